@@ -1,0 +1,1 @@
+"""The only place that knows Typer; one file a verb; thin."""

@@ -1,0 +1,1 @@
+"""Reads machines and run folders and returns facts; never judges."""

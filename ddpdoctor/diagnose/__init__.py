@@ -1,0 +1,1 @@
+"""Runs collectors and rules, orders findings, picks the verdict."""

@@ -1,0 +1,1 @@
+"""Starts the ranks, watches, takes evidence, stops; returns facts."""

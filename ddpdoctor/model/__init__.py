@@ -1,0 +1,1 @@
+"""What is known: facts, findings, the report. No I/O."""

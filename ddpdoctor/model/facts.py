@@ -1,0 +1,231 @@
+"""What was seen of a job: ranks, their calls, stacks and ends. No judgement, no I/O.
+
+All times are nanoseconds of CLOCK_MONOTONIC, which the processes of one host share.
+Absence is typed: ``None`` means "not known", an empty tuple means "looked, and there was none".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Life(str, Enum):
+    """How far a process has come."""
+
+    RUNNING = "running"
+    EXITED = "exited"
+    """Ended by itself; see ``exit_code``."""
+    SIGNALED = "signaled"
+    """Ended by a signal; see ``signal``."""
+    NEVER_STARTED = "never-started"
+    """The job's world has this rank, and no process of it was ever seen."""
+    GONE = "gone"
+    """Ended, and nobody could say how."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One line of a Python stack."""
+
+    file: str
+    line: int
+    function: str
+    user: bool
+    """True for the user's own code: neither the standard library, nor an installed package, nor ddpdoctor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """The frames of one thread, outermost first."""
+
+    thread: str
+    is_main: bool
+    is_daemon: bool
+    frames: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """All stacks of a process at one moment. ``by`` is "sampler", or "signal" where only a signal got an answer."""
+
+    time_ns: int
+    by: str
+    stacks: tuple[Stack, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One recorded call: a collective, a point-to-point call, or a phase of training.
+
+    ``op`` is what ran ("all_reduce"), ``api`` what the user typed ("broadcast_object_list"). Phases carry the
+    names of ``PHASES``. ``seq`` is the number of the collective within its group, from 1, with point-to-point
+    calls taken out; ``None`` for phases and point-to-point calls.
+    """
+
+    index: int
+    op: str
+    api: str
+    group: str
+    seq: int | None
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    tensors: int
+    """How many tensors were passed in the list; 1 for a single tensor, 0 for none."""
+    peer: int | None
+    """The other global rank of a point-to-point call, the root of a rooted collective, else None."""
+    redop: str | None
+    site: Frame | None
+    """The innermost user line that made the call."""
+    started_ns: int
+    ended_ns: int | None
+    """None while the call has not returned, or, for an asynchronous call, has not completed."""
+    is_async: bool
+    failed: bool
+    """The call ended by raising."""
+    thread_is_main: bool
+
+
+PHASES = frozenset(
+    {
+        "init_process_group",
+        "new_group",
+        "destroy_process_group",
+        "ddp_init",
+        "ddp_forward",
+        "ddp_forward_no_grad",
+        "backward",
+        "next_batch",
+    }
+)
+"""Values of ``Call.op`` that are phases of training, not collectives."""
+
+POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
+"""Values of ``Call.op`` that concern one peer only."""
+
+INIT_PHASES = frozenset({"init_process_group", "new_group"})
+"""Phases in which a rank waits for all other ranks of the world (``init_process_group``) or of the new group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupState:
+    """A process group as one rank sees it."""
+
+    name: str
+    ranks: tuple[int, ...]
+    backend: str
+    enqueued: int
+    """Collectives begun in this group, those of DDP's C++ reducer included, point-to-point calls taken out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raised:
+    """An exception that left the script, a thread, or a recorded call."""
+
+    type: str
+    message: str
+    time_ns: int
+    thread_is_main: bool
+    uncaught: bool
+    """True where it ended its thread or process; False where only a recorded call raised it."""
+    in_call: str | None
+    """The ``op`` of the recorded call that raised it, or None where it came from elsewhere."""
+    frames: tuple[Frame, ...]
+    """The traceback, outermost first; for an error passed on from a loader worker, the worker's frames."""
+    from_child: bool = False
+    """True where the frames are those of a child process, such as a DataLoader worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """A descendant of a rank: a DataLoader worker, a multiprocessing child, a subprocess."""
+
+    pid: int
+    name: str
+    """The command, or what multiprocessing calls it."""
+    proc_state: str | None
+    looks: tuple[Look, ...]
+    idle: bool
+    """True where it waits for work: in a queue's get, or in the worker loop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """All that was seen of one rank."""
+
+    rank: int
+    local_rank: int | None
+    host: str
+    pid: int | None
+    attempt: int
+    life: Life
+    exit_code: int | None = None
+    """Set where ``life`` is EXITED."""
+    signal: str | None = None
+    """``SIGKILL`` and the like; set where ``life`` is SIGNALED."""
+    ended_ns: int | None = None
+    after_stop: bool = False
+    """True where it ended after the launcher, ddpdoctor or the user had begun to stop the job."""
+    oom_killed: bool | None = None
+    """Whether the kernel's OOM killer sent the signal; None where it cannot be told."""
+    proc_state: str | None = None
+    """State letter of /proc/PID/stat at the time of evidence: R, S, D, T, t, Z."""
+    traced_by: int | None = None
+    """The pid of a debugger that is attached, where there is one."""
+    recorded: bool = False
+    """A recorder wrote into this process."""
+    answered: bool = False
+    """The recorder's own thread answered, that is, the GIL was to be had."""
+    started_ns: int | None = None
+    world_size: int | None = None
+    """As given to ``init_process_group``, once it was called."""
+    initialized: bool = False
+    """``init_process_group`` has returned."""
+    main_ended_ns: int | None = None
+    """When the script's own code had ended and the interpreter began to shut down."""
+    exit_call: Frame | None = None
+    """The user line of the last sys.exit or os._exit."""
+    last_place: Frame | None = None
+    """The last user line seen before the end."""
+    fatal_place: Frame | None = None
+    """The innermost user line of the dump that a fatal signal left."""
+    open_calls: tuple[Call, ...] = ()
+    """Calls that have not ended, oldest first."""
+    recent_calls: tuple[Call, ...] = ()
+    """Calls that have ended, oldest first, as many as the ring still holds (capped)."""
+    groups: tuple[GroupState, ...] = ()
+    looks: tuple[Look, ...] = ()
+    children: tuple[Child, ...] = ()
+    raised: tuple[Raised, ...] = ()
+    steps: int = 0
+    batches: int = 0
+    epochs: int = 0
+    last_progress_ns: int | None = None
+    """When the parent last saw this rank make progress."""
+    lost: str | None = None
+    """Why nothing, or not all, could be recorded of this rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """All that was seen of a job, at one moment."""
+
+    now_ns: int
+    hang_timeout_s: float
+    ranks: tuple[Rank, ...]
+    world_size: int | None
+    """Ranks that the launcher was asked for over all nodes; None where that is not known."""
+    nnodes: int
+    local_ranks_expected: int | None
+    """Ranks that this node's launcher was asked to start."""
+    ended: bool
+    """The launcher has ended."""
+    launcher_status: int | None = None
+    launched_ns: int = 0
+    stopping_since_ns: int | None = None
+    """When somebody began to stop the job: the launcher at a failure, ddpdoctor, or the user."""
+    interrupted_by: str | None = None
+    """``SIGINT`` or ``SIGTERM`` where the user or the scheduler ended the job."""
+    node_rank: int | None = None
+    debug_level: str = "OFF"
+    torch_version: str | None = None

@@ -1,0 +1,142 @@
+"""What follows from the facts: rules, findings, outcomes of checks, and the report. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+
+class Severity(str, Enum):
+    """How bad a finding is; ``order`` sorts the worst first."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+    @property
+    def order(self) -> int:
+        """0 for the worst."""
+        return list(Severity).index(self)
+
+
+class Confidence(str, Enum):
+    """How sure a finding is of whom it blames."""
+
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+
+
+class Outcome(str, Enum):
+    """How a check ended. A check that did not run says why in ``Check.reason``."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    INCONCLUSIVE = "inconclusive"
+    CRASHED = "crashed"
+
+
+class JobStatus(str, Enum):
+    """How the job ended."""
+
+    FINISHED = "finished"
+    FAILED = "failed"
+    HUNG = "hung"
+    INTERRUPTED = "interrupted"
+    NOT_RUN = "not-run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A line of code on a rank. The user's own line comes first, never a frame inside torch."""
+
+    rank: int
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is wrong, whom it concerns, what was seen, and what to do."""
+
+    code: str
+    kind: str
+    severity: Severity
+    confidence: Confidence
+    summary: str
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    where: tuple[Place, ...] = ()
+    step: int | None = None
+    tensor: str | None = None
+    evidence: tuple[str, ...] = ()
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """The outcome of one rule."""
+
+    id: str
+    outcome: Outcome
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What the progress rules say of a job.
+
+    ``certain`` is True only where the job cannot go on by itself, so that it may be stopped.
+    """
+
+    findings: tuple[Finding, ...]
+    checks: tuple[Check, ...]
+    certain: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRow:
+    """A rank as the report shows it."""
+
+    rank: int
+    local_rank: int | None
+    host: str
+    pid: int | None
+    state: str
+    """One phrase: "in all_reduce", "in backward", "exit status 1", "killed by SIGKILL"."""
+    where: Place | None = None
+    step: int | None = None
+    gpu: int | None = None
+    stack: tuple[str, ...] = ()
+    """The main thread's frames at the last look, outermost first, as "file:line function"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSummary:
+    """How the job as a whole ended."""
+
+    world_size: int | None
+    nnodes: int
+    status: JobStatus
+    exit_status: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What every verb writes. See ``report/schema.json`` for the form on disk."""
+
+    command: tuple[str, ...]
+    started_at: str
+    ended_at: str
+    job: JobSummary | None
+    verdict: Finding | None
+    findings: tuple[Finding, ...]
+    checks: tuple[Check, ...]
+    ranks: tuple[RankRow, ...]
+    data: dict[str, Any] = field(default_factory=dict)
+    tool_version: str = ""
