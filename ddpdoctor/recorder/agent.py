@@ -1,0 +1,120 @@
+"""Hooks in torch's elastic agent: who was started, how each rank ended, and a pause for evidence before any is stopped."""
+
+from __future__ import annotations
+
+import functools
+import json
+import mmap
+import os
+import time
+from typing import Any
+
+from . import wire
+from .state import AGENT_VARIABLE, guarded, here
+
+PAUSE_S = 1.2
+"""How long the agent waits for the watcher to take its evidence. The watcher needs less, and says when it is done."""
+POLL_S = 0.01
+
+
+class Log:
+    """Appends lines of JSON to ``agent.jsonl``; what cannot be written is given up."""
+
+    def __init__(self, folder: str) -> None:
+        self.path = os.path.join(folder, "agent.jsonl")
+        self.attempt = -1
+        self.ended = set()  # type: set
+
+    def write(self, **entry: Any) -> None:
+        """Append one line in one write."""
+        text = json.dumps(dict(entry, at=time.monotonic_ns(), attempt=self.attempt)) + "\n"
+        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+
+
+_log = Log(here.folder)
+
+
+def patch(module: Any) -> None:
+    """Put our hooks around the contexts that start, poll and close the ranks."""
+    os.environ[AGENT_VARIABLE] = str(os.getpid())
+    _guarded_log(k="agent", pid=os.getpid())
+    for name in ("SubprocessContext", "MultiprocessContext"):
+        context = getattr(module, name, None)
+        if context is not None:
+            context._start = _after(context._start, _started)
+            context._poll = _after(context._poll, _note_ends)
+            context._close = _before(context._close, _closing)
+
+
+@guarded("agent log")
+def _guarded_log(**entry: Any) -> None:
+    _log.write(**entry)
+
+
+def _after(original: Any, action: Any) -> Any:
+    @functools.wraps(original)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        action(self)
+        return result
+
+    return run
+
+
+def _before(original: Any, action: Any) -> Any:
+    @functools.wraps(original)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        action(self)
+        result = original(self, *args, **kwargs)
+        _note_ends(self)
+        return result
+
+    return run
+
+
+@guarded("agent start")
+def _started(context: Any) -> None:
+    _log.attempt += 1
+    _log.ended.clear()
+    for local_rank, pid in context.pids().items():
+        rank = context.envs[local_rank].get("RANK")
+        world = context.envs[local_rank].get("WORLD_SIZE")
+        _log.write(k="rank", local_rank=local_rank, pid=pid, rank=int(rank or local_rank), world_size=int(world or 0))
+
+
+def _exit_codes(context: Any) -> Any:
+    handlers = getattr(context, "subprocess_handlers", None)
+    if handlers:
+        return {handler.proc.pid: handler.proc.poll() for handler in handlers.values()}
+    processes = getattr(getattr(context, "_pc", None), "processes", None) or ()
+    return {process.pid: process.exitcode for process in processes}
+
+
+@guarded("agent poll")
+def _note_ends(context: Any) -> None:
+    for pid, code in _exit_codes(context).items():
+        if code is not None and pid not in _log.ended:
+            _log.ended.add(pid)
+            _log.write(k="end", pid=pid, code=code)
+
+
+@guarded("agent close")
+def _closing(context: Any) -> None:
+    """Tell the watcher that ranks are about to be stopped, and wait until it has seen them."""
+    codes = _exit_codes(context)
+    _note_ends(context)
+    if all(code is not None for code in codes.values()):
+        return
+    _log.write(k="closing", running=[pid for pid, code in codes.items() if code is None])
+    with open(os.path.join(here.folder, "control"), "r+b") as file:
+        control = mmap.mmap(file.fileno(), wire.CONTROL_SIZE)
+    began = time.monotonic_ns()
+    wire.CELL.pack_into(control, wire.CONTROL_CLOSING, began)
+    limit = began + int(PAUSE_S * 1e9)
+    while time.monotonic_ns() < limit and wire.CELL.unpack_from(control, wire.CONTROL_ACK)[0] < began:
+        time.sleep(POLL_S)
+    control.close()

@@ -1,0 +1,183 @@
+"""Notes exceptions with the time at which they were raised, and how the script came to its end."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Any, Dict, List, Optional
+
+from . import frames
+from .state import guarded, here
+
+MAX_NOTES = 40
+_WORKER_TEXT = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in (\S+)', re.MULTILINE)
+_PASSED_ON = ("Original Traceback (most recent call last):", "terminated with the following error:")
+_noted = {}  # type: Dict[int, Optional[str]]
+
+
+def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = None) -> None:
+    """Write an exception to the journal. ``call`` names the recorded call that raised it.
+
+    What the user's own code raised inside a recorded call (a model's forward) is not the call's failure.
+    """
+    ring = here.ring
+    if ring is None or (len(_noted) >= MAX_NOTES and not uncaught):
+        return
+    text = str(error)
+    passed_on = frames_in_text(text)
+    raised_at = passed_on or frames_of(error.__traceback__)
+    if uncaught:
+        call = _noted.get(id(error))
+    elif id(error) in _noted or any(frame["u"] for frame in raised_at):
+        return
+    _noted[id(error)] = call
+    ring.note(
+        {
+            "k": "raised",
+            "type": type(error).__name__,
+            "text": text[:2000],
+            "at": time.monotonic_ns(),
+            "main": int(threading.get_ident() == here.main_thread),
+            "uncaught": int(uncaught),
+            "call": call,
+            "child": int(bool(passed_on)),
+            "frames": raised_at,
+        }
+    )
+
+
+def frames_of(traceback: Optional[TracebackType]) -> List[Dict[str, Any]]:
+    """Return the frames of a traceback, outermost first, without the recorder's own."""
+    found = []
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if not frames.is_own_file(code.co_filename):
+            found.append(frames.describe(code.co_filename, traceback.tb_lineno, code.co_name))
+        traceback = traceback.tb_next
+    return frames.trim(found)
+
+
+def frames_in_text(text: str) -> List[Dict[str, Any]]:
+    """Return the frames of a child's traceback that torch put into an error's text, or none."""
+    for mark in _PASSED_ON:
+        if mark in text:
+            tail = text.rsplit(mark, 1)[1]
+            return frames.trim([frames.describe(f, int(n), name) for f, n, name in _WORKER_TEXT.findall(tail)])
+    return []
+
+
+def hide_own_frames(error: BaseException) -> None:
+    """Take the recorder's frames out of a traceback, so that it reads as it would without us."""
+    while error.__traceback__ is not None and _is_ours(error.__traceback__):
+        error.__traceback__ = error.__traceback__.tb_next
+    step = error.__traceback__
+    while step is not None:
+        while step.tb_next is not None and _is_ours(step.tb_next):
+            step.tb_next = step.tb_next.tb_next
+        step = step.tb_next
+
+
+def _is_ours(traceback: TracebackType) -> bool:
+    return frames.is_own_file(traceback.tb_frame.f_code.co_filename)
+
+
+@guarded("excepthook")
+def _saw_uncaught(error: Optional[BaseException]) -> None:
+    if error is not None:
+        note_exception(error, uncaught=True)
+        hide_own_frames(error)
+        linked = error.__cause__ or error.__context__
+        if linked is not None:
+            hide_own_frames(linked)
+
+
+def install() -> None:
+    """Chain to the hooks for uncaught exceptions and to the ways out of a process."""
+    original = sys.excepthook
+    thread_original = threading.excepthook
+
+    def excepthook(kind: Any, error: Any, traceback: Any) -> None:
+        _saw_uncaught(error)
+        original(kind, error, error.__traceback__ if error is not None else traceback)
+
+    def thread_excepthook(args: Any) -> None:
+        if args.exc_type is not SystemExit:
+            _saw_uncaught(args.exc_value)
+        thread_original(args)
+
+    sys.excepthook = excepthook
+    threading.excepthook = thread_excepthook
+    _watch_exits()
+    _watch_shutdown()
+
+
+def _watch_exits() -> None:
+    """Note the user's line that calls sys.exit or os._exit: an exit leaves no traceback."""
+    for module, name in ((sys, "exit"), (os, "_exit")):
+        setattr(module, name, _noting_exit(getattr(module, name)))
+
+
+def _noting_exit(original: Any) -> Any:
+    def leave(*args: Any, **kwargs: Any) -> Any:
+        _note_exit(sys._getframe(1), args[0] if args else None)
+        return original(*args, **kwargs)
+
+    leave.__name__ = original.__name__
+    leave.__doc__ = original.__doc__
+    return leave
+
+
+@guarded("exit")
+def _note_exit(caller: Any, status: Any) -> None:
+    user = frames.innermost_user(caller)
+    if here.ring is not None and user is not None:
+        place = frames.describe(user.f_code.co_filename, user.f_lineno, user.f_code.co_name)
+        here.ring.note({"k": "exit", "status": repr(status)[:80], "at": time.monotonic_ns(), "frame": place})
+
+
+def _watch_shutdown() -> None:
+    """Note when the script's own code has ended: the first thing that the interpreter does then is to join threads."""
+    register = getattr(threading, "_register_atexit", None)
+    if register is not None:
+        register(_main_ended)
+    import atexit
+
+    atexit.register(_exited)
+
+
+@guarded("shutdown")
+def _main_ended() -> None:
+    ring = here.ring
+    if ring is None or ring.get("main_ended_ns"):
+        return
+    ring.set("main_ended_ns", time.monotonic_ns())
+    error = getattr(sys, "last_value", None)
+    if error is not None and id(error) not in _noted:
+        note_exception(error, uncaught=True)
+
+
+@guarded("atexit")
+def _exited() -> None:
+    _main_ended()
+    if here.ring is not None:
+        here.ring.set("exited_ns", time.monotonic_ns())
+
+
+def note_processes() -> None:
+    """Note exceptions in multiprocessing's children, which catch them and print."""
+    from multiprocessing import process
+
+    original = process.BaseProcess.run
+
+    def run(self: Any) -> Any:
+        try:
+            return original(self)
+        except Exception as error:
+            _saw_uncaught(error)
+            raise
+
+    process.BaseProcess.run = run  # type: ignore[method-assign]

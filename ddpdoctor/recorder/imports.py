@@ -1,0 +1,55 @@
+"""Applies a patch to a module right after it was imported, without importing anything by itself."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import PathFinder
+from typing import Any, Callable, Dict
+
+from .state import here
+
+patches = {}  # type: Dict[str, Callable[[Any], None]]
+"""What to do with which module once it is there."""
+
+
+class PatchingFinder:
+    """Finds the modules of ``patches`` as Python would, and has them patched when they have run."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the module's own spec, with the patch behind its loader, or None for any other module."""
+        patch = patches.get(name)
+        if patch is None:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        loader = getattr(spec, "loader", None)
+        if loader is None:
+            return None
+        run = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            apply(name, module)
+
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:
+            return None
+        return spec
+
+
+def apply(name: str, module: Any) -> None:
+    """Patch one module; a failure leaves it as it was, or half patched, and is recorded."""
+    try:
+        patches[name](module)
+    except Exception as error:  # noqa: BLE001 - the recorder's wall
+        here.failed("patch " + name, error)
+
+
+def install() -> None:
+    """Watch imports from now on, and patch what is there already."""
+    sys.meta_path.insert(0, PatchingFinder)  # type: ignore[arg-type]
+    for name in list(patches):
+        module = sys.modules.get(name)
+        if module is not None:
+            apply(name, module)

@@ -1,0 +1,162 @@
+"""Writes one ring file (see ``wire``) from inside a process of the user's."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import mmap
+import os
+import threading
+import time
+from typing import Any, Dict, Optional
+
+from . import wire
+
+MAX_INTERNED = 8192
+"""Interned strings and sites a ring may hold in memory: a bound for scripts that make code at run time."""
+
+
+class Ring:
+    """A ring that this process writes. No method waits for a lock, and none allocates on disk after the start.
+
+    Raises:
+        OSError: the file cannot be made, or there is no room for all of it.
+    """
+
+    def __init__(self, folder: str, role: int, shape: wire.Shape, pid: int, start_ticks: int) -> None:
+        self.path = os.path.join(folder, "%d-%d.ring" % (pid, start_ticks))
+        self._map = _allocate(self.path, shape.total_bytes)
+        self._shape = shape
+        self._slots_at = wire.HEADER_SIZE + shape.journal_bytes
+        self._used = 0
+        self._lock = threading.Lock()
+        self._ids = {}  # type: Dict[Any, int]
+        self._indexes = itertools.count(1)
+        self._done = itertools.count(1)
+        self._numbers = itertools.count(1)
+        wire.IDENTITY.pack_into(
+            self._map, 0, wire.MAGIC, wire.VERSION, role, wire.HEADER_SIZE, shape.journal_bytes,
+            self._slots_at, wire.SLOT_SIZE, shape.slots, pid, start_ticks,
+        )  # fmt: skip
+        self.set("started_ns", time.monotonic_ns())
+        self.set("started_wall_ns", time.time_ns())
+
+    def set(self, cell: str, value: int) -> None:
+        """Write one cell of the header."""
+        wire.CELL.pack_into(self._map, wire.CELL_OFFSETS[cell], value)
+
+    def get(self, cell: str) -> int:
+        """Read one cell back."""
+        return int(wire.CELL.unpack_from(self._map, wire.CELL_OFFSETS[cell])[0])
+
+    def note(self, entry: Dict[str, Any]) -> bool:
+        """Append a line to the journal; False where there is no room, or another thread is at it this moment."""
+        text = json.dumps(entry, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
+        if not self._lock.acquire(False):
+            time.sleep(0)
+            if not self._lock.acquire(False):
+                return self._drop()
+        try:
+            end = self._used + len(text)
+            if end > self._shape.journal_bytes:
+                return self._drop()
+            self._map[wire.HEADER_SIZE + self._used : wire.HEADER_SIZE + end] = text
+            self._used = end
+            self.set("journal_used", end)
+            return True
+        finally:
+            self._lock.release()
+
+    def intern(self, text: str) -> int:
+        """Return the number of a string, 0 for the empty one and for one that found no room."""
+        if not text:
+            return 0
+        known = self._ids.get(text)
+        if known is not None:
+            return known
+        return self._remember(text, "s", {"v": text})
+
+    def intern_site(self, key: Any, site: Dict[str, Any]) -> int:
+        """Return the number of a call site; ``key`` is what tells it from others."""
+        return self._remember(key, "c", site)
+
+    def known_site(self, key: Any) -> Optional[int]:
+        """Return the number of a call site that was interned before."""
+        return self._ids.get(key)
+
+    def begin(
+        self, op: int, api: int, group: int, site: int, seq: int, redop: int, dtype: int, peer: int, tensors: int,
+        flags: int, dims: Any,
+    ) -> int:  # fmt: skip
+        """Record a call before it is made; return its index. Numbers but ``seq`` and ``peer`` are interned ids."""
+        index = next(self._indexes)
+        ndim = len(dims)
+        if ndim < wire.MAX_DIMS:
+            padded = tuple(dims) + (0,) * (wire.MAX_DIMS - ndim)
+        else:
+            padded = tuple(dims[: wire.MAX_DIMS])
+        wire.SLOT.pack_into(
+            self._map, self._slot_at(index), index, time.monotonic_ns(), 0, seq, op, api, group, site, redop, dtype,
+            peer, tensors, flags, ndim, *padded,
+        )  # fmt: skip
+        self.set("slots_claimed", index)
+        return index
+
+    def end(self, index: int, extra_flags: int = 0) -> None:
+        """Complete a record, unless it was overwritten in the meantime."""
+        at = self._slot_at(index)
+        if wire.CELL.unpack_from(self._map, at)[0] != index:
+            return
+        wire.CELL.pack_into(self._map, at + wire.SLOT_ENDED_OFFSET, time.monotonic_ns())
+        if extra_flags:
+            old = wire.FLAGS.unpack_from(self._map, at + wire.SLOT_FLAGS_OFFSET)[0]
+            wire.FLAGS.pack_into(self._map, at + wire.SLOT_FLAGS_OFFSET, old | extra_flags)
+        self.set("calls_done", next(self._done))
+
+    def place(self, file: str, line: int, function: str) -> None:
+        """Write the last user line seen. Only the sampler calls this."""
+        text = ("%d\0%s\0%s" % (line, function, file)).encode("utf-8", "replace")[: wire.PLACE_MAX - 64]
+        stamp = wire.PLACE_HEAD.unpack_from(self._map, wire.PLACE_OFFSET)[0]
+        wire.PLACE_HEAD.pack_into(self._map, wire.PLACE_OFFSET, stamp + 1, len(text))
+        start = wire.PLACE_OFFSET + wire.PLACE_HEAD.size
+        self._map[start : start + len(text)] = text
+        wire.PLACE_HEAD.pack_into(self._map, wire.PLACE_OFFSET, stamp + 2, len(text))
+
+    def remove(self) -> None:
+        """Delete the file, for a ring that another one replaces."""
+        os.unlink(self.path)
+
+    def _slot_at(self, index: int) -> int:
+        return self._slots_at + ((index - 1) % self._shape.slots) * wire.SLOT_SIZE
+
+    def _drop(self) -> bool:
+        self.set("dropped", self.get("dropped") + 1)
+        return False
+
+    def _remember(self, key: Any, kind: str, entry: Dict[str, Any]) -> int:
+        if len(self._ids) >= MAX_INTERNED:
+            return 0
+        number = next(self._numbers)
+        entry = dict(entry)
+        entry[kind] = number
+        if not self.note(entry):
+            return 0
+        self._ids[key] = number
+        return number
+
+
+def _allocate(path: str, size: int) -> mmap.mmap:
+    """Make a private file with all its blocks, so that no later write can end in SIGBUS on a full disk."""
+    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_CLOEXEC", 0), 0o600)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, size)
+        else:
+            for _ in range(0, size, wire.HEADER_SIZE):
+                os.write(fd, b"\0" * wire.HEADER_SIZE)
+        return mmap.mmap(fd, size)
+    except OSError:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(fd)

@@ -1,0 +1,174 @@
+"""A thread of ours that looks at the main thread, and answers the watcher's requests for evidence.
+
+It reads stacks with ``sys._current_frames``, which is safe at any moment. It gives no answer while another thread
+holds the GIL; for that case alone faulthandler is registered for SIGURG, a signal that is ignored by default, so
+that it can never end a process.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import mmap
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+from . import frames, wire
+from .state import guarded, here, start_ticks
+
+RANK_TICK_S = 0.1
+CHILD_TICK_S = 0.4
+LOOKS_APART_S = 0.3
+PLACE_EVERY = 3
+"""Ticks between two looks at the user's line."""
+
+describers = {}  # type: Dict[str, Callable[[], Any]]
+"""What else goes into the evidence, by key: functions that hooks register."""
+
+_dump_file = None  # type: Any
+_owner = 0
+
+
+class Sampler:
+    """The state of the sampling thread of one process."""
+
+    def __init__(self, tick_s: float) -> None:
+        self.tick_s = tick_s
+        self.control = _map_control(here.folder)
+        self.answered = 0
+        self.last_function = None  # type: Optional[tuple]
+        self.seen = set()  # type: set
+        self.changes = 0
+        self.calls_seen = 0
+
+    def run(self) -> None:
+        """Look and answer until the process ends."""
+        ticks = 0
+        pid = os.getpid()
+        while os.getpid() == pid:
+            time.sleep(self.tick_s)
+            ticks += 1
+            self.tick(ticks)
+
+    def tick(self, ticks: int) -> None:
+        """Do what one wake-up asks for; guarded, since a failure must not end the thread."""
+        try:
+            ring = here.ring
+            if ring is None:
+                return
+            ring.set("heartbeat_ns", time.monotonic_ns())
+            if ticks % PLACE_EVERY == 1:
+                self.look_at_main(ring)
+            request = wire.CELL.unpack_from(self.control, wire.CONTROL_REQUEST)[0] if self.control else 0
+            if request != self.answered:
+                self.answered = request
+                self.answer(request)
+        except Exception as error:  # noqa: BLE001 - the recorder's wall
+            here.failed("sampler", error)
+
+    def look_at_main(self, ring: Any) -> None:
+        """Write the user's line, and count when another function of the user's is on the stack."""
+        frame = frames.innermost_user(sys._current_frames().get(here.main_thread or 0))
+        if frame is None:
+            return
+        code = frame.f_code
+        ring.place(code.co_filename, frame.f_lineno or 0, code.co_name)
+        done = ring.get("calls_done")
+        if done != self.calls_seen:
+            self.calls_seen = done
+            self.seen.clear()
+        function = (code.co_filename, code.co_name, code.co_firstlineno)
+        if function != self.last_function:
+            self.last_function = function
+            self.changes += 1
+            ring.set("function_changes", self.changes)
+            if function not in self.seen:
+                self.seen.add(function)
+                ring.set("new_functions", ring.get("new_functions") + 1)
+
+    def answer(self, request: int) -> None:
+        """Write two looks, some time apart, and all that the hooks know; the first look is safe on disk at once."""
+        looks = [take_look()]
+        extra = {name: _described(name, describe) for name, describe in describers.items()}
+        self.write(request, looks, extra)
+        time.sleep(LOOKS_APART_S)
+        looks.append(take_look())
+        self.write(request, looks, extra)
+
+    def write(self, request: int, looks: List[Any], extra: Dict[str, Any]) -> None:
+        """Put the answer in place whole, so that no reader sees half of it."""
+        name = os.path.join(here.folder, "evidence", "%d-%d-%d.json" % (os.getpid(), start_ticks(), request))
+        body = dict(extra, looks=looks, pid=os.getpid(), request=request)
+        with open(name + ".part", "w") as file:
+            json.dump(body, file)
+        os.replace(name + ".part", name)
+
+
+def _described(name: str, describe: Callable[[], Any]) -> Any:
+    try:
+        return describe()
+    except Exception as error:  # noqa: BLE001 - the recorder's wall
+        here.failed("evidence:" + name, error)
+        return None
+
+
+def take_look() -> Dict[str, Any]:
+    """Return the stacks of all threads but our own."""
+    threads = dict(threading._active)  # type: ignore[attr-defined]
+    mine = threading.get_ident()
+    stacks = []
+    for ident, frame in sys._current_frames().items():
+        if ident == mine:
+            continue
+        thread = threads.get(ident)
+        stacks.append(
+            {
+                "thread": thread.name if thread is not None else "thread %d" % ident,
+                "main": int(ident == here.main_thread),
+                "daemon": int(thread is None or thread.daemon),
+                "frames": frames.walk(frame),
+            }
+        )
+    return {"at": time.monotonic_ns(), "stacks": stacks}
+
+
+def _map_control(folder: str) -> Any:
+    try:
+        with open(os.path.join(folder, "control"), "rb") as file:
+            return mmap.mmap(file.fileno(), wire.CONTROL_SIZE, prot=mmap.PROT_READ)
+    except (OSError, ValueError):
+        return None
+
+
+@guarded("sampler start")
+def start() -> None:
+    """Start the thread, and register the dump for the case that nobody gives it the GIL."""
+    tick = RANK_TICK_S if here.role == wire.ROLE_RANK else CHILD_TICK_S
+    sampler = Sampler(tick)
+    if here.role == wire.ROLE_RANK:
+        _register_dump()
+    thread = threading.Thread(target=sampler.run, name="ddpdoctor", daemon=True)
+    thread.start()
+
+
+def _register_dump() -> None:
+    """Let SIGURG write all stacks to a file, and fatal signals too where the script did not ask for that itself."""
+    global _dump_file
+    if signal.getsignal(signal.SIGURG) != signal.SIG_DFL:
+        return
+    path = os.path.join(here.folder, "evidence", "%d-%d.dump" % (os.getpid(), start_ticks()))
+    _dump_file = open(path, "wb", buffering=0)  # noqa: SIM115 - lives as long as the process
+    faulthandler.register(signal.SIGURG, file=_dump_file, all_threads=True, chain=False)
+    if not faulthandler.is_enabled():
+        faulthandler.enable(file=_dump_file, all_threads=True)
+
+
+def forget_dump() -> None:
+    """In a forked child: write no longer into the parent's file."""
+    if _dump_file is not None:
+        faulthandler.unregister(signal.SIGURG)
+        faulthandler.disable()

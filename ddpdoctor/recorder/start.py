@@ -1,0 +1,83 @@
+"""Starts the recorder in a Python that ``wrap`` has reached: what kind of process is this, and what does it need."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from . import errors, imports, sampler, wire
+from .state import AGENT_VARIABLE, guarded, here
+
+_HELPERS = ("multiprocessing.spawn", "multiprocessing.forkserver", "--multiprocessing-fork")
+
+
+def install() -> None:
+    """Install the hooks, once. A rank is recorded from here on; any other Python when it turns out to matter."""
+    if getattr(sys, "_ddpdoctor_recorder", None) is not None:
+        return
+    sys._ddpdoctor_recorder = here  # type: ignore[attr-defined]
+    here.on_start.append(sampler.start)
+    _register_patches()
+    imports.install()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_forked)
+    if is_rank():
+        errors.install()
+        here.start(wire.ROLE_RANK)
+    elif any(mark in argument for argument in _arguments() for mark in _HELPERS):
+        errors.install()
+        here.start(wire.ROLE_CHILD)
+
+
+def is_rank() -> bool:
+    """Return whether torch's elastic agent started this very process as a rank."""
+    return "RANK" in os.environ and os.environ.get(AGENT_VARIABLE) == str(os.getppid())
+
+
+def _arguments() -> list:
+    return list(getattr(sys, "orig_argv", sys.argv)) if hasattr(sys, "orig_argv") or hasattr(sys, "argv") else []
+
+
+@guarded("fork")
+def _forked() -> None:
+    """Give a forked child a ring of its own; the parent's stays the parent's."""
+    had_ring = here.ring is not None
+    here.ring = None
+    sampler.forget_dump()
+    if had_ring:
+        here.start(wire.ROLE_CHILD)
+
+
+def _register_patches() -> None:
+    def lazily(name: str):  # type: ignore[no-untyped-def]
+        def patch(module):  # type: ignore[no-untyped-def]
+            from . import training
+
+            if name == "patch_groups":
+                from . import calls
+
+                sampler.describers["groups"] = calls.groups_now
+                sampler.describers["flight_recorder"] = training.flight_recorder
+            getattr(training, name)(module)
+
+        return patch
+
+    def patch_agent(module):  # type: ignore[no-untyped-def]
+        if not is_rank():
+            from . import agent
+
+            agent.patch(module)
+
+    imports.patches.update(
+        {
+            "torch.distributed.distributed_c10d": lazily("patch_groups"),
+            "torch.nn.parallel.distributed": lazily("patch_ddp"),
+            "torch.autograd": lazily("patch_autograd"),
+            "torch.optim.optimizer": lazily("patch_optimizer"),
+            "torch.utils.data.dataloader": lazily("patch_loader"),
+            "torch.multiprocessing.spawn": lazily("patch_spawn"),
+            "torch._dynamo.trace_rules": lazily("patch_dynamo"),
+            "torch.distributed.elastic.multiprocessing.api": patch_agent,
+            "multiprocessing.process": lambda module: errors.note_processes(),
+        }
+    )

@@ -1,0 +1,118 @@
+"""The recorder of this process: its ring, its folder, and the wall that keeps our failures from the user's code."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any, Callable, List, Optional
+
+from . import frames, wire
+from .ring import Ring
+
+FOLDER_VARIABLE = "DDPDOCTOR_RUN"
+"""Names the run's folder on this host. Without it every hook returns at once."""
+AGENT_VARIABLE = "DDPDOCTOR_AGENT"
+"""The pid of torch's elastic agent: its direct children are ranks."""
+MAX_FAILURES = 20
+
+
+class Recorder:
+    """What the hooks share. There is one of it per process, ``here``."""
+
+    def __init__(self) -> None:
+        self.folder = os.environ.get(FOLDER_VARIABLE, "")
+        self.ring = None  # type: Optional[Ring]
+        self.role = wire.ROLE_CHILD
+        self.main_thread = threading.main_thread().ident
+        self.failures = 0
+        self.on_start = []  # type: List[Callable[[], None]]
+
+    def start(self, role: int) -> None:
+        """Make the ring. Where that fails the process goes on without one, and a note says why."""
+        try:
+            shape = wire.RANK_SHAPE if role == wire.ROLE_RANK else wire.CHILD_SHAPE
+            ring = Ring(os.path.join(self.folder, "rings"), role, shape, os.getpid(), start_ticks())
+        except OSError as error:
+            self.lost("no ring could be made: %s" % error.strerror)
+            return
+        self.role = role
+        self.main_thread = threading.main_thread().ident
+        self.ring = ring
+        ring.note(
+            {
+                "k": "process",
+                "ppid": os.getppid(),
+                "main": self.main_thread,
+                "roots": frames.STDLIB,
+                "env": _launch_variables(),
+                "at": time.monotonic_ns(),
+            }
+        )
+        for action in self.on_start:
+            action()
+
+    def promote(self) -> None:
+        """Give a process that turned out to be a rank (under mp.spawn) the ring of a rank."""
+        if self.role == wire.ROLE_RANK and self.ring is not None:
+            return
+        old, self.ring = self.ring, None
+        if old is not None:
+            old.remove()
+        self.start(wire.ROLE_RANK)
+
+    def lost(self, why: str) -> None:
+        """Leave word that this process cannot be recorded; failing that, nothing can be done."""
+        try:
+            path = os.path.join(self.folder, "lost-%d-%d" % (os.getpid(), start_ticks()))
+            fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+            try:
+                os.write(fd, ("%s\n%s" % (os.environ.get("RANK", ""), why)).encode())
+            finally:
+                os.close(fd)
+        except OSError:
+            pass
+
+    def failed(self, hook: str, error: BaseException) -> None:
+        """Swallow a failure of ours, and leave word of the first few."""
+        self.failures += 1
+        if self.failures > MAX_FAILURES:
+            return
+        try:
+            if self.ring is not None:
+                text = "%s: %s" % (type(error).__name__, str(error)[:200])
+                self.ring.note({"k": "defect", "hook": hook, "error": text, "at": time.monotonic_ns()})
+        except Exception:  # noqa: BLE001, S110 - the last wall: nothing of ours reaches training
+            pass
+
+
+def _launch_variables() -> Any:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT")
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def start_ticks(pid: Optional[int] = None) -> int:
+    """Return the start time of a process in clock ticks since boot, which with its pid names it for good."""
+    try:
+        with open("/proc/%s/stat" % (pid or "self"), "rb") as stat:
+            return int(stat.read().rsplit(b")", 1)[1].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def guarded(hook: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function of ours harmless: what it raises is recorded and swallowed."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        def run(*args: Any, **kwargs: Any) -> None:
+            try:
+                function(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - the recorder's wall
+                here.failed(hook, error)
+
+        return run
+
+    return decorate
+
+
+here = Recorder()

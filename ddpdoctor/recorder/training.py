@@ -1,0 +1,238 @@
+"""Records the phases of training: groups made, DDP built, forward, backward, steps, batches, epochs."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import threading
+import time
+from typing import Any, Callable, Optional
+
+from . import calls, frames
+from .errors import note_exception
+from .state import here
+
+MAX_PARAMETERS = 200
+"""Parameters of a DDP model that are written down by name; further ones are counted."""
+
+_steps = itertools.count(1)
+_batches = itertools.count(1)
+_epochs = itertools.count(1)
+
+
+def count(cell: str, counter: Any) -> None:
+    """Set a cell to the next number."""
+    if here.ring is not None:
+        here.ring.set(cell, next(counter))
+
+
+def phase(
+    op: str,
+    original: Callable[..., Any],
+    waits: bool = False,
+    before: Optional[Callable[..., None]] = None,
+    after: Optional[Callable[..., None]] = None,
+    name: Optional[Callable[..., str]] = None,
+    ends_with: Any = (),
+) -> Callable[..., Any]:
+    """Return ``original`` with a record around it. An exception of ``ends_with`` is an end, not a failure."""
+
+    @functools.wraps(original)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        index = 0
+        try:
+            if before is not None:
+                before(*args, **kwargs)
+            index = calls.begin(name(*args) if name is not None else op)
+        except Exception as error:  # noqa: BLE001 - the recorder's wall
+            here.failed(op, error)
+        try:
+            if waits:
+                with calls.waiting:
+                    result = original(*args, **kwargs)
+            else:
+                result = original(*args, **kwargs)
+        except ends_with:
+            calls.ended(index)
+            raise
+        except BaseException as error:
+            calls.failed(index, op, error)
+            raise
+        calls.ended(index)
+        try:
+            if after is not None:
+                after(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - the recorder's wall
+            here.failed(op, error)
+        return result
+
+    return recorded
+
+
+def patch_groups(module: Any) -> None:
+    """Hooks on torch.distributed.distributed_c10d: collectives, and the making and ending of groups."""
+    calls.patch(module)
+    module.init_process_group = phase(
+        "init_process_group", module.init_process_group, waits=True, before=_before_init, after=_after_init
+    )
+    module.new_group = phase("new_group", module.new_group, waits=True)
+    module.destroy_process_group = phase("destroy_process_group", module.destroy_process_group)
+    _make_detail_safe(module)
+
+
+def _before_init(*args: Any, **kwargs: Any) -> None:
+    here.promote()
+    if here.ring is None:
+        return
+    names = ("backend", "init_method", "timeout", "world_size", "rank")
+    given = dict(zip(names, args))
+    given.update(kwargs)
+    entry = {"k": "init", "at": time.monotonic_ns()}
+    for name, variable in (("world_size", "WORLD_SIZE"), ("rank", "RANK")):
+        value = given.get(name)
+        if not isinstance(value, int) or value < 0:
+            value = int(os.environ[variable]) if os.environ.get(variable, "").isdigit() else None
+        entry[name] = value
+    here.ring.note(entry)
+
+
+def _after_init(*args: Any, **kwargs: Any) -> None:
+    if here.ring is None:
+        return
+    world = {"rank": calls.c10d.get_rank(), "world_size": calls.c10d.get_world_size()}
+    here.ring.note(dict(world, k="initialized", backend=str(calls.c10d.get_backend()), at=time.monotonic_ns()))
+    here.ring.set("initialized", 1)
+
+
+def _make_detail_safe(module: Any) -> None:
+    """Keep DDP's constructor from a cast that ends in SIGSEGV: under DETAIL its logger takes Gloo's wrapper for Gloo.
+
+    Logging is all that the call does. Seen on torch 2.13; a no-op for such a group alone.
+    """
+    logger = getattr(module, "Logger", None)
+    if logger is None:
+        import torch._C._distributed_c10d as native
+
+        logger = getattr(native, "Logger", None)
+    wrapper = getattr(module, "_ProcessGroupWrapper", None)
+    if logger is None or wrapper is None:
+        return
+    original = logger.set_construction_data_and_log
+
+    @functools.wraps(original)
+    def set_construction_data_and_log(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _constructing_on_wrapped_gloo(wrapper):
+            return None
+        return original(self, *args, **kwargs)
+
+    logger.set_construction_data_and_log = set_construction_data_and_log
+
+
+_constructing = threading.local()
+
+
+def _constructing_on_wrapped_gloo(wrapper: Any) -> bool:
+    group = getattr(_constructing, "group", None) or calls.c10d._get_default_group()
+    try:
+        backends = [group._get_backend(device) for device in group._device_types]
+    except Exception:  # noqa: BLE001 - an older torch: ask the group itself
+        backends = [group]
+    return any(isinstance(b, wrapper) and "gloo" in str(calls.c10d.get_backend(group)).lower() for b in backends)
+
+
+def patch_ddp(module: Any) -> None:
+    """Hooks on torch.nn.parallel.distributed: construction and forward."""
+    ddp = module.DistributedDataParallel
+    ddp.__init__ = phase("ddp_init", ddp.__init__, waits=True, before=_before_ddp, after=_after_ddp)
+    ddp.forward = phase("ddp_forward", ddp.forward, name=_forward_name)
+
+
+def _forward_name(*args: Any) -> str:
+    import torch
+
+    return "ddp_forward" if torch.is_grad_enabled() and args[0].training else "ddp_forward_no_grad"
+
+
+def _before_ddp(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+    _constructing.group = kwargs.get("process_group")
+    if here.ring is None:
+        return
+    named = list(module.named_parameters())
+    rows = [[n, list(p.shape), str(p.dtype), int(p.requires_grad)] for n, p in named[:MAX_PARAMETERS]]
+    here.ring.note({"k": "ddp", "at": time.monotonic_ns(), "parameters": rows, "count": len(named)})
+
+
+def _after_ddp(*args: Any, **kwargs: Any) -> None:
+    _constructing.group = None
+
+
+def patch_autograd(module: Any) -> None:
+    """Hook on torch.autograd.backward, through which Tensor.backward goes as well."""
+    module.backward = phase("backward", module.backward)
+
+
+def patch_optimizer(module: Any) -> None:
+    """Count optimizer steps by the global hook that torch has for it."""
+
+    def stepped(*unused: Any) -> None:
+        count("steps", _steps)
+
+    module.register_optimizer_step_post_hook(stepped)
+
+
+def patch_loader(module: Any) -> None:
+    """Hooks on torch.utils.data.dataloader: batches and epochs."""
+    iterator = module._BaseDataLoaderIter
+    iterator.__next__ = phase(
+        "next_batch", iterator.__next__, after=lambda *a: count("batches", _batches), ends_with=StopIteration
+    )
+    module.DataLoader.__iter__ = phase(
+        "epoch", module.DataLoader.__iter__, after=lambda *a: count("epochs", _epochs)
+    )
+
+
+def patch_spawn(module: Any) -> None:
+    """Note the exception of a rank that mp.spawn started: torch catches it and passes on its text."""
+    original = module._wrap
+
+    @functools.wraps(original)
+    def _wrap(function: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(_noting(function), *args, **kwargs)
+
+    module._wrap = _wrap
+
+
+def _noting(function: Any) -> Any:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            note_exception(error, uncaught=True)
+            raise
+
+    return run
+
+
+def patch_dynamo(module: Any) -> None:
+    """Have torch.compile pass over the recorder's frames, as it does over torch's own."""
+    module.SKIP_DIRS.append(frames.HERE)
+    module._recompile_re()
+
+
+def flight_recorder() -> Any:
+    """Return the last entries of torch's flight recorder, which also sees what DDP's C++ reducer starts."""
+    import json
+    import sys
+
+    native = sys.modules.get("torch._C._distributed_c10d")
+    dump = getattr(native, "_dump_fr_trace_json", None)
+    if dump is None or calls.c10d is None or not calls.c10d.is_initialized():
+        return []
+    keep = ("process_group", "collective_seq_id", "p2p_seq_id", "profiling_name", "input_sizes", "input_dtypes",
+            "state", "retired")  # fmt: skip
+    entries = json.loads(dump()).get("entries", [])
+    return [{k: entry.get(k) for k in keep} for entry in entries[-64:]]
+
+
