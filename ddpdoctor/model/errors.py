@@ -1,0 +1,17 @@
+"""The one error class of ours. Only ``cli/app`` prints it and ends the process."""
+
+from __future__ import annotations
+
+WRONG_USE = 2
+"""Exit status for wrong use or configuration, as in the design's table."""
+
+
+class UserError(Exception):
+    """Something that the user can put right: what is wrong, what to do about it, and the exit status."""
+
+    def __init__(self, message: str, *, help: str = "", status: int = WRONG_USE) -> None:  # noqa: A002
+        """Keep ``message`` (what is wrong), ``help`` (what to do, may be empty) and the exit ``status``."""
+        super().__init__(message)
+        self.message = message
+        self.help = help
+        self.status = status

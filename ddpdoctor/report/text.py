@@ -1,0 +1,230 @@
+"""A report as text for people. Everything collected is plain text here, never markup; the verdict comes last."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from ddpdoctor.model.findings import JobStatus, Outcome, Severity
+from ddpdoctor.report.classes import RankClass, classify, merge_findings, merge_places
+from ddpdoctor.report.lines import clean, wrap
+from ddpdoctor.report.ranks import format_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from ddpdoctor.model.findings import Finding, Report
+
+MAX_CLASSES = 40
+"""More rows than this do not help on a screen; the report file has them all."""
+MAX_RANKS_WIDTH = 28
+"""A longer list of ranks stands on lines of its own."""
+LABEL_WIDTH = 8
+STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "cyan"}
+
+
+def render_text(
+    report: Report,
+    *,
+    width: int | None,
+    colour: bool,
+    run_dir: Path | None,
+    cwd: Path | None = None,
+) -> str:
+    """Render a report; ``width`` None is for what is no terminal and wraps nothing.
+
+    Paths below ``cwd`` are shown relative to it. A job that ended well without findings is one line.
+    """
+    page = _Page(width=width, cwd=cwd)
+    others = tuple(finding for finding in report.findings if finding != report.verdict)
+    if report.verdict is not None:
+        _add_status(page, report, run_dir)
+    if _ended_badly(report):
+        _add_ranks(page, report)
+    _add_checks(page, report)
+    _add_others(page, others)
+    if report.verdict is not None:
+        _add_verdict(page, report.verdict)
+    else:
+        _add_status(page, report, run_dir)
+    return _draw(page.lines, colour=colour)
+
+
+@dataclass(kw_only=True)
+class _Page:
+    """The lines so far. Each is plain text with one style for its first characters."""
+
+    width: int | None
+    cwd: Path | None
+    lines: list[Text] = field(default_factory=list)
+
+    def add(self, text: str, *, first: str = "", style: str = "", styled: int | None = None) -> None:
+        """Add a paragraph; ``style`` holds for the first ``styled`` characters, or for all."""
+        for number, line in enumerate(wrap(self.clean(text), self.width, first=first)):
+            drawn = Text(line)
+            if style and (styled is None or number == 0):
+                drawn.stylize(style, 0, styled)
+            self.lines.append(drawn)
+
+    def add_labelled(self, label: str, texts: Iterable[str]) -> None:
+        """Add paragraphs beside a label, which the first of them shows."""
+        head = f"  {label.ljust(LABEL_WIDTH)}"
+        for text in texts:
+            self.add(text, first=head, style="bold", styled=len(head))
+            head = " " * len(head)
+
+    def gap(self) -> None:
+        """Add an empty line, unless this is the top."""
+        if self.lines:
+            self.lines.append(Text())
+
+    def clean(self, text: str) -> str:
+        """Make what was collected safe to print, on this page's terms."""
+        return clean(text, self.cwd)
+
+
+def _draw(lines: list[Text], *, colour: bool) -> str:
+    """Let Rich put in the colours, and nothing else: no wrapping, no markup, no highlighting."""
+    console = Console(
+        file=io.StringIO(),
+        force_terminal=colour,
+        color_system="standard" if colour else None,
+        no_color=not colour,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        legacy_windows=False,
+        _environ={},
+    )
+    with console.capture() as drawn:
+        for line in lines:
+            console.print(line, soft_wrap=True)
+    return drawn.get()
+
+
+def _ended_badly(report: Report) -> bool:
+    return report.job is not None and report.job.status not in {JobStatus.FINISHED, JobStatus.NOT_RUN}
+
+
+def _add_status(page: _Page, report: Report, run_dir: Path | None) -> None:
+    """Add the line that says how the job ended: the only one where it ended well."""
+    if page.lines:
+        page.gap()
+    parts = [*_job_words(report), *([] if report.verdict else [_count_findings(report)])]
+    parts += _crashed_words(report)
+    where = "" if run_dir is None else f"; report in {run_dir}"
+    page.add(f"ddpdoctor: {', '.join(parts)}{where}")
+
+
+def _job_words(report: Report) -> list[str]:
+    if report.job is None:
+        return []
+    words = [report.job.status.value]
+    if report.job.world_size is not None:
+        words.append(_plural(report.job.world_size, "rank"))
+    if report.job.exit_status:
+        words.append(f"exit status {report.job.exit_status}")
+    return words
+
+
+def _count_findings(report: Report) -> str:
+    """Say that nothing, only notes, or no cause was found: three different things."""
+    notes = sum(finding.severity is Severity.INFO for finding in report.findings)
+    if notes == len(report.findings) > 0:
+        nothing = "no cause found, " if _ended_badly(report) else ""
+        return nothing + _plural(notes, "note")
+    if report.findings:
+        return _plural(len(report.findings), "finding")
+    return "no cause found" if _ended_badly(report) else "no findings"
+
+
+def _crashed_words(report: Report) -> list[str]:
+    crashed = sum(check.outcome is Outcome.CRASHED for check in report.checks)
+    return [f"{_plural(crashed, 'check')} crashed"] if crashed else []
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _add_ranks(page: _Page, report: Report) -> None:
+    """Add the ranks, those that stand at the same place in one row; ">" marks whom the verdict blames."""
+    classes = classify(report)
+    if not classes:
+        return
+    page.gap()
+    shown = classes[:MAX_CLASSES]
+    names = [format_ranks(one.ranks) for one in shown]
+    names_width = min(max(map(len, names)), MAX_RANKS_WIDTH)
+    state_width = max(cell_len(page.clean(one.state)) for one in shown)
+    for one, name in zip(shown, names, strict=True):
+        _add_class(page, one, name.ljust(names_width), state_width)
+    if len(classes) > len(shown):
+        page.add(f"and {len(classes) - len(shown)} more rows in report.json", first="  ")
+
+
+def _add_class(page: _Page, one: RankClass, name: str, state_width: int) -> None:
+    mark, style = ("> ", "bold") if one.blamed else ("  ", "")
+    state = page.clean(one.state)
+    padding = " " * (state_width - cell_len(state))
+    whole = f"{mark}{name}  {state}{padding}  {page.clean(one.place)}".rstrip()
+    if len(name) <= MAX_RANKS_WIDTH and (page.width is None or cell_len(whole) <= page.width):
+        page.lines.append(Text(whole, style=style))
+        return
+    page.add(name.rstrip(), first=mark, style=style)
+    page.add(state, first="      ", style=style)
+    if one.place:
+        page.add(one.place, first="      ", style=style)
+
+
+def _add_checks(page: _Page, report: Report) -> None:
+    """Add what could not be judged, where there is something to judge: it must not read like "passed"."""
+    words = {Outcome.INCONCLUSIVE: "could not tell", Outcome.CRASHED: "crashed"}
+    checks = [check for check in report.checks if check.outcome in words]
+    if not checks or not (_ended_badly(report) or report.findings):
+        return
+    page.gap()
+    for check in checks:
+        page.add(f"{check.id}: {words[check.outcome]}: {check.reason}", first="  ")
+
+
+def _add_others(page: _Page, findings: tuple[Finding, ...]) -> None:
+    if not findings:
+        return
+    page.gap()
+    for finding in merge_findings(findings):
+        style = STYLES[finding.severity]
+        head = f"  {finding.severity.value.ljust(LABEL_WIDTH)}"
+        page.add(f"{_title(finding)}: {finding.summary}", first=head, style=style, styled=len(head))
+        if finding.severity is not Severity.INFO:
+            page.add_labelled("", (f"at {place}" for place in merge_places(finding.where)))
+            page.add_labelled("", [f"to do: {finding.fix}"] if finding.fix else [])
+
+
+def _add_verdict(page: _Page, verdict: Finding) -> None:
+    """Add what is wrong, on which ranks, at which line, what was seen, what to do: in this order."""
+    page.gap()
+    title = f"{_title(verdict)} (confidence {verdict.confidence.value})"
+    page.add(title, style=STYLES[verdict.severity])
+    page.add_labelled("wrong", [verdict.summary])
+    page.add_labelled("where", [*merge_places(verdict.where), *_where_else(verdict)])
+    page.add_labelled("seen", verdict.evidence)
+    page.add_labelled("to do", [verdict.fix] if verdict.fix else [])
+
+
+def _title(finding: Finding) -> str:
+    hosts = f"on {', '.join(finding.hosts)}" if finding.hosts else ""
+    blamed = " ".join(part for part in (format_ranks(finding.ranks), hosts) if part)
+    return ", ".join(part for part in (f"{finding.code} {finding.kind}", blamed) if part)
+
+
+def _where_else(finding: Finding) -> list[str]:
+    step = [] if finding.step is None else [f"step {finding.step}"]
+    tensor = [] if finding.tensor is None else [f"tensor {finding.tensor}"]
+    return [", ".join(step + tensor)] if step or tensor else []
