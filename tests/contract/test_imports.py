@@ -1,0 +1,111 @@
+"""What is imported where: start-up stays cheap, and each heavy package has its place."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "ddpdoctor"
+HEAVY = ("torch", "rich", "psutil", "pynvml", "numpy")
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if "demos" not in path.relative_to(PACKAGE).parts)
+
+HELP = """
+import contextlib, io, json, sys
+sys.argv = ["ddpdoctor", *sys.argv[1:]]
+from ddpdoctor.cli.app import main
+with contextlib.redirect_stdout(io.StringIO()):
+    try:
+        status = main()
+    except SystemExit as end:
+        status = end.code
+print(json.dumps([status, sorted(sys.modules)]))
+"""
+
+
+def run_python(code: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", code, *arguments]
+    # A start-up hook on PYTHONPATH, such as a coverage tool's, is no import of ours.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment).stdout
+
+
+def heavy_ones(modules: list[str]) -> set[str]:
+    return {name.partition(".")[0] for name in modules} & set(HEAVY)
+
+
+def test_importing_the_package_imports_nothing_more() -> None:
+    # The modules that site brings, by the .pth files of what else is installed, are taken out.
+    code = "import json, sys; old = set(sys.modules); import ddpdoctor; print(json.dumps([*set(sys.modules) - old]))"
+    assert json.loads(run_python(code)) == ["ddpdoctor"]
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("wrap", "--help"), ("explain", "--list")])
+def test_what_needs_no_job_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
+    status, modules = json.loads(run_python(HELP, *arguments))
+
+    assert status in (0, None)
+    assert not heavy_ones(modules)
+
+
+def imports_at_start(tree: ast.Module) -> Iterator[str]:
+    """Yield the absolute names of modules that are imported when the file is, TYPE_CHECKING blocks left out."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            waiting.extend(node.orelse)
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def all_imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module
+
+
+def packages(names: Iterator[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names}
+
+
+def test_finds_an_import_at_start_and_not_one_in_a_function() -> None:
+    tree = ast.parse(
+        "import a\nfrom . import b\nif TYPE_CHECKING:\n import c\ntry:\n from d.e import f\nexcept X:\n pass\n"
+        "class G:\n import h\n def i(self):\n  import j\n"
+    )
+    assert packages(imports_at_start(tree)) == {"a", "d", "h"}
+    assert packages(all_imports(tree)) == {"a", "c", "d", "h", "j"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_heavy_packages_are_imported_in_functions(path: Path) -> None:
+    assert not packages(imports_at_start(ast.parse(path.read_text()))) & {"torch", "psutil", "pynvml", "numpy"}
+
+
+def test_pynvml_is_imported_in_one_file() -> None:
+    users = [path for path in FILES if "pynvml" in packages(all_imports(ast.parse(path.read_text())))]
+    assert len(users) <= 1
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "recorder").rglob("*.py")), ids=lambda path: path.name)
+def test_recorder_needs_the_standard_library_only(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    # The name under which the start-up hook loads the recorder by its path.
+    known = sys.stdlib_module_names | {"_ddpdoctor_recorder"}
+
+    assert packages(imports_at_start(tree)) <= known
+    # The hooks look at torch when the script has loaded it.
+    assert packages(all_imports(tree)) <= known | {"torch"}
