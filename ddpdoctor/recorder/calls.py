@@ -303,6 +303,14 @@ def groups_now() -> Any:
     return found
 
 
+def begun_in_default_group() -> int:
+    """Return how many collectives the default group has begun, -1 where there is none. Phases carry this number."""
+    if c10d is None or not c10d.is_initialized():
+        return wire.NO_SEQ
+    group = c10d._get_default_group()
+    return sequence_number(group) - _shift[group.group_name]
+
+
 def patch(module: Any) -> None:
     """Put the records around the functions of torch.distributed.distributed_c10d."""
     global c10d

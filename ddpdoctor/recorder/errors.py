@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Dict, List, Optional
 
 from . import frames
-from .state import guarded, here
+from .state import describers, guarded, here
 
 MAX_NOTES = 40
 _WORKER_TEXT = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in (\S+)', re.MULTILINE)
@@ -46,8 +46,15 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
             "call": call,
             "child": int(bool(passed_on)),
             "frames": raised_at,
+            "groups": _groups() if call else [],
         }
     )
+
+
+def _groups() -> Any:
+    """Say how far the groups had come when a call failed: afterwards nobody can ask."""
+    describe = describers.get("groups")
+    return describe() if describe is not None else []
 
 
 def frames_of(traceback: Optional[TracebackType]) -> List[Dict[str, Any]]:

@@ -18,16 +18,13 @@ import time
 from typing import Any, Callable, Dict, List, Optional
 
 from . import frames, wire
-from .state import guarded, here, start_ticks
+from .state import describers, guarded, here, start_ticks
 
 RANK_TICK_S = 0.1
 CHILD_TICK_S = 0.4
 LOOKS_APART_S = 0.3
 PLACE_EVERY = 3
 """Ticks between two looks at the user's line."""
-
-describers = {}  # type: Dict[str, Callable[[], Any]]
-"""What else goes into the evidence, by key: functions that hooks register."""
 
 _dump_file = None  # type: Any
 _owner = 0

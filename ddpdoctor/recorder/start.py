@@ -6,7 +6,7 @@ import os
 import sys
 
 from . import errors, imports, sampler, wire
-from .state import AGENT_VARIABLE, guarded, here
+from .state import AGENT_VARIABLE, describers, guarded, here
 
 _HELPERS = ("multiprocessing.spawn", "multiprocessing.forkserver", "--multiprocessing-fork")
 
@@ -56,8 +56,8 @@ def _register_patches() -> None:
             if name == "patch_groups":
                 from . import calls
 
-                sampler.describers["groups"] = calls.groups_now
-                sampler.describers["flight_recorder"] = training.flight_recorder
+                describers["groups"] = calls.groups_now
+                describers["flight_recorder"] = training.flight_recorder
             getattr(training, name)(module)
 
         return patch
@@ -76,6 +76,7 @@ def _register_patches() -> None:
             "torch.optim.optimizer": lazily("patch_optimizer"),
             "torch.utils.data.dataloader": lazily("patch_loader"),
             "torch.multiprocessing.spawn": lazily("patch_spawn"),
+            "multiprocessing.popen_fork": lazily("patch_popen"),
             "torch._dynamo.trace_rules": lazily("patch_dynamo"),
             "torch.distributed.elastic.multiprocessing.api": patch_agent,
             "multiprocessing.process": lambda module: errors.note_processes(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from . import frames, wire
 from .ring import Ring
@@ -15,6 +15,9 @@ FOLDER_VARIABLE = "DDPDOCTOR_RUN"
 AGENT_VARIABLE = "DDPDOCTOR_AGENT"
 """The pid of torch's elastic agent: its direct children are ranks."""
 MAX_FAILURES = 20
+
+describers = {}  # type: Dict[str, Callable[[], Any]]
+"""What else goes into the evidence, by key: functions that the hooks register."""
 
 
 class Recorder:

@@ -44,7 +44,7 @@ def phase(
         try:
             if before is not None:
                 before(*args, **kwargs)
-            index = calls.begin(name(*args) if name is not None else op)
+            index = calls.begin(name(*args) if name is not None else op, seq=calls.begun_in_default_group())
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             here.failed(op, error)
         try:
@@ -169,7 +169,7 @@ def _after_ddp(*args: Any, **kwargs: Any) -> None:
 
 def patch_autograd(module: Any) -> None:
     """Hook on torch.autograd.backward, through which Tensor.backward goes as well."""
-    module.backward = phase("backward", module.backward)
+    module.backward = phase("backward", module.backward, waits=True)
 
 
 def patch_optimizer(module: Any) -> None:
@@ -213,6 +213,21 @@ def _noting(function: Any) -> Any:
             raise
 
     return run
+
+
+def patch_popen(module: Any) -> None:
+    """Note how children of multiprocessing ended, which only their parent learns."""
+    original = module.Popen.poll
+
+    @functools.wraps(original)
+    def poll(self: Any, *args: Any, **kwargs: Any) -> Any:
+        known = self.returncode is not None
+        code = original(self, *args, **kwargs)
+        if code is not None and not known and here.ring is not None:
+            here.ring.note({"k": "child_end", "pid": self.pid, "code": code, "at": time.monotonic_ns()})
+        return code
+
+    module.Popen.poll = poll
 
 
 def patch_dynamo(module: Any) -> None:

@@ -1,0 +1,46 @@
+"""Reads the stacks that faulthandler wrote, for a fatal signal or on request."""
+
+from __future__ import annotations
+
+import re
+
+from ddpdoctor.model.facts import Frame, Stack
+from ddpdoctor.recorder import wire
+
+_THREAD = re.compile(r"^(Current thread|Thread) 0x([0-9a-fA-F]+)[^\n]*\(most recent call first\)")
+_FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+FATAL = "Fatal Python error:"
+
+
+def parse_stacks(text: str, main_ident: int | None, roots: tuple[str, ...]) -> tuple[Stack, ...]:
+    """Return the stacks of one dump. ``roots`` are the folders of the rank's standard library."""
+    stacks: list[Stack] = []
+    frames: list[Frame] | None = None
+    thread = ""
+    for line in [*text.splitlines(), ""]:
+        head = _THREAD.match(line)
+        if head or not line.startswith("  "):
+            if frames:
+                stacks.append(_stack(thread, frames, main_ident))
+            frames, thread = ([], head.group(2)) if head else (None, "")
+        elif frames is not None and (match := _FRAME.match(line)):
+            frames.append(_frame(match, roots))
+    return tuple(stacks)
+
+
+def split_fatal(text: str) -> tuple[str, str]:
+    """Return what was dumped on request, and the part from the fatal error on (empty where there was none)."""
+    before, mark, after = text.partition(FATAL)
+    return before, mark + after if mark else ""
+
+
+def _stack(thread: str, frames: list[Frame], main_ident: int | None) -> Stack:
+    is_main = main_ident is not None and int(thread, 16) == main_ident
+    name = "MainThread" if is_main else f"thread 0x{thread.lstrip('0')}"
+    return Stack(thread=name, is_main=is_main, is_daemon=False, frames=tuple(reversed(frames)))
+
+
+def _frame(match: re.Match[str], roots: tuple[str, ...]) -> Frame:
+    file, line, function = match.groups()
+    user = not wire.is_library_path(file, roots) and not file.startswith("<") and "/ddpdoctor/recorder/" not in file
+    return Frame(file=file, line=int(line) if line.isdigit() else 0, function=function, user=user)

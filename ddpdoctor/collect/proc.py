@@ -1,0 +1,124 @@
+"""Reads processes from /proc: state, parents, I/O, and what the kernel says of its out-of-memory killer."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A process as /proc/PID/stat shows it. ``start_ticks`` tells it from a later one of the same pid."""
+
+    pid: int
+    ppid: int
+    state: str
+    start_ticks: int
+    name: str
+
+
+def read_process(pid: int, proc: Path = Path("/proc")) -> Process | None:
+    """Return a process, or None where there is none of that pid."""
+    try:
+        text = (proc / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    head, _, tail = text.rpartition(")")
+    fields = tail.split()
+    if len(fields) < 20:
+        return None
+    return Process(
+        pid=pid, ppid=int(fields[1]), state=fields[0], start_ticks=int(fields[19]), name=head.partition("(")[2]
+    )
+
+
+def read_processes(proc: Path = Path("/proc")) -> dict[int, Process]:
+    """Return all processes by pid."""
+    found = (read_process(int(name), proc) for name in os.listdir(proc) if name.isdigit())
+    return {process.pid: process for process in found if process is not None}
+
+
+def descendants(pid: int, processes: dict[int, Process]) -> tuple[Process, ...]:
+    """Return all processes below ``pid``, nearest first."""
+    children: dict[int, list[Process]] = {}
+    for process in processes.values():
+        children.setdefault(process.ppid, []).append(process)
+    found: list[Process] = []
+    queue = [pid]
+    while queue:
+        below = children.get(queue.pop(0), [])
+        found.extend(below)
+        queue.extend(process.pid for process in below)
+    return tuple(found)
+
+
+def read_io_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """Return the bytes that a process has read and written so far, or None where that may not be read."""
+    try:
+        lines = (proc / str(pid) / "io").read_text().splitlines()
+    except OSError:
+        return None
+    values = dict(line.split(": ") for line in lines if ": " in line)
+    return int(values.get("rchar", 0)) + int(values.get("wchar", 0))
+
+
+def read_status(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
+    """Return the fields of /proc/PID/status, or nothing where the process has gone."""
+    try:
+        lines = (proc / str(pid) / "status").read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def catches_signal(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal, so that sending it cannot end the process."""
+    mask = read_status(pid).get("SigCgt", "0")
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def read_oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return how often the kernel has killed for memory in our cgroup, or None where that cannot be read."""
+    for folder in _memory_cgroups(proc, cgroups):
+        for name in ("memory.events", "memory.oom_control"):
+            match = re.search(r"^oom_kill (\d+)$", _text(folder / name), re.MULTILINE)
+            if match:
+                return int(match.group(1))
+    return None
+
+
+def _memory_cgroups(proc: Path, cgroups: Path) -> list[Path]:
+    folders = []
+    for line in _text(proc / "self" / "cgroup").splitlines():
+        number, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        if number == "0":
+            folders += [cgroups / path.lstrip("/"), cgroups / "unified" / path.lstrip("/")]
+        elif "memory" in controllers.split(","):
+            folders += [cgroups / "memory" / path.lstrip("/"), cgroups / "memory"]
+    return [*folders, cgroups]
+
+
+def read_kernel_oom_pids() -> frozenset[int] | None:
+    """Return the pids that the kernel log says were killed for memory, or None where the log is not readable."""
+    try:
+        fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    pids = set()
+    try:
+        while True:
+            record = os.read(fd, 8192).decode(errors="replace")
+            pids.update(int(pid) for pid in re.findall(r"Killed process (\d+)", record))
+    except OSError:
+        return frozenset(pids)
+    finally:
+        os.close(fd)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,337 @@
+"""Puts together what a ring, the evidence, the agent and the watcher say of one rank."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddpdoctor.collect.dumps import parse_stacks, split_fatal
+from ddpdoctor.model.facts import PHASES, Call, Child, Frame, GroupState, Life, Look, Raised, Rank, Stack
+from ddpdoctor.recorder import wire
+
+MAX_RECENT_CALLS = 400
+IDLE_FILES = ("/multiprocessing/queues.py", "/multiprocessing/connection.py", "/multiprocessing/pool.py")
+"""Where a child that waits for work stands. What is deeper (select, a lock) has no Python frame or is in the stdlib."""
+DEFAULT_GROUP = "0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Which process stands for a rank. ``rank`` is None where the process never said so."""
+
+    pid: int
+    rank: int
+    local_rank: int | None
+    world_size: int | None
+    from_agent: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What all ranks of one attempt share."""
+
+    folder: Path
+    host: str
+    attempt: int
+    ends: dict[int, dict[str, Any]]
+    stop_ns: int | None
+    watched: dict[str, Any]
+    contents: dict[int, wire.RingContent]
+    lost: dict[int, str]
+
+
+def find_ranks(
+    started: dict[int, dict[str, Any]], contents: dict[int, wire.RingContent], begun_ns: int
+) -> list[Source]:
+    """Return the processes that stand for ranks: the agent's children, or the world that one of those made.
+
+    A child of the agent that started ranks itself (mp.spawn) and joined no group is their launcher, and no rank.
+    """
+    sources = []
+    spawned = [c for pid, c in contents.items() if pid not in started and _made_world(c) and _began(c) >= begun_ns]
+    launchers = {ancestor for content in spawned for ancestor in _ancestors(content, contents)}
+    for pid, entry in started.items():
+        if pid in launchers and not (pid in contents and _made_world(contents[pid])):
+            continue
+        sources.append(
+            Source(pid=pid, rank=_rank_of(contents.get(pid), int(entry["rank"])), local_rank=entry.get("local_rank"),
+                   world_size=entry.get("world_size"), from_agent=True)
+        )  # fmt: skip
+    for number, content in enumerate(sorted(spawned, key=lambda c: c.pid)):
+        rank = _rank_of(content, number)
+        sources.append(Source(pid=content.pid, rank=rank, local_rank=rank, world_size=None, from_agent=False))
+    return sources
+
+
+def _made_world(content: wire.RingContent) -> bool:
+    return any(note.get("k") in ("init", "initialized") for note in content.notes)
+
+
+def _began(content: wire.RingContent) -> int:
+    return content.cells["started_ns"]
+
+
+def _ancestors(content: wire.RingContent, contents: dict[int, wire.RingContent]) -> list[int]:
+    found: list[int] = []
+    step: wire.RingContent | None = content
+    while step is not None and len(found) < 20:
+        ppid = _process_note(step).get("ppid")
+        if not isinstance(ppid, int) or ppid in found:
+            break
+        found.append(ppid)
+        step = contents.get(ppid)
+    return found
+
+
+def _process_note(content: wire.RingContent) -> dict[str, Any]:
+    return next((note for note in content.notes if note.get("k") == "process"), {})
+
+
+def _rank_of(content: wire.RingContent | None, default: int) -> int:
+    for kind in ("initialized", "init"):
+        for note in content.notes if content else ():
+            if note.get("k") == kind and isinstance(note.get("rank"), int):
+                return int(note["rank"])
+    return default
+
+
+def read_rank(source: Source, context: Context) -> Rank:
+    """Return all that is known of one rank."""
+    content = context.contents.get(source.pid)
+    watched = context.watched.get(str(source.pid)) or {}
+    end = _end_of(source.pid, context, watched)
+    common: dict[str, Any] = {
+        "rank": source.rank,
+        "local_rank": source.local_rank,
+        "host": context.host,
+        "pid": source.pid,
+        "attempt": context.attempt,
+        "proc_state": watched.get("state"),
+        "traced_by": watched.get("tracer") or None,
+        "oom_killed": watched.get("oom"),
+        "last_progress_ns": watched.get("last_progress_ns"),
+        "lost": context.lost.get(source.pid),
+        **end,
+    }
+    if content is None:
+        return Rank(**common, world_size=source.world_size)
+    return Rank(**common, **_from_ring(content, source, context, watched))
+
+
+def _end_of(pid: int, context: Context, watched: dict[str, Any]) -> dict[str, Any]:
+    """Return life, exit code or signal, and when: the agent knows how, the watcher sees sooner when."""
+    end = context.ends.get(pid)
+    gone_ns = watched.get("ended_ns")
+    if end is None:
+        if gone_ns is None:
+            return {"life": Life.RUNNING}
+        return {"life": Life.GONE, "ended_ns": gone_ns, "after_stop": _after(gone_ns, context.stop_ns)}
+    ended_ns = min(filter(None, (gone_ns, int(end["at"]))))
+    found: dict[str, Any] = {"ended_ns": ended_ns, "after_stop": _after(ended_ns, context.stop_ns)}
+    code = int(end["code"])
+    if code >= 0:
+        return {"life": Life.EXITED, "exit_code": code, **found}
+    return {"life": Life.SIGNALED, "signal": _signal_name(-code), **found}
+
+
+def _after(moment: int, stop_ns: int | None) -> bool:
+    return stop_ns is not None and moment > stop_ns
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _from_ring(content: wire.RingContent, source: Source, context: Context, watched: dict[str, Any]) -> dict[str, Any]:
+    calls = [_call(slot) for slot in content.slots]
+    notes = content.notes
+    process = _process_note(content)
+    roots = tuple(str(root) for root in process.get("roots") or ())
+    evidence = read_evidence(context.folder, content)
+    on_request, fatal = split_fatal(_read_dump(context.folder, content))
+    looks = _looks(evidence) or _signal_looks(on_request, process.get("main"), roots, watched)
+    world = next((n for n in reversed(notes) if n.get("k") in ("initialized", "init")), {})
+    cells = content.cells
+    return {
+        "recorded": True,
+        "answered": bool(evidence),
+        "started_ns": cells["started_ns"],
+        "world_size": world.get("world_size") or source.world_size,
+        "initialized": bool(cells["initialized"]),
+        "main_ended_ns": cells["main_ended_ns"] or None,
+        "exit_call": _frame(next((n["frame"] for n in reversed(notes) if n.get("k") == "exit"), None)),
+        "last_place": _place(content.place),
+        "fatal_place": _innermost_user(parse_stacks(fatal, process.get("main"), roots)),
+        "open_calls": tuple(call for call in calls if call.ended_ns is None),
+        "recent_calls": tuple(call for call in calls if call.ended_ns is not None)[-MAX_RECENT_CALLS:],
+        "groups": _groups(evidence, notes, content.slots),
+        "looks": looks,
+        "children": _children(watched, context),
+        "raised": _raised(notes),
+        "steps": cells["steps"],
+        "batches": cells["batches"],
+        "epochs": cells["epochs"],
+    }
+
+
+def _call(slot: wire.Slot) -> Call:
+    return Call(
+        index=slot.index,
+        op=slot.op,
+        api=slot.api or slot.op,
+        group=slot.group,
+        seq=slot.seq if slot.seq > 0 and slot.op not in PHASES and slot.group else None,
+        dtype=slot.dtype or None,
+        shape=slot.shape,
+        tensors=slot.tensors,
+        peer=slot.peer if slot.peer >= 0 else None,
+        redop=slot.redop or None,
+        site=_frame(slot.site),
+        started_ns=slot.started_ns,
+        ended_ns=slot.ended_ns or None,
+        is_async=bool(slot.flags & wire.FLAG_ASYNC),
+        failed=bool(slot.flags & wire.FLAG_FAILED),
+        thread_is_main=bool(slot.flags & wire.FLAG_MAIN),
+    )
+
+
+def _frame(entry: dict[str, Any] | None) -> Frame | None:
+    if not entry:
+        return None
+    return Frame(
+        file=str(entry.get("f", "")), line=int(entry.get("l") or 0), function=str(entry.get("n", "")),
+        user=bool(entry.get("u")),
+    )  # fmt: skip
+
+
+def _frames(entries: Any) -> tuple[Frame, ...]:
+    return tuple(frame for frame in map(_frame, entries or ()) if frame is not None)
+
+
+def _place(place: tuple[str, int, str] | None) -> Frame | None:
+    return Frame(file=place[0], line=place[1], function=place[2], user=True) if place else None
+
+
+def _innermost_user(stacks: tuple[Stack, ...]) -> Frame | None:
+    for stack in sorted(stacks, key=lambda stack: not stack.is_main):
+        for frame in reversed(stack.frames):
+            if frame.user:
+                return frame
+    return None
+
+
+def _raised(notes: list[dict[str, Any]]) -> tuple[Raised, ...]:
+    """Return the exceptions, once each: an error is noted where its call fails, and again where it ends the process."""
+    found: list[Raised] = []
+    for note in notes:
+        if note.get("k") != "raised":
+            continue
+        raised = Raised(
+            type=str(note.get("type")), message=str(note.get("text")), time_ns=int(note.get("at") or 0),
+            thread_is_main=bool(note.get("main")), uncaught=bool(note.get("uncaught")), in_call=note.get("call"),
+            frames=_frames(note.get("frames")), from_child=bool(note.get("child")),
+        )  # fmt: skip
+        if found and not found[-1].uncaught and (found[-1].type, found[-1].message) == (raised.type, raised.message):
+            found.pop()
+        found.append(raised)
+    return tuple(found)
+
+
+def _groups(evidence: dict[str, Any], notes: list[dict[str, Any]], slots: list[wire.Slot]) -> tuple[GroupState, ...]:
+    """Return the groups as the rank told them last: in its evidence, or when a call failed, or from its calls alone."""
+    told: list[dict[str, Any]] = evidence.get("groups") or []
+    for note in reversed(notes):
+        told = told or (note.get("groups") or [] if note.get("k") == "raised" else [])
+    if told:
+        return tuple(
+            GroupState(name=str(g["name"]), ranks=tuple(g["ranks"]), backend=str(g.get("backend", "")),
+                       enqueued=int(g["enqueued"]))
+            for g in told
+        )  # fmt: skip
+    highest: dict[str, int] = {}
+    for slot in slots:
+        name = slot.group or DEFAULT_GROUP
+        if slot.seq > 0:
+            highest[name] = max(highest.get(name, 0), slot.seq - (1 if slot.group and not slot.ended_ns else 0))
+    return tuple(GroupState(name=n, ranks=(), backend="", enqueued=seq) for n, seq in sorted(highest.items()))
+
+
+def read_evidence(folder: Path, content: wire.RingContent) -> dict[str, Any]:
+    """Return the latest answer of a process, or nothing."""
+    pattern = f"{content.pid}-{content.start_ticks}-*.json"
+    paths = sorted((folder / "evidence").glob(pattern), key=lambda path: int(path.stem.rsplit("-", 1)[1]))
+    for path in reversed(paths):
+        try:
+            body = json.loads(path.read_text(errors="replace"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(body, dict):
+            return body
+    return {}
+
+
+def _read_dump(folder: Path, content: wire.RingContent) -> str:
+    try:
+        return (folder / "evidence" / f"{content.pid}-{content.start_ticks}.dump").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _looks(evidence: dict[str, Any]) -> tuple[Look, ...]:
+    return tuple(
+        Look(
+            time_ns=int(look.get("at") or 0),
+            by="sampler",
+            stacks=tuple(
+                Stack(thread=str(s.get("thread")), is_main=bool(s.get("main")), is_daemon=bool(s.get("daemon")),
+                      frames=_frames(s.get("frames")))
+                for s in look.get("stacks") or ()
+            ),
+        )
+        for look in evidence.get("looks") or ()
+    )  # fmt: skip
+
+
+def _signal_looks(text: str, main: Any, roots: tuple[str, ...], watched: dict[str, Any]) -> tuple[Look, ...]:
+    """Return the looks that a signal got, each from the part of the dump that it wrote."""
+    looks = []
+    for start, end, moment in watched.get("dumps") or ():
+        stacks = parse_stacks(text[start:end], main if isinstance(main, int) else None, roots)
+        if stacks:
+            looks.append(Look(time_ns=moment, by="signal", stacks=stacks))
+    return tuple(looks)
+
+
+def _children(watched: dict[str, Any], context: Context) -> tuple[Child, ...]:
+    found = []
+    for entry in watched.get("children") or ():
+        content = context.contents.get(entry["pid"])
+        if content is not None and content.start_ticks != entry.get("ticks"):
+            content = None
+        looks = _looks(read_evidence(context.folder, content)) if content else ()
+        found.append(
+            Child(pid=entry["pid"], name=str(entry.get("name", "")), proc_state=entry.get("state"), looks=looks,
+                  idle=is_idle(looks))
+        )  # fmt: skip
+    return tuple(found)
+
+
+def is_idle(looks: tuple[Look, ...]) -> bool:
+    """Return whether a child waits for work: at the last look, below its last user line, it stands in a queue."""
+    for look in looks[-1:]:
+        for stack in look.stacks:
+            if stack.is_main:
+                below = _below_user(stack.frames)
+                return any(frame.file.endswith(IDLE_FILES) for frame in below)
+    return False
+
+
+def _below_user(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    last = max((i for i, frame in enumerate(frames) if frame.user), default=-1)
+    return frames[last + 1 :]

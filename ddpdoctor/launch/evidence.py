@@ -1,0 +1,126 @@
+"""Takes evidence: asks every recorder for its stacks, looks at processes, and saves both before anything is judged."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from ddpdoctor.collect import proc
+from ddpdoctor.launch.progress import Followed
+from ddpdoctor.recorder import wire
+
+ANSWER_LIMIT_S = 0.9
+"""How long a recorder may take. Two looks of its lie 0.3 s apart; the launcher's pause is a little longer than this."""
+FRESH_S = 1.5
+"""A heartbeat younger than this promises an answer."""
+HELD_S = 3.0
+"""A heartbeat that has stood for this long while the process lives means that the GIL is held in C."""
+DUMPS_APART_S = 0.3
+
+
+class Evidence:
+    """The folder of one run, and the means to ask its processes."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the control file that recorders and the launcher map."""
+        self.folder = folder
+        for name in ("rings", "evidence"):
+            (folder / name).mkdir(mode=0o700, exist_ok=True)
+        path = folder / "control"
+        path.write_bytes(bytes(wire.CONTROL_SIZE))
+        with path.open("r+b") as file:
+            self.control = mmap.mmap(file.fileno(), wire.CONTROL_SIZE)
+        self.request = 0
+        self.dumps: dict[int, list[tuple[int, int, int]]] = {}
+
+    def closing_ns(self) -> int:
+        """Return since when the launcher waits to stop its ranks, 0 where it does not."""
+        closing = self._control(wire.CONTROL_CLOSING)
+        return closing if closing > self._control(wire.CONTROL_ACK) else 0
+
+    def acknowledge(self) -> None:
+        """Let the launcher go on."""
+        wire.CELL.pack_into(self.control, wire.CONTROL_ACK, time.monotonic_ns())
+
+    def take(self, followed: dict[int, Followed]) -> None:
+        """Ask all that can answer, wait for them, and have a signal ask the ranks whose GIL is held."""
+        now_ns = time.monotonic_ns()
+        self.request += 1
+        wire.CELL.pack_into(self.control, wire.CONTROL_REQUEST, self.request)
+        alive = [process for process in followed.values() if process.ended_ns is None]
+        held = [process for process in alive if _holds_gil(process, now_ns)]
+        asked = [process for process in alive if now_ns - process.heartbeat_changed_ns < FRESH_S * 1e9]
+        limit = time.monotonic() + ANSWER_LIMIT_S
+        self._dump(held)
+        dumped = time.monotonic()
+        while time.monotonic() < limit and not all(self._has_answered(process) for process in asked):
+            time.sleep(0.02)
+        if held:
+            time.sleep(max(0.0, DUMPS_APART_S - (time.monotonic() - dumped)))
+            self._dump(held)
+
+    def _control(self, offset: int) -> int:
+        return int(wire.CELL.unpack_from(self.control, offset)[0])
+
+    def _has_answered(self, process: Followed) -> bool:
+        name = f"{process.pid}-{process.ticks}-{self.request}.json"
+        path = self.folder / "evidence" / name
+        if process.ended_ns is not None or proc.read_process(process.pid) is None:
+            return True
+        try:
+            return len(json.loads(path.read_text())["looks"]) > 1
+        except (OSError, ValueError, KeyError):
+            return False
+
+    def _dump(self, held: list[Followed]) -> None:
+        """Have faulthandler write all stacks, only where that is safe: a handler is there, and no Python code runs."""
+        sent = []
+        for process in held:
+            path = self.folder / "evidence" / f"{process.pid}-{process.ticks}.dump"
+            if path.exists() and proc.catches_signal(process.pid, signal.SIGURG):
+                before = path.stat().st_size
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(process.pid, signal.SIGURG)
+                    sent.append((process, path, before))
+        if not sent:
+            return
+        time.sleep(0.1)
+        for process, path, before in sent:
+            size = path.stat().st_size
+            if size > before:
+                self.dumps.setdefault(process.pid, []).append((before, size, time.monotonic_ns()))
+                del self.dumps[process.pid][:-2]
+
+    def save(self, facts: dict[str, Any]) -> None:
+        """Write what the watcher itself saw, whole or not at all."""
+        text = json.dumps(facts)
+        part = self.folder / "watch.json.part"
+        part.write_text(text)
+        part.replace(self.folder / "watch.json")
+
+
+def _holds_gil(process: Followed, now_ns: int) -> bool:
+    return process.role == wire.ROLE_RANK and now_ns - process.heartbeat_changed_ns > HELD_S * 1e9
+
+
+def describe(process: Followed, below: tuple[proc.Process, ...], dumps: dict[int, list[tuple[int, int, int]]],
+             oom: bool | None) -> dict[str, Any]:  # fmt: skip
+    """Return what only the watcher knows of a process, as watch.json has it."""
+    now = proc.read_process(process.pid)
+    same = now is not None and now.start_ticks == process.ticks
+    tracer = proc.read_status(process.pid).get("TracerPid", "0") if same else "0"
+    return {
+        "state": now.state if now is not None and same else None,
+        "tracer": int(tracer) if tracer.isdigit() else 0,
+        "ended_ns": process.ended_ns,
+        "last_progress_ns": process.last_progress_ns,
+        "oom": oom,
+        "dumps": dumps.get(process.pid, []),
+        "children": [{"pid": c.pid, "ticks": c.start_ticks, "state": c.state, "name": c.name} for c in below],
+    }

@@ -1,0 +1,93 @@
+"""Follows how far each process has come, from outside: cells of its ring, bytes, children."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddpdoctor.collect import proc
+from ddpdoctor.recorder import wire
+
+IO_BYTES_PER_S = 64 * 1024
+"""I/O above this is work. Ours: a loop that logs a line or polls a small file stays below, any checkpoint above."""
+FAMILIAR_PATIENCE = 4
+"""A process that only moves between functions it was seen in before (a poll loop, or an export part by part)
+counts as moving for this many hang timeouts. Ours: an export of twice the time limit passes, a spin does not."""
+
+PROGRESS_CELLS = ("calls_done", "slots_claimed", "steps", "batches", "epochs", "initialized", "main_ended_ns")
+
+
+@dataclass(slots=True)
+class Followed:
+    """One recorded process and what was last seen of it."""
+
+    pid: int
+    ticks: int
+    role: int
+    ring: mmap.mmap
+    cells: dict[str, int] = field(default_factory=dict)
+    io_bytes: int | None = None
+    children: frozenset[int] = frozenset()
+    last_progress_ns: int = 0
+    last_new_ns: int = 0
+    heartbeat_changed_ns: int = 0
+    ended_ns: int | None = None
+
+    @property
+    def waits_since_ns(self) -> int:
+        """Since when the main thread is in a call that needs other ranks; 0 where it is not."""
+        return self.cells.get("wait_since_ns", 0)
+
+
+def open_rings(folder: Path, known: dict[int, Followed], now_ns: int) -> None:
+    """Add the rings that have appeared to ``known``, by pid; a ring that was replaced replaces."""
+    for path in folder.glob("*.ring"):
+        pid = int(path.stem.split("-")[0])
+        old = known.get(pid)
+        try:
+            if old is not None and old.ticks == int(path.stem.split("-")[1]) and _same_size(old, path):
+                continue
+            with path.open("rb") as file:
+                ring = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            role, _, pid, ticks = wire.read_identity(ring[: len(ring)])
+        except (OSError, ValueError):
+            continue
+        known[pid] = Followed(
+            pid=pid, ticks=ticks, role=role, ring=ring, last_progress_ns=now_ns, last_new_ns=now_ns,
+            heartbeat_changed_ns=now_ns,
+        )  # fmt: skip
+
+
+def _same_size(old: Followed, path: Path) -> bool:
+    return len(old.ring) == path.stat().st_size
+
+
+def follow(process: Followed, now_ns: int, interval_s: float, hang_timeout_s: float, below: frozenset[int]) -> None:
+    """Look at one process again. ``below`` are the pids of its descendants."""
+    cells = wire.read_cells(process.ring)
+    old, process.cells = process.cells, cells
+    if not old or cells["heartbeat_ns"] != old["heartbeat_ns"]:
+        process.heartbeat_changed_ns = now_ns
+    if _has_advanced(process, old, cells, interval_s, below):
+        process.last_progress_ns = process.last_new_ns = now_ns
+    elif old and cells["function_changes"] != old["function_changes"]:
+        if now_ns - process.last_new_ns < FAMILIAR_PATIENCE * hang_timeout_s * 1e9:
+            process.last_progress_ns = now_ns
+
+
+def _has_advanced(
+    process: Followed, old: dict[str, int], cells: dict[str, int], interval_s: float, below: frozenset[int]
+) -> bool:
+    io_bytes = proc.read_io_bytes(process.pid)
+    moved = (io_bytes or 0) - (process.io_bytes if process.io_bytes is not None else io_bytes or 0)
+    process.io_bytes = io_bytes
+    new_children = bool(below - process.children)
+    process.children = below
+    return (
+        not old
+        or any(cells[name] != old[name] for name in PROGRESS_CELLS)
+        or cells["new_functions"] != old["new_functions"]
+        or moved > IO_BYTES_PER_S * interval_s
+        or new_children
+    )

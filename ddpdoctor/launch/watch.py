@@ -1,0 +1,187 @@
+"""Watches a running job from outside: who lives, who moves, and when it is time to take evidence."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from pathlib import Path
+from typing import Any
+
+from ddpdoctor.collect import proc
+from ddpdoctor.collect.runfolder import AgentLog, read_agent_log
+from ddpdoctor.launch import progress
+from ddpdoctor.launch.evidence import Evidence, describe
+from ddpdoctor.recorder import wire
+
+FOLLOW_EVERY_S = 0.25
+EARLY_EXIT_WAIT_S = 1.5
+"""How long others must have waited for a rank that has ended with status 0 before that is looked at."""
+
+
+class Watch:
+    """What the watcher knows of one job. Times are CLOCK_MONOTONIC."""
+
+    def __init__(self, folder: Path, hang_timeout_s: float, launched_ns: int) -> None:
+        """Prepare the folder; ``folder`` is where the recorders write."""
+        self.folder = folder
+        self.hang_timeout_s = hang_timeout_s
+        self.launched_ns = launched_ns
+        self.evidence = Evidence(folder)
+        self.followed: dict[int, progress.Followed] = {}
+        self.agent = AgentLog()
+        self.stopping_since_ns: int | None = None
+        self.interrupted_by: str | None = None
+        self.below: dict[int, tuple[proc.Process, ...]] = {}
+        self._poller = select.poll()
+        self._pidfds: dict[int, int] = {}
+        self._followed_ns = 0
+        self._oom_kills = proc.read_oom_kills()
+        self._children_seen: dict[int, list[dict[str, Any]]] = {}
+
+    def wait(self, seconds: float) -> None:
+        """Wait a little, and note at once when a rank ends."""
+        for fd, _ in self._poller.poll(seconds * 1000):
+            pid = next(pid for pid, known in self._pidfds.items() if known == fd)
+            self._ended(pid)
+
+    def follow(self) -> None:
+        """Look at all processes again, if it is time to."""
+        now_ns = time.monotonic_ns()
+        if now_ns - self._followed_ns < FOLLOW_EVERY_S * 1e9:
+            return
+        interval_s = (now_ns - self._followed_ns) / 1e9 if self._followed_ns else FOLLOW_EVERY_S
+        self._followed_ns = now_ns
+        self.agent = read_agent_log(self.folder / "agent.jsonl")
+        progress.open_rings(self.folder / "rings", self.followed, now_ns)
+        processes = proc.read_processes()
+        alive = [process for process in self.followed.values() if process.ended_ns is None]
+        for process in alive:
+            self._follow_one(process, processes, now_ns, interval_s)
+        for process in alive:
+            below = [self.followed[c.pid] for c in self.below.get(process.pid, ()) if c.pid in self.followed]
+            if any(child.last_progress_ns == now_ns and child.role == wire.ROLE_CHILD for child in below):
+                process.last_progress_ns = now_ns
+        self._sweep()
+
+    def _follow_one(
+        self, process: progress.Followed, processes: dict[int, proc.Process], now_ns: int, interval_s: float
+    ) -> None:
+        there = processes.get(process.pid)
+        if there is None or there.start_ticks != process.ticks or there.state in "ZX":
+            self._ended(process.pid)
+            return
+        if process.role == wire.ROLE_RANK and process.pid not in self._pidfds:
+            self._open_pidfd(process.pid)
+        self.below[process.pid] = proc.descendants(process.pid, processes)
+        pids = frozenset(child.pid for child in self.below[process.pid])
+        progress.follow(process, now_ns, interval_s, self.hang_timeout_s, pids)
+
+    def _open_pidfd(self, pid: int) -> None:
+        self._pidfds[pid] = -1
+        with contextlib.suppress(OSError, AttributeError):
+            self._pidfds[pid] = os.pidfd_open(pid)
+            self._poller.register(self._pidfds[pid], select.POLLIN)
+
+    def _ended(self, pid: int) -> None:
+        process = self.followed.get(pid)
+        if process is not None and process.ended_ns is None:
+            process.ended_ns = time.monotonic_ns()
+        fd = self._pidfds.get(pid, -1)
+        if fd >= 0:
+            self._poller.unregister(fd)
+            os.close(fd)
+            self._pidfds[pid] = -1
+
+    def _sweep(self) -> None:
+        """Remove what children left that have ended, so that a job of many workers keeps its folder small."""
+        for pid, process in list(self.followed.items()):
+            if process.role == wire.ROLE_CHILD and process.ended_ns is not None:
+                process.ring.close()
+                del self.followed[pid]
+                self.below.pop(pid, None)
+                (self.folder / "rings" / f"{pid}-{process.ticks}.ring").unlink(missing_ok=True)
+
+    def ranks(self) -> list[progress.Followed]:
+        """Return the processes of the last attempt that stand for ranks, alive or not."""
+        begun = min((int(entry["at"]) for entry in self.agent.started.values()), default=0)
+        return [
+            process
+            for process in self.followed.values()
+            if process.role == wire.ROLE_RANK
+            and (process.pid in self.agent.started or process.cells.get("started_ns", 0) >= begun)
+        ]
+
+    def is_suspect(self) -> bool:
+        """Return whether the job may hang, so that evidence should be taken. A cheap look; rules decide."""
+        now_ns = time.monotonic_ns()
+        ranks = self.ranks()
+        alive = [rank for rank in ranks if rank.ended_ns is None]
+        limit_ns = self.hang_timeout_s * 1e9
+        if not alive:
+            return not ranks and not self.agent.started and now_ns - self.launched_ns > limit_ns
+        first_wait = min((rank.waits_since_ns for rank in alive if rank.waits_since_ns), default=0)
+        if first_wait and any(now_ns - max(rank.last_progress_ns, first_wait) > limit_ns for rank in alive):
+            return True
+        begun = any(rank.cells.get("initialized") for rank in alive)
+        if begun and all(now_ns - rank.last_progress_ns > limit_ns for rank in alive):
+            return True
+        return self._lives_on(alive, now_ns) or self._waits_for_the_gone(ranks, alive, now_ns)
+
+    def _lives_on(self, alive: list[progress.Followed], now_ns: int) -> bool:
+        ends = (rank.cells.get("main_ended_ns", 0) for rank in alive)
+        return any(end and now_ns - end > self.hang_timeout_s * 1e9 for end in ends)
+
+    def _waits_for_the_gone(
+        self, ranks: list[progress.Followed], alive: list[progress.Followed], now_ns: int
+    ) -> bool:
+        ended = [rank.ended_ns for rank in ranks if rank.ended_ns is not None]
+        if not ended:
+            return False
+        limit_ns = EARLY_EXIT_WAIT_S * 1e9
+        return any(
+            rank.waits_since_ns and now_ns - max(rank.waits_since_ns, rank.last_progress_ns, *ended) > limit_ns
+            for rank in alive
+        )
+
+    def take_evidence(self) -> None:
+        """Ask the ranks, look at the processes twice, and save all of it."""
+        self.evidence.take(self.followed)
+        self.save(ended=False, launcher_status=None)
+
+    def save(self, *, ended: bool, launcher_status: int | None) -> None:
+        """Write watch.json: what the watcher alone can know."""
+        kernel = proc.read_kernel_oom_pids()
+        now_kills = proc.read_oom_kills()
+        kills = now_kills - self._oom_kills if now_kills is not None and self._oom_kills is not None else None
+        processes = {}
+        for pid, process in self.followed.items():
+            if process.role != wire.ROLE_RANK:
+                continue
+            oom = _was_oom_killed(pid, process, kernel, kills)
+            row = describe(process, self.below.get(pid, ()), self.evidence.dumps, oom)
+            if process.ended_ns is None:
+                self._children_seen[pid] = row["children"]
+            row["children"] = self._children_seen.get(pid, [])
+            processes[str(pid)] = row
+        self.evidence.save(
+            {
+                "now_ns": time.monotonic_ns(),
+                "ended": ended,
+                "launcher_status": launcher_status,
+                "stopping_since_ns": self.stopping_since_ns,
+                "interrupted_by": self.interrupted_by,
+                "processes": processes,
+            }
+        )
+
+
+def _was_oom_killed(pid: int, process: progress.Followed, kernel: frozenset[int] | None, kills: int | None) -> bool | None:
+    if process.ended_ns is None:
+        return None
+    if kernel is not None and pid in kernel:
+        return True
+    if kills is not None:
+        return kills > 0
+    return False if kernel is not None else None
