@@ -1,0 +1,88 @@
+"""The command ``ddpdoctor``: its verbs, and the one place that prints errors and ends the process."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from ddpdoctor import __version__
+from ddpdoctor.cli import demo, explain, report, wrap
+from ddpdoctor.model.errors import UserError
+
+DEFECT = 3
+INTERRUPTED = 130
+ISSUES_HINT = "Please report it with that file; your script and your files are as they were."
+
+app = typer.Typer(
+    name="ddpdoctor",
+    help="Diagnoses distributed PyTorch training: which rank hung or died, at which line, why, and what to do.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+)
+app.command(
+    "wrap",
+    cls=wrap.WrapCommand,
+    options_metavar=wrap.USAGE,
+    short_help="Run a training script; say which rank hung or died, where, why.",
+)(wrap.wrap)
+app.command("demo", short_help="Run a tiny job with a seeded fault and diagnose it.")(demo.demo)
+app.command("report", short_help="Draw a saved report again, offline.")(report.report)
+app.command("explain", short_help="Explain a finding; --list shows all codes.")(explain.explain)
+
+
+def main() -> NoReturn:
+    """Run the command line and end the process with the exit status of the design's table."""
+    try:
+        app(prog_name="ddpdoctor")
+    except UserError as error:
+        _print_error(f"error: {error.message}", error.help)
+        sys.exit(error.status)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except Exception as error:  # noqa: BLE001  the outermost wall: no traceback ever reaches the terminal
+        _print_error(f"a defect of ddpdoctor: {type(error).__name__}. {_save_traceback()}", ISSUES_HINT)
+        sys.exit(DEFECT)
+    sys.exit(0)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ddpdoctor {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _print_error(message: str, hint: str) -> None:
+    from ddpdoctor.cli.output import say, write
+    from ddpdoctor.report.lines import clean
+
+    say(sys.stderr, message)
+    if hint:
+        write(sys.stderr, f"  {clean(hint)}\n")
+
+
+def _save_traceback() -> str:
+    """Save the traceback of the error that is being handled; say where, or why it could not be saved."""
+    import tempfile
+    import traceback
+
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="ddpdoctor-defect-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
+        ) as file:
+            file.write(f"ddpdoctor {__version__}, Python {sys.version}\n{traceback.format_exc()}")
+    except OSError as error:
+        return f"The traceback could not be saved: {error.strerror}."
+    return f"The traceback is in {file.name}"

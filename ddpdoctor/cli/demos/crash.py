@@ -1,0 +1,31 @@
+"""Rank 1 raises an exception on a bad sample, and rank 0 loses its peer."""
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 20
+
+
+def parse_sample(step):
+    text = "n/a" if dist.get_rank() == 1 and step == 5 else str(step)
+    return float(text)  # the fault: "n/a" is no number
+
+
+def main():
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(STEPS):
+        inputs, targets = torch.randn(16, 8), torch.randn(16, 1)
+        inputs[0, 0] = parse_sample(step)
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

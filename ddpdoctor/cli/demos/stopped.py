@@ -1,0 +1,34 @@
+"""Rank 1 is frozen by SIGSTOP, as by a debugger, and rank 0 waits for it in backward."""
+
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 20
+
+
+def load_batch(step):
+    if dist.get_rank() == 1 and step == 5:
+        os.kill(os.getpid(), signal.SIGSTOP)  # the fault
+
+
+def main():
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(STEPS):
+        inputs, targets = torch.randn(16, 8), torch.randn(16, 1)
+        load_batch(step)
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

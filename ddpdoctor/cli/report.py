@@ -1,0 +1,65 @@
+"""``ddpdoctor report``: draws a saved run again, offline, on any machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ddpdoctor.launch.options import OutputFormat
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.findings import Report
+
+REPORT_NAME = "report.json"
+RUN_MARKS = ("run.json", "rings")
+"""What a run folder holds even when the run was cut short before its report was written."""
+
+
+def report(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run folder, or the report.json in it.")],
+    format: Annotated[OutputFormat, typer.Option(help="How the report is written to stdout.")] = "text",  # noqa: A002
+) -> None:
+    """Draw the report of a saved run again; needs neither torch nor the machine it ran on."""
+    from ddpdoctor.cli.output import show_report
+
+    folder = run_dir.parent if run_dir.is_file() else run_dir
+    show_report(read_run(run_dir), format, sys.stdout, folder)
+
+
+def read_run(path: Path) -> Report:
+    """Read the report of a run folder, or rebuild it from what the run left where it was cut short.
+
+    Raises ``UserError`` for what is missing, damaged, or no run folder.
+    """
+    from ddpdoctor.model.errors import UserError
+
+    file = path / REPORT_NAME if path.is_dir() else path
+    if file.is_file():
+        return _read_file(file)
+    if all((path / mark).exists() for mark in RUN_MARKS):
+        from ddpdoctor.diagnose.build import rebuild_report
+
+        return rebuild_report(path)
+    if not path.exists():
+        raise UserError(f"there is no {path}", help="Run folders of `ddpdoctor wrap` are below ddpdoctor-report/.")
+    raise UserError(
+        f"{path} is no run folder of ddpdoctor: it holds no {REPORT_NAME}",
+        help="Give a folder that `ddpdoctor wrap` wrote; by default they are below ddpdoctor-report/.",
+    )
+
+
+def _read_file(file: Path) -> Report:
+    from ddpdoctor.model.errors import UserError
+    from ddpdoctor.report.json_format import parse_report
+
+    try:
+        return parse_report(file.read_text(encoding="utf-8"))
+    except UserError as error:
+        raise UserError(f"{file}: {error.message}", help=error.help, status=error.status) from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: the report cannot be read: it is not UTF-8 text") from error
+    except OSError as error:
+        raise UserError(f"{file}: the report cannot be read: {error.strerror}") from error

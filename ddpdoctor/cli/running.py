@@ -1,0 +1,113 @@
+"""From a request on the command line to a job that has run and whose report is on the screen."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from ddpdoctor.cli.output import say, show_report
+from ddpdoctor.launch.options import WrapOptions
+from ddpdoctor.launch.report_dir import make_default_dir, make_report_dir
+from ddpdoctor.launch.script import check_script, choose_ranks, locate_module
+from ddpdoctor.model.findings import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ddpdoctor.launch.command import SplitCommand
+    from ddpdoctor.launch.options import DebugLevel, OnHang, OutputFormat
+    from ddpdoctor.launch.session import WrapResult
+    from ddpdoctor.model.findings import Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the command line asks for, before the machine and the script were looked at."""
+
+    split: SplitCommand
+    hang_timeout_s: float
+    on_hang: OnHang
+    debug_level: DebugLevel | None
+    report_dir: Path | None
+    format: OutputFormat
+    quiet: bool
+    ignore: tuple[str, ...]
+    command: tuple[str, ...]
+
+
+def prepare(request: Request, env: Mapping[str, str]) -> WrapOptions:
+    """Check everything that can be checked before a start, and make the run folder last.
+
+    Raises ``UserError`` for a script that cannot run, an unknown code, or a folder that cannot be written to.
+    """
+    split = request.split
+    source = _check_source(split)
+    ignore = _check_codes(request.ignore)
+    nproc_args, note = choose_ranks(split.torchrun, source, env)
+    return WrapOptions(
+        hang_timeout_s=request.hang_timeout_s,
+        on_hang=request.on_hang,
+        debug_level=request.debug_level,
+        report_dir=_make_dir(request),
+        format=request.format,
+        quiet=request.quiet,
+        ignore=ignore,
+        torchrun_args=(*nproc_args, *split.torchrun),
+        script=split.script,
+        is_module=split.is_module,
+        no_python=split.no_python,
+        script_args=split.script_args,
+        nproc_note=note,
+        command=request.command,
+    )
+
+
+def run_and_show(options: WrapOptions) -> WrapResult:
+    """Run the job, then write its report to stderr; stdout belongs to the script."""
+    from ddpdoctor.diagnose.build import build_report
+    from ddpdoctor.diagnose.progress import judge_job
+    from ddpdoctor.launch.session import run_wrap
+
+    if options.nproc_note and not options.quiet:
+        say(sys.stderr, options.nproc_note)
+    result = run_wrap(options, judge=judge_job, build=build_report)
+    shown = keep_errors(result.report) if options.quiet else result.report
+    if shown is not None:
+        show_report(shown, options.format, sys.stderr, result.run_dir)
+    return result
+
+
+def keep_errors(report: Report) -> Report | None:
+    """Leave nothing but errors in a report; None where there are none."""
+    errors = tuple(finding for finding in report.findings if finding.severity is Severity.ERROR)
+    if not errors:
+        return None
+    verdict = report.verdict if report.verdict in errors else None
+    return replace(report, findings=errors, verdict=verdict)
+
+
+def _check_source(split: SplitCommand) -> bytes | None:
+    """Check the script's source; None where there is none, or none that can be found without importing."""
+    if split.no_python:
+        return None
+    if not split.is_module:
+        return check_script(split.script)
+    found = locate_module(split.script, ("", *sys.path))
+    return None if found is None else check_script(str(found))
+
+
+def _check_codes(codes: tuple[str, ...]) -> tuple[str, ...]:
+    if not codes:
+        return ()
+    from ddpdoctor.diagnose.catalogue import check_codes, read_pages
+
+    return check_codes(codes, read_pages())
+
+
+def _make_dir(request: Request) -> Path:
+    if request.report_dir is not None:
+        return make_report_dir(request.report_dir)
+    return make_default_dir(request.split.script, datetime.now())  # noqa: DTZ005  local time, as people look for it

@@ -1,0 +1,119 @@
+"""``ddpdoctor wrap``: runs a training script under watch, as torchrun would run it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from typer.core import TyperCommand
+
+from ddpdoctor.launch.options import DebugLevel, OnHang, OutputFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.launch.command import SplitCommand
+
+USAGE = "[OPTIONS] [TORCHRUN OPTIONS] SCRIPT [SCRIPT ARGS]..."
+DEBUG_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
+_SPLIT = "ddpdoctor.split"
+
+
+class WrapCommand(TyperCommand):
+    """Gives Typer only the options that are ddpdoctor's own; torchrun's and the script's go past it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Split the command line first, and leave the rest of it in ``ctx.meta``."""
+        from ddpdoctor.launch.command import split_command
+
+        split = split_command(args, self._own_options(ctx))
+        ctx.meta[_SPLIT] = split
+        return super().parse_args(ctx, list(split.own))
+
+    def _own_options(self, ctx: Any) -> Mapping[str, bool]:
+        """Each option of ours, and whether it takes a value."""
+        params = self.get_params(ctx)
+        return {name: not getattr(param, "is_flag", False) for param in params for name in param.opts}
+
+
+def wrap(
+    ctx: typer.Context,
+    *,
+    hang_timeout: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION",
+            envvar="DDPDOCTOR_HANG_TIMEOUT",
+            help="How long a rank may make no progress while another waits for it: 8, 8.0, 8s, 5m.",
+        ),
+    ] = "300",
+    on_hang: Annotated[
+        OnHang,
+        typer.Option(
+            envvar="DDPDOCTOR_ON_HANG",
+            help="After the report of a hang: stop the job (exit status 124), or go on watching it.",
+        ),
+    ] = "kill",
+    debug_level: Annotated[
+        DebugLevel | None,
+        typer.Option(
+            envvar="DDPDOCTOR_DEBUG_LEVEL",
+            case_sensitive=False,
+            metavar="DETAIL|INFO|OFF",
+            help=f"What {DEBUG_VARIABLE} is set to: DETAIL, unless it is set already. DETAIL lets torch compare every "
+            "collective over all ranks before it runs, which slows small ones; OFF turns that off.",
+        ),
+    ] = None,
+    report_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            envvar="DDPDOCTOR_REPORT_DIR",
+            help="The run folder, new or without a report.  [default: ddpdoctor-report/<time>-<script>]",
+        ),
+    ] = None,
+    format: Annotated[  # noqa: A002  the option's name
+        OutputFormat, typer.Option(envvar="DDPDOCTOR_FORMAT", help="How the report is written to stderr.")
+    ] = "text",
+    quiet: Annotated[
+        bool, typer.Option("--quiet", envvar="DDPDOCTOR_QUIET", help="Write nothing but findings of severity error.")
+    ] = False,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CODE", envvar="DDPDOCTOR_IGNORE", help="Leave findings of this code out; repeatable."),
+    ] = None,
+) -> None:
+    """Run a training script as torchrun would, and say which rank hung or died, at which line, and why.
+
+    Takes torchrun's options too, and passes them on. Everything after SCRIPT belongs to the script; `-m MODULE`
+    runs a module. The exit status is the one that torchrun would have returned, or 124 where a hung job was stopped.
+    """
+    from ddpdoctor.cli.durations import parse_duration
+    from ddpdoctor.cli.running import Request, prepare, run_and_show
+
+    split = cast("SplitCommand", ctx.meta[_SPLIT])
+    options = prepare(
+        Request(
+            split=split,
+            hang_timeout_s=parse_duration(hang_timeout, "--hang-timeout"),
+            on_hang=on_hang,
+            debug_level=choose_debug_level(debug_level, os.environ),
+            report_dir=report_dir,
+            format=format,
+            quiet=quiet,
+            ignore=tuple(ignore or ()),
+            command=tuple(sys.argv),
+        ),
+        os.environ,
+    )
+    raise typer.Exit(run_and_show(options).exit_status)
+
+
+def choose_debug_level(asked: DebugLevel | None, env: Mapping[str, str]) -> DebugLevel | None:
+    """DETAIL where nobody asked for anything; None leaves what the environment says."""
+    if asked is not None:
+        return asked
+    return None if env.get(DEBUG_VARIABLE) else "DETAIL"

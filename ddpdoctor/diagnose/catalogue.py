@@ -1,0 +1,56 @@
+"""The rules as a reader meets them: a page each, found by code or kind."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from ddpdoctor.model.errors import UserError
+
+CLOSENESS = 0.5
+"""How alike a name must be to be offered instead of an unknown one, on difflib's scale from 0 to 1."""
+LIST_HINT = "`ddpdoctor explain --list` names them all."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """What there is to read about a rule; ``text`` is its docstring, in Markdown."""
+
+    code: str
+    kind: str
+    severity: str
+    summary: str
+    text: str
+
+
+def read_pages() -> tuple[Page, ...]:
+    """Return the pages of all rules, in the order of their codes."""
+    from ddpdoctor.rules.registry import all_rules
+
+    pages = (
+        Page(code=rule.code, kind=rule.kind, severity=rule.severity.value, summary=rule.summary, text=rule.page)
+        for rule in all_rules()
+    )
+    return tuple(sorted(pages, key=lambda page: page.code))
+
+
+def find_page(name: str, pages: tuple[Page, ...]) -> Page:
+    """Find a page by code or kind, in any case; raises ``UserError`` with near matches where there is none."""
+    by_name = {key.lower(): page for page in pages for key in (page.kind, page.code)}
+    page = by_name.get(name.lower())
+    if page is not None:
+        return page
+    near = difflib.get_close_matches(name.lower(), by_name, cutoff=CLOSENESS)
+    offers = ", ".join(f"{by_name[match].code} ({by_name[match].kind})" for match in near)
+    hint = f"Did you mean {offers}? " if offers else ""
+    raise UserError(f"there is no rule {name}", help=hint + LIST_HINT)
+
+
+def check_codes(given: tuple[str, ...], pages: tuple[Page, ...]) -> tuple[str, ...]:
+    """Return codes in capitals, lists with commas taken apart; raises ``UserError`` for one that no rule has."""
+    codes = tuple(code.strip().upper() for entry in given for code in entry.split(",") if code.strip())
+    known = {page.code for page in pages}
+    for code in codes:
+        if code not in known:
+            raise UserError(f"--ignore names {code}, which is no code", help=LIST_HINT)
+    return codes

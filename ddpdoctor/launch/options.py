@@ -1,0 +1,39 @@
+"""What ``wrap`` was asked for, once the command line, the environment and the machine have had their say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OnHang = Literal["kill", "report"]
+DebugLevel = Literal["DETAIL", "INFO", "OFF"]
+OutputFormat = Literal["text", "json"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrapOptions:
+    """The settings of one wrapped job."""
+
+    hang_timeout_s: float
+    on_hang: OnHang
+    debug_level: DebugLevel | None
+    """None where the value that ``TORCH_DISTRIBUTED_DEBUG`` has in the environment stays."""
+    report_dir: Path
+    """The run folder: made, private, and known to be writable."""
+    format: OutputFormat
+    quiet: bool
+    ignore: tuple[str, ...]
+    """Codes of rules whose findings are left out."""
+    torchrun_args: tuple[str, ...]
+    """Options for torchrun in the user's order, the number of ranks included where ddpdoctor chose it."""
+    script: str
+    is_module: bool
+    no_python: bool
+    script_args: tuple[str, ...]
+    nproc_note: str | None
+    """What was chosen as number of ranks and how to choose otherwise; None where the user chose."""
+    command: tuple[str, ...]
+    """The full command line as it was typed."""

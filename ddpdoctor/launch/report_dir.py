@@ -1,0 +1,70 @@
+"""Makes the run folder before anything is started: new, private, and known to be writable."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.errors import UserError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+PARENT = Path("ddpdoctor-report")
+PRIVATE = 0o700
+REPORT_NAME = "report.json"
+_HELP = "Nothing was started. Choose another folder with --report-dir."
+
+
+def make_default_dir(script: str, now: datetime) -> Path:
+    """Make ``ddpdoctor-report/<time>-<script>`` below the working directory, with a number where it is taken."""
+    stem = re.sub(r"[^\w.-]", "_", Path(script).stem) or "job"
+    base = f"{now:%Y%m%d-%H%M%S}-{stem}"
+    try:
+        PARENT.mkdir(mode=PRIVATE, exist_ok=True)
+        for number in itertools.count(1):
+            path = PARENT / (base if number == 1 else f"{base}-{number}")
+            if _make_new(path):
+                return _check_writable(path)
+    except OSError as error:
+        raise _refuse(PARENT, error) from error
+    raise AssertionError  # pragma: no cover: count() has no end
+
+
+def make_report_dir(path: Path) -> Path:
+    """Make the folder that the user named; one that is there already may be used unless it holds a report."""
+    try:
+        path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+        if not any(path.iterdir()):
+            path.chmod(PRIVATE)
+    except OSError as error:
+        raise _refuse(path, error) from error
+    if (path / REPORT_NAME).exists():
+        raise UserError(f"the report folder {path} already holds the report of another run", help=_HELP)
+    return _check_writable(path)
+
+
+def _make_new(path: Path) -> bool:
+    try:
+        path.mkdir(mode=PRIVATE)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _check_writable(path: Path) -> Path:
+    """Write a file and take it away again: permissions alone do not tell (read-only mounts, full disks, quotas)."""
+    trial = path / f".writable-{os.getpid()}"
+    try:
+        trial.write_bytes(b"ddpdoctor")
+        trial.unlink()
+    except OSError as error:
+        raise _refuse(path, error) from error
+    return path
+
+
+def _refuse(path: Path, error: OSError) -> UserError:
+    return UserError(f"the report folder {path} is not writable: {error.strerror}", help=_HELP)
