@@ -1,0 +1,89 @@
+"""The documents agree with the code: rule pages with docstrings, verb pages with the options there are."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+VERBS = ("wrap", "demo", "report", "explain")
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+
+
+def load_generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_docs", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def written_pages() -> list[Path]:
+    return sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+
+
+def read_help(verb: str) -> str:
+    command = [sys.executable, "-m", "ddpdoctor", verb, "--help"]
+    environment = {**os.environ, "COLUMNS": "200"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd=ROOT, env=environment)
+    # Only what starts a line is an option of the verb; the sentences may name others.
+    return "\n".join(line for line in done.stdout.splitlines() if line.startswith("  -"))
+
+
+def test_rule_pages_are_their_docstrings() -> None:
+    generate = load_generator()
+    from ddpdoctor.rules.registry import all_rules
+
+    assert generate.find_drift(generate.render_pages(all_rules()), DOCS / "rules") == [], "run: python docs/generate.py"
+
+
+def test_drift_is_seen_and_mended(tmp_path: Path) -> None:
+    generate = load_generator()
+    wanted = {"a.md": "A", "b.md": "B"}
+    (tmp_path / "a.md").write_text("changed")
+    (tmp_path / "old.md").write_text("of a code that is gone")
+
+    drift = generate.find_drift(wanted, tmp_path)
+    assert drift == ["a.md", "b.md", "old.md"]
+    generate.write_pages(wanted, drift, tmp_path)
+    assert generate.find_drift(wanted, tmp_path) == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_page_has_every_option_of_the_verb(verb: str) -> None:
+    page = (DOCS / f"{verb}.md").read_text()
+    options = set(OPTION.findall(read_help(verb))) - {"--help"}
+
+    assert options <= set(OPTION.findall(page))
+
+
+@pytest.mark.parametrize("path", written_pages(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    targets = [target for target in LINK.findall(path.read_text()) if "://" not in target]
+
+    assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+def test_readme_names_every_exit_status_and_the_command_that_ci_runs() -> None:
+    readme = (ROOT / "README.md").read_text()
+
+    assert all(f"| {status} |" in readme for status in (0, 1, 2, 3, 4, 124, 130))
+    assert "<!-- ci: test -->\n```sh\npython3 -m venv .venv && " in readme
+
+
+def test_readme_table_has_the_code_and_kind_of_each_progress_rule() -> None:
+    from ddpdoctor.rules.registry import all_rules
+
+    rows = dict(re.findall(r"^\| (DD6\d\d) \| `([a-z-]+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE))
+
+    assert rows == {rule.code: rule.kind for rule in all_rules() if rule.code.startswith("DD6")}
