@@ -110,4 +110,5 @@ def _check_codes(codes: tuple[str, ...]) -> tuple[str, ...]:
 def _make_dir(request: Request) -> Path:
     if request.report_dir is not None:
         return make_report_dir(request.report_dir)
-    return make_default_dir(request.split.script, datetime.now())  # noqa: DTZ005  local time, as people look for it
+    now = datetime.now()  # noqa: DTZ005  local time, as people look for it
+    return make_default_dir(request.split.script, is_module=request.split.is_module, now=now)

@@ -19,9 +19,10 @@ REPORT_NAME = "report.json"
 _HELP = "Nothing was started. Choose another folder with --report-dir."
 
 
-def make_default_dir(script: str, now: datetime) -> Path:
+def make_default_dir(script: str, *, is_module: bool, now: datetime) -> Path:
     """Make ``ddpdoctor-report/<time>-<script>`` below the working directory, with a number where it is taken."""
-    stem = re.sub(r"[^\w.-]", "_", Path(script).stem) or "job"
+    name = script.rpartition(".")[2] if is_module else Path(script).stem
+    stem = re.sub(r"[^\w.-]", "_", name) or "job"
     base = f"{now:%Y%m%d-%H%M%S}-{stem}"
     try:
         PARENT.mkdir(mode=PRIVATE, exist_ok=True)

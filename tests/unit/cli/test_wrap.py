@@ -1,0 +1,50 @@
+"""The debug level, and what --quiet leaves."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.cli.running import keep_errors
+from ddpdoctor.cli.wrap import choose_debug_level
+from ddpdoctor.model.findings import Confidence, Finding, Report, Severity
+
+
+@pytest.mark.parametrize(
+    ("asked", "env", "level"),
+    [
+        (None, {}, "DETAIL"),
+        (None, {"TORCH_DISTRIBUTED_DEBUG": ""}, "DETAIL"),
+        (None, {"TORCH_DISTRIBUTED_DEBUG": "OFF"}, None),
+        ("INFO", {"TORCH_DISTRIBUTED_DEBUG": "OFF"}, "INFO"),
+        ("OFF", {}, "OFF"),
+    ],
+)
+def test_the_debug_level_is_detail_unless_somebody_said_otherwise(asked, env, level):
+    assert choose_debug_level(asked, env) == level
+
+
+def make_report(*severities, verdict=None):
+    findings = tuple(
+        Finding(code=f"DD60{n}", kind="stuck", severity=severity, confidence=Confidence.HIGH, summary="s")
+        for n, severity in enumerate(severities)
+    )
+    return Report(
+        command=(),
+        started_at="",
+        ended_at="",
+        job=None,
+        verdict=None if verdict is None else findings[verdict],
+        findings=findings,
+        checks=(),
+        ranks=(),
+    )
+
+
+def test_quiet_leaves_errors_only():
+    left = keep_errors(make_report(Severity.ERROR, Severity.WARNING, Severity.INFO, verdict=0))
+    assert [finding.severity for finding in left.findings] == [Severity.ERROR]
+    assert left.verdict == left.findings[0]
+
+
+def test_quiet_leaves_nothing_of_warnings():
+    assert keep_errors(make_report(Severity.WARNING, Severity.INFO, verdict=0)) is None
