@@ -56,13 +56,12 @@ def describe(fault: str) -> str:
 
 def _run(fault: str) -> int:
     from ddpdoctor.cli.output import say
-    from ddpdoctor.cli.running import run_and_show
+    from ddpdoctor.cli.running import outcome_report, run_and_show
 
     ranks = RANKS.get(fault, 2)
     say(sys.stderr, f"running a job of {ranks} ranks with a seeded fault: {describe(fault)}")
     options = _make_options(fault, ranks)
-    result = run_and_show(options)
-    verdict = result.report.verdict
+    verdict = outcome_report(options, run_and_show(options)).verdict
     say(sys.stderr, f"script and report are kept in {options.report_dir.parent}")
     if verdict is not None and verdict.kind == fault:
         return 0

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
 
 REPORT_NAME = "report.json"
-RUN_MARKS = ("run.json", "rings")
+RUN_MARK = "run.json"
 """What a run folder holds even when the run was cut short before its report was written."""
 
 
@@ -39,7 +39,7 @@ def read_run(path: Path) -> Report:
     file = path / REPORT_NAME if path.is_dir() else path
     if file.is_file():
         return _read_file(file)
-    if all((path / mark).exists() for mark in RUN_MARKS):
+    if (path / RUN_MARK).is_file():
         from ddpdoctor.diagnose.build import rebuild_report
 
         return rebuild_report(path)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.cli.output import say, show_report
 from ddpdoctor.launch.options import WrapOptions
-from ddpdoctor.launch.report_dir import make_default_dir, make_report_dir
+from ddpdoctor.launch.report_dir import REPORT_NAME, make_default_dir, make_report_dir
 from ddpdoctor.launch.script import check_script, choose_ranks, locate_module
 from ddpdoctor.model.findings import Severity
 
@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 
     from ddpdoctor.launch.command import SplitCommand
     from ddpdoctor.launch.options import DebugLevel, OnHang, OutputFormat
-    from ddpdoctor.launch.session import WrapResult
+    from ddpdoctor.launch.session import Outcome
     from ddpdoctor.model.findings import Report
+
+DETAIL_NOTE = (
+    "torch compares every collective over all ranks first (TORCH_DISTRIBUTED_DEBUG=DETAIL), which makes small steps "
+    "slower; --debug-level OFF turns that off"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,19 +70,31 @@ def prepare(request: Request, env: Mapping[str, str]) -> WrapOptions:
     )
 
 
-def run_and_show(options: WrapOptions) -> WrapResult:
-    """Run the job, then write its report to stderr; stdout belongs to the script."""
-    from ddpdoctor.diagnose.build import build_report
-    from ddpdoctor.diagnose.progress import judge_job
-    from ddpdoctor.launch.session import run_wrap
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A job that has ended, and what is to be said of it."""
 
-    if options.nproc_note and not options.quiet:
-        say(sys.stderr, options.nproc_note)
-    result = run_wrap(options, judge=judge_job, build=build_report)
-    shown = keep_errors(result.report) if options.quiet else result.report
-    if shown is not None:
-        show_report(shown, options.format, sys.stderr, result.run_dir)
-    return result
+    report: Report
+    exit_status: int
+
+
+def run_and_show(options: WrapOptions) -> Finished:
+    """Run the job, then write its report to stderr; stdout belongs to the script."""
+    from ddpdoctor.diagnose.progress import judge_folder
+    from ddpdoctor.launch.session import Session
+
+    _say_notes(options)
+
+    def show(outcome: Outcome) -> None:
+        _show(_build(outcome, options), options, outcome.run_dir)
+
+    def save(outcome: Outcome) -> None:
+        _save(_build(outcome, options), outcome.run_dir)
+
+    outcome = Session(options, judge_folder, save, show).run()
+    report = _build(outcome, options)
+    _show(report, options, outcome.run_dir)
+    return Finished(report=report, exit_status=outcome.exit_status)
 
 
 def keep_errors(report: Report) -> Report | None:
@@ -87,6 +104,47 @@ def keep_errors(report: Report) -> Report | None:
         return None
     verdict = report.verdict if report.verdict in errors else None
     return replace(report, findings=errors, verdict=verdict)
+
+
+def _say_notes(options: WrapOptions) -> None:
+    detail = DETAIL_NOTE if options.debug_level == "DETAIL" else None
+    for note in (options.nproc_note, detail):
+        if note and not options.quiet:
+            say(sys.stderr, note)
+
+
+def _build(outcome: Outcome, options: WrapOptions) -> Report:
+    from ddpdoctor.diagnose.build import build_report
+
+    return build_report(
+        outcome.folder,
+        outcome.judgement,
+        hung=outcome.hung,
+        exit_status=outcome.exit_status,
+        interrupted=outcome.interrupted_by is not None,
+        earlier=outcome.earlier,
+        ignore=options.ignore,
+        started_at=outcome.started_at,
+        ended_at=outcome.ended_at,
+    )
+
+
+def _show(report: Report, options: WrapOptions, run_dir: Path) -> None:
+    shown = keep_errors(report) if options.quiet else report
+    if shown is not None:
+        show_report(shown, options.format, sys.stderr, run_dir)
+
+
+def _save(report: Report, run_dir: Path) -> None:
+    """Write report.json whole or not at all; a full disk costs the file, never the report on the screen."""
+    from ddpdoctor.report.json_format import render_json
+
+    trial = run_dir / f".{REPORT_NAME}.new"
+    try:
+        trial.write_text(render_json(report), encoding="ascii")
+        trial.replace(run_dir / REPORT_NAME)
+    except OSError as error:
+        say(sys.stderr, f"the report could not be saved in {run_dir}: {error.strerror}")
 
 
 def _check_source(split: SplitCommand) -> bytes | None:

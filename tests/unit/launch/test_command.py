@@ -52,7 +52,10 @@ def expect(script, *, own="", torchrun="", args="", is_module=False, no_python=F
         ("--role -x train.py", expect("train.py", torchrun="--role -x")),
         ("-m pkg.train --lr 0.1", expect("pkg.train", is_module=True, args="--lr 0.1")),
         ("--module pkg.train -m", expect("pkg.train", is_module=True, args="-m")),
-        ("--nnodes 2 -m --quiet --tee 3 pkg", expect("pkg", is_module=True, own="--quiet", torchrun="--nnodes 2 --tee 3")),
+        (
+            "--nnodes 2 -m --quiet --tee 3 pkg",
+            expect("pkg", is_module=True, own="--quiet", torchrun="--nnodes 2 --tee 3"),
+        ),
         ("--no_python ./run.sh a", expect("./run.sh", no_python=True, args="a")),
         ("--quiet -- -odd.py --x", expect("-odd.py", own="--quiet", args="--x")),
         ("- x", expect("-", args="x")),

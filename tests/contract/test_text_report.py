@@ -1,0 +1,204 @@
+"""The text for people: its order, its widths, and that nothing collected is ever markup."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.model.findings import (
+    Check,
+    Confidence,
+    Finding,
+    JobStatus,
+    JobSummary,
+    Outcome,
+    Place,
+    RankRow,
+    Report,
+    Severity,
+)
+from ddpdoctor.report.text import render_text
+
+CWD = Path("/home/me/proj")
+RUN_DIR = CWD / "ddpdoctor-report" / "now-train"
+TRAIN = "/home/me/proj/train.py"
+
+
+def place(rank, line, function="main", file=TRAIN):
+    return Place(rank=rank, file=file, line=line, function=function)
+
+
+def finding(code="DD601", kind="stuck", severity=Severity.ERROR, **more):
+    base = {"summary": "Rank 3 waits in fetch.", "ranks": (3,), "where": (place(3, 33, "fetch"),)}
+    more = {**base, "confidence": Confidence.HIGH, **more}
+    return Finding(code=code, kind=kind, severity=severity, **more)
+
+
+STUCK = finding(
+    evidence=(
+        "Rank 3 stood at /home/me/proj/train.py:33 in two looks, 0.5 s apart, and used no CPU time in between them.",
+        "ranks 0-2, 4 wait in all_reduce, see [/dev/shm] [bold]loud[/bold] [/] :smile: \x1b[31m",
+    ),
+    fix="Let fetch return on every rank, or give the wait in it a time limit, so that it raises instead.",
+    step=12,
+    tensor="layers.0.weight",
+)
+
+
+def row(rank, state="in all_reduce", line=61, **more):
+    return RankRow(rank=rank, local_rank=rank, host="h", pid=rank + 10, state=state, where=place(rank, line), **more)
+
+
+ROWS = (row(0), row(1), row(2), row(3, "in fetch", 33), row(4))
+
+
+def report(status=JobStatus.HUNG, verdict=STUCK, others=(), rows=ROWS, exit_status=124, checks=()):
+    return Report(
+        command=("ddpdoctor",),
+        started_at="",
+        ended_at="",
+        job=JobSummary(world_size=len(rows), nnodes=1, status=status, exit_status=exit_status),
+        verdict=verdict,
+        findings=(*([verdict] if verdict else []), *others),
+        checks=checks,
+        ranks=rows,
+    )
+
+
+def render(one, *, width=None, colour=False):
+    return render_text(one, width=width, colour=colour, run_dir=RUN_DIR, cwd=CWD)
+
+
+FINISHED = report(JobStatus.FINISHED, verdict=None, rows=ROWS[:2], exit_status=0)
+
+
+def test_a_job_that_ended_well_is_one_line():
+    assert render(FINISHED) == "ddpdoctor: finished, 2 ranks, no findings; report in ddpdoctor-report/now-train\n"
+
+
+def test_a_note_costs_one_line_and_is_counted():
+    note = finding("DD901", "not-recorded", Severity.INFO, summary="Rank 3 had no ring.", fix="Free some space.")
+    lines = render(replace(FINISHED, findings=(note,))).splitlines()
+    assert lines == [
+        "  info    DD901 not-recorded, rank 3: Rank 3 had no ring.",
+        "",
+        "ddpdoctor: finished, 2 ranks, 1 note; report in ddpdoctor-report/now-train",
+    ]
+
+
+def test_a_job_that_failed_without_known_cause_never_reads_like_one_that_ended_well():
+    text = render(report(JobStatus.FAILED, verdict=None, exit_status=3))
+    assert text.splitlines()[-1].startswith("ddpdoctor: failed, 5 ranks, exit status 3, no cause found;")
+    assert "ranks 0-2, 4  in all_reduce" in text
+
+
+def test_a_crashed_check_is_said_even_of_a_job_that_ended_well():
+    crashed = Check(id="DD601", outcome=Outcome.CRASHED, reason="KeyError")
+    assert "no findings, 1 check crashed;" in render(replace(FINISHED, checks=(crashed,)))
+
+
+def test_could_not_tell_does_not_read_like_passed():
+    checks = (
+        Check(id="DD605", outcome=Outcome.PASSED),
+        Check(id="DD607", outcome=Outcome.INCONCLUSIVE, reason="no node 1"),
+    )
+    text = render(report(checks=checks))
+    assert "  DD607: could not tell: no node 1\n" in text
+    assert "DD605" not in text
+
+
+@pytest.mark.parametrize("width", [80, 120, None])
+def test_table_first_verdict_last_and_the_verdict_in_its_order(width):
+    other = finding("DD610", "straggler", Severity.WARNING, summary="Rank 2 was slow.", ranks=(2,), where=())
+    text = render(report(others=(other,)), width=width)
+    marks = ["ddpdoctor: hung", "ranks 0-2, 4", "> rank 3", "DD610", "DD601 stuck, rank 3 (confidence high)"]
+    marks += ["wrong ", "where ", "train.py:33 in fetch\n", "layers.0.weight", "seen ", "to do ", "raises instead."]
+    spots = []
+    for mark in marks:
+        spots.append(text.index(mark, spots[-1] if spots else 0))
+    assert text.rstrip().endswith("instead.")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_lines_fit_the_terminal(width):
+    lines = render(report(), width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert max(map(len, lines)) > width - 25
+
+
+def test_a_pipe_gets_each_sentence_on_one_line():
+    lines = render(report()).splitlines()
+    assert any(line.endswith("and used no CPU time in between them.") for line in lines)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, None])
+def test_a_long_path_keeps_its_line_number(width):
+    file = "/" + "/".join(["a-long-folder name".replace(" ", "-")] * 9) + "/train.py"
+    verdict = replace(STUCK, where=(place(3, 33, file=file),), evidence=(f"Rank 3 stood at {file}:33 for long.",))
+    rows = (row(0), replace(row(3), where=place(3, 33, file=file)))
+    text = render(report(verdict=verdict, rows=rows), width=width)
+    assert text.count(f"{file}:33") == 3
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_what_was_collected_is_never_markup(colour):
+    text = render(report(), colour=colour)
+    assert "see [/dev/shm] [bold]loud[/bold] [/] :smile: \\x1b[31m" in text
+
+
+def test_no_colour_means_no_escape_at_all():
+    assert "\x1b" not in render(report(), width=80)
+
+
+def test_colours_change_nothing_but_colours():
+    coloured = render(report(), width=80, colour=True)
+    assert "\x1b[1;31m" in coloured
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == render(report(), width=80)
+
+
+def test_the_environment_has_no_say(monkeypatch):
+    plain = render(report(), width=80)
+    for name, value in {"FORCE_COLOR": "1", "COLUMNS": "20", "TERM": "dumb", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert render(report(), width=80) == plain
+
+
+def test_equal_findings_of_several_ranks_are_one_line():
+    others = [
+        finding("DD901", "not-recorded", Severity.INFO, summary="No ring.", ranks=(n,), where=()) for n in (0, 1, 2, 5)
+    ]
+    text = render(report(others=tuple(others)))
+    assert "  info    DD901 not-recorded, ranks 0-2, 5: No ring.\n" in text
+    assert text.count("No ring.") == 1
+
+
+def test_equal_places_of_several_ranks_are_one_line():
+    verdict = replace(STUCK, ranks=(0, 1, 2), where=tuple(place(n, 61) for n in range(3)))
+    assert "  where   ranks 0-2: train.py:61 in main\n" in render(report(verdict=verdict))
+
+
+def test_a_large_job_does_not_flood_the_screen():
+    rows = tuple(row(n, line=n + 1) for n in range(500))
+    text = render(report(rows=rows), width=80)
+    assert "and 460 more rows in report.json" in text
+    assert len(text.splitlines()) < 70
+
+
+def test_many_scattered_ranks_are_listed_within_the_width():
+    rows = tuple(row(n) if n % 2 else row(n, "in backward", 70) for n in range(200))
+    text = render(report(rows=rows), width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "198" in text
+
+
+def test_steps_of_a_class_are_drawn_together():
+    rows = tuple(row(n, step=10 + n) for n in range(3))
+    assert "train.py:61 in main, steps 10-12\n" in render(report(rows=rows))
+
+
+def test_without_folder_and_job_there_is_still_a_line():
+    bare = replace(FINISHED, job=None)
+    assert render_text(bare, width=80, colour=False, run_dir=None) == "ddpdoctor: no findings\n"
