@@ -153,7 +153,7 @@ def _from_ring(content: wire.RingContent, source: Source, context: Context, watc
     notes = content.notes
     process = _process_note(content)
     roots = tuple(str(root) for root in process.get("roots") or ())
-    evidence = read_evidence(context.folder, content)
+    evidence = {} if watched.get("dumps") else read_evidence(context.folder, content)
     on_request, fatal = split_fatal(_read_dump(context.folder, content))
     looks = _looks(evidence) or _signal_looks(on_request, process.get("main"), roots, watched)
     world = next((n for n in reversed(notes) if n.get("k") in ("initialized", "init")), {})

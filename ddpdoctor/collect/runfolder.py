@@ -97,7 +97,7 @@ def read_agent_log(path: Path, attempt: int | None = None) -> AgentLog:
 
 
 def _read_ranks(folder: Path, agent: AgentLog, watch: dict[str, Any], run: dict[str, Any]) -> tuple[Rank, ...]:
-    contents = _read_rings(folder / "rings")
+    contents = _read_rings(folder / "rings") | _read_rings(folder / "evidence", "*.held")
     begun = min((int(e["at"]) for e in agent.started.values()), default=0)
     sources = ranks.find_ranks(agent.started, contents, begun)
     stop_ns = watch.get("stopping_since_ns") or agent.closing_ns
@@ -114,10 +114,10 @@ def _read_ranks(folder: Path, agent: AgentLog, watch: dict[str, Any], run: dict[
     return tuple(sorted((ranks.read_rank(source, context) for source in sources), key=lambda rank: rank.rank))
 
 
-def _read_rings(folder: Path) -> dict[int, wire.RingContent]:
+def _read_rings(folder: Path, pattern: str = "*.ring") -> dict[int, wire.RingContent]:
     """Return the rings by pid, the latest where a pid came back. Damaged ones are left out."""
     found: dict[int, wire.RingContent] = {}
-    for path in sorted(folder.glob("*.ring")):
+    for path in sorted(folder.glob(pattern)):
         try:
             content = wire.read_ring(path.read_bytes())
         except (OSError, wire.DamagedRingError):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.collect import proc
-from ddpdoctor.collect.runfolder import RUN_FORMAT, RUN_VERSION, read_agent_log
+from ddpdoctor.collect.runfolder import RUN_FORMAT, RUN_VERSION
 from ddpdoctor.launch.guardian import Guardian, is_same, stop_tree
 from ddpdoctor.launch.options import WrapOptions
 from ddpdoctor.launch.watch import Watch
@@ -39,8 +39,8 @@ STORED_VARIABLES = (
 """The only environment variables that a run folder holds."""
 SHARED_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs"})
 
-Judge = Callable[[Path], Judgement]
-"""Reads a run folder and says what is wrong: handed in, since launch does not know the rules."""
+Judge = Callable[[Path, int | None], Judgement]
+"""Reads a run folder and says what is wrong with one attempt, by default the last: handed in, since launch does not know the rules."""
 Reporter = Callable[["Outcome"], None]
 """Shows an outcome while the job goes on."""
 
@@ -49,6 +49,8 @@ Reporter = Callable[["Outcome"], None]
 class Outcome:
     """How a wrapped job ended, for the report."""
 
+    folder: Path
+    """Where the recorders wrote; the run folder itself, unless that is on a shared file system."""
     run_dir: Path
     judgement: Judgement
     hung: bool
@@ -135,7 +137,7 @@ class Session:
     def _examine(self) -> None:
         """Take evidence and have it judged; stop the job where it is certain that it hangs."""
         self.watch.take_evidence()
-        judgement = self.judge(self.folder)
+        judgement = self.judge(self.folder, None)
         if not judgement.findings:
             self.next_look_ns = time.monotonic_ns() + int(self.patience_s * 1e9)
             self.patience_s = min(self.patience_s * 2, max(1.0, self.options.hang_timeout_s / 4))
@@ -155,9 +157,8 @@ class Session:
         """Judge an attempt that the launcher has given up, before the next one covers it."""
         if self.watch.agent.attempt > self.attempt:
             self.watch.save(ended=True, launcher_status=None)
+            self.earlier.append(self.judge(self.folder, self.attempt))
             self.attempt = self.watch.agent.attempt
-            earlier = self.judge(self.folder / f"attempt-{self.attempt - 1}")
-            self.earlier.append(earlier)
 
     def _pass_on_signal(self) -> None:
         """Save evidence within the grace of a scheduler, then let the launcher end the ranks as it would alone."""
@@ -206,7 +207,7 @@ class Session:
         self.watch.follow()
         if self.hang is None:
             self.watch.save(ended=True, launcher_status=status)
-        judgement = self.hang or self.judge(self.folder)
+        judgement = self.hang or self.judge(self.folder, None)
         _copy_back(self.folder, self.run_dir)
         outcome = self._outcome(status, judgement)
         self.save_report(outcome)
@@ -219,7 +220,7 @@ class Session:
             exit_status = INTERRUPTED_STATUS
         found = judgement or self.hang or Judgement(findings=(), checks=(), certain=False)
         return Outcome(
-            run_dir=self.run_dir, judgement=found, hung=hung, launcher_status=status, exit_status=exit_status,
+            folder=self.folder, run_dir=self.run_dir, judgement=found, hung=hung, launcher_status=status, exit_status=exit_status,
             interrupted_by=self.watch.interrupted_by, earlier=tuple(self.earlier), started_at=self.started_at,
             ended_at=_now(),
         )  # fmt: skip

@@ -96,9 +96,11 @@ PHASES = frozenset(
         "ddp_forward_no_grad",
         "backward",
         "next_batch",
+        "epoch",
+        "work_wait",
     }
 )
-"""Values of ``Call.op`` that are phases of training, not collectives."""
+"""Values of ``Call.op`` that are phases of training, not collectives. ``work_wait`` is Work.wait of an open call."""
 
 POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
 """Values of ``Call.op`` that concern one peer only."""

@@ -6,7 +6,7 @@ import os
 import sys
 
 from . import errors, imports, sampler, wire
-from .state import AGENT_VARIABLE, describers, guarded, here
+from .state import AGENT_VARIABLE, MASTER_VARIABLE, describers, guarded, here
 
 _HELPERS = ("multiprocessing.spawn", "multiprocessing.forkserver", "--multiprocessing-fork")
 
@@ -22,11 +22,17 @@ def install() -> None:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_forked)
     if is_rank():
+        os.environ[MASTER_VARIABLE] = store_address()
         errors.install()
         here.start(wire.ROLE_RANK)
     elif any(mark in argument for argument in _arguments() for mark in _HELPERS):
         errors.install()
         here.start(wire.ROLE_CHILD)
+
+
+def store_address() -> str:
+    """Return where the environment says that the job's store is."""
+    return "%s:%s" % (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
 
 
 def is_rank() -> bool:

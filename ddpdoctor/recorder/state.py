@@ -14,6 +14,8 @@ FOLDER_VARIABLE = "DDPDOCTOR_RUN"
 """Names the run's folder on this host. Without it every hook returns at once."""
 AGENT_VARIABLE = "DDPDOCTOR_AGENT"
 """The pid of torch's elastic agent: its direct children are ranks."""
+MASTER_VARIABLE = "DDPDOCTOR_MASTER"
+"""Where torch's elastic agent has the store that its ranks join."""
 MAX_FAILURES = 20
 
 describers = {}  # type: Dict[str, Callable[[], Any]]

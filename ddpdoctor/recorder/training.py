@@ -9,9 +9,9 @@ import threading
 import time
 from typing import Any, Callable, Optional
 
-from . import calls, frames
+from . import calls, frames, wire
 from .errors import note_exception
-from .state import here
+from .state import MASTER_VARIABLE, here
 
 MAX_PARAMETERS = 200
 """Parameters of a DDP model that are written down by name; further ones are counted."""
@@ -82,6 +82,7 @@ def patch_groups(module: Any) -> None:
 
 
 def _before_init(*args: Any, **kwargs: Any) -> None:
+    _leave_agent_store()
     here.promote()
     if here.ring is None:
         return
@@ -95,6 +96,16 @@ def _before_init(*args: Any, **kwargs: Any) -> None:
             value = int(os.environ[variable]) if os.environ.get(variable, "").isdigit() else None
         entry[name] = value
     here.ring.note(entry)
+
+
+def _leave_agent_store() -> None:
+    """Let a script that starts its ranks itself, at an address of its own, have a store there.
+
+    The agent's ranks are told that the agent has the store; their children inherit that and would wait for ever.
+    """
+    address = "%s:%s" % (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
+    if here.role != wire.ROLE_RANK and os.environ.get(MASTER_VARIABLE, address) != address:
+        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
 
 
 def _after_init(*args: Any, **kwargs: Any) -> None:

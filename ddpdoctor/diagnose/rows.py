@@ -1,0 +1,78 @@
+"""One line a rank: where it stands, as the report shows it."""
+
+from __future__ import annotations
+
+from ddpdoctor.model.facts import Frame, Life, Rank
+from ddpdoctor.model.findings import Place, RankRow
+
+PHASE_WORDS = {
+    "init_process_group": "in init_process_group",
+    "new_group": "in new_group",
+    "destroy_process_group": "in destroy_process_group",
+    "ddp_init": "in DDP's constructor",
+    "ddp_forward": "in forward",
+    "ddp_forward_no_grad": "in forward without gradients",
+    "backward": "in backward",
+    "next_batch": "waits for a batch",
+    "work_wait": "waits for an asynchronous call",
+    "epoch": "starts an epoch",
+}
+MAX_STACK = 40
+
+
+def rank_row(rank: Rank) -> RankRow:
+    """Return a rank's row of the report."""
+    frames = _main_frames(rank)
+    user = [frame for frame in frames if frame.user]
+    frame = user[-1] if user else rank.exit_call or rank.last_place
+    return RankRow(
+        rank=rank.rank,
+        local_rank=rank.local_rank,
+        host=rank.host,
+        pid=rank.pid,
+        state=describe_state(rank),
+        where=_place(rank, frame),
+        step=rank.steps or None,
+        stack=tuple(f"{f.file}:{f.line} {f.function}" for f in frames[-MAX_STACK:]),
+    )
+
+
+def describe_state(rank: Rank) -> str:
+    """Return one phrase for what a rank does, or how it ended."""
+    if rank.life is Life.EXITED:
+        return f"exit status {rank.exit_code}"
+    if rank.life is Life.SIGNALED:
+        return f"stopped by {rank.signal}" if rank.after_stop else f"killed by {rank.signal}"
+    if rank.life is Life.NEVER_STARTED:
+        return "never started"
+    if rank.life is Life.GONE:
+        return "gone"
+    if rank.proc_state in ("T", "t"):
+        return "stopped"
+    if rank.main_ended_ns:
+        return "exiting"
+    return _describe_call(rank)
+
+
+def _describe_call(rank: Rank) -> str:
+    for call in reversed(rank.open_calls):
+        if call.thread_is_main and not call.is_async:
+            return PHASE_WORDS.get(call.op, f"in {call.op}")
+    if not rank.recorded:
+        return "not recorded"
+    return "in the script"
+
+
+def _main_frames(rank: Rank) -> tuple[Frame, ...]:
+    for look in reversed(rank.looks):
+        for stack in look.stacks:
+            if stack.is_main:
+                return stack.frames
+    return ()
+
+
+def _place(rank: Rank, frame: Frame | None) -> Place | None:
+    if frame is None:
+        return None
+    return Place(rank=rank.rank, file=frame.file, line=frame.line, function=frame.function)
+

@@ -1,0 +1,37 @@
+"""Gradient accumulation under no_sync, evaluation without gradients, forked loader workers."""
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.set_num_threads(1)
+
+
+def read(i):
+    return torch.randn(8)
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        return read(i)
+
+
+def main():
+    dist.init_process_group("gloo")
+    model = DDP(torch.nn.Linear(8, 2))
+    sampler = torch.utils.data.DistributedSampler(Rows(), shuffle=False)
+    for batch in torch.utils.data.DataLoader(Rows(), batch_size=4, sampler=sampler, num_workers=2):
+        with model.no_sync():
+            model(batch).mean().backward()
+        model(batch).mean().backward()
+    with torch.no_grad():
+        model(torch.randn(4, 8))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

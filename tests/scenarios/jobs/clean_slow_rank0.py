@@ -1,0 +1,52 @@
+"""Rank 0 exports, part by part, for twice the hang timeout, while the others wait."""
+
+import os
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.set_num_threads(1)
+
+
+def write_part(folder, part):
+    torch.save(torch.zeros(10), os.path.join(folder, f"{part}.pt"))
+    time.sleep(0.4)
+
+
+def pause():
+    time.sleep(0.2)
+
+
+def export():
+    with tempfile.TemporaryDirectory() as folder:
+        for part in range(14):
+            write_part(folder, part)
+            pause()
+
+
+def load(step):
+    if dist.get_rank() == 0 and step == 20:
+        export()
+    return torch.randn(4, 8)
+
+
+def train(model, steps):
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        opt.zero_grad()
+        model(load(step)).mean().backward()
+        opt.step()
+
+
+def main():
+    dist.init_process_group("gloo")
+    train(DDP(torch.nn.Linear(8, 2)), 60)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Runs a job of ``jobs/`` under the real command and reads what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+JOBS = Path(__file__).parent / "jobs"
+HANG_TIMEOUT_S = 4
+LIMIT_S = 110
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A job that was run: its exit status, its streams, its report and its folder."""
+
+    status: int
+    stdout: str
+    stderr: str
+    report: dict[str, Any]
+    folder: Path
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """Return this process's environment without what would change a job."""
+    drop = ("DDPDOCTOR_", "TORCH_DISTRIBUTED", "PET_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
+    return {**kept, "OMP_NUM_THREADS": "1", **more}
+
+
+def start(script: str | Path, folder: Path, *options: str, ranks: int = 3, args: tuple[str, ...] = (), **env: str) -> Any:
+    """Start ``ddpdoctor wrap`` on a job; ``folder`` becomes the run folder."""
+    path = JOBS / f"{script}.py" if isinstance(script, str) else script
+    command = [
+        sys.executable, "-m", "ddpdoctor", "wrap", f"--nproc-per-node={ranks}", f"--master-port={free_port()}",
+        "--hang-timeout", str(HANG_TIMEOUT_S), "--report-dir", str(folder), *options, str(path), *args,
+    ]  # fmt: skip
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+        env=clean_environment(**env), start_new_session=True,
+    )  # fmt: skip
+
+
+def finish(process: Any, folder: Path) -> Ran:
+    """Wait for a job and read its report. Whatever still lives of it in the end is killed."""
+    try:
+        stdout, stderr = process.communicate(timeout=LIMIT_S)
+    finally:
+        kill_job(folder)
+    path = folder / "report.json"
+    report = json.loads(path.read_text()) if path.exists() else {}
+    return Ran(process.returncode, stdout, stderr, report, folder)
+
+
+def run(script: str | Path, folder: Path, *options: str, ranks: int = 3, args: tuple[str, ...] = (), **env: str) -> Ran:
+    """Run a job to its end."""
+    return finish(start(script, folder, *options, ranks=ranks, args=args, **env), folder)
+
+
+def job_pids(folder: Path) -> list[int]:
+    """Return the processes of a job that live: those whose environment names its folder."""
+    mark = f"DDPDOCTOR_RUN={folder.resolve()}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                if (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                    found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def kill_job(folder: Path) -> None:
+    """Kill what is left of a job, by the processes that carry its folder's name."""
+    for pid in job_pids(folder):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def wait_for(condition: Any, limit_s: float = 60) -> bool:
+    """Wait until a condition holds; False when it does not in time."""
+    limit = time.monotonic() + limit_s
+    while time.monotonic() < limit:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def marked_lines(script: str) -> list[int]:
+    """Return the lines of a job that carry its marker."""
+    lines = (JOBS / f"{script}.py").read_text().splitlines()
+    return [number for number, line in enumerate(lines, start=1) if line.endswith("# FAULT")]
