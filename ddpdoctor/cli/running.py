@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddpdoctor.cli.output import say, show_report
@@ -70,31 +71,33 @@ def prepare(request: Request, env: Mapping[str, str]) -> WrapOptions:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """A job that has ended, and what is to be said of it."""
-
-    report: Report
-    exit_status: int
-
-
-def run_and_show(options: WrapOptions) -> Finished:
+def run_and_show(options: WrapOptions) -> Outcome:
     """Run the job, then write its report to stderr; stdout belongs to the script."""
     from ddpdoctor.diagnose.progress import judge_folder
     from ddpdoctor.launch.session import Session
 
     _say_notes(options)
-
-    def show(outcome: Outcome) -> None:
-        _show(_build(outcome, options), options, outcome.run_dir)
-
-    def save(outcome: Outcome) -> None:
-        _save(_build(outcome, options), outcome.run_dir)
-
+    show, save = partial(_show, options), partial(_save, options)
     outcome = Session(options, judge_folder, save, show).run()
-    report = _build(outcome, options)
-    _show(report, options, outcome.run_dir)
-    return Finished(report=report, exit_status=outcome.exit_status)
+    show(outcome)
+    return outcome
+
+
+def outcome_report(options: WrapOptions, outcome: Outcome) -> Report:
+    """Build the report of an outcome, without the findings that the user ignores."""
+    from ddpdoctor.diagnose.build import build_report
+
+    return build_report(
+        outcome.folder,
+        outcome.judgement,
+        hung=outcome.hung,
+        exit_status=outcome.exit_status,
+        interrupted=outcome.interrupted_by is not None,
+        earlier=outcome.earlier,
+        ignore=options.ignore,
+        started_at=outcome.started_at,
+        ended_at=outcome.ended_at,
+    )
 
 
 def keep_errors(report: Report) -> Report | None:
@@ -113,38 +116,24 @@ def _say_notes(options: WrapOptions) -> None:
             say(sys.stderr, note)
 
 
-def _build(outcome: Outcome, options: WrapOptions) -> Report:
-    from ddpdoctor.diagnose.build import build_report
-
-    return build_report(
-        outcome.folder,
-        outcome.judgement,
-        hung=outcome.hung,
-        exit_status=outcome.exit_status,
-        interrupted=outcome.interrupted_by is not None,
-        earlier=outcome.earlier,
-        ignore=options.ignore,
-        started_at=outcome.started_at,
-        ended_at=outcome.ended_at,
-    )
-
-
-def _show(report: Report, options: WrapOptions, run_dir: Path) -> None:
+def _show(options: WrapOptions, outcome: Outcome) -> None:
+    report = outcome_report(options, outcome)
     shown = keep_errors(report) if options.quiet else report
     if shown is not None:
-        show_report(shown, options.format, sys.stderr, run_dir)
+        show_report(shown, options.format, sys.stderr, outcome.run_dir)
 
 
-def _save(report: Report, run_dir: Path) -> None:
+def _save(options: WrapOptions, outcome: Outcome) -> None:
     """Write report.json whole or not at all; a full disk costs the file, never the report on the screen."""
     from ddpdoctor.report.json_format import render_json
 
-    trial = run_dir / f".{REPORT_NAME}.new"
+    file = outcome.run_dir / REPORT_NAME
+    trial = file.with_name(f".{REPORT_NAME}.new")
     try:
-        trial.write_text(render_json(report), encoding="ascii")
-        trial.replace(run_dir / REPORT_NAME)
+        trial.write_text(render_json(outcome_report(options, outcome)), encoding="ascii")
+        trial.replace(file)
     except OSError as error:
-        say(sys.stderr, f"the report could not be saved in {run_dir}: {error.strerror}")
+        say(sys.stderr, f"the report could not be saved in {outcome.run_dir}: {error.strerror}")
 
 
 def _check_source(split: SplitCommand) -> bytes | None:
