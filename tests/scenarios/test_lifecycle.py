@@ -1,0 +1,173 @@
+"""What happens around a job: signals, death of the watcher, restarts, full disks, streams and exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.running import (
+    JOBS,
+    clean_environment,
+    finish,
+    free_port,
+    job_pids,
+    kill_job,
+    marked_lines,
+    run,
+    start,
+    wait_for,
+)
+
+
+def ddpdoctor(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ddpdoctor", *args]
+    return subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False, timeout=60)
+
+
+def until_it_trains(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "step\n"
+
+
+def test_ctrl_c_ends_the_ranks_and_leaves_a_report(tmp_path: Path) -> None:
+    process = start("endless", tmp_path, ranks=2)
+    until_it_trains(process)
+    os.killpg(process.pid, signal.SIGINT)
+    ran = finish(process, tmp_path)
+    assert ran.status == 130, ran.stderr
+    assert ran.report["job"]["status"] == "interrupted"
+    assert ran.report["verdict"] is None
+    assert job_pids(tmp_path) == []
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    process = start("ignores_sigterm", tmp_path, "--hang-timeout", "600", ranks=2)
+    assert wait_for(lambda: len(list((tmp_path / "rings").glob("*"))) == 2)
+    assert wait_for(lambda: b'"initialized"' in b"".join(p.read_bytes() for p in (tmp_path / "rings").glob("*")))
+    process.send_signal(signal.SIGINT)
+    assert wait_for(lambda: (tmp_path / "watch.json").exists())
+    process.send_signal(signal.SIGINT)
+    ran = finish(process, tmp_path)
+    assert ran.status == 130
+    assert job_pids(tmp_path) == []
+
+
+def test_sigterm_of_a_scheduler_leaves_evidence_of_all_ranks(tmp_path: Path) -> None:
+    process = start("endless", tmp_path, ranks=2)
+    until_it_trains(process)
+    process.send_signal(signal.SIGTERM)
+    ran = finish(process, tmp_path)
+    assert ran.report["job"]["status"] == "interrupted"
+    assert ran.report["verdict"] is None
+    assert len(ran.report["ranks"]) == 2
+    assert all(row["stack"] for row in ran.report["ranks"])
+
+
+def test_a_killed_watcher_leaves_no_rank_and_a_readable_folder(tmp_path: Path) -> None:
+    process = start("stuck_spin", tmp_path, "--hang-timeout", "600", ranks=2)
+    assert wait_for(lambda: len(list((tmp_path / "rings").glob("*"))) == 2)
+    assert wait_for(lambda: b"backward" in b"".join(p.read_bytes() for p in (tmp_path / "rings").glob("*")))
+    process.kill()
+    process.wait()
+    try:
+        assert wait_for(lambda: not job_pids(tmp_path), limit_s=8)
+    finally:
+        kill_job(tmp_path)
+    drawn = ddpdoctor("report", str(tmp_path))
+    assert (drawn.returncode, drawn.stderr) == (0, "")
+    assert "rank" in drawn.stdout
+
+
+def test_a_hung_job_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    ran = run("ignores_sigterm", tmp_path, ranks=2)
+    assert ran.status == 124
+    assert (ran.report["verdict"]["kind"], ran.report["verdict"]["ranks"]) == ("stuck", [1])
+    assert ran.report["verdict"]["where"][0]["line"] in marked_lines("ignores_sigterm")
+    assert job_pids(tmp_path) == []
+
+
+def test_on_hang_report_says_it_and_lets_the_job_go_on(tmp_path: Path) -> None:
+    ran = run("long_pause", tmp_path, "--on-hang", "report", ranks=2)
+    line = marked_lines("long_pause")[0]
+    assert f"long_pause.py:{line}" in ran.stderr
+    assert ran.status in (0, 1)
+    assert ran.report["job"]["status"] == "finished"
+    assert ran.report["verdict"] is None
+
+
+def test_an_attempt_that_was_restarted_is_a_warning(tmp_path: Path) -> None:
+    ran = run("second_attempt", tmp_path, "--max-restarts", "1", ranks=2)
+    assert ran.report["job"]["status"] == "finished", ran.stderr
+    assert ran.report["data"]["attempts"] == 2
+    (finding,) = [f for f in ran.report["findings"] if f["kind"] == "crash"]
+    assert (finding["severity"], finding["ranks"]) == ("warning", [1])
+    assert finding["where"][0]["line"] in marked_lines("second_attempt")
+
+
+def test_an_abort_at_exit_is_no_failure_of_training(tmp_path: Path) -> None:
+    ran = run("abort_at_exit", tmp_path, ranks=2)
+    assert ran.status == 1
+    assert ran.report["job"]["status"] == "finished"
+    assert ran.report["verdict"] is None
+    (finding,) = ran.report["findings"]
+    assert (finding["kind"], finding["severity"], finding["ranks"]) == ("exit-abort", "info", [1])
+
+
+@pytest.mark.parametrize("status", [0, 5])
+def test_streams_directory_arguments_and_status_are_those_of_torchrun(status: int, tmp_path: Path) -> None:
+    base = [sys.executable, "-m"]
+    rest = [f"--master-port={free_port()}", "--nproc-per-node=1", str(JOBS / "echo.py"), "--help", "a b", "--epochs=2"]
+    wrapped = [*base, "ddpdoctor", "wrap", "--quiet", "--report-dir", str(tmp_path / "run"), *rest]
+    outcomes = []
+    for command in ([*base, "torch.distributed.run", *rest], wrapped):
+        outcomes.append(
+            subprocess.run(
+                command, capture_output=True, text=True, input="typed", cwd=tmp_path, check=False, timeout=60,
+                env=clean_environment(STATUS=str(status)),
+            )
+        )  # fmt: skip
+    plain, recorded = outcomes
+    assert (recorded.stdout, recorded.returncode) == (plain.stdout, plain.returncode)
+    assert "['--help', 'a b', '--epochs=2'] typed" in plain.stdout
+    assert recorded.stderr.count("an error line") == 1
+
+
+def test_secrets_stay_out_of_the_folder(tmp_path: Path) -> None:
+    run("clean_plain", tmp_path, ranks=1, args=("--api-key", "hunter2"), WANDB_API_KEY="hunter3")
+    text = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert b"clean_plain" in text
+    assert b"hunter3" not in text
+    assert b"hunter2" not in text
+    assert (tmp_path.stat().st_mode & 0o077) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="a small file system needs root to mount")
+def test_a_disk_that_is_full_from_the_start_costs_the_record_not_the_job(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(small)], check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        ran = run("clean_groups", small / "run")
+        assert ran.status == 0, ran.stderr
+        assert ran.report["verdict"] is None
+        assert [f["code"] for f in ran.report["findings"]] == ["DD901"]
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def test_a_foreign_and_a_damaged_folder_are_clear_errors(tmp_path: Path) -> None:
+    foreign = ddpdoctor("report", str(tmp_path))
+    assert foreign.returncode == 2
+    assert "Traceback" not in foreign.stderr
+    (tmp_path / "report.json").write_text(json.dumps({"schema_version": 1})[:-4])
+    damaged = ddpdoctor("report", str(tmp_path))
+    assert damaged.returncode == 2
+    assert "report" in damaged.stderr
