@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 PARENT = Path("ddpdoctor-report")
 PRIVATE = 0o700
 REPORT_NAME = "report.json"
+RUN_MARKS = (REPORT_NAME, "run.json")
+"""A folder that holds one of these is another run's; a run that was cut short has no report yet."""
 _HELP = "Nothing was started. Choose another folder with --report-dir."
 
 
@@ -36,15 +38,15 @@ def make_default_dir(script: str, *, is_module: bool, now: datetime) -> Path:
 
 
 def make_report_dir(path: Path) -> Path:
-    """Make the folder that the user named; one that is there already may be used unless it holds a report."""
+    """Make the folder that the user named; one that is there already may be used unless it holds a run."""
     try:
         path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         if not any(path.iterdir()):
             path.chmod(PRIVATE)
     except OSError as error:
         raise _refuse(path, error) from error
-    if (path / REPORT_NAME).exists():
-        raise UserError(f"the report folder {path} already holds the report of another run", help=_HELP)
+    if any((path / mark).exists() for mark in RUN_MARKS):
+        raise UserError(f"the report folder {path} already holds another run", help=_HELP)
     return _check_writable(path)
 
 

@@ -46,9 +46,10 @@ def test_a_folder_with_other_files_may_be_used(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_the_report_of_another_run_is_never_overwritten(tmp_path):
-    (tmp_path / "report.json").write_text("{}")
-    with pytest.raises(UserError, match="already holds"):
+@pytest.mark.parametrize("mark", ["report.json", "run.json"])
+def test_another_run_is_never_overwritten(tmp_path, mark):
+    (tmp_path / mark).write_text("{}")
+    with pytest.raises(UserError, match="already holds another run"):
         make_report_dir(tmp_path)
 
 
