@@ -106,7 +106,7 @@ def read_kernel_oom_pids() -> frozenset[int] | None:
         fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return None
-    pids = set()
+    pids: set[int] = set()
     try:
         while True:
             record = os.read(fd, 8192).decode(errors="replace")

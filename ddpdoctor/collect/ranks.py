@@ -156,7 +156,7 @@ def _from_ring(content: wire.RingContent, source: Source, context: Context, watc
     evidence = {} if watched.get("dumps") else read_evidence(context.folder, content)
     on_request, fatal = split_fatal(_read_dump(context.folder, content))
     looks = _looks(evidence) or _signal_looks(on_request, process.get("main"), roots, watched)
-    world = next((n for n in reversed(notes) if n.get("k") in ("initialized", "init")), {})
+    world: dict[str, Any] = next((n for n in reversed(notes) if n.get("k") in ("initialized", "init")), {})
     cells = content.cells
     return {
         "recorded": True,
@@ -182,7 +182,7 @@ def _from_ring(content: wire.RingContent, source: Source, context: Context, watc
 
 def _call(slot: wire.Slot) -> Call:
     return Call(
-        index=slot.index,
+        index=slot.number,
         op=slot.op,
         api=slot.api or slot.op,
         group=slot.group,

@@ -58,11 +58,12 @@ def read_job(folder: Path, attempt: int | None = None) -> Job:
     found = _read_ranks(folder, agent, watch, run)
     now_ns = int(watch.get("now_ns") or max([r.ended_ns or r.last_progress_ns or 0 for r in found], default=0))
     nproc, nnodes = run.get("nproc"), int(run.get("nnodes") or 1)
+    asked = nproc * nnodes if isinstance(nproc, int) else None
     return Job(
         now_ns=now_ns,
         hang_timeout_s=float(run.get("hang_timeout_s") or 300),
         ranks=_share_groups(found),
-        world_size=nproc * nnodes if isinstance(nproc, int) and nproc > 1 or not found else None,
+        world_size=asked if asked != 1 or not found else None,
         nnodes=nnodes,
         local_ranks_expected=nproc if isinstance(nproc, int) else None,
         ended=bool(watch.get("ended", True)),

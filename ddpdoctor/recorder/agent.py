@@ -7,7 +7,7 @@ import json
 import mmap
 import os
 import time
-from typing import Any
+from typing import Any, Set
 
 from . import wire
 from .state import AGENT_VARIABLE, guarded, here
@@ -23,7 +23,7 @@ class Log:
     def __init__(self, folder: str) -> None:
         self.path = os.path.join(folder, "agent.jsonl")
         self.attempt = -1
-        self.ended = set()  # type: set
+        self.ended = set()  # type: Set[int]
 
     def write(self, **entry: Any) -> None:
         """Append one line in one write."""

@@ -42,8 +42,8 @@ _TORCH_DISTRIBUTED = os.sep + os.path.join("torch", "distributed") + os.sep
 c10d = None  # type: Any
 _shift = collections.defaultdict(int)  # type: Dict[str, int]
 """Per group, how much point-to-point calls have moved the backend's sequence number."""
-_pending = collections.deque(maxlen=256)  # type: collections.deque
-_works = weakref.WeakKeyDictionary()  # type: weakref.WeakKeyDictionary
+_pending = collections.deque(maxlen=256)  # type: collections.deque[Tuple[Any, int]]
+_works = weakref.WeakKeyDictionary()  # type: weakref.WeakKeyDictionary[Any, int]
 _depth = threading.local()
 _group_names = {}  # type: Dict[int, Tuple[Any, int]]
 

@@ -48,7 +48,7 @@ def apply(name: str, module: Any) -> None:
 
 def install() -> None:
     """Watch imports from now on, and patch what is there already."""
-    sys.meta_path.insert(0, PatchingFinder)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, PatchingFinder)
     for name in list(patches):
         module = sys.modules.get(name)
         if module is not None:

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from . import frames, wire
 from .state import describers, guarded, here, start_ticks
@@ -37,8 +37,8 @@ class Sampler:
         self.tick_s = tick_s
         self.control = _map_control(here.folder)
         self.answered = 0
-        self.last_function = None  # type: Optional[tuple]
-        self.seen = set()  # type: set
+        self.last_function = None  # type: Optional[Tuple[str, str, int]]
+        self.seen = set()  # type: Set[Tuple[str, str, int]]
         self.changes = 0
         self.calls_seen = 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import List
 
 from . import errors, imports, sampler, wire
 from .state import AGENT_VARIABLE, MASTER_VARIABLE, describers, guarded, here
@@ -40,8 +41,8 @@ def is_rank() -> bool:
     return "RANK" in os.environ and os.environ.get(AGENT_VARIABLE) == str(os.getppid())
 
 
-def _arguments() -> list:
-    return list(getattr(sys, "orig_argv", sys.argv)) if hasattr(sys, "orig_argv") or hasattr(sys, "argv") else []
+def _arguments() -> List[str]:
+    return list(getattr(sys, "orig_argv", None) or getattr(sys, "argv", []))
 
 
 @guarded("fork")

@@ -112,7 +112,7 @@ class DamagedRingError(ValueError):
 class Slot(NamedTuple):
     """One recorded call; strings are resolved by ``Ring``."""
 
-    index: int
+    number: int
     started_ns: int
     ended_ns: int
     seq: int
@@ -161,7 +161,7 @@ def read_identity(data: bytes) -> Tuple[int, Shape, int, int]:
     return role, shape, pid, ticks
 
 
-def read_cells(data: bytes) -> Dict[str, int]:
+def read_cells(data: Any) -> Dict[str, int]:
     """Return the header's cells by name."""
     return dict(zip(CELL_NAMES, struct.unpack_from("<%dQ" % len(CELL_NAMES), data, CELLS_OFFSET)))
 
@@ -229,5 +229,5 @@ def _read_slots(
                 peer, tensors, flags, shape,
             )
         )  # fmt: skip
-    found.sort(key=lambda slot: slot.index)
+    found.sort(key=lambda slot: slot.number)
     return found

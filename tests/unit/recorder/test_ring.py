@@ -106,7 +106,7 @@ def test_many_threads_lose_no_call(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     content = read(ring)
-    assert [slot.index for slot in content.slots] == list(range(1, 801))
+    assert [slot.number for slot in content.slots] == list(range(1, 801))
     assert all(slot.ended_ns for slot in content.slots)
 
 
