@@ -1,0 +1,182 @@
+"""DD606 and DD607: a process that is frozen, and a rank or node that never came."""
+
+from __future__ import annotations
+
+from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.rules.registry import rule
+
+from . import evidence as say
+from .places import standing_places
+from .scene import Cause, Ruling, Scene, timeout_ns
+from .states import Doing
+from .words import rank_list, seconds, verb
+
+
+@rule("DD606", "stopped", Severity.ERROR, "The process of a rank is frozen")
+def check_stopped(scene: Scene) -> Ruling:
+    """Report a process that is frozen: by SIGSTOP, by a debugger, or in the kernel.
+
+    ## What it means
+
+    The kernel runs no instruction of the rank. Its code is not at fault: somebody stopped the process (`kill -STOP`,
+    Ctrl-Z, a batch system that suspends jobs), a debugger holds it, or a device or file system does not answer.
+
+    ## How it is recognised
+
+    The state in `/proc/PID/stat` is T (stopped) or t (traced); or it is D (uninterruptible sleep) and no thread of the
+    process answers. Other ranks wait, or none makes progress.
+
+    ## How sure
+
+    High for T and t, medium for D.
+
+    ## What to do
+
+    `kill -CONT PID`, or detach the debugger. For D look at `dmesg` and at the file system that the line reads.
+
+    ## Example
+
+        rank 2 is stopped (state T) while ranks 0 and 1 wait for it in all_reduce: kill -CONT 4711
+    """
+    if scene.cause not in (Cause.HANG, Cause.NONE, Cause.CONFLICT):
+        return Ruling(skipped=scene.cause.value)
+    frozen = tuple(n for n in scene.living if scene.states[n].doing is Doing.STOPPED)
+    if not frozen:
+        return Ruling()
+    blamed = tuple(n for n in frozen if n in scene.quiet)
+    if not blamed:
+        return Ruling(inconclusive=f"{rank_list(frozen)} made progress until a moment ago")
+    if not scene.waits.waiters and not set(scene.living) <= scene.quiet:
+        return Ruling(inconclusive=f"{rank_list(frozen)} is stopped, but nobody waits for it yet")
+    return _stopped(scene, blamed)
+
+
+def _stopped(scene: Scene, blamed: tuple[int, ...]) -> Ruling:
+    ranks = [scene.rank(n) for n in blamed]
+    where = tuple(place for rank in ranks for place in standing_places(rank, waits_for_child=False)[:1])
+    traced = [rank.traced_by for rank in ranks if rank.traced_by]
+    asleep = any(rank.proc_state == "D" for rank in ranks)
+    how = f"held by a debugger (process {traced[0]})" if traced else f"stopped (state {ranks[0].proc_state})"
+    pids = " ".join(str(rank.pid) for rank in ranks)
+    waiters = say.waiters_words(scene, blamed)
+    finding = Finding(
+        code="DD606",
+        kind="stopped",
+        severity=Severity.ERROR,
+        confidence=Confidence.MEDIUM if asleep else Confidence.HIGH,
+        ranks=blamed,
+        hosts=say.hosts_of(scene, blamed),
+        where=where,
+        step=say.step_of(scene, blamed),
+        summary=f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} {how}" + (f" {waiters}" if waiters else ""),
+        evidence=(*say.process_words(scene, blamed), *say.others(scene, blamed), *say.progress_words(scene, blamed)),
+        fix=_stopped_fix(pids, traced=bool(traced), asleep=asleep),
+    )
+    return Ruling(findings=(finding,), certain=not traced and scene.stands_still(blamed))
+
+
+def _stopped_fix(pids: str, *, traced: bool, asleep: bool) -> str:
+    if traced:
+        return "detach the debugger, or let it continue"
+    return "look at dmesg, and at the device or file system it reads" if asleep else f"kill -CONT {pids}"
+
+
+@rule("DD607", "missing", Severity.ERROR, "A rank or node never came")
+def check_missing(scene: Scene) -> Ruling:
+    """Report ranks that no process stands for while others wait for them.
+
+    ## What it means
+
+    `init_process_group` returns when all ranks of the world have come. Fewer were started than the world size says, two
+    were given one number, or a node did not come.
+
+    ## How it is recognised
+
+    Ranks wait in `init_process_group`, and no process with the missing ranks' numbers was ever seen. A rank that runs
+    and is held up before `init_process_group` is `stuck` instead.
+
+    ## How sure
+
+    High on one node. With several nodes a rank may run elsewhere, unseen: low, and the job is not stopped.
+
+    ## What to do
+
+    Compare the world size that the script passes with the number of ranks that were started. On several nodes look
+    at the nodes that are named: were they started, with the same `--rdzv-endpoint` and `--nnodes`?
+
+    ## Example
+
+        rank 3 never came: ranks 0-2 wait in init_process_group for a world of 4
+    """
+    if scene.cause is Cause.NONE and not scene.states and scene.job.nnodes > 1:
+        return _missing_nodes(scene)
+    if scene.cause not in (Cause.HANG, Cause.NONE):
+        return Ruling(skipped=scene.cause.value)
+    absent = scene.waits.absent
+    in_init = any(state.doing is Doing.INIT for state in scene.states.values())
+    if not absent or (not scene.sees_all and not in_init):
+        return Ruling()
+    if not scene.waited_long():
+        return Ruling(inconclusive="nobody has waited for the hang timeout yet")
+    return _missing(scene, absent)
+
+
+def _missing(scene: Scene, absent: tuple[int, ...]) -> Ruling:
+    asked = scene.job.local_ranks_expected
+    seen = [
+        *say.classes(scene, scene.waits.waiters),
+        f"the world has {scene.world} ranks, {len(scene.states)} were seen",
+    ]
+    seen += [f"the launcher was asked to start {asked} ranks here"] if asked is not None else []
+    seen += _duplicates(scene)
+    alone = scene.job.nnodes <= 1
+    finding = Finding(
+        code="DD607",
+        kind="missing",
+        severity=Severity.ERROR,
+        confidence=Confidence.HIGH if alone else Confidence.LOW,
+        ranks=absent,
+        summary=f"{rank_list(absent)} never came, and {rank_list(scene.waits.waiters)} "
+        f"{verb(scene.waits.waiters, 'waits', 'wait')} for a world of {scene.world}",
+        evidence=tuple(seen),
+        fix="start as many ranks as the world size says (--nproc-per-node, --nnodes, or world_size= in the script)"
+        if alone
+        else "see whether the other nodes were started, and with the same endpoint and number of nodes",
+    )
+    return Ruling(findings=(finding,), certain=alone and scene.stands_still(()))
+
+
+def _duplicates(scene: Scene) -> list[str]:
+    """Return which rank numbers more than one process of the same attempt has taken."""
+    pids: dict[tuple[int, int], set[int]] = {}
+    for rank in scene.job.ranks:
+        if rank.pid is not None:
+            pids.setdefault((rank.attempt, rank.rank), set()).add(rank.pid)
+    return [
+        f"{len(found)} processes took the number of rank {number}: {', '.join(map(str, sorted(found)))}"
+        for (_, number), found in sorted(pids.items())
+        if len(found) > 1
+    ]
+
+
+def _missing_nodes(scene: Scene) -> Ruling:
+    job = scene.job
+    if job.node_rank is None or not job.local_ranks_expected or job.world_size is None:
+        return Ruling(inconclusive="which ranks this node should have is not known")
+    if job.now_ns - job.launched_ns < timeout_ns(job):
+        return Ruling(inconclusive="the launcher has not waited for the hang timeout yet")
+    first = job.node_rank * job.local_ranks_expected
+    here = range(first, first + job.local_ranks_expected)
+    elsewhere = tuple(n for n in range(job.world_size) if n not in here)
+    finding = Finding(
+        code="DD607",
+        kind="missing",
+        severity=Severity.ERROR,
+        confidence=Confidence.LOW,
+        ranks=elsewhere,
+        summary=f"the launcher of node {job.node_rank} waits for other nodes: no rank has started "
+        f"{seconds(job.now_ns - job.launched_ns)}",
+        evidence=(f"{job.nnodes} nodes were asked for; their {rank_list(elsewhere)} cannot be seen from here",),
+        fix="see whether the other nodes were started, and whether they reach this node's --rdzv-endpoint",
+    )
+    return Ruling(findings=(finding,))

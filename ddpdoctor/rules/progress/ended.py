@@ -1,0 +1,231 @@
+"""DD603, DD604 and DD605: a rank has ended, well or badly, and the others cannot go on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
+from ddpdoctor.rules.registry import rule
+
+from . import evidence as say
+from .failures import Failure, failure_line, same_bug
+from .places import places
+from .scene import Cause, Ruling, Scene
+from .words import place_words, rank_list, verb
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.facts import Frame, Rank
+
+_FATAL_DUMP = frozenset({"SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT", "SIGILL"})
+_OOM_WORDS = {
+    True: "the kernel's OOM killer sent it",
+    False: "the kernel's OOM killer did not send it",
+    None: "whether the kernel's OOM killer sent it cannot be told",
+}
+
+
+@rule("DD603", "early-exit", Severity.ERROR, "A rank ended with status 0 while others still waited for it")
+def check_early_exit(scene: Scene) -> Ruling:
+    """Report a rank that ended without an error before its part in a collective was done.
+
+    ## What it means
+
+    The rank left the loop or the script while the others went on: fewer batches, an early stop that only one rank
+    decided, a `sys.exit()` or `os._exit(0)` on one rank. torch's launcher does not notice an exit with status 0.
+
+    ## How it is recognised
+
+    The process ended with status 0, or its script had come to its end, and others wait in a collective that it had not
+    come to, or failed in it ("Connection closed by peer"), before any rank failed by itself.
+
+    ## How sure
+
+    High.
+
+    ## What to do
+
+    Let all ranks decide together (`all_reduce` the wish to stop), give all ranks the same number of batches
+    (`drop_last=True`, or `with model.join():`), and leave together: `dist.barrier()` before the end.
+
+    ## Example
+
+        rank 1 ended with status 0 at train.py:12 while ranks 0 and 2 wait for it in backward
+    """
+    if scene.cause is not Cause.EARLY_EXIT:
+        return Ruling(skipped=scene.cause.value) if scene.cause is not Cause.NONE else Ruling()
+    blamed = scene.early
+    where = tuple(place for n in blamed for place in places(n, [_way_out(scene.rank(n))]))
+    first = next(iter(where), None)
+    at = f", last seen {place_words(first)}," if first is not None else ""
+    finding = Finding(
+        code="DD603",
+        kind="early-exit",
+        severity=Severity.ERROR,
+        confidence=Confidence.HIGH,
+        ranks=blamed,
+        hosts=say.hosts_of(scene, blamed),
+        where=where,
+        step=say.step_of(scene, blamed),
+        summary=f"{rank_list(blamed)} ended with status 0{at} {say.waiters_words(scene, blamed)}".rstrip(),
+        evidence=(
+            *say.others(scene, blamed),
+            *say.progress_words(scene, blamed),
+            *say.cascade_words(scene.failures, blamed),
+        ),
+        fix="give every rank the same number of steps (drop_last=True, model.join()), and leave together: "
+        "dist.barrier() before the end",
+    )
+    return Ruling(findings=(finding,), certain=True)
+
+
+def _way_out(rank: Rank) -> Frame | None:
+    """Return the line by which a rank left: its exit call, else its last call, else the last line seen."""
+    sites = [call.site for call in (*rank.recent_calls, *rank.open_calls) if call.site is not None]
+    return rank.exit_call or (sites[-1] if sites else None) or rank.last_place
+
+
+@rule("DD604", "crash", Severity.ERROR, "A rank raised an exception or left with an error status")
+def check_crash(scene: Scene) -> Ruling:
+    """Report the rank whose own code failed first.
+
+    ## What it means
+
+    One rank raised an exception, and the others lost their connection to it. Their errors, often printed first and more
+    of them, are consequences.
+
+    ## How it is recognised
+
+    A failure is a consequence when its rank was inside a collective. The earliest one that was not is the cause.
+    The line is the innermost of the user's own code in the traceback; of an error in a loader worker, the worker's.
+    Ranks that raised the same exception at the same line within five seconds are reported together.
+
+    ## How sure
+
+    High where the rank was in no collective; medium where the exception came out of one, and all others were in it too.
+
+    ## What to do
+
+    Open the line that is named, and read its exception, not those of the other ranks.
+
+    ## Example
+
+        rank 0 raised ValueError in parse at train.py:7: invalid literal for int() with base 10: '12x'
+    """
+    root = scene.root_failure
+    if scene.cause is not Cause.FAILURE or root is None:
+        return Ruling(skipped=scene.cause.value) if scene.cause is not Cause.NONE else Ruling()
+    if root.by_signal:
+        return Ruling(skipped="the first rank that failed did so by a signal")
+    return Ruling(findings=(_failed(scene, root, "DD604", "crash"),), certain=True)
+
+
+@rule("DD605", "killed", Severity.ERROR, "A rank died by a signal")
+def check_killed(scene: Scene) -> Ruling:
+    """Report the rank that a signal ended, and which signal.
+
+    ## What it means
+
+    SIGKILL comes from outside: the kernel's OOM killer, a batch system, a person. SIGSEGV, SIGBUS, SIGFPE, SIGILL and
+    SIGABRT come from the rank's own native code: a library, an extension, a full `/dev/shm` (SIGBUS).
+
+    ## How it is recognised
+
+    The signal that the process died of, the kernel's counter of OOM kills, and the dump that a fatal signal leaves.
+    A SIGABRT inside a collective that a peer's wrong call caused is judged as `mismatch`.
+
+    ## How sure
+
+    High; low for SIGABRT inside a collective, which often hits a rank that is innocent.
+
+    ## What to do
+
+    For SIGKILL by the OOM killer: less memory a rank (workers, batch size, prefetch), or a higher limit. For a fatal
+    signal: the line that is named calls the native code at fault.
+
+    ## Example
+
+        rank 2 was killed by SIGKILL; the last line seen is in main at train.py:9
+    """
+    root = scene.root_failure
+    if scene.cause is not Cause.FAILURE or root is None:
+        return Ruling(skipped=scene.cause.value) if scene.cause is not Cause.NONE else Ruling()
+    if not root.by_signal:
+        return Ruling(skipped="the first rank that failed did so by an exception or a status")
+    return Ruling(findings=(_failed(scene, root, "DD605", "killed"),), certain=True)
+
+
+def _failed(scene: Scene, root: Failure, code: str, kind: str) -> Finding:
+    together = same_bug(root, scene.failures)
+    blamed = tuple(sorted(failure.rank.rank for failure in together))
+    where = tuple(place for failure in together for place in places(failure.rank.rank, _lines(failure)))
+    return Finding(
+        code=code,
+        kind=kind,
+        severity=Severity.ERROR,
+        confidence=_confidence(root),
+        ranks=blamed,
+        hosts=say.hosts_of(scene, blamed),
+        where=tuple(sorted(where, key=lambda place: place.rank)),
+        step=say.step_of(scene, blamed),
+        summary=_summary(root, blamed, where),
+        evidence=(
+            *_signal_words(root),
+            *say.cascade_words(scene.failures, blamed),
+            *say.others(scene, [*blamed, *(failure.rank.rank for failure in scene.failures)]),
+            *say.progress_words(scene, blamed),
+        ),
+        fix=_fix(root, next(iter(where), None)),
+    )
+
+
+def _lines(failure: Failure) -> list[Frame | None]:
+    """Return the line of a failure; of an error passed on by a child, it is the child's."""
+    return [failure_line(failure)]
+
+
+def _confidence(root: Failure) -> Confidence:
+    if root.call is None:
+        return Confidence.HIGH
+    return Confidence.LOW if root.by_signal else Confidence.MEDIUM
+
+
+def _summary(root: Failure, blamed: tuple[int, ...], where: tuple[Place, ...]) -> str:
+    who = rank_list(blamed)
+    at = place_words(next((place for place in where if place.rank == root.rank.rank), None))
+    if root.error is not None:
+        child = "passed on an error of a child process: " if root.error.from_child else "raised "
+        text = say.how_words(root)
+        name, _, message = text.partition(": ")
+        return f"{who} {child}{name} {at}" + (f": {message}" if message else "")
+    if not root.by_signal:
+        return f"{who} left with {say.how_words(root)} {at}"
+    was = verb(blamed, "was", "were")
+    how = f"{who} {was} killed by {root.rank.signal}" if root.rank.signal else f"{who} ended and nobody saw how"
+    how += ", sent by the kernel's OOM killer" if root.rank.oom_killed else ""
+    return f"{how} {at}" if root.rank.fatal_place is not None else f"{how}; the last line seen is {at}"
+
+
+def _signal_words(root: Failure) -> list[str]:
+    if not root.by_signal:
+        return []
+    found = []
+    rank = root.rank
+    if rank.signal == "SIGKILL":
+        found.append(_OOM_WORDS[rank.oom_killed])
+    if rank.fatal_place is None and rank.last_place is not None:
+        found.append(f"its line is the last one seen before the end: {place_words(rank.last_place)}")
+    if rank.signal in _FATAL_DUMP and rank.fatal_place is not None:
+        found.append(f"the dump at the signal shows {place_words(rank.fatal_place)}")
+    if root.call is not None:
+        found.append(f"it was inside {root.call.op}: an abort there often hits a rank that did nothing wrong")
+    return found
+
+
+def _fix(root: Failure, place: Place | None) -> str:
+    if not root.by_signal:
+        return f"fix the error {place_words(place)}; the errors of the other ranks follow from it"
+    if root.rank.oom_killed:
+        return "use less memory a rank (fewer loader workers, smaller batches), or raise the memory limit"
+    if root.rank.signal in _FATAL_DUMP:
+        return f"look at the native code that is called {place_words(place)}; SIGBUS may mean a full /dev/shm"
+    return "find out who sent the signal: the batch system's log, dmesg, a watchdog"

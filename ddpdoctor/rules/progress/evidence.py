@@ -1,0 +1,176 @@
+"""What was seen, as sentences: who stands where, who failed after the first, how far the ranks had come."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.facts import Frame, Life
+
+from .places import lines_seen
+from .scene import Scene, moment
+from .states import Doing, State
+from .words import call_words, first_line, line_of, place_words, rank_list, seconds, verb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ddpdoctor.model.findings import Place
+
+    from .failures import Failure
+
+MAX_CLASSES = 8
+"""Classes of ranks that are told; a job whose ranks are all elsewhere needs no more to be understood."""
+
+_DOING = {
+    Doing.MISSING: ("never started", "never started"),
+    Doing.ENDED: ("has ended with status 0", "have ended with status 0"),
+    Doing.FAILED: ("has failed", "have failed"),
+    Doing.STOPPED: ("is stopped", "are stopped"),
+    Doing.SHUTTING_DOWN: ("has reached the end of its script", "have reached the end of their script"),
+    Doing.INIT: ("waits in init_process_group", "wait in init_process_group"),
+    Doing.NEW_GROUP: ("waits in new_group", "wait in new_group"),
+    Doing.DATA: ("waits for its next batch", "wait for their next batch"),
+    Doing.BACKWARD: ("computes in backward", "compute in backward"),
+    Doing.USER: ("runs its own code", "run their own code"),
+}
+
+
+def doing_words(state: State, *, one: bool = True) -> str:
+    """Return what a rank does, for a sentence about one rank or about several."""
+    wait = "waits" if one else "wait"
+    if state.doing is Doing.NATIVE and state.call is not None:
+        what = "backward (DDP's gradient reduction)" if state.call.op == "backward" else state.call.op
+        return f"{wait} in {what}"
+    if state.doing in (Doing.COLLECTIVE, Doing.PEER):
+        return f"{wait} in {call_words(state.call)}"
+    return _DOING[state.doing][0 if one else 1]
+
+
+def line_at(state: State) -> Frame | None:
+    """Return the user's line that a rank stands at: that of its call, else of its stack, else the last one seen."""
+    if state.waiting and state.call is not None and state.call.site is not None:
+        return state.call.site
+    seen = lines_seen(state.rank.looks)
+    if seen and state.doing not in (Doing.ENDED, Doing.FAILED, Doing.MISSING):
+        return seen[0]
+    return state.rank.last_place
+
+
+def classes(scene: Scene, numbers: Iterable[int]) -> list[str]:
+    """Return one sentence for each class of ranks that do the same at the same line, the largest class first."""
+    merged: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for number in numbers:
+        state = scene.states[number]
+        frame = line_at(state)
+        at = f", {line_of(frame)}" if frame is not None else ""
+        merged[doing_words(state), doing_words(state, one=False), at].append(number)
+    ordered = sorted(merged.items(), key=lambda item: (-len(item[1]), item[1]))
+    sentences = [_class_sentence(scene, words, ranks) for words, ranks in ordered[:MAX_CLASSES]]
+    left = sum(len(ranks) for _, ranks in ordered[MAX_CLASSES:])
+    return [*sentences, f"{left} more ranks stand at other lines"] if left else sentences
+
+
+def _class_sentence(scene: Scene, words: tuple[str, str, str], ranks: list[int]) -> str:
+    one, many, at = words
+    waited = [scene.states[n].since(moment(scene.job)) for n in ranks if scene.states[n].waiting]
+    known = [value for value in waited if value is not None]
+    lasting = seconds(max(known)) if known else ""
+    tail = f", {lasting}" if lasting else ""
+    return f"{rank_list(ranks)} {verb(ranks, one, many)}{at}{tail}"
+
+
+def others(scene: Scene, blamed: Iterable[int]) -> list[str]:
+    """Return what all ranks but the blamed do."""
+    return classes(scene, [n for n in sorted(scene.states) if n not in set(blamed)])
+
+
+def waiters_words(scene: Scene, blamed: Iterable[int]) -> str:
+    """Return "while ranks 0 and 2 wait for it in all_reduce", or nothing where nobody waits."""
+    blamed = tuple(blamed)
+    waiters = [n for n in scene.waits.waiters if n not in set(blamed)]
+    if not waiters:
+        return ""
+    whom = "it" if len(blamed) == 1 else "them"
+    calls = {_short(scene.states[n]) for n in waiters}
+    where = f" in {calls.pop()}" if len(calls) == 1 else ""
+    return f"while {rank_list(waiters)} {verb(waiters, 'waits', 'wait')} for {whom}{where}"
+
+
+def _short(state: State) -> str:
+    return state.call.op if state.call is not None else "a collective"
+
+
+def progress_words(scene: Scene, blamed: Iterable[int]) -> list[str]:
+    """Return how far the blamed ranks had come, and since when nothing was seen of them."""
+    found = []
+    for number in list(blamed)[:MAX_CLASSES]:
+        rank = scene.rank(number)
+        parts = [f"{rank.steps} optimizer steps"] if rank.steps else []
+        parts += [f"{rank.batches} batches"] if rank.batches else []
+        if parts:
+            found.append(f"rank {number} had done {' and '.join(parts)}")
+        if rank.last_progress_ns is not None and rank.life is Life.RUNNING:
+            found.append(f"rank {number} made no progress {seconds(moment(scene.job) - rank.last_progress_ns)}")
+    return found
+
+
+def process_words(scene: Scene, blamed: Iterable[int]) -> list[str]:
+    """Return what the kernel and the recorder's thread say of the blamed processes."""
+    found = []
+    for number in list(blamed)[:MAX_CLASSES]:
+        rank = scene.rank(number)
+        if rank.proc_state is not None and rank.life is Life.RUNNING:
+            found.append(f"process {rank.pid} of rank {number} is in state {rank.proc_state}")
+        if rank.recorded and not rank.answered and rank.looks and rank.looks[-1].by == "signal":
+            found.append(f"no thread of rank {number} got Python's global lock: a call into C holds it")
+        if rank.lost:
+            found.append(f"not all of rank {number} could be recorded: {rank.lost}")
+        found += [
+            f"a thread of rank {number} ended with {r.type}: {first_line(r.message)}"
+            for r in rank.raised
+            if r.uncaught and not r.thread_is_main
+        ][:1]
+    return found
+
+
+def cascade_words(failures: Iterable[Failure], blamed: Iterable[int]) -> list[str]:
+    """Return who failed after the blamed ranks, and with what."""
+    merged: dict[str, list[int]] = defaultdict(list)
+    for failure in failures:
+        if failure.rank.rank in set(blamed):
+            continue
+        how = how_words(failure)
+        where = f", in {failure.call.op}" if failure.call is not None else ""
+        merged[f"failed as well{where}: {how}"].append(failure.rank.rank)
+    return [f"{rank_list(ranks)} {text}" for text, ranks in list(merged.items())[:MAX_CLASSES]]
+
+
+def how_words(failure: Failure) -> str:
+    """Return the exception, the signal or the exit status of a failure."""
+    rank = failure.rank
+    if failure.error is not None:
+        text = first_line(failure.error.message)
+        return f"{failure.error.type}: {text}" if text else failure.error.type
+    if rank.life is Life.SIGNALED:
+        return rank.signal or "a signal"
+    return f"exit status {rank.exit_code}" if rank.exit_code is not None else "an end that nobody saw"
+
+
+def step_of(scene: Scene, blamed: Iterable[int]) -> int | None:
+    """Return the optimizer step that the blamed ranks were in, counted from 0, where steps were seen."""
+    steps = [scene.rank(n).steps for n in blamed if n in scene.states]
+    return min(steps) if steps and any(steps) else None
+
+
+def hosts_of(scene: Scene, blamed: Iterable[int]) -> tuple[str, ...]:
+    """Return the hosts of the blamed ranks, where the job has more than one node."""
+    if scene.job.nnodes <= 1:
+        return ()
+    return tuple(sorted({scene.rank(n).host for n in blamed if n in scene.states}))
+
+
+def at_words(places: Mapping[int, tuple[Place, ...]] | tuple[Place, ...], rank: int) -> str:
+    """Return "in read_batch at train.py:12" for the first place of a rank."""
+    found = places if isinstance(places, tuple) else places.get(rank, ())
+    return place_words(next((place for place in found if place.rank == rank), None))

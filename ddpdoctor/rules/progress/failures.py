@@ -1,0 +1,117 @@
+"""Ranks that ended badly: which of them failed by themselves, and which were pulled down by another."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.facts import Call, Frame, Job, Life, Raised, Rank
+
+from .places import innermost_user
+from .states import State, aborted_at_exit, call_at_failure, ended_well, final_error, has_failed
+from .words import first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+TOGETHER_NS = 5_000_000_000
+"""Equal errors on the same line within this time are one bug: ranks of one step are rarely further apart."""
+_TIMED_OUT = re.compile(
+    r"time[d\-_ ]*out|failed to pass monitoredbarrier in|wait.{0,20}timeout|DEADLINE_EXCEEDED", re.IGNORECASE
+)
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """The end of a rank that did not end well."""
+
+    rank: Rank
+    time_ns: int
+    error: Raised | None
+    call: Call | None
+    """The call, needing other ranks, in which it failed; None where it failed on its own."""
+
+    @property
+    def by_signal(self) -> bool:
+        """Whether no exception was seen and a signal, or nobody knows what, ended the process."""
+        return self.error is None and self.rank.life in (Life.SIGNALED, Life.GONE)
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it failed only because it had waited too long: a hang, not a crash."""
+        if self.call is None:
+            return False
+        return self.error is None or bool(_TIMED_OUT.search(self.error.message))
+
+
+def find_failures(job: Job, states: Mapping[int, State]) -> tuple[Failure, ...]:
+    """Return all failures, the earliest first. What came after the job was being stopped is none."""
+    found = [f for f in (_failure_of(job, state.rank) for state in states.values()) if f is not None]
+    return tuple(sorted(found, key=lambda f: (f.time_ns, f.rank.rank)))
+
+
+def _failure_of(job: Job, rank: Rank) -> Failure | None:
+    if rank.life is Life.NEVER_STARTED or ended_well(rank) or aborted_at_exit(rank):
+        return None
+    if not has_failed(rank, job.stopping_since_ns):
+        return None
+    error = final_error(rank)
+    time_ns = error.time_ns if error is not None else rank.ended_ns or job.now_ns
+    stopping = job.stopping_since_ns
+    interrupted = job.interrupted_by is not None and stopping is not None and time_ns > stopping
+    if interrupted or (error is not None and _is_stop(error, job)):
+        return None
+    return Failure(rank=rank, time_ns=time_ns, error=error, call=call_at_failure(rank))
+
+
+def _is_stop(error: Raised, job: Job) -> bool:
+    """Return whether an exception is somebody's wish to stop, or a good end by sys.exit."""
+    if error.type == "SystemExit":
+        return error.message in ("", "0", "None")
+    return error.type == "KeyboardInterrupt" and job.interrupted_by is not None
+
+
+def failure_line(failure: Failure) -> Frame | None:
+    """Return the user's line that a failure is best known by."""
+    rank = failure.rank
+    if failure.error is not None and failure.error.frames:
+        user = innermost_user(failure.error.frames)
+        if user is not None:
+            return user
+    if failure.error is None and failure.by_signal:
+        return rank.fatal_place or rank.last_place
+    site = failure.call.site if failure.call is not None else None
+    return rank.exit_call or site or rank.last_place
+
+
+def same_bug(root: Failure, failures: Sequence[Failure]) -> tuple[Failure, ...]:
+    """Return the failures that are the root's own bug on other ranks, the root among them."""
+    return tuple(f for f in failures if f is root or _is_same(root, f))
+
+
+def _is_same(root: Failure, other: Failure) -> bool:
+    if other.time_ns - root.time_ns > TOGETHER_NS or _how(root) != _how(other):
+        return False
+    first, second = failure_line(root), failure_line(other)
+    if first is None or second is None or (first.file, first.line) != (second.file, second.line):
+        return False
+    return _is_same_in_call(root, other)
+
+
+def _is_same_in_call(root: Failure, other: Failure) -> bool:
+    """Hold failures inside a call of torch to the same text: the victims of one rank fail with another."""
+    if root.call is None and other.call is None:
+        return True
+    if root.error is None or other.error is None:
+        return False
+    return _text(root.error) == _text(other.error)
+
+
+def _text(error: Raised) -> str:
+    return _DIGITS.sub("#", first_line(error.message))
+
+
+def _how(failure: Failure) -> str | None:
+    return failure.error.type if failure.error is not None else f"{failure.rank.signal}/{failure.rank.exit_code}"

@@ -1,0 +1,117 @@
+"""Process groups: who is a member, and how far each member has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.facts import POINT_TO_POINT, GroupState, Job, Rank
+
+from .states import NATIVE_PHASES, Doing, State, is_collective
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+DEFAULT_GROUP = "0"
+"""torch's name for the group of all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group: its name, and its members. Groups of different members may share a name."""
+
+    name: str
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """The collective that a rank waits in."""
+
+    group: Group
+    seq: int | None
+    """None where its number is not known: a collective of C++ in a process that could not be asked."""
+
+
+def world_of(job: Job) -> int:
+    """Return how many ranks the job has, by the largest of all that is known of it."""
+    known = [rank.world_size for rank in job.ranks if rank.world_size is not None]
+    asked = [job.world_size] if job.world_size is not None else []
+    seen = [1 + max((rank.rank for rank in job.ranks), default=-1)]
+    return max(known or asked or seen)
+
+
+def group_table(job: Job) -> dict[tuple[int, str], Group]:
+    """Return, for each rank and group name, the group. What a dead rank cannot say its peers say for it."""
+    table: dict[tuple[int, str], Group] = {}
+    for rank in job.ranks:
+        for state in rank.groups:
+            group = Group(state.name, tuple(state.ranks))
+            for member in state.ranks:
+                table.setdefault((member, state.name), group)
+    return table
+
+
+def default_name(rank: Rank) -> str:
+    """Return the name of the group that DDP uses where nothing else is known: the group of all ranks."""
+    names = [state.name for state in rank.groups]
+    return DEFAULT_GROUP if DEFAULT_GROUP in names or not names else names[0]
+
+
+def find_group(table: Mapping[tuple[int, str], Group], rank: Rank, name: str, world: int) -> Group:
+    """Return the group of this name that the rank is in; an unknown name stands for all ranks."""
+    return table.get((rank.rank, name)) or Group(name, tuple(range(world)))
+
+
+def own_state(rank: Rank, name: str) -> GroupState | None:
+    """Return the group as this rank sees it."""
+    return next((state for state in rank.groups if state.name == name), None)
+
+
+def recorded_seq(rank: Rank, name: str) -> int:
+    """Return the number of the rank's last recorded collective in the group, 0 for none."""
+    calls = (*rank.recent_calls, *rank.open_calls)
+    return max((c.seq for c in calls if c.seq is not None and c.group == name and is_collective(c)), default=0)
+
+
+def native_seq(state: State, name: str, *, detail: bool) -> int | None:
+    """Return the number of the C++ collective that the rank waits in, or None where it is not known.
+
+    The group's counter has begun collectives. Under DETAIL the one that is pending in the check of fingerprints is
+    not in it yet.
+    """
+    group = own_state(state.rank, name)
+    if group is None or group.enqueued < 0:
+        return None
+    return max(group.enqueued + (1 if detail else 0), 1)
+
+
+def position_of(state: State, table: Mapping[tuple[int, str], Group], world: int, *, detail: bool) -> Position | None:
+    """Return the collective that a rank waits in; None where it waits in none."""
+    call = state.call
+    if call is None or state.doing not in (Doing.COLLECTIVE, Doing.NATIVE):
+        return None
+    if call.op in NATIVE_PHASES:
+        name = default_name(state.rank)
+        return Position(group=find_group(table, state.rank, name, world), seq=native_seq(state, name, detail=detail))
+    return Position(group=find_group(table, state.rank, call.group, world), seq=call.seq)
+
+
+def reached(state: State, name: str, *, detail: bool) -> int | None:
+    """Return the last collective of the group at which a rank has arrived; None: in one whose number is not known."""
+    recorded = recorded_seq(state.rank, name)
+    if state.doing is Doing.NATIVE and name == default_name(state.rank):
+        native = native_seq(state, name, detail=detail)
+        return None if native is None else max(recorded, native)
+    group = own_state(state.rank, name)
+    return max(recorded, group.enqueued if group is not None else 0)
+
+
+def peer_calls(states: Iterable[State]) -> dict[tuple[int, int | None], str]:
+    """Return the point-to-point operations that are pending, by rank and peer."""
+    found: dict[tuple[int, int | None], str] = {}
+    for state in states:
+        for call in state.rank.open_calls:
+            if call.op in POINT_TO_POINT:
+                found[state.rank.rank, call.peer] = call.op
+    return found

@@ -1,0 +1,139 @@
+"""DD609 and DD612: the script has ended, and its process does not, or dies on the way out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
+from ddpdoctor.rules.registry import rule
+
+from . import evidence as say
+from .places import innermost_user, last_main_stack, lines_seen, other_threads, places
+from .scene import Cause, Ruling, Scene, moment, timeout_ns
+from .states import Doing, aborted_at_exit
+from .words import place_words, rank_list, seconds, verb
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.facts import Child, Frame, Rank
+
+
+@rule("DD609", "exit-hang", Severity.ERROR, "The training code has ended and the process does not")
+def check_exit_hang(scene: Scene) -> Ruling:
+    """Report a rank whose script has ended while its process lives on.
+
+    ## What it means
+
+    Python waits at its end for every thread that is not a daemon, for `multiprocessing` children, and for functions
+    registered with `atexit`. One of them does not return.
+
+    ## How it is recognised
+
+    The script's own code ended longer ago than `--hang-timeout`, and the process is there.
+
+    ## How sure
+
+    High where a thread, an exit function or a child with a line of the user's is found, else medium.
+
+    ## What to do
+
+    Tell the thread to end before the script does (an `Event`, a `None` in its queue), or make it a daemon. Close
+    loggers, profilers and prefetchers; call `dist.destroy_process_group()` last.
+
+    ## Example
+
+        rank 0 has finished its script and does not end: thread "uploader" runs in upload at log.py:31
+    """
+    if scene.failures:
+        return Ruling(skipped=Cause.FAILURE.value)
+    ended = [n for n in scene.living if scene.states[n].doing is Doing.SHUTTING_DOWN and n not in scene.early]
+    now = moment(scene.job)
+    blamed = tuple(n for n in ended if now - (scene.rank(n).main_ended_ns or now) >= timeout_ns(scene.job))
+    if not blamed:
+        return Ruling(inconclusive=f"{rank_list(ended)} ended a moment ago") if ended else Ruling()
+    where = tuple(place for n in blamed for place in _exit_places(scene.rank(n)))
+    first = next(iter(where), None)
+    since = seconds(now - (scene.rank(blamed[0]).main_ended_ns or now))
+    seen = [*_exit_evidence(scene, blamed), *say.process_words(scene, blamed), *say.others(scene, blamed)]
+    finding = Finding(
+        code="DD609",
+        kind="exit-hang",
+        severity=Severity.ERROR,
+        confidence=Confidence.HIGH if where else Confidence.MEDIUM,
+        ranks=blamed,
+        hosts=say.hosts_of(scene, blamed),
+        where=where,
+        summary=f"{rank_list(blamed)} {verb(blamed, 'has', 'have')} finished the script and the process does not end"
+        + (f": something still runs {place_words(first)}" if first is not None else ""),
+        evidence=(f"the script ended, and the process went on {since}", *seen),
+        fix="end that thread, child or exit function before the script ends, or make the thread a daemon",
+    )
+    return Ruling(findings=(finding,), certain=set(scene.living) <= {*blamed, *scene.quiet})
+
+
+def _exit_places(rank: Rank) -> tuple[Place, ...]:
+    """Return what keeps an ended script's process: a thread, an exit function, or a child."""
+    threads = [stack for stack in other_threads(rank, skip_idle=False) if not stack.is_daemon]
+    lines: list[Frame | None] = [innermost_user(stack.frames) for stack in threads]
+    lines += [frame for frame in lines_seen(rank.looks) if frame.user]
+    lines += [_child_line(child) for child in rank.children]
+    return places(rank.rank, lines)
+
+
+def _child_line(child: Child) -> Frame | None:
+    stack = last_main_stack(child)
+    return innermost_user(stack.frames) if stack is not None else None
+
+
+def _exit_evidence(scene: Scene, blamed: tuple[int, ...]) -> list[str]:
+    found = []
+    for number in blamed[: say.MAX_CLASSES]:
+        rank = scene.rank(number)
+        names = [s.thread for s in other_threads(rank, skip_idle=False) if not s.is_daemon]
+        found += [f"threads of rank {number} that the interpreter waits for: {', '.join(names)}"] if names else []
+        found += [f"children of rank {number}: {', '.join(c.name for c in rank.children)}"] if rank.children else []
+    return found
+
+
+@rule("DD612", "exit-abort", Severity.INFO, "A rank was aborted on its way out, after its script had ended")
+def check_exit_abort(scene: Scene) -> Ruling:
+    """Report a rank that died of SIGABRT after its script had ended well.
+
+    ## What it means
+
+    Nothing of the training is lost: the script had run to its end. Gloo's threads may be alive while the interpreter
+    takes its libraries down, and then C++ aborts with "terminate called without an active exception"
+    (pytorch#190489). The launcher still counts it as a failure and returns its status.
+
+    ## How it is recognised
+
+    The process died of SIGABRT after the interpreter had begun to shut down, and no exception had ended the script.
+
+    ## How sure
+
+    High.
+
+    ## What to do
+
+    Call `dist.barrier()` and then `dist.destroy_process_group()` as the last lines of the script.
+
+    ## Example
+
+        rank 1 was aborted at its exit, after its script had ended; training is not affected
+    """
+    aborted = tuple(n for n in sorted(scene.states) if aborted_at_exit(scene.rank(n)) and n not in scene.early)
+    if not aborted:
+        return Ruling()
+    finding = Finding(
+        code="DD612",
+        kind="exit-abort",
+        severity=Severity.INFO,
+        confidence=Confidence.HIGH,
+        ranks=aborted,
+        summary=f"{rank_list(aborted)} {verb(aborted, 'was', 'were')} aborted at exit, after the script had ended; "
+        "training is not affected",
+        evidence=(
+            "the process died of SIGABRT while the interpreter shut down: a known fault of Gloo, pytorch#190489",
+        ),
+        fix="call dist.barrier() and then dist.destroy_process_group() as the last lines of the script",
+    )
+    return Ruling(findings=(finding,))

@@ -1,0 +1,114 @@
+"""DD602: ranks disagree about the next collective."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Finding, Severity
+from ddpdoctor.rules.registry import rule
+
+from . import evidence as say
+from .places import places
+from .scene import Cause, Ruling, Scene, must_be_quiet
+from .words import call_words, line_of, rank_list, verb
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.facts import Frame
+
+    from .conflicts import Conflict, Part
+
+
+@rule("DD602", "mismatch", Severity.ERROR, "Ranks disagree about the next collective")
+def check_mismatch(scene: Scene) -> Ruling:
+    """Report ranks that call another collective than the others, or with another shape or dtype.
+
+    ## What it means
+
+    Collectives are matched by their order alone. If one rank calls `reduce` where the others reduce gradients, or makes
+    one call more or fewer, all wait, abort, or compute nonsense.
+
+    ## How it is recognised
+
+    Every rank's calls are numbered within each group. Under one number the operation must be the same, and the dtype
+    and shape where the operation needs them equal. Collectives that DDP makes inside `backward` count as well.
+
+    ## How sure
+
+    High where a majority agrees: the minority is to blame. With two ranks, or no majority, the rank whose call departs
+    from the order of calls so far is to blame: medium. Without such a history all are named: low.
+
+    ## What to do
+
+    Look for a collective under a condition that differs between ranks (`if rank == 0:`, a loss that is only sometimes
+    logged), for loops of unequal length, and for tensors whose shape depends on the rank's data.
+
+    ## Example
+
+        rank 0 calls reduce at train.py:6 where ranks 1 and 2 are in backward
+    """
+    conflict = scene.conflict
+    if scene.cause is not Cause.CONFLICT or conflict is None:
+        return Ruling(skipped=scene.cause.value) if scene.cause is not Cause.NONE else Ruling()
+    moving = set(scene.living) - scene.quiet if must_be_quiet(scene.job, scene.failures) else set()
+    if moving & {part.rank for part in conflict.parts}:
+        return Ruling(inconclusive=f"{rank_list(moving)} still {verb(moving, 'makes', 'make')} progress")
+    return Ruling(findings=(_finding(scene, conflict),), certain=scene.stands_still(()))
+
+
+def _finding(scene: Scene, conflict: Conflict) -> Finding:
+    blamed = conflict.blamed
+    departing = [part for part in conflict.parts if part.rank in set(blamed)]
+    where = tuple(place for part in departing for place in places(part.rank, [part.site or _last(scene, part.rank)]))
+    return Finding(
+        code="DD602",
+        kind="mismatch",
+        severity=Severity.ERROR,
+        confidence=conflict.confidence,
+        ranks=blamed,
+        hosts=say.hosts_of(scene, blamed),
+        where=where,
+        step=say.step_of(scene, blamed),
+        summary=_summary(conflict, departing),
+        evidence=(
+            f"collective {conflict.seq} of group {conflict.group.name}: {conflict.reason}",
+            *_sides(conflict),
+            *say.progress_words(scene, blamed),
+            *say.cascade_words(scene.failures, ()),
+        ),
+        fix="look for a collective under a condition that differs between ranks, and for loops of unequal length",
+    )
+
+
+def _last(scene: Scene, number: int) -> Frame | None:
+    return scene.rank(number).last_place
+
+
+def _summary(conflict: Conflict, departing: list[Part]) -> str:
+    agreeing = [part for part in conflict.parts if part not in departing]
+    mine = _call_classes(departing)
+    if not agreeing:
+        return "ranks disagree: " + ", ".join(f"{rank_list(ranks)} in {what}" for what, ranks in mine.items())
+    theirs = _call_classes(agreeing)
+    left = ", ".join(f"{rank_list(ranks)} {verb(ranks, 'is', 'are')} in {what}" for what, ranks in mine.items())
+    right = ", ".join(f"{rank_list(ranks)} {verb(ranks, 'is', 'are')} in {what}" for what, ranks in theirs.items())
+    return f"{left}, where {right}"
+
+
+def _call_classes(parts: list[Part]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for part in parts:
+        found.setdefault(part_words(part), []).append(part.rank)
+    return found
+
+
+def part_words(part: Part) -> str:
+    """Return what a rank called, and at which line."""
+    what = part.call.op if part.native else call_words(part.call)
+    return f"{what} at {line_of(part.site)}"
+
+
+def _sides(conflict: Conflict) -> list[str]:
+    sides = _call_classes(list(conflict.parts))
+    told = [f"{rank_list(ranks)}: {what}" for what, ranks in list(sides.items())[: say.MAX_CLASSES]]
+    left = len(sides) - len(told)
+    return [*told, f"and {left} other calls"] if left else told

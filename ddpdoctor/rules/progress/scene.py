@@ -1,0 +1,195 @@
+"""A job as the rules see it: the states of its ranks, their waits, conflicts and failures, worked out once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from .conflicts import Conflict, find_conflict
+from .failures import Failure, find_failures
+from .groups import Position, group_table, position_of, world_of
+from .states import OVER, Doing, State, states_of
+from .waits import Waits, find_waits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ddpdoctor.model.facts import Job, Rank
+    from ddpdoctor.model.findings import Finding
+
+
+class Cause(Enum):
+    """What kind of trouble a job is in, which decides the rules that apply."""
+
+    NONE = "no rank failed, and none waits in vain"
+    EARLY_EXIT = "a rank ended while others waited for it"
+    FAILURE = "a rank failed by itself"
+    CONFLICT = "ranks disagree about a collective"
+    HANG = "ranks wait"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """All that the rules look at."""
+
+    job: Job
+    world: int
+    states: Mapping[int, State]
+    positions: Mapping[int, Position]
+    waits: Waits
+    conflict: Conflict | None
+    failures: tuple[Failure, ...]
+    quiet: frozenset[int]
+    """Living ranks that have made no progress for the hang timeout, or for which progress does not count."""
+    early: tuple[int, ...]
+    cause: Cause
+
+    @property
+    def living(self) -> tuple[int, ...]:
+        """Ranks that a process stands for, or stood for when the job was stopped."""
+        return tuple(n for n, state in sorted(self.states.items()) if state.doing not in OVER)
+
+    @property
+    def root_failure(self) -> Failure | None:
+        """The failure that the others follow from, if there is any."""
+        return _root_failure(self.failures)
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether ranks that are not here cannot be on another node."""
+        return self.job.nnodes <= 1 or len(self.states) >= self.world
+
+    def rank(self, number: int) -> Rank:
+        """Return the facts of a rank."""
+        return self.states[number].rank
+
+    def stands_still(self, blamed: Iterable[int]) -> bool:
+        """Return whether the job cannot go on: each living rank waits, or is without progress, or is to blame."""
+        at_rest = self.quiet | set(self.waits.waiters) | set(blamed)
+        return set(self.living) <= at_rest
+
+    def waited_ns(self) -> int:
+        """Return for how long the first waiter has waited."""
+        now = moment(self.job)
+        return max((self.states[n].since(now) or 0 for n in self.waits.waiters), default=0)
+
+    def waited_long(self) -> bool:
+        """Return whether somebody has waited for the hang timeout, where that counts."""
+        return not must_be_quiet(self.job, self.failures) or self.waited_ns() >= timeout_ns(self.job)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ruling:
+    """What a rule says: findings, or why it does not apply or cannot tell."""
+
+    findings: tuple[Finding, ...] = ()
+    certain: bool = False
+    skipped: str = ""
+    inconclusive: str = ""
+
+
+def timeout_ns(job: Job) -> int:
+    """Return the hang timeout in nanoseconds."""
+    return int(job.hang_timeout_s * 1e9)
+
+
+def moment(job: Job) -> int:
+    """Return the time for which the job is judged: when somebody began to stop it, else now."""
+    return job.stopping_since_ns if job.stopping_since_ns is not None else job.now_ns
+
+
+def must_be_quiet(job: Job, failures: tuple[Failure, ...]) -> bool:
+    """Return whether only ranks without progress may be blamed: while a job runs, and where a user ended it."""
+    return not failures and (not job.ended or job.interrupted_by is not None)
+
+
+def _is_quiet(job: Job, rank: Rank) -> bool:
+    last = max(rank.last_progress_ns or 0, rank.started_ns or 0, job.launched_ns)
+    return moment(job) - last >= timeout_ns(job)
+
+
+def build_scene(job: Job) -> Scene:
+    """Work out the states, waits, conflicts and failures of a job."""
+    states = states_of(job)
+    world = world_of(job)
+    detail = job.debug_level.upper() == "DETAIL"
+    table = group_table(job)
+    found = {n: position_of(state, table, world, detail=detail) for n, state in states.items()}
+    positions = {n: position for n, position in found.items() if position is not None}
+    waits = find_waits(states, positions, world, detail=detail)
+    failures = find_failures(job, states)
+    conflict = find_conflict(states, positions) or _loose_conflict(states, positions, failures)
+    early = _early(states, waits, failures)
+    strict = must_be_quiet(job, failures)
+    quiet = frozenset(
+        n for n, s in states.items() if s.doing not in OVER and (not strict or _is_quiet(job, s.rank))
+    )  # fmt: skip
+    return Scene(
+        job=job,
+        world=world,
+        states=states,
+        positions=positions,
+        waits=waits,
+        conflict=conflict,
+        failures=failures,
+        quiet=quiet,
+        early=early,
+        cause=_cause(waits, conflict, failures, early),
+    )
+
+
+def _loose_conflict(
+    states: Mapping[int, State], positions: Mapping[int, Position], failures: tuple[Failure, ...]
+) -> Conflict | None:
+    """Compare the shapes of all operations where a rank was aborted in a collective: some backends want them equal."""
+    if not any(f.call is not None and f.error is None for f in failures):
+        return None
+    return find_conflict(states, positions, loose=True)
+
+
+def _root_failure(failures: tuple[Failure, ...]) -> Failure | None:
+    """Return the earliest failure of a rank that was in no call that needs others, else the earliest of all."""
+    return next((f for f in failures if f.call is None), failures[0] if failures else None)
+
+
+def _early(states: Mapping[int, State], waits: Waits, failures: tuple[Failure, ...]) -> tuple[int, ...]:
+    """Return the ranks that ended with status 0 before any rank failed by itself, while others needed them."""
+    first = min((f.time_ns for f in failures if f.call is None), default=None)
+    found = []
+    for number in waits.blockers:
+        state = states[number]
+        ended = state.rank.main_ended_ns if state.doing is Doing.SHUTTING_DOWN else state.rank.ended_ns
+        before = first is None or (ended is not None and ended <= first)
+        if state.doing in (Doing.ENDED, Doing.SHUTTING_DOWN) and before and not _came_further(state, states, waits):
+            found.append(number)
+    return tuple(found)
+
+
+def _came_further(ended: State, states: Mapping[int, State], waits: Waits) -> bool:
+    """Return whether all who wait do so in C++ collectives of a step that the ended rank had completed."""
+    waiters = [states[number] for number in waits.waiters]
+    native = all(state.doing is Doing.NATIVE for state in waiters)
+    return native and all(_backwards(ended.rank) > _backwards(state.rank) for state in waiters)
+
+
+def _backwards(rank: Rank) -> tuple[int, int]:
+    """Return how far a rank has come, by optimizer steps and by the backwards that are still recorded."""
+    ended = sum(call.op == "backward" and not call.failed for call in rank.recent_calls)
+    return (rank.steps, ended if rank.steps == 0 else 0)
+
+
+def _cause(
+    waits: Waits, conflict: Conflict | None, failures: tuple[Failure, ...], early: tuple[int, ...]
+) -> Cause:  # fmt: skip
+    if early:
+        return Cause.EARLY_EXIT
+    root = _root_failure(failures)
+    if root is not None and root.call is None:
+        return Cause.FAILURE
+    if conflict is not None:
+        return Cause.CONFLICT
+    if root is not None:
+        hung = root.timed_out and (waits.blockers or waits.absent)
+        return Cause.HANG if hung else Cause.FAILURE
+    return Cause.HANG if waits.waiters else Cause.NONE

@@ -1,0 +1,241 @@
+"""What each rank does, as far as the others depend on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.facts import PHASES, POINT_TO_POINT, Call, Frame, Job, Life, Raised, Rank
+
+from .places import is_file, last_main_stack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+WORK_WAIT = "work_wait"
+"""Phase: ``Work.wait`` was called, for the oldest open asynchronous call of its group."""
+NATIVE_PHASES = frozenset({"backward", "ddp_init", "ddp_forward", "ddp_forward_no_grad"})
+"""Phases in which DDP's C++ reducer makes collectives that no Python function sees."""
+_NOT_COLLECTIVES = PHASES | {WORK_WAIT, "epoch"}
+_PASSED_OVER = frozenset({"epoch", "destroy_process_group"})
+_DISTRIBUTED = "/torch/distributed/"
+_DDP_FILE = "/torch/nn/parallel/distributed.py"
+_AUTOGRAD = ("/torch/autograd/",)
+
+
+class Doing(Enum):
+    """What a rank does."""
+
+    MISSING = "never started"
+    ENDED = "ended with status 0"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    SHUTTING_DOWN = "at the end of its script"
+    COLLECTIVE = "in a collective"
+    NATIVE = "in a collective of DDP"
+    PEER = "in a point-to-point call"
+    INIT = "in init_process_group"
+    NEW_GROUP = "in new_group"
+    DATA = "waiting for its next batch"
+    BACKWARD = "computing in backward"
+    USER = "in the user's code"
+
+
+WAITING = frozenset({Doing.COLLECTIVE, Doing.NATIVE, Doing.PEER, Doing.INIT, Doing.NEW_GROUP})
+"""States in which a rank can go on only when other ranks do their part."""
+OVER = frozenset({Doing.MISSING, Doing.ENDED, Doing.FAILED})
+"""States of ranks that no process stands for any longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What one rank does, and in which call."""
+
+    rank: Rank
+    doing: Doing
+    call: Call | None = None
+    """The call it waits in, or the phase it is in."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it can go on only when other ranks do their part."""
+        return self.doing in WAITING
+
+    def since(self, now_ns: int) -> int | None:
+        """Return for how many nanoseconds it has been in its call."""
+        return None if self.call is None else max(0, now_ns - self.call.started_ns)
+
+
+def is_collective(call: Call) -> bool:
+    """Return whether a call is a recorded collective, and neither a phase nor point-to-point."""
+    return call.op not in _NOT_COLLECTIVES and call.op not in POINT_TO_POINT
+
+
+def final_error(rank: Rank) -> Raised | None:
+    """Return the exception that ended the rank's main thread."""
+    return next((r for r in reversed(rank.raised) if r.uncaught and r.thread_is_main), None)
+
+
+def is_over(rank: Rank) -> bool:
+    """Return whether the rank's process ended by itself or by somebody outside the job's own teardown."""
+    return rank.life in (Life.EXITED, Life.SIGNALED, Life.GONE) and not rank.after_stop
+
+
+def ended_well(rank: Rank) -> bool:
+    """Return whether the rank's process ended with status 0, or in an unknown way after its script had ended."""
+    if not is_over(rank) or final_error(rank) is not None:
+        return False
+    if rank.life is Life.EXITED:
+        return rank.exit_code in (0, None)
+    return rank.life is Life.GONE and (rank.main_ended_ns is not None or rank.exit_call is not None)
+
+
+def aborted_at_exit(rank: Rank) -> bool:
+    """Return whether the rank died of SIGABRT after its script's own code had ended without an error."""
+    aborted = rank.life is Life.SIGNALED and rank.signal == "SIGABRT" and not rank.after_stop
+    return aborted and rank.main_ended_ns is not None and final_error(rank) is None
+
+
+def is_stopped(rank: Rank) -> bool:
+    """Return whether the process is frozen: by a signal, by a debugger, or in the kernel with no thread answering."""
+    if is_over(rank) or rank.proc_state is None:
+        return False
+    return rank.proc_state in ("T", "t") or (rank.proc_state == "D" and rank.recorded and not rank.answered)
+
+
+def has_failed(rank: Rank, stopping_since_ns: int | None) -> bool:
+    """Return whether the rank ended badly by itself; what a stop of the job does to it is no failure."""
+    error = final_error(rank)
+    if is_over(rank) or error is None:
+        return is_over(rank)
+    return not rank.after_stop or stopping_since_ns is None or error.time_ns <= stopping_since_ns
+
+
+def state_of(rank: Rank, stopping_since_ns: int | None = None) -> State:
+    """Classify one rank. One that was stopped is classified by what it did before."""
+    if rank.life is Life.NEVER_STARTED:
+        return State(rank=rank, doing=Doing.MISSING)
+    if ended_well(rank) or aborted_at_exit(rank):
+        return State(rank=rank, doing=Doing.ENDED)
+    if has_failed(rank, stopping_since_ns):
+        return _failed_state(rank)
+    if is_stopped(rank):
+        return State(rank=rank, doing=Doing.STOPPED, call=_innermost(rank.open_calls))
+    if rank.main_ended_ns is not None:
+        return State(rank=rank, doing=Doing.SHUTTING_DOWN)
+    return _living_state(rank, _innermost(rank.open_calls))
+
+
+def _living_state(rank: Rank, call: Call | None) -> State:
+    if call is None:
+        return State(rank=rank, doing=Doing.USER)
+    if call.op == WORK_WAIT:
+        awaited = _awaited(rank.open_calls, call)
+        return State(rank=rank, doing=Doing.COLLECTIVE if is_collective(awaited) else Doing.PEER, call=awaited)
+    if call.op in NATIVE_PHASES:
+        return State(rank=rank, doing=_native_doing(rank, call), call=call)
+    return State(rank=rank, doing=_doing_in(call), call=call)
+
+
+def _doing_in(call: Call) -> Doing:
+    by_phase = {"init_process_group": Doing.INIT, "new_group": Doing.NEW_GROUP, "next_batch": Doing.DATA}
+    if call.op in POINT_TO_POINT:
+        return Doing.PEER
+    return by_phase.get(call.op, Doing.COLLECTIVE if is_collective(call) else Doing.USER)
+
+
+def _innermost(open_calls: Iterable[Call]) -> Call | None:
+    """Return the call that the main thread is in: the last begun that holds it up."""
+    found = None
+    for call in open_calls:
+        if call.thread_is_main and call.op not in _PASSED_OVER and (not call.is_async or call.op == WORK_WAIT):
+            found = call if found is None or call.index >= found.index else found
+    return found
+
+
+def _awaited(open_calls: Iterable[Call], wait: Call) -> Call:
+    """Return the oldest open asynchronous call that ``Work.wait`` can mean, or the wait itself where none is known."""
+    works = [call for call in open_calls if call.is_async and call.op != WORK_WAIT]
+    of_group = [call for call in works if not wait.group or call.group == wait.group]
+    return min(of_group or works, key=lambda call: call.index, default=wait)
+
+
+def _native_doing(rank: Rank, call: Call) -> Doing:
+    """Tell whether a rank in a phase of DDP waits for the C++ reducer or runs Python code."""
+    stack = last_main_stack(rank)
+    frames = stack.frames if stack is not None else ()
+    if call.op == "backward":
+        return Doing.NATIVE if _reducer_may_wait(rank, call) and _stands_in_backward(frames) else Doing.BACKWARD
+    if not frames:
+        return Doing.NATIVE if call.op == "ddp_init" else Doing.USER
+    return Doing.NATIVE if is_file(frames[-1], _DISTRIBUTED, _DDP_FILE) else Doing.USER
+
+
+def _stands_in_backward(frames: tuple[Frame, ...]) -> bool:
+    """Return whether the innermost frame is autograd's own: no user code runs inside. No frames: not known, so yes."""
+    return not frames or is_file(frames[-1], *_AUTOGRAD)
+
+
+def _reducer_may_wait(rank: Rank, backward: Call) -> bool:
+    """Return whether a forward of DDP with gradients came before, so that this backward reduces. No history: yes."""
+    before = [call for call in rank.recent_calls if call.index < backward.index]
+    return not before or any(call.op == "ddp_forward" and not call.failed for call in before)
+
+
+def _failed_state(rank: Rank) -> State:
+    """Say where a rank stood that has failed: waiting in a collective, or in its own code."""
+    call = call_at_failure(rank)
+    doing = Doing.FAILED
+    if call is not None:
+        doing = Doing.NATIVE if call.op in NATIVE_PHASES else _doing_in(call)
+    return State(rank=rank, doing=doing if doing in WAITING else Doing.FAILED, call=call)
+
+
+def call_at_failure(rank: Rank) -> Call | None:
+    """Return the call, needing other ranks, in which a failed rank failed; None where it failed on its own."""
+    error = final_error(rank)
+    if error is not None:
+        return _call_that_raised(rank, error)
+    if rank.life is Life.SIGNALED and rank.signal == "SIGABRT":
+        call = _innermost(rank.open_calls)
+        state = _living_state(rank, call)
+        return state.call if state.waiting else None
+    return None
+
+
+def _call_that_raised(rank: Rank, error: Raised) -> Call | None:
+    in_call = error.in_call
+    if in_call is None or error.from_child or not _raised_by_torch(error):
+        return None
+    calls = [c for c in (*rank.recent_calls, *rank.open_calls) if c.op == in_call and (c.failed or c.ended_ns is None)]
+    call = max(calls, key=lambda c: c.index, default=None)
+    if call is not None and call.op == WORK_WAIT:
+        return _awaited([*rank.open_calls, *(c for c in rank.recent_calls if c.failed)], call)
+    if call is not None and (call.op in NATIVE_PHASES or _doing_in(call) in WAITING):
+        return call
+    return None
+
+
+def _raised_by_torch(error: Raised) -> bool:
+    """Return whether the innermost frame allows that a collective raised, and not the user's or a layer's own code.
+
+    A recorded collective leaves frames of torch.distributed, DDP's forward those of its own file, and backward those
+    of autograd, under which C++ does everything.
+    """
+    if not error.frames:
+        return True
+    last = error.frames[-1]
+    if error.in_call == "backward":
+        return is_file(last, *_AUTOGRAD)
+    if error.in_call in NATIVE_PHASES:
+        return is_file(last, _DISTRIBUTED, _DDP_FILE)
+    return True
+
+
+def states_of(job: Job) -> dict[int, State]:
+    """Classify every rank of a job. Of several processes with one rank number the last attempt's counts."""
+    states: dict[int, State] = {}
+    for rank in sorted(job.ranks, key=lambda r: (r.rank, r.attempt, r.started_ns or 0)):
+        states[rank.rank] = state_of(rank, job.stopping_since_ns)
+    return states

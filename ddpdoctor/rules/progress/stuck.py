@@ -1,0 +1,113 @@
+"""DD601: a living rank does not come to the collective that the others wait in."""
+
+from __future__ import annotations
+
+from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
+from ddpdoctor.rules.registry import rule
+
+from . import evidence as say
+from .places import standing_places
+from .scene import Cause, Ruling, Scene, must_be_quiet
+from .states import Doing
+from .words import place_words, rank_list, verb
+
+_HOLDS_UP = frozenset({Doing.USER, Doing.DATA, Doing.BACKWARD, Doing.NATIVE})
+
+
+@rule("DD601", "stuck", Severity.ERROR, "A rank makes no progress, and the others wait for it")
+def check_stuck(scene: Scene) -> Ruling:
+    """Report a rank that is in no collective and makes no progress while others wait for it.
+
+    ## What it means
+
+    A collective ends only when every rank of its group has called it. One rank has not come: it sleeps, waits for a
+    file, a lock, a worker process or a download, or runs in an endless loop. The others are healthy and wait.
+
+    ## How it is recognised
+
+    Each rank's pending collective is compared with how far every other member of the group has come. The rank that has
+    not arrived, and waits for no other rank itself, is the cause. It must have made no progress (no collective, no
+    step, no batch, no new function) for `--hang-timeout`. Where no rank waits for another and none makes progress,
+    all are reported.
+
+    ## How sure
+
+    High where others wait for it. Medium where no rank waits, or where it stands inside a backward of its own.
+
+    ## What to do
+
+    Open the line that is named. For a rank that waits for a loader worker the worker's line comes first. Give every
+    wait on a file, a socket, a queue or a lock a time limit. If the work is merely slow, raise `--hang-timeout`.
+
+    ## Example
+
+        rank 1 makes no progress in read_batch at train.py:7 while ranks 0 and 2 wait for it in backward
+    """
+    if scene.cause not in (Cause.HANG, Cause.NONE):
+        return Ruling(skipped=scene.cause.value)
+    if not scene.waits.waiters:
+        return _all_stuck(scene)
+    held = tuple(n for n in scene.waits.blockers if scene.states[n].doing in _HOLDS_UP)
+    if not held:
+        return Ruling()
+    blamed = tuple(n for n in held if n in scene.quiet)
+    if not blamed:
+        return Ruling(inconclusive=f"{rank_list(held)} still {verb(held, 'makes', 'make')} progress")
+    if not any(scene.rank(n).initialized for n in scene.states) and not scene.waited_long():
+        return Ruling(inconclusive="nobody has waited for the hang timeout yet")
+    inside = any(scene.states[n].doing in (Doing.BACKWARD, Doing.NATIVE) for n in blamed)
+    return _stuck(scene, blamed, Confidence.MEDIUM if inside else Confidence.HIGH)
+
+
+def _all_stuck(scene: Scene) -> Ruling:
+    """Judge a job in which nobody waits for another rank: is there any that still moves?"""
+    blamed = tuple(n for n in scene.living if scene.states[n].doing in _HOLDS_UP)
+    if not blamed or not must_be_quiet(scene.job, scene.failures):
+        return Ruling()
+    moving = [n for n in blamed if n not in scene.quiet]
+    if moving:
+        return Ruling()
+    if not any(scene.rank(n).initialized for n in scene.states):
+        return Ruling(inconclusive="no rank has come to init_process_group, so that none waits")
+    return _stuck(scene, blamed, Confidence.MEDIUM)
+
+
+def _stuck(scene: Scene, blamed: tuple[int, ...], confidence: Confidence) -> Ruling:
+    where = tuple(
+        place for n in blamed for place in standing_places(scene.rank(n), waits_for_child=_in_loader(scene, n))
+    )
+    first = next((place for place in where if place.rank == blamed[0]), None)
+    one_line = len({(p.file, p.line) for p in where}) == 1 or len(blamed) == 1
+    at = f" {place_words(first)}" if one_line else ""
+    waiters = say.waiters_words(scene, blamed)
+    summary = f"{rank_list(blamed)} {verb(blamed, 'makes', 'make')} no progress{at}"
+    seen = [*say.classes(scene, blamed), *say.others(scene, blamed)]
+    seen += [*say.progress_words(scene, blamed), *say.process_words(scene, blamed)]
+    seen += say.cascade_words(scene.failures, blamed)
+    finding = Finding(
+        code="DD601",
+        kind="stuck",
+        severity=Severity.ERROR,
+        confidence=confidence,
+        ranks=blamed,
+        hosts=say.hosts_of(scene, blamed),
+        where=where,
+        step=say.step_of(scene, blamed),
+        summary=f"{summary} {waiters}" if waiters else f"{summary}, and no rank waits for another",
+        evidence=tuple(seen),
+        fix=_stuck_fix(scene, blamed[0], first),
+    )
+    return Ruling(findings=(finding,), certain=scene.stands_still(blamed))
+
+
+def _in_loader(scene: Scene, number: int) -> bool:
+    return scene.states[number].doing is Doing.DATA
+
+
+def _stuck_fix(scene: Scene, number: int, place: Place | None) -> str:
+    at = place_words(place)
+    if _in_loader(scene, number):
+        return f"look at what the data set does {at}; DataLoader(timeout=60) turns such a wait into an error"
+    return (
+        f"look at what rank {number} waits for {at}, and give it a time limit; if it is only slow, raise --hang-timeout"
+    )

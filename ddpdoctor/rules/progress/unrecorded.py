@@ -1,0 +1,65 @@
+"""DD901: a rank of which not all could be seen."""
+
+from __future__ import annotations
+
+from ddpdoctor.model.facts import Life, Rank
+from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.rules.registry import rule
+
+from . import evidence as say
+from .scene import Ruling, Scene
+from .words import rank_list
+
+
+@rule("DD901", "not-recorded", Severity.INFO, "A rank could not be recorded")
+def check_recorded(scene: Scene) -> Ruling:
+    """Report ranks that ran without a recorder, or with a damaged one.
+
+    ## What it means
+
+    Training was not disturbed, but of these ranks only the process itself was seen: a verdict knows less.
+
+    ## How it is recognised
+
+    The recorder left word why it could not start, or a process ran and no record of it was found.
+
+    ## How sure
+
+    High.
+
+    ## What to do
+
+    Free space where the run folder and `/dev/shm` are. A rank that runs under `python -I`, `-E` or `-S`, or with
+    another `PYTHONPATH`, does not load the recorder: start it without.
+
+    ## Example
+
+        rank 3 could not be recorded: no space left on device
+    """
+    unseen: dict[str, list[int]] = {}
+    for number in sorted(scene.states):
+        why = _why(scene.rank(number))
+        if why:
+            unseen.setdefault(why, []).append(number)
+    return Ruling(findings=tuple(_finding(scene, why, tuple(ranks)) for why, ranks in unseen.items()))
+
+
+def _why(rank: Rank) -> str:
+    if rank.lost:
+        return rank.lost
+    if rank.life is Life.NEVER_STARTED or rank.recorded:
+        return ""
+    return "no recorder was loaded into it"
+
+
+def _finding(scene: Scene, why: str, ranks: tuple[int, ...]) -> Finding:
+    return Finding(
+        code="DD901",
+        kind="not-recorded",
+        severity=Severity.INFO,
+        confidence=Confidence.HIGH,
+        ranks=ranks,
+        hosts=say.hosts_of(scene, ranks),
+        summary=f"{rank_list(ranks)} could not be recorded, at least not in full: {why}",
+        fix="free space where the run folder is, and start Python without -I, -E and -S",
+    )

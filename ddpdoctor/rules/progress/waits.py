@@ -1,0 +1,150 @@
+"""Who waits for whom. Nodes are ranks and pending collectives, so the cost grows with the ranks, not their pairs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .groups import Group, Position, peer_calls, reached
+from .states import NATIVE_PHASES, Doing, State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.model.facts import Rank
+
+_SENDS = frozenset({"send", "isend"})
+_RECEIVES = frozenset({"recv", "irecv"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """What the waits of a job come down to."""
+
+    waiters: tuple[int, ...]
+    """Ranks that can go on only when others do their part."""
+    blockers: tuple[int, ...]
+    """Ranks that others wait for and that wait for nobody: the roots."""
+    absent: tuple[int, ...]
+    """Ranks that others wait for and that no process stands for."""
+    blocked_by_peer: Mapping[int, int]
+    """Point-to-point waiters whose peer is held up in a wait of its own, with that peer."""
+
+
+def find_waits(
+    states: Mapping[int, State], positions: Mapping[int, Position], world: int, *, detail: bool
+) -> Waits:  # fmt: skip
+    """Follow the waits of all ranks to those who wait for nobody."""
+    waiters = tuple(sorted(number for number, state in states.items() if state.waiting))
+    needed = _needed_in_groups(states, positions, detail=detail)
+    needed |= _needed_in_init(states, world)
+    needed |= _needed_in_new_group(states)
+    peers, held = _needed_peers(states)
+    needed |= peers
+    absent = {n for n in needed if n not in states or states[n].doing is Doing.MISSING}
+    blockers = {n for n in needed - absent if not states[n].waiting}
+    if not blockers and not absent:
+        blockers = _behind(states, positions, detail=detail)
+    return Waits(
+        waiters=waiters,
+        blockers=tuple(sorted(blockers)),
+        absent=tuple(sorted(absent)),
+        blocked_by_peer=held,
+    )
+
+
+def furthest(positions: Mapping[int, Position]) -> dict[Group, int | None]:
+    """Return, for each group that somebody waits in, the last number waited for; None where no number is known."""
+    found: dict[Group, int | None] = {}
+    for position in positions.values():
+        known = found.get(position.group)
+        if position.seq is not None:
+            found[position.group] = max(known or 0, position.seq)
+        else:
+            found.setdefault(position.group, None)
+    return found
+
+
+def _needed_in_groups(states: Mapping[int, State], positions: Mapping[int, Position], *, detail: bool) -> set[int]:
+    """Return the members that have not arrived and stand in no collective of their own."""
+    needed = set()
+    for group, seq in furthest(positions).items():
+        for member in group.members:
+            state = states.get(member)
+            if state is None or not (state.waiting or _has_arrived(state, group.name, seq, detail=detail)):
+                needed.add(member)
+    return needed
+
+
+def _has_arrived(state: State, name: str, seq: int | None, *, detail: bool) -> bool:
+    if seq is None:
+        return False
+    come = reached(state, name, detail=detail)
+    return come is None or come >= seq
+
+
+def _needed_in_init(states: Mapping[int, State], world: int) -> set[int]:
+    """Return the ranks of the world that are neither in ``init_process_group`` nor past it."""
+    if not any(state.doing is Doing.INIT for state in states.values()):
+        return set()
+    here = {n for n, state in states.items() if state.doing is Doing.INIT or state.rank.initialized}
+    return set(range(world)) - here
+
+
+def _needed_in_new_group(states: Mapping[int, State]) -> set[int]:
+    """Return the ranks that have made fewer calls of ``new_group`` than one that waits in it."""
+    made = {n: _groups_made(state.rank) for n, state in states.items()}
+    most = max((made[n] for n, state in states.items() if state.doing is Doing.NEW_GROUP), default=0)
+    return {n for n, state in states.items() if not state.waiting and made[n] < most}
+
+
+def _groups_made(rank: Rank) -> int:
+    return sum(call.op == "new_group" for call in (*rank.recent_calls, *rank.open_calls))
+
+
+def _needed_peers(states: Mapping[int, State]) -> tuple[set[int], dict[int, int]]:
+    """Return the peers that point-to-point waiters need, and the pairs in which the peer waits as well."""
+    pending = peer_calls(states.values())
+    needed: set[int] = set()
+    held: dict[int, int] = {}
+    for number, state in states.items():
+        call = state.call
+        if state.doing is not Doing.PEER or call is None or call.peer is None:
+            continue
+        if _answers(call.op, pending.get((call.peer, number))):
+            continue
+        needed.add(call.peer)
+        peer = states.get(call.peer)
+        if peer is not None and peer.waiting:
+            held[number] = call.peer
+    return needed, held
+
+
+def _answers(op: str, other: str | None) -> bool:
+    """Return whether the peer's pending operation is the other half of ``op``."""
+    return (op in _SENDS and other in _RECEIVES) or (op in _RECEIVES and other in _SENDS)
+
+
+def _behind(states: Mapping[int, State], positions: Mapping[int, Position], *, detail: bool) -> set[int]:
+    """Return ranks in a backward that has not begun the collective that the others wait in: they compute.
+
+    Without DETAIL the counter tells them from ranks that wait for the reducer.
+    """
+    last = furthest(positions)
+    found = set()
+    for number, position in positions.items():
+        call = states[number].call
+        target = last[position.group]
+        native = call is not None and call.op in NATIVE_PHASES
+        if native and not detail and position.seq is not None and target is not None and position.seq < target:
+            found.add(number)
+    return found
+
+
+def by_position(positions: Mapping[int, Position]) -> dict[Position, list[int]]:
+    """Return the ranks that wait in each pending collective."""
+    found: dict[Position, list[int]] = defaultdict(list)
+    for number, position in sorted(positions.items()):
+        found[position].append(number)
+    return dict(found)

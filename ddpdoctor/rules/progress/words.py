@@ -1,0 +1,84 @@
+"""Sentences: lists of ranks, durations, calls, and what groups of ranks do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ddpdoctor.model.facts import Call, Frame
+    from ddpdoctor.model.findings import Place
+
+MAX_TEXT = 300
+"""Characters kept of the text of an exception."""
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """Return "rank 3", "ranks 0 and 2" or "ranks 0-6, 9"."""
+    numbers = sorted(set(ranks))
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    spans = [f"{a}-{b}" if b > a + 1 else f"{a}, {b}" if b > a else str(a) for a, b in _spans(numbers)]
+    if len(numbers) == 2:
+        return f"ranks {numbers[0]} and {numbers[1]}"
+    return "ranks " + ", ".join(spans)
+
+
+def _spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    spans: list[tuple[int, int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1] = (spans[-1][0], number)
+        else:
+            spans.append((number, number))
+    return spans
+
+
+def verb(ranks: Iterable[int], one: str, many: str) -> str:
+    """Return the verb's form for one rank or for several."""
+    return one if len(set(ranks)) == 1 else many
+
+
+def file_name(path: str) -> str:
+    """Return the last part of a path."""
+    return path.replace("\\", "/").rsplit("/", 1)[-1]
+
+
+def line_of(frame: Frame | Place | None) -> str:
+    """Return "train.py:12", or "a line that is not known"."""
+    return f"{file_name(frame.file)}:{frame.line}" if frame is not None else "a line that is not known"
+
+
+def place_words(frame: Frame | Place | None) -> str:
+    """Return "in read_batch at train.py:12"."""
+    if frame is None:
+        return "at a line that is not known"
+    if frame.function.startswith("<"):
+        return f"at {line_of(frame)}"
+    return f"in {frame.function} at {line_of(frame)}"
+
+
+def call_words(call: Call | None) -> str:
+    """Return what was called: operation, dtype and shape."""
+    if call is None:
+        return "a collective"
+    name = call.op if call.api in ("", call.op) else f"{call.api} ({call.op})"
+    if call.shape is None or call.dtype is None:
+        return name
+    return f"{name} of {call.dtype.replace('torch.', '')}{list(call.shape)}"
+
+
+def seconds(duration_ns: int | None) -> str:
+    """Return "for 12 s", or nothing where the duration is not known."""
+    if duration_ns is None or duration_ns < 0:
+        return ""
+    value = duration_ns / 1e9
+    return f"for {value:.1f} s" if value < 10 else f"for {value:.0f} s"
+
+
+def first_line(text: str) -> str:
+    """Return the first line of an error's text that says something, cut to ``MAX_TEXT``."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    line = lines[0] if lines else ""
+    return line if len(line) <= MAX_TEXT else line[: MAX_TEXT - 1] + "…"

@@ -1,0 +1,39 @@
+"""Orders findings, and picks the one to act on first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Finding, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_NO_STEP = 1 << 62
+_FIRST_WITHIN_A_STEP = ("DD504", "DD503", "DD501", "DD505")
+"""A wrong number spreads: non-finite and drifting gradients come before the drift of parameters that they cause."""
+
+
+def order_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings, worst first: the root cause of a hang or failure, then by severity, step and code."""
+    return tuple(sorted(findings, key=_rank_of))
+
+
+def pick_verdict(findings: Iterable[Finding]) -> Finding | None:
+    """Return the worst error, else the worst warning, else None: an info is never the verdict."""
+    for finding in order_findings(findings):
+        return finding if finding.severity is not Severity.INFO else None
+    return None
+
+
+def _rank_of(finding: Finding) -> tuple[int, int, int, int, int, str]:
+    ends_badly = finding.code.startswith("DD6") and finding.severity is Severity.ERROR
+    step = _NO_STEP if finding.step is None or ends_badly else finding.step
+    sureness = list(Confidence).index(finding.confidence)
+    return (finding.severity.order, 0 if ends_badly else 1, step, _family_order(finding.code), sureness, finding.code)
+
+
+def _family_order(code: str) -> int:
+    if code in _FIRST_WITHIN_A_STEP:
+        return _FIRST_WITHIN_A_STEP.index(code)
+    return len(_FIRST_WITHIN_A_STEP) if code.startswith("DD7") else len(_FIRST_WITHIN_A_STEP) + 1
