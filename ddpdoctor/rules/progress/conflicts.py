@@ -13,6 +13,7 @@ from .states import NATIVE_PHASES, Doing, State, is_collective
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from ddpdoctor.model.facts import Call, Frame, Rank
 
@@ -66,13 +67,13 @@ def find_conflict(
         members = [states[m] for m in group.members if m in states]
         recorded = _recorded_parts(members, group.name)
         pending = {s.seq for s in positions.values() if s.group == group}
-        natives = {s.rank.rank: _native_range(s, positions) for s in members if _is_native(s, positions, group)}
+        natives = [state for state in members if _is_native(state, positions, group)]
         for seq in sorted(recorded):
             parts = dict(recorded[seq])
-            for number, (low, high) in natives.items():
-                inside = seq in pending if high is None else seq <= high
-                if number not in parts and low < seq and inside:
-                    parts[number] = _native_part(states[number])
+            for state in natives:
+                number = state.rank.rank
+                if number not in parts and _native_has(state, seq, positions, pending):
+                    parts[number] = _native_part(state)
             if len({signature(part, loose=loose) for part in parts.values()}) > 1:
                 return _blame(group, seq, tuple(parts[n] for n in sorted(parts)), states, loose=loose)
     return None
@@ -94,15 +95,23 @@ def _is_native(state: State, positions: Mapping[int, Position], group: Group) ->
     return state.doing is Doing.NATIVE and position is not None and position.group == group
 
 
-def _native_range(state: State, positions: Mapping[int, Position]) -> tuple[int, int | None]:
-    """Return the numbers above the first and up to the second that C++ has where the rank recorded nothing."""
+def _native_has(state: State, seq: int, positions: Mapping[int, Position], pending: AbstractSet[int | None]) -> bool:
+    """Return whether C++ has, or may have, this number in a rank that recorded nothing under it."""
     rank = state.rank
     high = positions[rank.rank].seq
-    name = default_name(rank)
-    in_window = [c.seq for c in rank.recent_calls[-MAX_HISTORY:] if c.seq is not None and c.group == name]
     if high is None:
-        return recorded_seq(rank, name), None
-    return (min(in_window) if in_window else high - 1), high
+        return seq in pending and seq > recorded_seq(rank, default_name(rank))
+    in_window = _window(rank, default_name(rank))
+    if in_window is None:
+        # Under DETAIL the pending number is the counter or one more: see groups.native_seq.
+        return seq in pending and high - 2 < seq <= high
+    return in_window < seq <= high
+
+
+def _window(rank: Rank, name: str) -> int | None:
+    """Return the lowest number that the rank still has a record of: below it nothing can be said."""
+    recent = rank.recent_calls[-MAX_HISTORY:]
+    return min((c.seq for c in recent if c.seq is not None and c.group == name), default=None)
 
 
 def _native_part(state: State) -> Part:

@@ -60,7 +60,7 @@ def check_stuck(scene: Scene) -> Ruling:
 
 
 def _all_stuck(scene: Scene) -> Ruling:
-    """Judge a job in which nobody waits for another rank: is there any that still moves?"""
+    """Judge a job in which nobody waits for another rank."""
     blamed = tuple(n for n in scene.living if scene.states[n].doing in _HOLDS_UP)
     if not blamed or not must_be_quiet(scene.job, scene.failures):
         return Ruling()

@@ -1,0 +1,1 @@
+"""Tables: facts in, exact findings out."""

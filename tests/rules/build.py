@@ -1,0 +1,146 @@
+"""Makes facts: small jobs whose ranks sit in calls, sleep, fail or end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ddpdoctor.model.facts import Call, Child, Frame, GroupState, Job, Life, Look, Raised, Rank, Stack
+
+S = 1_000_000_000
+NOW = 1000 * S
+TIMEOUT_S = 10.0
+LONG_AGO = NOW - 60 * S
+TORCH = "/usr/lib/python3/site-packages/torch"
+C10D = Frame(file=f"{TORCH}/distributed/distributed_c10d.py", line=3000, function="all_reduce", user=False)
+AUTOGRAD = Frame(file=f"{TORCH}/autograd/graph.py", line=800, function="_engine_run_backward", user=False)
+QUEUE = Frame(file="/usr/lib/python3.11/queue.py", line=171, function="get", user=False)
+LOCK = Frame(file="/usr/lib/python3.11/threading.py", line=324, function="wait", user=False)
+
+
+def line(number, function="main", file="/home/me/train.py"):
+    return Frame(file=file, line=number, function=function, user=True)
+
+
+def stack(*frames, main=True, daemon=False, thread="MainThread"):
+    return Stack(thread=thread, is_main=main, is_daemon=daemon, frames=frames)
+
+
+def look(*stacks, by="sampler"):
+    return Look(time_ns=NOW, by=by, stacks=stacks)
+
+
+def call(op="all_reduce", seq=None, site=20, *, index=100, open_=True, **more):
+    fields = {
+        "api": op, "group": "0", "dtype": "torch.float32", "shape": (16,), "tensors": 1, "peer": None, "redop": None,
+        "started_ns": LONG_AGO, "ended_ns": None if open_ else LONG_AGO + S, "is_async": False, "failed": False,
+        "thread_is_main": True,
+    }  # fmt: skip
+    fields.update(more)
+    return Call(index=index, op=op, seq=seq, site=line(site) if isinstance(site, int) else site, **fields)
+
+
+def phase(op, site=30, **more):
+    return call(op, None, site, dtype=None, shape=None, tensors=0, **more)
+
+
+def backwards(count, start=1):
+    """Return the ended calls of so many training steps."""
+    found = []
+    for i in range(count):
+        found.append(phase("ddp_forward", 29, index=start + 2 * i, open_=False))
+        found.append(phase("backward", 30, index=start + 2 * i + 1, open_=False))
+    return tuple(found)
+
+
+def group(enqueued, world, name="0", ranks=None):
+    return GroupState(
+        name=name, ranks=tuple(range(world)) if ranks is None else ranks, backend="gloo", enqueued=enqueued
+    )
+
+
+def rank(number, world=3, **more):
+    fields = {
+        "local_rank": number, "host": "node0", "pid": 1000 + number, "attempt": 0, "life": Life.RUNNING,
+        "proc_state": "S", "recorded": True, "answered": True, "started_ns": LONG_AGO - 100 * S, "world_size": world,
+        "initialized": True, "last_progress_ns": LONG_AGO,
+    }  # fmt: skip
+    fields.update(more)
+    return Rank(rank=number, **fields)
+
+
+def in_user(number, *frames, world=3, enqueued=6, **more):
+    frames = frames or (line(40), line(12, "read_batch"))
+    more.setdefault("looks", (look(stack(*frames)),))
+    more.setdefault("groups", (group(enqueued, world),))
+    return rank(number, world, **more)
+
+
+def in_call(number, op="all_reduce", seq=7, site=20, world=3, recent=(), **more):
+    pending = call(op, seq, site, **more)
+    stacks = (look(stack(line(site), C10D)),)
+    return rank(number, world, open_calls=(pending,), looks=stacks, recent_calls=recent, groups=(group(seq, world),))
+
+
+def in_backward(number, enqueued=7, world=3, site=30, steps=3, **more):
+    pending = phase("backward", site, index=100)
+    more.setdefault("recent_calls", backwards(steps))
+    more.setdefault("groups", (group(enqueued, world),) if enqueued is not None else ())
+    more.setdefault("looks", (look(stack(line(site), AUTOGRAD)),))
+    return rank(number, world, open_calls=(pending,), **more)
+
+
+def moving(found):
+    return replace(found, last_progress_ns=NOW - S)
+
+
+def ended(number, world=3, **more):
+    fields = {"life": Life.EXITED, "exit_code": 0, "ended_ns": LONG_AGO, "proc_state": None}
+    fields.update(more)
+    return rank(number, world, **fields)
+
+
+def error(kind="ValueError", message="bad", at=LONG_AGO, frames=None, **more):
+    fields = {
+        "thread_is_main": True,
+        "uncaught": True,
+        "in_call": None,
+        "frames": frames or (line(40), line(7, "parse")),
+    }
+    fields.update(more)
+    return Raised(type=kind, message=message, time_ns=at, **fields)
+
+
+def crashed(number, raised=None, world=3, **more):
+    fields = {"exit_code": 1, "raised": (raised or error(),)}
+    fields.update(more)
+    return ended(number, world, **fields)
+
+
+def failed_in(number, op, seq=None, site=20, message="Connection closed by peer", at=LONG_AGO + S, world=3, **more):
+    """A rank whose call of torch.distributed, or whose backward, raised."""
+    last = AUTOGRAD if op == "backward" else C10D
+    frames = (line(site), last)
+    failed = (
+        call(op, seq, site, failed=True, open_=False) if seq else phase(op, site, failed=True, index=100, open_=False)
+    )
+    raised = error("RuntimeError", message, at, frames, in_call=op)
+    return crashed(number, raised, world, recent_calls=(*backwards(3), failed), ended_ns=at + S, **more)
+
+
+def killed(number, signal="SIGKILL", world=3, **more):
+    fields = {"life": Life.SIGNALED, "exit_code": None, "signal": signal, "last_place": line(9)}
+    fields.update(more)
+    return ended(number, world, **fields)
+
+
+def child(*frames, idle=False, name="worker"):
+    return Child(pid=77, name=name, proc_state="S", looks=(look(stack(*frames)),), idle=idle)
+
+
+def job(*ranks, **more):
+    fields = {
+        "now_ns": NOW, "hang_timeout_s": TIMEOUT_S, "world_size": len(ranks), "nnodes": 1,
+        "local_ranks_expected": len(ranks), "ended": False, "launched_ns": LONG_AGO - 200 * S,
+    }  # fmt: skip
+    fields.update(more)
+    return Job(ranks=tuple(ranks), **fields)

@@ -1,0 +1,224 @@
+"""Jobs in which a rank has ended: which end is the cause, and which follow from it?"""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.model.facts import Life
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.rules.progress.judge import judge
+from ddpdoctor.rules.progress.words import MAX_TEXT
+
+from .build import (
+    AUTOGRAD,
+    LONG_AGO,
+    S,
+    backwards,
+    call,
+    crashed,
+    ended,
+    error,
+    failed_in,
+    in_backward,
+    in_call,
+    in_user,
+    job,
+    killed,
+    line,
+    phase,
+    rank,
+)
+
+FINGERPRINT = "Detected mismatch between collectives on ranks. Rank 0 is running collective: CollectiveFingerPrint"
+TIMED_OUT = "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv"
+WORKER_ERROR = error(
+    "KeyError", "Caught KeyError in DataLoader worker process 0.", frames=(line(88, "get"),), from_child=True
+)
+LAYER_ERROR = error(
+    "RuntimeError", "mat1 and mat2 shapes cannot be multiplied", in_call="ddp_forward",
+    frames=(line(30), line(12, "step")),
+)  # fmt: skip
+ABORT = {"signal": "SIGABRT", "last_place": line(20)}
+
+
+def aborted_in_call(number, **more):
+    return killed(number, open_calls=(call(seq=7, **more),), recent_calls=backwards(3), **ABORT)
+
+
+FAILED = {
+    "crash: in its own code, the others follow": (
+        (crashed(0), failed_in(1, "backward"), failed_in(2, "backward")),
+        ("crash", [0], [7]),
+    ),
+    "crash: victims were seen to fail first": (
+        (crashed(0, error(at=LONG_AGO + S)), failed_in(1, "backward", at=LONG_AGO), in_backward(2)),
+        ("crash", [0], [7]),
+    ),
+    "crash: the others are still alive": ((crashed(0), in_backward(1), in_backward(2)), ("crash", [0], [7])),
+    "crash: the process has not ended yet": (
+        (rank(0, raised=(error(),), main_ended_ns=LONG_AGO), in_backward(1), in_backward(2)),
+        ("crash", [0], [7]),
+    ),
+    "crash: the same on all ranks": (
+        tuple(crashed(n, error(at=LONG_AGO + n * S // 5)) for n in range(3)),
+        ("crash", [0, 1, 2], [7, 7, 7]),
+    ),
+    "crash: two different errors, the earlier one": (
+        (crashed(0, error(at=LONG_AGO + S)), crashed(1, error("KeyError", frames=(line(50),))), in_backward(2)),
+        ("crash", [1], [50]),
+    ),
+    "crash: a loader worker's error is the worker's line": (
+        (crashed(0, WORKER_ERROR), failed_in(1, "backward"), in_backward(2)),
+        ("crash", [0], [88]),
+    ),
+    "crash: a layer inside DDP's forward": (
+        (crashed(0, LAYER_ERROR), in_backward(1), in_backward(2)),
+        ("crash", [0], [12]),
+    ),
+    "crash: an exit status without an exception": (
+        (ended(0, exit_code=3, exit_call=line(33)), failed_in(1, "backward"), in_backward(2)),
+        ("crash", [0], [33]),
+    ),
+    "crash: backward itself fails on one rank": (
+        (failed_in(0, "backward", message="CUDA out of memory", at=LONG_AGO), failed_in(1, "backward"), in_backward(2)),
+        ("crash", [0], [20]),
+    ),
+    "killed: from outside": (
+        (failed_in(0, "all_reduce", 7), in_call(1), killed(2)),
+        ("killed", [2], [9]),
+    ),
+    "killed: inside a collective, which no peer can do": (
+        (in_call(0), killed(1, open_calls=(call(seq=7),)), in_call(2)),
+        ("killed", [1], [9]),
+    ),
+    "killed: a fatal signal has its own line": (
+        (in_call(0), killed(1, "SIGSEGV", fatal_place=line(44)), in_call(2)),
+        ("killed", [1], [44]),
+    ),
+    "killed: nobody saw how": (
+        (in_call(0), ended(1, life=Life.GONE, exit_code=None, last_place=line(8)), in_call(2)),
+        ("killed", [1], [8]),
+    ),
+    "early-exit: the others lost their connection": (
+        (failed_in(0, "backward"), ended(1, recent_calls=backwards(3), exit_call=line(12)), failed_in(2, "backward")),
+        ("early-exit", [1], [12]),
+    ),
+    "early-exit: no exit call, so its last call": (
+        (failed_in(0, "barrier", 7), ended(1, recent_calls=backwards(3)), failed_in(2, "barrier", 7)),
+        ("early-exit", [1], [30]),
+    ),
+    "early-exit: not of a rank that gave up after another's crash": (
+        (crashed(0), ended(1, ended_ns=LONG_AGO + 2 * S), failed_in(2, "backward")),
+        ("crash", [0], [7]),
+    ),
+    "mismatch: fingerprints differ, and all raise": (
+        (
+            failed_in(0, "reduce", 7, 6, FINGERPRINT, LONG_AGO + 2 * S),
+            failed_in(1, "backward", None, 30, FINGERPRINT, LONG_AGO),
+            failed_in(2, "backward", None, 30, FINGERPRINT, LONG_AGO + S),
+        ),
+        ("mismatch", [0], [6]),
+    ),
+    "mismatch: one has raised, the others are inside": (
+        (in_call(0, "reduce", 7, 6), failed_in(1, "backward", None, 30, FINGERPRINT), in_backward(2)),
+        ("mismatch", [0], [6]),
+    ),
+    "mismatch: the receiver was aborted": (
+        (aborted_in_call(0), in_call(1, shape=(32,)), in_call(2)),
+        ("mismatch", [1], [20]),
+    ),
+    "mismatch: an abort shows what a list had in it": (
+        (aborted_in_call(0, op="all_gather"), in_call(1, "all_gather", shape=(32,)), in_call(2, "all_gather")),
+        ("mismatch", [1], [20]),
+    ),
+    "stuck: a time limit has run out": (
+        (failed_in(0, "all_reduce", 7, message=TIMED_OUT), in_user(1), in_call(2)),
+        ("stuck", [1], [12]),
+    ),
+    "stuck: a time limit has run out, and the launcher has stopped the rank": (
+        (
+            failed_in(0, "all_reduce", 7, message=TIMED_OUT),
+            in_user(1, life=Life.SIGNALED, signal="SIGTERM", after_stop=True),
+            in_call(2),
+        ),
+        ("stuck", [1], [12]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("detail", ["OFF", "DETAIL"])
+@pytest.mark.parametrize("name", FAILED)
+def test_failure(name, detail):
+    ranks, (kind, blamed, lines) = FAILED[name]
+    found = judge(job(*ranks, debug_level=detail, ended=True))
+    assert [c for c in found.checks if c.outcome == "crashed"] == []
+    errors = [f for f in found.findings if f.severity is Severity.ERROR]
+    assert [(f.kind, list(f.ranks), [p.line for p in f.where]) for f in errors] == [(kind, blamed, lines)]
+    assert errors[0].summary
+    assert errors[0].fix
+
+
+GOOD_ENDS = {
+    "all with status 0": [ended(n, main_ended_ns=LONG_AGO) for n in range(3)],
+    "sys.exit(0) was raised": [crashed(0, error("SystemExit", "0"), exit_code=0, world=1)],
+    "the user pressed Ctrl-C": [
+        killed(n, "SIGINT", after_stop=True, raised=(error("KeyboardInterrupt", "", LONG_AGO + 9 * S),))
+        for n in range(2)
+    ],
+}
+
+
+@pytest.mark.parametrize("name", GOOD_ENDS)
+def test_good_end(name):
+    stop = {"interrupted_by": "SIGINT", "stopping_since_ns": LONG_AGO + 8 * S} if "Ctrl-C" in name else {}
+    found = judge(job(*GOOD_ENDS[name], ended=True, **stop))
+    assert [(f.kind, f.ranks) for f in found.findings] == []
+
+
+def test_abort_at_exit_is_no_failure():
+    found = judge(job(ended(0), killed(1, main_ended_ns=LONG_AGO - S, **ABORT), ended(2), ended=True))
+    assert [(f.kind, f.ranks, f.severity) for f in found.findings] == [("exit-abort", (1,), Severity.INFO)]
+
+
+def test_abort_at_exit_after_an_exception_is_a_crash():
+    dead = killed(1, main_ended_ns=LONG_AGO, raised=(error(),), **ABORT)
+    found = judge(job(in_backward(0), dead, in_backward(2), ended=True))
+    assert [(f.kind, f.ranks) for f in found.findings] == [("crash", (1,))]
+
+
+def test_the_oom_killer_is_told():
+    found = judge(job(in_call(0), killed(1, oom_killed=True), in_call(2), ended=True))
+    assert "OOM killer" in found.findings[0].summary
+    assert "memory" in found.findings[0].fix
+
+
+def test_last_line_before_sigkill_is_marked_as_such():
+    found = judge(job(in_call(0), killed(1), in_call(2), ended=True))
+    assert "the last line seen" in found.findings[0].summary
+
+
+def test_cascades_are_evidence():
+    found = judge(job(crashed(0), failed_in(1, "backward"), failed_in(2, "backward"), ended=True))
+    assert (
+        "ranks 1 and 2 failed as well, in backward: RuntimeError: Connection closed by peer"
+        in found.findings[0].evidence
+    )
+
+
+def test_long_messages_are_cut_to_one_line():
+    found = judge(job(crashed(0, error(message="x" * 5000 + "\nmore"), world=1), ended=True))
+    assert len(found.findings[0].summary) < MAX_TEXT + 100
+    assert "more" not in found.findings[0].summary
+
+
+def test_a_slow_exit_that_the_launcher_cut_short_is_still_a_failure():
+    slow = rank(0, life=Life.SIGNALED, signal="SIGTERM", after_stop=True, raised=(error(at=LONG_AGO),))
+    found = judge(job(slow, failed_in(1, "backward"), in_backward(2), ended=True, stopping_since_ns=LONG_AGO + 5 * S))
+    assert [(f.kind, f.ranks) for f in found.findings] == [("crash", (0,))]
+
+
+def test_a_rank_that_failed_in_a_call_that_needs_nobody_is_no_victim():
+    fetch = phase("next_batch", 50, open_=False, failed=True)
+    raised = error("RuntimeError", "worker exited", in_call="next_batch", frames=(line(50), AUTOGRAD))
+    found = judge(job(crashed(0, raised, recent_calls=(fetch,)), in_user(1), in_backward(2), ended=True))
+    assert [(f.kind, f.ranks, f.where[0].line) for f in found.findings] == [("crash", (0,), 50)]

@@ -1,0 +1,312 @@
+"""Jobs of which no rank has failed: who holds the others up?"""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.model.facts import Life
+from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.rules.progress.judge import judge
+
+from .build import (
+    AUTOGRAD,
+    LOCK,
+    LONG_AGO,
+    NOW,
+    QUEUE,
+    S,
+    backwards,
+    call,
+    child,
+    ended,
+    group,
+    in_backward,
+    in_call,
+    in_user,
+    job,
+    line,
+    look,
+    moving,
+    phase,
+    rank,
+    stack,
+)
+
+INIT = phase("init_process_group", 5)
+
+
+def in_init(number, world=3, **more):
+    return rank(number, world, initialized=False, open_calls=(INIT,), looks=(look(stack(line(5))),), **more)
+
+
+def before_init(number, world=3, **more):
+    return rank(number, world, initialized=False, world_size=None, looks=(look(stack(line(3))),), **more)
+
+
+def held_in_loader(number):
+    fetch = phase("next_batch", 50)
+    children = (child(line(88, "read_csv"), QUEUE), child(line(2), QUEUE, idle=True))
+    return in_user(number, line(50), QUEUE, open_calls=(fetch,), children=children)
+
+
+def stopped_in_call(number, **more):
+    return rank(number, proc_state="T", open_calls=(call("all_reduce", 7),), groups=(group(7, 3),), **more)
+
+
+def at_end(number, *stacks, **more):
+    return rank(number, main_ended_ns=LONG_AGO, looks=(look(stack(LOCK), *stacks),), **more)
+
+
+UPLOADER = stack(line(31, "upload"), LOCK, main=False, thread="uploader")
+HUNG = {
+    "stuck: sleeps before a recorded call": (
+        (in_call(0), in_user(1), in_call(2)),
+        ("stuck", [1], [12], True),
+    ),
+    "stuck: sleeps before DDP's reduction": (
+        (in_backward(0), in_user(1), in_backward(2)),
+        ("stuck", [1], [12], True),
+    ),
+    "stuck: the rank never answered, its last place is known": (
+        (in_call(0), in_user(1, looks=(), last_place=line(77)), in_call(2)),
+        ("stuck", [1], [77], True),
+    ),
+    "stuck: a loader worker holds its rank up": (
+        (in_backward(0), held_in_loader(1), in_backward(2)),
+        ("stuck", [1], [88, 50], True),
+    ),
+    "stuck: its child is idle, so the rank's own line": (
+        (in_backward(0), in_user(1, line(21), QUEUE, children=(child(line(9), idle=True),)), in_backward(2)),
+        ("stuck", [1], [21], True),
+    ),
+    "stuck: user code runs inside a backward": (
+        (in_backward(0), in_backward(1, 6, looks=(look(stack(line(30), AUTOGRAD, line(44, "hook"))),)), in_backward(2)),
+        ("stuck", [1], [44], True),
+    ),
+    "stuck: another thread holds the lock": (
+        (
+            in_call(0),
+            in_user(1, looks=(look(stack(line(60), LOCK), stack(line(70, "hold"), main=False, thread="t")),)),
+            in_call(2),
+        ),
+        ("stuck", [1], [60, 70], True),
+    ),
+    "stuck: a chain across groups ends at the rank that waits for nobody": (
+        (
+            rank(0, open_calls=(call("all_reduce", 3, 20, group="1"),), groups=(group(3, 3, "1", (0, 1)),)),
+            rank(
+                1,
+                open_calls=(call("all_reduce", 5, 21, group="2"),),
+                groups=(group(2, 3, "1", (0, 1)), group(5, 3, "2", (1, 2))),
+            ),
+            in_user(2, groups=(group(4, 3, "2", (1, 2)),)),
+        ),
+        ("stuck", [2], [12], True),
+    ),
+    "stuck: held up on its way to init": ((in_init(0), before_init(1), in_init(2)), ("stuck", [1], [3], True)),
+    "stuck: nobody waits and nobody moves": (
+        (in_user(0), in_user(1), in_user(2)),
+        ("stuck", [0, 1, 2], [12] * 3, True),
+    ),
+    "stuck: a receiver waits for a peer in its own code": (
+        (rank(0, 2, open_calls=(call("recv", None, 20, peer=1),)), in_user(1, world=2)),
+        ("stuck", [1], [12], True),
+    ),
+    "stuck: others wait for work that is asynchronous": (
+        (
+            rank(0, 2, open_calls=(call("all_reduce", 7, 20, index=5, is_async=True), phase("work_wait", 22, index=6))),
+            in_user(1, world=2),
+        ),
+        ("stuck", [1], [12], True),
+    ),
+    "stuck: busy in several lines of one function": (
+        (in_call(0), in_user(1, looks=tuple(look(stack(line(n, "spin"))) for n in (5, 6, 6))), in_call(2)),
+        ("stuck", [1], [6, 5], True),
+    ),
+    "stopped: in its own code": ((in_call(0), in_user(1, proc_state="T"), in_call(2)), ("stopped", [1], [12], True)),
+    "stopped: inside the collective": ((in_call(0), stopped_in_call(1), in_call(2)), ("stopped", [1], [], True)),
+    "stopped: a debugger may let it go on": (
+        (in_call(0), in_user(1, proc_state="t", traced_by=99), in_call(2)),
+        ("stopped", [1], [12], False),
+    ),
+    "missing: never started": (
+        (in_init(0), in_init(1), rank(2, life=Life.NEVER_STARTED, recorded=False, initialized=False)),
+        ("missing", [2], [], True),
+    ),
+    "missing: the script's world is larger": (
+        (in_init(0, 4), in_init(1, 4), in_init(2, 4)),
+        ("missing", [3], [], True),
+    ),
+    "early-exit: status 0 while others wait": (
+        (in_backward(0), ended(1, exit_call=line(12)), in_backward(2)),
+        ("early-exit", [1], [12], True),
+    ),
+    "early-exit: its script has ended, its process not yet": (
+        (
+            in_call(0),
+            rank(1, main_ended_ns=NOW - S, recent_calls=(call("all_reduce", 6, 33, open_=False),)),
+            in_call(2),
+        ),
+        ("early-exit", [1], [33], True),
+    ),
+    "exit-hang: a thread that is no daemon": (
+        (at_end(0, UPLOADER), ended(1), ended(2)),
+        ("exit-hang", [0], [31], True),
+    ),
+    "exit-hang: a function at exit": (
+        (rank(0, main_ended_ns=LONG_AGO, looks=(look(stack(line(90, "flush"))),)), ended(1), ended(2)),
+        ("exit-hang", [0], [90], True),
+    ),
+    "mismatch: another operation": (
+        (in_call(0, "reduce", 7, 6), in_call(1), in_call(2)),
+        ("mismatch", [0], [6], True),
+    ),
+    "mismatch: a recorded call against DDP's reduction": (
+        (in_call(0, "reduce", 7, 6), in_backward(1), in_backward(2)),
+        ("mismatch", [0], [6], True),
+    ),
+    "mismatch: another shape": (
+        (in_call(0), in_call(1, shape=(8,)), in_call(2)),
+        ("mismatch", [1], [20], True),
+    ),
+    "mismatch: another dtype": (
+        (in_call(0), in_call(1), in_call(2, dtype="torch.int64")),
+        ("mismatch", [2], [20], True),
+    ),
+    "mismatch: one step fewer": (
+        (in_backward(0), in_backward(1), in_call(2, "barrier", 7, 14, shape=None, dtype=None, recent=backwards(3))),
+        ("mismatch", [2], [14], True),
+    ),
+    "mismatch: an earlier call already differed": (
+        (
+            in_backward(0, 8, recent_calls=(call("reduce", 7, 6, index=2, open_=False), *backwards(3, 3))),
+            in_backward(1, recent_calls=(call("all_reduce", 6, 4, index=1, open_=False), *backwards(3, 3))),
+            in_backward(2, recent_calls=(call("all_reduce", 6, 4, index=1, open_=False), *backwards(3, 3))),
+        ),
+        ("mismatch", [0], [6], True),
+    ),
+    "mismatch: of two, the one whose call is new": (
+        (
+            in_call(0, "reduce", 7, 6, world=2, recent=backwards(5)),
+            in_backward(1, world=2, steps=5),
+        ),
+        ("mismatch", [0], [6], True),
+    ),
+    "mismatch: of two without a history, both": (
+        (in_call(0, "reduce", 7, 6, world=2), in_call(1, world=2)),
+        ("mismatch", [0, 1], [6, 20], True),
+    ),
+    "deadlock: both receive": (
+        (
+            rank(0, 2, open_calls=(call("recv", None, 20, peer=1),)),
+            rank(1, 2, open_calls=(call("recv", None, 21, peer=0),)),
+        ),
+        ("deadlock", [0, 1], [20, 21], True),
+    ),
+    "deadlock: two groups in opposite order": (
+        (
+            rank(0, 2, open_calls=(call("all_reduce", 3, 20, group="1"),), groups=(group(3, 2, "1"), group(2, 2, "2"))),
+            rank(1, 2, open_calls=(call("all_reduce", 3, 21, group="2"),), groups=(group(2, 2, "1"), group(3, 2, "2"))),
+        ),
+        ("deadlock", [0, 1], [20, 21], True),
+    ),
+    "transport: all in one collective": (
+        (in_call(0), in_call(1), in_call(2)),
+        ("transport", [0, 1, 2], [20] * 3, True),
+    ),
+}
+
+
+@pytest.mark.parametrize("detail", ["OFF", "DETAIL"])
+@pytest.mark.parametrize("name", HUNG)
+def test_hang(name, detail):
+    ranks, (kind, blamed, lines, certain) = HUNG[name]
+    if detail == "DETAIL" and name.startswith("mismatch: an earlier"):
+        pytest.skip("the counter tells it without DETAIL only")
+    found = judge(job(*ranks, debug_level=detail))
+    assert [c for c in found.checks if c.outcome == "crashed"] == []
+    errors = [f for f in found.findings if f.severity is Severity.ERROR]
+    assert [(f.kind, list(f.ranks), [p.line for p in f.where]) for f in errors] == [(kind, blamed, lines)]
+    assert found.certain is certain
+    assert errors[0].summary
+    assert errors[0].evidence
+    assert errors[0].fix
+
+
+QUIET_JOBS = {
+    "all compute": [moving(in_user(n)) for n in range(3)],
+    "a moving rank holds the others up": [in_call(0), moving(in_user(1)), in_call(2)],
+    "all finished": [ended(n) for n in range(3)],
+    "one finishes a little later": [ended(0), moving(in_user(1)), ended(2)],
+    "a rank ended at which nobody had to wait": [
+        ended(0, recent_calls=(call("barrier", 7, open_=False),), groups=(group(7, 2),)),
+        moving(in_call(1, "barrier", 7, world=2)),
+    ],
+    "init is slow, and nobody waits": [before_init(n) for n in range(3)],
+    "rank 0 saves a checkpoint in a function that moves": [
+        moving(in_user(0, line(60, "save"))), in_call(1, "barrier", 7), in_call(2, "barrier", 7),
+    ],
+    "broadcast from different lines": [
+        moving(in_call(0, "broadcast", 7, 10)), moving(in_call(1, "broadcast", 7, 12)), moving(in_call(2, "broadcast", 7)),
+    ],
+    "splits of a gather differ": [
+        moving(in_call(n, "all_to_all_single", 7, shape=(n,))) for n in range(3)
+    ],
+    "a mismatch in flight": [moving(in_call(0, "reduce", 7, 6)), in_backward(1), in_backward(2)],
+    "the script ended a moment ago": [rank(0, 1, main_ended_ns=NOW - S)],
+    "stopped, but it moved a moment ago": [in_call(0), moving(in_user(1, proc_state="T")), in_call(2)],
+    "nothing is known yet": [],
+    "a bare process": [rank(0, 1, initialized=False, world_size=None, recorded=True, looks=(), last_progress_ns=None)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", QUIET_JOBS)
+def test_silent(name):
+    found = judge(job(*QUIET_JOBS[name]))
+    assert [(f.kind, f.ranks) for f in found.findings] == []
+    assert found.certain is False
+    assert [c for c in found.checks if c.outcome == "crashed"] == []
+
+
+def test_a_rank_that_arrives_late_at_init_is_given_the_whole_timeout():
+    waits = phase("init_process_group", 5, started_ns=NOW - 3 * S)
+    early = rank(0, 2, initialized=False, open_calls=(waits,))
+    found = judge(job(early, before_init(1, 2)))
+    assert found.findings == ()
+    assert {c.id for c in found.checks if c.outcome == "inconclusive"} == {"DD601"}
+
+
+def test_missing_nodes_are_named_and_never_certain():
+    found = judge(job(world_size=4, nnodes=2, local_ranks_expected=2, node_rank=0))
+    assert [(f.kind, f.ranks, f.confidence) for f in found.findings] == [("missing", (2, 3), Confidence.LOW)]
+    assert found.certain is False
+
+
+def test_ranks_of_other_nodes_are_not_missing_from_a_collective():
+    found = judge(job(in_call(0, world=4), in_call(1, world=4), world_size=4, nnodes=2, local_ranks_expected=2))
+    assert found.findings == ()
+
+
+def test_duplicate_numbers_are_evidence():
+    ranks = [in_init(0, 3), in_init(1, 3), in_init(1, 3, pid=4711)]
+    found = judge(job(*ranks, world_size=3))
+    assert [(f.kind, f.ranks) for f in found.findings] == [("missing", (2,))]
+    assert any("4711" in sentence for sentence in found.findings[0].evidence)
+
+
+def test_one_blamed_and_one_moving_rank_is_not_certain():
+    found = judge(job(in_call(0), in_user(1), moving(in_user(2))))
+    assert [(f.kind, f.ranks) for f in found.findings] == [("stuck", (1,))]
+    assert found.certain is False
+
+
+def test_interrupted_job_without_a_proven_hang_has_no_verdict():
+    fresh = LONG_AGO + 55 * S
+    ranks = [in_call(0), in_user(1, last_progress_ns=fresh), in_call(2)]
+    found = judge(job(*ranks, ended=True, interrupted_by="SIGINT", stopping_since_ns=NOW - S))
+    assert found.findings == ()
+
+
+def test_a_rank_that_could_not_be_recorded_is_told():
+    found = judge(job(*[moving(in_user(n)) for n in range(2)], moving(in_user(2, recorded=False, lost="no space"))))
+    assert [(f.kind, f.ranks, f.severity) for f in found.findings] == [("not-recorded", (2,), Severity.INFO)]

@@ -1,0 +1,101 @@
+"""What must hold for every job: cost grows with the ranks, and no rank that moves is blamed."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+from ddpdoctor.model.facts import Life
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.rules.progress.judge import judge
+
+from .build import (
+    call,
+    crashed,
+    ended,
+    failed_in,
+    in_backward,
+    in_call,
+    in_user,
+    job,
+    killed,
+    moving,
+    phase,
+    rank,
+)  # fmt: skip
+
+
+def count_calls(world, culprit):
+    """Return how many Python functions a judgement enters: a measure of its cost that no busy machine disturbs."""
+    recent = tuple(call(seq=n, index=n, open_=False) for n in range(1, 41))
+    ranks = [in_call(n, seq=41, world=world, recent=recent) for n in range(world)]
+    ranks[3] = culprit(3, world)
+    entered = 0
+
+    def count(frame, event, argument):
+        nonlocal entered
+        entered += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        found = judge(job(*ranks))
+    finally:
+        sys.setprofile(before)
+    assert [f.ranks for f in found.findings] == [(3,)]
+    return entered
+
+
+def test_cost_of_a_hang_grows_with_the_ranks_and_not_with_their_pairs():
+    def sleeps(number, world):
+        return in_user(number, world=world)
+
+    assert count_calls(512, sleeps) < 3 * count_calls(256, sleeps)
+
+
+def test_cost_of_a_mismatch_grows_with_the_ranks_and_not_with_their_pairs():
+    def differs(number, world):
+        return in_call(number, "reduce", 41, 6, world=world)
+
+    assert count_calls(512, differs) < 3 * count_calls(256, differs)
+
+
+def some_rank(dice, number):
+    """Return a rank in any state, with any of its facts missing."""
+    seq = dice.choice([6, 7, 8])
+    makers = [
+        lambda: in_user(number),
+        lambda: in_call(number, dice.choice(["all_reduce", "reduce", "barrier"]), seq),
+        lambda: in_backward(number, dice.choice([None, 6, 7])),
+        lambda: ended(number),
+        lambda: killed(number, dice.choice(["SIGKILL", "SIGABRT", "SIGSEGV", None])),
+        lambda: crashed(number),
+        lambda: failed_in(number, "backward"),
+        lambda: failed_in(number, "all_reduce", seq),
+        lambda: rank(number, life=Life.NEVER_STARTED),
+        lambda: rank(number, proc_state="T"),
+        lambda: rank(number, main_ended_ns=1),
+        lambda: rank(number, open_calls=(call("recv", peer=dice.choice([None, 0, 9])),), groups=()),
+        lambda: rank(number, initialized=False, open_calls=(phase("init_process_group", None),), world_size=None),
+        lambda: rank(number, open_calls=(phase("work_wait", None),), started_ns=None, last_progress_ns=None),
+        lambda: rank(number, open_calls=(phase("new_group"),), pid=None, host=""),
+    ]
+    found = dice.choice(makers)()
+    return moving(found) if dice.random() < 0.5 else found
+
+
+def test_no_job_makes_a_rule_raise_or_blames_a_rank_that_moves():
+    dice = random.Random(5)
+    for _ in range(3000):
+        ranks = [some_rank(dice, n) for n in range(dice.choice([0, 1, 2, 3, 4]))]
+        seen = job(*ranks, ended=dice.random() < 0.3, debug_level=dice.choice(["OFF", "DETAIL"]))
+        found = judge(seen)
+        assert [c for c in found.checks if c.outcome == "crashed"] == []
+        errors = [f for f in found.findings if f.severity is Severity.ERROR]
+        assert all(len(f.where) <= 2 * len(f.ranks) + 2 for f in errors)
+        if seen.ended or any(r.life in (Life.EXITED, Life.SIGNALED) for r in ranks):
+            continue
+        alive = {r.rank for r in ranks if r.life is Life.RUNNING and r.last_progress_ns == moving(r).last_progress_ns}
+        at_end = {r.rank for r in ranks if r.main_ended_ns is not None}
+        blamed = {n for f in errors for n in f.ranks}
+        assert blamed & (alive - at_end) == set(), [(f.kind, f.ranks) for f in errors]

@@ -1,0 +1,58 @@
+"""Codes and kinds are used once, and every rule has a page."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.rules.registry import all_rules, find_rule, rule
+
+CODES = {
+    "DD601": "stuck", "DD602": "mismatch", "DD603": "early-exit", "DD604": "crash", "DD605": "killed",
+    "DD606": "stopped", "DD607": "missing", "DD608": "deadlock", "DD609": "exit-hang", "DD611": "transport",
+    "DD612": "exit-abort", "DD901": "not-recorded",
+}  # fmt: skip
+
+
+def page_less(scene):
+    return scene
+
+
+def with_page(scene):
+    """A page."""
+    return scene
+
+
+def test_all_rules_are_there_and_sorted():
+    known = {r.code: r.kind for r in all_rules()}
+    assert {code: known.get(code) for code in CODES} == CODES
+    assert list(known) == sorted(known)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_page_has_all_its_parts(code):
+    page = find_rule(code).page
+    parts = ("What it means", "How it is recognised", "How sure", "What to do", "Example")
+    assert all(f"## {part}" in page for part in parts)
+    assert page.index("## What to do") < page.index("## Example")
+
+
+@pytest.mark.parametrize("name", ["DD601", "dd601", "stuck", " stuck "])
+def test_a_rule_is_found_by_code_and_kind(name):
+    assert find_rule(name).code == "DD601"
+
+
+def test_an_unknown_rule_is_none():
+    assert find_rule("DD999") is None
+
+
+@pytest.mark.parametrize(("code", "kind"), [("DD601", "new"), ("DD699", "stuck")])
+def test_reuse_is_refused(code, kind):
+    all_rules()
+    with pytest.raises(ValueError, match="taken"):
+        rule(code, kind, Severity.ERROR, "again")(with_page)
+
+
+def test_a_rule_without_a_page_is_refused():
+    with pytest.raises(ValueError, match="docstring"):
+        rule("DD699", "new", Severity.ERROR, "no page")(page_less)

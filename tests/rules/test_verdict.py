@@ -1,0 +1,40 @@
+"""The verdict is the one finding to act on first."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.rules.verdict import order_findings, pick_verdict
+
+
+def found(code, severity=Severity.ERROR, step=None, confidence=Confidence.HIGH):
+    return Finding(code=code, kind=code, severity=severity, confidence=confidence, summary="", step=step)
+
+
+WARNING, INFO = Severity.WARNING, Severity.INFO
+TABLE = {
+    "nothing": ([], None),
+    "an info is none": ([found("DD612", INFO)], None),
+    "a warning before an info": ([found("DD612", INFO), found("DD610", WARNING)], "DD610"),
+    "an error before a warning": ([found("DD502", WARNING, 0), found("DD501", step=9)], "DD501"),
+    "the root of a hang before all that was seen in earlier steps": ([found("DD501", step=1), found("DD601", step=9)], "DD601"),
+    "the earliest step first": ([found("DD504", step=5), found("DD501", step=2)], "DD501"),
+    "within a step the number that spreads": ([found("DD505", step=2), found("DD501", step=2), found("DD503", step=2)], "DD503"),
+    "a non-finite gradient first": ([found("DD503", step=2), found("DD504", step=2)], "DD504"),
+    "data before the other warnings": ([found("DD502", WARNING), found("DD702", WARNING)], "DD702"),
+    "the surer one": ([found("DD608", confidence=Confidence.LOW), found("DD601")], "DD601"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_verdict(name):
+    findings, code = TABLE[name]
+    verdict = pick_verdict(findings)
+    assert (verdict.code if verdict is not None else None) == code
+    assert pick_verdict(reversed(findings)) == verdict
+
+
+def test_order_keeps_all():
+    findings = [found("DD612", INFO), found("DD601"), found("DD702", WARNING)]
+    assert [f.code for f in order_findings(findings)] == ["DD601", "DD702", "DD612"]
