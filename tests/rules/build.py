@@ -116,7 +116,7 @@ def crashed(number, raised=None, world=3, **more):
     return ended(number, world, **fields)
 
 
-def failed_in(number, op, seq=None, site=20, message="Connection closed by peer", at=LONG_AGO + S, world=3, **more):
+def failed_in(number, op, seq=None, site=20, message="Connection closed by peer", at=LONG_AGO + S, **more):
     """A rank whose call of torch.distributed, or whose backward, raised."""
     last = AUTOGRAD if op == "backward" else C10D
     frames = (line(site), last)
@@ -124,7 +124,7 @@ def failed_in(number, op, seq=None, site=20, message="Connection closed by peer"
         call(op, seq, site, failed=True, open_=False) if seq else phase(op, site, failed=True, index=100, open_=False)
     )
     raised = error("RuntimeError", message, at, frames, in_call=op)
-    return crashed(number, raised, world, recent_calls=(*backwards(3), failed), ended_ns=at + S, **more)
+    return crashed(number, raised, recent_calls=(*backwards(3), failed), ended_ns=at + S, **more)
 
 
 def killed(number, signal="SIGKILL", world=3, **more):

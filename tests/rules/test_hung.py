@@ -247,7 +247,7 @@ QUIET_JOBS = {
         moving(in_user(0, line(60, "save"))), in_call(1, "barrier", 7), in_call(2, "barrier", 7),
     ],
     "broadcast from different lines": [
-        moving(in_call(0, "broadcast", 7, 10)), moving(in_call(1, "broadcast", 7, 12)), moving(in_call(2, "broadcast", 7)),
+        *[moving(in_call(n, "broadcast", 7, 10 + n)) for n in range(3)],
     ],
     "splits of a gather differ": [
         moving(in_call(n, "all_to_all_single", 7, shape=(n,))) for n in range(3)

@@ -32,7 +32,7 @@ def count_calls(world, culprit):
     ranks[3] = culprit(3, world)
     entered = 0
 
-    def count(frame, event, argument):
+    def count(_frame, event, _argument):
         nonlocal entered
         entered += event == "call"
 

@@ -37,7 +37,7 @@ def judge(job: Job) -> Judgement:
     rules = [rule_of(check) for check in CHECKS]
     try:
         scene = build_scene(job)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the wall around a rule
         return Judgement(findings=(), checks=tuple(_crashed(rule, error) for rule in rules), certain=False)
     findings: list[Finding] = []
     checks = []
@@ -54,7 +54,7 @@ def judge(job: Job) -> Judgement:
 def _run(rule: Rule, scene: Scene) -> tuple[Ruling, Check]:
     try:
         ruling: Ruling = rule.check(scene)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the wall around a rule
         return Ruling(), _crashed(rule, error)
     return ruling, Check(id=rule.code, outcome=_outcome(ruling), reason=ruling.skipped or ruling.inconclusive)
 
