@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import signal
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.dumps import parse_stacks, split_fatal
+from ddpdoctor.collect.flight import pending_on_device
 from ddpdoctor.model.facts import PHASES, Call, Child, Frame, GroupState, Life, Look, Raised, Rank, Stack
 from ddpdoctor.recorder import wire
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MAX_RECENT_CALLS = 400
 IDLE_FILES = ("/multiprocessing/queues.py", "/multiprocessing/connection.py", "/multiprocessing/pool.py")
@@ -113,12 +116,18 @@ def read_rank(source: Source, context: Context) -> Rank:
         "traced_by": watched.get("tracer") or None,
         "oom_killed": watched.get("oom"),
         "last_progress_ns": watched.get("last_progress_ns"),
-        "lost": context.lost.get(source.pid),
+        "lost": context.lost.get(source.pid) or _defects(content),
         **end,
     }
     if content is None:
         return Rank(**common, world_size=source.world_size)
     return Rank(**common, **_from_ring(content, source, context, watched))
+
+
+def _defects(content: wire.RingContent | None) -> str | None:
+    """Return which hooks of the recorder failed, as on a torch that lacks what they hold on to; None where none did."""
+    notes = [note for note in content.notes if note.get("k") == "defect"] if content else []
+    return "; ".join(sorted({f"{note.get('hook')}: {note.get('error')}" for note in notes})) or None
 
 
 def _end_of(pid: int, context: Context, watched: dict[str, Any]) -> dict[str, Any]:
@@ -149,7 +158,7 @@ def _signal_name(number: int) -> str:
 
 
 def _from_ring(content: wire.RingContent, source: Source, context: Context, watched: dict[str, Any]) -> dict[str, Any]:
-    calls = [_call(slot) for slot in content.slots]
+    calls = tuple(_call(slot) for slot in content.slots)
     notes = content.notes
     process = _process_note(content)
     roots = tuple(str(root) for root in process.get("roots") or ())
@@ -168,7 +177,10 @@ def _from_ring(content: wire.RingContent, source: Source, context: Context, watc
         "exit_call": _frame(next((n["frame"] for n in reversed(notes) if n.get("k") == "exit"), None)),
         "last_place": _place(content.place),
         "fatal_place": _innermost_user(parse_stacks(fatal, process.get("main"), roots)),
-        "open_calls": tuple(call for call in calls if call.ended_ns is None),
+        "open_calls": (
+            *(call for call in calls if call.ended_ns is None),
+            *pending_on_device(evidence.get("flight_recorder") or [], calls),
+        ),
         "recent_calls": tuple(call for call in calls if call.ended_ns is not None)[-MAX_RECENT_CALLS:],
         "groups": _groups(evidence, notes, content.slots),
         "looks": looks,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect import ranks
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import GroupState, Job, Rank
 from ddpdoctor.recorder import wire
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RUN_FORMAT = "ddpdoctor-run"
 RUN_VERSION = 1

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ddpdoctor
 from ddpdoctor.collect.runfolder import read_job, read_run
@@ -15,11 +14,11 @@ from ddpdoctor.model.facts import Job, Life
 from ddpdoctor.model.findings import Finding, JobStatus, JobSummary, Judgement, Report, Severity
 from ddpdoctor.rules.verdict import order_findings, pick_verdict
 
-SECRET_WORDS = ("token", "password", "passwd", "secret", "apikey", "api_key", "api-key", "credential")
-HIDDEN = "***"
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
-def build_report(
+def build_report(  # noqa: PLR0913 - what a report says of a run, each under its name
     folder: Path,
     judgement: Judgement,
     *,
@@ -38,12 +37,10 @@ def build_report(
     shown = [finding for finding in judgement.findings if finding.code not in ignore]
     before = [_as_earlier(finding, i) for i, past in enumerate(earlier) for finding in past.findings]
     return Report(
-        command=hide_secrets(tuple(run.get("command") or ())),
+        command=tuple(run.get("command") or ()),
         started_at=started_at,
         ended_at=ended_at,
-        job=JobSummary(
-            world_size=_world_size(job), nnodes=job.nnodes, status=status, exit_status=exit_status
-        ),
+        job=JobSummary(world_size=_world_size(job), nnodes=job.nnodes, status=status, exit_status=exit_status),
         verdict=pick_verdict(shown),
         findings=tuple(order_findings([*shown, *(f for f in before if f.code not in ignore)])),
         checks=judgement.checks,
@@ -89,7 +86,7 @@ def _world_size(job: Job) -> int | None:
 
 
 def _as_earlier(finding: Finding, attempt: int) -> Finding:
-    """A failure that the launcher got over is a warning at most."""
+    """Lower a finding: a failure that the launcher got over is a warning at most."""
     severity = Severity.WARNING if finding.severity is Severity.ERROR else finding.severity
     summary = f"attempt {attempt}, since restarted: {finding.summary}"
     return replace(finding, severity=severity, summary=summary)
@@ -99,23 +96,6 @@ def _data(run: dict[str, Any], job: Job) -> dict[str, Any]:
     names = ("hang_timeout_s", "debug_level", "torch_version", "environment")
     attempts = max((rank.attempt for rank in job.ranks), default=0) + 1
     return {"run": {name: run.get(name) for name in names}, "attempts": attempts}
-
-
-def hide_secrets(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a command line without the values of options that look like secrets."""
-    shown: list[str] = []
-    hide_next = False
-    for word in command:
-        name, sep, _ = word.partition("=")
-        secret = any(mark in name.lower() for mark in SECRET_WORDS)
-        if hide_next:
-            shown.append(HIDDEN)
-        elif secret and sep:
-            shown.append(f"{name}={HIDDEN}")
-        else:
-            shown.append(word)
-        hide_next = secret and not sep and word.startswith("-") and not hide_next
-    return tuple(shown)
 
 
 def _now() -> str:

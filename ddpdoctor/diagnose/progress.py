@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.runfolder import read_job
-from ddpdoctor.model.findings import Judgement
 from ddpdoctor.rules.progress.judge import judge
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ddpdoctor.model.findings import Judgement
 
 
 def judge_folder(folder: Path, attempt: int | None = None) -> Judgement:

@@ -38,7 +38,9 @@ def rank_row(rank: Rank) -> RankRow:
 
 
 def describe_state(rank: Rank) -> str:
-    """Return one phrase for what a rank does, or how it ended."""
+    """Return one phrase for what a rank does, how it ended, or what it did until the job was stopped."""
+    if rank.after_stop and rank.looks:
+        return _describe_alive(rank)
     if rank.life is Life.EXITED:
         return f"exit status {rank.exit_code}"
     if rank.life is Life.SIGNALED:
@@ -47,6 +49,10 @@ def describe_state(rank: Rank) -> str:
         return "never started"
     if rank.life is Life.GONE:
         return "gone"
+    return _describe_alive(rank)
+
+
+def _describe_alive(rank: Rank) -> str:
     if rank.proc_state in ("T", "t"):
         return "stopped"
     if rank.main_ended_ns:
@@ -75,4 +81,3 @@ def _place(rank: Rank, frame: Frame | None) -> Place | None:
     if frame is None:
         return None
     return Place(rank=rank.rank, file=frame.file, line=frame.line, function=frame.function)
-

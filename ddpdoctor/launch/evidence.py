@@ -8,12 +8,15 @@ import mmap
 import os
 import signal
 import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect import proc
-from ddpdoctor.launch.progress import Followed
 from ddpdoctor.recorder import wire
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ddpdoctor.launch.progress import Followed
 
 ANSWER_LIMIT_S = 0.9
 """How long a recorder may take. Two looks of its lie 0.3 s apart; the launcher's pause is a little longer than this."""
@@ -114,8 +117,13 @@ def _holds_gil(process: Followed, now_ns: int) -> bool:
     return process.role == wire.ROLE_RANK and now_ns - process.heartbeat_changed_ns > HELD_S * 1e9
 
 
-def describe(process: Followed, below: tuple[proc.Process, ...], dumps: dict[int, list[tuple[int, int, int]]],
-             oom: bool | None) -> dict[str, Any]:  # fmt: skip
+def describe(
+    process: Followed,
+    below: tuple[proc.Process, ...],
+    dumps: dict[int, list[tuple[int, int, int]]],
+    *,
+    oom: bool | None,
+) -> dict[str, Any]:
     """Return what only the watcher knows of a process, as watch.json has it."""
     now = proc.read_process(process.pid)
     same = now is not None and now.start_ticks == process.ticks

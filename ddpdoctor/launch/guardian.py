@@ -6,9 +6,12 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ddpdoctor.collect import proc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 GRACE_S = 2.0
 
@@ -24,7 +27,7 @@ class Guardian:
             os.close(self._writer)
             _guard(reader, on_orphaned)
         os.close(reader)
-        os.set_inheritable(self._writer, False)
+        os.set_inheritable(self._writer, False)  # noqa: FBT003 - positional only
 
     def protect(self, launcher_pid: int) -> None:
         """Name the process whose descendants are the job."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddpdoctor.collect import proc
 from ddpdoctor.recorder import wire
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 IO_BYTES_PER_S = 64 * 1024
 """I/O above this is work. Ours: a loop that logs a line or polls a small file stays below, any checkpoint above."""
@@ -71,9 +74,10 @@ def follow(process: Followed, now_ns: int, interval_s: float, hang_timeout_s: fl
         process.heartbeat_changed_ns = now_ns
     if _has_advanced(process, old, cells, interval_s, below):
         process.last_progress_ns = process.last_new_ns = now_ns
-    elif old and cells["function_changes"] != old["function_changes"]:
-        if now_ns - process.last_new_ns < FAMILIAR_PATIENCE * hang_timeout_s * 1e9:
-            process.last_progress_ns = now_ns
+        return
+    patient = now_ns - process.last_new_ns < FAMILIAR_PATIENCE * hang_timeout_s * 1e9
+    if patient and cells["function_changes"] != old["function_changes"]:
+        process.last_progress_ns = now_ns
 
 
 def _has_advanced(

@@ -17,14 +17,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect import proc
 from ddpdoctor.collect.runfolder import RUN_FORMAT, RUN_VERSION
 from ddpdoctor.launch.guardian import Guardian, is_same, stop_tree
-from ddpdoctor.launch.options import WrapOptions
 from ddpdoctor.launch.watch import Watch
-from ddpdoctor.model.findings import Judgement
+from ddpdoctor.model.findings import Judgement, Severity
+from ddpdoctor.model.secrets import hide_secrets
+
+if TYPE_CHECKING:
+    from ddpdoctor.launch.options import WrapOptions
 
 LOOK_EVERY_S = 0.1
 STOP_GRACE_S = 5.0
@@ -40,7 +43,7 @@ STORED_VARIABLES = (
 SHARED_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs"})
 
 Judge = Callable[[Path, int | None], Judgement]
-"""Reads a run folder and says what is wrong with one attempt, by default the last: handed in, since launch does not know the rules."""
+"""Reads a run folder and says what is wrong with an attempt, by default the last. Launch itself knows no rules."""
 Reporter = Callable[["Outcome"], None]
 """Shows an outcome while the job goes on."""
 
@@ -138,7 +141,7 @@ class Session:
         """Take evidence and have it judged; stop the job where it is certain that it hangs."""
         self.watch.take_evidence()
         judgement = self.judge(self.folder, None)
-        if not judgement.findings:
+        if not any(finding.severity is Severity.ERROR for finding in judgement.findings):
             self.next_look_ns = time.monotonic_ns() + int(self.patience_s * 1e9)
             self.patience_s = min(self.patience_s * 2, max(1.0, self.options.hang_timeout_s / 4))
             return
@@ -177,7 +180,7 @@ class Session:
         self.watch.evidence.acknowledge()
 
     def _let_launcher_begin(self) -> None:
-        """A Ctrl-C of the terminal has reached the launcher already; one from kill(1) has not."""
+        """Wait a moment: a Ctrl-C of the terminal has reached the launcher already; one from kill(1) has not."""
         limit = time.monotonic() + LAUNCHER_TAKES_OVER_S
         while time.monotonic() < limit and self.launcher.poll() is None and not self.watch.evidence.closing_ns():
             time.sleep(0.02)
@@ -203,8 +206,7 @@ class Session:
             self.launcher.kill()
 
     def _finish(self, status: int) -> Outcome:
-        self.watch._followed_ns = 0
-        self.watch.follow()
+        self.watch.follow(at_once=True)
         if self.hang is None:
             self.watch.save(ended=True, launcher_status=status)
         judgement = self.hang or self.judge(self.folder, None)
@@ -220,8 +222,8 @@ class Session:
             exit_status = INTERRUPTED_STATUS
         found = judgement or self.hang or Judgement(findings=(), checks=(), certain=False)
         return Outcome(
-            folder=self.folder, run_dir=self.run_dir, judgement=found, hung=hung, launcher_status=status, exit_status=exit_status,
-            interrupted_by=self.watch.interrupted_by, earlier=tuple(self.earlier), started_at=self.started_at,
+            folder=self.folder, run_dir=self.run_dir, judgement=found, hung=hung, launcher_status=status,
+            exit_status=exit_status, interrupted_by=self.watch.interrupted_by, earlier=tuple(self.earlier), started_at=self.started_at,
             ended_at=_now(),
         )  # fmt: skip
 
@@ -286,7 +288,7 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
     run = {
         "format": RUN_FORMAT,
         "version": RUN_VERSION,
-        "command": list(options.command),
+        "command": hide_secrets(options.command),
         "started_at": started_at,
         "launched_ns": launched_ns,
         "hang_timeout_s": options.hang_timeout_s,

@@ -6,14 +6,16 @@ import contextlib
 import os
 import select
 import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect import proc
 from ddpdoctor.collect.runfolder import AgentLog, read_agent_log
 from ddpdoctor.launch import progress
 from ddpdoctor.launch.evidence import Evidence, describe
 from ddpdoctor.recorder import wire
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FOLLOW_EVERY_S = 0.25
 EARLY_EXIT_WAIT_S = 1.5
@@ -46,10 +48,10 @@ class Watch:
             pid = next(pid for pid, known in self._pidfds.items() if known == fd)
             self._ended(pid)
 
-    def follow(self) -> None:
+    def follow(self, *, at_once: bool = False) -> None:
         """Look at all processes again, if it is time to."""
         now_ns = time.monotonic_ns()
-        if now_ns - self._followed_ns < FOLLOW_EVERY_S * 1e9:
+        if not at_once and now_ns - self._followed_ns < FOLLOW_EVERY_S * 1e9:
             return
         interval_s = (now_ns - self._followed_ns) / 1e9 if self._followed_ns else FOLLOW_EVERY_S
         self._followed_ns = now_ns
@@ -133,9 +135,7 @@ class Watch:
         ends = (rank.cells.get("main_ended_ns", 0) for rank in alive)
         return any(end and now_ns - end > self.hang_timeout_s * 1e9 for end in ends)
 
-    def _waits_for_the_gone(
-        self, ranks: list[progress.Followed], alive: list[progress.Followed], now_ns: int
-    ) -> bool:
+    def _waits_for_the_gone(self, ranks: list[progress.Followed], alive: list[progress.Followed], now_ns: int) -> bool:
         ended = [rank.ended_ns for rank in ranks if rank.ended_ns is not None]
         if not ended:
             return False
@@ -160,7 +160,7 @@ class Watch:
             if process.role != wire.ROLE_RANK:
                 continue
             oom = _was_oom_killed(pid, process, kernel, kills)
-            row = describe(process, self.below.get(pid, ()), self.evidence.dumps, oom)
+            row = describe(process, self.below.get(pid, ()), self.evidence.dumps, oom=oom)
             if process.ended_ns is None:
                 self._children_seen[pid] = row["children"]
             row["children"] = self._children_seen.get(pid, [])
@@ -177,7 +177,9 @@ class Watch:
         )
 
 
-def _was_oom_killed(pid: int, process: progress.Followed, kernel: frozenset[int] | None, kills: int | None) -> bool | None:
+def _was_oom_killed(
+    pid: int, process: progress.Followed, kernel: frozenset[int] | None, kills: int | None
+) -> bool | None:
     if process.ended_ns is None:
         return None
     if kernel is not None and pid in kernel:

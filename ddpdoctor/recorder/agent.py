@@ -1,4 +1,4 @@
-"""Hooks in torch's elastic agent: who was started, how each rank ended, and a pause for evidence before any is stopped."""
+"""Hooks in torch's elastic agent: who was started, how each ended, and a pause for evidence before a stop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Log:
     def __init__(self, folder: str) -> None:
         self.path = os.path.join(folder, "agent.jsonl")
         self.attempt = -1
-        self.ended = set()  # type: Set[int]
+        self.ended: Set[int] = set()
 
     def write(self, **entry: Any) -> None:
         """Append one line in one write."""

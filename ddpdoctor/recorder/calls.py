@@ -39,13 +39,13 @@ _PEER = ("dst", "src", "group_dst", "group_src")
 _UNCOUNTED = frozenset({"monitored_barrier", "batch_isend_irecv"})
 _TORCH_DISTRIBUTED = os.sep + os.path.join("torch", "distributed") + os.sep
 
-c10d = None  # type: Any
-_shift = collections.defaultdict(int)  # type: Dict[str, int]
+c10d: Any = None
+_shift: Dict[str, int] = collections.defaultdict(int)
 """Per group, how much point-to-point calls have moved the backend's sequence number."""
-_pending = collections.deque(maxlen=256)  # type: collections.deque[Tuple[Any, int]]
-_works = weakref.WeakKeyDictionary()  # type: weakref.WeakKeyDictionary[Any, int]
+_pending: collections.deque[Tuple[Any, int]] = collections.deque(maxlen=256)
+_works: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _depth = threading.local()
-_group_names = {}  # type: Dict[int, Tuple[Any, int]]
+_group_names: Dict[int, Tuple[Any, int]] = {}
 
 
 def call_site() -> Tuple[int, int]:

@@ -16,7 +16,7 @@ from .state import describers, guarded, here
 MAX_NOTES = 40
 _WORKER_TEXT = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in (\S+)', re.MULTILINE)
 _PASSED_ON = ("Original Traceback (most recent call last):", "terminated with the following error:")
-_noted = {}  # type: Dict[int, Optional[str]]
+_noted: Dict[int, Optional[str]] = {}
 
 
 def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = None) -> None:

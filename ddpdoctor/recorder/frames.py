@@ -14,7 +14,7 @@ HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 MAX_DEPTH = 200
 MAX_KEPT = 60
 
-_known = {}  # type: Dict[str, bool]
+_known: Dict[str, bool] = {}
 
 
 def _roots() -> Tuple[str, ...]:
@@ -66,7 +66,7 @@ def describe(file: str, line: int, function: str) -> Dict[str, Any]:
 
 def walk(frame: Optional[FrameType]) -> List[Dict[str, Any]]:
     """Return the frames of a live stack, outermost first, without the recorder's own."""
-    found = []  # type: List[Dict[str, Any]]
+    found: List[Dict[str, Any]] = []
     while frame is not None and len(found) < MAX_DEPTH:
         code = frame.f_code
         if not is_own_file(code.co_filename):

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict
 
 from .state import here
 
-patches = {}  # type: Dict[str, Callable[[Any], None]]
+patches: Dict[str, Callable[[Any], None]] = {}
 """What to do with which module once it is there."""
 
 

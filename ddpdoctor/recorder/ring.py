@@ -30,7 +30,7 @@ class Ring:
         self._slots_at = wire.HEADER_SIZE + shape.journal_bytes
         self._used = 0
         self._lock = threading.Lock()
-        self._ids = {}  # type: Dict[Any, int]
+        self._ids: Dict[Any, int] = {}
         self._indexes = itertools.count(1)
         self._done = itertools.count(1)
         self._numbers = itertools.count(1)
@@ -91,10 +91,7 @@ class Ring:
         """Record a call before it is made; return its index. Numbers but ``seq`` and ``peer`` are interned ids."""
         index = next(self._indexes)
         ndim = len(dims)
-        if ndim < wire.MAX_DIMS:
-            padded = tuple(dims) + (0,) * (wire.MAX_DIMS - ndim)
-        else:
-            padded = tuple(dims[: wire.MAX_DIMS])
+        padded = (*dims, 0, 0, 0, 0, 0, 0)[: wire.MAX_DIMS]
         wire.SLOT.pack_into(
             self._map, self._slot_at(index), index, time.monotonic_ns(), 0, seq, op, api, group, site, redop, dtype,
             peer, tensors, flags, ndim, *padded,

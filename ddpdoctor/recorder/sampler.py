@@ -26,7 +26,7 @@ LOOKS_APART_S = 0.3
 PLACE_EVERY = 3
 """Ticks between two looks at the user's line."""
 
-_dump_file = None  # type: Any
+_dump_file: Any = None
 _owner = 0
 
 
@@ -37,8 +37,8 @@ class Sampler:
         self.tick_s = tick_s
         self.control = _map_control(here.folder)
         self.answered = 0
-        self.last_function = None  # type: Optional[Tuple[str, str, int]]
-        self.seen = set()  # type: Set[Tuple[str, str, int]]
+        self.last_function: Optional[Tuple[str, str, int]] = None
+        self.seen: Set[Tuple[str, str, int]] = set()
         self.changes = 0
         self.calls_seen = 0
 

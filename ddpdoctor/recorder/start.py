@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import List
+from typing import Any, Callable, List
 
 from . import errors, imports, sampler, wire
 from .state import AGENT_VARIABLE, MASTER_VARIABLE, describers, guarded, here
@@ -56,8 +56,8 @@ def _forked() -> None:
 
 
 def _register_patches() -> None:
-    def lazily(name: str):  # type: ignore[no-untyped-def]
-        def patch(module):  # type: ignore[no-untyped-def]
+    def lazily(name: str) -> Callable[[Any], None]:
+        def patch(module: Any) -> None:
             from . import training
 
             if name == "patch_groups":
@@ -69,7 +69,7 @@ def _register_patches() -> None:
 
         return patch
 
-    def patch_agent(module):  # type: ignore[no-untyped-def]
+    def patch_agent(module: Any) -> None:
         if not is_rank():
             from . import agent
 
@@ -86,6 +86,6 @@ def _register_patches() -> None:
             "multiprocessing.popen_fork": lazily("patch_popen"),
             "torch._dynamo.trace_rules": lazily("patch_dynamo"),
             "torch.distributed.elastic.multiprocessing.api": patch_agent,
-            "multiprocessing.process": lambda module: errors.note_processes(),
+            "multiprocessing.process": lambda _: errors.note_processes(),
         }
     )

@@ -18,7 +18,7 @@ MASTER_VARIABLE = "DDPDOCTOR_MASTER"
 """Where torch's elastic agent has the store that its ranks join."""
 MAX_FAILURES = 20
 
-describers = {}  # type: Dict[str, Callable[[], Any]]
+describers: Dict[str, Callable[[], Any]] = {}
 """What else goes into the evidence, by key: functions that the hooks register."""
 
 
@@ -27,11 +27,11 @@ class Recorder:
 
     def __init__(self) -> None:
         self.folder = os.environ.get(FOLDER_VARIABLE, "")
-        self.ring = None  # type: Optional[Ring]
+        self.ring: Optional[Ring] = None
         self.role = wire.ROLE_CHILD
         self.main_thread = threading.main_thread().ident
         self.failures = 0
-        self.on_start = []  # type: List[Callable[[], None]]
+        self.on_start: List[Callable[[], None]] = []
 
     def start(self, role: int) -> None:
         """Make the ring. Where that fails the process goes on without one, and a note says why."""

@@ -179,7 +179,7 @@ def _after_ddp(*args: Any, **kwargs: Any) -> None:
 
 
 def patch_autograd(module: Any) -> None:
-    """Hook on torch.autograd.backward, through which Tensor.backward goes as well."""
+    """Put a record around torch.autograd.backward, through which Tensor.backward goes as well."""
     module.backward = phase("backward", module.backward, waits=True)
 
 
@@ -198,9 +198,7 @@ def patch_loader(module: Any) -> None:
     iterator.__next__ = phase(
         "next_batch", iterator.__next__, after=lambda *a: count("batches", _batches), ends_with=StopIteration
     )
-    module.DataLoader.__iter__ = phase(
-        "epoch", module.DataLoader.__iter__, after=lambda *a: count("epochs", _epochs)
-    )
+    module.DataLoader.__iter__ = phase("epoch", module.DataLoader.__iter__, after=lambda *a: count("epochs", _epochs))
 
 
 def patch_spawn(module: Any) -> None:
@@ -253,12 +251,10 @@ def flight_recorder() -> Any:
     import sys
 
     native = sys.modules.get("torch._C._distributed_c10d")
-    dump = getattr(native, "_dump_fr_trace_json", None)
+    dump = getattr(native, "_dump_fr_trace_json", None) or getattr(native, "_dump_nccl_trace_json", None)
     if dump is None or calls.c10d is None or not calls.c10d.is_initialized():
         return []
-    keep = ("process_group", "collective_seq_id", "p2p_seq_id", "profiling_name", "input_sizes", "input_dtypes",
+    keep = ("process_group", "collective_seq_id", "p2p_seq_id", "is_p2p", "profiling_name", "input_sizes", "input_dtypes",
             "state", "retired")  # fmt: skip
     entries = json.loads(dump()).get("entries", [])
     return [{k: entry.get(k) for k in keep} for entry in entries[-64:]]
-
-

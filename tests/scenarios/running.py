@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -43,7 +44,9 @@ def clean_environment(**more: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", **more}
 
 
-def start(script: str | Path, folder: Path, *options: str, ranks: int = 3, args: tuple[str, ...] = (), **env: str) -> Any:
+def start(
+    script: str | Path, folder: Path, *options: str, ranks: int = 3, args: tuple[str, ...] = (), **env: str
+) -> Any:
     """Start ``ddpdoctor wrap`` on a job; ``folder`` becomes the run folder."""
     path = JOBS / f"{script}.py" if isinstance(script, str) else script
     command = [
@@ -78,9 +81,9 @@ def job_pids(folder: Path) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
-                if (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
-                    found.append(int(entry.name))
+            carries = entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0")
+            if carries and (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                found.append(int(entry.name))
         except OSError:
             continue
     return found
@@ -89,10 +92,8 @@ def job_pids(folder: Path) -> list[int]:
 def kill_job(folder: Path) -> None:
     """Kill what is left of a job, by the processes that carry its folder's name."""
     for pid in job_pids(folder):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
 
 
 def wait_for(condition: Any, limit_s: float = 60) -> bool:

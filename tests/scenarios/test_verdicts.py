@@ -46,7 +46,9 @@ def test_the_fault_is_found(job: str, level: str, tmp_path: Path) -> None:
     assert (verdict["kind"], tuple(verdict["ranks"])) == (kind, ranks), verdict
     lines = marked_lines(job)
     if lines:
-        assert {(Path(w["file"]).name, w["line"]) for w in verdict["where"]} & {(f"{job}.py", n) for n in lines}, verdict
+        assert {(Path(w["file"]).name, w["line"]) for w in verdict["where"]} & {(f"{job}.py", n) for n in lines}, (
+            verdict
+        )
     assert len(verdict["where"]) <= 2 * len(ranks) + 2
     if kind in HANGS:
         assert (ran.status, ran.report["job"]["status"]) == (124, "hung")
@@ -61,7 +63,14 @@ def test_the_world_that_a_script_makes_is_judged(job: str, kind: str, tmp_path: 
     assert verdict["where"][0]["line"] in marked_lines(job)
 
 
-CLEAN = {"clean_slow_rank0": 3, "clean_groups": 3, "clean_accumulate": 2, "clean_join": 3, "clean_spawn": 1, "clean_plain": 2}
+CLEAN = {
+    "clean_slow_rank0": 3,
+    "clean_groups": 3,
+    "clean_accumulate": 2,
+    "clean_join": 3,
+    "clean_spawn": 1,
+    "clean_plain": 2,
+}
 
 
 @pytest.mark.parametrize("level", ["DETAIL", "OFF"])

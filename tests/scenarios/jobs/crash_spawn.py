@@ -16,7 +16,6 @@ def load(rank, step):
     return torch.randn(4, 8)
 
 
-
 def work(rank, world, port):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=world)

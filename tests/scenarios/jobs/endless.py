@@ -1,6 +1,5 @@
 """Trains until somebody stops it."""
 
-import sys
 import time
 
 import torch

@@ -2,7 +2,6 @@
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
 
 torch.set_num_threads(1)
 

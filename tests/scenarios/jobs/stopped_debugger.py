@@ -1,6 +1,5 @@
 """A debugger has a rank stopped."""
 
-import os
 import subprocess
 import sys
 import time

@@ -43,7 +43,9 @@ def test_a_process_that_is_no_rank_gets_no_ring(tmp_path: Path) -> None:
 
 def test_a_rank_gets_one(tmp_path: Path) -> None:
     run = {"DDPDOCTOR_RUN": str(folder(tmp_path)), "DDPDOCTOR_AGENT": str(os.getpid()), "RANK": "0"}
-    done = python("import sys; print(sorted(m for m in ('torch', 'asyncio', 'typing_extensions') if m in sys.modules))", **run)
+    done = python(
+        "import sys; print(sorted(m for m in ('torch', 'asyncio', 'typing_extensions') if m in sys.modules))", **run
+    )
     assert done.stdout == "[]\n"
     assert len(list((tmp_path / "rings").iterdir())) == 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -75,7 +74,7 @@ def test_a_full_journal_drops_and_counts_and_calls_go_on(tmp_path: Path) -> None
 
 def test_all_blocks_are_allocated_at_the_start(tmp_path: Path) -> None:
     ring = make(tmp_path, wire.RANK_SHAPE)
-    assert os.stat(ring.path).st_blocks * 512 >= wire.RANK_SHAPE.total_bytes
+    assert Path(ring.path).stat().st_blocks * 512 >= wire.RANK_SHAPE.total_bytes
 
 
 def test_no_room_is_an_error_at_the_start_and_leaves_no_file(tmp_path: Path) -> None:
@@ -88,7 +87,9 @@ def test_no_room_is_an_error_at_the_start_and_leaves_no_file(tmp_path: Path) -> 
         "except OSError as e: print('refused')"
     )
     root = str(Path(wire.__file__).parents[2])
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path), root], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), root], capture_output=True, text=True, check=False
+    )
     assert done.stdout == "refused\n", done.stderr
     assert list(tmp_path.iterdir()) == []
 
