@@ -83,6 +83,18 @@ FAILED = {
         (failed_in(0, "backward", message="CUDA out of memory", at=LONG_AGO), failed_in(1, "backward"), in_backward(2)),
         ("crash", [0], [20]),
     ),
+    "crash: a wrong argument of a collective is the rank's own": (
+        (
+            crashed(
+                0,
+                error("TypeError", "Invalid function argument", in_call="all_reduce", frames=(line(20),)),
+                recent_calls=(call(seq=7, shape=None, dtype=None, failed=True, open_=False),),
+            ),
+            in_call(1),
+            in_call(2),
+        ),
+        ("crash", [0], [20]),
+    ),
     "killed: from outside": (
         (failed_in(0, "all_reduce", 7), in_call(1), killed(2)),
         ("killed", [2], [9]),

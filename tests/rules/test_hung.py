@@ -300,6 +300,12 @@ def test_one_blamed_and_one_moving_rank_is_not_certain():
     assert found.certain is False
 
 
+def test_a_rank_that_was_not_recorded_is_blamed_with_reserve():
+    found = judge(job(in_call(0), in_user(1, recorded=False, looks=(), groups=()), in_call(2)))
+    assert next((f.kind, f.ranks, f.confidence) for f in found.findings) == ("stuck", (1,), Confidence.LOW)
+    assert found.certain is False
+
+
 def test_interrupted_job_without_a_proven_hang_has_no_verdict():
     fresh = LONG_AGO + 55 * S
     ranks = [in_call(0), in_user(1, last_progress_ns=fresh), in_call(2)]

@@ -214,6 +214,9 @@ def _signal_words(root: Failure) -> list[str]:
         found.append(_OOM_WORDS[rank.oom_killed])
     if rank.fatal_place is None and rank.last_place is not None:
         found.append(f"its line is the last one seen before the end: {place_words(rank.last_place)}")
+    calls = [call for call in (*rank.recent_calls, *rank.open_calls) if call.site is not None]
+    if rank.fatal_place is None and calls:
+        found.append(f"its last recorded call was {calls[-1].op} {place_words(calls[-1].site)}")
     if rank.signal in _FATAL_DUMP and rank.fatal_place is not None:
         found.append(f"the dump at the signal shows {place_words(rank.fatal_place)}")
     if root.call is not None:

@@ -10,7 +10,7 @@ from ddpdoctor.model.facts import Frame, Life
 from .places import lines_seen
 from .scene import Scene, moment
 from .states import Doing, State
-from .words import call_words, first_line, line_of, place_words, rank_list, seconds, verb
+from .words import call_words, first_line, line_of, place_words, rank_list, seconds, verb, without_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -135,15 +135,16 @@ def process_words(scene: Scene, blamed: Iterable[int]) -> list[str]:
 
 
 def cascade_words(failures: Iterable[Failure], blamed: Iterable[int]) -> list[str]:
-    """Return who failed after the blamed ranks, and with what."""
-    merged: dict[str, list[int]] = defaultdict(list)
+    """Return who failed beside the blamed ranks, and with what; texts that differ in numbers only are told once."""
+    merged: dict[tuple[str, str], list[Failure]] = defaultdict(list)
     for failure in failures:
-        if failure.rank.rank in set(blamed):
-            continue
-        how = how_words(failure)
-        where = f", in {failure.call.op}" if failure.call is not None else ""
-        merged[f"failed as well{where}: {how}"].append(failure.rank.rank)
-    return [f"{rank_list(ranks)} {text}" for text, ranks in list(merged.items())[:MAX_CLASSES]]
+        if failure.rank.rank not in set(blamed):
+            where = f", in {failure.call.op}" if failure.call is not None else ""
+            merged[where, without_numbers(how_words(failure))].append(failure)
+    return [
+        f"{rank_list(f.rank.rank for f in group)} failed as well{where}: {how_words(group[0])}"
+        for (where, _), group in list(merged.items())[:MAX_CLASSES]
+    ]
 
 
 def how_words(failure: Failure) -> str:

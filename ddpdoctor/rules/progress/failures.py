@@ -10,7 +10,7 @@ from ddpdoctor.model.facts import Call, Frame, Job, Life, Raised, Rank
 
 from .places import innermost_user
 from .states import State, aborted_at_exit, call_at_failure, ended_well, final_error, has_failed
-from .words import first_line
+from .words import first_line, without_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +20,6 @@ TOGETHER_NS = 5_000_000_000
 _TIMED_OUT = re.compile(
     r"time[d\-_ ]*out|failed to pass monitoredbarrier in|wait.{0,20}timeout|DEADLINE_EXCEEDED", re.IGNORECASE
 )
-_DIGITS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +109,7 @@ def _is_same_in_call(root: Failure, other: Failure) -> bool:
 
 
 def _text(error: Raised) -> str:
-    return _DIGITS.sub("#", first_line(error.message))
+    return without_numbers(first_line(error.message))
 
 
 def _how(failure: Failure) -> str | None:

@@ -73,7 +73,7 @@ def _finding(scene: Scene, conflict: Conflict) -> Finding:
             f"collective {conflict.seq} of group {conflict.group.name}: {conflict.reason}",
             *_sides(conflict),
             *say.progress_words(scene, blamed),
-            *say.cascade_words(scene.failures, ()),
+            *(told.replace(" failed as well", " failed") for told in say.cascade_words(scene.failures, ())),
         ),
         fix="look for a collective under a condition that differs between ranks, and for loops of unequal length",
     )

@@ -19,6 +19,19 @@ NATIVE_PHASES = frozenset({"backward", "ddp_init", "ddp_forward", "ddp_forward_n
 """Phases in which DDP's C++ reducer makes collectives that no Python function sees."""
 _NOT_COLLECTIVES = PHASES | {WORK_WAIT, "epoch"}
 _PASSED_OVER = frozenset({"epoch", "destroy_process_group"})
+_OWN_ERRORS = frozenset(
+    {
+        "AssertionError",
+        "AttributeError",
+        "IndexError",
+        "KeyError",
+        "NotImplementedError",
+        "OutOfMemoryError",
+        "TypeError",
+        "ValueError",
+    }
+)
+"""Exceptions that no other rank can cause inside a collective: those come as RuntimeError or torch's DistError."""
 _DISTRIBUTED = "/torch/distributed/"
 _DDP_FILE = "/torch/nn/parallel/distributed.py"
 _AUTOGRAD = ("/torch/autograd/",)
@@ -206,7 +219,7 @@ def call_at_failure(rank: Rank) -> Call | None:
 
 def _call_that_raised(rank: Rank, error: Raised) -> Call | None:
     in_call = error.in_call
-    if in_call is None or error.from_child or not _raised_by_torch(error):
+    if in_call is None or error.from_child or error.type in _OWN_ERRORS or not _raised_by_torch(error):
         return None
     calls = [c for c in (*rank.recent_calls, *rank.open_calls) if c.op == in_call and (c.failed or c.ended_ns is None)]
     call = max(calls, key=lambda c: c.index, default=None)

@@ -32,7 +32,8 @@ def check_stuck(scene: Scene) -> Ruling:
 
     ## How sure
 
-    High where others wait for it. Medium where no rank waits, or where it stands inside a backward of its own.
+    High where others wait for it. Medium where no rank waits, or where it stands inside a backward of its own. Low
+    where the rank could not be recorded: it may wait like the others, and the job is not stopped.
 
     ## What to do
 
@@ -55,8 +56,18 @@ def check_stuck(scene: Scene) -> Ruling:
         return Ruling(inconclusive=f"{rank_list(held)} still {verb(held, 'makes', 'make')} progress")
     if not any(scene.rank(n).initialized for n in scene.states) and not scene.waited_long():
         return Ruling(inconclusive="nobody has waited for the hang timeout yet")
+    return _stuck(scene, blamed, _sureness(scene, blamed))
+
+
+def _sureness(scene: Scene, blamed: tuple[int, ...]) -> Confidence:
+    if not _all_recorded(scene, blamed):
+        return Confidence.LOW
     inside = any(scene.states[n].doing in (Doing.BACKWARD, Doing.NATIVE) for n in blamed)
-    return _stuck(scene, blamed, Confidence.MEDIUM if inside else Confidence.HIGH)
+    return Confidence.MEDIUM if inside else Confidence.HIGH
+
+
+def _all_recorded(scene: Scene, blamed: tuple[int, ...]) -> bool:
+    return all(scene.rank(n).recorded for n in blamed)
 
 
 def _all_stuck(scene: Scene) -> Ruling:
@@ -97,7 +108,7 @@ def _stuck(scene: Scene, blamed: tuple[int, ...], confidence: Confidence) -> Rul
         evidence=tuple(seen),
         fix=_stuck_fix(scene, blamed[0], first),
     )
-    return Ruling(findings=(finding,), certain=scene.stands_still(blamed))
+    return Ruling(findings=(finding,), certain=scene.stands_still(blamed) and _all_recorded(scene, blamed))
 
 
 def _in_loader(scene: Scene, number: int) -> bool:

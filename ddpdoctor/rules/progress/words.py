@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Call, Frame
     from ddpdoctor.model.findings import Place
 
+_DIGITS = re.compile(r"\d+")
 MAX_TEXT = 300
 """Characters kept of the text of an exception."""
 
@@ -82,3 +84,8 @@ def first_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     line = lines[0] if lines else ""
     return line if len(line) <= MAX_TEXT else line[: MAX_TEXT - 1] + "…"
+
+
+def without_numbers(text: str) -> str:
+    """Return a text in which ports, times and ranks no longer differ."""
+    return _DIGITS.sub("#", text)
