@@ -72,8 +72,8 @@ def call_words(call: Call | None) -> str:
 
 
 def seconds(duration_ns: int | None) -> str:
-    """Return "for 12 s", or nothing where the duration is not known."""
-    if duration_ns is None or duration_ns < 0:
+    """Return "for 12 s", or nothing where the duration is not known or too short to tell."""
+    if duration_ns is None or duration_ns < 100_000_000:
         return ""
     value = duration_ns / 1e9
     return f"for {value:.1f} s" if value < 10 else f"for {value:.0f} s"
