@@ -19,6 +19,8 @@ MAX_RECENT_CALLS = 400
 IDLE_FILES = ("/multiprocessing/queues.py", "/multiprocessing/connection.py", "/multiprocessing/pool.py")
 """Where a child that waits for work stands. What is deeper (select, a lock) has no Python frame or is in the stdlib."""
 DEFAULT_GROUP = "0"
+LOOKS_APART_NS = 350_000_000
+"""The sampler looks at the user's line a little more often than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +177,7 @@ def _from_ring(content: wire.RingContent, source: Source, context: Context, watc
         "initialized": bool(cells["initialized"]),
         "main_ended_ns": cells["main_ended_ns"] or None,
         "exit_call": _frame(next((n["frame"] for n in reversed(notes) if n.get("k") == "exit"), None)),
-        "last_place": _place(content.place),
+        "last_place": _last_place(content),
         "fatal_place": _innermost_user(parse_stacks(fatal, process.get("main"), roots)),
         "open_calls": (
             *(call for call in calls if call.ended_ns is None),
@@ -224,6 +226,15 @@ def _frame(entry: dict[str, Any] | None) -> Frame | None:
 
 def _frames(entries: Any) -> tuple[Frame, ...]:
     return tuple(frame for frame in map(_frame, entries or ()) if frame is not None)
+
+
+def _last_place(content: wire.RingContent) -> Frame | None:
+    """Return the user's line seen last: that of a call which began after the sampler's last look, else the look's."""
+    last = content.slots[-1] if content.slots else None
+    looked_ns = content.cells["heartbeat_ns"] - LOOKS_APART_NS
+    if last is not None and last.site is not None and (content.place is None or last.started_ns > looked_ns):
+        return _frame(last.site)
+    return _place(content.place)
 
 
 def _place(place: tuple[str, int, str] | None) -> Frame | None:

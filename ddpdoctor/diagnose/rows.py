@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpdoctor.model.facts import Frame, Life, Rank
+from ddpdoctor.model.facts import Frame, Life, Raised, Rank
 from ddpdoctor.model.findings import Place, RankRow
 
 PHASE_WORDS = {
@@ -23,8 +23,9 @@ MAX_STACK = 40
 def rank_row(rank: Rank) -> RankRow:
     """Return a rank's row of the report."""
     frames = _main_frames(rank)
-    user = [frame for frame in frames if frame.user]
-    frame = user[-1] if user else rank.exit_call or rank.last_place
+    error = _last_error(rank)
+    user = [frame for frame in (error.frames if error else frames) if frame.user]
+    frame = user[-1] if user else rank.fatal_place or rank.exit_call or rank.last_place
     return RankRow(
         rank=rank.rank,
         local_rank=rank.local_rank,
@@ -39,6 +40,9 @@ def rank_row(rank: Rank) -> RankRow:
 
 def describe_state(rank: Rank) -> str:
     """Return one phrase for what a rank does, how it ended, or what it did until the job was stopped."""
+    error = _last_error(rank)
+    if error is not None:
+        return f"raised {error.type}" + (f" in {error.in_call}" if error.in_call else "")
     if rank.after_stop and rank.looks:
         return _describe_alive(rank)
     if rank.life is Life.EXITED:
@@ -50,6 +54,10 @@ def describe_state(rank: Rank) -> str:
     if rank.life is Life.GONE:
         return "gone"
     return _describe_alive(rank)
+
+
+def _last_error(rank: Rank) -> Raised | None:
+    return next((r for r in reversed(rank.raised) if r.uncaught and r.thread_is_main), None)
 
 
 def _describe_alive(rank: Rank) -> str:

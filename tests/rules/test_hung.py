@@ -125,9 +125,9 @@ HUNG = {
     ),
     "stopped: in its own code": ((in_call(0), in_user(1, proc_state="T"), in_call(2)), ("stopped", [1], [12], True)),
     "stopped: inside the collective": ((in_call(0), stopped_in_call(1), in_call(2)), ("stopped", [1], [], True)),
-    "stopped: a debugger may let it go on": (
+    "stopped: a debugger holds it": (
         (in_call(0), in_user(1, proc_state="t", traced_by=99), in_call(2)),
-        ("stopped", [1], [12], False),
+        ("stopped", [1], [12], True),
     ),
     "missing: never started": (
         (in_init(0), in_init(1), rank(2, life=Life.NEVER_STARTED, recorded=False, initialized=False)),

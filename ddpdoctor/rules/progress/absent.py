@@ -72,7 +72,7 @@ def _stopped(scene: Scene, blamed: tuple[int, ...]) -> Ruling:
         evidence=(*say.process_words(scene, blamed), *say.others(scene, blamed), *say.progress_words(scene, blamed)),
         fix=_stopped_fix(pids, traced=bool(traced), asleep=asleep),
     )
-    return Ruling(findings=(finding,), certain=not traced and scene.stands_still(blamed))
+    return Ruling(findings=(finding,), certain=scene.stands_still(blamed))
 
 
 def _stopped_fix(pids: str, *, traced: bool, asleep: bool) -> str:

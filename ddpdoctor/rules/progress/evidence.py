@@ -103,25 +103,33 @@ def _short(state: State) -> str:
 
 def progress_words(scene: Scene, blamed: Iterable[int]) -> list[str]:
     """Return how far the blamed ranks had come, and since when nothing was seen of them."""
-    found = []
+    said: dict[str, list[int]] = defaultdict(list)
     for number in list(blamed)[:MAX_CLASSES]:
         rank = scene.rank(number)
         parts = [f"{rank.steps} optimizer steps"] if rank.steps else []
         parts += [f"{rank.batches} batches"] if rank.batches else []
         if parts:
-            found.append(f"rank {number} had done {' and '.join(parts)}")
+            said[f"had done {' and '.join(parts)}"].append(number)
         if rank.last_progress_ns is not None and rank.life is Life.RUNNING:
-            found.append(f"rank {number} made no progress {seconds(moment(scene.job) - rank.last_progress_ns)}")
-    return found
+            said[f"made no progress {seconds(moment(scene.job) - rank.last_progress_ns)}"].append(number)
+    return [f"{rank_list(numbers)} {words}" for words, numbers in said.items()]
+
+
+_STATES = {
+    "R": "running (R): it computes or spins",
+    "S": "sleeping (S)",
+    "D": "in the kernel, not to be interrupted (D)",
+}
 
 
 def process_words(scene: Scene, blamed: Iterable[int]) -> list[str]:
     """Return what the kernel and the recorder's thread say of the blamed processes."""
+    said: dict[str, list[int]] = defaultdict(list)
     found = []
     for number in list(blamed)[:MAX_CLASSES]:
         rank = scene.rank(number)
         if rank.proc_state is not None and rank.life is Life.RUNNING:
-            found.append(f"process {rank.pid} of rank {number} is in state {rank.proc_state}")
+            said[_STATES.get(rank.proc_state, f"in state {rank.proc_state}")].append(number)
         if rank.recorded and not rank.answered and rank.looks and rank.looks[-1].by == "signal":
             found.append(f"no thread of rank {number} got Python's global lock: a call into C holds it")
         if rank.lost:
@@ -131,7 +139,13 @@ def process_words(scene: Scene, blamed: Iterable[int]) -> list[str]:
             for r in rank.raised
             if r.uncaught and not r.thread_is_main
         ][:1]
-    return found
+    states = [f"{_processes(scene, numbers)} {verb(numbers, 'is', 'are')} {words}" for words, numbers in said.items()]
+    return states + found
+
+
+def _processes(scene: Scene, numbers: list[int]) -> str:
+    pids = ", ".join(str(scene.rank(number).pid) for number in numbers)
+    return f"{'process' if len(numbers) == 1 else 'processes'} {pids}"
 
 
 def cascade_words(failures: Iterable[Failure], blamed: Iterable[int]) -> list[str]:

@@ -10,7 +10,7 @@ torch.set_num_threads(1)
 def load(step):
     ready = False
     tries = 0
-    while dist.get_rank() == 1 and step == 15 and not ready:
+    while dist.get_rank() == 1 and step == 15 and not ready:  # FAULT
         tries += 1  # FAULT
         ready = tries < 0  # FAULT
     return torch.randn(4, 8)
