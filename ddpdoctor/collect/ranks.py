@@ -19,7 +19,7 @@ MAX_RECENT_CALLS = 400
 IDLE_FILES = ("/multiprocessing/queues.py", "/multiprocessing/connection.py", "/multiprocessing/pool.py")
 """Where a child that waits for work stands. What is deeper (select, a lock) has no Python frame or is in the stdlib."""
 DEFAULT_GROUP = "0"
-LOOKS_APART_NS = 350_000_000
+LOOKS_APART_NS = 150_000_000
 """The sampler looks at the user's line a little more often than this."""
 
 

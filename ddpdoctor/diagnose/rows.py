@@ -38,7 +38,7 @@ def rank_row(rank: Rank) -> RankRow:
     )
 
 
-def describe_state(rank: Rank) -> str:
+def describe_state(rank: Rank) -> str:  # noqa: PLR0911 - a line a state
     """Return one phrase for what a rank does, how it ended, or what it did until the job was stopped."""
     error = _last_error(rank)
     if error is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 SECRET_WORDS = frozenset({"token", "password", "passwd", "secret", "apikey", "credential", "credentials"})
 HIDDEN = "***"
@@ -28,4 +29,4 @@ def hide_secrets(command: tuple[str, ...]) -> tuple[str, ...]:
 def _names_secret(option: str) -> bool:
     """Return whether an option names a secret by one of its words: ``--hf-token`` does, ``--tokenizer`` does not."""
     words = re.split(r"[^a-z0-9]+", option.lower())
-    return bool(SECRET_WORDS.intersection(words)) or ("api", "key") in zip(words, words[1:], strict=False)
+    return bool(SECRET_WORDS.intersection(words)) or ("api", "key") in pairwise(words)

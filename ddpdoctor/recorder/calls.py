@@ -12,7 +12,7 @@ import time
 import weakref
 from typing import Any, Callable, Dict, Optional, Tuple
 
-from . import frames, wire
+from . import detail, frames, wire
 from .errors import note_exception
 from .state import here
 
@@ -162,6 +162,11 @@ class _Hook:
                 return int(value)
         return wire.NO_PEER
 
+    def group_peer(self, args: Any, kwargs: Any) -> Optional[int]:
+        """Return the other rank within the group, or None where none is named."""
+        peer = self.peer(args, kwargs)
+        return None if peer == wire.NO_PEER else int(c10d.get_group_rank(self.group(args, kwargs), peer))
+
     def begin(self, args: Any, kwargs: Any) -> Tuple[int, Any, int]:
         """Return the record's index, the group and its sequence number before the call."""
         ring = here.ring
@@ -241,7 +246,7 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
             return original(*args, **kwargs)
         try:
             with waiting:
-                result = original(*args, **kwargs)
+                result = _run(hook, group, original, args, kwargs)
         except BaseException as error:
             failed(index, op, error)
             raise
@@ -252,6 +257,17 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
         return result
 
     return recorded
+
+
+def _run(hook: _Hook, group: Any, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Make the call; a point-to-point call goes where DETAIL does not stumble over it."""
+    instead = None
+    if hook.p2p and group is not None and hook.op in detail.OPERATIONS:
+        tag = hook.argument("tag", args, kwargs) or 0
+        instead = detail.reroute(
+            hook.op, group, hook.argument("tensor", args, kwargs), hook.group_peer(args, kwargs), tag
+        )
+    return original(*args, **kwargs) if instead is None else instead()
 
 
 def wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -291,6 +307,8 @@ def groups_now() -> Any:
     world = c10d._world
     found = []
     for group, ranks in list(world.pg_group_ranks.items()):
+        if isinstance(group, int):  # stands for a group that this rank is no member of
+            continue
         name = str(group.group_name)
         found.append(
             {

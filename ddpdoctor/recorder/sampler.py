@@ -23,9 +23,6 @@ from .state import describers, guarded, here, start_ticks
 RANK_TICK_S = 0.1
 CHILD_TICK_S = 0.4
 LOOKS_APART_S = 0.3
-PLACE_EVERY = 3
-"""Ticks between two looks at the user's line."""
-
 _dump_file: Any = None
 _owner = 0
 
@@ -47,19 +44,18 @@ class Sampler:
         ticks = 0
         pid = os.getpid()
         while os.getpid() == pid:
-            time.sleep(self.tick_s)
+            time.sleep(self.tick_s * (0.75 + ticks % 5 / 8))  # uneven: a loop of the user's must not hide between looks
             ticks += 1
-            self.tick(ticks)
+            self.tick()
 
-    def tick(self, ticks: int) -> None:
+    def tick(self) -> None:
         """Do what one wake-up asks for; guarded, since a failure must not end the thread."""
         try:
             ring = here.ring
             if ring is None:
                 return
             ring.set("heartbeat_ns", time.monotonic_ns())
-            if ticks % PLACE_EVERY == 1:
-                self.look_at_main(ring)
+            self.look_at_main(ring)
             request = wire.CELL.unpack_from(self.control, wire.CONTROL_REQUEST)[0] if self.control else 0
             if request != self.answered:
                 self.answered = request

@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import threading
 import time
 from typing import Any, Callable, Optional
 
-from . import calls, frames, wire
+from . import calls, detail, frames, wire
 from .errors import note_exception
 from .state import MASTER_VARIABLE, here
 
@@ -72,13 +71,16 @@ def phase(
 
 def patch_groups(module: Any) -> None:
     """Hooks on torch.distributed.distributed_c10d: collectives, and the making and ending of groups."""
+    detail.keep_helpers(module)
     calls.patch(module)
     module.init_process_group = phase(
         "init_process_group", module.init_process_group, waits=True, before=_before_init, after=_after_init
     )
     module.new_group = phase("new_group", module.new_group, waits=True)
-    module.destroy_process_group = phase("destroy_process_group", module.destroy_process_group)
-    _make_detail_safe(module)
+    module.destroy_process_group = phase(
+        "destroy_process_group", module.destroy_process_group, before=lambda *args, **kwargs: detail.forget_helpers()
+    )
+    detail.make_safe(module)
 
 
 def _before_init(*args: Any, **kwargs: Any) -> None:
@@ -116,42 +118,6 @@ def _after_init(*args: Any, **kwargs: Any) -> None:
     here.ring.set("initialized", 1)
 
 
-def _make_detail_safe(module: Any) -> None:
-    """Keep DDP's constructor from a cast that ends in SIGSEGV: under DETAIL its logger takes Gloo's wrapper for Gloo.
-
-    Logging is all that the call does. Seen on torch 2.13; a no-op for such a group alone.
-    """
-    logger = getattr(module, "Logger", None)
-    if logger is None:
-        import torch._C._distributed_c10d as native
-
-        logger = getattr(native, "Logger", None)
-    wrapper = getattr(module, "_ProcessGroupWrapper", None)
-    if logger is None or wrapper is None:
-        return
-    original = logger.set_construction_data_and_log
-
-    @functools.wraps(original)
-    def set_construction_data_and_log(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _constructing_on_wrapped_gloo(wrapper):
-            return None
-        return original(self, *args, **kwargs)
-
-    logger.set_construction_data_and_log = set_construction_data_and_log
-
-
-_constructing = threading.local()
-
-
-def _constructing_on_wrapped_gloo(wrapper: Any) -> bool:
-    group = getattr(_constructing, "group", None) or calls.c10d._get_default_group()
-    try:
-        backends = [group._get_backend(device) for device in group._device_types]
-    except Exception:  # noqa: BLE001 - an older torch: ask the group itself
-        backends = [group]
-    return any(isinstance(b, wrapper) and "gloo" in str(calls.c10d.get_backend(group)).lower() for b in backends)
-
-
 def patch_ddp(module: Any) -> None:
     """Hooks on torch.nn.parallel.distributed: construction and forward."""
     ddp = module.DistributedDataParallel
@@ -166,7 +132,7 @@ def _forward_name(*args: Any) -> str:
 
 
 def _before_ddp(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-    _constructing.group = kwargs.get("process_group")
+    detail.constructing.group = kwargs.get("process_group")
     if here.ring is None:
         return
     named = list(module.named_parameters())
@@ -175,7 +141,7 @@ def _before_ddp(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _after_ddp(*args: Any, **kwargs: Any) -> None:
-    _constructing.group = None
+    detail.constructing.group = None
 
 
 def patch_autograd(module: Any) -> None:

@@ -66,6 +66,7 @@ def test_the_world_that_a_script_makes_is_judged(job: str, kind: str, tmp_path: 
 CLEAN = {
     "clean_slow_rank0": 3,
     "clean_groups": 3,
+    "clean_point_to_point": 3,
     "clean_accumulate": 2,
     "clean_join": 3,
     "clean_spawn": 1,
