@@ -223,8 +223,8 @@ class Session:
         found = judgement or self.hang or Judgement(findings=(), checks=(), certain=False)
         return Outcome(
             folder=self.folder, run_dir=self.run_dir, judgement=found, hung=hung, launcher_status=status,
-            exit_status=exit_status, interrupted_by=self.watch.interrupted_by, earlier=tuple(self.earlier), started_at=self.started_at,
-            ended_at=_now(),
+            exit_status=exit_status, interrupted_by=self.watch.interrupted_by, earlier=tuple(self.earlier),
+            started_at=self.started_at, ended_at=_now(),
         )  # fmt: skip
 
     def _orphaned(self) -> None:

@@ -170,12 +170,14 @@ class _Hook:
     def begin(self, args: Any, kwargs: Any) -> Tuple[int, Any, int]:
         """Return the record's index, the group and its sequence number before the call."""
         ring = here.ring
-        if ring is None or c10d is None:
+        if c10d is None or not c10d.is_initialized():
             return 0, None, 0
         group = self.group(args, kwargs)
-        if isinstance(group, int) or not c10d.is_initialized():
+        if isinstance(group, int):  # stands for a group that this rank is no member of
             return 0, None, 0
         before = sequence_number(group)
+        if ring is None:
+            return 0, group, before
         name = group_id(ring, group)
         counted = not self.p2p and self.op not in _UNCOUNTED and before >= 0
         seq = before - _shift[group.group_name] + 1 if counted else wire.NO_SEQ

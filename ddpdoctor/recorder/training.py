@@ -220,7 +220,7 @@ def flight_recorder() -> Any:
     dump = getattr(native, "_dump_fr_trace_json", None) or getattr(native, "_dump_nccl_trace_json", None)
     if dump is None or calls.c10d is None or not calls.c10d.is_initialized():
         return []
-    keep = ("process_group", "collective_seq_id", "p2p_seq_id", "is_p2p", "profiling_name", "input_sizes", "input_dtypes",
-            "state", "retired")  # fmt: skip
+    keep = ("process_group", "collective_seq_id", "p2p_seq_id", "is_p2p", "profiling_name", "input_sizes",
+            "input_dtypes", "state", "retired")  # fmt: skip
     entries = json.loads(dump()).get("entries", [])
     return [{k: entry.get(k) for k in keep} for entry in entries[-64:]]
