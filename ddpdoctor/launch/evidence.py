@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 ANSWER_LIMIT_S = 0.9
 """How long a recorder may take. Two looks of its lie 0.3 s apart; the launcher's pause is a little longer than this."""
+RESERVE_BYTES = 4 * 2**20
+"""Room for the answers of some hundred ranks, and for watch.json."""
 FRESH_S = 1.5
 """A heartbeat younger than this promises an answer."""
 HELD_S = 3.0
@@ -34,6 +36,8 @@ class Evidence:
         self.folder = folder
         for name in ("rings", "evidence"):
             (folder / name).mkdir(mode=0o700, exist_ok=True)
+        self._reserve = folder / "reserve"
+        reserve_space(self._reserve)
         path = folder / "control"
         path.write_bytes(bytes(wire.CONTROL_SIZE))
         with path.open("r+b") as file:
@@ -52,6 +56,7 @@ class Evidence:
 
     def take(self, followed: dict[int, Followed]) -> None:
         """Ask all that can answer, wait for them, and have a signal ask the ranks whose GIL is held."""
+        self.release()
         now_ns = time.monotonic_ns()
         self.request += 1
         wire.CELL.pack_into(self.control, wire.CONTROL_REQUEST, self.request)
@@ -70,7 +75,8 @@ class Evidence:
             path = self.folder / "evidence" / f"{process.pid}-{process.ticks}.held"
             self.dumps.pop(process.pid, None)
             if process in held:
-                path.write_bytes(process.ring[:])
+                with contextlib.suppress(OSError):
+                    path.write_bytes(process.ring[:])
             else:
                 path.unlink(missing_ok=True)
 
@@ -109,8 +115,19 @@ class Evidence:
         """Write what the watcher itself saw, whole or not at all."""
         text = json.dumps(facts)
         part = self.folder / "watch.json.part"
-        part.write_text(text)
-        part.replace(self.folder / "watch.json")
+        with contextlib.suppress(OSError):  # a disk that is full costs this look, not the job
+            part.write_text(text)
+            part.replace(self.folder / "watch.json")
+
+    def release(self) -> None:
+        """Give the reserved space to the evidence."""
+        self._reserve.unlink(missing_ok=True)
+
+
+def reserve_space(path: Path) -> None:
+    """Set space aside for evidence, since a job that fills the disk tends to be one that fails next."""
+    with contextlib.suppress(OSError), path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
 
 
 def _holds_gil(process: Followed, now_ns: int) -> bool:

@@ -207,6 +207,7 @@ class Session:
 
     def _finish(self, status: int) -> Outcome:
         self.watch.follow(at_once=True)
+        self.watch.evidence.release()
         if self.hang is None:
             self.watch.save(ended=True, launcher_status=status)
         judgement = self.hang or self.judge(self.folder, None)

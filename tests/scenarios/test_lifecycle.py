@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -148,19 +149,35 @@ def test_secrets_stay_out_of_the_folder(tmp_path: Path) -> None:
     assert (tmp_path.stat().st_mode & 0o077) == 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="a small file system needs root to mount")
-def test_a_disk_that_is_full_from_the_start_costs_the_record_not_the_job(tmp_path: Path) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(small)], check=False).returncode:
-        pytest.skip("mounting is not allowed here")
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    folder.mkdir()
+    if (
+        os.geteuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=False).returncode
+    ):
+        pytest.skip("a small file system needs the right to mount one")
     try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_disk_that_is_full_from_the_start_costs_the_record_not_the_job(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", "256k") as small:
         ran = run("clean_groups", small / "run")
         assert ran.status == 0, ran.stderr
         assert ran.report["verdict"] is None
         assert [f["code"] for f in ran.report["findings"]] == ["DD901"]
-    finally:
-        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def test_a_disk_that_fills_up_later_costs_nothing(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", "12m") as small:
+        ran = run("fills_disk", small / "run", ranks=2, FILL=str(small / "big"))
+        assert (ran.status, ran.report["verdict"]["kind"], ran.report["verdict"]["ranks"]) == (124, "stuck", [1]), (
+            ran.stderr
+        )
+        assert ran.report["verdict"]["where"][0]["line"] in marked_lines("fills_disk")
 
 
 def test_a_foreign_and_a_damaged_folder_are_clear_errors(tmp_path: Path) -> None:
