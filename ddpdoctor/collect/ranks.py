@@ -256,7 +256,7 @@ def _raised(notes: list[dict[str, Any]]) -> tuple[Raised, ...]:
         if note.get("k") != "raised":
             continue
         raised = Raised(
-            type=str(note.get("type")), message=str(note.get("text")), time_ns=int(note.get("at") or 0),
+            type=str(note.get("type")), message=_message(note), time_ns=int(note.get("at") or 0),
             thread_is_main=bool(note.get("main")), uncaught=bool(note.get("uncaught")), in_call=note.get("call"),
             frames=_frames(note.get("frames")), from_child=bool(note.get("child")),
         )  # fmt: skip
@@ -264,6 +264,13 @@ def _raised(notes: list[dict[str, Any]]) -> tuple[Raised, ...]:
             found.pop()
         found.append(raised)
     return tuple(found)
+
+
+def _message(note: dict[str, Any]) -> str:
+    """Return an error's text; of one that a child passed on, the last line of the child's own traceback."""
+    text = str(note.get("text"))
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].removeprefix(f"{note.get('type')}: ") if note.get("child") and lines else text
 
 
 def _groups(evidence: dict[str, Any], notes: list[dict[str, Any]], slots: list[wire.Slot]) -> tuple[GroupState, ...]:
