@@ -188,3 +188,20 @@ def test_a_foreign_and_a_damaged_folder_are_clear_errors(tmp_path: Path) -> None
     damaged = ddpdoctor("report", str(tmp_path))
     assert damaged.returncode == 2
     assert "report" in damaged.stderr
+
+
+def test_a_node_that_never_comes_is_reported_and_waited_for(tmp_path: Path) -> None:
+    process = start("clean_groups", tmp_path, "--nnodes=2", "--node-rank=0", "--master-addr=127.0.0.1", ranks=2)
+    try:
+        assert process.stderr is not None
+        said = []
+        while not any("DD607" in line for line in said):
+            line = process.stderr.readline()
+            assert line, "".join(said)
+            said.append(line)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+    finally:
+        ran = finish(process, tmp_path)
+    assert "ranks 2, 3" in said[-1]
+    assert ran.report["job"]["status"] == "interrupted"

@@ -1,0 +1,52 @@
+"""What faulthandler writes is read back, on request and for a fatal signal."""
+
+from __future__ import annotations
+
+import faulthandler
+import tempfile
+import threading
+
+from ddpdoctor.collect.dumps import parse_stacks, split_fatal
+
+FATAL = """Fatal Python error: Segmentation fault
+
+Thread 0x00007f11 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 327 in wait
+  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
+
+Current thread 0x00007f22 [python] (most recent call first):
+  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at
+  File "/home/u/train.py", line 14 in load
+  File "/home/u/train.py", line ??? in <module>
+
+Extension modules: numpy.core._multiarray_umath (total: 1)
+"""
+ROOTS = ("/usr/lib/python3.11/",)
+
+
+def test_a_fatal_dump() -> None:
+    before, fatal = split_fatal("Thread 0x1 (most recent call first):\n" + FATAL)
+    assert before == "Thread 0x1 (most recent call first):\n"
+    other, main = parse_stacks(fatal, 0x7F22, ROOTS)
+    assert (other.is_main, main.is_main) == (False, True)
+    assert [(f.function, f.line, f.user) for f in main.frames] == [
+        ("<module>", 0, True), ("load", 14, True), ("string_at", 519, False),
+    ]  # fmt: skip
+    assert not any(frame.user for frame in other.frames)
+
+
+def test_without_a_fatal_error_there_is_none() -> None:
+    assert split_fatal("nothing of note\n") == ("nothing of note\n", "")
+
+
+def test_damaged_text_gives_no_stack() -> None:
+    assert parse_stacks("\x00\x01 File nonsense\n  File broken line\n", 1, ROOTS) == ()
+
+
+def test_a_real_dump_of_this_process() -> None:
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        stacks = parse_stacks(file.read(), threading.get_ident(), ROOTS)
+    main = next(stack for stack in stacks if stack.is_main)
+    assert main.frames[-1].function == "test_a_real_dump_of_this_process"
