@@ -16,6 +16,8 @@ class Process:
     ppid: int
     state: str
     start_ticks: int
+    cpu_ticks: int
+    """Time that its threads have run so far, in clock ticks of 1/100 s on Linux."""
     name: str
 
 
@@ -30,7 +32,12 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> Process | None:
     if len(fields) < 20:
         return None
     return Process(
-        pid=pid, ppid=int(fields[1]), state=fields[0], start_ticks=int(fields[19]), name=head.partition("(")[2]
+        pid=pid,
+        ppid=int(fields[1]),
+        state=fields[0],
+        start_ticks=int(fields[19]),
+        cpu_ticks=int(fields[11]) + int(fields[12]),
+        name=head.partition("(")[2],
     )
 
 

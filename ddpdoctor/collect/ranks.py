@@ -115,6 +115,7 @@ def read_rank(source: Source, context: Context) -> Rank:
         "pid": source.pid,
         "attempt": context.attempt,
         "proc_state": watched.get("state"),
+        "cpu_share": watched.get("cpu_share"),
         "traced_by": watched.get("tracer") or None,
         "oom_killed": watched.get("oom"),
         "last_progress_ns": watched.get("last_progress_ns"),

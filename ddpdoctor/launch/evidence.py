@@ -64,21 +64,26 @@ class Evidence:
         held = [process for process in alive if _holds_gil(process, now_ns)]
         asked = [process for process in alive if now_ns - process.heartbeat_changed_ns < FRESH_S * 1e9]
         limit = time.monotonic() + ANSWER_LIMIT_S
-        self._keep_rings(alive, held)
-        self._dump(held)
         while time.monotonic() < limit and not all(self._has_answered(process) for process in asked):
             time.sleep(0.02)
 
-    def _keep_rings(self, alive: list[Followed], held: list[Followed]) -> None:
-        """Copy the rings of those that a signal will ask: it can cut a sleep in C short, and the rank then moves on."""
+        self.forget_kept()
+        if held:
+            self._keep_rings(alive)
+            self._dump(held)
+
+    def _keep_rings(self, alive: list[Followed]) -> None:
+        """Copy all rings before a signal asks: it can cut a sleep in C short, and then the whole job moves on."""
         for process in alive:
-            path = self.folder / "evidence" / f"{process.pid}-{process.ticks}.held"
-            self.dumps.pop(process.pid, None)
-            if process in held:
-                with contextlib.suppress(OSError):
-                    path.write_bytes(process.ring[:])
-            else:
-                path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path = self.folder / "evidence" / f"{process.pid}-{process.ticks}.held"
+                path.write_bytes(process.ring[:])
+
+    def forget_kept(self) -> None:
+        """Let the rings themselves count again, and not what was copied of them at an earlier look."""
+        self.dumps.clear()
+        for path in (self.folder / "evidence").glob("*.held"):
+            path.unlink(missing_ok=True)
 
     def _control(self, offset: int) -> int:
         return int(wire.CELL.unpack_from(self.control, offset)[0])
@@ -134,6 +139,13 @@ def _holds_gil(process: Followed, now_ns: int) -> bool:
     return process.role == wire.ROLE_RANK and now_ns - process.heartbeat_changed_ns > HELD_S * 1e9
 
 
+def _cpu_share(process: Followed, now: proc.Process) -> float | None:
+    """Return how much of a core a process has used since its last progress."""
+    since_ns, ticks = process.cpu_since
+    seconds = (time.monotonic_ns() - since_ns) / 1e9
+    return (now.cpu_ticks - ticks) / os.sysconf("SC_CLK_TCK") / seconds if since_ns and seconds > 1 else None
+
+
 def describe(
     process: Followed,
     below: tuple[proc.Process, ...],
@@ -147,6 +159,7 @@ def describe(
     tracer = proc.read_status(process.pid).get("TracerPid", "0") if same else "0"
     return {
         "state": now.state if now is not None and same else None,
+        "cpu_share": _cpu_share(process, now) if now is not None and same else None,
         "tracer": int(tracer) if tracer.isdigit() else 0,
         "ended_ns": process.ended_ns,
         "last_progress_ns": process.last_progress_ns,

@@ -34,6 +34,8 @@ class Followed:
     children: frozenset[int] = frozenset()
     last_progress_ns: int = 0
     last_new_ns: int = 0
+    cpu_since: tuple[int, int] = (0, 0)
+    """Time and CPU ticks at the last progress."""
     heartbeat_changed_ns: int = 0
     ended_ns: int | None = None
 

@@ -209,6 +209,7 @@ class Session:
         self.watch.follow(at_once=True)
         self.watch.evidence.release()
         if self.hang is None:
+            self.watch.evidence.forget_kept()
             self.watch.save(ended=True, launcher_status=status)
         judgement = self.hang or self.judge(self.folder, None)
         _copy_back(self.folder, self.run_dir)

@@ -79,6 +79,8 @@ class Watch:
         self.below[process.pid] = proc.descendants(process.pid, processes)
         pids = frozenset(child.pid for child in self.below[process.pid])
         progress.follow(process, now_ns, interval_s, self.hang_timeout_s, pids)
+        if process.last_progress_ns == now_ns:
+            process.cpu_since = (now_ns, there.cpu_ticks)
 
     def _open_pidfd(self, pid: int) -> None:
         self._pidfds[pid] = -1

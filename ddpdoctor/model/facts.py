@@ -172,6 +172,8 @@ class Rank:
     """Whether the kernel's OOM killer sent the signal; None where it cannot be told."""
     proc_state: str | None = None
     """State letter of /proc/PID/stat at the time of evidence: R, S, D, T, t, Z."""
+    cpu_share: float | None = None
+    """How much of one core it has used since its last progress; above 1 with several threads."""
     traced_by: int | None = None
     """The pid of a debugger that is attached, where there is one."""
     recorded: bool = False

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+
+import ddpdoctor.report
+
 JOBS = Path(__file__).parent / "jobs"
+SCHEMA = json.loads((Path(ddpdoctor.report.__file__).parent / "schema.json").read_text())
+"""Every report of every job is held to it."""
 HANG_TIMEOUT_S = 4
 LIMIT_S = 110
 
@@ -67,6 +73,7 @@ def finish(process: Any, folder: Path) -> Ran:
         kill_job(folder)
     path = folder / "report.json"
     report = json.loads(path.read_text()) if path.exists() else {}
+    jsonschema.validate(report, SCHEMA)
     return Ran(process.returncode, stdout, stderr, report, folder)
 
 

@@ -205,3 +205,20 @@ def test_a_node_that_never_comes_is_reported_and_waited_for(tmp_path: Path) -> N
         ran = finish(process, tmp_path)
     assert "ranks 2, 3" in said[-1]
     assert ran.report["job"]["status"] == "interrupted"
+
+
+def test_a_module_runs_as_one_and_its_line_is_named(tmp_path: Path) -> None:
+    package = tmp_path / "project" / "package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "train.py").write_text("import sys\n\n\ndef main():\n    raise LookupError(sys.argv[1])\n\n\nmain()\n")
+    command = [sys.executable, "-m", "ddpdoctor", "wrap", "--nproc_per_node", "1", f"--master_port={free_port()}"]
+    command += ["--report-dir", str(tmp_path / "run"), "--format", "json", "-m", "package.train", "--lr=0.1"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=package.parent, check=False, timeout=60, env=clean_environment()
+    )
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert (report["verdict"]["kind"], report["verdict"]["where"][0]["line"]) == ("crash", 5)
+    assert "--lr=0.1" in report["verdict"]["summary"]
+    assert done.returncode == 1
+    assert json.loads(done.stderr[done.stderr.index('{\n  "schema_version"') :]) == report

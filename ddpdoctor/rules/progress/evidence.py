@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.facts import Frame, Life
+from ddpdoctor.model.facts import Frame, Life, Rank
 
 from .places import lines_seen
 from .scene import Scene, moment
@@ -129,7 +129,8 @@ def process_words(scene: Scene, blamed: Iterable[int]) -> list[str]:
     for number in list(blamed)[:MAX_CLASSES]:
         rank = scene.rank(number)
         if rank.proc_state is not None and rank.life is Life.RUNNING:
-            said[_STATES.get(rank.proc_state, f"in state {rank.proc_state}")].append(number)
+            words = _STATES.get(rank.proc_state, f"in state {rank.proc_state}")
+            said[words + _cpu_words(rank)].append(number)
         if rank.recorded and not rank.answered and rank.looks and rank.looks[-1].by == "signal":
             found.append(f"no thread of rank {number} got Python's global lock: a call into C holds it")
         if rank.lost:
@@ -141,6 +142,11 @@ def process_words(scene: Scene, blamed: Iterable[int]) -> list[str]:
         ][:1]
     states = [f"{_processes(scene, numbers)} {verb(numbers, 'is', 'are')} {words}" for words, numbers in said.items()]
     return states + found
+
+
+def _cpu_words(rank: Rank) -> str:
+    """Return the CPU use to the nearest tenth of a core, so that equal ranks share a sentence."""
+    return "" if rank.cpu_share is None else f", at about {round(rank.cpu_share, 1):.0%} of a core"
 
 
 def _processes(scene: Scene, numbers: list[int]) -> str:
