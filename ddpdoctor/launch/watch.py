@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FOLLOW_EVERY_S = 0.25
+FOLLOW_SHARE = 0.05
+"""How much of a core looking at all processes may take; on a host with thousands of them the looks grow rarer."""
 EARLY_EXIT_WAIT_S = 1.5
 """How long others must have waited for a rank that has ended with status 0 before that is looked at."""
 
@@ -39,6 +41,7 @@ class Watch:
         self._poller = select.poll()
         self._pidfds: dict[int, int] = {}
         self._followed_ns = 0
+        self._follow_every_s = FOLLOW_EVERY_S
         self._oom_kills = proc.read_oom_kills()
         self._children_seen: dict[int, list[dict[str, Any]]] = {}
 
@@ -51,7 +54,7 @@ class Watch:
     def follow(self, *, at_once: bool = False) -> None:
         """Look at all processes again, if it is time to."""
         now_ns = time.monotonic_ns()
-        if not at_once and now_ns - self._followed_ns < FOLLOW_EVERY_S * 1e9:
+        if not at_once and now_ns - self._followed_ns < self._follow_every_s * 1e9:
             return
         interval_s = (now_ns - self._followed_ns) / 1e9 if self._followed_ns else FOLLOW_EVERY_S
         self._followed_ns = now_ns
@@ -66,6 +69,8 @@ class Watch:
             if any(child.last_progress_ns == now_ns and child.role == wire.ROLE_CHILD for child in below):
                 process.last_progress_ns = now_ns
         self._sweep()
+        cost_s = (time.monotonic_ns() - now_ns) / 1e9
+        self._follow_every_s = min(max(FOLLOW_EVERY_S, cost_s / FOLLOW_SHARE), 2.0)
 
     def _follow_one(
         self, process: progress.Followed, processes: dict[int, proc.Process], now_ns: int, interval_s: float

@@ -17,6 +17,7 @@ MAX_NOTES = 40
 _WORKER_TEXT = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in (\S+)', re.MULTILINE)
 _PASSED_ON = ("Original Traceback (most recent call last):", "terminated with the following error:")
 _noted: Dict[int, Optional[str]] = {}
+_installed = False
 
 
 def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = None) -> None:
@@ -103,7 +104,11 @@ def _saw_uncaught(error: Optional[BaseException]) -> None:
 
 
 def install() -> None:
-    """Chain to the hooks for uncaught exceptions and to the ways out of a process."""
+    """Chain to the hooks for uncaught exceptions and to the ways out of a process, once."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
     original = sys.excepthook
     thread_original = threading.excepthook
 

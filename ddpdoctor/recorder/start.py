@@ -17,7 +17,7 @@ def install() -> None:
     if getattr(sys, "_ddpdoctor_recorder", None) is not None:
         return
     sys._ddpdoctor_recorder = here  # type: ignore[attr-defined]
-    here.on_start.append(sampler.start)
+    here.on_start += [errors.install, sampler.start]
     _register_patches()
     imports.install()
     if hasattr(os, "register_at_fork"):
@@ -27,7 +27,6 @@ def install() -> None:
         errors.install()
         here.start(wire.ROLE_RANK)
     elif any(mark in argument for argument in _arguments() for mark in _HELPERS):
-        errors.install()
         here.start(wire.ROLE_CHILD)
 
 

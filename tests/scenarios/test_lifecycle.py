@@ -222,3 +222,10 @@ def test_a_module_runs_as_one_and_its_line_is_named(tmp_path: Path) -> None:
     assert "--lr=0.1" in report["verdict"]["summary"]
     assert done.returncode == 1
     assert json.loads(done.stderr[done.stderr.index('{\n  "schema_version"') :]) == report
+
+
+def test_ranks_behind_a_shell_script_are_found(tmp_path: Path) -> None:
+    ran = run(JOBS / "shell.sh", tmp_path, "--no-python", ranks=2, PYTHON=sys.executable)
+    verdict = ran.report["verdict"]
+    assert (verdict["kind"], verdict["ranks"]) == ("crash", [0, 1]), ran.stderr
+    assert verdict["where"][0]["line"] in marked_lines("crash_everywhere")
