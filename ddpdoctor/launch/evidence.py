@@ -50,6 +50,10 @@ class Evidence:
         closing = self._control(wire.CONTROL_CLOSING)
         return closing if closing > self._control(wire.CONTROL_ACK) else 0
 
+    def has_closed_since(self, moment_ns: int) -> bool:
+        """Return whether the launcher has begun to stop its ranks after a moment, answered or not."""
+        return self._control(wire.CONTROL_CLOSING) > moment_ns
+
     def acknowledge(self) -> None:
         """Let the launcher go on."""
         wire.CELL.pack_into(self.control, wire.CONTROL_ACK, time.monotonic_ns())

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect import proc
 from ddpdoctor.collect.runfolder import RUN_FORMAT, RUN_VERSION
 from ddpdoctor.launch.guardian import Guardian, is_same, stop_tree
-from ddpdoctor.launch.watch import Watch
+from ddpdoctor.launch.watch import Suspicion, Watch
 from ddpdoctor.model.findings import Judgement, Severity
 from ddpdoctor.model.secrets import hide_secrets
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.options import WrapOptions
 
 LOOK_EVERY_S = 0.1
+LOOK_AGAIN_S = 1.5
 STOP_GRACE_S = 5.0
 LAUNCHER_TAKES_OVER_S = 0.5
 HUNG_STATUS = 124
@@ -79,11 +80,14 @@ class Session:
         self.folder = _choose_folder(self.run_dir)
         self.started_at = _now()
         self.launched_ns = time.monotonic_ns()
-        self.signals: list[signal.Signals] = []
+        self.signals: list[tuple[signal.Signals, int]] = []
+        """What the watcher was sent, and when."""
         self.hang: Judgement | None = None
         self.earlier: list[Judgement] = []
         self.attempt = 0
+        self.last_look_ns = 0
         self.next_look_ns = 0
+        self.shown_until_ns = 0
         self.patience_s = 1.0
         self.shown: tuple[Any, ...] = ()
 
@@ -130,16 +134,21 @@ class Session:
             elif self.watch.evidence.closing_ns():
                 self.watch.take_evidence()
                 self.watch.evidence.acknowledge()
-            elif self.hang is None and self._is_time() and self.watch.is_suspect():
+            elif self.hang is None and self._is_time(self.watch.suspicion()):
                 self._examine()
         return status
 
-    def _is_time(self) -> bool:
-        return time.monotonic_ns() >= self.next_look_ns
+    def _is_time(self, suspicion: Suspicion) -> bool:
+        """Return whether to take evidence now: soon where somebody stands still, ever more rarely where all wait."""
+        now_ns = time.monotonic_ns()
+        if suspicion is Suspicion.STRONG:
+            return now_ns >= max(self.last_look_ns + LOOK_AGAIN_S * 1e9, self.shown_until_ns)
+        return suspicion is Suspicion.WEAK and now_ns >= max(self.next_look_ns, self.shown_until_ns)
 
     def _examine(self) -> None:
         """Take evidence and have it judged; stop the job where it is certain that it hangs."""
         self.watch.take_evidence()
+        self.last_look_ns = time.monotonic_ns()
         judgement = self.judge(self.folder, None)
         if not any(finding.severity is Severity.ERROR for finding in judgement.findings):
             self.next_look_ns = time.monotonic_ns() + int(self.patience_s * 1e9)
@@ -150,7 +159,7 @@ class Session:
             self.save_report(self._outcome(None))
             self._stop()
             return
-        self.next_look_ns = time.monotonic_ns() + int(self.options.hang_timeout_s * 1e9)
+        self.shown_until_ns = time.monotonic_ns() + int(self.options.hang_timeout_s * 1e9)
         found = tuple((finding.code, finding.ranks) for finding in judgement.findings)
         if found != self.shown:
             self.shown = found
@@ -165,24 +174,26 @@ class Session:
 
     def _pass_on_signal(self) -> None:
         """Save evidence within the grace of a scheduler, then let the launcher end the ranks as it would alone."""
-        number = self.signals[0]
+        number, began_ns = self.signals[0]
         if self.watch.interrupted_by is None:
             self.watch.interrupted_by = number.name
             self.watch.take_evidence()
             self.watch.stopping_since_ns = time.monotonic_ns()
             self.watch.evidence.acknowledge()
             if number == signal.SIGINT:
-                self._let_launcher_begin()
-            if not self.watch.evidence.closing_ns() and self.launcher.poll() is None:
+                self._let_launcher_begin(began_ns)
+            if not self.watch.evidence.has_closed_since(began_ns) and self.launcher.poll() is None:
                 self.launcher.send_signal(number)
         elif len(self.signals) > 1:
             stop_tree(self.launcher.pid)
         self.watch.evidence.acknowledge()
 
-    def _let_launcher_begin(self) -> None:
+    def _let_launcher_begin(self, began_ns: int) -> None:
         """Wait a moment: a Ctrl-C of the terminal has reached the launcher already; one from kill(1) has not."""
         limit = time.monotonic() + LAUNCHER_TAKES_OVER_S
-        while time.monotonic() < limit and self.launcher.poll() is None and not self.watch.evidence.closing_ns():
+        while time.monotonic() < limit and not self.watch.evidence.has_closed_since(began_ns):
+            if self.launcher.poll() is not None:
+                return
             time.sleep(0.02)
 
     def _stop(self) -> None:
@@ -235,7 +246,7 @@ class Session:
     @contextlib.contextmanager
     def _handling_signals(self) -> Any:
         def note(number: int, _frame: object) -> None:
-            self.signals.append(signal.Signals(number))
+            self.signals.append((signal.Signals(number), time.monotonic_ns()))
 
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {number: signal.signal(number, note) for number in numbers}

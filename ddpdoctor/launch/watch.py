@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import time
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect import proc
@@ -22,6 +23,16 @@ FOLLOW_SHARE = 0.05
 """How much of a core looking at all processes may take; on a host with thousands of them the looks grow rarer."""
 EARLY_EXIT_WAIT_S = 1.5
 """How long others must have waited for a rank that has ended with status 0 before that is looked at."""
+
+
+class Suspicion(Enum):
+    """How much speaks for a hang, before any evidence was taken."""
+
+    NONE = 0
+    WEAK = 1
+    """Ranks wait for long, and others move: most likely those are slow."""
+    STRONG = 2
+    """A rank stands still for which others wait, or all do, or one has ended."""
 
 
 class Watch:
@@ -122,21 +133,25 @@ class Watch:
             and (process.pid in self.agent.started or process.cells.get("started_ns", 0) >= begun)
         ]
 
-    def is_suspect(self) -> bool:
+    def suspicion(self) -> Suspicion:
         """Return whether the job may hang, so that evidence should be taken. A cheap look; rules decide."""
         now_ns = time.monotonic_ns()
         ranks = self.ranks()
         alive = [rank for rank in ranks if rank.ended_ns is None]
         limit_ns = self.hang_timeout_s * 1e9
         if not alive:
-            return not ranks and not self.agent.started and now_ns - self.launched_ns > limit_ns
+            never = not ranks and not self.agent.started and now_ns - self.launched_ns > limit_ns
+            return Suspicion.STRONG if never else Suspicion.NONE
+        if self._lives_on(alive, now_ns) or self._waits_for_the_gone(ranks, alive, now_ns):
+            return Suspicion.STRONG
         first_wait = min((rank.waits_since_ns for rank in alive if rank.waits_since_ns), default=0)
-        if first_wait and any(now_ns - max(rank.last_progress_ns, first_wait) > limit_ns for rank in alive):
-            return True
         begun = any(rank.cells.get("initialized") for rank in alive)
-        if begun and all(now_ns - rank.last_progress_ns > limit_ns for rank in alive):
-            return True
-        return self._lives_on(alive, now_ns) or self._waits_for_the_gone(ranks, alive, now_ns)
+        if not first_wait and not begun:
+            return Suspicion.NONE
+        still = [rank for rank in alive if now_ns - max(rank.last_progress_ns, first_wait) > limit_ns]
+        if len(still) == len(alive) or any(not rank.waits_since_ns for rank in still if first_wait):
+            return Suspicion.STRONG
+        return Suspicion.WEAK if still and first_wait else Suspicion.NONE
 
     def _lives_on(self, alive: list[progress.Followed], now_ns: int) -> bool:
         ends = (rank.cells.get("main_ended_ns", 0) for rank in alive)
