@@ -14,6 +14,7 @@ from ddpdoctor.collect import proc
 from ddpdoctor.recorder import wire
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from ddpdoctor.launch.progress import Followed
@@ -58,8 +59,12 @@ class Evidence:
         """Let the launcher go on."""
         wire.CELL.pack_into(self.control, wire.CONTROL_ACK, time.monotonic_ns())
 
-    def take(self, followed: dict[int, Followed]) -> None:
-        """Ask all that can answer, wait for them, and have a signal ask the ranks whose GIL is held."""
+    def take(self, followed: dict[int, Followed], look_again: Callable[[], None]) -> None:
+        """Ask all that can answer, wait for them, and have a signal ask the ranks whose GIL is held.
+
+        ``look_again`` is called before the signal, which may set the job moving: who has moved by then did so by
+        itself.
+        """
         self.release()
         now_ns = time.monotonic_ns()
         self.request += 1
@@ -70,7 +75,7 @@ class Evidence:
         limit = time.monotonic() + ANSWER_LIMIT_S
         while time.monotonic() < limit and not all(self._has_answered(process) for process in asked):
             time.sleep(0.02)
-
+        look_again()
         self.forget_kept()
         if held:
             self._keep_rings(alive)

@@ -147,10 +147,12 @@ class Session:
 
     def _examine(self) -> None:
         """Take evidence and have it judged; stop the job where it is certain that it hangs."""
+        began_ns = time.monotonic_ns()
         self.watch.take_evidence()
         self.last_look_ns = time.monotonic_ns()
         judgement = self.judge(self.folder, None)
-        if not any(finding.severity is Severity.ERROR for finding in judgement.findings):
+        found_any = any(finding.severity is Severity.ERROR for finding in judgement.findings)
+        if not found_any or self.watch.has_moved_since(began_ns):
             self.next_look_ns = time.monotonic_ns() + int(self.patience_s * 1e9)
             self.patience_s = min(self.patience_s * 2, max(1.0, self.options.hang_timeout_s / 4))
             return

@@ -169,8 +169,14 @@ class Watch:
 
     def take_evidence(self) -> None:
         """Ask the ranks, look at the processes twice, and save all of it."""
-        self.evidence.take(self.followed)
+        self.evidence.take(self.followed, lambda: self.follow(at_once=True))
         self.save(ended=False, launcher_status=None)
+
+    def has_moved_since(self, moment_ns: int) -> bool:
+        """Return whether a rank has made progress by itself since a moment: then what was seen of it is out of date."""
+        if not self.evidence.dumps:
+            self.follow(at_once=True)
+        return any(rank.last_progress_ns > moment_ns for rank in self.ranks() if rank.ended_ns is None)
 
     def save(self, *, ended: bool, launcher_status: int | None) -> None:
         """Write watch.json: what the watcher alone can know."""

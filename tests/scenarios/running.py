@@ -73,7 +73,8 @@ def finish(process: Any, folder: Path) -> Ran:
         kill_job(folder)
     path = folder / "report.json"
     report = json.loads(path.read_text()) if path.exists() else {}
-    jsonschema.validate(report, SCHEMA)
+    if report:
+        jsonschema.validate(report, SCHEMA)
     return Ran(process.returncode, stdout, stderr, report, folder)
 
 
