@@ -49,7 +49,9 @@ def check_exit_hang(scene: Scene) -> Ruling:
     now = moment(scene.job)
     blamed = tuple(n for n in ended if now - (scene.rank(n).main_ended_ns or now) >= timeout_ns(scene.job))
     if not blamed:
-        return Ruling(inconclusive=f"{rank_list(ended)} ended a moment ago") if ended else Ruling()
+        return (
+            Ruling(inconclusive=f"{rank_list(ended)} ended a moment ago") if ended and not scene.job.ended else Ruling()
+        )
     where = tuple(place for n in blamed for place in _exit_places(scene.rank(n)))
     first = next(iter(where), None)
     since = seconds(now - (scene.rank(blamed[0]).main_ended_ns or now))
