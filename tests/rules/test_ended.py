@@ -107,6 +107,16 @@ FAILED = {
         (in_call(0), killed(1, "SIGSEGV", fatal_place=line(44)), in_call(2)),
         ("killed", [1], [44]),
     ),
+    "crash: left with a status, and its peers were gone before its process was": (
+        (
+            failed_in(0, "backward", after_stop=False),
+            ended(
+                1, exit_code=3, exit_call=line(14), main_ended_ns=LONG_AGO, ended_ns=LONG_AGO + 9 * S, after_stop=True
+            ),
+            failed_in(2, "backward"),
+        ),
+        ("crash", [1], [14]),
+    ),
     "killed: nobody saw how": (
         (in_call(0), ended(1, life=Life.GONE, exit_code=None, last_place=line(8)), in_call(2)),
         ("killed", [1], [8]),
@@ -162,7 +172,8 @@ FAILED = {
 @pytest.mark.parametrize("name", FAILED)
 def test_failure(name, detail):
     ranks, (kind, blamed, lines) = FAILED[name]
-    found = judge(job(*ranks, debug_level=detail, ended=True))
+    stopped = {"stopping_since_ns": LONG_AGO + 5 * S} if any(r.after_stop for r in ranks) else {}
+    found = judge(job(*ranks, debug_level=detail, ended=True, **stopped))
     assert [c for c in found.checks if c.outcome == "crashed"] == []
     errors = [f for f in found.findings if f.severity is Severity.ERROR]
     assert [(f.kind, list(f.ranks), [p.line for p in f.where]) for f in errors] == [(kind, blamed, lines)]

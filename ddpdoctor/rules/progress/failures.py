@@ -57,12 +57,17 @@ def _failure_of(job: Job, rank: Rank) -> Failure | None:
     if not has_failed(rank, job.stopping_since_ns):
         return None
     error = final_error(rank)
-    time_ns = error.time_ns if error is not None else rank.ended_ns or job.now_ns
+    time_ns = error.time_ns if error is not None else _left_ns(rank) or job.now_ns
     stopping = job.stopping_since_ns
     interrupted = job.interrupted_by is not None and stopping is not None and time_ns > stopping
     if interrupted or (error is not None and _is_stop(error, job)):
         return None
     return Failure(rank=rank, time_ns=time_ns, error=error, call=call_at_failure(rank))
+
+
+def _left_ns(rank: Rank) -> int | None:
+    """Return when a rank without an exception left: the end of its script where that was seen, else of its process."""
+    return rank.main_ended_ns if rank.life is Life.EXITED and rank.main_ended_ns is not None else rank.ended_ns
 
 
 def _is_stop(error: Raised, job: Job) -> bool:

@@ -121,8 +121,18 @@ def has_failed(rank: Rank, stopping_since_ns: int | None) -> bool:
     """Return whether the rank ended badly by itself; what a stop of the job does to it is no failure."""
     error = final_error(rank)
     if is_over(rank) or error is None:
-        return is_over(rank)
+        return is_over(rank) or _left_badly(rank, stopping_since_ns)
     return not rank.after_stop or stopping_since_ns is None or error.time_ns <= stopping_since_ns
+
+
+def _left_badly(rank: Rank, stopping_since_ns: int | None) -> bool:
+    """Return whether the rank was on its way out with an error status when the stop began.
+
+    The interpreter takes a while to end; its peers may fail, and the launcher act on that, before it is gone.
+    """
+    if rank.life is not Life.EXITED or rank.exit_code in (0, None) or rank.main_ended_ns is None:
+        return False
+    return stopping_since_ns is None or rank.main_ended_ns <= stopping_since_ns
 
 
 def state_of(rank: Rank, stopping_since_ns: int | None = None) -> State:
