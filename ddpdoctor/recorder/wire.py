@@ -49,7 +49,6 @@ CELL_NAMES = (
     "started_wall_ns",
     "exited_ns",
     "initialized",
-    "python_exit",
 )
 CELL_OFFSETS = {name: CELLS_OFFSET + 8 * i for i, name in enumerate(CELL_NAMES)}
 

@@ -9,7 +9,7 @@ from ddpdoctor.model.facts import Frame, Life, Rank
 
 from .places import lines_seen
 from .scene import Scene, moment
-from .states import Doing, State
+from .states import Doing, State, final_error
 from .words import call_words, first_line, line_of, place_words, rank_list, seconds, verb, without_numbers
 
 if TYPE_CHECKING:
@@ -44,6 +44,9 @@ def doing_words(state: State, *, one: bool = True) -> str:
         return f"{wait} in {what}"
     if state.doing in (Doing.COLLECTIVE, Doing.PEER):
         return f"{wait} in {call_words(state.call)}"
+    error = final_error(state.rank)
+    if state.doing is Doing.SHUTTING_DOWN and error is not None:
+        return f"{'ends' if one else 'end'} with {error.type}"
     return _DOING[state.doing][0 if one else 1]
 
 
