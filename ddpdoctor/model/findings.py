@@ -85,6 +85,14 @@ class Check:
     id: str
     outcome: Outcome
     reason: str = ""
+    """Why it did not run or could not tell."""
+    code: str = ""
+    group: str = ""
+    """Where `check-env` shows it."""
+    seen: str = ""
+    """What it saw, where it ran."""
+    hosts: tuple[str, ...] = ()
+    """Where it came out this way; empty: wherever it was asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,109 @@
+"""Reads a node: every section by a collector of its own, side by side, each with a time limit."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.model.node import Node
+from ddpdoctor.model.reading import NotRead, Unread, Why
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ddpdoctor.collect.system import System
+    from ddpdoctor.model.node import Process
+
+LIMIT_S = 2.0
+TORCH_LIMIT_S = 60.0
+"""Ours: a cold import from a network file system takes this long on a busy cluster."""
+TRIAL_LIMIT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be read, and how."""
+
+    sections: frozenset[str]
+    deep: bool = False
+    use_torch: bool = True
+    """False: versions come from package metadata, and torch is not imported."""
+    head: str | None = None
+    """The full name of rank 0's host, where it is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collector:
+    """Where the function is that reads a section: called with the system and the plan, it returns the section.
+
+    It raises ``NotRead`` for what is absent or denied; any other exception is a defect and becomes an ``Unread``.
+    """
+
+    module: str
+    function: str
+    limit_s: float = LIMIT_S
+
+
+COLLECTORS = {
+    "conf_files": Collector(module="ddpdoctor.collect.variables", function="read_conf_files"),
+    "software": Collector(module="ddpdoctor.collect.software", function="read_software"),
+    "torch": Collector(module="ddpdoctor.collect.torch_build", function="read_torch", limit_s=TORCH_LIMIT_S),
+    "limits": Collector(module="ddpdoctor.collect.limits", function="read_limits", limit_s=10.0),
+    "clock": Collector(module="ddpdoctor.collect.clock", function="read_clock"),
+    "names": Collector(module="ddpdoctor.collect.names", function="read_names", limit_s=12.0),
+    "network": Collector(module="ddpdoctor.collect.network", function="read_network", limit_s=5.0),
+    "gpus": Collector(module="ddpdoctor.collect.nvml", function="read_gpus", limit_s=15.0),
+    "kernel_log": Collector(module="ddpdoctor.collect.kernel_log", function="read_kernel_log"),
+    "stuck_processes": Collector(module="ddpdoctor.collect.stuck", function="read_stuck", limit_s=5.0),
+    "gpu_trial": Collector(module="ddpdoctor.collect.gpu_trial", function="read_gpu_trial", limit_s=TRIAL_LIMIT_S),
+    "pci": Collector(module="ddpdoctor.collect.pci", function="read_pci", limit_s=5.0),
+    "rdma": Collector(module="ddpdoctor.collect.rdma", function="read_rdma", limit_s=5.0),
+}
+"""By section. Each holds its own look-ups, commands and children to shorter limits of their own, so that one dead
+server costs one fact and not the section."""
+
+
+def read_node(system: System, plan: Plan, processes: tuple[Process, ...]) -> Node:
+    """Read the planned sections of a node; what does not answer in time is left, and said to be so."""
+    started = time.monotonic()
+    running = [_Reader(name, system, plan) for name in _in_order(plan.sections)]
+    for reader in running:
+        reader.start()
+    found: dict[str, Any] = {reader.section: reader.result(started) for reader in running}
+    return Node(host=system.calls.hostname(), processes=processes, **found)
+
+
+def _in_order(sections: Collection[str]) -> list[str]:
+    """Put the slowest first: what starts a process of its own runs while the others are read."""
+    return sorted(sections, key=lambda name: -COLLECTORS[name].limit_s)
+
+
+class _Reader(threading.Thread):
+    """Reads one section. A daemon: one that hangs does not keep the process."""
+
+    def __init__(self, section: str, system: System, plan: Plan) -> None:
+        super().__init__(name=f"ddpdoctor-{section}", daemon=True)
+        self.section = section
+        self._system, self._plan = system, plan
+        self._collector = COLLECTORS[section]
+        self._found: Any = None
+
+    def run(self) -> None:
+        try:
+            read = getattr(importlib.import_module(self._collector.module), self._collector.function)
+            self._found = read(self._system, self._plan)
+        except NotRead as missing:
+            self._found = missing.unread
+        except Exception as error:  # noqa: BLE001 - the wall around a collector
+            self._found = Unread(why=Why.ERROR, reason=f"{self.section}: {type(error).__name__}: {error}")
+
+    def result(self, started: float) -> Any:
+        self.join(max(0.0, started + self._collector.limit_s - time.monotonic()))
+        if self.is_alive():
+            return Unread(
+                why=Why.TIMEOUT, reason=f"{self.section} did not answer within {self._collector.limit_s:.0f} s"
+            )
+        return self._found

@@ -1,0 +1,84 @@
+"""Names, addresses and interfaces of a machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """What a name resolves to here. Either ``addresses`` or ``error`` is set."""
+
+    name: str
+    addresses: tuple[str, ...]
+    error: str | None
+    timed_out: bool
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """What this host is called, and what others' names mean here."""
+
+    hostname: str
+    fqdn: str | None
+    own: Lookup
+    """Of the host name, as Gloo looks it up."""
+    master: Lookup | None
+    """Of MASTER_ADDR or the host of the rendezvous endpoint; None where neither is given."""
+    head: Lookup | None
+    """Of the full name of rank 0's host, which torchrun publishes; None where nothing was gathered."""
+    reverse_s: float | None
+    """How long the slowest look-up of an own address' name took."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    """A network interface."""
+
+    name: str
+    up: bool
+    """IFF_UP: somebody has switched it on."""
+    operstate: str
+    """As sysfs has it: up, down, unknown, …"""
+    carrier: bool | None
+    loopback: bool
+    virtual: bool
+    """No device behind it: a bridge, veth, tunnel, docker0."""
+    mtu: int
+    speed_mb_s: int | None
+    """Megabits per second as sysfs says; None where it does not."""
+    addresses: tuple[str, ...]
+    """With prefix length: "10.0.0.4/24", "fd00::2/64"."""
+    link_type: int
+    """ARPHRD_*: 1 Ethernet, 32 InfiniBand, 772 loopback."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortUse:
+    """Whether MASTER_PORT can be listened on here, and who holds it."""
+
+    port: int
+    free: bool
+    error: str | None
+    time_wait: bool
+    """Only a closed connection's leftover is in the way."""
+    owner_pid: int | None
+    owner: str | None
+    """The command of the process that listens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Interfaces and what the kernel and a firewall do with ports."""
+
+    interfaces: tuple[Interface, ...]
+    default_interface: str | None
+    """Where the IPv4 default route goes, else the IPv6 one."""
+    ipv6_disabled: bool | None
+    local_ports: tuple[int, int] | None
+    """ip_local_port_range: what the kernel hands out to clients."""
+    master_port: PortUse | None
+    """None where no MASTER_PORT is given or the store would be on another host."""
+    firewall: tuple[str, ...]
+    """Chains that drop or reject what comes in by default, as "nft inet filter input: policy drop"."""

@@ -1,0 +1,79 @@
+"""Versions of what a job runs on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """What is installed, read from files and package metadata, without importing anything heavy."""
+
+    python: str
+    executable: str
+    kernel: str
+    """As uname -r says."""
+    os_name: str
+    """PRETTY_NAME of os-release, such as "Debian GNU/Linux 12 (bookworm)"; empty where there is none."""
+    platform: str
+    """As sys.platform says: linux, darwin."""
+    wsl: bool
+    container: str | None
+    """docker, podman, kubernetes, lxc, apptainer, … where one is seen."""
+    image: str | None
+    """The container image, where it is known."""
+    torch_version: str | None
+    """From package metadata; None where torch is not installed."""
+    nccl_wheel: str | None
+    """Version of the nvidia-nccl-cu* wheel."""
+    driver: str | None
+    """NVIDIA kernel driver, of /proc/driver/nvidia/version."""
+    driver_is_open: bool | None
+    nvml_libraries: tuple[str, ...]
+    """Paths of libnvidia-ml.so.* files; the name of each ends with its version."""
+    ofed: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchDevice:
+    """A GPU as torch sees it."""
+
+    index: int
+    name: str
+    uuid: str | None
+    """As NVML writes it, "GPU-…", where torch tells."""
+    capability: tuple[int, int]
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerAccess:
+    """Whether torch says that one GPU can reach the memory of another directly."""
+
+    source: int
+    target: int
+    possible: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchBuild:
+    """What `import torch` gives, seen by a child process."""
+
+    version: str
+    import_error: str | None
+    """The last line of the error where the import failed; the other fields are then empty."""
+    cuda: str | None
+    hip: str | None
+    cuda_available: bool
+    cuda_error: str | None
+    """Why CUDA could not be initialised, as torch words it."""
+    device_count: int
+    devices: tuple[TorchDevice, ...]
+    arch_list: tuple[str, ...]
+    """What kernels are built for: "sm_90", "compute_90"."""
+    nccl: str | None
+    """The version that torch was built with, as "2.27.3"; None where NCCL is not built in."""
+    nccl_libraries: tuple[str, ...]
+    """Paths of libnccl that the process has mapped after the import."""
+    gloo: bool
+    peers: tuple[PeerAccess, ...]

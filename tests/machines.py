@@ -1,0 +1,145 @@
+"""Recorded machines: a text file a machine, unpacked into a folder that the real collectors read.
+
+A line of ``tests/data/MACHINE/machine.txt``, and of ``tests/data/MACHINE/STATE.txt``, which changes it:
+
+    /sys/class/net/eth0/mtu = 1500            a file and its text; \\n and \\t are understood
+    /sys/bus/pci/devices/X -> ../../devices/Y a symbolic link
+    /sys/bus/pci/devices/X/config := 86800020 a file of bytes, in hexadecimal
+    /sys/class/infiniband/                    an empty folder
+    !/sys/class/net/eth0                      take away what an earlier line made
+    $NCCL_IB_HCA = mlx5_0                     a variable of the environment
+    @hostname = dgx01                         an answer to a call, see RecordedCalls
+    @resolve dgx01 = 10.0.0.1 10.0.0.2
+    @resolve nowhere ! -2 Name or service not known
+    # a comment
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddpdoctor.collect.system import System
+
+DATA = Path(__file__).parent / "data"
+
+
+@dataclass
+class RecordedCalls:
+    """Answers by call and argument. What was not recorded fails as it would where it is not there."""
+
+    answers: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+    def _answer(self, *key):
+        name = " ".join(key)
+        if name in self.errors:
+            number, _, text = self.errors[name].partition(" ")
+            kind = {"resolve": socket.gaierror, "reverse": socket.gaierror}.get(key[0], OSError)
+            raise kind(int(number), text)
+        if name not in self.answers:
+            raise OSError(errno.ENOENT, f"not recorded: {name}")
+        return self.answers[name]
+
+    def platform(self):
+        return self.answers.get("platform", "linux")
+
+    def hostname(self):
+        return self._answer("hostname")
+
+    def kernel(self):
+        return self._answer("kernel")
+
+    def rlimit(self, name):
+        soft, hard = self._answer("rlimit", name).split()
+        return int(soft), int(hard)
+
+    def cpus(self):
+        found = []
+        for part in self._answer("cpus").split(","):
+            first, _, last = part.partition("-")
+            found += range(int(first), int(last or first) + 1)
+        return tuple(found)
+
+    def statvfs(self, path):
+        total, free = self._answer("statvfs", path).split()
+        return int(total), int(free)
+
+    def writable(self, path):
+        return self.answers.get(f"writable {path}", "yes") == "yes"
+
+    def readable(self, path):
+        return self.answers.get(f"readable {path}", "yes") == "yes"
+
+    def resolve(self, name):
+        return tuple(self._answer("resolve", name).split())
+
+    def fqdn(self):
+        return self._answer("fqdn")
+
+    def reverse(self, address):
+        return self._answer("reverse", address)
+
+
+def load_machine(name, root, *states, env=None):
+    """Unpack a recorded machine into ``root``, changed by the states in turn; return it as a System."""
+    root.mkdir(parents=True, exist_ok=True)
+    calls = RecordedCalls()
+    variables = {}
+    for part in ("machine", *states):
+        for line in (DATA / name / f"{part}.txt").read_text(encoding="utf-8").splitlines():
+            if line.strip() and not line.startswith("#"):
+                _apply(line.rstrip(), root, calls, variables)
+    return System(root=root, env={**variables, **(env or {})}, calls=calls)
+
+
+def _apply(line, root, calls, variables):
+    if line.startswith("$"):
+        name, _, value = line[1:].partition(" = ")
+        variables[name.rstrip(" =")] = value
+    elif line.startswith("@"):
+        _apply_call(line[1:], calls)
+    elif line.startswith("!"):
+        _remove(root / line[1:].lstrip("/"))
+    elif line.startswith("/"):
+        _apply_file(line, root)
+    else:
+        raise ValueError(f"no such line in a recorded machine: {line}")
+
+
+def _apply_call(line, calls):
+    name, failed, text = line.partition(" ! ")
+    if failed:
+        calls.errors[name] = text
+        return
+    name, _, text = line.partition(" = ")
+    calls.errors.pop(name, None)
+    calls.answers[name] = text
+
+
+def _apply_file(line, root):
+    for mark in (" := ", " -> ", " ="):
+        name, found, text = line.partition(mark)
+        if not found:
+            continue
+        path = root / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove(path)
+        if mark == " := ":
+            path.write_bytes(bytes.fromhex(text))
+        elif mark == " -> ":
+            path.symlink_to(text)
+        else:
+            path.write_text(text.removeprefix(" ").replace("\\n", "\n").replace("\\t", "\t") + "\n", encoding="utf-8")
+        return
+    (root / line.lstrip("/")).mkdir(parents=True, exist_ok=True)
+
+
+def _remove(path):
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.is_dir():
+        shutil.rmtree(path)

@@ -1,0 +1,32 @@
+"""Makes nodes and fleets for tables, and asks one rule by its kind, as the engine does."""
+
+from __future__ import annotations
+
+from ddpdoctor.diagnose.environment import judge_fleet
+from ddpdoctor.model.findings import Outcome
+from ddpdoctor.model.node import Fleet, Launcher, Node, Process
+from ddpdoctor.rules.registry import environment_rules
+
+
+def process(rank=None, *, local_rank=None, pid=100, cpus=(0, 1), other_names=(), under_wrap=False, **variables):
+    return Process(
+        rank=rank, local_rank=rank if local_rank is None else local_rank, pid=pid, variables=variables,
+        other_names=tuple(other_names), cpus=tuple(cpus), under_wrap=under_wrap,
+    )  # fmt: skip
+
+
+def node(host="node0", *, processes=(), index=0, **sections):
+    return Node(host=host, index=index, processes=tuple(processes) or (process(),), **sections)
+
+
+def fleet(*nodes, launcher=Launcher.NONE, world_size=None, nnodes=None, missing=()):
+    return Fleet(nodes=nodes, launcher=launcher, world_size=world_size, nnodes=nnodes, missing=tuple(missing))
+
+
+def ask(kind, facts):
+    """Return the check and the findings of one rule; ``facts`` is a node or a fleet."""
+    (rule,) = [rule for rule in environment_rules() if rule.kind == kind]
+    judged = judge_fleet(facts if isinstance(facts, Fleet) else fleet(facts), [rule])
+    (check,) = judged.checks
+    assert check.outcome is not Outcome.CRASHED, check.reason
+    return check, judged.findings
