@@ -1,0 +1,126 @@
+"""Finds who differs from the majority, and says it in one phrase, however many hosts or ranks there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from ddpdoctor.model.findings import Confidence
+from ddpdoctor.rules.progress.words import rank_list
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Sequence
+
+    from ddpdoctor.model.node import Node
+
+Value = TypeVar("Value", bound="Hashable")
+Section = TypeVar("Section")
+
+NAMED_HOSTS = 4
+"""So many hosts are named one by one; of more, the first few and how many follow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Voice(Generic[Value]):
+    """What one host or one rank says. None: it does not know, and is left out."""
+
+    host: str
+    value: Value | None
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side(Generic[Value]):
+    """All who say the same. Hosts are in the order in which they came, each once; ranks are sorted."""
+
+    value: Value
+    hosts: tuple[str, ...]
+    ranks: tuple[int, ...]
+    voices: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split(Generic[Value]):
+    """A disagreement. ``majority`` is what more than half say, or None; the minorities are then all sides."""
+
+    majority: Side[Value] | None
+    minorities: tuple[Side[Value], ...]
+    """The smallest first; of equal ones, the one that was heard first."""
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Return the hosts that differ from the majority; all of them where there is none."""
+        return tuple(dict.fromkeys(host for side in self.minorities for host in side.hosts))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Return the ranks that differ from the majority; all of them where there is none."""
+        return tuple(sorted({rank for side in self.minorities for rank in side.ranks}))
+
+    @property
+    def confidence(self) -> Confidence:
+        """Return how sure it is who is to blame: low without a majority."""
+        return Confidence.HIGH if self.majority is not None else Confidence.LOW
+
+
+def voices_of(
+    readings: Iterable[tuple[Node, Section]], value: Callable[[Section], Value | None]
+) -> tuple[Voice[Value], ...]:
+    """Make one voice a node of what ``Fleet.each`` returns."""
+    return tuple(Voice(host=node.host, ranks=node.ranks, value=value(section)) for node, section in readings)
+
+
+def compare(voices: Iterable[Voice[Value]]) -> Split[Value] | None:
+    """Return who differs from whom, or None where all who know say the same."""
+    by_value: dict[Value, list[Voice[Value]]] = {}
+    for voice in voices:
+        if voice.value is not None:
+            by_value.setdefault(voice.value, []).append(voice)
+    if len(by_value) < 2:
+        return None
+    sides = sorted((_side(value, those) for value, those in by_value.items()), key=lambda side: side.voices)
+    total = sum(side.voices for side in sides)
+    if sides[-1].voices * 2 > total:
+        return Split(majority=sides[-1], minorities=tuple(sides[:-1]))
+    return Split(majority=None, minorities=tuple(sides))
+
+
+def _side(value: Value, voices: Sequence[Voice[Value]]) -> Side[Value]:
+    return Side(
+        value=value,
+        hosts=tuple(dict.fromkeys(voice.host for voice in voices)),
+        ranks=tuple(sorted({rank for voice in voices for rank in voice.ranks})),
+        voices=len(voices),
+    )
+
+
+def describe(
+    split: Split[Value], noun: str, *, words: Callable[[Value], str] = str, by_rank: bool = False, sign: str = " "
+) -> str:
+    """Return "torch 2.11.0 on node3, 2.13.0 on 15 others".
+
+    ``sign`` stands between noun and value: "=" for a variable. By rank: "NCCL_ALGO=Ring on rank 3, Tree on 7 others".
+    """
+    parts = [f"{words(side.value)} on {_who(side, by_rank=by_rank)}" for side in split.minorities]
+    if split.majority is not None:
+        parts.append(f"{words(split.majority.value)} on {_others(split.majority, by_rank=by_rank)}")
+    return f"{noun}{sign}{', '.join(parts)}"
+
+
+def _who(side: Side[Value], *, by_rank: bool) -> str:
+    return rank_list(side.ranks) if by_rank and side.ranks else host_list(side.hosts)
+
+
+def _others(side: Side[Value], *, by_rank: bool) -> str:
+    """Say who the majority is: a few hosts have their names, many are "15 others"."""
+    count = len(side.ranks) if by_rank and side.ranks else len(side.hosts)
+    return f"{count} others" if count > 1 else _who(side, by_rank=by_rank)
+
+
+def host_list(hosts: Sequence[str]) -> str:
+    """Return "node3", "node3 and node5" or "node1, node2, node3 and 12 more"."""
+    if len(hosts) == 1:
+        return hosts[0]
+    if len(hosts) > NAMED_HOSTS:
+        return f"{', '.join(hosts[: NAMED_HOSTS - 1])} and {len(hosts) - NAMED_HOSTS + 1} more"
+    return f"{', '.join(hosts[:-1])} and {hosts[-1]}"
