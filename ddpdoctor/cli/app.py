@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from ddpdoctor import __version__
-from ddpdoctor.cli import demo, explain, report, wrap
+from ddpdoctor.cli import check_env, demo, explain, report, wrap
 from ddpdoctor.model.errors import UserError
 
 DEFECT = 3
@@ -29,6 +29,9 @@ app.command(
     options_metavar=wrap.USAGE,
     short_help="Run a training script; say which rank hung or died, where, why.",
 )(wrap.wrap)
+app.command("check-env", short_help="Check whether machines are fit to train; under a launcher, all of them.")(
+    check_env.check_env
+)
 app.command("demo", short_help="Run a tiny job with a seeded fault and diagnose it.")(demo.demo)
 app.command("report", short_help="Draw a saved report again, offline.")(report.report)
 app.command("explain", short_help="Explain a finding; --list shows all codes.")(explain.explain)

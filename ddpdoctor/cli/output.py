@@ -3,27 +3,69 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.launch.options import OutputFormat
-    from ddpdoctor.model.findings import Report
+    from ddpdoctor.launch.options import ReportFormat
+    from ddpdoctor.model.findings import Report, Severity
 
 
-def show_report(report: Report, output_format: OutputFormat, stream: TextIO, run_dir: Path | None) -> None:
-    """Write a report to a stream: JSON the same everywhere, text as wide and as coloured as the stream allows."""
-    if output_format == "json":
+def show_report(
+    report: Report,
+    output_format: ReportFormat,
+    stream: TextIO,
+    run_dir: Path | None,
+    *,
+    verbose: bool = False,
+    fail_on: Severity | None = None,
+) -> None:
+    """Write a report to a stream: text as wide and as coloured as the stream allows, the rest the same everywhere.
+
+    ``verbose`` holds for text, ``fail_on`` (what counts as a failure) for JUnit.
+    """
+    if output_format == "text":
+        write(stream, _draw_text(report, stream, run_dir, verbose=verbose))
+    elif output_format == "json":
         from ddpdoctor.report.json_format import render_json
 
         write(stream, render_json(report))
-        return
+    elif output_format == "junit":
+        from ddpdoctor.report.junit import render_junit
+
+        write(stream, render_junit(report, fail_on))
+    else:
+        from ddpdoctor.report.markdown import render_markdown
+
+        write(stream, render_markdown(report))
+
+
+def _draw_text(report: Report, stream: TextIO, run_dir: Path | None, *, verbose: bool) -> str:
+    width, colour = read_width(stream), has_colour(stream, os.environ)
+    if report.job is None:
+        from ddpdoctor.report.checkup import render_checkup
+
+        return render_checkup(report, width=width, colour=colour, verbose=verbose, run_dir=run_dir, cwd=_read_cwd())
     from ddpdoctor.report.text import render_text
 
-    width, colour = read_width(stream), has_colour(stream, os.environ)
-    write(stream, render_text(report, width=width, colour=colour, run_dir=run_dir, cwd=_read_cwd()))
+    return render_text(report, width=width, colour=colour, run_dir=run_dir, cwd=_read_cwd())
+
+
+def save_report(run_dir: Path, report: Report) -> None:
+    """Write report.json whole or not at all; a full disk costs the file, never the report on the screen."""
+    from ddpdoctor.launch.report_dir import REPORT_NAME
+    from ddpdoctor.report.json_format import render_json
+
+    file = run_dir / REPORT_NAME
+    trial = file.with_name(f".{REPORT_NAME}.new")
+    try:
+        trial.write_text(render_json(report), encoding="ascii")
+        trial.replace(file)
+    except OSError as error:
+        say(sys.stderr, f"the report could not be saved in {run_dir}: {error.strerror}")
 
 
 def say(stream: TextIO, message: str) -> None:

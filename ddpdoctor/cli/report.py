@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.launch.options import OutputFormat
+from ddpdoctor.launch.options import ReportFormat
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
@@ -20,13 +20,17 @@ RUN_MARK = "run.json"
 
 def report(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run folder, or the report.json in it.")],
-    format: Annotated[OutputFormat, typer.Option(help="How the report is written to stdout.")] = "text",  # noqa: A002
+    format: Annotated[ReportFormat, typer.Option(help="How the report is written to stdout.")] = "text",  # noqa: A002
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Of check-env: show every check with what it saw.")
+    ] = False,
 ) -> None:
     """Draw the report of a saved run again; needs neither torch nor the machine it ran on."""
     from ddpdoctor.cli.output import show_report
+    from ddpdoctor.model.findings import Severity
 
     folder = run_dir.parent if run_dir.is_file() else run_dir
-    show_report(read_run(run_dir), format, sys.stdout, folder)
+    show_report(read_run(run_dir), format, sys.stdout, folder, verbose=verbose, fail_on=Severity.ERROR)
 
 
 def read_run(path: Path) -> Report:

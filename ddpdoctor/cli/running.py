@@ -8,9 +8,9 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddpdoctor.cli.output import say, show_report
+from ddpdoctor.cli.output import save_report, say, show_report
 from ddpdoctor.launch.options import WrapOptions
-from ddpdoctor.launch.report_dir import REPORT_NAME, make_default_dir, make_report_dir
+from ddpdoctor.launch.report_dir import make_default_dir, make_report_dir
 from ddpdoctor.launch.script import check_script, choose_ranks, locate_module
 from ddpdoctor.model.findings import Severity
 
@@ -124,16 +124,7 @@ def _show(options: WrapOptions, outcome: Outcome) -> None:
 
 
 def _save(options: WrapOptions, outcome: Outcome) -> None:
-    """Write report.json whole or not at all; a full disk costs the file, never the report on the screen."""
-    from ddpdoctor.report.json_format import render_json
-
-    file = outcome.run_dir / REPORT_NAME
-    trial = file.with_name(f".{REPORT_NAME}.new")
-    try:
-        trial.write_text(render_json(outcome_report(options, outcome)), encoding="ascii")
-        trial.replace(file)
-    except OSError as error:
-        say(sys.stderr, f"the report could not be saved in {outcome.run_dir}: {error.strerror}")
+    save_report(outcome.run_dir, outcome_report(options, outcome))
 
 
 def _check_source(split: SplitCommand) -> bytes | None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 OnHang = Literal["kill", "report"]
 DebugLevel = Literal["DETAIL", "INFO", "OFF"]
 OutputFormat = Literal["text", "json"]
+ReportFormat = Literal["text", "json", "junit", "markdown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,10 @@ class Fields:
         """Return a string."""
         return _expect(self._get(name), str, self._path(name))
 
+    def text_or(self, name: str, default: str = "") -> str:
+        """Return a string, or the default where an older version did not write the field."""
+        return self.text(name) if name in self.values else default
+
     def number(self, name: str) -> int:
         """Return a whole number; true and false are none."""
         return _expect(self._get(name), int, self._path(name))

@@ -140,7 +140,15 @@ def _read_place(place: Fields) -> Place:
 
 
 def _read_check(check: Fields) -> Check:
-    return Check(id=check.text("id"), outcome=check.one_of("outcome", Outcome), reason=check.text("reason"))
+    return Check(
+        id=check.text("id"),
+        outcome=check.one_of("outcome", Outcome),
+        reason=check.text("reason"),
+        code=check.text_or("code"),
+        group=check.text_or("group"),
+        seen=check.text_or("seen"),
+        hosts=check.texts("hosts") if "hosts" in check.values else (),
+    )
 
 
 def _read_rank(row: Fields) -> RankRow:

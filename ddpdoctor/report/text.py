@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import io
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
-from rich.console import Console
 from rich.text import Text
 
 from ddpdoctor.model.findings import JobStatus, Outcome, Severity
 from ddpdoctor.report.classes import RankClass, classify, merge_findings, merge_places
-from ddpdoctor.report.lines import clean, wrap
+from ddpdoctor.report.page import LABEL_WIDTH, Page, draw, plural
 from ddpdoctor.report.ranks import format_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from ddpdoctor.model.findings import Finding, Report
@@ -25,7 +21,6 @@ MAX_CLASSES = 40
 """More rows than this do not help on a screen; the report file has them all."""
 MAX_RANKS_WIDTH = 28
 """A longer list of ranks stands on lines of its own."""
-LABEL_WIDTH = 8
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "cyan"}
 
 
@@ -41,7 +36,7 @@ def render_text(
 
     Paths below ``cwd`` are shown relative to it. A job that ended well without findings is one line.
     """
-    page = _Page(width=width, cwd=cwd)
+    page = Page(width=width, cwd=cwd)
     others = tuple(finding for finding in report.findings if finding != report.verdict)
     if report.verdict is not None:
         _add_status(page, report, run_dir)
@@ -53,66 +48,14 @@ def render_text(
         _add_verdict(page, report.verdict)
     else:
         _add_status(page, report, run_dir)
-    return _draw(page.lines, colour=colour)
-
-
-@dataclass(kw_only=True)
-class _Page:
-    """The lines so far. Each is plain text with one style for its first characters."""
-
-    width: int | None
-    cwd: Path | None
-    lines: list[Text] = field(default_factory=list)
-
-    def add(self, text: str, *, first: str = "", style: str = "", styled: int | None = None) -> None:
-        """Add a paragraph; ``style`` holds for the first ``styled`` characters, or for all."""
-        for number, line in enumerate(wrap(self.clean(text), self.width, first=first)):
-            drawn = Text(line)
-            if style and (styled is None or number == 0):
-                drawn.stylize(style, 0, styled)
-            self.lines.append(drawn)
-
-    def add_labelled(self, label: str, texts: Iterable[str]) -> None:
-        """Add paragraphs beside a label, which the first of them shows."""
-        head = f"  {label.ljust(LABEL_WIDTH)}"
-        for text in texts:
-            self.add(text, first=head, style="bold", styled=len(head))
-            head = " " * len(head)
-
-    def gap(self) -> None:
-        """Add an empty line, unless this is the top."""
-        if self.lines:
-            self.lines.append(Text())
-
-    def clean(self, text: str) -> str:
-        """Make what was collected safe to print, on this page's terms."""
-        return clean(text, self.cwd)
-
-
-def _draw(lines: list[Text], *, colour: bool) -> str:
-    """Let Rich put in the colours, and nothing else: no wrapping, no markup, no highlighting."""
-    console = Console(
-        file=io.StringIO(),
-        force_terminal=colour,
-        color_system="standard" if colour else None,
-        no_color=not colour,
-        markup=False,
-        highlight=False,
-        emoji=False,
-        legacy_windows=False,
-        _environ={},
-    )
-    with console.capture() as drawn:
-        for line in lines:
-            console.print(line, soft_wrap=True)
-    return drawn.get()
+    return draw(page.lines, colour=colour)
 
 
 def _ended_badly(report: Report) -> bool:
     return report.job is not None and report.job.status not in {JobStatus.FINISHED, JobStatus.NOT_RUN}
 
 
-def _add_status(page: _Page, report: Report, run_dir: Path | None) -> None:
+def _add_status(page: Page, report: Report, run_dir: Path | None) -> None:
     """Add the line that says how the job ended: the only one where it ended well."""
     if page.lines:
         page.gap()
@@ -127,7 +70,7 @@ def _job_words(report: Report) -> list[str]:
         return []
     words = [report.job.status.value]
     if report.job.world_size is not None:
-        words.append(_plural(report.job.world_size, "rank"))
+        words.append(plural(report.job.world_size, "rank"))
     if report.job.exit_status:
         words.append(f"exit status {report.job.exit_status}")
     return words
@@ -138,22 +81,18 @@ def _count_findings(report: Report) -> str:
     notes = sum(finding.severity is Severity.INFO for finding in report.findings)
     if notes == len(report.findings) > 0:
         nothing = "no cause found, " if _ended_badly(report) else ""
-        return nothing + _plural(notes, "note")
+        return nothing + plural(notes, "note")
     if report.findings:
-        return _plural(len(report.findings), "finding")
+        return plural(len(report.findings), "finding")
     return "no cause found" if _ended_badly(report) else "no findings"
 
 
 def _crashed_words(report: Report) -> list[str]:
     crashed = sum(check.outcome is Outcome.CRASHED for check in report.checks)
-    return [f"{_plural(crashed, 'check')} crashed"] if crashed else []
+    return [f"{plural(crashed, 'check')} crashed"] if crashed else []
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def _add_ranks(page: _Page, report: Report) -> None:
+def _add_ranks(page: Page, report: Report) -> None:
     """Add the ranks, those that stand at the same place in one row; ">" marks whom the verdict blames."""
     classes = classify(report)
     if not classes:
@@ -169,7 +108,7 @@ def _add_ranks(page: _Page, report: Report) -> None:
         page.add(f"and {len(classes) - len(shown)} more rows in report.json", first="  ")
 
 
-def _add_class(page: _Page, one: RankClass, name: str, state_width: int) -> None:
+def _add_class(page: Page, one: RankClass, name: str, state_width: int) -> None:
     mark, style = ("> ", "bold") if one.blamed else ("  ", "")
     state = page.clean(one.state)
     padding = " " * (state_width - cell_len(state))
@@ -183,7 +122,7 @@ def _add_class(page: _Page, one: RankClass, name: str, state_width: int) -> None
         page.add(one.place, first="      ", style=style)
 
 
-def _add_checks(page: _Page, report: Report) -> None:
+def _add_checks(page: Page, report: Report) -> None:
     """Add what could not be judged, where there is something to judge: it must not read like "passed"."""
     words = {Outcome.INCONCLUSIVE: "could not tell", Outcome.CRASHED: "crashed"}
     checks = [check for check in report.checks if check.outcome in words]
@@ -194,7 +133,7 @@ def _add_checks(page: _Page, report: Report) -> None:
         page.add(f"{check.id}: {words[check.outcome]}: {check.reason}", first="  ")
 
 
-def _add_others(page: _Page, findings: tuple[Finding, ...]) -> None:
+def _add_others(page: Page, findings: tuple[Finding, ...]) -> None:
     if not findings:
         return
     page.gap()
@@ -207,7 +146,7 @@ def _add_others(page: _Page, findings: tuple[Finding, ...]) -> None:
             page.add_labelled("", [f"to do: {finding.fix}"] if finding.fix else [])
 
 
-def _add_verdict(page: _Page, verdict: Finding) -> None:
+def _add_verdict(page: Page, verdict: Finding) -> None:
     """Add what is wrong, on which ranks, at which line, what was seen, what to do: in this order."""
     page.gap()
     title = f"{_title(verdict)} (confidence {verdict.confidence.value})"

@@ -1,0 +1,132 @@
+"""`check-env` from end to end: read this machine or gather all of them, ask the rules, build the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import ddpdoctor
+from ddpdoctor.collect.node import Plan, read_node
+from ddpdoctor.collect.system import System
+from ddpdoctor.diagnose.environment import judge_fleet
+from ddpdoctor.diagnose.redact import redact
+from ddpdoctor.diagnose.selection import choose_rules, sections_of
+from ddpdoctor.model.findings import Finding, Outcome, Report, Severity
+from ddpdoctor.model.node import Fleet, Process
+from ddpdoctor.model.secrets import hide_secrets
+from ddpdoctor.rules.verdict import pick_verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ddpdoctor.rules.registry import Rule
+
+FOUND, DEFECT, UNTOLD = 1, 3, 4
+"""Exit statuses of the design's table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the user asked for."""
+
+    checks: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    deep: bool = False
+    use_torch: bool = True
+    redact: bool = False
+    timeout_s: float = 30.0
+    nnodes: int | None = None
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A line of `check-env --list`."""
+
+    code: str
+    kind: str
+    severity: str
+    group: str
+    reads: str
+
+
+def list_checks(wanted: Wanted) -> tuple[Entry, ...]:
+    """Return the chosen checks. Raises ``UserError`` for names that there are not."""
+    return tuple(
+        Entry(
+            code=rule.code,
+            kind=rule.kind,
+            severity=rule.severity.value,
+            group=rule.environment.group.value,
+            reads=rule.environment.reads,
+        )
+        for rule in choose_rules(wanted.checks, wanted.skip)
+        if rule.environment is not None
+    )
+
+
+def check_environment(wanted: Wanted, env: Mapping[str, str]) -> Report | None:
+    """Read this machine, or gather all of them where a launcher is seen; None on ranks that do not report.
+
+    Raises ``UserError`` for checks that there are not, and where the other ranks cannot be reached.
+    """
+    started_at = now()
+    rules = choose_rules(wanted.checks, wanted.skip)
+    plan = Plan(sections=sections_of(rules), deep=wanted.deep, use_torch=wanted.use_torch)
+    system = System(env=env)
+    process = Process(rank=None, local_rank=None, pid=0, variables=dict(env), other_names=(), cpus=())
+    fleet = Fleet(nodes=(read_node(system, plan, (process,)),))
+    return build_checkup(fleet, rules, wanted, started_at, env)
+
+
+def exit_status(report: Report, fail_on: Severity | None) -> int:
+    """Return 1 for findings at or above ``fail_on``, else 3 or 4 where a check crashed or could not tell, else 0."""
+    if fail_on is not None and any(finding.severity.order <= fail_on.order for finding in report.findings):
+        return FOUND
+    outcomes = {check.outcome for check in report.checks}
+    if Outcome.CRASHED in outcomes:
+        return DEFECT
+    return UNTOLD if Outcome.INCONCLUSIVE in outcomes else 0
+
+
+def build_checkup(
+    fleet: Fleet, rules: Iterable[Rule], wanted: Wanted, started_at: str, env: Mapping[str, str]
+) -> Report:
+    """Judge a fleet and build the report of it."""
+    judged = judge_fleet(fleet, rules)
+    report = Report(
+        command=hide_secrets(wanted.command),
+        started_at=started_at,
+        ended_at=now(),
+        job=None,
+        verdict=_verdict(judged.findings),
+        findings=judged.findings,
+        checks=judged.checks,
+        ranks=(),
+        data=_data(fleet),
+        tool_version=ddpdoctor.__version__,
+    )
+    return redact(report, fleet, env) if wanted.redact else report
+
+
+def now() -> str:
+    """Return the time as reports have it."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _verdict(findings: tuple[Finding, ...]) -> Finding | None:
+    return pick_verdict(findings)
+
+
+def _data(fleet: Fleet) -> dict[str, Any]:
+    return {
+        "hosts": [node.host for node in fleet.nodes],
+        "launcher": fleet.launcher.value,
+        "world_size": fleet.world_size,
+        "missing_ranks": list(fleet.missing),
+        "gathering": list(fleet.problems),
+    }

@@ -1,0 +1,55 @@
+"""Which rules of `check-env` a user wants: by kind, by code, or by how codes begin."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.rules.registry import environment_rules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpdoctor.rules.registry import Rule
+
+CLOSENESS = 0.5
+"""How alike a name must be to be offered instead of an unknown one, on difflib's scale from 0 to 1."""
+LIST_HINT = "`ddpdoctor check-env --list` names them all."
+
+
+def choose_rules(wanted: Iterable[str], unwanted: Iterable[str]) -> tuple[Rule, ...]:
+    """Return the wanted rules (all, where none are named) without the unwanted, in the order of their codes.
+
+    Raises ``UserError`` for a name that stands for no rule, and where nothing is left.
+    """
+    rules = environment_rules()
+    chosen = _find_all(wanted, rules) or {rule.code for rule in rules}
+    left = chosen - _find_all(unwanted, rules)
+    if not left:
+        raise UserError("no check is left: --skip takes away all that were chosen", help=LIST_HINT)
+    return tuple(rule for rule in rules if rule.code in left)
+
+
+def sections_of(rules: Iterable[Rule]) -> frozenset[str]:
+    """Return the sections of a node that these rules look at."""
+    return frozenset(section for rule in rules if rule.environment for section in rule.environment.needs)
+
+
+def _find_all(names: Iterable[str], rules: tuple[Rule, ...]) -> set[str]:
+    each = [name.strip() for entry in names for name in entry.split(",") if name.strip()]
+    return {code for name in each for code in _find(name, rules)}
+
+
+def _find(name: str, rules: tuple[Rule, ...]) -> set[str]:
+    """Find the codes that a kind, a code, or the beginning of one such as DD1 stands for."""
+    prefix = re.fullmatch(r"DD\d{0,3}", name.upper())
+    found = {rule.code for rule in rules if rule.kind == name.lower()}
+    if prefix:
+        found |= {rule.code for rule in rules if rule.code.startswith(name.upper())}
+    if found:
+        return found
+    near = difflib.get_close_matches(name.lower(), [rule.kind for rule in rules], cutoff=CLOSENESS)
+    hint = f"Did you mean {', '.join(near)}? " if near else ""
+    raise UserError(f"there is no check {name}", help=hint + LIST_HINT)

@@ -1,0 +1,127 @@
+"""The report of `check-env` as text: what is wrong, the worst last, then one line that counts everything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Outcome, Severity
+from ddpdoctor.report.hosts import format_hosts
+from ddpdoctor.report.page import Page, draw, plural
+from ddpdoctor.report.ranks import format_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from ddpdoctor.model.findings import Check, Finding, Report
+
+STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "cyan"}
+OUTCOME_WORDS = {
+    Outcome.PASSED: "passed",
+    Outcome.FAILED: "failed",
+    Outcome.SKIPPED: "skipped",
+    Outcome.INCONCLUSIVE: "could not tell",
+    Outcome.CRASHED: "crashed",
+}
+OUTCOME_STYLES = {
+    Outcome.PASSED: "green",
+    Outcome.FAILED: "bold red",
+    Outcome.SKIPPED: "dim",
+    Outcome.INCONCLUSIVE: "bold yellow",
+    Outcome.CRASHED: "bold magenta",
+}
+WORD_WIDTH = max(map(len, OUTCOME_WORDS.values()))
+
+
+def render_checkup(
+    report: Report, *, width: int | None, colour: bool, verbose: bool, run_dir: Path | None, cwd: Path | None
+) -> str:
+    """Render a report of checks; ``width`` None is for what is no terminal and wraps nothing."""
+    page = Page(width=width, cwd=cwd)
+    if verbose:
+        _add_groups(page, report.checks)
+    else:
+        _add_untold(page, report.checks)
+    several = len(_hosts(report)) > 1
+    for finding in reversed(report.findings):
+        if verbose or finding.severity is not Severity.INFO:
+            _add_finding(page, finding, several=several)
+    page.gap()
+    page.add(_closing_line(report, run_dir, verbose=verbose))
+    return draw(page.lines, colour=colour)
+
+
+def _add_groups(page: Page, checks: Iterable[Check]) -> None:
+    """Add every check with what it saw, by group, in the order of the codes."""
+    groups: dict[str, list[Check]] = {}
+    for check in checks:
+        groups.setdefault(check.group, []).append(check)
+    width = max((len(check.id) for check in checks), default=0)
+    for group, members in groups.items():
+        page.gap()
+        page.add(group, style="bold")
+        for check in members:
+            _add_check(page, check, width)
+
+
+def _add_check(page: Page, check: Check, width: int) -> None:
+    word = OUTCOME_WORDS[check.outcome]
+    where = f"on {format_hosts(check.hosts)}: " if check.hosts else ""
+    head = f"  {word.ljust(WORD_WIDTH)}  {check.code}  {check.id.ljust(width)}  "
+    text = where + (check.seen or check.reason)
+    page.add(text, first=head, style=OUTCOME_STYLES[check.outcome], styled=2 + len(word))
+
+
+def _add_untold(page: Page, checks: Iterable[Check]) -> None:
+    """Add what could not be told: it must not read like "passed"."""
+    for check in checks:
+        if check.outcome in {Outcome.INCONCLUSIVE, Outcome.CRASHED}:
+            where = f"on {format_hosts(check.hosts)}: " if check.hosts else ""
+            head = f"{OUTCOME_WORDS[check.outcome]}  "
+            style = OUTCOME_STYLES[check.outcome]
+            page.add(f"{check.code} {check.id}: {where}{check.reason}", first=head, style=style, styled=len(head))
+
+
+def _add_finding(page: Page, finding: Finding, *, several: bool) -> None:
+    page.gap()
+    blamed = [format_ranks(finding.ranks), f"on {format_hosts(finding.hosts)}" if several and finding.hosts else ""]
+    whom = " ".join(part for part in blamed if part)
+    title = f"{finding.severity.value}  {finding.code} {finding.kind}" + (f", {whom}" if whom else "")
+    page.add(title, style=STYLES[finding.severity])
+    page.add_labelled("wrong" if finding.severity is not Severity.INFO else "note", [finding.summary])
+    page.add_labelled("seen", finding.evidence)
+    page.add_labelled("to do", [finding.fix] if finding.fix else [])
+
+
+def _closing_line(report: Report, run_dir: Path | None, *, verbose: bool) -> str:
+    found = [_count(report, severity) for severity in Severity]
+    findings = ", ".join(part for part in found if part) or "no problem found"
+    counts = [
+        f"{sum(check.outcome is outcome for check in report.checks)} {OUTCOME_WORDS[outcome]}"
+        for outcome in (Outcome.PASSED, Outcome.SKIPPED, Outcome.INCONCLUSIVE, Outcome.CRASHED)
+        if outcome in {Outcome.PASSED, Outcome.SKIPPED} or any(check.outcome is outcome for check in report.checks)
+    ]
+    more = "" if verbose else " (-v shows each)"
+    where = "" if run_dir is None else f"; report in {run_dir}"
+    return f"ddpdoctor: {_who(report)}{findings}; checks: {', '.join(counts)}{more}{where}"
+
+
+def _count(report: Report, severity: Severity) -> str:
+    count = sum(finding.severity is severity for finding in report.findings)
+    noun = "note" if severity is Severity.INFO else severity.value
+    return plural(count, noun) if count else ""
+
+
+def _who(report: Report) -> str:
+    """Say over how many machines and ranks, where there are several."""
+    hosts = _hosts(report)
+    ranks = report.data.get("world_size")
+    parts = [plural(len(hosts), "host")] if len(hosts) > 1 else []
+    if isinstance(ranks, int):
+        parts.append(plural(ranks, "rank"))
+    return f"{', '.join(parts)}: " if parts else ""
+
+
+def _hosts(report: Report) -> list[object]:
+    hosts = report.data.get("hosts")
+    return hosts if isinstance(hosts, list) else []

@@ -1,0 +1,71 @@
+"""A report as JUnit XML, which the viewers of CI systems read: a test case a check.
+
+There is no standard; this keeps to what Jenkins, GitLab and GitHub viewers have in common, as described at
+https://github.com/testmoapp/junitxml.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+from ddpdoctor.model.findings import Outcome, Severity
+from ddpdoctor.report.hosts import format_hosts
+from ddpdoctor.report.lines import clean
+from ddpdoctor.report.ranks import format_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpdoctor.model.findings import Check, Finding, Report
+
+
+def render_junit(report: Report, fail_on: Severity | None) -> str:
+    """Render one test case a check. Findings below ``fail_on`` (None: nothing fails) are output, not failures."""
+    cases = [_draw_case(check, report.findings, fail_on) for check in report.checks]
+    root = Element("testsuites", name="ddpdoctor")
+    suite = SubElement(root, "testsuite", {"name": "ddpdoctor", **_count(cases, report)})
+    suite.extend(cases)
+    indent(root)
+    return "<?xml version='1.0' encoding='UTF-8'?>\n" + tostring(root, encoding="unicode") + "\n"
+
+
+def _count(cases: Sequence[Element], report: Report) -> dict[str, str]:
+    kinds = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+    counts = {name: str(sum(case.find(tag) is not None for case in cases)) for name, tag in kinds.items()}
+    seconds = _time(report.ended_at) - _time(report.started_at)
+    return {"tests": str(len(cases)), **counts, "time": f"{seconds:.3f}", "timestamp": report.started_at}
+
+
+def _time(stamp: str) -> float:
+    return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()
+
+
+def _draw_case(check: Check, findings: Sequence[Finding], fail_on: Severity | None) -> Element:
+    group = check.group or "checks"
+    case = Element("testcase", classname=f"ddpdoctor.{group}", name=f"{check.code} {check.id}".strip(), time="0")
+    own = [finding for finding in findings if finding.kind == check.id]
+    bad = [finding for finding in own if fail_on is not None and finding.severity.order <= fail_on.order]
+    if bad:
+        failure = SubElement(case, "failure", type=bad[0].severity.value, message=_text(bad[0].summary))
+        failure.text = "\n\n".join(_write(finding) for finding in own)
+    elif check.outcome is Outcome.SKIPPED:
+        SubElement(case, "skipped", message=_text(check.reason))
+    elif check.outcome in {Outcome.INCONCLUSIVE, Outcome.CRASHED}:
+        SubElement(case, "error", type=check.outcome.value, message=_text(check.reason))
+    else:
+        SubElement(case, "system-out").text = "\n\n".join([_text(check.seen), *map(_write, own)])
+    return case
+
+
+def _write(finding: Finding) -> str:
+    whom = [format_ranks(finding.ranks), f"on {format_hosts(finding.hosts)}" if finding.hosts else ""]
+    head = " ".join([finding.severity.value, finding.code, finding.kind, *(part for part in whom if part)])
+    lines = [f"{head}: {finding.summary}", *(f"seen: {line}" for line in finding.evidence)]
+    return _text("\n".join([*lines, f"to do: {finding.fix}"] if finding.fix else lines))
+
+
+def _text(text: str) -> str:
+    """Escape what XML cannot hold; control characters are not allowed in it, even as references."""
+    return clean(text)

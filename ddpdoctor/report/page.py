@@ -1,0 +1,75 @@
+"""A page of plain lines, of which the first characters may have a style. Only here does Rich draw."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from ddpdoctor.report.lines import clean, wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+LABEL_WIDTH = 8
+
+
+@dataclass(kw_only=True)
+class Page:
+    """The lines so far. Each is plain text with one style for its first characters."""
+
+    width: int | None
+    cwd: Path | None
+    lines: list[Text] = field(default_factory=list)
+
+    def add(self, text: str, *, first: str = "", style: str = "", styled: int | None = None) -> None:
+        """Add a paragraph; ``style`` holds for the first ``styled`` characters, or for all."""
+        for number, line in enumerate(wrap(self.clean(text), self.width, first=first)):
+            drawn = Text(line)
+            if style and (styled is None or number == 0):
+                drawn.stylize(style, 0, styled)
+            self.lines.append(drawn)
+
+    def add_labelled(self, label: str, texts: Iterable[str]) -> None:
+        """Add paragraphs beside a label, which the first of them shows."""
+        head = f"  {label.ljust(LABEL_WIDTH)}"
+        for text in texts:
+            self.add(text, first=head, style="bold", styled=len(head))
+            head = " " * len(head)
+
+    def gap(self) -> None:
+        """Add an empty line, unless this is the top."""
+        if self.lines:
+            self.lines.append(Text())
+
+    def clean(self, text: str) -> str:
+        """Make what was collected safe to print, on this page's terms."""
+        return clean(text, self.cwd)
+
+
+def plural(count: int, noun: str) -> str:
+    """Write a count with its noun: "1 rank", "2 ranks"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def draw(lines: list[Text], *, colour: bool) -> str:
+    """Let Rich put in the colours, and nothing else: no wrapping, no markup, no highlighting."""
+    console = Console(
+        file=io.StringIO(),
+        force_terminal=colour,
+        color_system="standard" if colour else None,
+        no_color=not colour,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        legacy_windows=False,
+        _environ={},
+    )
+    with console.capture() as drawn:
+        for line in lines:
+            console.print(line, soft_wrap=True)
+    return drawn.get()
