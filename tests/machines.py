@@ -4,7 +4,10 @@ A line of ``tests/data/MACHINE/machine.txt``, and of ``tests/data/MACHINE/STATE.
 
     /sys/class/net/eth0/mtu = 1500            a file and its text; \\n and \\t are understood
     /sys/bus/pci/devices/X -> ../../devices/Y a symbolic link
-    /sys/bus/pci/devices/X/config := 86800020 a file of bytes, in hexadecimal
+    /sys/bus/pci/devices/X/config := 86800020 @0x40 0d00 @0x1000
+                                              a file of bytes, in hexadecimal; @ fills up with zeros to an offset
+    /sys/bus/pci/devices/X/ vendor=0x10de max_link_speed="32.0 GT/s PCIe"
+                                              files of a folder, each with its text
     /sys/class/infiniband/                    an empty folder
     !/sys/class/net/eth0                      take away what an earlier line made
     $NCCL_IB_HCA = mlx5_0                     a variable of the environment
@@ -17,6 +20,8 @@ A line of ``tests/data/MACHINE/machine.txt``, and of ``tests/data/MACHINE/STATE.
 from __future__ import annotations
 
 import errno
+import re
+import shlex
 import shutil
 import socket
 from dataclasses import dataclass, field
@@ -25,6 +30,7 @@ from pathlib import Path
 from ddpdoctor.collect.system import System
 
 DATA = Path(__file__).parent / "data"
+FOLDER = re.compile(r"(?P<folder>/\S*)/ (?P<files>\S+=.*)")
 
 
 @dataclass
@@ -104,6 +110,9 @@ def _apply(line, root, calls, variables):
         _apply_call(line[1:], calls)
     elif line.startswith("!"):
         _remove(root / line[1:].lstrip("/"))
+    elif line.startswith("/") and (files := FOLDER.fullmatch(line)):
+        for file in shlex.split(files["files"]):
+            _apply_file(f"{files['folder']}/{file.replace('=', ' = ', 1)}", root)
     elif line.startswith("/"):
         _apply_file(line, root)
     else:
@@ -129,13 +138,20 @@ def _apply_file(line, root):
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove(path)
         if mark == " := ":
-            path.write_bytes(bytes.fromhex(text))
+            path.write_bytes(_bytes(text))
         elif mark == " -> ":
             path.symlink_to(text)
         else:
             path.write_text(text.removeprefix(" ").replace("\\n", "\n").replace("\\t", "\t") + "\n", encoding="utf-8")
         return
     (root / line.lstrip("/")).mkdir(parents=True, exist_ok=True)
+
+
+def _bytes(text):
+    found = b""
+    for word in text.split():
+        found = found.ljust(int(word[1:], 0), b"\0") if word.startswith("@") else found + bytes.fromhex(word)
+    return found
 
 
 def _remove(path):
