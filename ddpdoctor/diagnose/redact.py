@@ -33,7 +33,7 @@ _ADDRESS = re.compile(
     r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7})(?![\w:]|\.\d)"
 )
 _HARDWARE = re.compile(r"(?<![\w:])[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5}(?![\w:])")
-_HOME = re.compile(r"(/home/|/Users/)([^/\s:,;'\"]+)")
+_HOME = re.compile(r"(/home/|/Users/)(?!user-\d)([^/\s:,;'\"]+)")
 
 
 class Redactor:

@@ -96,14 +96,7 @@ def test_hosts_are_named_where_there_are_several():
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_no_line_is_wider_than_the_terminal(width):
-    long = Finding(
-        code="DD121",
-        kind="shm",
-        severity=Severity.ERROR,
-        confidence=Confidence.HIGH,
-        summary="much " * 60,
-        fix="do " * 60,
-    )
+    long = replace(ERROR, summary="much " * 60, fix="do " * 60)
     assert max(map(len, draw(report((long,)), width=width, verbose=True).splitlines())) <= width
 
 
