@@ -51,7 +51,7 @@ def test_help_names_every_verb_on_stdout(run):
     done = run("--help")
     assert done.returncode == 0
     assert done.stderr == ""
-    assert all(f"\n  {verb} " in done.stdout for verb in ("wrap", "demo", "report", "explain"))
+    assert all(f"\n  {verb} " in done.stdout for verb in ("check-env", "wrap", "demo", "report", "explain"))
 
 
 def test_help_imports_nothing_heavy(run):
