@@ -13,7 +13,9 @@ class GpuProcess:
     name: str | None
     used_bytes: int | None
     ours: bool
-    """Of this job: the same cgroup, or below the same launcher."""
+    """Of this job: the same batch job or pod, or below the same launcher."""
+    graphics: bool = False
+    """Draws on a screen, and computes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,7 @@ class Gpu:
     temperature_c: int | None = None
     slowdown_temperature_c: int | None = None
     power_limit_mw: int | None = None
+    """The lowest of all limits that are in force."""
     default_power_limit_mw: int | None = None
     app_clock_sm_mhz: int | None = None
     default_app_clock_sm_mhz: int | None = None
@@ -86,6 +89,20 @@ class GpuPair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuOnBus:
+    """A GPU that the kernel sees on the PCI bus, whether or not NVML lists it."""
+
+    bus_id: str
+    device: int | None
+    """The PCI device id: GPUs of one model have the same."""
+    driver: str | None
+    """The kernel driver that has taken it: nvidia, vfio-pci, nouveau; None where none has."""
+    open_error: str | None = None
+    """Of one that the NVIDIA driver has and NVML does not list: "ok" where its device file could be opened, or the
+    name of the error, such as EIO or EPERM; None where that was not tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
     """All that NVML says."""
 
@@ -98,6 +115,16 @@ class Gpus:
     """The persistence daemon's socket is there."""
     fabric_manager: bool | None
     """Whether nv-fabricmanager runs; None where processes of others cannot be seen."""
+    host_pids: bool = False
+    """Whether the machine's processes can be seen. False in a container, where NVML names processes that are not
+    there, or none."""
+    on_bus: tuple[GpuOnBus, ...] = ()
+    """NVIDIA GPUs of sysfs."""
+    nvswitches: int = 0
+    """NVSwitch chips on the PCI bus."""
+    virtual_machine: bool = False
+    init_error: str | None = None
+    """NVML's name of the error where it could not be started; ``devices`` is then empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
