@@ -1,0 +1,115 @@
+"""The environment variables that NCCL, torch, Gloo and the launchers read: a table, and what may be kept of them.
+
+The table is ``variables.tsv`` beside this file, and is read on first use. The names on it form the allow-list: of no
+other variable is a value ever kept, so that no secret of the environment gets into a report.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FAMILIES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "GLOO_", "TORCHELASTIC_")
+"""Prefixes that are NCCL's, torch's, Gloo's or torchrun's alone."""
+MISSPELT_FAMILIES = ("NCLL_", "NCL_", "NCC_", "NCCLL_", "NNCL_", "NCLC_", "CNCL_", "TORCH_NCLL_", "TORCH_NCL_", "GLO_")
+"""Slips of the finger; not all that is one letter away, for RCCL, HCCL, MCCL and UCCL are other libraries."""
+PLUGIN_PREFIXES = (
+    "NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_", "NCCL_NETWORKING_", "NCCL_TUNER_CONFIG_", "NCCL_SHARP_", "NCCL_UCX_",
+    "NCCL_DMABUF_", "NCCL_TESTS_", "NCCL_INSPECTOR_", "NCCL_PROFILE_", "NCCL_PLUGIN_", "NCCL_SHIMNET_", "OFI_NCCL_",
+)  # fmt: skip
+"""What network, tuner and profiler plugins and the nccl-tests read: no list of ours can know them all."""
+HIDDEN = "hidden"
+"""The type of a variable that is known, and whose value is never kept."""
+
+_LOGIN = re.compile(r"(?<=//)[^/@\s]*@|^[^/@\s]+:[^/@\s]*@")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """What is known of a variable. Versions are those of ``component``; empty where not known."""
+
+    name: str
+    component: str
+    """Who reads it: nccl, torch, gloo, launcher, slurm, k8s, mpi, cuda, container, openmp, network, loader, build."""
+    kind: str
+    """config, tune, debug, internal, danger, deprecated, removed, bogus (never existed), launcher, slurm, build, …"""
+    type: str
+    """What its value must be, in the grammar of ``rules/environment/values.py``."""
+    default: str
+    since: str
+    """The first version that reads it."""
+    until: str
+    """The last version that reads it; of a deprecated one, the last in which it was the way."""
+    replaced_by: str
+    agree: bool
+    """Whether it must be equal on all ranks."""
+    danger: str
+    """With which value it does harm; empty: with none."""
+    source: str
+    note: str
+
+    @property
+    def shown(self) -> bool:
+        """Whether its value may be kept and shown."""
+        return self.type != HIDDEN
+
+
+@cache
+def read_variables() -> Mapping[str, Variable]:
+    """Return the table by name."""
+    table = resources.files("ddpdoctor.model").joinpath("variables.tsv").read_text(encoding="utf-8")
+    _, *lines = table.splitlines()
+    return {variable.name: variable for variable in map(_parse_row, lines)}
+
+
+def _parse_row(line: str) -> Variable:
+    name, component, kind, type_, default, since, until, replaced_by, agree, danger, source, note = line.split("\t")
+    return Variable(
+        name=name, component=component, kind=kind, type=type_, default=default, since=since, until=until,
+        replaced_by=replaced_by, agree=agree == "yes", danger=danger, source=source, note=note,
+    )  # fmt: skip
+
+
+def find_variable(name: str) -> Variable | None:
+    """Return what is known of a variable; names are case-sensitive, as the environment is."""
+    return read_variables().get(name)
+
+
+def is_listed(name: str) -> bool:
+    """Return whether the value of a variable may be kept and shown."""
+    variable = find_variable(name)
+    return variable is not None and variable.shown
+
+
+def must_agree() -> frozenset[str]:
+    """Return the names of the variables that must be equal on all ranks."""
+    return frozenset(variable.name for variable in read_variables().values() if variable.agree)
+
+
+def is_plugin_name(name: str) -> bool:
+    """Return whether a name belongs to a plugin, of whose variables there is no list."""
+    return name.startswith(PLUGIN_PREFIXES)
+
+
+def looks_known(name: str) -> bool:
+    """Return whether a name looks like a variable of NCCL, torch, Gloo or torchrun, well spelt or not."""
+    upper = name.upper()
+    return upper.startswith((*FAMILIES, *MISSPELT_FAMILIES)) and not is_plugin_name(upper)
+
+
+def select_variables(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the listed variables with values, and the bare names of those that look like one and are on no list."""
+    listed = {name: hide_login(env[name]) for name in sorted(env) if is_listed(name)}
+    others = tuple(name for name in sorted(env) if find_variable(name) is None and looks_known(name))
+    return listed, others
+
+
+def hide_login(value: str) -> str:
+    """Return a value without the user name and password of a URL or host in it."""
+    return _LOGIN.sub("", value)
