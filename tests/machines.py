@@ -89,6 +89,9 @@ class RecordedCalls:
     def reverse(self, address):
         return self._answer("reverse", address)
 
+    def clock_unsynchronised(self):
+        return self._answer("clock") == "unsynchronised"
+
 
 def load_machine(name, root, *states, env=None):
     """Unpack a recorded machine into ``root``, changed by the states in turn; return it as a System."""

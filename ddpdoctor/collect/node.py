@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from ddpdoctor.collect.system import System
+    from ddpdoctor.collect.torch_child import TorchChild
     from ddpdoctor.model.node import Process
 
 LIMIT_S = 2.0
@@ -33,6 +34,8 @@ class Plan:
     """False: versions come from package metadata, and torch is not imported."""
     head: str | None = None
     """The full name of rank 0's host, where it is known."""
+    torch_child: TorchChild | None = None
+    """One that was started already; None: the collector starts one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

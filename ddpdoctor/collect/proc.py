@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddpdoctor.collect import cgroups as cgroups_of
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
@@ -71,8 +73,8 @@ def read_io_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:
     return int(values.get("rchar", 0)) + int(values.get("wchar", 0))
 
 
-def read_status(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
-    """Return the fields of /proc/PID/status, or nothing where the process has gone."""
+def read_status(pid: int | str, proc: Path = Path("/proc")) -> dict[str, str]:
+    """Return the fields of /proc/PID/status ("self" is a pid too), or nothing where the process has gone."""
     try:
         lines = (proc / str(pid) / "status").read_text(errors="replace").splitlines()
     except OSError:
@@ -88,23 +90,8 @@ def catches_signal(pid: int, number: int) -> bool:
 
 def read_oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Return how often the kernel has killed for memory in our cgroup, or None where that cannot be read."""
-    for folder in _memory_cgroups(proc, cgroups):
-        for name in ("memory.events", "memory.oom_control"):
-            match = re.search(r"^oom_kill (\d+)$", _text(folder / name), re.MULTILINE)
-            if match:
-                return int(match.group(1))
-    return None
-
-
-def _memory_cgroups(proc: Path, cgroups: Path) -> list[Path]:
-    folders = []
-    for line in _text(proc / "self" / "cgroup").splitlines():
-        number, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if number == "0":
-            folders += [cgroups / path.lstrip("/"), cgroups / "unified" / path.lstrip("/")]
-        elif "memory" in controllers.split(","):
-            folders += [cgroups / "memory" / path.lstrip("/"), cgroups / "memory"]
-    return [*folders, cgroups]
+    counts = (cgroups_of.read_oom_kills(folder) for folder in cgroups_of.cgroup_folders("memory", proc, cgroups))
+    return next((count for count in counts if count is not None), None)
 
 
 def read_kernel_oom_pids() -> frozenset[int] | None:
@@ -122,10 +109,3 @@ def read_kernel_oom_pids() -> frozenset[int] | None:
         return frozenset(pids)
     finally:
         os.close(fd)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 UNLIMITED = -1
 """What resource.RLIM_INFINITY is in Python."""
+STA_UNSYNC = 0x40
+"""A bit of adjtimex's status, from linux/timex.h."""
 
 
 class Calls(Protocol):
@@ -55,6 +57,9 @@ class Calls(Protocol):
 
     def reverse(self, address: str) -> str:
         """Return the name of an address."""
+
+    def clock_unsynchronised(self) -> bool:
+        """Say whether the kernel holds the wall clock for unsynchronised (STA_UNSYNC of adjtimex)."""
 
 
 class LiveCalls:
@@ -97,8 +102,12 @@ class LiveCalls:
         return os.access(path, os.W_OK)
 
     def readable(self, path: str) -> bool:
-        """Say whether this process may read and write it."""
-        return os.access(path, os.R_OK | os.W_OK)
+        """Open it: permissions alone do not show what a container's device rules forbid."""
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+        except OSError:
+            return False
+        return True
 
     def resolve(self, name: str) -> tuple[str, ...]:
         """Return the addresses of a name; raises socket.gaierror, which is an OSError."""
@@ -112,6 +121,12 @@ class LiveCalls:
     def reverse(self, address: str) -> str:
         """Return the name of an address; raises socket.herror, which is an OSError."""
         return socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0]
+
+    def clock_unsynchronised(self) -> bool:
+        """Ask the kernel, which anybody may; raises OSError where it has no such call."""
+        from ddpdoctor.collect.clock import read_clock_status
+
+        return bool(read_clock_status() & STA_UNSYNC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

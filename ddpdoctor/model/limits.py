@@ -26,6 +26,8 @@ class Volume:
     writable: bool
     write_mb_s: float | None = None
     """Measured with --deep; MB is 1e6 bytes."""
+    error: str | None = None
+    """Why it could not be looked at: "did not answer within 2 s"; sizes are then 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,8 @@ class SharedMemory:
     stale_files: tuple[str, ...]
     """Files of NCCL and torch whose owners have gone."""
     stale_bytes: int
+    loader_workers: int = 0
+    """Workers of a torch DataLoader that run here now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,7 @@ class Limits:
     user_processes: int | None
     """Threads that this user runs now, in the sense of RLIMIT_NPROC; None where not known."""
     pids_max: int | None
+    """Of the cgroup and those above it, the limit on tasks that leaves least."""
     pids_current: int | None
     cpus_online: int
     cpus_allowed: tuple[int, ...]
@@ -58,16 +63,18 @@ class Limits:
     memory_available_bytes: int | None
     swap_total_bytes: int | None
     memory_limit_bytes: int | None
-    """The tightest limit of the cgroup and those above it; None: no limit."""
+    """Of the cgroup and those above it, the limit that leaves least; None: no limit."""
     memory_used_bytes: int | None
     """What the cgroup of that limit has in use, without page cache that can be dropped."""
     oom_kills: int | None
-    """How often the kernel has killed for memory in this cgroup; None: not known."""
+    """How often the kernel has killed for memory in the cgroup of that limit; None: no limit, or not known."""
     shm: SharedMemory | None
     volumes: tuple[Volume, ...]
     somaxconn: int | None
     numa_nodes: int
     numa_balancing: int | None
+    nproc_applies: bool = True
+    """False for root, whom RLIMIT_NPROC does not bind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

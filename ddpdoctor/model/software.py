@@ -32,6 +32,12 @@ class Software:
     nvml_libraries: tuple[str, ...]
     """Paths of libnvidia-ml.so.* files; the name of each ends with its version."""
     ofed: str | None
+    torch_cuda: str | None = None
+    """The CUDA version that the installed torch asks for by its metadata, such as "12.8"; None where it names none."""
+    gpu_devices: tuple[str, ...] = ()
+    """Device files of GPUs that this machine or container has been given: /dev/nvidia0, /dev/kfd, /dev/dxg."""
+    hosts_digest: str | None = None
+    """Of what /etc/hosts says of other hosts: a machine's own names and loopback addresses are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,3 +83,11 @@ class TorchBuild:
     """Paths of libnccl that the process has mapped after the import."""
     gloo: bool
     peers: tuple[PeerAccess, ...]
+    path: str | None = None
+    """The file that `import torch` runs, where it was found."""
+    nccl_loaded: str | None = None
+    """The version that the mapped libnccl says it has; None where none is mapped."""
+    nccl_found_by: str | None = None
+    """LD_PRELOAD or LD_LIBRARY_PATH where one of them led to the mapped libnccl."""
+    cuda_library: str | None = None
+    """The libcuda that was mapped when CUDA was initialised."""

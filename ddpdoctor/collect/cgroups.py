@@ -1,0 +1,130 @@
+"""Finds the folders of the control groups that this process is in, and reads the limits that they set.
+
+Both versions, nested: /proc/self/cgroup names the group, and every group above it limits it too. In a container with a
+namespace of its own the path is "/"; in one without, the path is the host's, and only the mount's top is to be seen.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+PROC = Path("/proc")
+UNLIMITED_BYTES = 1 << 60
+"""Version 1 writes "no limit" as the largest multiple of the page size below 2**63; no machine has this much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLimit:
+    """A limit on memory, what counts against it, and how often the kernel has killed for it."""
+
+    limit_bytes: int
+    used_bytes: int
+    oom_kills: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskLimit:
+    """A limit on processes and threads."""
+
+    max: int
+    current: int
+
+
+def cgroup_folders(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) -> tuple[Path, ...]:
+    """Return the folders that there are for a controller: this process's own group first, then those above it."""
+    found: list[Path] = []
+    for line in _text(proc / "self" / "cgroup").splitlines():
+        number, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if number == "0":
+            tops = [cgroups, cgroups / "unified"]
+        elif controller in controllers.split(","):
+            tops = [cgroups / controller, cgroups / controllers]
+        else:
+            continue
+        found += [folder for top in tops for folder in _upwards(top, path)]
+    return tuple(dict.fromkeys(folder for folder in [*found, cgroups] if folder.is_dir()))
+
+
+def _upwards(top: Path, path: str) -> list[Path]:
+    """Return the folder of a group and all above it; a path that leads out of the namespace is not followed."""
+    parts = [part for part in path.split("/") if part]
+    if ".." in parts:
+        parts = []
+    return [top.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
+
+
+def read_oom_kills(folder: Path) -> int | None:
+    """Return how often the kernel has killed for memory in a group, or None where it does not count."""
+    for name in ("memory.events", "memory.oom_control"):
+        match = re.search(r"^oom_kill (\d+)$", _text(folder / name), re.MULTILINE)
+        if match:
+            return int(match.group(1))
+    return None
+
+
+def read_memory_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> MemoryLimit | None:
+    """Return, of all limits on memory that hold, the one that leaves least; None where there is none."""
+    read = (_memory_of(folder) for folder in cgroup_folders("memory", proc, cgroups))
+    found = [one for one in read if one is not None]
+    return min(found, key=lambda one: one.limit_bytes - one.used_bytes, default=None)
+
+
+def _memory_of(folder: Path) -> MemoryLimit | None:
+    limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
+    if limit is None or limit >= UNLIMITED_BYTES:
+        return None
+    used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
+    # Page cache that nobody uses at the moment makes way for what a job asks for.
+    cache = re.search(r"^(?:total_)?inactive_file (\d+)$", _hierarchical(_text(folder / "memory.stat")), re.MULTILINE)
+    return MemoryLimit(
+        limit_bytes=limit,
+        used_bytes=max(0, used - (int(cache.group(1)) if cache else 0)),
+        oom_kills=read_oom_kills(folder),
+    )
+
+
+def _hierarchical(stat: str) -> str:
+    """Keep version 1's counts that include the groups below, where there are such."""
+    total = [line for line in stat.splitlines() if line.startswith("total_")]
+    return "\n".join(total) or stat
+
+
+def read_cpu_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> float | None:
+    """Return how many CPUs' time the groups grant at most; None where there is no quota."""
+    found = [_quota_of(folder) for folder in cgroup_folders("cpu", proc, cgroups)]
+    return min((quota for quota in found if quota is not None), default=None)
+
+
+def _quota_of(folder: Path) -> float | None:
+    words = _text(folder / "cpu.max").split() or [
+        _text(folder / "cpu.cfs_quota_us").strip(),
+        _text(folder / "cpu.cfs_period_us").strip(),
+    ]
+    if len(words) != 2 or not all(word.isdecimal() for word in words) or not int(words[1]):
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def read_task_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> TaskLimit | None:
+    """Return, of all limits on processes and threads that hold, the one that leaves least."""
+    found: list[TaskLimit] = []
+    for folder in cgroup_folders("pids", proc, cgroups):
+        most, current = _number(folder / "pids.max"), _number(folder / "pids.current")
+        if most is not None and current is not None:
+            found.append(TaskLimit(max=most, current=current))
+    return min(found, key=lambda one: one.max - one.current, default=None)
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

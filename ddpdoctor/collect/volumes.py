@@ -1,0 +1,119 @@
+"""Reads the file systems that a job writes to: how much is left, and with --deep how fast they are."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.model.limits import Volume
+
+if TYPE_CHECKING:
+    from ddpdoctor.collect.bounded import Reply
+    from ddpdoctor.collect.system import System
+
+LIMIT_S = 2.0
+"""A network file system whose server has gone holds everybody who asks."""
+WRITE_S = 1.0
+WRITE_LIMIT_S = 4.0
+BLOCK = bytes(4 << 20)
+MAX_WRITE_BYTES = 256 << 20
+"""Ours: enough to leave the caches of a disk behind, little enough for nobody to notice."""
+FREE_SHARE = 4
+"""No more than this part of what is free is written."""
+
+
+def read_volumes(system: System, *, deep: bool) -> tuple[Volume, ...]:
+    """Return the file systems for temporary files, caches and the working directory, each once."""
+    purposes: dict[str, list[str]] = {}
+    paths: dict[str, str] = {}
+    for purpose, path in _places(system):
+        mount, _ = mount_of(system, path)
+        purposes.setdefault(mount, []).append(purpose)
+        paths.setdefault(mount, path)
+    return tuple(read_volume(system, path, ", ".join(purposes[mount]), deep=deep) for mount, path in paths.items())
+
+
+def _places(system: System) -> list[tuple[str, str]]:
+    cache = system.env.get("XDG_CACHE_HOME") or f"{system.env.get('HOME', '/root')}/.cache"
+    found = [("temporary files", system.env.get("TMPDIR") or "/tmp"), ("cache", cache)]  # noqa: S108 - where others write, looked at
+    if system.env.get("TMPDIR"):
+        found.append(("/tmp", "/tmp"))  # noqa: S108 - where torch's flight recorder writes whatever TMPDIR says
+    found.append(("working directory", _working_directory(system)))
+    return [(purpose, _existing(system, path)) for purpose, path in found]
+
+
+def _working_directory(system: System) -> str:
+    if not system.live:
+        return system.env.get("PWD", "/")
+    try:
+        return os.getcwd()  # noqa: PTH109 - a string, as all paths of a System
+    except OSError:
+        return "/"
+
+
+def _existing(system: System, path: str) -> str:
+    """Return the nearest folder that there is: ~/.cache is made by whoever needs it first."""
+    while len(path) > 1 and not system.exists(path):
+        path = path.rstrip("/").rpartition("/")[0] or "/"
+    return path
+
+
+def mount_of(system: System, path: str) -> tuple[str, str | None]:
+    """Return the mount point of a path, and the type of its file system where the kernel says it."""
+    best, fstype = "", None
+    for line in system.text_or("/proc/mounts").splitlines():
+        words = line.split(" ")
+        if len(words) < 3:
+            continue
+        point = re.sub(r"\\(\d{3})", lambda code: chr(int(code.group(1), 8)), words[1])
+        within = path == point or path.startswith(point.rstrip("/") + "/")
+        # Of two mounts at one point the later one is seen.
+        if within and len(point) >= len(best):
+            best, fstype = point, words[2]
+    return best or "/", fstype
+
+
+def read_volume(system: System, path: str, purpose: str, *, deep: bool) -> Volume:
+    """Return one file system. One that does not answer says so in ``error``."""
+    size = ask_side_by_side({path: lambda: (system.calls.statvfs(path), system.calls.writable(path))}, LIMIT_S)[path]
+    (total, free), writable = size.value or ((0, 0), False)
+    speed = None
+    if deep and writable and system.live:
+        most = min(MAX_WRITE_BYTES, free // FREE_SHARE)
+        speed = ask_side_by_side({path: lambda: measure_writing(path, most)}, WRITE_LIMIT_S)[path].value
+    return Volume(
+        path=path,
+        purpose=purpose,
+        fstype=mount_of(system, path)[1],
+        total_bytes=total,
+        free_bytes=free,
+        writable=writable,
+        write_mb_s=speed,
+        error=_why_not(size),
+    )
+
+
+def _why_not(reply: Reply[Any]) -> str | None:
+    if reply.timed_out:
+        return f"did not answer within {LIMIT_S:.0f} s"
+    return None if reply.error is None else reply.error.strerror or str(reply.error)
+
+
+def measure_writing(path: str, max_bytes: int, limit_s: float = WRITE_S) -> float | None:
+    """Return MB/s of writes that have reached the device, over a second at most; None where there is no room.
+
+    The file has no name from the start, so that nothing of it stays, whatever happens.
+    """
+    if max_bytes < len(BLOCK):
+        return None
+    written = 0
+    with tempfile.TemporaryFile(dir=path, buffering=0) as file:
+        started = time.monotonic()
+        while written + len(BLOCK) <= max_bytes and time.monotonic() - started < limit_s:
+            written += os.write(file.fileno(), BLOCK)
+            os.fsync(file.fileno())
+        return written / 1e6 / max(time.monotonic() - started, 1e-9)

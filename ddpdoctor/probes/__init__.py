@@ -1,0 +1,1 @@
+"""Programs that run in a Python of their own, with torch."""

@@ -1,0 +1,178 @@
+"""Says in two lines of JSON what `import torch` gives here: first the build, then what CUDA finds.
+
+Run by ``collect.torch_child``. It imports torch and what torch imports anyway, and leaves by ``os._exit``: it has to be
+as quick as ``python -c "import torch"``. The second line is missing where CUDA did not come to an end.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+MARK = "ddpdoctor-torch-facts:"
+"""Begins the lines that are meant: a wheel or a site hook may print lines of its own."""
+
+
+def main() -> None:
+    """Print the facts; what torch prints goes to stderr."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        import torch
+
+        build = _build(torch)
+    except BaseException as error:  # noqa: BLE001 - whatever keeps torch from being imported is the fact
+        _say(out, {"import_error": _last_line(error), "path": _where_torch_is()})
+        os._exit(0)
+    _say(out, build)
+    _say(out, _cuda(torch))
+    os._exit(0)
+
+
+def _say(out: Any, facts: dict[str, Any]) -> None:
+    import json
+
+    out.write(f"\n{MARK}{json.dumps(facts)}\n")
+    out.flush()
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
+
+
+def _where_torch_is() -> str | None:
+    import importlib.util
+
+    try:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError, AttributeError):
+        return None
+    if spec is None:
+        return None
+    # A folder without __init__.py, such as a checkout's, has no origin.
+    return spec.origin or next(iter(spec.submodule_search_locations or ()), None)
+
+
+def _build(torch: Any) -> dict[str, Any]:
+    """Return what needs no GPU."""
+    libraries = _mapped("libnccl")
+    return {
+        "version": str(torch.__version__),
+        "path": getattr(torch, "__file__", None),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "arch_list": _arch_list(),
+        "nccl": _built_nccl(),
+        "nccl_libraries": libraries,
+        "nccl_loaded": _loaded_nccl(libraries),
+        "nccl_found_by": _found_by(libraries),
+        "gloo": hasattr(getattr(_native(), "_distributed_c10d", None), "ProcessGroupGloo"),
+    }
+
+
+def _native() -> Any:
+    """Return torch's compiled part, which knows without a look at any GPU what it was built with."""
+    return sys.modules.get("torch._C")
+
+
+def _arch_list() -> list[str]:
+    """Return what the build has kernels for, as torch.cuda.get_arch_list does where there is a GPU."""
+    flags = getattr(_native(), "_cuda_getArchFlags", None)
+    return (flags() or "").split() if flags is not None else []
+
+
+def _built_nccl() -> str | None:
+    """Return the version of the header that torch was compiled with."""
+    packed = getattr(_native(), "_nccl_version", None)
+    if packed is None:
+        return None
+    number = packed()
+    return f"{number >> 32}.{number >> 16 & 65535}.{number & 65535}"
+
+
+def _mapped(name: str) -> list[str]:
+    """Return the paths of libraries that this process has mapped, each file once."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123 - no pathlib here
+            paths = {line.split(None, 5)[5].rstrip("\n") for line in maps if f"/{name}.so" in line}
+    except OSError:
+        return []
+    return sorted({os.path.realpath(path) for path in paths})
+
+
+def _loaded_nccl(libraries: list[str]) -> str | None:
+    """Ask the mapped library itself for its version."""
+    if not libraries:
+        return None
+    import ctypes
+
+    number = ctypes.c_int()
+    try:
+        if ctypes.CDLL(libraries[0]).ncclGetVersion(ctypes.byref(number)) != 0:
+            return None
+    except (OSError, AttributeError):
+        return None
+    # NCCL_VERSION of nccl.h: two digits a part since 2.9, before that one for the major and minor ones.
+    scale = 10000 if number.value >= 10000 else 1000
+    return f"{number.value // scale}.{number.value % scale // 100}.{number.value % 100}"
+
+
+def _found_by(libraries: list[str]) -> str | None:
+    """Tell which variable of the dynamic linker led to a mapped library, if one did."""
+    preloaded = [os.path.realpath(path) for path in os.environ.get("LD_PRELOAD", "").replace(":", " ").split()]
+    if any(library in preloaded for library in libraries):
+        return "LD_PRELOAD"
+    folders = {os.path.realpath(path) for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path}
+    return "LD_LIBRARY_PATH" if any(os.path.dirname(library) in folders for library in libraries) else None  # noqa: PTH120 - no pathlib here
+
+
+def _cuda(torch: Any) -> dict[str, Any]:
+    """Return what CUDA finds. On a machine with a dead GPU this may never return."""
+    if not (torch.version.cuda or torch.version.hip):
+        return {}
+    try:
+        torch.cuda.init()
+        count = torch.cuda.device_count()
+        devices = [_device(torch, index) for index in range(count)]
+        peers = [
+            {"source": source, "target": target, "possible": bool(torch.cuda.can_device_access_peer(source, target))}
+            for source in range(count)
+            for target in range(count)
+            if source != target
+        ]
+    except Exception as error:  # noqa: BLE001 - why CUDA cannot be used is the fact
+        return {"cuda_error": _first_line(error), "cuda_library": _cuda_library()}
+    return {
+        "cuda_available": count > 0,
+        "device_count": count,
+        "devices": devices,
+        "peers": peers,
+        "cuda_library": _cuda_library(),
+    }
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _cuda_library() -> str | None:
+    return next(iter(_mapped("libcuda")), None)
+
+
+def _device(torch: Any, index: int) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(index)
+    uuid = getattr(properties, "uuid", None)
+    return {
+        "index": index,
+        "name": properties.name,
+        "uuid": f"GPU-{uuid}" if uuid is not None else None,
+        "capability": [properties.major, properties.minor],
+        "memory_bytes": properties.total_memory,
+    }
+
+
+if __name__ == "__main__":
+    main()
