@@ -14,6 +14,11 @@ A line of ``tests/data/MACHINE/machine.txt``, and of ``tests/data/MACHINE/STATE.
     @hostname = dgx01                         an answer to a call, see RecordedCalls
     @resolve dgx01 = 10.0.0.1 10.0.0.2
     @resolve nowhere ! -2 Name or service not known
+    @addresses eth0 = 10.0.0.4/24 fe80::1/64
+    @interface en0 = up 1500 1000             of a machine without sysfs: state, MTU, megabits per second
+    @bind 29500 plain ! 98 Address already in use
+    @run nft list ruleset = table inet filter {\\n}
+    @run iptables-save ! 1 Permission denied  a command that ends with status 1
     # a comment
 """
 
@@ -27,7 +32,7 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddpdoctor.collect.system import System
+from ddpdoctor.collect.system import CommandResult, InterfaceState, System
 
 DATA = Path(__file__).parent / "data"
 FOLDER = re.compile(r"(?P<folder>/\S*)/ (?P<files>\S+=.*)")
@@ -88,6 +93,31 @@ class RecordedCalls:
 
     def reverse(self, address):
         return self._answer("reverse", address)
+
+    def interface_addresses(self):
+        return {key.split()[1]: tuple(text.split()) for key, text in self._all("addresses")}
+
+    def interface_states(self):
+        found = {}
+        for key, text in self._all("interface"):
+            state, mtu, speed = text.split()
+            found[key.split()[1]] = InterfaceState(up=state == "up", mtu=int(mtu), speed_mb_s=int(speed))
+        return found
+
+    def _all(self, call):
+        return [(key, text) for key, text in self.answers.items() if key.startswith(f"{call} ")]
+
+    def bind(self, port, *, reuse):
+        name = f"bind {port} {'reuse' if reuse else 'plain'}"
+        if name in self.errors:
+            self._answer(name)
+
+    def run(self, command, limit_s):  # noqa: ARG002 - what was recorded has ended
+        name = f"run {' '.join(command)}"
+        if name in self.errors:
+            status, _, text = self.errors[name].partition(" ")
+            return CommandResult(status=int(status), output="", error=text)
+        return CommandResult(status=0, output=self._answer(name).replace("\\n", "\n"), error="")
 
     def clock_unsynchronised(self):
         return self._answer("clock") == "unsynchronised"

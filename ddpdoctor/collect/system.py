@@ -6,18 +6,42 @@ table of answers) is read by the very code that reads this one.
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import socket
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 UNLIMITED = -1
 """What resource.RLIM_INFINITY is in Python."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandResult:
+    """How a command ended, and what it printed."""
+
+    status: int
+    output: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterfaceState:
+    """What the C library says of an interface."""
+
+    up: bool
+    mtu: int
+    speed_mb_s: int
+    """Megabits per second; 0 where it is not known."""
+
+
 STA_UNSYNC = 0x40
 """A bit of adjtimex's status, from linux/timex.h."""
 
@@ -57,6 +81,18 @@ class Calls(Protocol):
 
     def reverse(self, address: str) -> str:
         """Return the name of an address."""
+
+    def interface_addresses(self) -> dict[str, tuple[str, ...]]:
+        """Return the IPv4 and IPv6 addresses of every interface that has one, with prefix length."""
+
+    def interface_states(self) -> dict[str, InterfaceState]:
+        """Return every interface, where there is no sysfs to read."""
+
+    def bind(self, port: int, *, reuse: bool) -> None:
+        """Bind a TCP port on all addresses for a moment, with or without SO_REUSEADDR, and never listen on it."""
+
+    def run(self, command: Sequence[str], limit_s: float) -> CommandResult:
+        """Run a command that only shows things, and stop it at the limit, which is a TimeoutError."""
 
     def clock_unsynchronised(self) -> bool:
         """Say whether the kernel holds the wall clock for unsynchronised (STA_UNSYNC of adjtimex)."""
@@ -121,6 +157,41 @@ class LiveCalls:
     def reverse(self, address: str) -> str:
         """Return the name of an address; raises socket.herror, which is an OSError."""
         return socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0]
+
+    def interface_addresses(self) -> dict[str, tuple[str, ...]]:
+        """Return the addresses of every interface."""
+        from ddpdoctor.collect import sockets
+
+        return sockets.list_addresses()
+
+    def interface_states(self) -> dict[str, InterfaceState]:
+        """Return every interface, as psutil has it."""
+        from ddpdoctor.collect import sockets
+
+        return sockets.list_states()
+
+    def bind(self, port: int, *, reuse: bool) -> None:
+        """Bind a TCP port for a moment; raises OSError where that cannot be."""
+        from ddpdoctor.collect import sockets
+
+        sockets.try_bind(port, reuse=reuse)
+
+    def run(self, command: Sequence[str], limit_s: float) -> CommandResult:
+        """Run a command, found on PATH or among the system's own; raises FileNotFoundError, TimeoutError."""
+        path = shutil.which(command[0], path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+        if path is None:
+            raise FileNotFoundError(errno.ENOENT, f"{command[0]} is not installed")
+        try:
+            done = subprocess.run(
+                [path, *command[1:]], stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, check=False
+            )
+        except subprocess.TimeoutExpired as late:
+            raise TimeoutError(errno.ETIMEDOUT, f"{command[0]} did not answer within {limit_s:.0f} s") from late
+        return CommandResult(
+            status=done.returncode,
+            output=done.stdout.decode(errors="replace"),
+            error=done.stderr.decode(errors="replace"),
+        )
 
     def clock_unsynchronised(self) -> bool:
         """Ask the kernel, which anybody may; raises OSError where it has no such call."""

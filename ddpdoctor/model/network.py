@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.reading import Unread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +33,7 @@ class Names:
     head: Lookup | None
     """Of the full name of rank 0's host, which torchrun publishes; None where nothing was gathered."""
     reverse_s: float | None
-    """How long the slowest look-up of an own address' name took."""
+    """How long the slowest look-up of an own address' name took; the limit where one did not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,11 @@ class Interface:
     link_type: int
     """ARPHRD_*: 1 Ethernet, 32 InfiniBand, 772 loopback."""
 
+    @property
+    def running(self) -> bool:
+        """Whether it can carry anything now: IFF_RUNNING, which is IFF_UP and a state of up or unknown."""
+        return self.up and self.operstate in {"up", "unknown"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortUse:
@@ -69,16 +78,29 @@ class PortUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FirewallChain:
+    """A chain of a packet filter that refuses what comes in, save for what it lets through."""
+
+    name: str
+    """With the tool that shows it: "nft inet filter input"."""
+    refusal: str
+    """"policy drop", or the last rule: "reject with icmpx admin-prohibited"."""
+    accepts: tuple[str, ...]
+    """Rules that let new connections in, as the tool writes them, in this chain or one that it jumps to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     """Interfaces and what the kernel and a firewall do with ports."""
 
     interfaces: tuple[Interface, ...]
+    """In the kernel's order, by index: the order in which NCCL sees them."""
     default_interface: str | None
     """Where the IPv4 default route goes, else the IPv6 one."""
     ipv6_disabled: bool | None
     local_ports: tuple[int, int] | None
     """ip_local_port_range: what the kernel hands out to clients."""
-    master_port: PortUse | None
-    """None where no MASTER_PORT is given or the store would be on another host."""
-    firewall: tuple[str, ...]
-    """Chains that drop or reject what comes in by default, as "nft inet filter input: policy drop"."""
+    master_port: PortUse | Unread
+    """Unread where no MASTER_PORT is given or the store would be on another host."""
+    firewall: tuple[FirewallChain, ...] | Unread
+    """Chains that refuse what comes in by default; none: nothing does."""

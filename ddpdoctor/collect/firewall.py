@@ -1,0 +1,153 @@
+"""Reads which chains of the kernel's packet filter refuse what comes in, and what they let through all the same.
+
+firewalld and ufw write such chains: what they do is seen there, under names that show whose they are.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.model.network import FirewallChain
+from ddpdoctor.model.reading import Unread, Why
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ddpdoctor.collect.bounded import Reply
+    from ddpdoctor.collect.system import CommandResult, System
+
+    Tables = dict[str, dict[str, "_Chain"]]
+    Ask = Callable[[], CommandResult]
+
+LIMIT_S = 2.0
+MAX_ACCEPTS = 20
+"""So many rules of a chain are kept: enough to judge it by."""
+NFT, IPTABLES = ("nft", "list", "ruleset"), ("iptables-save",)
+_COUNTER = re.compile(
+    r'\bcounter packets \d+ bytes \d+ ?|\b(comment|prefix) "[^"]*" ?|\blog( (level|flags|group) \S+)* ?'
+)
+_CHAIN = re.compile(r"chain (\S+) \{$")
+_TABLE = re.compile(r"table (\S+ \S+) \{$")
+_POLICY = re.compile(r"\bpolicy (\w+);")
+_JUMP = re.compile(r"(?:\bjump|\bgoto|-j|-g) ([^\s,};]+)")
+_ACCEPT = re.compile(r"(?:^|\s)accept$|-j ACCEPT$")
+_REFUSES = re.compile(r"(?:drop|reject(?: with .*)?|(?:-j (?:DROP|REJECT)(?: --reject-with \S+)?))$")
+_NOT_NEW = re.compile(
+    r'iif(?:name)? "lo"|-i lo\b|icmp|ct status|ct state (?!\{? ?(?:\w+,)*new)|--(?:ct)?state (?!(?:\w+,)*NEW)'
+)
+"""What marks a rule that lets no new connection of another host in: loopback, replies, ICMP."""
+
+
+@dataclass
+class _Chain:
+    """A chain while it is parsed."""
+
+    incoming: bool = False
+    policy: str = ""
+    rules: list[str] = field(default_factory=list)
+
+
+def read_firewall(system: System) -> tuple[FirewallChain, ...] | Unread:
+    """List the packet filter's rules with nft and iptables-save, side by side, where this process may."""
+    commands: dict[str, Ask] = {
+        command[0]: lambda command=command: system.calls.run(command, LIMIT_S)  # type: ignore[misc]
+        for command in (NFT, IPTABLES)
+    }
+    replies = ask_side_by_side(commands, LIMIT_S + 0.5)  # the command's own limit comes first, and stops it
+    done = {name: reply.value.output for name, reply in replies.items() if reply.value and reply.value.status == 0}
+    if not done:
+        return _why_not(list(replies.values()))
+    iptables = tuple(_refusing("iptables", parse_iptables(done.get("iptables-save", ""))))
+    nft = _refusing("nft", parse_nft(done.get("nft", "")))
+    return (*iptables, *(chain for chain in nft if not (iptables and chain.name == "nft ip filter INPUT")))
+
+
+def _why_not(replies: list[Reply[CommandResult]]) -> Unread:
+    if all(isinstance(reply.error, FileNotFoundError) for reply in replies):
+        return Unread(why=Why.ABSENT, reason="neither nft nor iptables-save is installed")
+    return Unread(why=Why.DENIED, reason="to list the packet filter's rules needs root")
+
+
+def _refusing(tool: str, tables: Tables) -> Iterator[FirewallChain]:
+    for table, chains in tables.items():
+        for name, chain in chains.items():
+            refusal = _refusal(chain)
+            if chain.incoming and refusal:
+                accepts = tuple(rule for rule in _reached(chains, name) if _lets_in(rule))
+                yield FirewallChain(name=f"{tool} {table} {name}", refusal=refusal, accepts=accepts[:MAX_ACCEPTS])
+
+
+def _refusal(chain: _Chain) -> str:
+    if chain.policy in {"drop", "reject"}:
+        return f"policy {chain.policy}"
+    last = chain.rules[-1] if chain.rules else ""
+    return f"last rule: {last}" if _REFUSES.match(last) else ""
+
+
+def _lets_in(rule: str) -> bool:
+    return _ACCEPT.search(rule) is not None and _NOT_NEW.search(rule) is None
+
+
+def _reached(chains: dict[str, _Chain], first: str) -> Iterator[str]:
+    """Yield the rules of a chain, and of the chains that it jumps to."""
+    todo, seen = [first], {first}
+    while todo:
+        for rule in chains[todo.pop(0)].rules:
+            yield rule
+            for name in _JUMP.findall(rule):
+                if name in chains and name not in seen:
+                    seen.add(name)
+                    todo.append(name)
+
+
+def parse_nft(text: str) -> Tables:
+    """Return tables of chains from what `nft list ruleset` prints."""
+    tables: Tables = {}
+    chains: dict[str, _Chain] = {}
+    chain: _Chain | None = None
+    for line in _joined(text):
+        table, start = _TABLE.match(line), _CHAIN.match(line)
+        if table:
+            chains = tables.setdefault(table[1], {})
+        elif start:
+            chain = chains.setdefault(start[1], _Chain())
+        elif line == "}":
+            chain = None
+        elif chain is not None and line.startswith("type "):
+            policy = _POLICY.search(line)
+            chain.incoming, chain.policy = " hook input " in line, policy[1] if policy else ""
+        elif chain is not None:
+            chain.rules.append(_COUNTER.sub("", line).strip())
+    return tables
+
+
+def _joined(text: str) -> Iterator[str]:
+    """Yield lines without indentation; a list in braces that goes on over lines becomes one, and a set is left out."""
+    line = ""
+    for part in text.splitlines():
+        line = f"{line} {part.strip()}".strip()
+        opens = line.endswith("{") and _TABLE.match(line) is None and _CHAIN.match(line) is None
+        if line.count("{") > line.count("}") and (opens or not line.endswith("{")):
+            continue
+        if line and not line.startswith(("set ", "map ", "flowtable ", "ct helper ")):
+            yield line
+        line = ""
+
+
+def parse_iptables(text: str) -> Tables:
+    """Return the filter table's chains from what iptables-save prints."""
+    chains: dict[str, _Chain] = {}
+    table = ""
+    for line in text.splitlines():
+        if line.startswith("*"):
+            table = line[1:].strip()
+        elif table == "filter" and line.startswith(":"):
+            name, policy, *_ = [*line[1:].split(), "-"]
+            chains[name] = _Chain(incoming=name == "INPUT", policy=policy.lower())
+        elif table == "filter" and line.startswith("-A "):
+            _, name, rule = [*line.split(" ", 2), ""][:3]
+            chains.setdefault(name, _Chain()).rules.append(rule)
+    return {"filter": chains}
