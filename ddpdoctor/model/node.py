@@ -40,8 +40,15 @@ class ConfFile:
     hidden_by_env: tuple[str, ...]
     """Names that the environment sets too: it wins."""
     hidden_by_file: tuple[str, ...]
-    """Names that a file read earlier sets too: that one wins."""
+    """Names that a file read earlier sets too: that one wins. All names of a file that NCCL does not read."""
     bad_lines: tuple[int, ...]
+    """Lines that are neither NAME=VALUE nor a comment; NCCL says nothing of them."""
+    lines: dict[str, int] = field(default_factory=dict)
+    """Where the file sets a name, counted from 1."""
+    repeated_lines: tuple[int, ...] = ()
+    """Lines that set once more what the file has set above: the first one wins."""
+    unread: str = ""
+    """Why NCCL does not read the file; empty: it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +124,8 @@ class Fleet:
     """Nodes that the launcher was told of, where it says."""
     missing: tuple[int, ...] = ()
     """Ranks that did not answer in time."""
+    silent_hosts: tuple[str, ...] = ()
+    """Where those of them run that said hello."""
     problems: tuple[str, ...] = field(default=())
     """What went wrong with the gathering: "rank 3 sent what could not be read"."""
 

@@ -1,0 +1,120 @@
+"""Who started this process: torchrun, a Slurm step, or a hand on every node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.processes import is_slurm_step, number
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.launch import Launch
+from ddpdoctor.model.node import Launcher
+from ddpdoctor.model.slurm import expand_hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_PORT = 29500
+"""torchrun's own default."""
+SLURM_PORTS = (16_384, 12_288)
+"""First port and how many, for steps without torchrun: below Linux's default ip_local_port_range (32768 to 60999) and
+above the ports of common services. The port is first + (31 * job id + step id) modulo how many, on every host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByHand:
+    """What --nnodes, --node-rank, --master-addr and --master-port say."""
+
+    nnodes: int | None = None
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+
+
+def seen_launch(env: Mapping[str, str], by_hand: ByHand) -> Launch:
+    """Return the launch that the environment or the options show; without a launcher, one process alone.
+
+    torchrun wins inside of a Slurm step, and over the options. RANK, WORLD_SIZE and MASTER_ADDR without a launcher are
+    no launch: they are judged where they stand. Raises ``UserError`` for options that do not go together.
+    """
+    return _torchrun(env) or _by_hand(env, by_hand) or _slurm(env) or Launch()
+
+
+def _torchrun(env: Mapping[str, str]) -> Launch | None:
+    rank, world_size, port = number(env, "RANK"), number(env, "WORLD_SIZE"), number(env, "MASTER_PORT")
+    run_id, address = env.get("TORCHELASTIC_RUN_ID"), env.get("MASTER_ADDR", "")
+    if run_id is None or rank is None or world_size is None or port is None or not address or rank >= world_size:
+        return None
+    return Launch(
+        launcher=Launcher.TORCHRUN,
+        rank=rank,
+        world_size=world_size,
+        local_rank=number(env, "LOCAL_RANK"),
+        nnodes=number(env, "GROUP_WORLD_SIZE"),
+        hosts=(address,),
+        port=port,
+        run=f"{run_id}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}",
+        agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def _by_hand(env: Mapping[str, str], options: ByHand) -> Launch | None:
+    if options.nnodes is None:
+        if options.node_rank is not None:
+            raise UserError("--node-rank needs --nnodes", help="Start the command on every node with both.")
+        return None
+    if options.nnodes == 1:
+        return None
+    address = options.master_addr or env.get("MASTER_ADDR")
+    if options.node_rank is None or not address:
+        raise UserError(
+            "--nnodes needs --node-rank and --master-addr",
+            help="On node 0 of 2: ddpdoctor check-env --nnodes 2 --node-rank 0 --master-addr HOST_OF_NODE_0",
+        )
+    if options.node_rank >= options.nnodes:
+        raise UserError(
+            f"--node-rank {options.node_rank} is not below --nnodes {options.nnodes}", help="Nodes count from 0."
+        )
+    return Launch(
+        launcher=Launcher.NNODES,
+        rank=options.node_rank,
+        world_size=options.nnodes,
+        local_rank=0,
+        nnodes=options.nnodes,
+        hosts=(address,),
+        port=options.master_port or number(env, "MASTER_PORT") or DEFAULT_PORT,
+        run=f"nnodes {options.nnodes}",
+    )
+
+
+def _slurm(env: Mapping[str, str]) -> Launch | None:
+    rank, job = number(env, "SLURM_PROCID"), number(env, "SLURM_JOB_ID", "SLURM_JOBID")
+    step = number(env, "SLURM_STEP_ID", "SLURM_STEPID")
+    tasks = number(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
+    if not is_slurm_step(env) or rank is None or job is None or step is None or tasks is None:
+        return None
+    if tasks < 2 or rank >= tasks:
+        return None
+    nnodes = number(env, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")
+    first, count = SLURM_PORTS
+    return Launch(
+        launcher=Launcher.SLURM,
+        rank=rank,
+        world_size=tasks,
+        local_rank=number(env, "SLURM_LOCALID"),
+        nnodes=nnodes,
+        hosts=_slurm_hosts(env, nnodes),
+        port=first + (31 * job + step) % count,
+        run=f"slurm {job}.{step}",
+    )
+
+
+def _slurm_hosts(env: Mapping[str, str], nnodes: int | None) -> tuple[str, ...]:
+    """Return where rank 0 may be reached: MASTER_ADDR, which may be what is wrong, and the first host of the step."""
+    if nnodes == 1:
+        return ("127.0.0.1",)
+    try:
+        first = expand_hosts(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", ""))[:1]
+    except ValueError:
+        first = ()
+    return tuple(dict.fromkeys(host for host in (env.get("MASTER_ADDR", ""), *first) if host)) or ("127.0.0.1",)

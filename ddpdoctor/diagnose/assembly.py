@@ -1,0 +1,106 @@
+"""Puts together what the processes of a job have told: messages in, a fleet out, no I/O."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import ddpdoctor
+from ddpdoctor.model.node import SECTIONS, Fleet, Node
+from ddpdoctor.model.reading import Unread, Why
+from ddpdoctor.rules.progress.words import rank_list
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ddpdoctor.exchange.facts import Facts, Hello
+    from ddpdoctor.model.launch import Launch
+
+
+def assemble(launch: Launch, facts: Sequence[Facts], problems: Iterable[str] = ()) -> Fleet:
+    """Return the fleet that some processes make, in the order in which they arrived; nobody is counted twice or lost.
+
+    Two processes that say they are the same rank both stay, for the check of the ranks to see.
+    """
+    arrived = sorted(facts, key=lambda one: one.rank)
+    groups = [group for machine in _by(arrived, "machine") for group in _by_container(machine)]
+    groups.sort(key=lambda group: group[0].rank)
+    nodes = [_make_node(group, index) for index, group in enumerate(groups)]
+    return Fleet(
+        nodes=tuple(_name_apart(nodes, [group[0].rank for group in groups])),
+        launcher=launch.launcher,
+        world_size=launch.world_size,
+        nnodes=launch.nnodes,
+        missing=missing_ranks(launch, facts),
+        problems=(*problems, *_other_versions(facts)),
+    )
+
+
+def missing_ranks(launch: Launch, facts: Iterable[Facts]) -> tuple[int, ...]:
+    """Return the ranks of which nothing has arrived."""
+    return tuple(sorted(set(range(launch.world_size)) - {one.rank for one in facts}))
+
+
+def describe_missing(missing: Sequence[int], hellos: Mapping[int, Hello], limit_s: float) -> tuple[str, ...]:
+    """Say of every rank that did not answer whether it was heard of at all."""
+    started = [
+        f"rank {rank} ({hellos[rank].host}, process {hellos[rank].pid}) started and did not answer within {limit_s:g} s"
+        for rank in missing
+        if rank in hellos
+    ]
+    unheard = [rank for rank in missing if rank not in hellos]
+    if unheard:
+        started.append(f"nothing was heard of {rank_list(unheard)} within {limit_s:g} s")
+    return tuple(started)
+
+
+def _by(facts: Iterable[Facts], name: str) -> list[list[Facts]]:
+    groups: dict[str, list[Facts]] = defaultdict(list)
+    for one in facts:
+        groups[getattr(one, name)].append(one)
+    return list(groups.values())
+
+
+def _by_container(machine: list[Facts]) -> list[list[Facts]]:
+    """Part the processes that share kernel, network and name into containers.
+
+    Only a container in which somebody reads the host is a node of its own: where each task has mounts of its own, as
+    under Apptainer, all belong to the one that reads.
+    """
+    parts = _by(machine, "container")
+    readers = [part for part in parts if any(one.node for one in part)]
+    if len(readers) < 2:
+        return [machine]
+    rest = [one for part in parts if part not in readers for one in part]
+    return [sorted([*readers[0], *rest], key=lambda one: one.rank), *readers[1:]]
+
+
+def _make_node(group: list[Facts], index: int) -> Node:
+    processes = tuple(one.process for one in group)
+    node = next((one.node for one in group if one.node is not None), None)
+    if node is None:
+        unread = Unread(why=Why.TIMEOUT, reason=f"the process of {group[0].host} that reads the host did not answer")
+        sections: dict[str, Any] = dict.fromkeys(SECTIONS, unread)
+        node = Node(host=group[0].host, **sections)
+    return replace(node, index=index, processes=processes)
+
+
+def _name_apart(nodes: list[Node], first_ranks: list[int]) -> list[Node]:
+    """Give nodes that share a host name the name and their first rank: findings go by host."""
+    times = Counter(node.host for node in nodes)
+    return [
+        node if times[node.host] == 1 else replace(node, host=f"{node.host} (rank {rank})")
+        for node, rank in zip(nodes, first_ranks, strict=True)
+    ]
+
+
+def _other_versions(facts: Iterable[Facts]) -> list[str]:
+    others: dict[str, list[int]] = defaultdict(list)
+    for one in facts:
+        if one.version != ddpdoctor.__version__:
+            others[one.version].append(one.rank)
+    return [
+        f"{rank_list(ranks)}: ddpdoctor {version}, and {ddpdoctor.__version__} on rank 0"
+        for version, ranks in others.items()
+    ]

@@ -1,0 +1,348 @@
+"""Frozen dataclasses to plain JSON values and back, by their type hints: nothing that arrives is ever run.
+
+Known are str, int, float, bool, None, Enum with plain values, tuples of one kind (``tuple[X, ...]``) and of fixed
+length, ``dict[str, X]``, dataclasses, and unions of which JSON can tell the members apart. ``Unread`` in a union has
+a tag.
+
+Versions may differ between hosts: fields that this version does not know are left out, and missing ones take their
+default. Everything else that is not as the hints say raises ``WrongValue``, which names the place.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import pkgutil
+import types
+import typing
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import ddpdoctor.model
+from ddpdoctor.model.reading import Unread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Convert = Callable[[Any], Any]
+
+Kind = TypeVar("Kind")
+
+UNREAD_TAG = "~unread"
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+class WrongValue(Exception):  # noqa: N818 - says what it is
+    """A value that is not what its place asks for: "gpus.devices[3].uuid: a text was expected, and it is a number"."""
+
+    def __init__(self, message: str) -> None:
+        """Keep what is wrong; the place is put before it on the way out."""
+        super().__init__(message)
+        self.message = message
+        self.place = ""
+
+    def within(self, place: str) -> WrongValue:
+        """Return this error with an outer place added."""
+        self.place = place + self.place
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.place.removeprefix('.')}: {self.message}" if self.place else self.message
+
+
+def encode(value: Any) -> Any:
+    """Return what ``json.dumps`` takes for an instance of a dataclass."""
+    kind: Any = type(value)
+    return _encoder(kind)(value)
+
+
+def decode(kind: type[Kind], plain: Any) -> Kind:
+    """Return an instance of a dataclass from what ``json.loads`` gave; raises ``WrongValue``."""
+    hint: Any = kind
+    made: Kind = _decoder(hint)(plain)
+    return made
+
+
+@cache
+def _encoder(hint: Any) -> Convert:
+    origin = typing.get_origin(hint)
+    if hint in _PLAIN:
+        return _encode_float if hint is float else _same
+    if origin is tuple:
+        return _tuple_encoder(typing.get_args(hint))
+    if origin is dict:
+        encode_one = _encoder(_value_hint(hint))
+        return lambda value: {name: encode_one(one) for name, one in value.items()}
+    if origin in {typing.Union, types.UnionType}:
+        return _union_encoder(hint)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return lambda value: value.value
+    if is_dataclass(hint):
+        return _dataclass_encoder(hint)
+    raise TypeError(f"{hint!r} cannot be sent")
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _encode_float(value: float) -> float | str:
+    return value if math.isfinite(value) else str(float(value))
+
+
+def _tuple_encoder(members: tuple[Any, ...]) -> Convert:
+    if len(members) == 2 and members[1] is ...:
+        encode_one = _encoder(members[0])
+        return lambda value: [encode_one(one) for one in value]
+    encoders = [_encoder(member) for member in members]
+    return lambda value: [encode_one(one) for encode_one, one in zip(encoders, value, strict=True)]
+
+
+def _union_encoder(hint: Any) -> Convert:
+    by_json = _by_json_kind(hint)
+    encoders = {kind: _encoder(member) for kind, member in by_json.items()}
+    encode_unread = _encoder(Unread)
+
+    def encode_union(value: Any) -> Any:
+        if value is None:
+            return None
+        if type(value) is Unread:
+            return {UNREAD_TAG: encode_unread(value)}
+        return encoders[_json_kind(value)](value)
+
+    return encode_union
+
+
+def _dataclass_encoder(kind: Any) -> Convert:
+    # Compiled on first use: a dataclass may hold itself.
+    parts: list[tuple[str, Convert]] = []
+
+    def encode_dataclass(value: Any) -> dict[str, Any]:
+        if not parts:
+            parts.extend((name, _encoder(hint)) for name, hint in _hints(kind).items())
+        return {name: encode_one(getattr(value, name)) for name, encode_one in parts}
+
+    return encode_dataclass
+
+
+@cache
+def _decoder(hint: Any) -> Convert:
+    origin = typing.get_origin(hint)
+    if hint in _PLAIN:
+        return _PLAIN[hint]
+    if origin is tuple:
+        return _tuple_decoder(typing.get_args(hint))
+    if origin is dict:
+        return _dict_decoder(_value_hint(hint))
+    if origin in {typing.Union, types.UnionType}:
+        return _union_decoder(hint)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _enum_decoder(hint)
+    if is_dataclass(hint):
+        return _dataclass_decoder(hint)
+    raise TypeError(f"{hint!r} cannot be received")
+
+
+def _plain_decoder(kind: type, name: str) -> Convert:
+    def decode_plain(plain: Any) -> Any:
+        if type(plain) is not kind:
+            raise _wrong(name, plain)
+        return plain
+
+    return decode_plain
+
+
+def _decode_float(plain: Any) -> float:
+    if type(plain) in {float, int}:
+        return float(plain)
+    if type(plain) is str and plain in _NOT_FINITE:
+        return _NOT_FINITE[plain]
+    raise _wrong("a number", plain)
+
+
+_PLAIN: dict[Any, Convert] = {
+    str: _plain_decoder(str, "a text"),
+    int: _plain_decoder(int, "a whole number"),
+    bool: _plain_decoder(bool, "true or false"),
+    type(None): _plain_decoder(type(None), "nothing"),
+    float: _decode_float,
+}
+
+
+def _enum_decoder(kind: type[Enum]) -> Convert:
+    members = {member.value: member for member in kind}
+
+    def decode_enum(plain: Any) -> Any:
+        if type(plain) not in {str, int} or plain not in members:
+            raise WrongValue(f"one of {', '.join(map(str, members))} was expected, and it is {_shown(plain)}")
+        return members[plain]
+
+    return decode_enum
+
+
+def _tuple_decoder(members: tuple[Any, ...]) -> Convert:
+    endless = len(members) == 2 and members[1] is ...
+    decoders = [_decoder(member) for member in members[: 1 if endless else None]]
+
+    def decode_tuple(plain: Any) -> tuple[Any, ...]:
+        if type(plain) is not list:
+            raise _wrong("a list", plain)
+        if not endless and len(plain) != len(decoders):
+            raise WrongValue(f"{len(decoders)} values were expected, and there are {len(plain)}")
+        made: list[Any] = []
+        try:
+            made.extend(
+                map(decoders[0], plain) if endless else (one(value) for one, value in zip(decoders, plain, strict=True))
+            )
+        except WrongValue as wrong:
+            raise wrong.within(f"[{len(made)}]") from None
+        return tuple(made)
+
+    return decode_tuple
+
+
+def _dict_decoder(hint: Any) -> Convert:
+    decode_one = _decoder(hint)
+
+    def decode_dict(plain: Any) -> dict[str, Any]:
+        if type(plain) is not dict:
+            raise _wrong("an object", plain)
+        made = {}
+        for name, value in plain.items():
+            try:
+                made[name] = decode_one(value)
+            except WrongValue as wrong:
+                raise wrong.within(f"[{_shown(name)}]") from None
+        return made
+
+    return decode_dict
+
+
+def _union_decoder(hint: Any) -> Convert:
+    by_json = _by_json_kind(hint)
+    decoders = {kind: _decoder(member) for kind, member in by_json.items()}
+    allows_unread = Unread in typing.get_args(hint)
+    decode_unread = _decoder(Unread)
+
+    def decode_union(plain: Any) -> Any:
+        if allows_unread and type(plain) is dict and UNREAD_TAG in plain:
+            return decode_unread(plain[UNREAD_TAG])
+        decode_one = decoders.get(type(plain))
+        if decode_one is None:
+            raise _wrong(" or ".join(sorted({_name(kind) for kind in decoders})), plain)
+        return decode_one(plain)
+
+    return decode_union
+
+
+def _dataclass_decoder(kind: Any) -> Convert:
+    # Compiled on first use: a dataclass may hold itself.
+    parts: list[tuple[str, Convert, bool]] = []
+
+    def decode_dataclass(plain: Any) -> Any:
+        if type(plain) is not dict:
+            raise _wrong("an object", plain)
+        if not parts:
+            parts.extend(_parts(kind))
+        made = {}
+        for name, decode_one, has_default in parts:
+            if name in plain:
+                try:
+                    made[name] = decode_one(plain[name])
+                except WrongValue as wrong:
+                    raise wrong.within(f".{name}") from None
+            elif not has_default:
+                raise WrongValue("it is missing").within(f".{name}")
+        return kind(**made)
+
+    return decode_dataclass
+
+
+def _parts(kind: Any) -> list[tuple[str, Convert, bool]]:
+    hints = _hints(kind)
+    return [
+        (one.name, _decoder(hints[one.name]), one.default is not MISSING or one.default_factory is not MISSING)
+        for one in fields(kind)
+    ]
+
+
+def _by_json_kind(hint: Any) -> dict[type, Any]:
+    """Return the members of a union by the kind of JSON value that each becomes; ``Unread`` has its tag instead."""
+    by_json: dict[type, Any] = {}
+    for member in typing.get_args(hint):
+        if member is Unread:
+            continue
+        for kind in _json_kinds(member):
+            if kind in by_json:
+                raise TypeError(f"{hint!r}: JSON cannot tell {by_json[kind]!r} from {member!r}")
+            by_json[kind] = member
+    return by_json
+
+
+def _json_kinds(member: Any) -> tuple[type, ...]:
+    if member is float:
+        return (float, int, str)
+    if member in _PLAIN:
+        return (member,)
+    if isinstance(member, type) and issubclass(member, Enum):
+        return tuple({type(one.value) for one in member})
+    return (list,) if typing.get_origin(member) is tuple else (dict,)
+
+
+def _json_kind(value: Any) -> type:
+    """Return the kind of JSON value that a member of a union becomes."""
+    if isinstance(value, Enum):
+        return type(value.value)
+    if isinstance(value, tuple):
+        return list
+    return type(value) if type(value) in _PLAIN else dict
+
+
+def _value_hint(hint: Any) -> Any:
+    key, value = typing.get_args(hint)
+    if key is not str:
+        raise TypeError(f"{hint!r}: the names of an object are texts")
+    return value
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """Return the type hints of a dataclass's fields, with the names that its module imports for type checkers only."""
+    found = typing.get_type_hints(kind, localns=_model_names())
+    return {one.name: found[one.name] for one in fields(kind)}
+
+
+@cache
+def _model_names() -> dict[str, Any]:
+    """Return every class of ``ddpdoctor.model``."""
+    names: dict[str, Any] = {}
+    for module in pkgutil.iter_modules(ddpdoctor.model.__path__, "ddpdoctor.model."):
+        found = vars(importlib.import_module(module.name))
+        names |= {name: one for name, one in found.items() if isinstance(one, type) and one.__module__ == module.name}
+    return names
+
+
+def _wrong(expected: str, plain: Any) -> WrongValue:
+    return WrongValue(f"{expected} was expected, and it is {_name(type(plain))}")
+
+
+def _name(kind: type) -> str:
+    return _NAMES.get(kind, kind.__name__)
+
+
+_NAMES = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "nothing",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def _shown(plain: Any) -> str:
+    text = repr(plain)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,93 @@
+"""A message on its way: a header, compressed JSON, and a signature where the job has a token.
+
+What arrives is data from elsewhere: sizes are limited before and after decompression, and nothing is unpickled or run.
+
+Layout: "DDPD", format version (1 byte), signed (1 byte), length of the payload (4 bytes, big-endian), payload, and of a
+signed message HMAC-SHA256 over all before it. The version is raised when an older reader would misunderstand a message;
+a new field is no such change (see ``codec``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import struct
+import zlib
+from typing import Any
+
+MAGIC = b"DDPD"
+VERSION = 1
+MAX_PACKED_BYTES = 4 * 2**20
+"""Ours. The facts of a node with 8 GPUs take some 10 KiB; torch's store takes values up to 8 MiB."""
+MAX_PLAIN_BYTES = 32 * 2**20
+"""Ours: what a message may unpack to."""
+_HEADER = struct.Struct("!4sBBI")
+_SIGNATURE_BYTES = 32
+
+
+class BadMessage(Exception):  # noqa: N818 - says what it is
+    """What arrived is no message, or one that must not be read: a phrase that goes on after "sent"."""
+
+
+def pack(plain: Any, token: bytes | None = None) -> bytes:
+    """Return a message of a JSON value; raises ``BadMessage`` where it is larger than a reader would take."""
+    text = json.dumps(plain, separators=(",", ":"), allow_nan=False).encode()
+    payload = zlib.compress(text, 6)
+    if len(text) > MAX_PLAIN_BYTES or len(payload) > MAX_PACKED_BYTES:
+        raise BadMessage(f"a message of {len(text)} bytes, which is over the limit")
+    message = _HEADER.pack(MAGIC, VERSION, token is not None, len(payload)) + payload
+    return message if token is None else message + _sign(message, token)
+
+
+def unpack(message: bytes, token: bytes | None = None) -> Any:
+    """Return the JSON value of a message; raises ``BadMessage``."""
+    if len(message) < _HEADER.size or not message.startswith(MAGIC):
+        raise BadMessage("what is no message of ddpdoctor")
+    _, version, signed, length = _HEADER.unpack_from(message)
+    if version != VERSION:
+        raise BadMessage(f"a message of format {version}; this version of ddpdoctor reads format {VERSION}")
+    if length > MAX_PACKED_BYTES or len(message) != _HEADER.size + length + _SIGNATURE_BYTES * bool(signed):
+        raise BadMessage(f"a message of {len(message)} bytes, which is cut short or over the limit")
+    _check_signature(message, signed=bool(signed), token=token)
+    return _parse(_decompress(message[_HEADER.size : _HEADER.size + length]))
+
+
+def _sign(message: bytes, token: bytes) -> bytes:
+    return hmac.new(token, message, hashlib.sha256).digest()
+
+
+def _check_signature(message: bytes, *, signed: bool, token: bytes | None) -> None:
+    if token is None:
+        if signed:
+            raise BadMessage("a signed message, and this process has no DDPDOCTOR_TOKEN")
+        return
+    if not signed:
+        raise BadMessage("a message that is not signed with this job's token")
+    body, signature = message[:-_SIGNATURE_BYTES], message[-_SIGNATURE_BYTES:]
+    if not hmac.compare_digest(_sign(body, token), signature):
+        raise BadMessage("a message signed with another token")
+
+
+def _decompress(payload: bytes) -> bytes:
+    unpacker = zlib.decompressobj()
+    try:
+        text = unpacker.decompress(payload, MAX_PLAIN_BYTES)
+    except zlib.error as error:
+        raise BadMessage(f"a damaged message ({error})") from None
+    if unpacker.unconsumed_tail:
+        raise BadMessage(f"a message that unpacks to more than {MAX_PLAIN_BYTES} bytes")
+    if not unpacker.eof or unpacker.unused_data:
+        raise BadMessage("a damaged message (its end is not where it should be)")
+    return text
+
+
+def _parse(text: bytes) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise BadMessage(f"a damaged message ({type(error).__name__} in its JSON)") from None
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(name)

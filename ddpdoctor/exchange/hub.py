@@ -1,0 +1,163 @@
+"""A small key-value server, for jobs whose launcher serves no store: Slurm without torchrun, or --nnodes by hand.
+
+Rank 0 serves it from a thread, only while it gathers. A peer must hold the job's token (see ``token``), and is dropped
+when it is slow, or sends garbage or more than the limits allow. What peers send is kept as bytes and never looked into.
+
+It listens on all addresses of the host, as torch's own store does: which of them the others reach is just what is not
+known yet. Where all processes are on one host it listens on the loopback address only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, cast
+
+from ddpdoctor.exchange.hub_peer import Peer, WrongToken
+from ddpdoctor.exchange.hub_wire import BadRequest
+from ddpdoctor.exchange.reach import describe
+from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.exchange.values import Values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BACKLOG = 4096
+"""Cut by the kernel to net.core.somaxconn."""
+MAX_PEERS = 8192
+TICK_S = 0.5
+"""How often peers that do not get on are looked for, and how long accepting rests where files have run out."""
+
+
+class Hub:
+    """Serves from the start of its life until ``close``."""
+
+    def __init__(self, port: int, token: bytes, *, one_host: bool = False) -> None:
+        """Listen and start the thread; raises ``StoreError`` where the port cannot be had. Port 0: any that is free."""
+        self.strangers = 0
+        """Connections that did not hold the token."""
+        self._token = token
+        self._values = Values()
+        self._peers: dict[socket.socket, Peer] = {}
+        self._listener = _listen(port, one_host=one_host)
+        self.port = int(self._listener.getsockname()[1])
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._resume_at: float | None = None
+        self._wake, self._woken = socket.socketpair()
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name="ddpdoctor-hub", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening and hang up on everybody."""
+        with contextlib.suppress(OSError):
+            self._wake.send(b"x")
+        self._thread.join(timeout=2)
+
+    def _serve(self) -> None:
+        try:
+            while self._serve_once():
+                self._drop_late(time.monotonic())
+        finally:
+            for connection in (*self._peers, self._listener, self._woken, self._wake):
+                connection.close()
+            self._selector.close()
+
+    def _serve_once(self) -> bool:
+        for key, mask in self._selector.select(TICK_S):
+            connection = cast("socket.socket", key.fileobj)
+            if connection is self._woken:
+                return False
+            if connection is self._listener:
+                self._accept(time.monotonic())
+            else:
+                self._move(self._peers[connection], mask)
+        return True
+
+    def _accept(self, now_s: float) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError:
+            # Out of files: those that wait in the backlog get their turn when others have left.
+            self._selector.unregister(self._listener)
+            self._resume_at = now_s + TICK_S
+            return
+        if len(self._peers) >= MAX_PEERS:
+            connection.close()
+            return
+        connection.settimeout(0)
+        self._peers[connection] = Peer(connection, self._token, now_s)
+        self._selector.register(connection, selectors.EVENT_WRITE)
+
+    def _move(self, peer: Peer, mask: int) -> None:
+        now_s = time.monotonic()
+        try:
+            if mask & selectors.EVENT_WRITE:
+                peer.send(now_s)
+            elif not peer.receive(self._values, now_s):
+                self._drop(peer)
+                return
+        except BlockingIOError:
+            return
+        except (OSError, BadRequest) as error:
+            self.strangers += isinstance(error, WrongToken)
+            self._drop(peer)
+            return
+        wanted = selectors.EVENT_WRITE if peer.has_to_send else selectors.EVENT_READ
+        self._selector.modify(peer.connection, wanted)
+
+    def _drop_late(self, now_s: float) -> None:
+        if self._resume_at is not None and now_s >= self._resume_at:
+            self._selector.register(self._listener, selectors.EVENT_READ)
+            self._resume_at = None
+        for peer in [peer for peer in self._peers.values() if peer.deadline is not None and now_s > peer.deadline]:
+            self._drop(peer)
+
+    def _drop(self, peer: Peer) -> None:
+        self._selector.unregister(peer.connection)
+        del self._peers[peer.connection]
+        peer.connection.close()
+
+
+def _listen(port: int, *, one_host: bool) -> socket.socket:
+    """Return a listening socket; of IPv6 and IPv4 together where the host has both."""
+    error: OSError | None = None
+    for family, address in _addresses(one_host=one_host):
+        try:
+            return _listen_on(family, address, port)
+        except OSError as failed:
+            # Without IPv6 the next one is tried; a port that is taken is so for both.
+            error = failed
+    assert error is not None
+    raise StoreError(f"port {port} cannot be listened on: {describe(error)}")
+
+
+def _addresses(*, one_host: bool) -> Iterator[tuple[socket.AddressFamily, str]]:
+    if one_host:
+        yield socket.AF_INET, "127.0.0.1"
+        return
+    if socket.has_dualstack_ipv6():
+        yield socket.AF_INET6, "::"
+    yield socket.AF_INET, "0.0.0.0"  # noqa: S104 - see the module's docstring
+
+
+def _listen_on(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # A former run's closed connections are no obstacle.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family is socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind((address, port))
+        listener.listen(BACKLOG)
+        listener.settimeout(0)
+    except OSError:
+        listener.close()
+        raise
+    return listener

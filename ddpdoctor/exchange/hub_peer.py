@@ -1,0 +1,110 @@
+"""One connection of a hub: it proves itself first, then asks; what it sends is taken in pieces and within limits."""
+
+from __future__ import annotations
+
+import hmac
+import os
+from typing import TYPE_CHECKING
+
+from ddpdoctor.exchange.hub_wire import (
+    HELLO,
+    LENGTH,
+    MAX_REQUEST_BYTES,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    BadRequest,
+    parse_request,
+    prove,
+)
+
+if TYPE_CHECKING:
+    import socket
+
+    from ddpdoctor.exchange.values import Values
+
+PROOF_LIMIT_S = 10.0
+"""Ours: how long a new connection may take to prove itself."""
+REQUEST_LIMIT_S = 20.0
+"""Ours: how long a begun request may take to arrive, and an answer to be taken."""
+_READ_BYTES = 256 * 1024
+
+
+class WrongToken(BadRequest):
+    """The peer does not hold this job's token."""
+
+
+class Peer:
+    """The state of a connection. ``deadline`` is when it must have got on; None while it owes nothing."""
+
+    def __init__(self, connection: socket.socket, token: bytes, now_s: float) -> None:
+        """Greet with a challenge."""
+        self.connection = connection
+        self.proven = False
+        self.deadline: float | None = now_s + PROOF_LIMIT_S
+        self._token = token
+        self._nonce = os.urandom(NONCE_BYTES)
+        self._inbox = bytearray()
+        self._outbox = bytearray(HELLO + self._nonce)
+
+    @property
+    def has_to_send(self) -> bool:
+        """Whether an answer waits to be taken. Until it is, no further request is read."""
+        return bool(self._outbox)
+
+    def send(self, now_s: float) -> None:
+        """Send what the connection takes now."""
+        sent = self.connection.send(self._outbox)
+        del self._outbox[:sent]
+        self._set_deadline(now_s, moved=sent > 0 and not self._outbox)
+
+    def receive(self, values: Values, now_s: float) -> bool:
+        """Take what has arrived and answer it; False at the end. Raises ``BadRequest`` for what no client sends."""
+        data = self.connection.recv(_READ_BYTES)
+        self._inbox += data
+        answered = False
+        while not self._outbox and self._answer_next(values):
+            answered = True
+        self._set_deadline(now_s, moved=answered)
+        return bool(data)
+
+    def _answer_next(self, values: Values) -> bool:
+        if not self.proven:
+            return self._take_proof()
+        request = self._take_request()
+        if request is None:
+            return False
+        self._outbox += values.answer(*parse_request(request))
+        return True
+
+    def _take_proof(self) -> bool:
+        if len(self._inbox) < NONCE_BYTES + PROOF_BYTES:
+            return False
+        client_nonce = bytes(self._inbox[:NONCE_BYTES])
+        proof = bytes(self._inbox[NONCE_BYTES : NONCE_BYTES + PROOF_BYTES])
+        if not hmac.compare_digest(proof, prove(self._token, b"client", self._nonce, client_nonce)):
+            raise WrongToken("it does not hold this job's token")
+        del self._inbox[: NONCE_BYTES + PROOF_BYTES]
+        self.proven = True
+        self._outbox += prove(self._token, b"server", self._nonce, client_nonce)
+        return True
+
+    def _take_request(self) -> bytes | None:
+        if len(self._inbox) < LENGTH.size:
+            return None
+        (length,) = LENGTH.unpack_from(self._inbox)
+        if length > MAX_REQUEST_BYTES:
+            raise BadRequest("a request over the limit")
+        if len(self._inbox) < LENGTH.size + length:
+            return None
+        request = bytes(self._inbox[LENGTH.size : LENGTH.size + length])
+        del self._inbox[: LENGTH.size + length]
+        return request
+
+    def _set_deadline(self, now_s: float, *, moved: bool) -> None:
+        """Move the deadline where something was finished: drops in between do not count."""
+        if not self.proven:
+            return
+        if not self._inbox and not self._outbox:
+            self.deadline = None
+        elif moved or self.deadline is None:
+            self.deadline = now_s + REQUEST_LIMIT_S

@@ -1,0 +1,74 @@
+"""What the hub and its clients say to each other, and how each proves that it holds the job's token.
+
+Server: ``HELLO`` and 32 random bytes. Client: 32 random bytes and HMAC("client", both). Server: HMAC("server", both);
+then requests and answers in turn. A request: length of the rest (4 bytes, big-endian), operation (1 byte), length of
+the key (2 bytes), key, value. An answer: length of the rest (4 bytes), status (1 byte), value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from enum import IntEnum
+
+HELLO = b"ddpdoctor hub 1\n"
+NONCE_BYTES = 32
+PROOF_BYTES = 32
+MAX_KEY_BYTES = 256
+MAX_VALUE_BYTES = 4 * 2**20 + 4096
+"""A packed message with its header and signature."""
+MAX_REQUEST_BYTES = 3 + MAX_KEY_BYTES + MAX_VALUE_BYTES
+LENGTH = struct.Struct("!I")
+_REQUEST = struct.Struct("!BH")
+
+
+class Operation(IntEnum):
+    """What a client asks."""
+
+    SET = 1
+    LOOK = 2
+    ADD = 3
+
+
+class Status(IntEnum):
+    """How a request ended."""
+
+    DONE = 0
+    NOTHING = 1
+    """There is no such value yet."""
+    REFUSED = 2
+    """The value says why."""
+
+
+class BadRequest(Exception):  # noqa: N818 - says what it is
+    """A request that a client of ours would not send: a phrase."""
+
+
+def prove(token: bytes, side: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
+    """Return the proof that one side holds the token, for this connection only."""
+    return hmac.new(token, side + b"\0" + server_nonce + client_nonce, hashlib.sha256).digest()
+
+
+def pack_request(operation: Operation, key: str, value: bytes) -> bytes:
+    """Return a request with its length."""
+    name = key.encode()
+    return LENGTH.pack(_REQUEST.size + len(name) + len(value)) + _REQUEST.pack(operation, len(name)) + name + value
+
+
+def parse_request(rest: bytes) -> tuple[Operation, str, bytes]:
+    """Return operation, key and value; raises ``BadRequest``."""
+    try:
+        number, length = _REQUEST.unpack_from(rest)
+        operation = Operation(number)
+        name = rest[_REQUEST.size : _REQUEST.size + length].decode()
+    except (struct.error, ValueError):
+        raise BadRequest("a malformed request") from None
+    if not 0 < length <= MAX_KEY_BYTES or len(rest) < _REQUEST.size + length:
+        raise BadRequest("a malformed request")
+    return operation, name, rest[_REQUEST.size + length :]
+
+
+def pack_answer(status: Status, value: bytes = b"") -> bytes:
+    """Return an answer with its length."""
+    return LENGTH.pack(1 + len(value)) + bytes([status]) + value

@@ -1,0 +1,129 @@
+"""Reaches a server that may not be up yet, and says in words what was in the way when it cannot be reached."""
+
+from __future__ import annotations
+
+import errno
+import os
+import queue
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ddpdoctor.exchange.store import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+Made = TypeVar("Made")
+
+LOOKUP_LIMIT_S = 5.0
+"""Ours: what one look-up of a name may take; glibc's default is 5 s a server."""
+CONNECT_LIMIT_S = 3.0
+"""Ours: one attempt. A packet that a firewall drops is sent again after 1 s and 3 s."""
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 1.0
+_WORDS = {
+    errno.ECONNREFUSED: "connection refused",
+    errno.EHOSTUNREACH: "no route to the host, or a firewall rejects it",
+    errno.ENETUNREACH: "the network is unreachable from here",
+    errno.ECONNRESET: "connection reset",
+}
+
+
+class Refused(Exception):  # noqa: N818 - what a server did
+    """A server answered, and is not the one that was looked for: a phrase."""
+
+
+def reach(hosts: Sequence[str], port: int, limit_s: float, greet: Callable[[socket.socket], Made]) -> Made:
+    """Connect to the first of some hosts that answers and that ``greet`` takes; return what ``greet`` made of it.
+
+    ``greet`` owns the connection once it returns, which is never None, and raises ``Refused`` or OSError for the wrong
+    server. Tried again until the limit: the server may still be starting. Raises ``StoreError`` with the last failure
+    at each address.
+    """
+    started = time.monotonic()
+    pause_s = FIRST_PAUSE_S
+    failures: dict[str, str] = {}
+    while True:
+        for host in hosts:
+            left_s = started + limit_s - time.monotonic()
+            made = _try_host(host, port, max(left_s, 0.05), greet, failures)
+            if made is not None:
+                return made
+        left_s = started + limit_s - time.monotonic()
+        if left_s <= 0:
+            seen = "; ".join(f"{place}: {failure}" for place, failure in failures.items())
+            raise StoreError(f"tried for {time.monotonic() - started:.0f} s; {seen}")
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
+
+
+def _try_host(
+    host: str, port: int, left_s: float, greet: Callable[[socket.socket], Made], failures: dict[str, str]
+) -> Made | None:
+    try:
+        addresses = look_up(host, port, min(left_s, LOOKUP_LIMIT_S))
+    except OSError as error:
+        failures[f"{host}:{port}"] = f"the name does not resolve ({describe(error)})"
+        return None
+    failures.pop(f"{host}:{port}", None)
+    for family, address in addresses:
+        try:
+            return _try_address(family, address, min(left_s, CONNECT_LIMIT_S), greet)
+        except (OSError, Refused) as error:
+            failures[_place(host, address)] = describe(error)
+    return None
+
+
+def _try_address(
+    family: socket.AddressFamily, address: Any, limit_s: float, greet: Callable[[socket.socket], Made]
+) -> Made:
+    connection = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(limit_s)
+        connection.connect(address)
+        return greet(connection)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def look_up(host: str, port: int, limit_s: float) -> list[tuple[socket.AddressFamily, Any]]:
+    """Return the addresses of a name, each once; raises OSError, also where no answer comes in time."""
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:
+            answers.put(error)
+
+    # A daemon: a look-up cannot be stopped, and one that hangs must not keep the process.
+    threading.Thread(target=ask, name="ddpdoctor-lookup", daemon=True).start()
+    try:
+        answer = answers.get(timeout=limit_s)
+    except queue.Empty:
+        raise TimeoutError(f"no answer from the name server within {limit_s:.0f} s") from None
+    if isinstance(answer, UnicodeError):
+        raise OSError(errno.EINVAL, "it is no host name")
+    if isinstance(answer, OSError):
+        raise answer
+    return list(dict.fromkeys((entry[0], entry[4]) for entry in answer))
+
+
+def describe(error: Exception) -> str:
+    """Return a failure as a phrase."""
+    if isinstance(error, TimeoutError) and not error.errno:
+        return str(error) if "name server" in str(error) else "no answer, as where a firewall drops packets"
+    if isinstance(error, socket.gaierror):
+        return error.strerror or str(error)
+    if isinstance(error, OSError) and error.errno:
+        return _WORDS.get(error.errno, os.strerror(error.errno))
+    return str(error) or type(error).__name__
+
+
+def _place(host: str, address: Any) -> str:
+    number, port = address[:2]
+    shown = f"[{number}]:{port}" if ":" in number else f"{number}:{port}"
+    return shown if host == number else f"{shown} ({host})"

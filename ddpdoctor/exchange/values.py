@@ -1,0 +1,49 @@
+"""What a hub keeps: values and counters by key, within limits."""
+
+from __future__ import annotations
+
+from ddpdoctor.exchange.hub_wire import MAX_VALUE_BYTES, BadRequest, Operation, Status, pack_answer
+
+MAX_KEYS = 65_536
+MAX_TOTAL_BYTES = 512 * 2**20
+"""Ours: 8,192 processes with room to spare, and no more than a rank's host can lose."""
+
+
+class Values:
+    """Answers requests. Not safe between threads: the hub's only thread has it."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._values: dict[str, bytes] = {}
+        self._total_bytes = 0
+
+    def answer(self, operation: Operation, key: str, value: bytes) -> bytes:
+        """Return the packed answer to a request."""
+        try:
+            if operation is Operation.SET:
+                self._keep(key, value)
+                return pack_answer(Status.DONE)
+            if operation is Operation.ADD:
+                return pack_answer(Status.DONE, b"%d" % self._add(key, value))
+        except BadRequest as bad:
+            return pack_answer(Status.REFUSED, str(bad).encode())
+        found = self._values.get(key)
+        return pack_answer(Status.NOTHING) if found is None else pack_answer(Status.DONE, found)
+
+    def _add(self, key: str, amount: bytes) -> int:
+        try:
+            total = int(self._values.get(key, b"0")) + int(amount[:20])
+        except ValueError:
+            raise BadRequest("to add takes whole numbers") from None
+        if amount != b"0":
+            self._keep(key, b"%d" % total)
+        return total
+
+    def _keep(self, key: str, value: bytes) -> None:
+        grown = self._total_bytes + len(value) - len(self._values.get(key, b""))
+        if len(value) > MAX_VALUE_BYTES or grown > MAX_TOTAL_BYTES:
+            raise BadRequest("the value is over the limit")
+        if key not in self._values and len(self._values) >= MAX_KEYS:
+            raise BadRequest("there are too many keys")
+        self._values[key] = value
+        self._total_bytes = grown

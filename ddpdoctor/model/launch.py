@@ -1,0 +1,37 @@
+"""Who started this process, as which of how many, and where those can meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddpdoctor.model.node import Launcher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What the environment and the command line say of the job that this process belongs to."""
+
+    launcher: Launcher = Launcher.NONE
+    rank: int = 0
+    """Among the processes that gather: of torchrun or Slurm, or the node's number with --nnodes. It need not be
+    the RANK that the training script would see, which is what the checks judge."""
+    world_size: int = 1
+    local_rank: int | None = None
+    nnodes: int | None = None
+    hosts: tuple[str, ...] = ()
+    """Names or addresses of the host of rank 0, the likeliest first."""
+    port: int = 0
+    run: str = ""
+    """Names this run among others that meet at the same place."""
+    agent_store: bool = False
+    """Whether torchrun's agent already serves a store there, as it does unless told otherwise."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether there are other processes to hear of."""
+        return self.launcher is not Launcher.NONE and self.world_size > 1
+
+    @property
+    def reads_node(self) -> bool:
+        """Whether this is the one process of its host that reads the host."""
+        return self.local_rank in {0, None}
