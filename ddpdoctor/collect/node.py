@@ -58,7 +58,7 @@ COLLECTORS = {
     "clock": Collector(module="ddpdoctor.collect.clock", function="read_clock"),
     "names": Collector(module="ddpdoctor.collect.names", function="read_names", limit_s=12.0),
     "network": Collector(module="ddpdoctor.collect.network", function="read_network", limit_s=5.0),
-    "gpus": Collector(module="ddpdoctor.collect.nvml", function="read_gpus", limit_s=15.0),
+    "gpus": Collector(module="ddpdoctor.collect.nvml", function="read_gpus", limit_s=45.0),
     "kernel_log": Collector(module="ddpdoctor.collect.kernel_log", function="read_kernel_log"),
     "stuck_processes": Collector(module="ddpdoctor.collect.stuck", function="read_stuck", limit_s=5.0),
     "gpu_trial": Collector(module="ddpdoctor.collect.gpu_trial", function="read_gpu_trial", limit_s=TRIAL_LIMIT_S),

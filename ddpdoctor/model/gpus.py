@@ -73,7 +73,7 @@ class Gpu:
     fabric_status: str | None = None
     """success, or NVML's word for what went wrong."""
     error: str | None = None
-    """Where the device did not answer at all: NVML's words, such as "GPU is lost"."""
+    """Where the device did not answer, or only in part: "GPU is lost", "it did not answer in time"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +120,6 @@ class Gpus:
     there, or none."""
     on_bus: tuple[GpuOnBus, ...] = ()
     """NVIDIA GPUs of sysfs."""
-    nvswitches: int = 0
-    """NVSwitch chips on the PCI bus."""
-    virtual_machine: bool = False
     init_error: str | None = None
     """NVML's name of the error where it could not be started; ``devices`` is then empty."""
 

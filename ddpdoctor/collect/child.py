@@ -1,0 +1,51 @@
+"""Runs a program of ours that may hang in the kernel, where neither a thread nor a signal could end it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+NOT_FOR_CHILDREN = frozenset({"DDPDOCTOR_RUN"})
+"""What loads the recorder of `wrap`: not into programs of ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a child ended, and what it wrote."""
+
+    out: str
+    err: str
+    status: int | None
+    """None where it did not end in time, and was killed or, in an uninterruptible sleep, left behind."""
+
+    @property
+    def last_error(self) -> str:
+        """Return the last line that it wrote to stderr."""
+        lines = [line.strip() for line in self.err.splitlines() if line.strip()]
+        return lines[-1] if lines else f"it ended with status {self.status}"
+
+
+def run_child(module: str, arguments: Sequence[str], env: Mapping[str, str], limit_s: float) -> Ended:
+    """Run ``python -m module`` until it ends or for ``limit_s``; what it wrote by then is kept. Raises OSError."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={name: value for name, value in env.items() if name not in NOT_FOR_CHILDREN},
+    )
+    try:
+        out, err = child.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired as late:
+        child.kill()
+        return Ended(out=_text(late.stdout), err=_text(late.stderr), status=None)
+    return Ended(out=_text(out), err=_text(err), status=child.returncode)
+
+
+def _text(data: bytes | None) -> str:
+    return (data or b"").decode(errors="replace")

@@ -1,0 +1,64 @@
+"""Whose the processes on a GPU are: this job's, or somebody else's."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.collect.system import System
+
+JOB = re.compile(r"/(job_\d+|slurmstepd.*?/job_\d+|[^/]*pod[0-9a-f]{8}[-_0-9a-f]{20,}[^/]*)(?:/|$)")
+"""The part of a control group that names a Slurm job or a Kubernetes pod."""
+FABRIC_MANAGER = "nv-fabricmanage"
+"""Names of processes have fifteen characters."""
+
+
+def sees_host_pids(system: System) -> bool:
+    """Say whether the machine's own processes are to be seen: outside containers, process 2 is the kernel's."""
+    return system.text_or("/proc/2/comm") == "kthreadd"
+
+
+def read_fabric_manager(system: System) -> bool | None:
+    """Say whether the fabric manager runs; None where processes of others are not to be seen."""
+    names = (system.text_or(f"/proc/{pid}/comm") for pid in system.names("/proc") if pid.isdecimal())
+    if any(name == FABRIC_MANAGER for name in names):
+        return True
+    return False if sees_host_pids(system) else None
+
+
+class Kin:
+    """The processes of the job that this process belongs to."""
+
+    def __init__(self, system: System) -> None:
+        """Read whose child this process is."""
+        self._system = system
+        pid = int((system.text_or("/proc/self/stat").split() or ["0"])[0])
+        self._own = (pid, *self._above(pid))
+        # Under a launcher, the ranks beside this one are children of the same parent.
+        self._root = self._own[2:3] if "RANK" in system.env or "SLURM_PROCID" in system.env else self._own[1:2]
+        self._job = self._job_of("self")
+
+    def name(self, pid: int) -> str | None:
+        """Return a process's name, or None where it is not to be seen."""
+        return self._system.text_or(f"/proc/{pid}/comm") or None
+
+    def ours(self, pid: int) -> bool:
+        """Say whether a process is of this job: of the same batch job or pod, or below the same launcher."""
+        if pid in self._own or any(above in self._root for above in self._above(pid)):
+            return True
+        return self._job is not None and self._job_of(str(pid)) == self._job
+
+    def _above(self, pid: int) -> Iterator[int]:
+        for _ in range(64):
+            stat = self._system.text_or(f"/proc/{pid}/stat").rpartition(")")[2].split()
+            pid = int(stat[1]) if len(stat) > 1 else 0
+            if pid <= 1:
+                return
+            yield pid
+
+    def _job_of(self, pid: str) -> str | None:
+        found = JOB.search(self._system.text_or(f"/proc/{pid}/cgroup"))
+        return found.group(1).rpartition("/")[2] if found else None

@@ -1,0 +1,194 @@
+"""Gives GPUs work of which the result is known, and compares: ``python -m ddpdoctor.probes.gpu_trial work cuda:0``.
+
+``count`` writes how many devices there are, ``work DEVICE`` tries one, ``copies`` tries every ordered pair. A line of
+JSON is written for each result as it comes, so that a device that hangs costs no more than its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch
+
+    Copy = Callable[[torch.Tensor, torch.Tensor], float | None]
+
+FREE_SHARE = 0.1
+MAX_BYTES = 2 * 2**30
+"""Of the free memory so much is filled: ours; enough to cross every memory channel, little enough for a shared GPU."""
+CHUNK_BYTES = 64 * 2**20
+INNER = 384
+"""Terms of each sum in the product. The results are 2 * INNER / 3 = 256 and -INNER / 3 = -128, and all sums on the way
+are whole and no larger: exact in float32, TF32 and bfloat16, in whatever order they are added."""
+ROUNDS = 20
+COPY_BYTES = 64 * 2**20
+PRIME = 1_000_003
+
+
+def main(arguments: list[str]) -> None:
+    """Do what the first argument says."""
+    import torch
+
+    if arguments == ["count"]:
+        _say({"count": torch.cuda.device_count()})
+    elif arguments[:1] == ["work"] and len(arguments) == 2:
+        device = torch.device(arguments[1])
+        started = time.monotonic()
+        error = try_work(device)
+        _say({"ok": error is None, "error": error, "seconds": time.monotonic() - started})
+    elif arguments == ["copies"]:
+        devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+        for result in try_copies(devices):
+            _say(result)
+    else:
+        sys.exit("usage: gpu_trial count | work DEVICE | copies")
+
+
+def _say(result: dict[str, Any]) -> None:
+    print(json.dumps(result), flush=True)  # noqa: T201 - what the parent reads
+
+
+def try_work(device: torch.device, size: int | None = None, memory_bytes: int | None = None) -> str | None:
+    """Fill memory and read it back, multiply matrices; return what went wrong, in words, or None.
+
+    ``size`` is the number of rows and columns of the product, ``memory_bytes`` what is filled; both suit the device
+    where they are not given.
+    """
+    try:
+        wrong = _try_memory(device, memory_bytes if memory_bytes is not None else _memory_bytes(device))
+        return wrong or _try_products(device, size if size is not None else _product_size(device))
+    except RuntimeError as error:  # what torch raises for all that CUDA says
+        return _first_line(error)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0]
+
+
+def _memory_bytes(device: torch.device) -> int:
+    import torch
+
+    if device.type != "cuda":
+        return CHUNK_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    return min(MAX_BYTES, int(free * FREE_SHARE))
+
+
+def _product_size(device: torch.device) -> int:
+    return 8192 if device.type == "cuda" else 256
+
+
+def _pattern(words: int, seed: int, device: torch.device) -> torch.Tensor:
+    """Return numbers that differ from place to place and from seed to seed."""
+    import torch
+
+    places = torch.arange(words, dtype=torch.int64, device=device)
+    return ((places + seed) * PRIME % 2**31).to(torch.int32)
+
+
+def _try_memory(device: torch.device, total_bytes: int) -> str | None:
+    """Fill all chunks before the first is compared: what is written to one place may not show in another."""
+    import torch
+
+    words = CHUNK_BYTES // 4
+    chunks = [_pattern(words, seed, device) for seed in range(max(1, total_bytes // CHUNK_BYTES))]
+    for seed, chunk in enumerate(chunks):
+        differing = int(torch.count_nonzero(chunk != _pattern(words, seed, device)))
+        if differing:
+            return f"{differing} of {words} words read back from memory differ from what was written"
+    return None
+
+
+def _try_products(device: torch.device, size: int) -> str | None:
+    import torch
+
+    for dtype in (torch.float32, torch.bfloat16):
+        left, right, expected = make_product(size, dtype, device)
+        for _ in range(ROUNDS):
+            wrong = compare_product(left @ right, expected)
+            if wrong:
+                return f"a matrix product in {str(dtype).removeprefix('torch.')} {wrong}"
+    return None
+
+
+def make_product(
+    size: int, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return two matrices of -1, 0 and 1, and their product by a formula: 256 where i - j divides by 3, else -128."""
+    import torch
+
+    rows = torch.arange(size, device=device)
+    inner = torch.arange(INNER, device=device)
+    left = ((rows[:, None] + inner[None, :]) % 3 - 1).to(dtype)
+    right = ((inner[:, None] + rows[None, :]) % 3 - 1).to(dtype)
+    same = (rows[:, None] - rows[None, :]) % 3 == 0
+    expected = torch.where(same, 2 * INNER // 3, -INNER // 3).to(dtype)
+    return left, right, expected
+
+
+def compare_product(product: torch.Tensor, expected: torch.Tensor) -> str | None:
+    """Say how a product differs from what it must be, or None."""
+    import torch
+
+    if torch.equal(product, expected):
+        return None
+    if bool(torch.isnan(product).any()):
+        return f"holds NaN in {int(torch.isnan(product).sum())} of {product.numel()} places"
+    return f"is wrong in {int(torch.count_nonzero(product != expected))} of {product.numel()} places"
+
+
+def try_copies(devices: list[torch.device], copy_bytes: int = COPY_BYTES) -> Iterator[dict[str, Any]]:
+    """Copy a pattern from every device to every other, one pair at a time, and compare all of it on the host."""
+    for source_index, source in enumerate(devices):
+        for target_index, target in enumerate(devices):
+            if source_index == target_index:
+                continue
+            result: dict[str, Any] = {"source": source_index, "target": target_index, "error": None, "gb_s": None}
+            try:
+                result["error"], result["gb_s"] = try_copy(source, target, source_index * 97 + target_index, copy_bytes)
+            except RuntimeError as error:  # what torch raises for all that CUDA says
+                result["error"] = _first_line(error)
+            yield {**result, "ok": result["error"] is None}
+
+
+def try_copy(
+    source: torch.device, target: torch.device, seed: int, copy_bytes: int = COPY_BYTES, copy: Copy | None = None
+) -> tuple[str | None, float | None]:
+    """Return what is wrong with a copy, and its speed in GB/s where the devices can tell the time."""
+    import torch
+
+    host = torch.device("cpu")
+    words = copy_bytes // 4
+    sent = _pattern(words, seed, host).to(source)
+    landed = torch.full((words,), -1, dtype=torch.int32, device=target)
+    seconds = (copy or timed_copy)(sent, landed)
+    differing = int(torch.count_nonzero(landed.to(host) != _pattern(words, seed, host)))
+    wrong = f"{differing} of {words} words arrived wrong" if differing else None
+    return wrong, copy_bytes / seconds / 1e9 if seconds else None
+
+
+def timed_copy(sent: torch.Tensor, landed: torch.Tensor) -> float | None:
+    """Copy twice, and time the second: the first opens the way."""
+    import torch
+
+    landed.copy_(sent)
+    if sent.device.type != "cuda":
+        return None
+    with torch.cuda.device(sent.device):
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize(landed.device)
+        before.record()
+        landed.copy_(sent)
+        after.record()
+        after.synchronize()
+    return float(before.elapsed_time(after)) / 1e3
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

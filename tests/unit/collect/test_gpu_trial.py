@@ -1,0 +1,103 @@
+"""The trial: what is asked, in which order, and what becomes of children that fail."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ddpdoctor.collect.child import Ended
+from ddpdoctor.collect.gpu_trial import PROBE, read_gpu_trial, run_child, try_gpus
+from ddpdoctor.collect.node import Plan
+from ddpdoctor.collect.system import System
+from ddpdoctor.model.gpus import GpuWork, PeerCopy
+from ddpdoctor.model.reading import NotRead, Why
+
+GOOD = {"ok": True, "error": None, "seconds": 3.5}
+
+
+def answers(**said):
+    """Return what runs a child, with an answer for each of its arguments."""
+
+    def run(arguments, _limit_s):
+        return said["_".join(arguments).replace(":", "_")]
+
+    return run
+
+
+def ended(*results, status=0, err=""):
+    return Ended(out="".join(json.dumps(result) + "\n" for result in results), err=err, status=status)
+
+
+def test_without_deep_nothing_is_asked(tmp_path):
+    with pytest.raises(NotRead) as missing:
+        read_gpu_trial(System(root=tmp_path), Plan(sections=frozenset()))
+    assert missing.value.unread.why is Why.NOT_ASKED
+    assert "--deep" in missing.value.unread.reason
+
+
+def test_deep_without_a_gpu(tmp_path):
+    with pytest.raises(NotRead) as missing:
+        read_gpu_trial(System(root=tmp_path), Plan(sections=frozenset(), deep=True))
+    assert missing.value.unread.why is Why.ABSENT
+
+
+def test_all_gpus_and_all_pairs():
+    copy = {"source": 0, "target": 1, "ok": True, "error": None, "gb_s": 150.0}
+    trial = try_gpus(
+        answers(count=ended({"count": 2}), work_cuda_0=ended(GOOD), work_cuda_1=ended(GOOD), copies=ended(copy))
+    )
+    assert trial.work == tuple(GpuWork(index=n, timed_out=False, **GOOD) for n in (0, 1))
+    assert trial.copies == (PeerCopy(**copy),)
+
+
+def test_one_that_hangs_and_one_that_crashes():
+    trial = try_gpus(
+        answers(
+            count=ended({"count": 3}),
+            work_cuda_0=ended(GOOD),
+            work_cuda_1=ended(status=None),
+            work_cuda_2=ended(status=-11, err="warning\nSegmentation fault\n"),
+        )
+    )
+    assert [(one.ok, one.timed_out, one.error) for one in trial.work] == [
+        (True, False, None),
+        (False, True, "no result within 60 s"),
+        (False, False, "Segmentation fault"),
+    ]
+    assert trial.copies == ()
+
+
+def test_copies_that_hang():
+    trial = try_gpus(
+        answers(count=ended({"count": 2}), work_cuda_0=ended(GOOD), work_cuda_1=ended(GOOD), copies=ended(status=None))
+    )
+    assert [copy.error for copy in trial.copies] == ["no copy was done within 120 s"]
+
+
+@pytest.mark.parametrize(
+    ("count", "why"),
+    [(ended({"count": 0}), Why.ABSENT), (ended(status=None), Why.TIMEOUT), (ended(status=1, err="boom"), Why.ERROR)],
+)
+def test_gpus_that_cannot_be_counted(count, why):
+    with pytest.raises(NotRead) as missing:
+        try_gpus(answers(count=count))
+    assert missing.value.unread.why is why
+
+
+def test_the_real_child_counts():
+    said = run_child(PROBE, ("count",), {"CUDA_VISIBLE_DEVICES": ""}, 100.0)
+    assert json.loads(said.out) == {"count": 0}, said.err
+
+
+def test_the_real_child_works_on_the_cpu():
+    said = run_child(PROBE, ("work", "cpu"), {}, 100.0)
+    result = json.loads(said.out)
+    assert (result["ok"], result["error"]) == (True, None)
+
+
+def test_a_device_that_is_not_there_is_an_error_in_words():
+    said = run_child(PROBE, ("work", "cuda:0"), {"CUDA_VISIBLE_DEVICES": ""}, 100.0)
+    result = json.loads(said.out) if said.out else {"ok": False, "error": said.last_error}
+    assert not result["ok"]
+    assert result["error"]
