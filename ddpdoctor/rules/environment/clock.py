@@ -1,0 +1,209 @@
+"""DD129 and DD130: clocks, and what else of the machines' files should be the same everywhere."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.reading import known
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.majority import Voice, compare, describe, host_list, voices_of
+from ddpdoctor.rules.registry import Group, fleet_rule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpdoctor.model.limits import Clock
+    from ddpdoctor.model.node import Fleet, Node
+
+FAR_OFF_S = 15.0
+"""Keep-alives of the c10d rendezvous, every 5 s, are held for lost after 3 of them, by comparing wall clocks of two
+hosts (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py, _sanitize). Seen: 16 s off, the first node ran alone
+with WORLD_SIZE=1 and exit status 0 under --nnodes 2; 12 s off, nothing happened."""
+OFF_S = 1.0
+"""Ours: logs of two hosts can no longer be read side by side."""
+
+
+@fleet_rule(
+    "DD129",
+    "clock",
+    Severity.WARNING,
+    "The clocks of the nodes differ",
+    group=Group.LIMITS,
+    needs=("clock",),
+    reads="the clock of every node against rank 0's, adjtimex",
+)
+def check_clock(fleet: Fleet) -> Answer:
+    """Report nodes whose wall clock is off that of the others.
+
+    ## What it means
+
+    torchrun's c10d rendezvous compares the wall clocks of hosts: from 15 s on it takes a living node for dead, and a
+    node may start alone with WORLD_SIZE=1 and end with status 0. From a second on, logs of two hosts do not match.
+
+    ## How it is told
+
+    Every node's clock is held against rank 0's over the connection by which the facts are gathered, and the median is
+    taken for right: 15 s off it is an error, 1 s (ours) a warning. With two nodes nobody can tell who is right, save
+    where the kernel of one says that nobody keeps its clock.
+
+    A clock that is not synchronised by the kernel's word (STA_UNSYNC) and agrees now is an info where there are several
+    nodes, and a warning where it could not be compared. On one machine alone it is no problem; many virtual machines
+    keep time by their host, and say so.
+
+    ## What to do
+
+    The command that is shown, and a time service that stays: chrony or systemd-timesyncd. A container has its host's
+    clock.
+    """
+    read = fleet.each(lambda node: node.clock)
+    several = len(fleet.nodes) > 1 or (fleet.nnodes or 1) > 1
+    loose = [node for node, clock in read if clock.synchronised is False]
+    if not several:
+        return passed(f"one node only; the kernel says that its clock is {_kernel_says(read[0][1])}")
+    offsets = _offsets(read)
+    if len(offsets) < 2:
+        return judged(_unsynchronised(loose, None), "the clocks could not be compared")
+    values = [value for _, value in offsets]
+    spread = max(values) - min(values)
+    problems = _who_is_off(offsets, loose) or _unsynchronised(loose, spread)
+    return judged(problems, f"{len(offsets)} clocks within {spread:.2f} s")
+
+
+def _kernel_says(clock: Clock) -> str:
+    words = {True: "synchronised", False: "not synchronised", None: "unknown to it"}
+    return words[clock.synchronised]
+
+
+Offsets = list[tuple[str, float]]
+"""Host and seconds. Two nodes may have one name: containers that share it."""
+
+
+def _offsets(read: Sequence[tuple[Node, Clock]]) -> Offsets:
+    """Return the clocks against rank 0's. That of rank 0's own node is 0 once another was compared with it."""
+    found = [(node.host, clock.offset_s) for node, clock in read if clock.offset_s is not None]
+    if found and read[0][1].offset_s is None:
+        found.insert(0, (read[0][0].host, 0.0))
+    return found
+
+
+def _who_is_off(offsets: Offsets, loose: list[Node]) -> list[Problem]:
+    if len(offsets) == 2:
+        return _one_of_two(offsets[0], offsets[1], {node.host for node in loose})
+    middle = median(value for _, value in offsets)
+    off = [(host, value - middle) for host, value in offsets if abs(value - middle) > OFF_S]
+    far = [one for one in off if abs(one[1]) >= FAR_OFF_S]
+    rest = [one for one in off if one not in far]
+    groups = [(far, Severity.ERROR), (rest, Severity.WARNING)]
+    return [_off(those, severity, Confidence.HIGH) for those, severity in groups if those]
+
+
+def _one_of_two(one: tuple[str, float], other: tuple[str, float], loose: set[str]) -> list[Problem]:
+    """Blame the one whose clock nobody keeps; where both or neither are kept, both."""
+    behind, ahead = sorted([one, other], key=lambda each: each[1])
+    apart = ahead[1] - behind[1]
+    if apart <= OFF_S:
+        return []
+    severity = Severity.ERROR if apart >= FAR_OFF_S else Severity.WARNING
+    suspects = [(host, sign * apart) for (host, _), sign in ((ahead, 1), (behind, -1)) if host in loose]
+    if len(suspects) == 1:
+        return [_off(suspects, severity, Confidence.MEDIUM)]
+    return [
+        Problem(
+            summary=f"The clock of {ahead[0]} is {apart:.1f} s ahead of that of {behind[0]}{_consequence(severity)}",
+            fix=_SET_CLOCK,
+            severity=severity,
+            confidence=Confidence.LOW,
+            hosts=(one[0], other[0]),
+        )
+    ]
+
+
+_SET_CLOCK = "sudo chronyc makestep, or sudo systemctl restart systemd-timesyncd"
+
+
+def _consequence(severity: Severity) -> str:
+    if severity is Severity.ERROR:
+        return ": torchrun's rendezvous takes living nodes for dead from 15 s on"
+    return ": logs of two hosts do not match"
+
+
+def _off(offsets: Offsets, severity: Severity, confidence: Confidence) -> Problem:
+    worst_first = sorted(offsets, key=lambda one: -abs(one[1]))
+    hosts, worst = tuple(host for host, _ in worst_first), worst_first[0][1]
+    way = "ahead of" if worst > 0 else "behind"
+    who = f"clock of {hosts[0]} is" if len(hosts) == 1 else f"clocks of {host_list(hosts)} are up to"
+    return Problem(
+        summary=f"The {who} {abs(worst):.1f} s {way} the others{_consequence(severity)}",
+        evidence=tuple(f"{host}: {value:+.1f} s" for host, value in worst_first[:8]),
+        fix=_SET_CLOCK,
+        severity=severity,
+        confidence=confidence,
+        hosts=hosts,
+    )
+
+
+def _unsynchronised(loose: list[Node], spread: float | None) -> list[Problem]:
+    if not loose:
+        return []
+    now = "and the clocks could not be compared" if spread is None else f"though now they agree within {spread:.2f} s"
+    hosts = tuple(dict.fromkeys(node.host for node in loose))
+    return [
+        Problem(
+            summary=f"Nobody keeps the clock of {host_list(hosts)} right, by the kernel's word, {now}",
+            fix="sudo timedatectl set-ntp true",
+            severity=Severity.WARNING if spread is None else Severity.INFO,
+            hosts=hosts,
+        )
+    ]
+
+
+@fleet_rule(
+    "DD130",
+    "rootfs-same",
+    Severity.INFO,
+    "Nodes have different Pythons, systems or host files",
+    group=Group.VERSIONS,
+    needs=("software", "torch"),
+    reads="the path of Python and of torch, os-release, what /etc/hosts says of other hosts",
+)
+def check_rootfs_same(fleet: Fleet) -> Answer:
+    """Say where nodes do not look like copies of each other.
+
+    ## What it means
+
+    Another path of Python or torch, another release of the system, or another /etc/hosts is often the trace of a node
+    that was set up by hand, or of a virtual environment that is activated on one node only. None of it is wrong by
+    itself.
+
+    ## How it is told
+
+    The path of the Python that ran here, that of torch, PRETTY_NAME of os-release, and a digest of the lines of
+    /etc/hosts that speak of other hosts are compared; a machine's own line and loopback addresses are left out.
+
+    ## What to do
+
+    Where a node fails alone, look here first. One container image for all nodes keeps them the same.
+    """
+    if len(fleet.nodes) < 2:
+        return skipped("one node only: there is nothing to compare")
+    software = fleet.each(lambda node: node.software)
+    torch = [(node, build) for node in fleet.nodes if (build := known(node.torch)) is not None]
+    compared: dict[str, Sequence[Voice[str]]] = {
+        "Python": voices_of(software, lambda one: one.executable),
+        "torch": voices_of(torch, lambda one: one.path),
+        "system": voices_of(software, lambda one: one.os_name or None),
+        "/etc/hosts (digest)": voices_of(software, lambda one: one.hosts_digest),
+    }
+    splits = [(name, split) for name, voices in compared.items() if (split := compare(voices)) is not None]
+    problems = [
+        Problem(
+            summary=describe(split, name),
+            fix="set the nodes up alike, or run them from one container image",
+            confidence=split.confidence,
+            hosts=split.hosts,
+        )
+        for name, split in splits
+    ]
+    return judged(problems, f"paths and systems of {len(software)} nodes")

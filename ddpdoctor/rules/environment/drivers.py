@@ -1,0 +1,232 @@
+"""DD301, DD302 and DD303: the NVIDIA driver, its libraries, and what torch has code for."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.reading import known, need
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.environment.job_size import ranks_here
+from ddpdoctor.rules.environment.wheels import (
+    SELECTOR,
+    cuda_wheel,
+    driver_of,
+    imported,
+    install_cuda_torch,
+    nvidia_gpus,
+    release,
+)
+from ddpdoctor.rules.registry import Group, node_rule
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.node import Node
+    from ddpdoctor.model.software import TorchBuild, TorchDevice
+
+MIN_DRIVER = {11: 450, 12: 525, 13: 580}
+"""Lowest driver for a major version of CUDA.
+https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html"""
+VERSION_MISMATCH = "LIB_RM_VERSION_MISMATCH"
+"""NVML's error 18, without its prefix."""
+
+
+@node_rule(
+    "DD301",
+    "driver-min",
+    Severity.ERROR,
+    "The NVIDIA driver is too old for the CUDA that torch is built for",
+    group=Group.GPUS,
+    needs=("software", "torch", "gpus"),
+    reads="/proc/driver/nvidia/version or NVML, torch.version.cuda, the libcuda that is loaded",
+)
+def check_driver_min(node: Node) -> Answer:
+    """Report a driver that is older than the major version of CUDA takes.
+
+    ## What it means
+
+    CUDA cannot be initialised: "The NVIDIA driver on your system is too old". torch then sees no GPU.
+
+    ## How it is told
+
+    CUDA 13 takes driver 580 or newer, CUDA 12 takes 525, CUDA 11 takes 450: NVIDIA's table of minor version
+    compatibility. Where torch has initialised CUDA nothing is wrong, whatever the numbers.
+
+    ## What else looks like it
+
+    NVIDIA's cuda-compat package lets an older driver of a data-centre GPU run a newer CUDA. Where it is in use the
+    check passes, unless CUDA could not be initialised with it: the package is then too new for the driver, or the GPU
+    is not one that it supports.
+
+    ## What to do
+
+    Upgrade the driver, or install the build of torch that is named, which the driver takes.
+    """
+    if not nvidia_gpus(node):
+        return skipped("no NVIDIA GPU has been given to this machine or container")
+    build, software, driver = known(node.torch), known(node.software), driver_of(node)
+    if build is not None and build.hip:
+        return skipped("torch is built for ROCm")
+    cuda = (build.cuda if build else None) or (software.torch_cuda if software else None)
+    if cuda is None or driver is None:
+        return skipped("torch is not built for CUDA" if driver else "the version of the driver is not known")
+    seen = f"driver {driver}, torch built for CUDA {cuda}"
+    least = MIN_DRIVER.get(release(cuda)[0])
+    if (build is not None and build.cuda_available) or least is None or release(driver)[0] >= least:
+        return passed(seen)
+    return judged([_too_old(node, driver, cuda, least, build)], seen)
+
+
+def _too_old(node: Node, driver: str, cuda: str, least: int, build: TorchBuild | None) -> Problem:
+    software = known(node.software)
+    version = (build.version if build else None) or (software.torch_version if software else None)
+    older = cuda_wheel(version, driver)
+    other = f", or {install_cuda_torch(node, version)}" if older else ""
+    evidence = [f"CUDA says: {build.cuda_error}"] if build and build.cuda_error else []
+    if build and build.cuda_library and "compat" in build.cuda_library:
+        evidence.append(f"cuda-compat is in use ({build.cuda_library}) and does not help here")
+    return Problem(
+        summary=f"NVIDIA driver {driver} is too old for torch's CUDA {cuda}, which needs {least} or newer",
+        evidence=tuple(evidence),
+        fix=f"upgrade the driver to {least} or newer{other}",
+    )
+
+
+@node_rule(
+    "DD302",
+    "driver-lib-mismatch",
+    Severity.ERROR,
+    "The NVIDIA driver in the kernel and its libraries have different versions",
+    group=Group.GPUS,
+    needs=("software", "gpus"),
+    reads="/proc/driver/nvidia/version, the names of libnvidia-ml.so.*, how NVML starts",
+)
+def check_driver_lib_mismatch(node: Node) -> Answer:
+    """Report libraries of the driver that do not belong to the module that the kernel has loaded.
+
+    ## What it means
+
+    The driver was upgraded and the old kernel module is still loaded (an unattended upgrade does this), or a container
+    keeps the libraries of a former driver. NVML says "Driver/library version mismatch", and CUDA finds no GPU.
+
+    ## How it is told
+
+    NVML refuses to start with that error. Where NVML was not asked: `/proc/driver/nvidia/version` names a version of
+    which there is no libnvidia-ml among those that were found.
+
+    ## What else looks like it
+
+    Old library files that lie beside the right ones harm nobody, and are not reported.
+
+    ## What to do
+
+    Reboot; or, with nothing using the GPUs, unload the modules and load the new ones. A container has to be started
+    again after an upgrade of the host's driver.
+    """
+    gpus = known(node.gpus)
+    if gpus is not None and gpus.init_error == VERSION_MISMATCH:
+        return judged([_mismatch(node, "NVML says: driver/library version mismatch")], "NVML refuses to start")
+    if gpus is not None and gpus.devices:
+        return passed(f"NVML works with driver {driver_of(node)}")
+    if not nvidia_gpus(node):
+        return skipped("no NVIDIA GPU has been given to this machine or container")
+    software = need(node.software)
+    versions = {path.rpartition(".so.")[2] for path in software.nvml_libraries}
+    if software.driver is None or not versions:
+        return skipped("the driver's version, or that of its libraries, cannot be seen")
+    seen = f"driver {software.driver}, libraries {' and '.join(sorted(versions))}"
+    if software.driver in versions:
+        return passed(seen)
+    return judged([_mismatch(node, f"found: {', '.join(software.nvml_libraries)}")], seen)
+
+
+def _mismatch(node: Node, evidence: str) -> Problem:
+    software = known(node.software)
+    driver = f" {software.driver}" if software and software.driver else ""
+    reload = "sudo rmmod nvidia_drm nvidia_modeset nvidia_uvm nvidia && sudo modprobe nvidia nvidia_uvm"
+    restart = " (in a container: start it again)" if software and software.container else ""
+    return Problem(
+        summary=f"The kernel has loaded NVIDIA driver{driver}, and its libraries are of another version: no GPU works",
+        evidence=(evidence,),
+        fix=f"reboot, or with nothing using the GPUs: {reload}{restart}",
+    )
+
+
+@node_rule(
+    "DD303",
+    "arch",
+    Severity.ERROR,
+    "torch has no kernels for a GPU that is here",
+    group=Group.GPUS,
+    needs=("torch", "software", "gpus"),
+    reads="torch.cuda.get_arch_list(), torch.cuda.get_device_capability()",
+)
+def check_arch(node: Node) -> Answer:
+    """Report a GPU for which torch was built without code.
+
+    ## What it means
+
+    The first kernel fails with "no kernel image is available for execution on the device".
+
+    ## How it is told
+
+    Machine code `sm_XY` runs on a GPU of the same major version X and of Y or above; `compute_XY` is compiled when it
+    is loaded, for a GPU of that version or a newer one. Names with an "a" run on exactly that version, those with an
+    "f" on its family. A GPU for which the build has nothing is reported: as an error where a rank would use it, or
+    where no GPU is fit; else, as for an old card that drives the screen, as a warning.
+
+    ## What to do
+
+    Install a build of torch that has the architecture (a newer torch for a newer GPU, an older one for an older GPU),
+    or leave the GPU out with `CUDA_VISIBLE_DEVICES`.
+    """
+    build = imported(node)
+    if isinstance(build, Answer):
+        return build
+    if build.hip or not build.cuda:
+        return skipped("torch is not built for CUDA")
+    if not build.devices or not build.arch_list:
+        return skipped(build.cuda_error or "torch sees no GPU")
+    unfit = [device for device in build.devices if not any(_runs_on(arch, device) for arch in build.arch_list)]
+    seen = f"{', '.join(sorted({_capability(device) for device in build.devices}))} with {' '.join(build.arch_list)}"
+    if not unfit:
+        return passed(seen)
+    needed = len(unfit) == len(build.devices) or any(device.index < ranks_here(node) for device in unfit)
+    problem = Problem(
+        summary=f"torch {build.version} has no kernels for {unfit[0].name} ({_capability(unfit[0])})",
+        evidence=(
+            f"GPUs {', '.join(str(device.index) for device in unfit)}",
+            f"torch is built for {' '.join(build.arch_list)}",
+        ),
+        fix=_fit_arch(node, build, unfit),
+        severity=Severity.ERROR if needed else Severity.WARNING,
+    )
+    return judged([problem], seen)
+
+
+def _capability(device: TorchDevice) -> str:
+    return f"sm_{device.capability[0]}{device.capability[1]}"
+
+
+def _runs_on(arch: str, device: TorchDevice) -> bool:
+    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
+    if match is None:
+        return False
+    kind, built, only = match.group(1), (int(match.group(2)), int(match.group(3))), match.group(4)
+    if only == "a":
+        return built == device.capability
+    if kind == "sm" or only == "f":
+        return built[0] == device.capability[0] and built[1] <= device.capability[1]
+    return built <= device.capability
+
+
+def _fit_arch(node: Node, build: TorchBuild, unfit: list[TorchDevice]) -> str:
+    newest = max(
+        (int(match.group(1)) for arch in build.arch_list if (match := re.search(r"_(\d+)\d[af]?$", arch))), default=0
+    )
+    if unfit[0].capability[0] > newest:
+        return f"install a newer build: {install_cuda_torch(node, None)}"
+    fit = [str(device.index) for device in build.devices if device not in unfit]
+    if fit:
+        return f"export CUDA_VISIBLE_DEVICES={','.join(fit)}"
+    return f"install an older build of torch that still has {_capability(unfit[0])}: {SELECTOR}"

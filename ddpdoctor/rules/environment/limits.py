@@ -1,0 +1,259 @@
+"""DD122, DD123, DD127 and DD128: open files, processes, the listen queue, and disks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.reading import known, need
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.environment.job_size import number, ranks_here, ranks_words, size, world_size
+from ddpdoctor.rules.registry import Group, node_rule
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.limits import Limit, Limits, Volume
+    from ddpdoctor.model.node import Node
+
+ENOUGH_FILES = 65536
+"""Ours: what images for training and batch systems commonly set; a loader that shares tensors by file descriptor
+holds one for each tensor that waits (torch.multiprocessing, sharing strategies)."""
+FILES_PER_RANK = 4
+"""Ours: rank 0 holds the store's connections of every rank, and Gloo one to each peer in every group."""
+FILES_OF_A_PROCESS = 128
+"""Ours: what Python, torch and CUDA have open by themselves."""
+TASKS_PER_RANK = 64
+"""Ours: threads of autograd, NCCL, CUDA, pinned memory and the watchdogs, and some loader workers."""
+MIN_FREE_BYTES = 1 << 30
+"""Ours: less does not hold a checkpoint, a compiler's cache or the flight recorder's dumps of a node."""
+SLOW_MB_S = 20.0
+"""Ours: below this a checkpoint of 1 GB takes a minute."""
+
+
+@node_rule(
+    "DD122",
+    "nofile",
+    Severity.WARNING,
+    "The limit on open files is low",
+    group=Group.LIMITS,
+    needs=("limits", "software"),
+    reads="RLIMIT_NOFILE, WORLD_SIZE",
+)
+def check_nofile(node: Node) -> Answer:
+    """Report a limit on open files that a job comes up against.
+
+    ## What it means
+
+    "Too many open files", "received 0 items of ancdata" from loader workers, or a store on rank 0 that takes no more
+    connections: often hours after the start.
+
+    ## How it is told
+
+    A soft limit below 65,536 is a warning. It is an error below 128 + 4 x WORLD_SIZE, where rank 0 cannot even hold
+    the connections of all ranks. The numbers are ours.
+
+    ## What else looks like it
+
+    A login shell's 1024 with a high hard limit: the command that is shown raises it, in the script that starts the job.
+
+    ## What to do
+
+    `ulimit -n` up to the hard limit. To raise that: `docker run --ulimit nofile=65536:65536`, `LimitNOFILE=` of the
+    service that starts the job, or `/etc/security/limits.conf`. Slurm hands on the limits of the shell that submits.
+    """
+    limit = need(node.limits).nofile
+    if limit is None:
+        return skipped("this system does not say how many files may be open")
+    seen = f"soft limit {_number(limit.soft)}, hard limit {_number(limit.hard)}"
+    if limit.soft is None or limit.soft >= ENOUGH_FILES:
+        return passed(seen)
+    ranks = world_size(node)
+    least = FILES_OF_A_PROCESS + FILES_PER_RANK * ranks if ranks else 0
+    short = limit.soft < least
+    why = f"a job of {ranks} ranks needs {least} on rank 0" if short else "loader workers and large jobs need more"
+    problem = Problem(
+        summary=f"Only {limit.soft} files may be open at a time: {why}",
+        evidence=(seen,),
+        fix=_raise_files(node, limit),
+        severity=Severity.ERROR if short else None,
+    )
+    return judged([problem], seen)
+
+
+def _number(value: int | None) -> str:
+    return "unlimited" if value is None else str(value)
+
+
+def _raise_files(node: Node, limit: Limit) -> str:
+    """Return the command that raises the soft limit, and where the hard one is in the way what raises that."""
+    if limit.hard is None or limit.hard >= ENOUGH_FILES:
+        return f"ulimit -n {ENOUGH_FILES}"
+    own = f"ulimit -n {limit.hard}, and " if limit.soft is not None and limit.hard > limit.soft else ""
+    software = known(node.software)
+    container = software.container if software else None
+    if container in {"docker", "podman"}:
+        return f"{own}{container} run --ulimit nofile={ENOUGH_FILES}:{ENOUGH_FILES} for the container"
+    if container is not None:
+        return f"{own}raise the hard limit where the container is started (LimitNOFILE={ENOUGH_FILES} of its runtime)"
+    return f'{own}echo "* - nofile {ENOUGH_FILES}" | sudo tee -a /etc/security/limits.conf, then log in again'
+
+
+@node_rule(
+    "DD123",
+    "nproc-pids",
+    Severity.WARNING,
+    "Few processes and threads are left to start",
+    group=Group.LIMITS,
+    needs=("limits",),
+    reads="RLIMIT_NPROC, the cgroup's pids.max and pids.current, OMP_NUM_THREADS",
+)
+def check_nproc_pids(node: Node) -> Answer:
+    """Report too little room for the processes and threads of the ranks.
+
+    ## What it means
+
+    "Resource temporarily unavailable", "can't start new thread", or a loader worker that dies at once.
+
+    ## How it is told
+
+    What is left of RLIMIT_NPROC for this user (it binds everybody but root), and of the control group's pids.max, is
+    held against 64 a rank plus OMP_NUM_THREADS. The number is ours: a rank has some 30 threads of its own.
+
+    ## What to do
+
+    `ulimit -u` up to the hard limit; `docker run --pids-limit`; `podPidsLimit` of the kubelet; `TasksMax=` of the
+    service or of the user's slice.
+    """
+    limits = need(node.limits)
+    wanted = ranks_here(node) * (TASKS_PER_RANK + (node.first.number("OMP_NUM_THREADS") or 1))
+    problems = []
+    seen = []
+    for left, most, what, fix in _task_limits(limits):
+        seen.append(f"{left} of {most} left ({what})")
+        if left < wanted:
+            summary = f"Only {left} more processes and threads may start: {what} is {most}"
+            evidence = (f"{ranks_words(node)} may want {wanted}",)
+            problems.append(Problem(summary=summary, evidence=evidence, fix=fix))
+    return judged(problems, "; ".join(seen) or "no limit on processes and threads")
+
+
+def _task_limits(limits: Limits) -> list[tuple[int, int, str, str]]:
+    """Return what is left of each limit, the limit, what it is called, and what raises it."""
+    found = []
+    nproc = limits.nproc
+    if limits.nproc_applies and nproc is not None and nproc.soft is not None and limits.user_processes is not None:
+        higher = nproc.hard is None or nproc.hard > nproc.soft
+        fix = f"ulimit -u {nproc.hard or 'unlimited'}" if higher else "raise nproc in /etc/security/limits.conf"
+        found.append((max(0, nproc.soft - limits.user_processes), nproc.soft, "RLIMIT_NPROC of this user", fix))
+    if limits.pids_max is not None and limits.pids_current is not None:
+        fix = "raise pids.max: docker run --pids-limit=-1, podPidsLimit of the kubelet, or TasksMax= of the service"
+        found.append((max(0, limits.pids_max - limits.pids_current), limits.pids_max, "pids.max of the cgroup", fix))
+    return found
+
+
+@node_rule(
+    "DD127",
+    "somaxconn",
+    Severity.WARNING,
+    "The queue of waiting connections is shorter than the job has ranks",
+    group=Group.LIMITS,
+    needs=("limits",),
+    reads="/proc/sys/net/core/somaxconn, WORLD_SIZE",
+)
+def check_somaxconn(node: Node) -> Answer:
+    """Report a listen queue that all ranks at once would overflow.
+
+    ## What it means
+
+    All ranks connect to rank 0's store in the same moment. What the queue does not hold is dropped and tried again,
+    which makes the start slow or lets it run into its timeout. torch warns itself: "Starting store with N workers but
+    somaxconn is M".
+
+    ## How it is told
+
+    `net.core.somaxconn` below WORLD_SIZE, on the node of rank 0: the comparison that torch makes (TCPStore.cpp).
+
+    ## What to do
+
+    The command that is shown, on the node of rank 0. In a container it is the container's own value:
+    `docker run --sysctl net.core.somaxconn=...`, or the pod's `securityContext.sysctls`.
+    """
+    ranks, queue = world_size(node), need(node.limits).somaxconn
+    if queue is None:
+        return skipped("this system does not tell net.core.somaxconn")
+    if ranks is None:
+        return skipped("WORLD_SIZE is not set: the size of the job is not known")
+    if node.ranks and node.ranks[0] != 0:
+        return skipped("the store is on the node of rank 0")
+    seen = f"somaxconn {queue}, {ranks} ranks"
+    if queue >= ranks:
+        return passed(seen)
+    problem = Problem(
+        summary=f"net.core.somaxconn is {queue}, and {ranks} ranks connect to rank 0 at once",
+        fix=f"sudo sysctl -w net.core.somaxconn={max(4096, ranks)}",
+    )
+    return judged([problem], seen)
+
+
+@node_rule(
+    "DD128",
+    "disk",
+    Severity.WARNING,
+    "A file system that the job writes to is full, read-only or does not answer",
+    group=Group.LIMITS,
+    needs=("limits",),
+    reads="statvfs of $TMPDIR, /tmp, the cache and the working directory; with --deep their write speed",
+)
+def check_disk(node: Node) -> Answer:
+    """Report a full or broken place for temporary files, caches and what the job writes.
+
+    ## What it means
+
+    Checkpoints fail late; the flight recorder's dumps and torchrun's error files are lost in silence, which are what
+    one would need then; a compiler's cache that cannot be written is built again by every rank.
+
+    ## How it is told
+
+    Less than 1 GiB left for this user (ours), a place for temporary files that may not be written to, or a file system
+    that does not answer within 2 s: a network server that has gone. A working directory or cache that is read-only is
+    none: many images have them. With `--deep` below 20 MB/s (ours) of writes that have reached the device is an info.
+
+    ## What to do
+
+    Make room, or lead the job elsewhere: `export TMPDIR=...`, `export XDG_CACHE_HOME=...`.
+    """
+    volumes = need(node.limits).volumes
+    problems = [problem for volume in volumes if (problem := _judge_volume(volume)) is not None]
+    return judged(problems, "; ".join(_volume_words(volume) for volume in volumes) or "no file system was seen")
+
+
+def _volume_words(volume: Volume) -> str:
+    if volume.error:
+        return f"{volume.path}: {volume.error}"
+    speed = f", writes {number(volume.write_mb_s)} MB/s" if volume.write_mb_s is not None else ""
+    closed = "" if volume.writable else ", not writable"
+    return f"{volume.path}: {size(volume.free_bytes)} left{closed}{speed}"
+
+
+def _judge_volume(volume: Volume) -> Problem | None:
+    place = f"{volume.path} ({volume.purpose})"
+    temporary = "temporary files" in volume.purpose or "/tmp" in volume.purpose  # noqa: S108 - a purpose, no file
+    elsewhere = "export TMPDIR=/path/on/another/disk" if temporary else f"make room: du -xh --max-depth=1 {volume.path}"
+    if volume.error:
+        return Problem(
+            summary=f"{place} cannot be used: it {volume.error}"
+            if "answer" in volume.error
+            else f"{place}: {volume.error}",
+            fix=f"look at its server or mount: grep {volume.path} /proc/mounts",
+        )
+    if not volume.writable:
+        return Problem(summary=f"{place} may not be written to", fix=elsewhere) if temporary else None
+    if volume.free_bytes < MIN_FREE_BYTES:
+        left = f"{size(volume.free_bytes)} of {size(volume.total_bytes)}"
+        return Problem(summary=f"{place} is nearly full: {left} left for this user", fix=elsewhere)
+    if volume.write_mb_s is not None and volume.write_mb_s < SLOW_MB_S:
+        return Problem(
+            summary=f"{place} is slow: {number(volume.write_mb_s)} MB/s reach the device",
+            fix="write checkpoints to a faster disk",
+            severity=Severity.INFO,
+        )
+    return None

@@ -1,0 +1,142 @@
+"""DD125 and DD326: the memory that a job may use, and how the kernel moves it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.reading import need
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.environment.job_size import ranks_here, ranks_words, size
+from ddpdoctor.rules.environment.wheels import nvidia_gpus
+from ddpdoctor.rules.registry import Group, node_rule
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.limits import Limits
+    from ddpdoctor.model.node import Node
+
+MEMORY_PER_RANK_BYTES = 2 << 30
+"""Ours: torch with CUDA takes about half of it before a model is loaded."""
+
+
+@node_rule(
+    "DD125",
+    "mem-limit",
+    Severity.WARNING,
+    "Little memory is left, or the kernel has killed for memory before",
+    group=Group.LIMITS,
+    needs=("limits",),
+    reads="MemAvailable, the cgroup's memory.max, memory.current and memory.events, LOCAL_WORLD_SIZE",
+)
+def check_mem_limit(node: Node) -> Answer:
+    """Report memory that will not do for the ranks, and past kills for memory under the same limit.
+
+    ## What it means
+
+    When memory runs out the kernel kills a process with SIGKILL: a rank or a loader worker is gone without a word, and
+    the others wait.
+
+    ## How it is told
+
+    What is left is the least of MemAvailable and of the control group's limits less what is in use; page cache that
+    can be dropped does not count as used. Below 2 GiB a rank (ours) is a warning. So is a count of past kills in the
+    control group whose limit holds here; the machine's own kills, outside of such a limit, are not counted.
+
+    ## What else looks like it
+
+    Kills of an earlier job in the same container or pod: the counter is kept as long as the control group lives.
+
+    ## What to do
+
+    Raise the limit (`docker run --memory`, `resources.limits.memory`, `sbatch --mem`), or use fewer loader workers,
+    less prefetching, smaller batches.
+    """
+    limits = need(node.limits)
+    left, of_what = _memory_left(limits)
+    if left is None:
+        return skipped("this system does not tell how much memory is left")
+    problems = []
+    wanted = MEMORY_PER_RANK_BYTES * ranks_here(node)
+    if left < wanted:
+        problems.append(
+            Problem(
+                summary=f"Only {size(left)} of memory are left for {ranks_words(node)} ({of_what})",
+                evidence=(_memory_words(limits),),
+                fix="raise the memory limit of the job, or end what else uses memory: ps aux --sort=-rss | head",
+            )
+        )
+    if limits.oom_kills:
+        times = "once" if limits.oom_kills == 1 else f"{limits.oom_kills} times"
+        problems.append(
+            Problem(
+                summary=f"The kernel has killed {times} for memory under the limit that holds here",
+                evidence=(_memory_words(limits),),
+                fix="raise the memory limit, or use fewer loader workers and smaller batches",
+            )
+        )
+    return judged(problems, _memory_words(limits))
+
+
+def _memory_left(limits: Limits) -> tuple[int | None, str]:
+    """Return how much is left, and by what."""
+    found = []
+    if limits.memory_available_bytes is not None:
+        found.append((limits.memory_available_bytes, "of the machine"))
+    if limits.memory_limit_bytes is not None and limits.memory_used_bytes is not None:
+        found.append((max(0, limits.memory_limit_bytes - limits.memory_used_bytes), "of the cgroup's limit"))
+    return min(found, default=(None, ""), key=lambda one: one[0] or 0)
+
+
+def _memory_words(limits: Limits) -> str:
+    words = []
+    if limits.memory_available_bytes is not None and limits.memory_total_bytes is not None:
+        words.append(f"{size(limits.memory_available_bytes)} of {size(limits.memory_total_bytes)} available")
+    if limits.memory_limit_bytes is not None and limits.memory_used_bytes is not None:
+        words.append(f"cgroup: {size(limits.memory_used_bytes)} of {size(limits.memory_limit_bytes)} used")
+    if limits.oom_kills is not None:
+        words.append(f"{limits.oom_kills} kills for memory")
+    if limits.swap_total_bytes:
+        words.append(f"swap {size(limits.swap_total_bytes)}")
+    return ", ".join(words)
+
+
+@node_rule(
+    "DD326",
+    "numa-balancing",
+    Severity.WARNING,
+    "The kernel moves memory between NUMA nodes by itself",
+    group=Group.LINKS,
+    needs=("limits", "software", "gpus"),
+    reads="/proc/sys/kernel/numa_balancing, /sys/devices/system/node",
+)
+def check_numa_balancing(node: Node) -> Answer:
+    """Report automatic NUMA balancing on a machine with several memory nodes and GPUs.
+
+    ## What it means
+
+    The kernel unmaps pages at intervals to see who uses them, and moves them. Ranks that copy to GPUs and network cards
+    stall now and then, which slows every collective; steps differ in length for no other reason.
+
+    ## How it is told
+
+    `kernel.numa_balancing` is not 0 and there are two or more memory nodes: a warning where there are NVIDIA GPUs, else
+    an info. AMD's guide to training and NVIDIA's to Grace advise to turn it off.
+
+    ## What to do
+
+    The command that is shown (as root, on the host), and `kernel.numa_balancing=0` in `/etc/sysctl.d/` to keep it.
+    Ranks that are bound to the memory node of their GPU (`torchrun --numa-binding`) lose nothing by it.
+    """
+    limits = need(node.limits)
+    if limits.numa_balancing is None:
+        return skipped("this kernel has no NUMA balancing")
+    seen = f"numa_balancing {limits.numa_balancing}, {limits.numa_nodes} memory node{'s' * (limits.numa_nodes != 1)}"
+    if limits.numa_nodes < 2 or not limits.numa_balancing:
+        return passed(seen)
+    problem = Problem(
+        summary=f"The kernel balances memory over {limits.numa_nodes} NUMA nodes by itself, which makes ranks stall",
+        evidence=(seen,),
+        fix="sudo sysctl -w kernel.numa_balancing=0",
+        severity=None if nvidia_gpus(node) else Severity.INFO,
+    )
+    return judged([problem], seen)

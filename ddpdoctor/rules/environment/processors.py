@@ -1,0 +1,141 @@
+"""DD124 and DD126: CPUs, and how many threads the ranks start on them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.reading import need
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.environment.job_size import (
+    by_torchrun,
+    cpus_here,
+    cpus_words,
+    effective_cpus,
+    number,
+    ranks_here,
+    ranks_words,
+)
+from ddpdoctor.rules.registry import Group, node_rule
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.limits import Limits
+    from ddpdoctor.model.node import Node
+
+MANY_MORE = 2
+"""Ours: a quota below half of the CPUs that a process sees makes its threads wait most of the time."""
+
+
+@node_rule(
+    "DD124",
+    "cpu-quota",
+    Severity.WARNING,
+    "Ranks and threads want more CPUs than they get",
+    group=Group.LIMITS,
+    needs=("limits",),
+    reads="the cgroup's cpu.max, sched_getaffinity, LOCAL_WORLD_SIZE, OMP_NUM_THREADS",
+)
+def check_cpu_quota(node: Node) -> Answer:
+    """Report more ranks or threads than CPUs, by affinity or by the control group's quota.
+
+    ## What it means
+
+    Ranks take turns on a CPU, and a collective waits for the one whose turn it is not. A quota stops all threads of the
+    container for the rest of every 100 ms once it is used up: GPUs idle while loader workers stand still.
+
+    ## How it is told
+
+    The CPUs that a node's ranks get are those of their affinity, or the quota where that is less (cpu.max, or
+    cpu.cfs_quota_us of version 1; the tightest of all groups above). Fewer of them than ranks, or fewer than ranks x
+    OMP_NUM_THREADS, is a warning. So is a quota of less than half of the CPUs that a process sees while
+    OMP_NUM_THREADS is unset: torch then starts a thread for every CPU that it sees.
+
+    ## What else looks like it
+
+    srun that binds every task to one CPU: `--cpus-per-task` is not handed on from sbatch since Slurm 22.05; see
+    `srun-cpus`.
+
+    ## What to do
+
+    More CPUs (`srun --cpus-per-task`, `resources.limits.cpu`, `docker run --cpus`), or fewer threads: the command that
+    is shown.
+    """
+    limits = need(node.limits)
+    cpus, ranks = effective_cpus(node, limits), ranks_here(node)
+    threads = node.first.number("OMP_NUM_THREADS")
+    said = f", OMP_NUM_THREADS={threads}" if threads is not None else ""
+    seen = f"{cpus_words(node, limits)} for {ranks_words(node)}{said}"
+    fitting = max(1, int(cpus // ranks))
+    if cpus < ranks:
+        summary = f"{ranks_words(node)} share {cpus_words(node, limits)}: they wait for each other's turns"
+        fix = f"give the job at least {ranks} CPUs: srun --cpus-per-task, resources.limits.cpu, docker run --cpus"
+        return judged([Problem(summary=summary, evidence=(seen,), fix=fix)], seen)
+    if threads is not None and threads > 0 and ranks * threads > cpus:
+        summary = f"{ranks_words(node)} with {threads} threads each share {cpus_words(node, limits)}"
+        return judged([Problem(summary=summary, evidence=(seen,), fix=f"export OMP_NUM_THREADS={fitting}")], seen)
+    if threads is None and _is_throttled(node, limits):
+        visible = len(cpus_here(node, limits))
+        summary = (
+            f"torch starts {visible} threads a rank, and the quota is {number(cpus)} CPUs: they are stopped in turns"
+        )
+        return judged([Problem(summary=summary, evidence=(seen,), fix=f"export OMP_NUM_THREADS={fitting}")], seen)
+    return passed(seen)
+
+
+def _is_throttled(node: Node, limits: Limits) -> bool:
+    return limits.cpu_quota is not None and limits.cpu_quota * MANY_MORE <= len(cpus_here(node, limits))
+
+
+@node_rule(
+    "DD126",
+    "omp",
+    Severity.WARNING,
+    "OMP_NUM_THREADS does not fit the CPUs that a rank has",
+    group=Group.LIMITS,
+    needs=("limits",),
+    reads="OMP_NUM_THREADS, LOCAL_WORLD_SIZE, sched_getaffinity, whether torchrun started the ranks",
+)
+def check_omp(node: Node) -> Answer:
+    """Report ranks that start too many threads on the processors, or have one where they could have several.
+
+    ## What it means
+
+    Unset, every rank starts one OpenMP thread for each CPU that it may use: eight ranks on 64 CPUs are 512 threads that
+    push each other aside. torchrun therefore sets it to 1 where there are several ranks, which is safe and slow: work
+    on the processors (augmentation, an optimizer that is offloaded, CPU training) uses one CPU a rank.
+
+    ## How it is told
+
+    Unset, several ranks on the node, and their CPUs overlap: a warning. Set to 1 under torchrun while a rank could have
+    two CPUs or more: an info, for it may be what is wanted. Ranks that are bound to CPUs of their own, as by Slurm,
+    need no setting.
+
+    ## What to do
+
+    The command that is shown: CPUs divided by ranks, fewer where loader workers need some too.
+    """
+    limits, ranks = need(node.limits), ranks_here(node)
+    threads = node.first.variables.get("OMP_NUM_THREADS")
+    cpus = effective_cpus(node, limits)
+    share = max(1, int(cpus // ranks))
+    seen = f"OMP_NUM_THREADS={threads}" if threads is not None else "OMP_NUM_THREADS is not set"
+    seen += f", {cpus_words(node, limits)} for {ranks_words(node)}"
+    fix = f"export OMP_NUM_THREADS={share}"
+    if ranks < 2:
+        return skipped("one rank on this node: it may have all CPUs")
+    if threads is None and _overlap(node, cpus):
+        summary = f"OMP_NUM_THREADS is not set: {ranks} ranks start a thread each for every one of {number(cpus)} CPUs"
+        return judged([Problem(summary=summary, fix=fix)], seen)
+    if threads == "1" and by_torchrun(node) and share > 1:
+        summary = f"OMP_NUM_THREADS is 1, torchrun's default: each rank computes on one CPU of {share}"
+        return judged([Problem(summary=summary, fix=fix, severity=Severity.INFO)], seen)
+    return passed(seen)
+
+
+def _overlap(node: Node, cpus: float) -> bool:
+    """Say whether the threads that the ranks would start are more than their CPUs."""
+    own = [len(process.cpus) for process in node.processes if process.cpus]
+    if len(own) < ranks_here(node):
+        # Not every rank has looked: take the others to be like the widest of those that have.
+        return ranks_here(node) * max(own, default=0) > cpus
+    return sum(own) > cpus

@@ -1,0 +1,128 @@
+"""DD121: shared memory."""
+# ruff: noqa: S108 - the folder is what is spoken of, and nothing is written there
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.reading import known, need
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
+from ddpdoctor.rules.environment.job_size import size
+from ddpdoctor.rules.registry import Group, node_rule
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.limits import SharedMemory
+    from ddpdoctor.model.node import Node
+
+MIB, GIB = 1 << 20, 1 << 30
+DOCKER_SHM_BYTES = 64 * MIB
+"""What `docker run` and Kubernetes give without being asked (https://docs.docker.com/reference/cli/docker/container/run)."""
+LOW_SHM_BYTES = 512 * MIB
+"""The limit below which DeepSpeed's ds_report warns (deepspeed/env_report.py)."""
+LOADER_SHM_BYTES = 2 * GIB
+"""Ours: a few prefetched batches of images for some workers a rank."""
+STALE_SHARE = 10
+"""Ours: leftovers are worth a warning from a tenth of the size on."""
+
+
+@node_rule(
+    "DD121",
+    "shm",
+    Severity.WARNING,
+    "/dev/shm is small, full or may not be written to",
+    group=Group.LIMITS,
+    needs=("limits", "software"),
+    reads="statvfs of /dev/shm, the files in it, loader workers that run here",
+)
+def check_shm(node: Node) -> Answer:
+    """Report shared memory that loader workers and NCCL will run out of.
+
+    ## What it means
+
+    Workers of a DataLoader hand their batches over through /dev/shm, and NCCL's ranks of one node talk through it.
+    When it is full the process that writes to it is killed by SIGBUS ("DataLoader worker is killed by signal: Bus
+    error"), or NCCL says "unhandled system error".
+
+    ## How it is told
+
+    | /dev/shm | severity |
+    |---|---|
+    | less than 64 MiB in all, or not writable | error |
+    | 64 MiB, what Docker and Kubernetes give | warning; an error while loader workers run here |
+    | below 512 MiB, where DeepSpeed's ds_report warns | warning |
+    | below 2 GiB (ours) while loader workers run here | warning |
+
+    Files of torch and NCCL that are older than ten minutes and whose owners have gone are a warning from a tenth of
+    the size on, else an info. They are looked for only where all processes of the machine can be seen.
+
+    ## What to do
+
+    `docker run --shm-size=16g` (or `--ipc=host`); in Kubernetes a volume `emptyDir: {medium: Memory}` mounted at
+    /dev/shm; on a machine `mount -o remount,size=...`. NVIDIA's advice for NCCL is at least 1 GB.
+    """
+    shm, software = need(node.limits).shm, known(node.software)
+    if shm is None:
+        if software is None or software.platform != "linux":
+            return skipped("this system has no /dev/shm")
+        summary = "There is no /dev/shm: loader workers and NCCL have nothing to share memory through"
+        return judged(
+            [Problem(summary=summary, fix="sudo mount -t tmpfs shm /dev/shm", severity=Severity.ERROR)], "none"
+        )
+    if shm.volume.error:
+        return unknown(f"/dev/shm could not be looked at: {shm.volume.error}")
+    small = _small_shm(shm, software.container if software else None)
+    found = [problem for problem in (small, _stale(shm)) if problem is not None]
+    return judged(found, _shm_words(shm))
+
+
+def _shm_words(shm: SharedMemory) -> str:
+    workers = f", {shm.loader_workers} loader workers" if shm.loader_workers else ""
+    return f"{size(shm.volume.free_bytes)} of {size(shm.volume.total_bytes)} left{workers}"
+
+
+def _small_shm(shm: SharedMemory, container: str | None) -> Problem | None:
+    total, free, workers = shm.volume.total_bytes, shm.volume.free_bytes, shm.loader_workers > 0
+    evidence = (_shm_words(shm),)
+    if not shm.volume.writable:
+        summary = "/dev/shm may not be written to: loader workers and NCCL cannot share memory"
+        return Problem(summary=summary, fix="sudo chmod 1777 /dev/shm", severity=Severity.ERROR)
+    fix = _enlarge(container)
+    if total <= DOCKER_SHM_BYTES:
+        bad = workers or total < DOCKER_SHM_BYTES
+        what = "Docker's default" if total == DOCKER_SHM_BYTES else "less than any container has by default"
+        return Problem(
+            summary=f"/dev/shm has {size(total)}, {what}: loader workers and NCCL run out of it (bus errors)",
+            evidence=evidence,
+            fix=fix,
+            severity=Severity.ERROR if bad else None,
+        )
+    least = LOADER_SHM_BYTES if workers else LOW_SHM_BYTES
+    if total < least:
+        summary = f"/dev/shm has {size(total)}: less than the {size(least)} that loader workers and NCCL want"
+        return Problem(summary=summary, evidence=evidence, fix=fix)
+    if free < DOCKER_SHM_BYTES:
+        summary = f"/dev/shm is full: {size(free)} of {size(total)} are left"
+        return Problem(summary=summary, evidence=evidence, fix="ls -lS /dev/shm | head shows what fills it")
+    return None
+
+
+def _enlarge(container: str | None) -> str:
+    if container == "kubernetes":
+        return "mount a volume emptyDir {medium: Memory, sizeLimit: 16Gi} at /dev/shm"
+    if container in {"docker", "podman"}:
+        return f"{container} run --shm-size=16g (or --ipc=host)"
+    return "sudo mount -o remount,size=16G /dev/shm"
+
+
+def _stale(shm: SharedMemory) -> Problem | None:
+    if not shm.stale_files:
+        return None
+    first = " ".join(shm.stale_files[:3])
+    count = len(shm.stale_files)
+    return Problem(
+        summary=f"/dev/shm holds {size(shm.stale_bytes)} of processes that have gone",
+        evidence=(f"{count} file{'s' if count > 1 else ''} of torch and NCCL: {first}{' …' if count > 3 else ''}",),
+        fix=f"rm {' '.join(shm.stale_files) if count <= 8 else first + ' …'}",
+        severity=None if shm.stale_bytes * STALE_SHARE >= shm.volume.total_bytes else Severity.INFO,
+    )

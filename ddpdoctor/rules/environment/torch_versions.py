@@ -1,0 +1,222 @@
+"""DD102, DD103 and DD105: what torch was built for, and whether that is what is here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.reading import known
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.environment.wheels import (
+    SELECTOR,
+    driver_of,
+    hides_gpus,
+    imported,
+    install_cuda_torch,
+    nvidia_gpus,
+    release,
+)
+from ddpdoctor.rules.registry import Group, node_rule
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.node import Node
+    from ddpdoctor.model.software import TorchBuild
+
+AMD = 0x1002
+AMD_COMPUTE_CLASSES = (0x0380, 0x1200)
+"""Data-centre GPUs: "display controller, other" and "processing accelerator". A laptop's has class 0x0300."""
+
+
+@node_rule(
+    "DD102",
+    "torch-cuda-build",
+    Severity.ERROR,
+    "A build of torch without CUDA on a machine with GPUs",
+    group=Group.VERSIONS,
+    needs=("software", "torch", "gpus", "pci"),
+    reads="torch.version.cuda and .hip, the GPUs that NVML lists, /dev/nvidia*, PCI",
+)
+def check_torch_cuda_build(node: Node) -> Answer:
+    """Report a CPU build of torch on a machine whose GPUs it therefore cannot use.
+
+    ## What it means
+
+    `torch.cuda.is_available()` is False and the NCCL backend is missing: the job runs on the processors, many times
+    slower, or stops with "Distributed package doesn't have NCCL built in".
+
+    ## How it is told
+
+    torch names neither CUDA nor ROCm, and this machine or container has been given GPUs: NVML lists them, or
+    `/dev/nvidia0` is there. What the PCI bus and /proc show is not enough, for in a container they are the host's.
+    Of AMD's GPUs those of data centres count.
+
+    ## What else looks like it
+
+    A GPU without NVIDIA's driver (nouveau) is reported as info. A job that hides its GPUs with an empty
+    `CUDA_VISIBLE_DEVICES` is meant to run on the processors, and is skipped.
+
+    ## What to do
+
+    Install the build that is named; its index is chosen by the version of the driver.
+    """
+    build = imported(node)
+    if isinstance(build, Answer):
+        return build
+    if build.hip:
+        return passed(f"a build for ROCm {build.hip}")
+    if hides_gpus(node):
+        return skipped("CUDA_VISIBLE_DEVICES hides all GPUs")
+    if build.cuda:
+        return _amd_without_rocm(node, build) or passed(f"a build for CUDA {build.cuda}")
+    count = nvidia_gpus(node)
+    if not count:
+        return _amd_without_rocm(node, build) or _gpu_without_driver(node) or passed("a CPU build, and no GPU here")
+    problem = Problem(
+        summary=f"torch {build.version} is a CPU build, so the GPUs here cannot be used, and there is no NCCL",
+        evidence=(f"{count} NVIDIA GPU{'s' if count > 1 else ''}, driver {driver_of(node) or 'of unknown version'}",),
+        fix=install_cuda_torch(node, build.version),
+    )
+    return judged([problem], f"torch {build.version} and {count} NVIDIA GPUs")
+
+
+def _amd_without_rocm(node: Node, build: TorchBuild) -> Answer | None:
+    pci, software = known(node.pci), known(node.software)
+    devices = pci.devices if pci else ()
+    found = [one for one in devices if one.vendor == AMD and one.device_class >> 8 in AMD_COMPUTE_CLASSES]
+    if not found or software is None or "/dev/kfd" not in software.gpu_devices or nvidia_gpus(node):
+        return None
+    problem = Problem(
+        summary=f"torch {build.version} has no ROCm, so the AMD GPUs here cannot be used",
+        evidence=(f"AMD GPUs at {', '.join(one.bus_id for one in found)}, and /dev/kfd",),
+        fix=f"install a ROCm build of torch by the command that {SELECTOR} shows",
+    )
+    return judged([problem], f"torch {build.version} and {len(found)} AMD GPUs")
+
+
+def _gpu_without_driver(node: Node) -> Answer | None:
+    gpus = known(node.gpus)
+    on_bus = [gpu for gpu in gpus.on_bus if gpu.driver != "vfio-pci"] if gpus else []
+    if not on_bus or driver_of(node):
+        return None
+    problem = Problem(
+        summary="There is an NVIDIA GPU without NVIDIA's driver, and torch is a CPU build: jobs run on the processors",
+        evidence=(f"a GPU at {on_bus[0].bus_id}, driver {on_bus[0].driver or 'none'}",),
+        fix="to use the GPU, install NVIDIA's driver and a CUDA build of torch",
+        severity=Severity.INFO,
+    )
+    return judged([problem], "a CPU build, and a GPU without a driver")
+
+
+@node_rule(
+    "DD103",
+    "nccl-loaded",
+    Severity.WARNING,
+    "Another NCCL is loaded than torch was built with",
+    group=Group.VERSIONS,
+    needs=("torch",),
+    reads="torch.cuda.nccl.version(), libnccl in /proc/self/maps, its ncclGetVersion, LD_PRELOAD, LD_LIBRARY_PATH",
+)
+def check_nccl_loaded(node: Node) -> Answer:
+    """Report an NCCL that stands in front of the one that torch was built with.
+
+    ## What it means
+
+    `LD_LIBRARY_PATH`, `LD_PRELOAD` or the system's library folders bring in another libnccl. An older one lacks
+    functions that torch calls, or talks another protocol than the other nodes; with two of them in one process,
+    plugins and torch may use different ones.
+
+    ## How it is told
+
+    The child that imported torch lists the libnccl files it has mapped and asks the first for its version. Two files,
+    or a version other than the one torch was compiled with, is a warning. A newer one that was installed as a wheel,
+    beside torch, is what people do to upgrade NCCL: info.
+
+    ## What to do
+
+    Take the folder that is named out of `LD_LIBRARY_PATH`, or unset `LD_PRELOAD`, and look again.
+    """
+    build = imported(node)
+    if isinstance(build, Answer):
+        return build
+    if build.nccl is None:
+        return skipped("torch is built without NCCL")
+    if not build.nccl_libraries:
+        return passed(f"NCCL {build.nccl}, part of torch itself")
+    if len(build.nccl_libraries) > 1:
+        return judged([_two_libraries(build)], f"libnccl from {' and '.join(build.nccl_libraries)}")
+    path, loaded = build.nccl_libraries[0], build.nccl_loaded
+    if loaded is None or loaded == build.nccl:
+        return passed(f"NCCL {build.nccl} from {path}")
+    problem = Problem(
+        summary=f"torch was built with NCCL {build.nccl}, and NCCL {loaded} is loaded",
+        evidence=_where_from(build),
+        fix=_use_own_nccl(build),
+        severity=Severity.INFO if _is_upgrade(build) else Severity.WARNING,
+    )
+    return judged([problem], f"NCCL {loaded} from {path}, built with {build.nccl}")
+
+
+def _is_upgrade(build: TorchBuild) -> bool:
+    newer = release(build.nccl_loaded) > release(build.nccl)
+    return newer and "/nvidia/nccl/" in build.nccl_libraries[0] and build.nccl_found_by is None
+
+
+def _two_libraries(build: TorchBuild) -> Problem:
+    return Problem(
+        summary=f"Two NCCL libraries are loaded into one process: {' and '.join(build.nccl_libraries)}",
+        evidence=_where_from(build),
+        fix=_use_own_nccl(build),
+    )
+
+
+def _where_from(build: TorchBuild) -> tuple[str, ...]:
+    found = [f"mapped: {path}" for path in build.nccl_libraries]
+    return (*found, f"found by {build.nccl_found_by}") if build.nccl_found_by else tuple(found)
+
+
+def _use_own_nccl(build: TorchBuild) -> str:
+    if build.nccl_found_by == "LD_PRELOAD":
+        return "unset LD_PRELOAD"
+    folder = build.nccl_libraries[0].rpartition("/")[0]
+    if build.nccl_found_by == "LD_LIBRARY_PATH":
+        return f"take {folder} out of LD_LIBRARY_PATH, at least for the job"
+    if "/nvidia/nccl/" in folder:
+        return "pip install --force-reinstall torch brings back the NCCL that it was built with"
+    return f"remove the libnccl in {folder}, or install NCCL {build.nccl} there"
+
+
+@node_rule(
+    "DD105",
+    "hip-gpu-other",
+    Severity.INFO,
+    "torch is built for ROCm: checks of NVIDIA's software say nothing here",
+    group=Group.VERSIONS,
+    needs=("torch",),
+    reads="torch.version.hip",
+)
+def check_hip_gpu_other(node: Node) -> Answer:
+    """Say that torch is built for AMD's GPUs, so that what is checked of NVIDIA's is skipped.
+
+    ## What it means
+
+    Drivers, NVML, Xid errors, NVLink and the like are NVIDIA's. ddpdoctor has no checks of their own for AMD's GPUs
+    yet: `rocm-smi` and `rvs` are the tools to ask. All checks of limits, network, names, variables and the launch hold.
+
+    ## How it is told
+
+    `torch.version.hip` is set.
+
+    ## What to do
+
+    Nothing. Variables of RCCL are those of NCCL, with the same names.
+    """
+    build = imported(node)
+    if isinstance(build, Answer):
+        return build
+    if not build.hip:
+        return skipped("torch is not built for ROCm")
+    problem = Problem(
+        summary=f"torch is built for ROCm {build.hip}: checks of NVIDIA's driver and GPUs say nothing here",
+        fix="ask rocm-smi for the state of the GPUs",
+    )
+    return judged([problem], f"ROCm {build.hip}")

@@ -1,0 +1,229 @@
+"""DD101 and DD104: torch can be imported, and all nodes run the same versions."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.reading import Unread, Why, known, need
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.environment.wheels import driver_of, install_torch, pip, reinstall_torch
+from ddpdoctor.rules.majority import Split, Voice, compare, describe
+from ddpdoctor.rules.registry import Group, fleet_rule, node_rule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddpdoctor.model.node import Fleet, Node
+    from ddpdoctor.model.software import TorchBuild
+
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+@node_rule(
+    "DD101",
+    "torch-import",
+    Severity.ERROR,
+    "torch is missing or cannot be imported",
+    group=Group.VERSIONS,
+    needs=("software", "torch"),
+    reads="`import torch` in a child process; with --no-torch the metadata of the package",
+)
+def check_torch_import(node: Node) -> Answer:
+    """Report a Python in which `import torch` fails, with the last line of the error.
+
+    ## What it means
+
+    No rank will start. Missing altogether: the job runs in another Python than the one torch was installed in (a
+    virtual environment that was not activated, `sudo`, a Slurm job without its `source`). Broken: a library of CUDA
+    that the wheel needs is not there, a wheel for another processor, files of two versions mixed in one folder, or a
+    file or folder named `torch` where Python looks first.
+
+    ## How it is told
+
+    A Python of its own imports torch, so that a crash there is a fact and no crash of ddpdoctor. With `--no-torch`
+    only the package's metadata is looked at.
+
+    ## What else looks like it
+
+    An import that takes longer than 55 s is reported as "could not tell": it may be a slow file system.
+
+    ## What to do
+
+    Run the command that is shown, in the environment of the job. Where a path is named that is not in
+    `site-packages`, rename that file or folder.
+    """
+    torch = node.torch
+    if isinstance(torch, Unread) and torch.why is Why.NOT_ASKED:
+        version = need(node.software).torch_version
+        return passed(f"torch {version} is installed; it was not imported") if version else _absent(node)
+    build = need(torch)
+    if build.import_error is None:
+        return passed(f"torch {build.version}{_of_python(node)}")
+    missing = re.search(r"No module named '([\w.]+)'", build.import_error)
+    if missing and missing.group(1) == "torch":
+        return _absent(node)
+    problem = Problem(
+        summary=f"`import torch` fails: {build.import_error}",
+        evidence=(f"torch was found at {build.path}",) if build.path else (),
+        fix=_mend(node, build, missing.group(1) if missing else None),
+    )
+    return judged([problem], build.import_error)
+
+
+def _of_python(node: Node) -> str:
+    software = known(node.software)
+    return f", Python {software.python}" if software else ""
+
+
+def _absent(node: Node) -> Answer:
+    software = known(node.software)
+    where = f"the Python that ran here is {software.executable}" if software else "this Python has no torch"
+    problem = Problem(
+        summary="torch is not installed in this Python, so no rank can start",
+        evidence=(where,),
+        fix=install_torch(node),
+    )
+    return judged([problem], "no package torch")
+
+
+def _mend(node: Node, build: TorchBuild, missing: str | None) -> str:
+    if build.path and not any(folder in build.path for folder in _INSTALLED):
+        return f"rename or remove {build.path}: Python finds it before the torch that is installed"
+    if missing and not missing.startswith("torch"):
+        return f"{pip(node)} {missing.partition('.')[0]}"
+    software = known(node.software)
+    return reinstall_torch(node, software.torch_version if software else None)
+
+
+@fleet_rule(
+    "DD104",
+    "version-same",
+    Severity.ERROR,
+    "Nodes run different versions of torch, NCCL, the driver or the kernel",
+    group=Group.VERSIONS,
+    needs=("software", "torch", "gpus"),
+    reads="versions of torch, NCCL, Python, driver, VBIOS, kernel, OFED and image, and the GPU models, of every node",
+)
+def check_version_same(fleet: Fleet) -> Answer:
+    """Compare versions over all nodes, and name who differs from the majority.
+
+    ## What it means
+
+    Ranks with another torch or NCCL speak another protocol: NCCL warns "Mismatched NCCL version detected" and hangs
+    or fails; two torch versions may order collectives differently. Another driver, VBIOS, kernel, OFED, GPU model,
+    container image or Python is often the reason why one node is slower or fails alone.
+
+    ## How it is told
+
+    torch and NCCL that differ are errors, the others warnings. Of Python the minor version counts (3.11 against
+    3.12), of GPUs the models that a node has. What a node could not tell has no voice. More than half of the nodes
+    are the majority; where there is none, as with two nodes, all sides are named and the confidence is low.
+
+    ## What else looks like it
+
+    Nodes of two kinds in one job on purpose: ignore the warning, and expect the pace of the slower kind.
+
+    ## What to do
+
+    Install the version of the majority on the nodes that are named, or take those out of the job. A container image
+    named by its digest keeps all of it the same.
+    """
+    nodes = [node for node in fleet.nodes if known(node.software) or known(node.torch) or known(node.gpus)]
+    if len(fleet.nodes) < 2:
+        return skipped("one node only: there is nothing to compare")
+    splits = {name: (compare(_voices(nodes, value)), severity) for name, value, severity in _COMPARED}
+    if splits["GPUs:"][0] is not None:
+        # Other models have another VBIOS anyway.
+        del splits["VBIOS"]
+    problems = [_problem(name, split, severity) for name, (split, severity) in splits.items() if split is not None]
+    return judged(problems, f"versions of {len(nodes)} nodes: {_seen(nodes)}")
+
+
+def _voices(nodes: list[Node], value: Callable[[Node], str | None]) -> list[Voice[str]]:
+    return [Voice(host=node.host, ranks=node.ranks, value=value(node)) for node in nodes]
+
+
+def _problem(name: str, split: Split[str], severity: Severity) -> Problem:
+    return Problem(
+        summary=describe(split, name),
+        fix=_same(name, split),
+        severity=severity,
+        confidence=split.confidence,
+        hosts=split.hosts,
+    )
+
+
+def _same(name: str, split: Split[str]) -> str:
+    wanted = split.majority.value if split.majority else None
+    if name == "torch":
+        return f"python -m pip install torch=={wanted}" if wanted else "install one version of torch on all nodes"
+    if name in {"GPUs:", "VBIOS"}:
+        return "take nodes of one kind for a job, or expect the pace of the slowest"
+    return f"use {name.rstrip(':')} {wanted} on all nodes" if wanted else f"use one {name.rstrip(':')} on all nodes"
+
+
+def _seen(nodes: list[Node]) -> str:
+    first = [f"{name} {value(nodes[0])}" for name, value, _ in _COMPARED if nodes and value(nodes[0])]
+    return ", ".join(first[:4]) or "none is known"
+
+
+def _torch(node: Node) -> str | None:
+    torch, software = known(node.torch), known(node.software)
+    return (torch.version if torch else None) or (software.torch_version if software else None)
+
+
+def _nccl(node: Node) -> str | None:
+    torch, software = known(node.torch), known(node.software)
+    if torch is not None and torch.version:
+        return torch.nccl_loaded or torch.nccl
+    return software.nccl_wheel if software else None
+
+
+def _python(node: Node) -> str | None:
+    software = known(node.software)
+    return ".".join(software.python.split(".")[:2]) if software else None
+
+
+def _kernel(node: Node) -> str | None:
+    software = known(node.software)
+    return software.kernel or None if software else None
+
+
+def _image(node: Node) -> str | None:
+    software = known(node.software)
+    return software.image if software else None
+
+
+def _ofed(node: Node) -> str | None:
+    software = known(node.software)
+    return software.ofed if software else None
+
+
+def _gpu_models(node: Node) -> str | None:
+    return _of_gpus(node, lambda gpu: gpu.name)
+
+
+def _vbios(node: Node) -> str | None:
+    return _of_gpus(node, lambda gpu: gpu.vbios)
+
+
+def _of_gpus(node: Node, value: Callable[..., str | None]) -> str | None:
+    """Return what the GPUs of a node have, each kind once."""
+    gpus = known(node.gpus)
+    found = {value(gpu) for gpu in gpus.devices} if gpus else set()
+    return " and ".join(sorted(one for one in found if one)) or None
+
+
+_COMPARED: tuple[tuple[str, Callable[[Node], str | None], Severity], ...] = (
+    ("torch", _torch, Severity.ERROR),
+    ("NCCL", _nccl, Severity.ERROR),
+    ("Python", _python, Severity.WARNING),
+    ("NVIDIA driver", driver_of, Severity.WARNING),
+    ("GPUs:", _gpu_models, Severity.WARNING),
+    ("VBIOS", _vbios, Severity.WARNING),
+    ("kernel", _kernel, Severity.WARNING),
+    ("OFED", _ofed, Severity.WARNING),
+    ("container image", _image, Severity.WARNING),
+)

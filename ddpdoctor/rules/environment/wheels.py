@@ -1,0 +1,106 @@
+"""Versions as numbers, and the pip command that installs a torch which fits a machine."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.reading import known, need
+from ddpdoctor.rules.answers import Answer, skipped
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.node import Node
+    from ddpdoctor.model.software import TorchBuild
+
+INDEX = "https://download.pytorch.org/whl/"
+SELECTOR = "https://pytorch.org/get-started/locally"
+CUDA_WHEELS = (
+    ("cu130", 580, (2, 9), None),
+    ("cu128", 570, (2, 7), (2, 11)),
+    ("cu126", 525, (2, 6), None),
+    ("cu118", 450, (2, 0), (2, 7)),
+)
+"""Index, lowest driver, and the first and last torch that it has: https://pytorch.org/get-started/previous-versions.
+A build for CUDA 12.8 runs on driver 525 too; one for 12.6 asks less of such a driver."""
+
+
+def release(version: str | None) -> tuple[int, ...]:
+    """Return the numbers that a version begins with: (2, 13, 0) of "2.13.0+cu130", (580, 95, 5) of "580.95.05"."""
+    match = re.match(r"\d+(?:\.\d+)*", version or "")
+    return tuple(int(part) for part in match.group().split(".")) if match else ()
+
+
+def imported(node: Node) -> TorchBuild | Answer:
+    """Return what torch is; an answer where it cannot be imported, which `torch-import` reports."""
+    build = need(node.torch)
+    return skipped("torch cannot be imported") if build.import_error is not None else build
+
+
+def driver_of(node: Node) -> str | None:
+    """Return the version of the NVIDIA driver, by the kernel or else by NVML."""
+    software, gpus = known(node.software), known(node.gpus)
+    return (software.driver if software else None) or (gpus.driver if gpus else None)
+
+
+def nvidia_gpus(node: Node) -> int:
+    """Count the NVIDIA GPUs that this machine or container has been given.
+
+    What /proc and the PCI bus show does not count: in a container without GPUs that is the host's.
+    """
+    gpus, software = known(node.gpus), known(node.software)
+    if gpus is not None and gpus.devices:
+        return len(gpus.devices)
+    return sum(bool(re.fullmatch(r"/dev/nvidia\d+", path)) for path in software.gpu_devices) if software else 0
+
+
+def hides_gpus(node: Node) -> bool:
+    """Say whether every process has CUDA_VISIBLE_DEVICES set to nothing, so that a CPU job is meant."""
+    said = [process.variables.get("CUDA_VISIBLE_DEVICES") for process in node.processes]
+    return all(value is not None and value.strip() in {"", "-1"} for value in said)
+
+
+def pip(node: Node) -> str:
+    """Return the beginning of a pip command for the Python that looked."""
+    software = known(node.software)
+    return f"{software.executable if software else 'python'} -m pip install"
+
+
+def cuda_wheel(version: str | None, driver: str | None) -> str | None:
+    """Return the index whose build of a torch version fits a driver; None where no build does."""
+    torch, major = release(version)[:2], (release(driver) or (0,))[0]
+    for index, lowest, first, last in CUDA_WHEELS:
+        fits = not torch or (torch >= first and (last is None or torch <= last))
+        if fits and major >= lowest and (torch or last is None):
+            return index
+    return None
+
+
+def install_cuda_torch(node: Node, version: str | None) -> str:
+    """Return the command that installs a CUDA build of a torch version, or of the newest one."""
+    driver = driver_of(node)
+    index = cuda_wheel(version, driver)
+    if index is None:
+        return f"upgrade the NVIDIA driver ({driver or 'version not known'}), then install a CUDA build: {SELECTOR}"
+    plain = ".".join(str(part) for part in release(version))
+    # Without the local version pip would take the CPU build for what is wanted.
+    wanted = f"torch=={plain}+{index}" if plain else "torch"
+    return f"{pip(node)} {wanted} --index-url {INDEX}{index}"
+
+
+def install_torch(node: Node) -> str:
+    """Return the command that installs torch where there is none."""
+    if nvidia_gpus(node):
+        return install_cuda_torch(node, None)
+    software = known(node.software)
+    if software is not None and software.platform == "darwin":
+        return f"{pip(node)} torch"
+    return f"{pip(node)} torch --index-url {INDEX}cpu"
+
+
+def reinstall_torch(node: Node, version: str | None) -> str:
+    """Return the command that installs the very torch again that is there."""
+    if not version:
+        return install_torch(node)
+    local = re.search(r"\+(cpu|cu\d+|rocm[\d.]+)$", version)
+    index = f" --index-url {INDEX}{local.group(1)}" if local else ""
+    return f"{pip(node)} --force-reinstall torch=={version}{index}"
