@@ -7,19 +7,21 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import ddpdoctor
-from ddpdoctor.collect.node import Plan, read_node
+from ddpdoctor.collect.launches import ByHand, seen_launch
+from ddpdoctor.collect.node import Plan
 from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.environment import judge_fleet
+from ddpdoctor.diagnose.fleet import gather
 from ddpdoctor.diagnose.redact import redact
 from ddpdoctor.diagnose.selection import choose_rules, sections_of
 from ddpdoctor.model.findings import Finding, Outcome, Report, Severity
-from ddpdoctor.model.node import Fleet, Process
 from ddpdoctor.model.secrets import hide_secrets
 from ddpdoctor.rules.verdict import pick_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from ddpdoctor.model.node import Fleet
     from ddpdoctor.rules.registry import Rule
 
 FOUND, DEFECT, UNTOLD = 1, 3, 4
@@ -75,12 +77,17 @@ def check_environment(wanted: Wanted, env: Mapping[str, str]) -> Report | None:
     Raises ``UserError`` for checks that there are not, and where the other ranks cannot be reached.
     """
     started_at = now()
+    by_hand = ByHand(
+        nnodes=wanted.nnodes,
+        node_rank=wanted.node_rank,
+        master_addr=wanted.master_addr,
+        master_port=wanted.master_port,
+    )
+    launch = seen_launch(env, by_hand)
     rules = choose_rules(wanted.checks, wanted.skip)
     plan = Plan(sections=sections_of(rules), deep=wanted.deep, use_torch=wanted.use_torch)
-    system = System(env=env)
-    process = Process(rank=None, local_rank=None, pid=0, variables=dict(env), other_names=(), cpus=())
-    fleet = Fleet(nodes=(read_node(system, plan, (process,)),))
-    return build_checkup(fleet, rules, wanted, started_at, env)
+    fleet = gather(launch, System(env=env), plan, wanted.timeout_s)
+    return None if fleet is None else build_checkup(fleet, rules, wanted, started_at, env)
 
 
 def exit_status(report: Report, fail_on: Severity | None) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import queue
-import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from ddpdoctor.exchange.reach import reach
 from ddpdoctor.exchange.store import StoreError
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator
 
     from ddpdoctor.model.launch import Launch

@@ -1,0 +1,116 @@
+"""Several hosts on one machine, each with a network, /etc/hosts and host name of its own. Needs root and iproute2."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NETNS = Path("/etc/netns")
+"""`ip netns exec NAME` puts what lies in NETNS/NAME over /etc."""
+
+
+def require(*tools: str) -> None:
+    """Skip the test where this is not root or a tool is missing; in CI that is a failure."""
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    reason = "needs root" if os.geteuid() else f"needs {', '.join(missing)}" if missing else ""
+    if reason and os.environ.get("CI") == "true":
+        pytest.fail(f"in CI this must run: {reason}")
+    if reason:
+        pytest.skip(reason)
+
+
+class Hosts:
+    """Hosts dd0, dd1, … on a bridge. Names of namespaces and links carry this process's number: runs do not collide."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.tag = f"d{os.getpid() % 0x10000:04x}"
+        self.subnet = f"10.{64 + os.getpid() // 250 % 64}.{os.getpid() % 250}"
+        self.names = tuple(f"dd{number}" for number in range(count))
+        self._started: list[subprocess.Popen[str]] = []
+
+    def address(self, number: int) -> str:
+        return f"{self.subnet}.{10 + number}"
+
+    def namespace(self, number: int) -> str:
+        return f"{self.tag}h{number}"
+
+    def up(self) -> None:
+        bridge = f"{self.tag}br"
+        _ip("link", "add", bridge, "type", "bridge")
+        _ip("addr", "add", f"{self.subnet}.1/24", "dev", bridge)
+        _ip("link", "set", bridge, "up")
+        for number in range(self.count):
+            self._add_host(number, bridge)
+
+    def _add_host(self, number: int, bridge: str) -> None:
+        name, link = self.namespace(number), f"{self.tag}v{number}"
+        lines = ["127.0.0.1 localhost", *(f"{self.address(n)} {host}" for n, host in enumerate(self.names))]
+        (NETNS / name).mkdir(parents=True)
+        self.write(number, "hosts", "\n".join(lines) + "\n")
+        self.write(number, "resolv.conf", "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
+        _ip("netns", "add", name)
+        _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
+        _ip("link", "set", link, "master", bridge, "up")
+        _ip("-n", name, "addr", "add", f"{self.address(number)}/24", "dev", "eth0")
+        _ip("-n", name, "link", "set", "eth0", "up")
+        _ip("-n", name, "link", "set", "lo", "up")
+        _ip("-n", name, "route", "add", "default", "via", f"{self.subnet}.1")
+
+    def write(self, number: int, file: str, text: str) -> None:
+        """Write a file that the host has in /etc."""
+        (NETNS / self.namespace(number) / file).write_text(text)
+
+    def ip(self, number: int, *arguments: str) -> None:
+        """Run `ip` on a host: `ip(1, "link", "set", "eth0", "mtu", "1400")`."""
+        _ip("-n", self.namespace(number), *arguments)
+
+    def start(self, number: int, *command: str, **more: Any) -> subprocess.Popen[str]:
+        """Start a command on a host."""
+        setting = 'hostname "$0" && exec "$@"'
+        process = subprocess.Popen(
+            ["ip", "netns", "exec", self.namespace(number), "unshare", "--uts", "--", "sh", "-c", setting,
+             self.names[number], *command],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more,
+        )  # fmt: skip
+        self._started.append(process)
+        return process
+
+    def down(self) -> None:
+        """End what still runs on the hosts and take everything away."""
+        for number in range(self.count):
+            name = self.namespace(number)
+            for pid in _ip("netns", "pids", name, check=False).split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            _ip("netns", "del", name, check=False)
+            shutil.rmtree(NETNS / name, ignore_errors=True)
+        _ip("link", "del", f"{self.tag}br", check=False)
+        for process in self._started:
+            process.communicate(timeout=10)
+
+
+@contextlib.contextmanager
+def lent_hosts(count: int) -> Iterator[Hosts]:
+    """Give hosts for a while."""
+    require("ip", "unshare")
+    hosts = Hosts(count)
+    try:
+        hosts.up()
+        yield hosts
+    finally:
+        hosts.down()
+
+
+def _ip(*arguments: str, check: bool = True) -> str:
+    done = subprocess.run(["ip", *arguments], check=False, capture_output=True, text=True, timeout=20)
+    assert not check or done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
+    return done.stdout

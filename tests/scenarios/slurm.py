@@ -1,0 +1,137 @@
+"""A real Slurm of a few nodes on one machine, each such a host as in ``hosts``. Needs slurm-wlm and munge too."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.scenarios.hosts import NETNS, Hosts, require
+from tests.scenarios.running import free_port, wait_for
+
+CONF = """\
+ClusterName=ddpdoctor
+SlurmctldHost={controller}({address})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+SlurmctldPort={controller_port}
+SlurmdPort={node_port}
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+KillWait=5
+PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+NODE = "NodeName={name} NodeAddr={address} CPUs=4 CoresPerSocket=4 RealMemory=1000 State=UNKNOWN\n"
+# `ip netns exec` would mount /sys anew and so hide /sys/fs/cgroup, without which slurmd does not start.
+ENTER = """
+mount -t sysfs sysfs "$2" && mount --rbind /sys/fs/cgroup "$2/fs/cgroup" && mount --rbind "$2" /sys &&
+mount --bind "$1/hosts" /etc/hosts && mount --bind "$1/resolv.conf" /etc/resolv.conf &&
+hostname "$0" && exec slurmd -N "$0" -f "$3"
+"""
+
+
+class Slurm:
+    """A controller on this machine and a slurmd on every host."""
+
+    def __init__(self, hosts: Hosts, folder: Path) -> None:
+        self.hosts, self.folder = hosts, folder
+        self.conf = folder / "slurm.conf"
+
+    def up(self) -> None:
+        (self.folder / "state").mkdir()
+        # munged wants folders that others may enter, all the way up.
+        self.folder.chmod(0o755)
+        nodes = enumerate(self.hosts.names)
+        self.conf.write_text(
+            "".join(NODE.format(name=name, address=self.hosts.address(number)) for number, name in nodes)
+            + CONF.format(
+                controller=os.uname().nodename.partition(".")[0],
+                address=f"{self.hosts.subnet}.1",
+                folder=self.folder,
+                controller_port=free_port(),
+                node_port=free_port(),
+            )
+        )
+        self._start_munge()
+        _run("slurmctld", "-c", "-f", str(self.conf))
+        for number in range(self.hosts.count):
+            self._start_node(number)
+        assert wait_for(lambda: self.idle() == self.hosts.count, 40), self._logs()
+
+    def _start_munge(self) -> None:
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o400)
+        at = self.folder
+        _run(
+            "munged", "--force", f"--key-file={key}", f"--socket={at}/munge.socket", f"--pid-file={at}/munged.pid",
+            f"--log-file={at}/munged.log", f"--seed-file={at}/munge.seed",
+        )  # fmt: skip
+
+    def _start_node(self, number: int) -> None:
+        name = self.hosts.names[number]
+        namespace = self.hosts.namespace(number)
+        sys_folder = self.folder / f"sys.{name}"
+        sys_folder.mkdir()
+        _run(
+            "nsenter", f"--net=/run/netns/{namespace}", "unshare", "--uts", "--mount", "--propagation", "private", "--",
+            "sh", "-c", ENTER, name, str(NETNS / namespace), str(sys_folder), str(self.conf),
+        )  # fmt: skip
+
+    def idle(self) -> int:
+        """Return how many nodes are ready."""
+        return self.run("sinfo", "-h", "-N", "-o", "%T", check=False).stdout.split().count("idle")
+
+    def run(
+        self, *command: str, check: bool = True, limit_s: float = 100, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command of Slurm."""
+        return subprocess.run(
+            command, check=check, capture_output=True, text=True, timeout=limit_s, stdin=subprocess.DEVNULL,
+            cwd=self.folder, env={**os.environ, **env, "SLURM_CONF": str(self.conf)},
+        )  # fmt: skip
+
+    def down(self) -> None:
+        """End the daemons; those that hosts still run end with the hosts."""
+        for file in self.folder.glob("*.pid"):
+            with contextlib.suppress(OSError, ValueError):
+                os.kill(int(file.read_text()), signal.SIGTERM)
+
+    def _logs(self) -> str:
+        return "\n".join(f"{file.name}:\n{file.read_text()[-1500:]}" for file in self.folder.glob("*.log"))
+
+
+@contextlib.contextmanager
+def lent_slurm(hosts: Hosts, folder: Path) -> Iterator[Slurm]:
+    """Give a Slurm for a while."""
+    require("slurmctld", "slurmd", "srun", "munged", "nsenter")
+    slurm = Slurm(hosts, folder)
+    try:
+        slurm.up()
+        yield slurm
+    finally:
+        slurm.down()
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, f"{command[0]}: {done.stderr}"
