@@ -14,7 +14,7 @@ from ddpdoctor.model.network import FirewallChain
 from ddpdoctor.model.reading import Unread, Why
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from ddpdoctor.collect.bounded import Reply
     from ddpdoctor.collect.system import CommandResult, System
@@ -77,7 +77,18 @@ def _refusing(tool: str, tables: Tables) -> Iterator[FirewallChain]:
             refusal = _refusal(chain)
             if chain.incoming and refusal:
                 accepts = tuple(rule for rule in _reached(chains, name) if _lets_in(rule))
-                yield FirewallChain(name=f"{tool} {table} {name}", refusal=refusal, accepts=accepts[:MAX_ACCEPTS])
+                yield FirewallChain(
+                    name=f"{tool} {table} {name}",
+                    refusal=refusal,
+                    accepts=accepts[:MAX_ACCEPTS],
+                    manager=_manager(table, chains),
+                )
+
+
+def _manager(table: str, chains: Iterable[str]) -> str:
+    if "firewalld" in table or "INPUT_ZONES" in chains:
+        return "firewalld"
+    return "ufw" if any(name.startswith("ufw-") for name in chains) else ""
 
 
 def _refusal(chain: _Chain) -> str:

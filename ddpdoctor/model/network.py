@@ -87,6 +87,8 @@ class FirewallChain:
     """"policy drop", or the last rule: "reject with icmpx admin-prohibited"."""
     accepts: tuple[str, ...]
     """Rules that let new connections in, as the tool writes them, in this chain or one that it jumps to."""
+    manager: str = ""
+    """"firewalld" or "ufw" where one of them wrote it, as names of chains show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,3 +106,5 @@ class Network:
     """Unread where no MASTER_PORT is given or the store would be on another host."""
     firewall: tuple[FirewallChain, ...] | Unread
     """Chains that refuse what comes in by default; none: nothing does."""
+    mesh_proxy: bool = False
+    """The proxy of a service mesh (Istio's Envoy) listens in this network namespace."""

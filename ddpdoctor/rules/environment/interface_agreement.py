@@ -1,0 +1,201 @@
+"""DD213 and DD215: whether the interfaces that the nodes would use fit each other, as far as facts tell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.reading import known
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.environment.processes import merge_equal
+from ddpdoctor.rules.fleet_interfaces import VARIABLES, choices_of, first_picks, seen_of
+from ddpdoctor.rules.interface_choice import export, is_bridge, is_tunnel
+from ddpdoctor.rules.majority import Voice, compare, describe, host_list
+from ddpdoctor.rules.node_count import ONE_NODE, has_several_nodes
+from ddpdoctor.rules.rdma_ports import network_ports
+from ddpdoctor.rules.registry import Group, fleet_rule
+from ddpdoctor.rules.settings import find_setting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.model.network import Interface, Network
+    from ddpdoctor.model.node import Fleet, Node
+    from ddpdoctor.rules.fleet_interfaces import Chosen
+    from ddpdoctor.rules.interface_choice import Choice, Pick
+
+
+@fleet_rule(
+    "DD213", "iface-agree", Severity.ERROR, "An interface that a node would use cannot be reached by the others",
+    group=Group.NETWORK, needs=("network", "names", "conf_files", "rdma"),
+    reads="what NCCL and Gloo would use on every node: variables, interfaces, addresses, the host name",
+)  # fmt: skip
+def check_iface_agree(fleet: Fleet) -> Answer:
+    """Report nodes that would give the others an address which cannot lead to them.
+
+    ## What it means
+
+    Each rank tells the others an address of its own. One of a container bridge, of loopback, or one that another host
+    has too, leads nowhere or to the wrong host: ranks wait until their time limit, NCCL with "connect to 172.17.0.1
+    returned Connection refused".
+
+    ## How it is told
+
+    By the order of each library (see `iface-up`). NCCL leaves out docker*, lo and virbr* by itself, and none of cni*,
+    flannel*, veth*, br-*. With `NCCL_SOCKET_IFNAME=^docker0` it leaves out docker0 alone and takes lo, the first.
+    Wrong are: loopback, interfaces with such names, one address on two hosts, and a link-local address where other
+    nodes have none. A VPN's interface is a warning, and so is a bridge that NCCL would use for data beside the first
+    interface, where there is no InfiniBand or RoCE.
+
+    ## What else looks like it
+
+    Different networks on different nodes are no fault: they may be routed. Whether they are, only a connection tells.
+    What Gloo takes by the host name is judged by `hostname-loopback`.
+
+    ## What to do
+
+    Set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME on all nodes to the interface of the network between them.
+    """
+    if not has_several_nodes(fleet):
+        return skipped(ONE_NODE)
+    chosen = choices_of(fleet)
+    problems = [_unreachable(*one) for one in first_picks(chosen)]
+    problems += [_spare_bridge(*one) for one in chosen]
+    found = [*merge_equal(one for one in problems if one is not None), *_same_address(chosen), *_link_local(chosen)]
+    return judged(found, seen_of(chosen))
+
+
+def _unreachable(library: str, node: Node, network: Network, pick: Pick) -> Problem | None:
+    name = pick.interface.name
+    by_name = library == "Gloo" and not node.first.variables.get(VARIABLES[library])
+    if pick.ip.is_loopback and not by_name:
+        what = "which is loopback: the others would dial themselves"
+    elif is_bridge(name):
+        what = "a bridge to containers or virtual machines of the host itself: other nodes cannot reach it"
+    elif is_tunnel(name):
+        what = "which by its name is a VPN's: slow, if it leads to the other nodes at all"
+    else:
+        return None
+    return Problem(
+        summary=f"{library} would use {name} ({pick.ip}), {what}",
+        evidence=_why(library, node),
+        fix=f"{export(VARIABLES[library], network)} on all nodes",
+        severity=Severity.WARNING if is_tunnel(name) else None,
+        hosts=(node.host,),
+    )
+
+
+def _why(library: str, node: Node) -> tuple[str, ...]:
+    setting = find_setting(node, node.first, VARIABLES[library])
+    if setting is not None:
+        return (str(setting),)
+    names = known(node.names)
+    if library == "Gloo" and names is not None:
+        return (f"the host name resolves to {', '.join(names.own.addresses) or names.own.error}",)
+    return (f"{VARIABLES[library]} is not set",)
+
+
+def _spare_bridge(node: Node, network: Network, choice: Choice) -> Problem | None:
+    """Return that NCCL would carry data over a bridge too, which it does over TCP alone."""
+    rdma = known(node.rdma)
+    bridges = [pick for pick in choice.nccl[1:] if is_bridge(pick.interface.name)]
+    if not bridges or (rdma is not None and network_ports(node, rdma)):
+        return None
+    names = ", ".join(dict.fromkeys(str(pick) for pick in bridges))
+    return Problem(
+        summary=f"NCCL would use {names} for data over TCP too, and other nodes cannot reach what leads to containers",
+        evidence=(f"it takes all that run: {', '.join(map(str, choice.nccl))}",),
+        fix=f"{export(VARIABLES['NCCL'], network)} on all nodes",
+        severity=Severity.WARNING,
+        hosts=(node.host,),
+    )
+
+
+def _same_address(chosen: Chosen) -> Iterator[Problem]:
+    """Yield every address that two hosts would give to the others; loopback is reported by itself."""
+    holders: dict[tuple[str, str], list[tuple[Node, Network, Pick]]] = {}
+    for library, node, network, pick in first_picks(chosen):
+        if not (pick.ip.is_loopback or pick.ip.is_link_local):
+            holders.setdefault((library, str(pick.ip)), []).append((node, network, pick))
+    for (library, address), held in holders.items():
+        hosts = tuple(dict.fromkeys(node.host for node, _, _ in held))
+        if len(hosts) > 1:
+            yield Problem(
+                summary=f"{library} would give the others {address} on {host_list(hosts)}: one address cannot mean "
+                "several hosts",
+                evidence=tuple(f"{node.host}: {pick}" for node, _, pick in held[:4]),
+                fix=f"{export(VARIABLES[library], held[0][1])} on all nodes, with an interface whose address no other "
+                "host has",
+                hosts=hosts,
+            )
+
+
+def _link_local(chosen: Chosen) -> Iterator[Problem]:
+    """Yield nodes with an address that means something on their own cable alone, where others have a real one."""
+    for library, variable in VARIABLES.items():
+        picks = [(node, network, pick) for name, node, network, pick in first_picks(chosen) if name == library]
+        local = [one for one in picks if one[2].ip.is_link_local]
+        if local and len(local) < len(picks):
+            hosts = tuple(node.host for node, _, _ in local)
+            yield Problem(
+                summary=f"{library} would give the others a link-local address on {host_list(hosts)}, and not on "
+                f"{len(picks) - len(local)} others",
+                evidence=tuple(f"{node.host}: {pick}" for node, _, pick in local[:4]),
+                fix=f"{export(variable, local[0][1])}, or give {local[0][2].interface.name} an address",
+                hosts=hosts,
+            )
+
+
+@fleet_rule(
+    "DD215", "mtu", Severity.WARNING, "The MTU of the interface in use differs between nodes",
+    group=Group.NETWORK, needs=("network", "names", "conf_files"),
+    reads="mtu of /sys/class/net, of the interfaces that NCCL and Gloo would use on every node",
+)  # fmt: skip
+def check_mtu(fleet: Fleet) -> Answer:
+    """Report nodes whose packets may be larger than what others take.
+
+    ## What it means
+
+    Within one network nobody shortens packets: those that are larger than the receiver's MTU are dropped. Small
+    messages pass, so the ranks meet; the first large one stalls ("Timed out waiting for recv operation to complete").
+
+    ## How it is told
+
+    The MTU of the interfaces whose addresses NCCL and Gloo would give to the others is compared over all nodes.
+
+    ## What else looks like it
+
+    Nodes in different networks, with a router between them that reports what is too large, can do with different MTUs.
+    A switch with a smaller MTU than all nodes is not seen here: that takes a transfer.
+
+    ## What to do
+
+    Set the same MTU everywhere: `ip link set dev eth0 mtu 1500`, and in the network's configuration, so that it stays.
+    """
+    chosen = choices_of(fleet)
+    if len(chosen) < 2:
+        return skipped("one node was seen: there is nothing to compare")
+    by_library = {library: _sizes(library, chosen) for library in VARIABLES}
+    found = [problem for sizes in by_library.values() if (problem := _mtu(sizes)) is not None]
+    sizes = dict.fromkeys(f"{one.name} {one.mtu}" for those in by_library.values() for _, one in those)
+    return judged(merge_equal(found), ", ".join(sizes) or "no interface but loopback")
+
+
+def _sizes(library: str, chosen: Chosen) -> list[tuple[Node, Interface]]:
+    picks = [(node, pick) for name, node, _, pick in first_picks(chosen) if name == library]
+    return [(node, pick.interface) for node, pick in picks if not pick.ip.is_loopback]
+
+
+def _mtu(sizes: list[tuple[Node, Interface]]) -> Problem | None:
+    split = compare(Voice(host=node.host, ranks=node.ranks, value=one.mtu) for node, one in sizes)
+    if split is None:
+        return None
+    common = split.majority.value if split.majority is not None else min(side.value for side in split.minorities)
+    names = dict.fromkeys(one.name for _, one in sizes if one.mtu != common)
+    return Problem(
+        summary=describe(split, "MTU") + ": packets that are too large for a node are dropped",
+        evidence=tuple(f"{node.host}: {one.name}, {one.mtu}" for node, one in sizes if node.host in split.hosts)[:8],
+        fix=" && ".join(f"ip link set dev {name} mtu {common}" for name in names) + " where it differs",
+        confidence=split.confidence,
+        hosts=split.hosts,
+    )

@@ -1,0 +1,240 @@
+"""DD211 and DD212: whether the interfaces that variables name are there, and whether those in use can carry data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.reading import need
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
+from ddpdoctor.rules.environment.processes import merge_equal, ranks_of
+from ddpdoctor.rules.ifname import MARKS, is_ignored, parse_gloo_names, parse_nccl_names
+from ddpdoctor.rules.interface_choice import best_interface, choose, export
+from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.settings import find_setting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.model.network import Interface, Network
+    from ddpdoctor.model.node import Node, Process
+    from ddpdoctor.rules.settings import Setting
+
+NCCL, GLOO, TENSORPIPE = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"
+EXACT = (GLOO, TENSORPIPE)
+
+
+@node_rule(
+    "DD211", "ifname-exists", Severity.ERROR, "A variable names a network interface that is not there",
+    group=Group.NETWORK, needs=("network", "conf_files"),
+    reads="NCCL_SOCKET_IFNAME (also in NCCL's files), GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME, /sys/class/net",
+)  # fmt: skip
+def check_ifname_exists(node: Node) -> Answer:
+    """Report interface variables that no interface of this machine fits.
+
+    ## What it means
+
+    NCCL then ends with "Bootstrap : no socket interface found", Gloo with "Unable to find address for: eth1", in every
+    rank of the node.
+
+    ## How it is told
+
+    Each library's own grammar, from its source. `NCCL_SOCKET_IFNAME` is a list of beginnings of names; `=` before the
+    first makes them whole names, `^` before the first leaves them out, and both count once for the whole list: in
+    `^docker0,^lo` the second `^` is part of a name. `GLOO_SOCKET_IFNAME` is a list of whole names without blanks, and
+    every one must be there: NCCL's `^docker` or `=eth0` is "Unable to find address for: ^docker". `TP_SOCKET_IFNAME`,
+    for RPC alone, is one whole name. A value of one character is ignored by NCCL and Gloo.
+
+    ## What else looks like it
+
+    A list for several kinds of machines, `NCCL_SOCKET_IFNAME=eth,ib`, is good where one of its names fits.
+
+    ## What to do
+
+    Use the name that `ip -brief address` shows. Where names differ between nodes, set it on each.
+    """
+    network = need(node.network)
+    if not network.interfaces:
+        return unknown("the interfaces of this machine could not be read")
+    found = list(dict.fromkeys(_settings(node)))
+    if not found:
+        return skipped("none of NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME is set")
+    problems = [problem for process, setting in found for problem in _judge(network, process, setting)]
+    there = ", ".join(one.name for one in network.interfaces)
+    return judged(merge_equal(problems), f"{', '.join(dict.fromkeys(str(one) for _, one in found))}; there are {there}")
+
+
+def _settings(node: Node) -> Iterator[tuple[Process, Setting]]:
+    """Yield what the processes of a node have, each value once."""
+    seen = set()
+    for process in node.processes:
+        for name in (NCCL, GLOO, TENSORPIPE):
+            setting = find_setting(node, process, name)
+            if setting is not None and not is_ignored(setting.value) and setting not in seen:
+                if name in EXACT and setting.path is not None:
+                    continue  # only NCCL reads those files
+                seen.add(setting)
+                yield process, setting
+
+
+def _judge(network: Network, process: Process, setting: Setting) -> Iterator[Problem]:
+    if setting.name == NCCL:
+        yield from _judge_nccl(network, process, setting)
+        return
+    names = parse_gloo_names(setting.value) if setting.name == GLOO else (setting.value,)
+    there = {one.name for one in network.interfaces}
+    wrong = [name for name in names if name not in there]
+    if wrong:
+        yield Problem(
+            summary=f"{setting.name}={setting.value}: {_why_not(wrong[0], setting, there)}",
+            evidence=(f"interfaces: {', '.join(one.name for one in network.interfaces)}",),
+            fix=export(setting.name, network),
+            ranks=ranks_of([process]),
+        )
+
+
+def _why_not(name: str, setting: Setting, there: set[str]) -> str:
+    """Say in what way a name is none that Gloo or TensorPipe can use."""
+    library = "Gloo" if setting.name == GLOO else "TensorPipe"
+    if name[:1] and name[0] in MARKS:
+        return f"{name[0]} is NCCL's syntax, and {library} takes it for a part of the name"
+    if not name.strip():
+        return "there is an empty name in the list"
+    if name.strip() in there:
+        return f"the blank is a part of the name for {library}"
+    if setting.name == TENSORPIPE and "," in name:
+        return "TensorPipe takes one name and no list"
+    longer = sorted(one for one in there if one.startswith(name))
+    if longer:
+        return f"{library} takes whole names alone, and {name} is the beginning of {longer[0]}"
+    return f"there is no interface {name}"
+
+
+def _judge_nccl(network: Network, process: Process, setting: Setting) -> Iterator[Problem]:
+    wanted = parse_nccl_names(setting.value)
+    fitting = [one.name for one in network.interfaces if wanted.takes(one.name)]
+    evidence = (f"interfaces: {', '.join(one.name for one in network.interfaces)}",)
+    if not fitting:
+        what = "it leaves out every interface" if wanted.exclude else "no interface has such a name"
+        yield Problem(
+            summary=f'{setting}: {what}, and NCCL ends with "no socket interface found"',
+            evidence=evidence,
+            fix=_nccl_fix(network, setting),
+            ranks=ranks_of([process]),
+        )
+    elif wanted.stray_marks:
+        yield Problem(
+            summary=f"{setting}: NCCL reads ^ and = before the first name alone, and takes {wanted.stray_marks[0]} for "
+            "a name",
+            evidence=(*evidence, f"as it stands it lets through: {', '.join(fitting)}"),
+            fix=f"export {NCCL}={_with_marks_once(setting.value)}",
+            severity=Severity.WARNING,
+            ranks=ranks_of([process]),
+        )
+
+
+def _with_marks_once(text: str) -> str:
+    """Return "^docker0,lo" for "^docker0,^lo"."""
+    first, *others = text.split(",")
+    return ",".join([first, *(other.lstrip(MARKS) for other in others)])
+
+
+def _nccl_fix(network: Network, setting: Setting) -> str:
+    best = best_interface(network) or "INTERFACE"
+    return f"put {NCCL}={best} into {setting.path}" if setting.path else f"export {NCCL}={best}"
+
+
+@node_rule(
+    "DD212", "iface-up", Severity.ERROR, "An interface that NCCL or Gloo would use is down or has no address",
+    group=Group.NETWORK, needs=("network", "names", "conf_files"),
+    reads="flags, operstate, carrier of /sys/class/net, addresses, the host name's, NCCL's and Gloo's variables",
+)  # fmt: skip
+def check_iface_up(node: Node) -> Answer:
+    """Report interfaces that the libraries would use, or are told to use, and that cannot carry data.
+
+    ## What it means
+
+    NCCL leaves out what does not run and ends with "no socket interface found" when nothing is left. Gloo takes what
+    it is told, up or down: without an address it ends with "Unable to find address for: eth1"; with one its connections
+    time out.
+
+    ## How it is told
+
+    IFF_UP and the state in /sys/class/net; `carrier` 0 is a cable that is not in or a link that is down. What each
+    library would use follows its source: Gloo the interface of the host name's first own address, NCCL the first of
+    ib*, any but docker*, lo and virbr*, docker*, lo, virbr*. With -v the check says what that is here.
+
+    ## What else looks like it
+
+    Of several interfaces that NCCL_SOCKET_IFNAME names, some may be down: NCCL does without them, a warning.
+
+    ## What to do
+
+    `ip link set dev eth1 up`, plug in the cable, give it an address, or name another interface.
+    """
+    network = need(node.network)
+    if not network.interfaces:
+        return unknown("the interfaces of this machine could not be read")
+    choice = choose(node, network)
+    problems = [*_nccl_down(node, network, others=bool(choice.nccl)), *_gloo_down(node, network)]
+    if not _text(node, GLOO):
+        idle = [pick.interface for pick in choice.gloo or () if not pick.interface.running]
+        problems += [_down("Gloo", one, network, "the host name's address is on it") for one in idle]
+    return judged(problems, str(choice))
+
+
+def _text(node: Node, name: str) -> str:
+    setting = find_setting(node, node.first, name)
+    return "" if setting is None or is_ignored(setting.value) else setting.value
+
+
+def _gloo_down(node: Node, network: Network) -> Iterator[Problem]:
+    by_name = {one.name: one for one in network.interfaces}
+    named = [by_name[name] for name in parse_gloo_names(_text(node, GLOO)) if name in by_name]
+    for interface in named:
+        if not interface.addresses or not interface.running:
+            yield _down("Gloo", interface, network, f"{GLOO}={_text(node, GLOO)}")
+
+
+def _nccl_down(node: Node, network: Network, *, others: bool) -> Iterator[Problem]:
+    """Yield what NCCL_SOCKET_IFNAME asks for by name and cannot be used; all that it fits, where nothing is left."""
+    wanted = parse_nccl_names(_text(node, NCCL))
+    if wanted.exclude or not wanted.names:
+        return
+    fitting = [one for one in network.interfaces if wanted.takes(one.name)]
+    unusable = [one for one in fitting if not one.addresses or not one.running]
+    named = [one for one in unusable if one.name in wanted.names] if others else unusable
+    for interface in named:
+        yield _down(
+            "NCCL", interface, network, f"{NCCL}={_text(node, NCCL)}", severity=Severity.WARNING if others else None
+        )
+
+
+def _down(
+    library: str, interface: Interface, network: Network, why: str, *, severity: Severity | None = None
+) -> Problem:
+    state = _state(interface)
+    name = interface.name
+    others = best_interface(network)
+    variable = NCCL if library == "NCCL" else GLOO
+    mend = f"ip link set dev {name} up" if not interface.up else f"ip address show dev {name}"
+    return Problem(
+        summary=f"{library} is to use {name}, which {state}",
+        evidence=(f"{name}: {_facts(interface)}", why),
+        fix=mend + (f", or export {variable}={others}" if others not in {None, name} else ""),
+        severity=severity,
+    )
+
+
+def _state(interface: Interface) -> str:
+    if not interface.up:
+        return "is down"
+    if interface.carrier is False or not interface.running:
+        return "has no link"
+    return "has no address"
+
+
+def _facts(interface: Interface) -> str:
+    carrier = {True: "carrier", False: "no carrier", None: "carrier not known"}[interface.carrier]
+    addresses = ", ".join(interface.addresses) or "no address"
+    return f"{'up' if interface.up else 'down'}, state {interface.operstate}, {carrier}, {addresses}"

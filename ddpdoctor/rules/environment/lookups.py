@@ -1,0 +1,265 @@
+"""DD204, DD207 and DD209: whether all nodes find the host where the ranks meet, and how fast names are looked up."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.node import Launcher
+from ddpdoctor.model.reading import known, need
+from ddpdoctor.model.rendezvous import LOOPBACK_NAMES
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.environment.processes import merge_equal
+from ddpdoctor.rules.majority import Voice, compare, describe
+from ddpdoctor.rules.node_count import has_several_nodes
+from ddpdoctor.rules.registry import Group, fleet_rule, node_rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ddpdoctor.model.network import Lookup, Names
+    from ddpdoctor.model.node import Fleet, Node
+
+    Found = tuple[tuple[Node, Lookup], ...]
+
+SLOW_S = 1.0
+"""Ours: a healthy name server answers in milliseconds; torch's store looks a name up at every connection."""
+FOREVER_S = 2.0
+"""What took so long was cut off (collect/names.py)."""
+
+
+@fleet_rule(
+    "DD204", "fqdn-forward", Severity.ERROR, "Another node cannot look up the full name of rank 0's host",
+    group=Group.NETWORK, needs=("names",), reads="socket.getfqdn on rank 0's host, getaddrinfo of it on all others",
+)  # fmt: skip
+def check_fqdn_forward(fleet: Fleet) -> Answer:
+    """Report nodes on which the full name of rank 0's host means nothing, or the node itself.
+
+    ## What it means
+
+    torchrun publishes `socket.getfqdn()` of rank 0's host as MASTER_ADDR, whatever the rendezvous endpoint was. That
+    name may come from a reverse look-up that no forward look-up confirms (names that end in `.ip6.arpa`, pytorch issue
+    73656), or from /etc/hosts of that host alone (`localhost`). The other nodes then wait for the store in vain.
+
+    ## How it is told
+
+    Every node looks the name up. It is wrong where that fails, takes longer than 2 seconds, or gives loopback addresses
+    alone on a node other than rank 0's.
+
+    ## What else looks like it
+
+    Where MASTER_ADDR is set to another name, as with --rdzv-backend static or srun, nobody uses the full name: a
+    warning.
+
+    ## What to do
+
+    Start torchrun with `--local-addr`, an address of the first host that all others reach, or correct DNS.
+    """
+    if not has_several_nodes(fleet) or len(fleet.nodes) < 2:
+        return skipped("no other node was seen")
+    found = tuple((node, names.head) for node, names in fleet.each(lambda node: node.names) if names.head is not None)
+    if not found:
+        return skipped("the full name of rank 0's host is not known")
+    name = found[0][1].name
+    problems = [_no_forward(fleet, node, one) for node, one in found if _is_astray(fleet, node, one)]
+    return judged(merge_equal(problems), f"rank 0's host calls itself {name}; looked up on {len(found)} nodes")
+
+
+def _is_astray(fleet: Fleet, node: Node, lookup: Lookup) -> bool:
+    """Say whether a look-up leads to nothing, or to a node that is not rank 0's."""
+    if not lookup.addresses:
+        return True
+    return node is not fleet.nodes[0] and _all_loopback(lookup.addresses)
+
+
+def _all_loopback(addresses: Iterable[str]) -> bool:
+    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)
+
+
+def _no_forward(fleet: Fleet, node: Node, lookup: Lookup) -> Problem:
+    used = fleet.launcher is Launcher.NNODES or _master(node) == lookup.name
+    return Problem(
+        summary=f"rank 0's host calls itself by a full name that {_what_it_is(lookup)} on other nodes: "
+        + ("torchrun publishes it as MASTER_ADDR" if used else "torchrun's c10d rendezvous would publish it"),
+        evidence=(f"the name is {lookup.name}", *_how(lookup)),
+        fix="torchrun --local-addr ADDRESS_OF_THE_FIRST_HOST on the first host, or make the name resolve in DNS or "
+        "/etc/hosts of all nodes",
+        severity=None if used else Severity.WARNING,
+        hosts=(node.host,),
+    )
+
+
+def _what_it_is(lookup: Lookup) -> str:
+    if lookup.timed_out:
+        return "is not looked up within 2 s"
+    return "means the node itself" if lookup.addresses else "does not resolve"
+
+
+def _how(lookup: Lookup) -> tuple[str, ...]:
+    return (lookup.error,) if lookup.error else (f"it resolves to {', '.join(lookup.addresses)}",)
+
+
+def _master(node: Node) -> str:
+    return node.first.variables.get("MASTER_ADDR", "").strip()
+
+
+@fleet_rule(
+    "DD207", "master-resolve", Severity.ERROR, "The name of the master does not resolve, or not to the same host",
+    group=Group.NETWORK, needs=("names", "network"),
+    reads="MASTER_ADDR or the host of PET_RDZV_ENDPOINT, getaddrinfo of it on every node",
+)  # fmt: skip
+def check_master_resolve(fleet: Fleet) -> Answer:
+    """Report nodes where the name of the master does not resolve, or leads elsewhere than on the others.
+
+    ## What it means
+
+    A name that does not resolve does not fail at once: torch tries again until its time limit, with a line "gai error:
+    -3" or "-2" each time. Names that lead to different hosts (split DNS, an old /etc/hosts) leave some ranks waiting in
+    silence for a store that is elsewhere.
+
+    ## How it is told
+
+    Every node looks the name up. Sets of addresses are compared; their order is no difference, since servers rotate it.
+    Addresses that rank 0's host has on its interfaces all mean that host, whichever a node was told; there, a loopback
+    address means it too. Sets that have no address in common are an error, others a warning.
+
+    ## What else looks like it
+
+    A headless service of Kubernetes resolves once the pod is ready, unless it has `publishNotReadyAddresses: true`.
+
+    ## What to do
+
+    Correct DNS or /etc/hosts on the nodes that are named, or set MASTER_ADDR to an address.
+    """
+    readings = fleet.each(lambda node: node.names)
+    found = tuple((node, names.master) for node, names in readings if names.master is not None)
+    if not found:
+        return skipped("no MASTER_ADDR and no rendezvous endpoint is given")
+    if all(_is_no_name(lookup.name) for _, lookup in found):
+        return passed(f"{found[0][1].name} is no name to be looked up")
+    problems = [_unresolved(node, lookup) for node, lookup in found if not lookup.addresses]
+    if len({lookup.name for _, lookup in found}) == 1:
+        problems += _elsewhere(fleet, found)
+    seen = (f"{one.name} resolves to {', '.join(one.addresses) or one.error}" for _, one in found)
+    return judged(merge_equal(problems), "; ".join(dict.fromkeys(seen)))
+
+
+def _is_no_name(name: str) -> bool:
+    """Say whether a name is an address or localhost, which other checks look at."""
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return name.lower() in LOOPBACK_NAMES
+    return True
+
+
+def _unresolved(node: Node, lookup: Lookup) -> Problem:
+    how = "was not looked up within 2 s: a name server does not answer" if lookup.timed_out else "does not resolve"
+    return Problem(
+        summary=f"the name of the master {how}: torch tries again in silence until its time limit",
+        evidence=(f"{lookup.name}: {lookup.error}",),
+        fix=f"getent hosts {lookup.name} shows what the node knows; add the name to DNS or to /etc/hosts, or set "
+        "MASTER_ADDR to an address",
+        hosts=(node.host,),
+    )
+
+
+def _elsewhere(fleet: Fleet, found: Found) -> Iterator[Problem]:
+    """Yield the difference between what nodes are told, where it does not all mean rank 0's host."""
+    voices = [Voice(host=node.host, ranks=node.ranks, value=_meaning(fleet, node, one)) for node, one in found]
+    split = compare(voice for voice in voices if voice.value)
+    if split is None:
+        return
+    sides = [set(side.value) for side in (*split.minorities, *([split.majority] if split.majority else []))]
+    disjoint = not set.intersection(*sides)
+    yield Problem(
+        summary=describe(split, f"{found[0][1].name} resolves to", words=", ".join)
+        + ("" if disjoint else ": where a connection goes is left to chance"),
+        evidence=tuple(f"{node.host}: {', '.join(one.addresses)}" for node, one in found if node.host in split.hosts),
+        fix=f"make {found[0][1].name} mean one host in DNS and in /etc/hosts of all nodes, or set MASTER_ADDR to an "
+        "address",
+        severity=None if disjoint else Severity.WARNING,
+        confidence=split.confidence,
+        hosts=split.hosts,
+    )
+
+
+def _meaning(fleet: Fleet, node: Node, lookup: Lookup) -> tuple[str, ...] | None:
+    """Return the addresses that a node is told, sorted; those of rank 0's host become one and the same."""
+    head = fleet.nodes[0]
+    own = _interface_addresses(head)
+    if node is head and _all_loopback(lookup.addresses):
+        return None
+    meant = {"rank 0's host" if address in own else address for address in lookup.addresses}
+    return tuple(sorted(meant)) or None
+
+
+def _interface_addresses(node: Node) -> set[str]:
+    """Return the addresses of a node that mean it to others too: no loopback, and none that every host has."""
+    network = known(node.network)
+    found = (
+        ipaddress.ip_interface(address).ip
+        for interface in (network.interfaces if network is not None else ())
+        for address in interface.addresses
+    )
+    return {str(ip) for ip in found if not (ip.is_loopback or ip.is_link_local)}
+
+
+@node_rule(
+    "DD209", "rdns-slow", Severity.WARNING, "Looking up names and addresses is slow",
+    group=Group.NETWORK, needs=("names",),
+    reads="getaddrinfo of the host name and the master, getnameinfo of own addresses",
+)  # fmt: skip
+def check_rdns_slow(node: Node) -> Answer:
+    """Report look-ups that take longer than a second.
+
+    ## What it means
+
+    torch's store looks up the name of every peer that connects ("The hostname of the client socket cannot be retrieved"
+    is what it prints where there is none; that alone is harmless). With a slow or dead name server each connection
+    waits for it, and the start of a large job takes minutes.
+
+    ## How it is told
+
+    The time of getaddrinfo for the host name and for the master, and of getnameinfo for this host's own addresses; 1
+    second is ours, and look-ups are cut off after 2. An address without a name is no problem if that is known fast. A
+    name that was not looked up in time is reported by `hostname-unresolvable` or `master-resolve`.
+
+    ## What else looks like it
+
+    The first look-up after a long time may be slow once. Run the check again.
+
+    ## What to do
+
+    Correct the servers in /etc/resolv.conf (`resolvectl status` shows them), or put the nodes into /etc/hosts, which is
+    asked first.
+    """
+    names = need(node.names)
+    times = dict(_times(names))
+    slow = {what: duration for what, duration in times.items() if duration > SLOW_S}
+    seen = ", ".join(f"{what}: {_seconds(duration)}" for what, duration in times.items())
+    if not slow:
+        return passed(seen)
+    problem = Problem(
+        summary="name look-ups take longer than a second: every connection to torch's store waits for one",
+        evidence=tuple(f"{what}: {_seconds(duration)}" for what, duration in slow.items()),
+        fix="put a name server that answers into /etc/resolv.conf (resolvectl status shows those in use), or all nodes "
+        "into /etc/hosts",
+        confidence=Confidence.MEDIUM if FOREVER_S not in slow.values() else Confidence.HIGH,
+    )
+    return judged([problem], seen)
+
+
+def _times(names: Names) -> Iterator[tuple[str, float]]:
+    for what, lookup in (("host name", names.own), ("name of the master", names.master)):
+        if lookup is not None and not lookup.timed_out:
+            yield what, lookup.duration_s
+    if names.reverse_s is not None:
+        yield "names of own addresses", names.reverse_s
+
+
+def _seconds(duration: float) -> str:
+    if duration < 0.1:
+        return f"{duration * 1000:.0f} ms"
+    return f"{duration:.1f} s" if duration < FOREVER_S else f"no answer within {FOREVER_S:.0f} s"

@@ -1,0 +1,214 @@
+"""DD201 to DD203: what the own host name resolves to, which is the address that Gloo gives to the other ranks."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.node import Launcher
+from ddpdoctor.model.reading import known
+from ddpdoctor.rules.answers import Answer, Problem, judged
+from ddpdoctor.rules.environment.processes import merge_equal
+from ddpdoctor.rules.ifname import is_ignored
+from ddpdoctor.rules.interface_choice import best_interface, pick_gloo
+from ddpdoctor.rules.node_count import has_several_nodes
+from ddpdoctor.rules.registry import Group, fleet_rule
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.network import Lookup, Names
+    from ddpdoctor.model.node import Fleet, Node
+
+READS = "gethostname, getaddrinfo, the addresses of all interfaces, GLOO_SOCKET_IFNAME, the number of nodes"
+
+
+@fleet_rule(
+    "DD201", "hostname-loopback", Severity.ERROR, "The host name resolves to loopback in a job of several nodes",
+    group=Group.NETWORK, needs=("names", "network"), reads=READS,
+)  # fmt: skip
+def check_hostname_loopback(fleet: Fleet) -> Answer:
+    """Report a host name that means 127.0.0.1 or 127.0.1.1 to the host itself.
+
+    ## What it means
+
+    Without `GLOO_SOCKET_IFNAME`, Gloo looks up the host name and gives the first address that it can bind to the other
+    ranks. A loopback address means another host to each of them. Which side dials depends on the two addresses (the
+    numerically greater one does, `isInitiator` in gloo/transport/tcp/device.cc), so one such host works by luck in
+    10.0.0.0/8 and fails in 172.16.0.0/12 and 192.168.0.0/16. It is reported always.
+
+    ## How it is told
+
+    What getaddrinfo returns for the host name, in its order; the first address of this host is Gloo's.
+
+    ## What else looks like it
+
+    Debian and Ubuntu write `127.0.1.1 HOSTNAME` to /etc/hosts. On one node that does no harm and the check passes. So
+    does it where `GLOO_SOCKET_IFNAME` is set. NCCL does not look at the host name.
+
+    ## What to do
+
+    Name the interface in `GLOO_SOCKET_IFNAME` on all nodes, or give the host name its real address in /etc/hosts.
+    """
+    seen, problems = [], []
+    for node, names in fleet.each(lambda node: node.names):
+        seen.append(_seen(names.own))
+        if has_several_nodes(fleet) and not _is_told(node) and _takes_loopback(node, names):
+            problems.append(_loopback(node, names.own))
+    more = "" if has_several_nodes(fleet) else ", on one node"
+    return judged(merge_equal(problems), "; ".join(dict.fromkeys(seen)) + more)
+
+
+def _seen(own: Lookup) -> str:
+    return f"{own.name} resolves to {', '.join(own.addresses)}" if own.addresses else f"{own.name}: {own.error}"
+
+
+def _is_told(node: Node) -> bool:
+    """Say whether Gloo is told an interface, and so never looks the host name up."""
+    return not is_ignored(node.first.variables.get("GLOO_SOCKET_IFNAME", ""))
+
+
+def _takes_loopback(node: Node, names: Names) -> bool:
+    if not names.own.addresses or _is_foreign(node, names.own):
+        return False
+    network = known(node.network)
+    picks = pick_gloo(node.first, network, names.own) if network is not None and network.interfaces else None
+    if picks:
+        return picks[0].ip.is_loopback
+    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in names.own.addresses)
+
+
+def _loopback(node: Node, own: Lookup) -> Problem:
+    return Problem(
+        summary=f"the host name resolves to {own.addresses[0]} on the host itself: "
+        "Gloo gives that address to the other nodes, which then dial themselves",
+        evidence=(_seen(own),),
+        fix=f"{_export(node)} on all nodes, or replace {own.addresses[0]} by the host's own address in its line of "
+        "/etc/hosts",
+        hosts=(node.host,),
+    )
+
+
+def _export(node: Node) -> str:
+    network = known(node.network)
+    return f"export GLOO_SOCKET_IFNAME={(best_interface(network) if network is not None else None) or 'INTERFACE'}"
+
+
+@fleet_rule(
+    "DD202", "hostname-unresolvable", Severity.ERROR, "The host name cannot be looked up on the host itself",
+    group=Group.NETWORK, needs=("names", "network"), reads=READS,
+)  # fmt: skip
+def check_hostname_unresolvable(fleet: Fleet) -> Answer:
+    """Report a host name that the host itself cannot look up, or not within two seconds.
+
+    ## What it means
+
+    torchrun gives the name of rank 0's host to all ranks as MASTER_ADDR, on one node too, and even with --standalone:
+    the ranks then print "The IPv6 network addresses of (HOST, PORT) cannot be retrieved (gai error: -3)" and wait for
+    minutes. With --rdzv-backend c10d and an address for an endpoint, the lookup of the own name raises gaierror. Gloo
+    warns "Unable to resolve hostname to a (local) address. Using the loopback address as fallback", which fails between
+    nodes. (Seen with torch 2.13.)
+
+    ## How it is told
+
+    getaddrinfo of the host name fails, or does not answer within 2 seconds: the name server that /etc/resolv.conf names
+    is dead. glibc itself would wait for 5 seconds a server, twice.
+
+    ## What else looks like it
+
+    Where the ranks of one node were started without torchrun, or have met already, Gloo's loopback does: a warning.
+
+    ## What to do
+
+    Give the host name an address in /etc/hosts. On one node, `torchrun --local-addr 127.0.0.1` gets around it.
+    """
+    seen, problems = [], []
+    for node, names in fleet.each(lambda node: node.names):
+        seen.append(_seen(names.own))
+        if not names.own.addresses:
+            problems.append(_unresolvable(fleet, node, names.own))
+    return judged(merge_equal(problems), "; ".join(dict.fromkeys(seen)))
+
+
+def _unresolvable(fleet: Fleet, node: Node, own: Lookup) -> Problem:
+    how = "was not looked up within 2 s: a name server does not answer" if own.timed_out else "does not resolve"
+    several = has_several_nodes(fleet)
+    harmless = fleet.launcher is not Launcher.NONE and not several
+    consequence = "the ranks cannot find rank 0, and Gloo falls back to loopback"
+    if harmless:
+        consequence = "Gloo falls back to loopback, which does on one node"
+    return Problem(
+        summary=f"the host name {how} on the host itself: {consequence}",
+        evidence=(_seen(own),),
+        fix=_hosts_line(node) + ("" if several else "; or, on one node, torchrun --local-addr 127.0.0.1"),
+        severity=Severity.WARNING if harmless else None,
+        hosts=(node.host,),
+    )
+
+
+def _hosts_line(node: Node) -> str:
+    """Return a command that gives the host name the address of the best interface, whatever that is on each host."""
+    network = known(node.network)
+    name = best_interface(network) if network is not None else None
+    if name is None:
+        return 'echo "127.0.1.1 $(hostname)" | sudo tee -a /etc/hosts'
+    address = f'ip -4 -o address show {name} | awk \'{{sub("/.*","",$4); print $4; exit}}\''
+    return f'echo "$({address}) $(hostname)" | sudo tee -a /etc/hosts'
+
+
+@fleet_rule(
+    "DD203", "hostname-not-local", Severity.ERROR, "The host name resolves to an address that is not one of this host",
+    group=Group.NETWORK, needs=("names", "network"), reads=READS,
+)  # fmt: skip
+def check_hostname_not_local(fleet: Fleet) -> Answer:
+    """Report a host name whose addresses are all of other hosts.
+
+    ## What it means
+
+    The name server or /etc/hosts has an old address, a public one behind NAT, or answers every name with the same
+    address. Gloo cannot bind it and falls back to loopback; the ranks that torchrun starts look for rank 0's store at
+    an address where nobody listens, on one node too.
+
+    ## How it is told
+
+    None of the addresses that getaddrinfo returns for the host name is on an interface of this host, and none is a
+    loopback address.
+
+    ## What else looks like it
+
+    A container that shares the host's name and not its network. It is as wrong there.
+
+    ## What to do
+
+    Correct the entry in /etc/hosts or in DNS. For Gloo alone, name the interface in `GLOO_SOCKET_IFNAME`.
+    """
+    seen, problems = [], []
+    readings = [(node, names, known(node.network)) for node, names in fleet.each(lambda node: node.names)]
+    for node, names, _ in readings:
+        seen.append(_seen(names.own))
+        if _is_foreign(node, names.own):
+            problems.append(_foreign(fleet, node, names.own))
+    return judged(merge_equal(problems), "; ".join(dict.fromkeys(seen)))
+
+
+def _is_foreign(node: Node, own: Lookup) -> bool:
+    """Say whether the host name has addresses, and this host has none of them. Unknown addresses are no proof."""
+    network = known(node.network)
+    local = {
+        ipaddress.ip_interface(address).ip
+        for interface in (network.interfaces if network is not None else ())
+        for address in interface.addresses
+    }
+    found = [ipaddress.ip_address(address.partition("%")[0]) for address in own.addresses]
+    return bool(local and found) and not any(address.is_loopback or address in local for address in found)
+
+
+def _foreign(fleet: Fleet, node: Node, own: Lookup) -> Problem:
+    harmless = _is_told(node) and fleet.launcher is not Launcher.NONE
+    return Problem(
+        summary="the host name resolves to an address that no interface of the host has: the other ranks look for it "
+        "elsewhere, and Gloo falls back to loopback",
+        evidence=(_seen(own),),
+        fix=f"remove the wrong line of /etc/hosts or DNS, then {_hosts_line(node)}",
+        severity=Severity.WARNING if harmless else None,
+        hosts=(node.host,),
+    )

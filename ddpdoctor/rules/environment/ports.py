@@ -1,0 +1,173 @@
+"""DD216 and DD218: whether MASTER_PORT can be listened on, and whether a packet filter keeps the other nodes out."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.reading import need
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed
+from ddpdoctor.rules.environment.processes import merge_equal
+from ddpdoctor.rules.node_count import has_several_nodes
+from ddpdoctor.rules.registry import Group, fleet_rule, node_rule
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.network import FirewallChain, Network, PortUse
+    from ddpdoctor.model.node import Fleet, Node
+
+EPHEMERAL = (32768, 60999)
+"""The kernel's default ip_local_port_range (Documentation/networking/ip-sysctl.rst): NCCL and Gloo listen on ports that
+the kernel picks."""
+_PORTS = re.compile(r"\bdports? !?\{? ?([\d ,:-]+)")
+_OTHER_PROTOCOL = re.compile(r"\b(?:udp|sctp|dccp|igmp|esp|ah|gre|vrrp|ospf|ipv6-frag)\b")
+_TCP = re.compile(r"\btcp\b|\bl4proto\b")
+
+
+@node_rule(
+    "DD216", "port-free", Severity.ERROR, "Another process listens on MASTER_PORT",
+    group=Group.NETWORK, needs=("network",),
+    reads="bind(MASTER_PORT) with and without SO_REUSEADDR, /proc/net/tcp, /proc/*/fd, on the host of rank 0",
+)  # fmt: skip
+def check_port_free(node: Node) -> Answer:
+    """Report a MASTER_PORT that rank 0 will not be able to listen on.
+
+    ## What it means
+
+    Rank 0 serves the store there. If another process has it, rank 0 ends with "EADDRINUSE", code -98, or the ranks talk
+    to the store of another job: often a rank of an earlier run that was not stopped.
+
+    ## How it is told
+
+    The port is bound for a moment, without listening, as torch's store does: with SO_REUSEADDR. The owner comes from
+    /proc/net/tcp and the descriptors of all processes that this user may see. It is tried only where rank 0 would run
+    and only before the job: under torchrun the job's own store listens there.
+
+    ## What else looks like it
+
+    For a minute after a job its connections are in TIME_WAIT. torch's store is not kept off by them, other programs may
+    be: an information.
+
+    ## What to do
+
+    Stop the process that is named, or take another port on all nodes.
+    """
+    use = need(need(node.network).master_port)
+    if use.free and not use.time_wait:
+        return passed(f"port {use.port} can be listened on")
+    return judged([_in_wait(use) if use.free else _taken(use)], f"port {use.port}: {use.error or 'TIME_WAIT'}")
+
+
+def _in_wait(use: PortUse) -> Problem:
+    return Problem(
+        summary=f"connections of an earlier job to MASTER_PORT {use.port} are still in TIME_WAIT: torch's store does "
+        "not mind, a program without SO_REUSEADDR does",
+        evidence=(f"port {use.port} can be bound with SO_REUSEADDR and not without",),
+        fix="nothing, or wait for a minute",
+        severity=Severity.INFO,
+    )
+
+
+def _taken(use: PortUse) -> Problem:
+    if use.owner is None and use.error is not None and "in use" not in use.error:
+        return Problem(
+            summary=f"MASTER_PORT {use.port} cannot be listened on: {use.error}",
+            fix="export MASTER_PORT=29500 on all nodes",
+        )
+    who = use.owner or "a process that this user may not see"
+    number = f" (process {use.owner_pid})" if use.owner_pid is not None else ""
+    stop = f"kill {use.owner_pid}" if use.owner_pid is not None else f"ss -ltnp sport = :{use.port} as root shows whose"
+    return Problem(
+        summary=f"MASTER_PORT {use.port} is taken by another process: rank 0 ends with EADDRINUSE",
+        evidence=(f"{who}{number} listens on it",),
+        fix=f"{stop}, if it is a leftover; or export MASTER_PORT={_another(use.port)} on all nodes",
+    )
+
+
+def _another(port: int) -> int:
+    return port + 1 if port < 65535 else 29500
+
+
+@fleet_rule(
+    "DD218", "firewall-local", Severity.WARNING, "A packet filter of the host itself keeps other nodes out",
+    group=Group.NETWORK, needs=("network",), reads="nft list ruleset, iptables-save (as root), ip_local_port_range",
+)  # fmt: skip
+def check_firewall_local(fleet: Fleet) -> Answer:
+    """Report a chain that refuses incoming connections and lets no peer through.
+
+    ## What it means
+
+    NCCL and Gloo listen on ports that the kernel picks, so opening MASTER_PORT is not enough: the ranks meet, and the
+    first collective waits until its time limit.
+
+    ## How it is told
+
+    A chain at the input hook with the policy drop, or whose last rule drops or rejects all that is left (firewalld, the
+    images of some clouds), and no rule, in it or in a chain that it jumps to, that accepts new TCP connections from
+    some source or interface on all ports, or on the whole of ip_local_port_range.
+
+    ## What else looks like it
+
+    Rules are judged one by one and without their order; what the network between the nodes refuses is not seen here.
+    A test with real connections tells more. On one node ranks connect over loopback, and the check passes.
+
+    ## What to do
+
+    Let the other nodes in: with firewalld `firewall-cmd --zone=trusted --add-source=10.0.0.0/24`, with ufw `ufw allow
+    from 10.0.0.0/24`, else a rule in the chain that is named. Use the network of your nodes.
+    """
+    seen, problems, known_of = [], [], 0
+    for node, network in fleet.each(lambda node: node.network):
+        if isinstance(network.firewall, tuple):
+            known_of += 1
+            seen.append(_seen(network.firewall))
+            problems += [_refuses(node, network, chain) for chain in network.firewall if not _lets_in(chain, network)]
+    if not known_of:
+        need(fleet.each(lambda node: node.network)[0][1].firewall)
+    if not has_several_nodes(fleet):
+        return passed(f"{'; '.join(dict.fromkeys(seen))}; which does not matter on one node")
+    return judged(merge_equal(problems), "; ".join(dict.fromkeys(seen)))
+
+
+def _seen(chains: tuple[FirewallChain, ...]) -> str:
+    return ", ".join(f"{chain.name}: {chain.refusal}" for chain in chains) or "no chain refuses what comes in"
+
+
+def _lets_in(chain: FirewallChain, network: Network) -> bool:
+    low, high = network.local_ports or EPHEMERAL
+    return any(_is_wide(rule, low, high) for rule in chain.accepts)
+
+
+def _is_wide(rule: str, low: int, high: int) -> bool:
+    """Say whether a rule that accepts does so for TCP and for all ports that the kernel hands out."""
+    if _OTHER_PROTOCOL.search(rule) and not _TCP.search(rule):
+        return False
+    ports = _PORTS.search(rule)
+    if ports is None:
+        return "dport" not in rule
+    spans = [re.split(r"[:-]", span.strip()) for span in ports[1].split(",") if span.strip()]
+    return any(len(span) == 2 and int(span[0] or 0) <= low and int(span[1] or 65535) >= high for span in spans)
+
+
+def _refuses(node: Node, network: Network, chain: FirewallChain) -> Problem:
+    low, high = network.local_ports or EPHEMERAL
+    return Problem(
+        summary=f"the packet filter refuses incoming connections ({chain.name}: {chain.refusal}) and no rule lets the "
+        f"other nodes in on ports {low}-{high}, on which NCCL and Gloo listen",
+        evidence=tuple(f"it accepts: {rule}" for rule in chain.accepts) or ("it accepts nothing from other hosts",),
+        fix=_opening(chain),
+        confidence=Confidence.MEDIUM,
+        hosts=(node.host,),
+    )
+
+
+def _opening(chain: FirewallChain) -> str:
+    """Return a command that lets a network in; which one that is, only the owner knows."""
+    if chain.manager == "firewalld":
+        return "firewall-cmd --zone=trusted --add-source=NETWORK_OF_THE_NODES"
+    if chain.manager == "ufw":
+        return "ufw allow from NETWORK_OF_THE_NODES"
+    tool, _, place = chain.name.partition(" ")
+    if tool == "nft":
+        return f"nft insert rule {place} ip saddr NETWORK_OF_THE_NODES accept"
+    return "iptables -I INPUT -s NETWORK_OF_THE_NODES -j ACCEPT"
