@@ -115,7 +115,7 @@ def _one_of_two(one: tuple[str, float], other: tuple[str, float], loose: set[str
             fix=_SET_CLOCK,
             severity=severity,
             confidence=Confidence.LOW,
-            hosts=(one[0], other[0]),
+            hosts=tuple(dict.fromkeys([one[0], other[0]])),
         )
     ]
 
@@ -140,7 +140,7 @@ def _off(offsets: Offsets, severity: Severity, confidence: Confidence) -> Proble
         fix=_SET_CLOCK,
         severity=severity,
         confidence=confidence,
-        hosts=hosts,
+        hosts=tuple(dict.fromkeys(hosts)),
     )
 
 

@@ -44,10 +44,10 @@ def effective_cpus(node: Node, limits: Limits) -> float:
 
 
 def cpus_words(node: Node, limits: Limits) -> str:
-    """Return "8 CPUs", or "2.5 CPUs by quota of 64"."""
+    """Return "8 CPUs", or "a quota of 2.5 of 64 CPUs"."""
     allowed = len(cpus_here(node, limits)) or limits.cpus_online
     if limits.cpu_quota is not None and limits.cpu_quota < allowed:
-        return f"a quota of {number(limits.cpu_quota)} CPUs, of {allowed}"
+        return f"a quota of {number(limits.cpu_quota)} of {allowed} CPUs"
     return f"{allowed} CPU" + ("" if allowed == 1 else "s")
 
 

@@ -67,17 +67,15 @@ def check_cpu_quota(node: Node) -> Answer:
     seen = f"{cpus_words(node, limits)} for {ranks_words(node)}{said}"
     fitting = max(1, int(cpus // ranks))
     if cpus < ranks:
-        summary = f"{ranks_words(node)} share {cpus_words(node, limits)}: they wait for each other's turns"
-        fix = f"give the job at least {ranks} CPUs: srun --cpus-per-task, resources.limits.cpu, docker run --cpus"
+        summary = f"Fewer CPUs than ranks: {cpus_words(node, limits)} for {ranks_words(node)}"
+        fix = f"give the ranks {ranks} CPUs at least: srun --cpus-per-task, resources.limits.cpu, docker run --cpus"
         return judged([Problem(summary=summary, evidence=(seen,), fix=fix)], seen)
     if threads is not None and threads > 0 and ranks * threads > cpus:
         summary = f"{ranks_words(node)} with {threads} threads each share {cpus_words(node, limits)}"
         return judged([Problem(summary=summary, evidence=(seen,), fix=f"export OMP_NUM_THREADS={fitting}")], seen)
     if threads is None and _is_throttled(node, limits):
         visible = len(cpus_here(node, limits))
-        summary = (
-            f"torch starts {visible} threads a rank, and the quota is {number(cpus)} CPUs: they are stopped in turns"
-        )
+        summary = f"torch starts {visible} threads a rank on a quota of {number(cpus)} CPUs: they are stopped in turns"
         return judged([Problem(summary=summary, evidence=(seen,), fix=f"export OMP_NUM_THREADS={fitting}")], seen)
     return passed(seen)
 

@@ -1,0 +1,163 @@
+"""Open files, processes, the listen queue and disks: tables of facts and what is said of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.model.findings import Outcome, Severity
+from ddpdoctor.model.limits import Limit
+from ddpdoctor.model.reading import Unread, Why
+from tests.rules.environment.build import ask, fleet, node, process
+from tests.rules.environment.machine_facts import GIB, MIB, limits, software, volume
+
+PASSED, FAILED, SKIPPED, UNKNOWN = Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED, Outcome.INCONCLUSIVE
+ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
+
+
+def job(local=1, world=None, **variables):
+    names = {"LOCAL_WORLD_SIZE": str(local), "WORLD_SIZE": str(world or local), **variables}
+    return [process(0, cpus=range(64), **names)]
+
+
+@pytest.mark.parametrize(
+    "kind", ["nofile", "nproc-pids", "disk", "cpu-quota", "mem-limit", "omp", "numa-balancing", "shm"]
+)
+@pytest.mark.parametrize(
+    ("unread", "outcome"),
+    [
+        (Unread(why=Why.ABSENT, reason="there are no such limits here"), SKIPPED),
+        (Unread(why=Why.TIMEOUT, reason="limits did not answer within 10 s"), UNKNOWN),
+    ],
+)
+def test_limits_that_were_not_read(kind, unread, outcome):
+    check, findings = ask(kind, node(limits=unread))
+    assert (check.outcome, check.reason, findings) == (outcome, unread.reason, ())
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "container", "world", "severity", "says", "fix"),
+    [
+        (1048576, 1048576, None, None, None, "", ""),
+        (65536, 65536, None, 1024, None, "", ""),
+        (None, None, "docker", 4096, None, "", ""),
+        (1024, 1048576, None, None, WARNING, "Only 1024 files", "ulimit -n 65536"),
+        (1024, None, None, 2, WARNING, "Only 1024 files", "ulimit -n 65536"),
+        (256, None, None, 2, WARNING, "Only 256 files", "ulimit -n 65536"),
+        (1024, 4096, None, None, WARNING, "Only 1024", 'ulimit -n 4096, and echo "* - nofile 65536" | sudo tee'),
+        (4096, 4096, "docker", None, WARNING, "Only 4096", "docker run --ulimit nofile=65536:65536"),
+        (4096, 4096, "kubernetes", 8, WARNING, "Only 4096", "LimitNOFILE=65536"),
+        (1024, 1048576, None, 224, WARNING, "loader workers", "ulimit -n 65536"),
+        (1024, 1048576, None, 1024, ERROR, "a job of 1024 ranks needs 4224 on rank 0", "ulimit -n 65536"),
+    ],
+)
+def test_nofile(soft, hard, container, world, severity, says, fix):  # noqa: PLR0917 - the columns of a table
+    processes = job(world=world) if world else [process()]
+    facts = node(
+        processes=processes, limits=limits(nofile=Limit(soft=soft, hard=hard)), software=software(container=container)
+    )
+    check, findings = ask("nofile", facts)
+    if severity is None:
+        assert (check.outcome, findings) == (PASSED, ())
+        return
+    (finding,) = findings
+    assert finding.severity is severity
+    assert says in finding.summary
+    assert finding.fix.startswith(fix) or fix in finding.fix
+    assert check.seen == f"soft limit {soft}, hard limit {hard or 'unlimited'}"
+
+
+def test_nofile_where_there_is_no_such_limit():
+    check, _ = ask("nofile", node(limits=limits(nofile=None)))
+    assert check.outcome is SKIPPED
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "fixes"),
+    [
+        ({}, 8, []),
+        ({"nproc": None, "user_processes": None}, 8, []),
+        ({"nproc": Limit(soft=None, hard=None)}, 8, []),
+        ({"nproc": Limit(soft=800, hard=4096)}, 8, ["ulimit -u 4096"]),
+        ({"nproc": Limit(soft=800, hard=None)}, 8, ["ulimit -u unlimited"]),
+        ({"nproc": Limit(soft=800, hard=800)}, 8, ["raise nproc in /etc/security/limits.conf"]),
+        ({"nproc": Limit(soft=800, hard=800)}, 4, []),
+        ({"nproc": Limit(soft=200, hard=200), "nproc_applies": False}, 8, []),
+        ({"pids_max": 1024, "pids_current": 20}, 8, []),
+        ({"pids_max": 100, "pids_current": 90}, 1, ["raise pids.max"]),
+        (
+            {"pids_max": 256, "pids_current": 20, "nproc": Limit(soft=310, hard=310)},
+            8,
+            ["raise nproc", "raise pids"],
+        ),
+    ],
+)
+def test_nproc_pids(changes, ranks, fixes):
+    check, findings = ask("nproc-pids", node(processes=job(ranks), limits=limits(**changes)))
+    assert check.outcome is (FAILED if fixes else PASSED)
+    assert all(finding.severity is WARNING for finding in findings)
+    assert all(any(finding.fix.startswith(fix) for finding in findings) for fix in fixes)
+    assert len(findings) == len(fixes)
+
+
+def test_nproc_counts_the_threads_of_openmp():
+    facts = limits(pids_max=1200, pids_current=200)
+    assert ask("nproc-pids", node(processes=job(8), limits=facts))[0].outcome is PASSED
+    check, (finding,) = ask("nproc-pids", node(processes=job(8, OMP_NUM_THREADS="64"), limits=facts))
+    assert finding.summary == "Only 1000 more processes and threads may start: pids.max of the cgroup is 1200"
+    assert finding.evidence == ("8 ranks may want 1024",)
+    assert "1000 of 1200 left (pids.max of the cgroup)" in check.seen
+
+
+@pytest.mark.parametrize(
+    ("queue", "world", "rank", "outcome"),
+    [
+        (4096, "512", 0, PASSED),
+        (128, "128", 0, PASSED),
+        (128, "256", 0, FAILED),
+        (128, "256", 8, SKIPPED),
+        (128, None, None, SKIPPED),
+        (128, "many", 0, SKIPPED),
+        (None, "256", 0, SKIPPED),
+    ],
+)
+def test_somaxconn(queue, world, rank, outcome):
+    variables = {"WORLD_SIZE": world} if world else {}
+    facts = node(processes=[process(rank, **variables)], limits=limits(somaxconn=queue))
+    check, findings = ask("somaxconn", facts)
+    assert check.outcome is outcome
+    if findings:
+        assert findings[0].summary == "net.core.somaxconn is 128, and 256 ranks connect to rank 0 at once"
+        assert findings[0].fix == "sudo sysctl -w net.core.somaxconn=4096"
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity", "says"),
+    [
+        ({}, None, ""),
+        ({"free_bytes": GIB}, None, ""),
+        ({"free_bytes": GIB - 1, "total_bytes": 20 * GIB}, WARNING, "nearly full: 1024 MiB of 20 GiB left"),
+        ({"free_bytes": 0, "total_bytes": 20 * GIB}, WARNING, "nearly full: 0 KiB"),
+        ({"writable": False}, WARNING, "/tmp (temporary files, cache, working directory) may not be written to"),
+        ({"writable": False, "purpose": "working directory"}, None, ""),
+        ({"writable": False, "purpose": "cache", "free_bytes": 0}, None, ""),
+        ({"error": "did not answer within 2 s", "total_bytes": 0, "free_bytes": 0}, WARNING, "did not answer"),
+        ({"write_mb_s": 900.0}, None, ""),
+        ({"write_mb_s": 4.2}, INFO, "slow: 4.2 MB/s"),
+    ],
+)
+def test_disk(changes, severity, says):
+    check, findings = ask("disk", node(limits=limits(volumes=(volume(**changes), volume("/home", "cache")))))
+    assert check.outcome is (FAILED if severity else PASSED)
+    assert "/home: 200 GiB left" in check.seen
+    if severity:
+        (finding,) = findings
+        assert finding.severity is severity
+        assert says in finding.summary
+        assert finding.fix
+
+
+def test_equal_problems_of_two_nodes_are_one():
+    small = limits(volumes=(volume(free_bytes=100 * MIB),))
+    _, (finding,) = ask("disk", fleet(node("a", limits=small), node("b", limits=small), node("c", limits=limits())))
+    assert finding.hosts == ("a", "b")
+    assert finding.fix == "export TMPDIR=/path/on/another/disk"
