@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.firewall import read_firewall
+from ddpdoctor.collect.mesh import has_mesh_proxy
 from ddpdoctor.collect.ports import read_master_port
 from ddpdoctor.collect.routes import read_default_interface
 from ddpdoctor.model.network import Interface, Network
@@ -30,6 +31,7 @@ def read_network(system: System, _plan: Plan) -> Network:
         local_ports=_local_ports(system),
         master_port=read_master_port(system, addresses),
         firewall=read_firewall(system),
+        mesh_proxy=has_mesh_proxy(system),
     )
 
 

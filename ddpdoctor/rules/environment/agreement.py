@@ -1,0 +1,213 @@
+"""DD234 and DD235: variables that must be equal on all ranks, and on all nodes before torchrun starts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.reading import known
+from ddpdoctor.model.rendezvous import is_loopback, text_of
+from ddpdoctor.model.variables import must_agree
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.majority import Split, Voice, compare, describe
+from ddpdoctor.rules.registry import Group, fleet_rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpdoctor.model.node import Fleet, Node, Process
+
+WORLD = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+HANG = frozenset({"NCCL_ALGO", "NCCL_PROTO"})
+"""Each rank chooses algorithm and protocol of a collective by itself, from its own variables: ranks that choose
+differently wait for each other."""
+RENDEZVOUS = (
+    "TORCHELASTIC_RUN_ID", "PET_RDZV_ID", "PET_NNODES", "PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR",
+    "PET_MASTER_PORT",
+)  # fmt: skip
+UNSET = ""
+
+
+@fleet_rule(
+    "DD234", "ws-same", Severity.WARNING, "A variable that must be equal on all ranks is not",
+    group=Group.LAUNCH, needs=("names", "conf_files"),
+    reads="WORLD_SIZE, MASTER_ADDR, MASTER_PORT, variables of NCCL and torch that must agree, NCCL's files",
+)  # fmt: skip
+def check_ws_same(fleet: Fleet) -> Answer:
+    """Report variables on which the ranks disagree, and who differs from the majority.
+
+    ## What it means
+
+    Ranks with another `WORLD_SIZE`, `MASTER_ADDR` or `MASTER_PORT` wait for different jobs: rank 0 was seen to hang
+    for more than 40 s past a time limit of 12 s where one rank expected 3 ranks and the others 2. Ranks with another
+    `NCCL_ALGO` or `NCCL_PROTO` run different programs for the same collective, and hang or return wrong numbers.
+
+    ## How it is told
+
+    An error for the three variables of the world, for `NCCL_ALGO` and `NCCL_PROTO`, and for `TORCH_DISTRIBUTED_DEBUG`
+    where it is DETAIL on some ranks only. A warning for the other variables that the table of variables marks as ones
+    that must agree. NCCL's values count wherever they come from: the environment, or else `NCCL_CONF_FILE`,
+    `~/.nccl.conf` and `/etc/nccl.conf` of that host. Set against unset counts as different.
+
+    ## What else looks like it
+
+    Two spellings of one host (`node0`, `node0.cluster`) are no difference where every host looks them up to a common
+    address, and neither is `localhost` on the first node. What may differ, such as `NCCL_SOCKET_IFNAME`,
+    `NCCL_IB_HCA`, `LOCAL_WORLD_SIZE` or `CUDA_VISIBLE_DEVICES`, is not compared.
+
+    ## What to do
+
+    Export the variable in the one script that starts all ranks, not in a login file of some hosts.
+    """
+    processes = list(fleet.processes())
+    if not fleet.gathered:
+        return skipped("no launcher was seen, so that there is one process only")
+    if len(processes) < 2:
+        return skipped("one process answered")
+    names = (*WORLD, *sorted(must_agree() - set(WORLD)))
+    splits = {name: compare(_voice(node, process, name) for node, process in processes) for name in names}
+    problems = [_differs(fleet, name, split) for name, split in splits.items() if split is not None]
+    world = ", ".join(
+        f"{name}={processes[0][1].variables[name]}" for name in WORLD if name in processes[0][1].variables
+    )
+    return judged(
+        [problem for problem in problems if problem is not None],
+        f"{len(names)} variables of {len(processes)} ranks" + (f"; {world}" if world else ""),
+    )
+
+
+def _voice(node: Node, process: Process, name: str) -> Voice[str]:
+    """Return what a rank has for a variable; a value that NCCL reads from a file counts as set."""
+    value = text_of(process, name)
+    if not value and name.startswith("NCCL_"):
+        files = known(node.conf_files) or ()
+        value = next((file.variables[name] for file in files if file.variables.get(name)), UNSET)
+    ranks = (process.rank,) if process.rank is not None else ()
+    return Voice(host=node.host, ranks=ranks, value=value)
+
+
+def _differs(fleet: Fleet, name: str, split: Split[str]) -> Problem | None:
+    values = {side.value for side in (*split.minorities, *([split.majority] if split.majority else []))}
+    if name == "MASTER_ADDR" and _same_host(fleet, values - {UNSET}):
+        return None
+    return Problem(
+        summary=f"{describe(split, name, words=_word, by_rank=True, sign=' is ')}: {_consequence(name)}",
+        evidence=tuple(_files(fleet, name)),
+        fix=_fix(name, split),
+        severity=_severity(name, values),
+        confidence=split.confidence,
+        ranks=split.ranks,
+        hosts=split.hosts,
+    )
+
+
+def _severity(name: str, values: set[str]) -> Severity:
+    if name == "TORCH_DISTRIBUTED_DEBUG":
+        return Severity.ERROR if "DETAIL" in {value.upper() for value in values} else Severity.INFO
+    return Severity.ERROR if name in WORLD or name in HANG else Severity.WARNING
+
+
+def _consequence(name: str) -> str:
+    if name == "WORLD_SIZE":
+        return "the ranks wait for different numbers of ranks"
+    if name in WORLD:
+        return "the ranks look for different stores"
+    return "it must be the same on all ranks"
+
+
+def _word(value: str) -> str:
+    return value or "unset"
+
+
+def _fix(name: str, split: Split[str]) -> str:
+    majority = split.majority.value if split.majority is not None else None
+    if majority == UNSET:
+        return f"unset {name} on all ranks"
+    value = majority or next(side.value for side in reversed(split.minorities) if side.value)
+    return f"export {name}={value} on all ranks"
+
+
+def _files(fleet: Fleet, name: str) -> Iterable[str]:
+    for node in fleet.nodes:
+        for file in known(node.conf_files) or ():
+            if name in file.variables:
+                yield f"{file.path} of {node.host} sets {name}"
+
+
+def _same_host(fleet: Fleet, spellings: set[str]) -> bool:
+    """Say whether all spellings of MASTER_ADDR lead to one host, as far as the hosts look up their own."""
+    if len(spellings) < 2:
+        return False
+    if all(_means_first(fleet, node, process) for node, process in fleet.processes()):
+        return True
+    found: list[set[str]] = []
+    for node, process in fleet.processes():
+        names, host = known(node.names), text_of(process, "MASTER_ADDR")
+        if names is None or names.master is None or names.master.name != host:
+            return False
+        found.append(set(names.master.addresses))
+    return bool(set.intersection(*found))
+
+
+def _means_first(fleet: Fleet, node: Node, process: Process) -> bool:
+    """Say whether an address is localhost on the first node, or that node's name elsewhere."""
+    host, first = text_of(process, "MASTER_ADDR"), fleet.nodes[0]
+    names = known(first.names)
+    called = {first.host, *((names.hostname, names.fqdn, *names.own.addresses) if names is not None else ())}
+    return host in called or (node is first and is_loopback(host))
+
+
+@fleet_rule(
+    "DD235", "rdzv-id-same", Severity.ERROR, "Nodes were given different rendezvous",
+    group=Group.LAUNCH, needs=(), reads="TORCHELASTIC_RUN_ID, PET_RDZV_ID, PET_NNODES, PET_RDZV_ENDPOINT",
+)  # fmt: skip
+def check_rdzv_id_same(fleet: Fleet) -> Answer:
+    """Report nodes whose torchrun would join another rendezvous, or wait for another number of nodes.
+
+    ## What it means
+
+    torchrun brings nodes together that have the same `--rdzv-id` at the same endpoint, and waits until `--nnodes` of
+    them have come. Nodes with another id or number each wait alone, in silence, until join_timeout: 600 s by default.
+
+    ## How it is told
+
+    `PET_RDZV_ID`, `PET_NNODES`, `PET_RDZV_BACKEND`, `PET_RDZV_ENDPOINT`, `PET_MASTER_ADDR` and `PET_MASTER_PORT`, which
+    stand for torchrun's options, and `TORCHELASTIC_RUN_ID`, over all processes that answered. Options on the command
+    line overrule them and cannot be seen.
+
+    ## What else looks like it
+
+    Ranks that torchrun has started have met already: what the variables say then has been overruled, and is not judged.
+
+    ## What to do
+
+    Give all nodes one command line. An id of `$RANDOM` or `$(date)` is another one on each node: take `$SLURM_JOB_ID`.
+    """
+    if not fleet.gathered:
+        return skipped("no launcher was seen, so that there is one process only")
+    processes = list(fleet.processes())
+    met = any("TORCHELASTIC_RUN_ID" in process.variables for _, process in processes)
+    names = [name for name in RENDEZVOUS[:1] if met] or [
+        name for name in RENDEZVOUS if any(text_of(process, name) for _, process in processes)
+    ]
+    if not names:
+        return skipped("torchrun's options are not given by variables (PET_RDZV_ID, PET_NNODES, PET_RDZV_ENDPOINT)")
+    splits = {name: compare(_plain_voice(node, process, name) for node, process in processes) for name in names}
+    problems = [_other_rendezvous(name, split) for name, split in splits.items() if split is not None]
+    first = processes[0][1]
+    return judged(problems, ", ".join(f"{name}={text_of(first, name) or 'unset'}" for name in names))
+
+
+def _plain_voice(node: Node, process: Process, name: str) -> Voice[str]:
+    ranks = (process.rank,) if process.rank is not None else ()
+    return Voice(host=node.host, ranks=ranks, value=text_of(process, name))
+
+
+def _other_rendezvous(name: str, split: Split[str]) -> Problem:
+    return Problem(
+        summary=f"{describe(split, name, words=_word, sign=' is ')}: these nodes never meet, and each waits in silence",
+        fix=_fix(name, split).replace("on all ranks", "on all nodes"),
+        confidence=split.confidence,
+        ranks=split.ranks,
+        hosts=split.hosts,
+    )

@@ -1,0 +1,135 @@
+"""DD239: what an operator of Kubernetes gave a pod against what runs in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.reading import known
+from ddpdoctor.model.rendezvous import by_torchrun, is_loopback, nodes_range, text_of
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.environment.processes import ranks_of, show_variables
+from ddpdoctor.rules.registry import Group, node_rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.model.network import Names, Network
+    from ddpdoctor.model.node import Node, Process
+
+HOST_INTERFACES = ("cni", "cali", "cilium", "flannel", "kube-ipvs", "lxc", "nodelocaldns")
+"""Interfaces that network plugins make on a machine itself, and not inside of its pods."""
+MANY_HOST_INTERFACES = 2
+"""Ours: one such name alone may be an interface of the pod; a machine has the plugin's and one for each of its pods."""
+_SHOWN = (
+    "PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "GROUP_WORLD_SIZE",
+    "LOCAL_WORLD_SIZE", "MASTER_ADDR",
+)  # fmt: skip
+
+
+@node_rule(
+    "DD239", "k8s", Severity.WARNING, "A Kubernetes pod is not set up for the job that runs in it",
+    group=Group.LAUNCH, needs=("names", "network"),
+    reads="KUBERNETES_SERVICE_HOST, PET_*, MASTER_ADDR, getaddrinfo, interfaces, /proc/net/tcp",
+)  # fmt: skip
+def check_k8s(node: Node) -> Answer:
+    """Report what goes wrong in pods: names without a service, a mesh's proxy, the host's network, overruled options.
+
+    ## What it means
+
+    An operator (Kubeflow's PyTorchJob and TrainJob) tells torchrun by `PET_NNODES`, `PET_NPROC_PER_NODE` and
+    `PET_MASTER_ADDR` or `PET_RDZV_ENDPOINT` what the job is. Options on torchrun's command line overrule them, and a
+    `--standalone` that was left there makes each pod train by itself.
+
+    ## How it is told
+
+    - torchrun's own count of nodes (`GROUP_WORLD_SIZE`) or of ranks here (`LOCAL_WORLD_SIZE`) is not the operator's.
+    - The master's name cannot be looked up: a service publishes a pod's name only once the pod is ready, unless it has
+      `publishNotReadyAddresses`.
+    - Something listens on ports 15001 and 15006: the proxy of Istio, which takes hold of every connection, and breaks
+      those that Gloo and NCCL open to ports of no service (kubeflow/trainer#1636, #1637).
+    - The pod uses the machine's network (interfaces such as `cali…` or `cni0` are seen), and its name is looked up to
+      loopback: with `hostNetwork` the file /etc/hosts is the machine's.
+
+    ## What else looks like it
+
+    `WORLD_SIZE` and `RANK` of a PyTorchJob number pods, not ranks, until torchrun sets them anew: that is normal.
+
+    ## What to do
+
+    Remove the option from the command, or the field from the job; `publishNotReadyAddresses: true` on the headless
+    service; the annotation `sidecar.istio.io/inject: "false"` on the pods.
+    """
+    if not any(text_of(process, "KUBERNETES_SERVICE_HOST") for process in node.processes):
+        return skipped("this is no pod of Kubernetes")
+    names, network = known(node.names), known(node.network)
+    problems = [*_overruled(node), *_unresolved(node, names), *_proxied(network), *_host_network(names, network)]
+    return judged(problems, show_variables(node.first, _SHOWN) or "a pod without variables of an operator")
+
+
+def _overruled(node: Node) -> Iterator[Problem]:
+    process = node.first
+    if not by_torchrun(process):
+        return
+    groups, told = process.number("GROUP_WORLD_SIZE"), nodes_range(text_of(process, "PET_NNODES"))
+    ranks = ranks_of(node.processes)
+    if groups is not None and told is not None and not told[0] <= groups <= told[1]:
+        alone = groups == 1 and told[1] > 1
+        yield Problem(
+            summary=f"the operator set PET_NNODES={text_of(process, 'PET_NNODES')} and torchrun counts {groups}: "
+            + ("each pod trains by itself" if alone else "its command line overrules the operator"),
+            evidence=(f"GROUP_WORLD_SIZE is {groups}",),
+            fix="remove --nnodes and --standalone from torchrun's command, so that it takes PET_NNODES",
+            ranks=ranks,
+        )
+    local, wanted = process.number("LOCAL_WORLD_SIZE"), process.number("PET_NPROC_PER_NODE")
+    if local is not None and wanted is not None and local != wanted:
+        yield Problem(
+            summary=f"the operator set PET_NPROC_PER_NODE={wanted} and torchrun started {local} on this pod",
+            evidence=(f"LOCAL_WORLD_SIZE is {local}",),
+            fix="remove --nproc-per-node from torchrun's command, or set numProcPerNode (nprocPerNode) of the job to "
+            f"{local}",
+            ranks=ranks,
+        )
+
+
+def _unresolved(node: Node, names: Names | None) -> Iterator[Problem]:
+    if names is None or names.master is None or names.master.error is None or is_loopback(names.master.name):
+        return
+    service = names.master.name.partition(".")[2].partition(".")[0] or names.master.name
+    patch = '{"spec":{"publishNotReadyAddresses":true}}'
+    yield Problem(
+        summary=f"the master's name {names.master.name} has no address in this pod: no service publishes it",
+        evidence=(names.master.error, *_given_by(node.first)),
+        fix=f"kubectl patch service {service} -p '{patch}'",
+    )
+
+
+def _given_by(process: Process) -> Iterator[str]:
+    for name in ("MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR"):
+        if text_of(process, name):
+            yield f"{name}={text_of(process, name)}"
+            return
+
+
+def _proxied(network: Network | None) -> Iterator[Problem]:
+    if network is not None and network.mesh_proxy:
+        yield Problem(
+            summary="Istio's proxy takes hold of all connections of this pod: ranks connect, and wait for each other",
+            evidence=("ports 15001 and 15006 are listened on, which are those of Istio's proxy",),
+            fix='give the pods the annotation sidecar.istio.io/inject: "false"',
+        )
+
+
+def _host_network(names: Names | None, network: Network | None) -> Iterator[Problem]:
+    if names is None or network is None or not names.own.addresses:
+        return
+    hosts = [one.name for one in network.interfaces if one.name.startswith(HOST_INTERFACES)]
+    if len(hosts) >= MANY_HOST_INTERFACES and all(is_loopback(address) for address in names.own.addresses):
+        yield Problem(
+            summary="the pod uses the machine's network and its /etc/hosts, in which the machine's name is loopback: "
+            "Gloo tells the other ranks an address that is their own",
+            evidence=(f"interfaces: {', '.join(hosts[:4])}", f"its name has the address {names.own.addresses[0]}"),
+            fix="correct /etc/hosts of the machine, or export GLOO_SOCKET_IFNAME="
+            f"{network.default_interface or 'INTERFACE'} in the pod",
+        )

@@ -1,0 +1,227 @@
+"""DD231 and DD232: the variables that make a process a rank are all there, and in range."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rendezvous import OTHER_RANK_VARIABLES, RANK_VARIABLES, text_of
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.environment.processes import merge_equal, name_list, ranks_of, show_variables
+from ddpdoctor.rules.registry import Group, node_rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.model.node import Node, Process
+
+_NUMBERS = ("RANK", "WORLD_SIZE", "MASTER_PORT")
+_BELOW = (
+    ("RANK", "WORLD_SIZE", "ranks"),
+    ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "local ranks"),
+    ("GROUP_RANK", "GROUP_WORLD_SIZE", "node ranks"),
+    ("PET_NODE_RANK", "PET_NNODES", "node ranks"),
+)
+"""A number, what it must be below, and what such numbers are called."""
+_PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
+MAX_PORT = 65_535
+NO_LAUNCHER = "no launcher's variables are set"
+_MADE_UP = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+"""What makes one process on one machine a job of one rank."""
+
+
+@node_rule(
+    "DD231", "env-complete", Severity.ERROR, "A launch variable is missing or is no number",
+    group=Group.LAUNCH, needs=(), reads="RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT",
+)  # fmt: skip
+def check_env_complete(node: Node) -> Answer:
+    """Report a rank that has some of the variables that `init_process_group` reads, and not all.
+
+    ## What it means
+
+    With `env://`, the default, `init_process_group` reads `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, and
+    raises "environment variable RANK expected, but not set" where one is missing or empty. The first, the second and
+    the last must be whole numbers.
+
+    ## How it is told
+
+    An error where `RANK` is set and another is not, or where one is no number. A warning where only `RANK` is missing,
+    or where Slurm or MPI number the processes: the script may well complete the set itself, from `SLURM_PROCID` or
+    `OMPI_COMM_WORLD_RANK`. Addresses alone (`MASTER_ADDR`, `MASTER_PORT`), and a `WORLD_SIZE` beside them under Slurm
+    or MPI, are what batch scripts export before `srun`, and are no problem. Source: torch/distributed/rendezvous.py.
+
+    ## What else looks like it
+
+    A script that passes `rank=` and `world_size=` or its own `init_method` needs none of the variables.
+
+    ## What to do
+
+    Start the ranks with `torchrun`, which sets all four, or export the missing one in each process.
+    """
+    found = [process for process in node.processes if any(name in process.variables for name in RANK_VARIABLES)]
+    if not found:
+        return skipped(NO_LAUNCHER)
+    problems = [*_no_numbers(found), *_missing(found)]
+    return judged(problems, show_variables(found[0], RANK_VARIABLES))
+
+
+def _no_numbers(processes: list[Process]) -> Iterator[Problem]:
+    """Yield one problem for each wrong text."""
+    for name in _NUMBERS:
+        for text in dict.fromkeys(text_of(process, name) for process in processes):
+            if text and not _is_number(text):
+                yield Problem(
+                    summary=f"{name} is {text!r}, which is no whole number: init_process_group raises ValueError",
+                    fix=f"export {name} as a whole number",
+                    ranks=ranks_of(process for process in processes if text_of(process, name) == text),
+                )
+
+
+def _is_number(text: str) -> bool:
+    """Say what Python's int() takes, which is what torch uses."""
+    try:
+        int(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _missing(processes: list[Process]) -> Iterator[Problem]:
+    """Yield one problem for each set of missing names."""
+    by_names: dict[tuple[str, ...], list[Process]] = {}
+    for process in processes:
+        missing = tuple(name for name in RANK_VARIABLES if not text_of(process, name))
+        if missing and not _is_preparation(process, missing):
+            by_names.setdefault(missing, []).append(process)
+    for missing, those in by_names.items():
+        yield _missing_problem(missing, those)
+
+
+def _is_preparation(process: Process, missing: tuple[str, ...]) -> bool:
+    """Say whether the variables are those that a script exports before it starts the ranks."""
+    if "RANK" not in missing or any(name in process.variables for name in missing):
+        return False
+    return "WORLD_SIZE" in missing or _numbered_by_others(process)
+
+
+def _numbered_by_others(process: Process) -> bool:
+    return any(name in process.variables for name in (*OTHER_RANK_VARIABLES, "SLURM_JOB_ID"))
+
+
+def _missing_problem(missing: tuple[str, ...], processes: list[Process]) -> Problem:
+    first = processes[0]
+    empty = [name for name in missing if name in first.variables]
+    is_rank = "RANK" not in missing and not _numbered_by_others(first)
+    are = "is" if len(missing) == 1 else "are"
+    return Problem(
+        summary=f"{name_list(missing)} {are} not set: init_process_group fails with "
+        f'"environment variable {missing[0]} expected, but not set"',
+        evidence=(
+            f"what is set: {show_variables(first, RANK_VARIABLES)}",
+            *(f"{name} is set and empty, which is the same as not set" for name in empty),
+        ),
+        fix="start the ranks with torchrun, or in each process: "
+        + " ".join(["export", *(f"{name}={_example(name, first)}" for name in missing)]),
+        severity=None if is_rank else Severity.WARNING,
+        ranks=ranks_of(processes),
+    )
+
+
+def _example(name: str, process: Process) -> str:
+    """Return a value that is right here, or one for a job of one rank."""
+    from_slurm = {"RANK": "$SLURM_PROCID", "WORLD_SIZE": "$SLURM_NTASKS"}
+    if name in from_slurm and from_slurm[name][1:] in process.variables:
+        return from_slurm[name]
+    if name == "MASTER_ADDR" and "SLURM_JOB_NODELIST" in process.variables:
+        return '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+    return _MADE_UP[name]
+
+
+@node_rule(
+    "DD232", "env-range", Severity.ERROR, "A launch variable is out of range",
+    group=Group.LAUNCH, needs=(), reads="RANK, LOCAL_RANK, GROUP_RANK, PET_NODE_RANK and their sizes, MASTER_PORT",
+)  # fmt: skip
+def check_env_range(node: Node) -> Answer:
+    """Report ranks that are not below their world size, and ports that do not exist.
+
+    ## What it means
+
+    Ranks go from 0 to `WORLD_SIZE` - 1. Gloo fails with "rank < size. 2 vs 2"; NCCL with "invalid argument"; a wrong
+    `LOCAL_RANK` ends in "invalid device ordinal". A port is from 1 to 65535.
+
+    ## How it is told
+
+    0 <= `RANK` < `WORLD_SIZE`, 0 <= `LOCAL_RANK` < `LOCAL_WORLD_SIZE` <= `WORLD_SIZE`, and the same of `GROUP_RANK` and
+    of `PET_NODE_RANK`, each only where both of a pair are set and are numbers. Port 0 means "any free port" to the
+    process that listens: nobody else could know it, so that it is right for a job of one rank only.
+
+    ## What else looks like it
+
+    Kubeflow's PyTorchJob gives each pod its own number as `RANK`, and the number of pods, or of all ranks, as
+    `WORLD_SIZE`: that is in range, and torchrun sets both anew for the ranks that it starts.
+
+    ## What to do
+
+    Count from 0. Most often `RANK` was set to a node's number from 1, or `WORLD_SIZE` to the number of nodes.
+    """
+    found = [process for process in node.processes if _range_names(process)]
+    if not found:
+        return skipped(NO_LAUNCHER)
+    problems = merge_equal(problem for process in found for problem in _out_of_range(process))
+    return judged(problems, show_variables(found[0], _range_names(found[0])))
+
+
+def _range_names(process: Process) -> tuple[str, ...]:
+    names = [name for low, high, _ in _BELOW for name in (low, high)]
+    return tuple(name for name in (*names, *_PORTS) if text_of(process, name))
+
+
+def _out_of_range(process: Process) -> Iterator[Problem]:
+    ranks = ranks_of([process])
+    for name, size_name, noun in _pairs(process):
+        number, size = process.number(name), process.number(size_name)
+        if size is not None and size < 1:
+            yield Problem(
+                summary=f"{size_name} is {size}: it must be at least 1", fix=f"export {size_name}=1", ranks=ranks
+            )
+        elif number is not None and (number < 0 or (size is not None and number >= size)):
+            below = f"and {size_name} is {size}: {noun} go from 0 to {size - 1}" if size is not None else "is negative"
+            yield Problem(
+                summary=f"{name} is {number} {below}" if size is not None else f"{name} is {number}, which is negative",
+                fix=f"number the {noun} from 0, or raise {size_name}",
+                ranks=ranks,
+            )
+    yield from _local_size(process)
+    for name in _PORTS:
+        yield from _port(process, name)
+
+
+def _pairs(process: Process) -> Iterator[tuple[str, str, str]]:
+    """Yield what is to be compared. Only the static rendezvous reads a node's rank; operators set it for others too."""
+    static = text_of(process, "PET_RDZV_BACKEND") in {"", "static"}
+    for pair in _BELOW:
+        if static or pair[0] != "PET_NODE_RANK":
+            yield pair
+
+
+def _local_size(process: Process) -> Iterator[Problem]:
+    local, world = process.number("LOCAL_WORLD_SIZE"), process.number("WORLD_SIZE")
+    if local is not None and world is not None and local > world >= 1:
+        yield Problem(
+            summary=f"LOCAL_WORLD_SIZE is {local} and WORLD_SIZE is {world}: a node has no more ranks than the job",
+            fix="export WORLD_SIZE as the number of ranks on all nodes together",
+            ranks=ranks_of([process]),
+        )
+
+
+def _port(process: Process, name: str) -> Iterator[Problem]:
+    port = process.number(name)
+    if port is None or 1 <= port <= MAX_PORT:
+        return
+    if port == 0:
+        if process.number("WORLD_SIZE") == 1:
+            return
+        summary = f"{name} is 0, which is any free port: the other ranks cannot know which one rank 0 listens on"
+    else:
+        summary = f"{name} is {port}: a port is from 1 to {MAX_PORT}"
+    yield Problem(summary=summary, fix=f"export {name}=29500", ranks=ranks_of([process]))

@@ -1,0 +1,41 @@
+"""What rules over processes share: ranks, equal problems of several processes, and variables as they are shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpdoctor.model.node import Process
+    from ddpdoctor.rules.answers import Problem
+
+
+def ranks_of(processes: Iterable[Process]) -> tuple[int, ...]:
+    """Return the ranks of processes, sorted; those that have none are left out."""
+    return tuple(sorted({process.rank for process in processes if process.rank is not None}))
+
+
+def merge_equal(problems: Iterable[Problem]) -> list[Problem]:
+    """Draw problems that say the same together, with the ranks and hosts of all."""
+    merged: dict[tuple[str, str], Problem] = {}
+    for problem in problems:
+        key = (problem.summary, problem.fix)
+        former = merged.setdefault(key, problem)
+        merged[key] = replace(
+            former,
+            ranks=tuple(sorted({*former.ranks, *problem.ranks})),
+            hosts=tuple(dict.fromkeys([*former.hosts, *problem.hosts])),
+        )
+    return list(merged.values())
+
+
+def show_variables(process: Process, names: Iterable[str]) -> str:
+    """Return "RANK=0, WORLD_SIZE=8" of those that are set."""
+    return ", ".join(f"{name}={process.variables[name]}" for name in names if name in process.variables)
+
+
+def name_list(names: tuple[str, ...]) -> str:
+    """Return "A", "A and B" or "A, B and C"."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

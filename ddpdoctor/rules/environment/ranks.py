@@ -1,0 +1,180 @@
+"""DD233: every rank that the launcher was to start is there, once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rendezvous import text_of
+from ddpdoctor.model.slurm import expand_counts, expand_hosts
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.majority import host_list
+from ddpdoctor.rules.progress.words import rank_list, verb
+from ddpdoctor.rules.registry import Group, fleet_rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.model.node import Fleet, Node, Process
+
+_BY_BLOCKS = ("", "block", "block:block", "block:cyclic", "block:fcyclic")
+"""Values of SLURM_DISTRIBUTION with which a node's tasks have consecutive numbers (sbatch(1), --distribution)."""
+
+SHOWN = 4
+"""So many ranks, and processes of each, are named."""
+
+
+@fleet_rule(
+    "DD233", "rank-set", Severity.ERROR, "A rank is missing, or there twice",
+    group=Group.LAUNCH, needs=(), reads="the ranks that answered, WORLD_SIZE, SLURM_STEP_NODELIST",
+)  # fmt: skip
+def check_rank_set(fleet: Fleet) -> Answer:
+    """Report ranks that did not answer, that two processes claim, or that the world has no place for.
+
+    ## What it means
+
+    `init_process_group` waits until ranks 0 to `WORLD_SIZE` - 1 have each come once. torch itself tells only how many
+    came ("1/2 clients joined"), or a key of its store that ends in the missing rank. Two processes with one rank
+    overwrite each other's addresses, and the job hangs or mixes data up.
+
+    ## How it is told
+
+    The ranks whose facts were gathered, against the number that the launcher was to start. A rank is missing where
+    nothing came from it within the time limit. The host of a missing rank is named where Slurm's list of nodes, or the
+    ranks beside it, tell it.
+
+    ## What else looks like it
+
+    A host so slow that it answered too late: run the check again with a longer `--timeout`.
+
+    ## What to do
+
+    Log in to the host that is named and look whether the launcher runs there, and whether it can reach rank 0's host.
+    For a rank that is there twice: number the processes anew, `RANK=$SLURM_PROCID` under Slurm.
+    """
+    if not fleet.gathered:
+        return skipped("no launcher was seen, so that there is one process only")
+    if fleet.world_size is None:
+        return skipped("the launcher does not say how many ranks there are to be")
+    problems = [
+        *_missing(fleet, fleet.world_size),
+        *_twice(fleet, fleet.world_size),
+        *_too_high(fleet, fleet.world_size),
+    ]
+    ranks = [process.rank for _, process in fleet.processes() if process.rank is not None]
+    seen = f"{rank_list(ranks)} of {fleet.world_size} answered" if ranks else "no rank answered"
+    return judged(problems, seen)
+
+
+def _missing(fleet: Fleet, size: int) -> Iterator[Problem]:
+    missing = sorted(fleet.missing)
+    if not missing and sum(1 for _ in fleet.processes()) < size:
+        missing = _unclaimed(fleet, size)
+    if not missing:
+        return
+    hosts = _hosts_of(fleet, missing)
+    on = f" on {host_list(hosts)}" if hosts else ""
+    yield Problem(
+        summary=f"{rank_list(missing)} of {size}{on} did not answer: all others would wait for "
+        f"{verb(missing, 'it', 'them')}",
+        evidence=tuple(_whereabouts(fleet, hosts)),
+        fix=_fix(hosts),
+        ranks=tuple(missing),
+        hosts=hosts,
+    )
+
+
+def _unclaimed(fleet: Fleet, size: int) -> list[int]:
+    """Return the ranks that no process is."""
+    claimed = {process.rank for _, process in fleet.processes()}
+    return [rank for rank in range(size) if rank not in claimed]
+
+
+def _fix(hosts: tuple[str, ...]) -> str:
+    if not hosts:
+        return "look on each host whether its launcher runs, and whether it can reach the host of rank 0"
+    return f"look whether the launcher runs on {host_list(hosts)} and can reach the host of rank 0: ssh {hosts[0]}"
+
+
+def _whereabouts(fleet: Fleet, hosts: tuple[str, ...]) -> Iterator[str]:
+    answered = {node.host for node in fleet.nodes}
+    silent = [host for host in hosts if host not in answered]
+    if silent:
+        yield f"nothing came from {host_list(silent)} at all"
+    if fleet.nodes:
+        yield f"those that answered: {host_list(tuple(node.host for node in fleet.nodes))}"
+    yield from fleet.problems
+
+
+def _hosts_of(fleet: Fleet, ranks: list[int]) -> tuple[str, ...]:
+    """Return the hosts on which ranks should be, where each can be told; else none."""
+    by_rank = _slurm_hosts(fleet)
+    hosts = [by_rank.get(rank) or _host_between(fleet, rank) for rank in ranks]
+    return tuple(dict.fromkeys(host for host in hosts if host is not None)) if None not in hosts else ()
+
+
+def _slurm_hosts(fleet: Fleet) -> dict[int, str]:
+    """Return the host of every task of the step, under the names by which the nodes call themselves."""
+    first = next((process for _, process in fleet.processes()), None)
+    if first is None or text_of(first, "SLURM_DISTRIBUTION") not in _BY_BLOCKS or "RANK" in first.variables:
+        return {}
+    try:
+        hosts = expand_hosts(text_of(first, "SLURM_STEP_NODELIST"))
+        counts = expand_counts(text_of(first, "SLURM_STEP_TASKS_PER_NODE") or text_of(first, "SLURM_TASKS_PER_NODE"))
+    except ValueError:
+        return {}
+    if len(hosts) != len(counts):
+        return {}
+    known_as = {node.host.partition(".")[0]: node.host for node in fleet.nodes}
+    each = [host for host, count in zip(hosts, counts, strict=True) for _ in range(count)]
+    return {rank: known_as.get(host, host) for rank, host in enumerate(each)}
+
+
+def _host_between(fleet: Fleet, rank: int) -> str | None:
+    """Return the host whose lowest rank is below and whose highest is above: launchers number node by node."""
+    for node in fleet.nodes:
+        if node.ranks and node.ranks[0] < rank < node.ranks[-1]:
+            return node.host
+    return None
+
+
+def _twice(fleet: Fleet, size: int) -> Iterator[Problem]:
+    """Yield one problem for all ranks that several processes claim."""
+    claims: dict[int, list[tuple[Node, Process]]] = {}
+    for node, process in fleet.processes():
+        if process.rank is not None:
+            claims.setdefault(process.rank, []).append((node, process))
+    doubled = {rank: those for rank, those in sorted(claims.items()) if len(those) > 1}
+    if not doubled:
+        return
+    unclaimed = [rank for rank in _unclaimed(fleet, size) if rank not in fleet.missing]
+    hosts = tuple(dict.fromkeys(node.host for those in doubled.values() for node, _ in those))
+    yield Problem(
+        summary=f"{rank_list(doubled)} {verb(doubled, 'is', 'are')} claimed by more than one process: "
+        "they take each other's place, and the job hangs",
+        evidence=(*_claims(doubled), *([f"nobody is {rank_list(unclaimed)}"] if unclaimed else [])),
+        fix="give each process a rank of its own: torchrun does so; under srun, RANK=$SLURM_PROCID in each task",
+        ranks=tuple(doubled),
+        hosts=hosts,
+    )
+
+
+def _claims(doubled: dict[int, list[tuple[Node, Process]]]) -> Iterator[str]:
+    """Yield who claims the first few of the ranks, a few claims each."""
+    for rank, those in list(doubled.items())[:SHOWN]:
+        named = [f"process {process.pid} on {node.host}" for node, process in those[:SHOWN]]
+        more = f" and {len(those) - SHOWN} more" if len(those) > SHOWN else ""
+        yield f"rank {rank}: {', '.join(named)}{more}"
+
+
+def _too_high(fleet: Fleet, size: int) -> Iterator[Problem]:
+    outside = [(node, rank) for node in fleet.nodes for rank in node.ranks if not 0 <= rank < size]
+    if outside:
+        ranks = [rank for _, rank in outside]
+        yield Problem(
+            summary=f"{rank_list(ranks)} {verb(ranks, 'has', 'have')} no place among {size}: "
+            f"ranks go from 0 to {size - 1}",
+            fix="number the ranks from 0, or raise WORLD_SIZE on all of them",
+            ranks=tuple(sorted(set(ranks))),
+            hosts=tuple(dict.fromkeys(node.host for node, _ in outside)),
+        )

@@ -1,0 +1,166 @@
+"""DD208: whether torchrun on exactly one host takes itself for the host of the rendezvous."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.reading import known
+from ddpdoctor.model.rendezvous import by_torchrun, endpoints, is_loopback_address, text_of
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
+from ddpdoctor.rules.majority import host_list
+from ddpdoctor.rules.registry import Group, fleet_rule
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.network import Names
+    from ddpdoctor.model.node import Fleet, Node, Process
+    from ddpdoctor.model.rendezvous import Endpoint
+
+DEFAULT_PORT = 29400
+"""Of the c10d rendezvous (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py)."""
+
+
+@fleet_rule(
+    "DD208", "rdzv-host", Severity.ERROR, "No host, or more than one, takes itself for that of the rendezvous",
+    group=Group.NETWORK, needs=("names", "network"),
+    reads="PET_RDZV_ENDPOINT, PET_RDZV_BACKEND, PET_RDZV_CONF, MASTER_ADDR, gethostname, getaddrinfo, interfaces",
+)  # fmt: skip
+def check_rdzv_host(fleet: Fleet) -> Answer:
+    """Report an endpoint in which torchrun on none of the hosts, or on several, recognises its own host.
+
+    ## What it means
+
+    With `--rdzv-backend c10d` every torchrun compares the host of the endpoint with its own name and addresses. The one
+    that finds itself starts the store. Where none does, all wait for a store that nobody started; where several do,
+    there are several stores, and a job falls apart into parts.
+
+    ## How it is told
+
+    As torch does it (`_matches_machine_hostname` in torch/distributed/elastic/rendezvous/utils.py): the endpoint is
+    `localhost`, a loopback address, the host's name, its full name, or shares an address with what the host's own
+    *name* is looked up to. Addresses of interfaces do not count: an endpoint on a second network card, or an alias of
+    the host, matches nobody. `is_host` in `--rdzv-conf` overrules the comparison, and is believed.
+
+    Options on torchrun's command line cannot be seen. Where one process runs on each node and only `MASTER_ADDR` is
+    set, it is judged as if it were given as the endpoint: a warning where Slurm gave the node several GPUs, which one
+    process can only use through torchrun, and a note elsewhere. Several hosts are a warning at most.
+
+    ## What to do
+
+    Give the first node's host name as the endpoint, or add `--rdzv-conf is_host=1` on the first node and `is_host=0` on
+    the others.
+    """
+    reason = _why_no_rendezvous(fleet)
+    if reason is not None:
+        return skipped(reason)
+    endpoint = _rendezvous(fleet)
+    if endpoint is None:
+        return skipped("the nodes have no endpoint in common (PET_RDZV_ENDPOINT with c10d, MASTER_ADDR)")
+    matching = [(node, _takes_itself_for(names, endpoint.host)) for node, names in fleet.each(lambda n: n.names)]
+    hosts = [node.host for node, matches in matching if matches]
+    seen = f"{endpoint.variable}={endpoint.host}, which is {host_list(hosts) if hosts else 'no host'} by torch's rule"
+    if len(hosts) == 1:
+        return passed(seen)
+    if not hosts and (fleet.missing or any(matches is None for _, matches in matching)):
+        return unknown(f"{endpoint.host} is none of the {len(matching)} hosts of which the names are known")
+    problem = _several(fleet, endpoint, hosts) if hosts else _nobody(fleet, endpoint)
+    return judged([problem], seen)
+
+
+def _why_no_rendezvous(fleet: Fleet) -> str | None:
+    processes = [process for _, process in fleet.processes()]
+    reasons = {
+        "no launcher was seen: one host cannot tell for all": not fleet.gathered,
+        "torchrun's rendezvous is over, and its store works": any(map(by_torchrun, processes)),
+        "one node": len(fleet.nodes) < 2,
+        "torchrun does not start these ranks": len(processes) > len(fleet.nodes)
+        or any(text_of(process, "RANK") for process in processes),
+        "is_host in PET_RDZV_CONF says who hosts": any(
+            "is_host" in text_of(process, "PET_RDZV_CONF") for process in processes
+        ),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def _rendezvous(fleet: Fleet) -> Endpoint | None:
+    """Return the endpoint that all nodes have in common."""
+    found: set[Endpoint | None] = {_endpoint_of(process) for _, process in fleet.processes()}
+    return found.pop() if len(found) == 1 else None
+
+
+def _endpoint_of(process: Process) -> Endpoint | None:
+    given = {endpoint.variable: endpoint for endpoint in endpoints(process)}
+    backend = text_of(process, "PET_RDZV_BACKEND")
+    if backend == "c10d":
+        return given.get("PET_RDZV_ENDPOINT")
+    return None if backend or text_of(process, "PET_NODE_RANK") else given.get("MASTER_ADDR")
+
+
+def _takes_itself_for(names: Names, host: str) -> bool | None:
+    """Say whether torch on this node takes itself for the endpoint's host; None where that cannot be told."""
+    if host == "localhost" or is_loopback_address(host) or host in {names.hostname, names.fqdn}:
+        return True
+    if names.own.error is not None:
+        return None
+    looked_up = names.master.addresses if names.master is not None and names.master.name == host else ()
+    return bool({*looked_up, host} & {*names.own.addresses})
+
+
+def _severity(fleet: Fleet, endpoint: Endpoint) -> Severity:
+    if endpoint.variable == "PET_RDZV_ENDPOINT":
+        return Severity.ERROR
+    many_gpus = any((process.number("SLURM_GPUS_ON_NODE") or 0) > 1 for _, process in fleet.processes())
+    return Severity.WARNING if many_gpus else Severity.INFO
+
+
+def _if_given(endpoint: Endpoint) -> str:
+    """Return what the judgement rests on where the endpoint itself is not known."""
+    return "" if endpoint.variable == "PET_RDZV_ENDPOINT" else ", if it is what torchrun gets as --rdzv-endpoint"
+
+
+def _nobody(fleet: Fleet, endpoint: Endpoint) -> Problem:
+    owner = next((node for node in fleet.nodes if _meant(node, endpoint.host) & _addresses(node)), None)
+    first = owner or fleet.nodes[0]
+    own_card = f"an interface of {first.host} has the address, and the name of that host is not looked up to it"
+    compared = f"compared with the names of {host_list(tuple(node.host for node in fleet.nodes))}"
+    return Problem(
+        summary=f"no host takes itself for {endpoint.host} of {endpoint.variable}: nobody starts the store, and all "
+        f"wait{_if_given(endpoint)}",
+        evidence=(own_card, compared) if owner is not None else (compared,),
+        fix=_fix(first.host, endpoint),
+        severity=_severity(fleet, endpoint),
+        hosts=(first.host,),
+    )
+
+
+def _several(fleet: Fleet, endpoint: Endpoint, hosts: list[str]) -> Problem:
+    return Problem(
+        summary=f"{host_list(hosts)} all take themselves for {endpoint.host} of {endpoint.variable}: each starts a "
+        f"store of its own{_if_given(endpoint)}",
+        evidence=("their names are looked up to an address that they share",),
+        fix=_fix(fleet.nodes[0].host, endpoint),
+        severity=max(Severity.WARNING, _severity(fleet, endpoint), key=lambda severity: severity.order),
+        hosts=tuple(hosts),
+    )
+
+
+def _fix(host: str, endpoint: Endpoint) -> str:
+    port = endpoint.port or DEFAULT_PORT
+    return (
+        f"torchrun --rdzv-endpoint={host}:{port} on all nodes, with --rdzv-conf is_host=1 on {host} and is_host=0 on "
+        "the others"
+    )
+
+
+def _addresses(node: Node) -> set[str]:
+    network = known(node.network)
+    interfaces = network.interfaces if network is not None else ()
+    return {address.partition("/")[0] for interface in interfaces for address in interface.addresses}
+
+
+def _meant(node: Node, host: str) -> set[str]:
+    """Return the addresses that the endpoint's host may have."""
+    names = known(node.names)
+    if names is None or names.master is None or names.master.name != host:
+        return {host}
+    return {host, *names.master.addresses}

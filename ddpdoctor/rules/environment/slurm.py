@@ -1,0 +1,284 @@
+"""DD236, DD237 and DD238: the step that Slurm started against the job that torch is to run in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.reading import known
+from ddpdoctor.model.rendezvous import by_torchrun, in_slurm_step, text_of
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.environment.processes import merge_equal, ranks_of, show_variables
+from ddpdoctor.rules.environment.slurm_shape import Shape, read_shape
+from ddpdoctor.rules.registry import Group, node_rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.model.node import Node, Process
+
+NOT_SLURM = "this does not run under Slurm"
+NO_STEP = "this is the shell of a Slurm job: srun has not started anything yet"
+_SHOWN = (
+    "SLURM_NNODES", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID", "SLURM_GPUS_ON_NODE", "RANK",
+    "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+)  # fmt: skip
+
+
+@node_rule(
+    "DD236", "slurm-shape", Severity.ERROR, "The Slurm step does not fit the job that torch is to run",
+    group=Group.LAUNCH, needs=(),
+    reads="SLURM_NTASKS, SLURM_NNODES, SLURM_PROCID, SLURM_STEP_TASKS_PER_NODE, SLURM_GPUS_ON_NODE, WORLD_SIZE, RANK",
+)  # fmt: skip
+def check_slurm_shape(node: Node) -> Answer:
+    """Report a step whose tasks and nodes are neither a task for each rank nor a torchrun for each node.
+
+    ## What it means
+
+    Two shapes work: `srun` starts one task for each rank (`SLURM_NTASKS` = `WORLD_SIZE`), or one torchrun on each node
+    (`SLURM_NTASKS` = `SLURM_NNODES`). In any other, ranks wait for ranks that nobody starts, several torchruns fight
+    for the GPUs of one node, or each torchrun trains by itself.
+
+    ## How it is told
+
+    - A task a rank: an error where `WORLD_SIZE` is not `SLURM_NTASKS`, a warning where `RANK` is not `SLURM_PROCID`.
+    - torchrun: a warning where it counts fewer nodes than the step has, where more than one was started on a node, and
+      where it runs on one node of a job that holds several: without `srun`, the batch script runs on the first only.
+    - More ranks on a node than Slurm gave it GPUs: a warning. The step on fewer nodes than the job: a note.
+
+    `SLURM_NTASKS` and `SLURM_NNODES` are those of the step inside of `srun`, and of the job in the batch script.
+
+    ## What else looks like it
+
+    A `WORLD_SIZE` that a batch script exports for torchrun, with one task on each node, is no contradiction: torchrun
+    sets it anew. Several jobs of one node each in one step (a sweep) are meant to train by themselves.
+
+    ## What to do
+
+    `srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES --nproc-per-node=8 …`, or
+    `srun --ntasks-per-node=8 --gpus-per-node=8 python train.py` with `RANK=$SLURM_PROCID`.
+    """
+    found = [(process, shape) for process in node.processes if (shape := read_shape(process)) is not None]
+    if not found:
+        return skipped(NOT_SLURM)
+    problems = merge_equal(problem for process, shape in found for problem in _misshapen(process, shape))
+    if not problems and not any(in_slurm_step(process) or by_torchrun(process) for process, _ in found):
+        return skipped(NO_STEP)
+    return judged(problems, show_variables(found[0][0], _SHOWN))
+
+
+def _misshapen(process: Process, shape: Shape) -> Iterator[Problem]:
+    ranks = ranks_of([process])
+    if by_torchrun(process):
+        yield from _torchrun(process, shape, ranks)
+    elif shape.in_step and shape.tasks > 1:
+        yield from _task_a_rank(process, shape, ranks)
+    yield from _more_ranks_than_gpus(process, shape, ranks)
+    if shape.in_step and shape.tasks > 1 and shape.job_nodes is not None and shape.nodes < shape.job_nodes:
+        yield Problem(
+            summary=f"the step runs on {shape.nodes} of the {shape.job_nodes} nodes of the job",
+            fix=f"srun --nodes={shape.job_nodes} …, if all of them are to train",
+            severity=Severity.INFO,
+            ranks=ranks,
+        )
+
+
+def _torchrun(process: Process, shape: Shape, ranks: tuple[int, ...]) -> Iterator[Problem]:
+    groups = process.number("GROUP_WORLD_SIZE")
+    if groups is None:
+        return
+    one_each = "srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES …"
+    if shape.in_step and shape.most_on_a_node > 1:
+        yield Problem(
+            summary=f"srun starts torchrun {shape.most_on_a_node} times on a node, and each torchrun starts ranks for "
+            "the whole node",
+            fix=one_each,
+            severity=Severity.WARNING,
+            ranks=ranks,
+        )
+    elif shape.in_step and groups < shape.nodes:
+        yield Problem(
+            summary=f"torchrun counts {_nodes(groups)} and the step has {shape.nodes}: they do not all train together",
+            evidence=(f"GROUP_WORLD_SIZE is {groups}, SLURM_NNODES is {shape.nodes}",),
+            fix=one_each,
+            severity=Severity.WARNING,
+            ranks=ranks,
+        )
+    elif groups == 1 and (shape.job_nodes or shape.nodes) > 1:
+        yield Problem(
+            summary=f"the job holds {shape.job_nodes or shape.nodes} nodes and torchrun uses one: "
+            + ("the step has one task" if shape.in_step else "it was started without srun"),
+            fix=one_each,
+            severity=Severity.WARNING,
+            ranks=ranks,
+        )
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def _task_a_rank(process: Process, shape: Shape, ranks: tuple[int, ...]) -> Iterator[Problem]:
+    world, rank, task = process.number("WORLD_SIZE"), process.number("RANK"), process.number("SLURM_PROCID")
+    for_torchrun = shape.tasks == shape.nodes and rank is None
+    if world is not None and world != shape.tasks and not for_torchrun:
+        few = world > shape.tasks
+        yield Problem(
+            summary=f"WORLD_SIZE is {world} and srun started {shape.tasks} tasks: "
+            + (f"they wait for {world - shape.tasks} that nobody starts" if few else "there are more tasks than ranks"),
+            evidence=(show_variables(process, _SHOWN),),
+            fix="export WORLD_SIZE=$SLURM_NTASKS in each task, or start torchrun once on each node: "
+            "srun --ntasks-per-node=1 torchrun …",
+            severity=None if rank is not None else Severity.WARNING,
+            ranks=ranks,
+        )
+    if rank is not None and task is not None and rank != task:
+        yield Problem(
+            summary="RANK is not SLURM_PROCID: tasks may share a rank, or stand on other nodes than their neighbours",
+            evidence=(f"RANK is {rank} and SLURM_PROCID is {task}",),
+            fix="export RANK=$SLURM_PROCID in each task, not in the batch script",
+            severity=Severity.WARNING,
+            ranks=ranks,
+        )
+
+
+def _more_ranks_than_gpus(process: Process, shape: Shape, ranks: tuple[int, ...]) -> Iterator[Problem]:
+    local = process.number("LOCAL_WORLD_SIZE") if by_torchrun(process) else shape.tasks_here
+    gpus = process.number("SLURM_GPUS_ON_NODE")
+    if local is None or gpus is None or local <= gpus or gpus < 1:
+        return
+    if not by_torchrun(process) and not shape.in_step:
+        return
+    yield Problem(
+        summary=f"{local} ranks run on this node and Slurm gave it {gpus} GPU{'s' if gpus > 1 else ''}",
+        evidence=(f"SLURM_GPUS_ON_NODE is {gpus}",),
+        fix=f"--gpus-per-node={local}, or no more ranks on a node than GPUs: {gpus}",
+        severity=Severity.WARNING,
+        ranks=ranks,
+    )
+
+
+@node_rule(
+    "DD237", "srun-cpus", Severity.WARNING, "srun gave a task fewer CPUs than the job asked for",
+    group=Group.LAUNCH, needs=(), reads="SLURM_CPUS_PER_TASK, SRUN_CPUS_PER_TASK, sched_getaffinity",
+)  # fmt: skip
+def check_srun_cpus(node: Node) -> Answer:
+    """Report tasks that may run on fewer CPUs than `--cpus-per-task` of the batch script says.
+
+    ## What it means
+
+    From version 22.05 on, `srun` does not inherit `--cpus-per-task` from `sbatch` or `salloc` (sbatch(1)). A rank with
+    loader workers then has one CPU for all of them, and training is many times slower, without any error.
+
+    ## How it is told
+
+    The CPUs that a task may run on (`sched_getaffinity`) are fewer than `SLURM_CPUS_PER_TASK`. Of a torchrun the CPUs
+    of all its ranks on the node count together, for it may bind each to a part.
+
+    ## What else looks like it
+
+    Where Slurm does not bind tasks (`TaskPlugin=task/none`), every task may use all CPUs, and there is nothing wrong.
+
+    ## What to do
+
+    `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK` in the batch script, or `srun --cpus-per-task=N`.
+    """
+    tasks = [process for process in node.processes if in_slurm_step(process)]
+    if not tasks:
+        return skipped(NO_STEP if any("SLURM_JOB_ID" in one.variables for one in node.processes) else NOT_SLURM)
+    asked = tasks[0].number("SLURM_CPUS_PER_TASK")
+    if asked is None:
+        return skipped("the job did not ask for a number of CPUs for each task")
+    fewest, those = _fewest_cpus(tasks)
+    seen = f"{asked} CPUs asked for each task, {fewest} may be used"
+    if fewest >= asked:
+        return passed(seen)
+    return judged([_too_few_cpus(asked, fewest, those)], seen)
+
+
+def _fewest_cpus(tasks: list[Process]) -> tuple[int, list[Process]]:
+    """Return the CPUs of the task that has the fewest, and the processes of all such tasks."""
+    if by_torchrun(tasks[0]):
+        return len({cpu for process in tasks for cpu in process.cpus}), tasks
+    fewest = min(len(process.cpus) for process in tasks)
+    return fewest, [process for process in tasks if len(process.cpus) == fewest]
+
+
+def _too_few_cpus(asked: int, fewest: int, those: list[Process]) -> Problem:
+    passed_on = text_of(those[0], "SRUN_CPUS_PER_TASK")
+    return Problem(
+        summary=f"the job asked for {asked} CPUs for each task, and srun lets a task use {fewest}: "
+        "loader workers and the rank share them",
+        evidence=(f"SRUN_CPUS_PER_TASK is {passed_on or 'not set'}",),
+        fix=f"export SRUN_CPUS_PER_TASK={asked} in the batch script, or srun --cpus-per-task={asked}",
+        ranks=ranks_of(those),
+    )
+
+
+@node_rule(
+    "DD238", "gpus-per-task", Severity.WARNING, "Each task sees one GPU, so that cuda:LOCAL_RANK does not exist",
+    group=Group.LAUNCH, needs=("torch",),
+    reads="CUDA_VISIBLE_DEVICES, LOCAL_RANK, SLURM_LOCALID, torch.cuda.device_count",
+)  # fmt: skip
+def check_gpus_per_task(node: Node) -> Answer:
+    """Report tasks of a Slurm step that see fewer GPUs than their local rank needs.
+
+    ## What it means
+
+    With `--gpus-per-task=1` Slurm shows each task its own GPU only, as device 0. Code written for torchrun calls
+    `torch.cuda.set_device(LOCAL_RANK)` and fails with "invalid device ordinal" in every task but the first. NCCL also
+    cannot always reach the GPU of a neighbour that it cannot see (NVIDIA/nccl#1948).
+
+    ## How it is told
+
+    In a step with several tasks on a node, a task's local number (`LOCAL_RANK`, else `SLURM_LOCALID`) is not below the
+    number of GPUs that it sees: those in `CUDA_VISIBLE_DEVICES`, else those that torch counts.
+
+    ## How sure
+
+    Medium: code that takes `cuda:0`, or `LOCAL_RANK % torch.cuda.device_count()`, works. That is why it is a warning.
+
+    ## What to do
+
+    `srun --gpus-per-node=8 --ntasks-per-node=8` without `--gpus-per-task`, or keep it and add `--gpu-bind=none`.
+    """
+    tasks = [process for process in node.processes if in_slurm_step(process) and not by_torchrun(process)]
+    if not tasks:
+        started = any(by_torchrun(process) for process in node.processes)
+        return skipped("torchrun hands out the GPUs" if started else NOT_SLURM)
+    seen = [(process, visible) for process in tasks if (visible := _visible(node, process)) is not None]
+    if not seen or not any(visible for _, visible in seen):
+        return skipped("the tasks see no GPU")
+    short = [(process, visible) for process, visible in seen if 0 < visible <= (_local_number(process) or 0)]
+    words = f"{len(seen)} tasks on this node, {seen[0][1]} GPU visible to the first"
+    return judged([_short_of_gpus(short)], words) if short else passed(words)
+
+
+def _visible(node: Node, process: Process) -> int | None:
+    """Return how many GPUs a task sees; None where nobody knows."""
+    text = process.variables.get("CUDA_VISIBLE_DEVICES")
+    if text is not None:
+        return len([entry for entry in text.split(",") if entry.strip()])
+    torch = known(node.torch)
+    return torch.device_count if torch is not None and torch.import_error is None else None
+
+
+def _local_number(process: Process) -> int | None:
+    local = process.number("LOCAL_RANK")
+    return local if local is not None else process.number("SLURM_LOCALID")
+
+
+def _short_of_gpus(short: list[tuple[Process, int]]) -> Problem:
+    process, visible = short[-1]
+    count = process.number("SLURM_GPUS_ON_NODE")
+    gpus = f"--gpus-per-node={count}" if count is not None and count > 1 else "--gpus-per-node=N"
+    return Problem(
+        summary=f"each task sees {visible} GPU{'s' if visible > 1 else ''}, so that cuda:LOCAL_RANK does not exist in "
+        "the later tasks of a node",
+        evidence=(
+            show_variables(process, ("SLURM_LOCALID", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "SLURM_GPUS_PER_TASK")),
+        ),
+        fix=f"srun {gpus} in place of --gpus-per-task, or torch.cuda.set_device(0) in each task",
+        confidence=Confidence.MEDIUM,
+        ranks=ranks_of(process for process, _ in short),
+    )

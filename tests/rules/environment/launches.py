@@ -1,0 +1,123 @@
+"""Environments of launches that are as they should be, recorded and by hand, as processes and fleets."""
+
+from __future__ import annotations
+
+from ddpdoctor.collect.processes import read_process
+from ddpdoctor.model.network import Interface, Lookup, Names, Network
+from ddpdoctor.model.node import Fleet, Launcher
+from ddpdoctor.model.variables import select_variables
+from tests.machines import load_machine
+from tests.rules.environment.build import fleet, node, process
+
+TORCHRUN = {
+    "GROUP_WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4", "ROLE_WORLD_SIZE": "4", "MASTER_ADDR": "node0",
+    "MASTER_PORT": "40123", "TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}  # fmt: skip
+"""What every rank of `torchrun --nnodes 2 --nproc-per-node 2` has, beside its own numbers."""
+BY_HAND = {
+    "nothing": {},
+    "a shell before the ranks start": {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"},
+    "a rank by hand": {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"},
+    "one rank by hand": {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "12355"},
+    "torchrun --standalone": {
+        **TORCHRUN, "RANK": "1", "LOCAL_RANK": "1", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost", "MASTER_PORT": "39481",
+    },
+    "mpirun": {
+        "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "MASTER_ADDR": "node0", "MASTER_PORT": "29500", "WORLD_SIZE": "2",
+    },
+    "accelerate launch": {
+        **TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none",
+    },
+    "Lightning's own processes": {
+        "LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "45871",
+        "RANK": "1", "LOCAL_WORLD_SIZE": "2",
+    },
+    "the first pod of an old PyTorchJob": {
+        "RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "23456",
+        "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+    },
+}  # fmt: skip
+SLURM = ("batch", "task-a-rank", "task-a-node", "uneven", "batch-step", "one-task", "gpus-per-node", "gpu-bind-none")
+KUBERNETES = ((), ("torchrun",), ("pytorchjob",), ("elastic",))
+
+
+def listed(variables, **more):
+    """Return a process with those of the variables that may be kept, as the collector does."""
+    kept, others = select_variables(variables)
+    rank = variables.get("RANK")
+    return process(None if rank is None else int(rank), other_names=others, **kept, **more)
+
+
+def recorded(name, folder, *states, env=None):
+    """Return the process that a recorded machine shows."""
+    return read_process(load_machine(name, folder, *states, env=env))
+
+
+def torchrun_fleet(nodes=2, a_node=2, **variables):
+    """Return a whole job of torchrun; ``variables`` are set on every rank."""
+    size = nodes * a_node
+    return fleet(
+        *(
+            node(
+                f"node{index}",
+                index=index,
+                processes=[
+                    listed(
+                        TORCHRUN
+                        | {"GROUP_WORLD_SIZE": str(nodes), "LOCAL_WORLD_SIZE": str(a_node), "WORLD_SIZE": str(size)}
+                        | {"RANK": str(rank), "LOCAL_RANK": str(rank % a_node), "GROUP_RANK": str(index)}
+                        | variables,
+                        pid=100 + rank,
+                    )
+                    for rank in range(index * a_node, (index + 1) * a_node)
+                ],
+            )
+            for index in range(nodes)
+        ),
+        launcher=Launcher.TORCHRUN, world_size=size, nnodes=nodes,
+    )  # fmt: skip
+
+
+def changed(facts: Fleet, rank, **variables):
+    """Return a fleet in which one rank has other variables; None takes one away."""
+    from dataclasses import replace
+
+    def change(one):
+        if one.rank != rank:
+            return one
+        kept = {name: value for name, value in (one.variables | variables).items() if value is not None}
+        return replace(one, variables=kept)
+
+    nodes = tuple(replace(each, processes=tuple(map(change, each.processes))) for each in facts.nodes)
+    return replace(facts, nodes=nodes)
+
+
+def lookup(name, *addresses, error=None):
+    return Lookup(name=name, addresses=addresses, error=error, timed_out=False, duration_s=0.001)
+
+
+def names(hostname, *addresses, master=None, fqdn=None, error=None):
+    return Names(
+        hostname=hostname, fqdn=fqdn or hostname, own=lookup(hostname, *addresses, error=error), master=master,
+        head=None, reverse_s=None,
+    )  # fmt: skip
+
+
+def interface(name, *addresses):
+    return Interface(
+        name=name, up=True, operstate="up", carrier=True, loopback=name == "lo", virtual=False, mtu=1500,
+        speed_mb_s=None, addresses=addresses, link_type=1,
+    )  # fmt: skip
+
+
+def network(*interfaces, local_ports=(32768, 60999), mesh_proxy=False):
+    from ddpdoctor.model.reading import NOT_ASKED
+
+    return Network(
+        interfaces=interfaces, default_interface="eth0", ipv6_disabled=False, local_ports=local_ports,
+        master_port=NOT_ASKED, firewall=(), mesh_proxy=mesh_proxy,
+    )  # fmt: skip
