@@ -56,7 +56,7 @@ def check_ifname_exists(node: Node) -> Answer:
     network = need(node.network)
     if not network.interfaces:
         return unknown("the interfaces of this machine could not be read")
-    found = list(dict.fromkeys(_settings(node)))
+    found = list(_settings(node))
     if not found:
         return skipped("none of NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME is set")
     problems = [problem for process, setting in found for problem in _judge(network, process, setting)]

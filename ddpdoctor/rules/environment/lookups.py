@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.rendezvous import LOOPBACK_NAMES
@@ -246,7 +246,6 @@ def check_rdns_slow(node: Node) -> Answer:
         evidence=tuple(f"{what}: {_seconds(duration)}" for what, duration in slow.items()),
         fix="put a name server that answers into /etc/resolv.conf (resolvectl status shows those in use), or all nodes "
         "into /etc/hosts",
-        confidence=Confidence.MEDIUM if FOREVER_S not in slow.values() else Confidence.HIGH,
     )
     return judged([problem], seen)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EPHEMERAL = (32768, 60999)
 """The kernel's default ip_local_port_range (Documentation/networking/ip-sysctl.rst): NCCL and Gloo listen on ports that
 the kernel picks."""
-_PORTS = re.compile(r"\bdports? !?\{? ?([\d ,:-]+)")
+_PORTS = re.compile(r"\bdports? \{? ?((?:\d+(?:[:-]\d+)?(?:, ?)?)+)")
 _OTHER_PROTOCOL = re.compile(r"\b(?:udp|sctp|dccp|igmp|esp|ah|gre|vrrp|ospf|ipv6-frag)\b")
 _TCP = re.compile(r"\btcp\b|\bl4proto\b")
 
@@ -145,8 +145,8 @@ def _is_wide(rule: str, low: int, high: int) -> bool:
     ports = _PORTS.search(rule)
     if ports is None:
         return "dport" not in rule
-    spans = [re.split(r"[:-]", span.strip()) for span in ports[1].split(",") if span.strip()]
-    return any(len(span) == 2 and int(span[0] or 0) <= low and int(span[1] or 65535) >= high for span in spans)
+    spans = re.findall(r"(\d+)[:-](\d+)", ports[1])
+    return any(int(first) <= low and int(last) >= high for first, last in spans)
 
 
 def _refuses(node: Node, network: Network, chain: FirewallChain) -> Problem:

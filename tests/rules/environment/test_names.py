@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.model.findings import Outcome, Severity
+from ddpdoctor.model.node import Launcher
+from ddpdoctor.model.reading import Unread, Why
+from tests.rules.environment.build import ask, fleet, node, process
+from tests.rules.environment.network import interface, names, network
+
+DEAD = Unread(why=Why.TIMEOUT, reason="names did not answer within 12 s")
+
+
+def two(*own, env=None, net=None, first=("10.0.0.3",), **more):
+    """Two nodes: a healthy one, and one of which the host name resolves to ``own``."""
+    good = node("node0", names=names(*first), network=network(interface("eth0", "10.0.0.3/24")))
+    other = node(
+        "node1",
+        index=1,
+        names=names(*own, hostname="node1", **more),
+        network=network() if net is None else net,
+        processes=(process(1, **(env or {})),),
+    )
+    return fleet(good, other, launcher=Launcher.TORCHRUN, nnodes=2)
+
+
+def one(*own, launcher=Launcher.NONE, env=None, net=None, **more):
+    here = node(
+        names=names(*own, **more), network=network() if net is None else net, processes=(process(**(env or {})),)
+    )
+    return fleet(here, launcher=launcher)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param(two("10.0.0.4"), id="own address"),
+        pytest.param(two("10.0.0.4", "127.0.1.1"), id="Gloo takes the first"),
+        pytest.param(two("127.0.1.1", env={"GLOO_SOCKET_IFNAME": "eth0"}), id="Gloo is told an interface"),
+        pytest.param(one("127.0.1.1"), id="Debian as it comes, one node"),
+        pytest.param(one("127.0.1.1", launcher=Launcher.TORCHRUN), id="torchrun on one node"),
+        pytest.param(two(), id="unresolvable is another check's"),
+        pytest.param(two("203.0.113.9"), id="foreign is another check's"),
+    ],
+)
+def test_no_loopback(facts):
+    check, findings = ask("hostname-loopback", facts)
+    assert (check.outcome, findings) == (Outcome.PASSED, ())
+
+
+@pytest.mark.parametrize(
+    ("own", "env"),
+    [
+        (("127.0.1.1",), {}),
+        (("127.0.0.1",), {}),
+        (("::1",), {}),
+        (("127.0.1.1", "10.0.0.4"), {}),
+        (("127.0.1.1",), {"GLOO_SOCKET_IFNAME": "e"}),
+    ],
+)
+def test_loopback(own, env):
+    check, (finding,) = ask("hostname-loopback", two(*own, env=env))
+    assert (check.outcome, finding.severity, finding.hosts) == (Outcome.FAILED, Severity.ERROR, ("node1",))
+    assert f"resolves to {own[0]}" in finding.summary
+    assert finding.fix.startswith("export GLOO_SOCKET_IFNAME=eth0 on all nodes")
+
+
+@pytest.mark.parametrize(
+    ("variables", "outcome"),
+    [
+        ({"PET_NNODES": "2"}, Outcome.FAILED),
+        ({"PET_NNODES": "1:4"}, Outcome.FAILED),
+        ({"GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}, Outcome.FAILED),
+        ({"SLURM_NNODES": "2", "SLURM_STEP_ID": "0"}, Outcome.FAILED),
+        ({"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, Outcome.FAILED),
+        ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, Outcome.PASSED),
+        ({"PET_NNODES": "1"}, Outcome.PASSED),
+    ],
+)
+def test_variables_tell_of_several_nodes(variables, outcome):
+    check, _ = ask("hostname-loopback", one("127.0.1.1", env=variables))
+    assert check.outcome is outcome
+
+
+def test_equal_loopback_names_of_many_hosts_are_one_finding():
+    nodes = [
+        node(
+            f"node{n}", names=names("127.0.1.1", hostname="same"), network=network(interface("eth0", f"10.0.0.{n}/24"))
+        )
+        for n in range(1, 4)
+    ]
+    _, (finding,) = ask("hostname-loopback", fleet(*nodes, launcher=Launcher.SLURM))
+    assert finding.hosts == ("node1", "node2", "node3")
+
+
+@pytest.mark.parametrize("kind", ["hostname-loopback", "hostname-unresolvable", "hostname-not-local"])
+def test_names_that_were_not_read_are_inconclusive(kind):
+    check, findings = ask(kind, node(names=DEAD, network=network()))
+    assert (check.outcome, check.reason, findings) == (Outcome.INCONCLUSIVE, DEAD.reason, ())
+
+
+def test_resolvable():
+    check, findings = ask("hostname-unresolvable", one("127.0.1.1"))
+    assert (check.outcome, check.seen, findings) == (Outcome.PASSED, "node0 resolves to 127.0.1.1", ())
+
+
+@pytest.mark.parametrize(
+    ("facts", "severity", "words"),
+    [
+        (one(), Severity.ERROR, "does not resolve"),
+        (one(timed_out=True), Severity.ERROR, "not looked up within 2 s: a name server does not answer"),
+        (two(), Severity.ERROR, "the ranks cannot find rank 0"),
+        (one(launcher=Launcher.TORCHRUN), Severity.WARNING, "which does on one node"),
+        (one(launcher=Launcher.SLURM), Severity.WARNING, "which does on one node"),
+    ],
+)
+def test_unresolvable(facts, severity, words):
+    check, (finding,) = ask("hostname-unresolvable", facts)
+    assert (check.outcome, finding.severity) == (Outcome.FAILED, severity)
+    assert words in finding.summary
+    assert "show eth0" in finding.fix
+    assert "/etc/hosts" in finding.fix
+
+
+def test_unresolvable_without_any_interface_still_has_a_remedy():
+    _, (finding,) = ask("hostname-unresolvable", one(net=network(interface("eth0", up=False))))
+    assert finding.fix.startswith('echo "127.0.1.1 $(hostname)"')
+
+
+@pytest.mark.parametrize(
+    ("facts", "outcome"),
+    [
+        (one("10.0.0.4"), Outcome.PASSED),
+        (one("127.0.1.1"), Outcome.PASSED),
+        (one("203.0.113.9", "10.0.0.4"), Outcome.PASSED),
+        (one("fe80::1%eth0", net=network(interface("eth0", "fe80::1/64"))), Outcome.PASSED),
+        (one(), Outcome.PASSED),
+        (one("203.0.113.9"), Outcome.FAILED),
+        (one("203.0.113.9", "203.0.113.10"), Outcome.FAILED),
+    ],
+)
+def test_not_local(facts, outcome):
+    check, findings = ask("hostname-not-local", facts)
+    assert check.outcome is outcome
+    assert [finding.severity for finding in findings] == [Severity.ERROR] * (outcome is Outcome.FAILED)
+
+
+def test_not_local_where_gloo_is_told_and_the_ranks_have_met_is_a_warning():
+    _, (finding,) = ask("hostname-not-local", two("203.0.113.9", env={"GLOO_SOCKET_IFNAME": "eth0"}))
+    assert (finding.severity, finding.hosts) == (Severity.WARNING, ("node1",))
+    assert finding.evidence == ("node1 resolves to 203.0.113.9",)
+
+
+def test_not_local_without_known_addresses_accuses_nobody():
+    check, findings = ask("hostname-not-local", node(names=names("203.0.113.9"), network=DEAD))
+    assert (check.outcome, findings) == (Outcome.PASSED, ())
