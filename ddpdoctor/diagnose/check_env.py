@@ -14,7 +14,8 @@ from ddpdoctor.diagnose.environment import judge_fleet
 from ddpdoctor.diagnose.fleet import gather
 from ddpdoctor.diagnose.redact import redact
 from ddpdoctor.diagnose.selection import choose_rules, sections_of
-from ddpdoctor.model.findings import Finding, Outcome, Report, Severity
+from ddpdoctor.exchange.codec import encode
+from ddpdoctor.model.findings import Outcome, Report, Severity
 from ddpdoctor.model.secrets import hide_secrets
 from ddpdoctor.rules.verdict import pick_verdict
 
@@ -110,7 +111,7 @@ def build_checkup(
         started_at=started_at,
         ended_at=now(),
         job=None,
-        verdict=_verdict(judged.findings),
+        verdict=pick_verdict(judged.findings),
         findings=judged.findings,
         checks=judged.checks,
         ranks=(),
@@ -125,10 +126,6 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
-def _verdict(findings: tuple[Finding, ...]) -> Finding | None:
-    return pick_verdict(findings)
-
-
 def _data(fleet: Fleet) -> dict[str, Any]:
     return {
         "hosts": [node.host for node in fleet.nodes],
@@ -136,4 +133,5 @@ def _data(fleet: Fleet) -> dict[str, Any]:
         "world_size": fleet.world_size,
         "missing_ranks": list(fleet.missing),
         "gathering": list(fleet.problems),
+        "nodes": [encode(node) for node in fleet.nodes],
     }

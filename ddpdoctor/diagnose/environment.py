@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Check, Finding, Outcome
 from ddpdoctor.model.reading import NotRead, Unread, Why
 from ddpdoctor.rules.answers import Answer, Problem
-from ddpdoctor.rules.registry import Scope
+from ddpdoctor.rules.registry import Group, Scope
 from ddpdoctor.rules.verdict import order_findings
 
 if TYPE_CHECKING:
@@ -23,21 +23,26 @@ WORST_FIRST = (Outcome.FAILED, Outcome.CRASHED, Outcome.INCONCLUSIVE, Outcome.PA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """All findings, worst first, and an outcome for every rule, by code."""
+    """All findings, worst first, and an outcome for every rule, by group and code."""
 
     findings: tuple[Finding, ...]
     checks: tuple[Check, ...]
 
 
 def judge_fleet(fleet: Fleet, rules: Iterable[Rule]) -> Judged:
-    """Ask every rule. One that raises becomes a crashed check, and the others go on."""
+    """Ask every rule. One that raises becomes a crashed check, and the others go on. Checks come out by group."""
     findings: list[Finding] = []
     checks: list[Check] = []
-    for rule in rules:
+    for rule in sorted(rules, key=_group_order):
         answers = _ask(rule, fleet)
         checks.append(_draw_check(rule, answers, fleet))
         findings += _draw_findings(rule, answers)
     return Judged(findings=order_findings(findings), checks=tuple(checks))
+
+
+def _group_order(rule: Rule) -> tuple[int, str]:
+    assert rule.environment is not None
+    return list(Group).index(rule.environment.group), rule.code
 
 
 def _ask(rule: Rule, fleet: Fleet) -> list[tuple[Node | None, Answer]]:

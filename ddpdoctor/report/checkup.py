@@ -115,7 +115,7 @@ def _count(report: Report, severity: Severity) -> str:
 def _who(report: Report) -> str:
     """Say over how many machines and ranks, where there are several."""
     hosts = _hosts(report)
-    ranks = report.data.get("world_size")
+    ranks = report.data.get("world_size") if report.data.get("launcher") != "none" else None
     parts = [plural(len(hosts), "host")] if len(hosts) > 1 else []
     if isinstance(ranks, int):
         parts.append(plural(ranks, "rank"))
