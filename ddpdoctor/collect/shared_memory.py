@@ -60,8 +60,10 @@ def _stale_files(system: System, uid: int | None) -> dict[str, os.stat_result]:
 
 
 def _sees_all_processes(system: System) -> bool:
+    if not system.live:
+        return True
     try:
-        return system.path("/proc/self/ns/pid").stat().st_ino == FIRST_PID_NAMESPACE or not system.live
+        return system.path("/proc/self/ns/pid").stat().st_ino == FIRST_PID_NAMESPACE
     except OSError:
         return False
 
