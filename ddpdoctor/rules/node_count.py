@@ -7,19 +7,30 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.rendezvous import NodeCount, nodes_told
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.node import Fleet
+    from ddpdoctor.model.node import Fleet, Process
 
 ONE_NODE = "the job has one node, as far as the launcher and the variables tell"
 
 
 def count_nodes(fleet: Fleet) -> NodeCount | None:
     """Return the most that anybody tells of: the nodes that answered, the launcher, the variables. None: nobody."""
-    told = [count for _, process in fleet.processes() if (count := nodes_told(process)) is not None]
+    told = [count for _, process in fleet.processes() for count in (nodes_told(process), _slurm_job(process)) if count]
     if fleet.gathered:
         told.append(NodeCount(nodes=len(fleet.nodes), source=f"{len(fleet.nodes)} nodes answered"))
     if fleet.nnodes is not None:
         told.append(NodeCount(nodes=fleet.nnodes, source=f"the launcher was told of {fleet.nnodes} nodes"))
     return max(told, key=lambda count: count.nodes, default=None)
+
+
+def _slurm_job(process: Process) -> NodeCount | None:
+    """Return the nodes of the Slurm job whose batch script runs here, on one of them: `srun` will start on all.
+
+    The shell of `salloc` on a login node has no SLURM_NODEID, and that host is none of the job.
+    """
+    nodes = process.number("SLURM_NNODES")
+    if nodes is None or process.number("SLURM_NODEID") is None or nodes_told(process) is not None:
+        return None
+    return NodeCount(nodes=nodes, source=f"SLURM_NNODES is {nodes}")
 
 
 def has_several_nodes(fleet: Fleet) -> bool:
