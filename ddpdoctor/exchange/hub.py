@@ -23,7 +23,7 @@ from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.exchange.values import Values
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 BACKLOG = 4096
 """Cut by the kernel to net.core.somaxconn."""
@@ -35,11 +35,13 @@ TICK_S = 0.5
 class Hub:
     """Serves from the start of its life until ``close``."""
 
-    def __init__(self, port: int, token: bytes, *, one_host: bool = False) -> None:
+    def __init__(
+        self, port: int, token: bytes, *, one_host: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Listen and start the thread; raises ``StoreError`` where the port cannot be had. Port 0: any that is free."""
         self.strangers = 0
         """Connections that did not hold the token."""
-        self._token = token
+        self._token, self._clock = token, clock
         self._values = Values()
         self._peers: dict[socket.socket, Peer] = {}
         self._listener = _listen(port, one_host=one_host)
@@ -61,7 +63,7 @@ class Hub:
     def _serve(self) -> None:
         try:
             while self._serve_once():
-                self._drop_late(time.monotonic())
+                self._drop_late(self._clock())
         finally:
             for connection in (*self._peers, self._listener, self._woken, self._wake):
                 connection.close()
@@ -73,7 +75,7 @@ class Hub:
             if connection is self._woken:
                 return False
             if connection is self._listener:
-                self._accept(time.monotonic())
+                self._accept(self._clock())
             else:
                 self._move(self._peers[connection], mask)
         return True
@@ -96,7 +98,7 @@ class Hub:
         self._selector.register(connection, selectors.EVENT_WRITE)
 
     def _move(self, peer: Peer, mask: int) -> None:
-        now_s = time.monotonic()
+        now_s = self._clock()
         try:
             if mask & selectors.EVENT_WRITE:
                 peer.send(now_s)

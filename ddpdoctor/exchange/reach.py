@@ -48,14 +48,15 @@ def reach(hosts: Sequence[str], port: int, limit_s: float, greet: Callable[[sock
     while True:
         for host in hosts:
             left_s = started + limit_s - time.monotonic()
-            made = _try_host(host, port, max(left_s, 0.05), greet, failures)
+            made = _try_host(host, port, max(left_s, FIRST_PAUSE_S), greet, failures)
             if made is not None:
                 return made
         left_s = started + limit_s - time.monotonic()
-        if left_s <= 0:
+        # No last attempt for which no time is left: it would hide what the former has seen.
+        if left_s <= pause_s:
             seen = "; ".join(f"{place}: {failure}" for place, failure in failures.items())
             raise StoreError(f"tried for {time.monotonic() - started:.0f} s; {seen}")
-        time.sleep(min(pause_s, left_s))
+        time.sleep(pause_s)
         pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
 
 

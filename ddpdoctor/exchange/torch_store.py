@@ -32,9 +32,9 @@ CALL_LIMIT_S = 10.0
 class TorchStore:
     """A client of a TCPStore. Its calls run in a thread of its own, so that one that hangs can be left."""
 
-    def __init__(self, store: Any, prefix: str) -> None:
+    def __init__(self, store: Any, prefix: str, call_limit_s: float = CALL_LIMIT_S) -> None:
         """Take a TCPStore; ``prefix`` keeps our keys apart from the launcher's and the job's."""
-        self._store, self._prefix = store, prefix
+        self._store, self._prefix, self._limit_s = store, prefix, call_limit_s
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="ddpdoctor-store", daemon=True).start()
 
@@ -59,9 +59,9 @@ class TorchStore:
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._calls.put((call, answers))
         try:
-            answer = answers.get(timeout=CALL_LIMIT_S)
+            answer = answers.get(timeout=self._limit_s)
         except queue.Empty:
-            raise StoreError(f"the launcher's store did not answer within {CALL_LIMIT_S:.0f} s") from None
+            raise StoreError(f"the launcher's store did not answer within {self._limit_s:g} s") from None
         if isinstance(answer, Exception):
             raise StoreError(f"the launcher's store failed: {str(answer).partition(chr(10))[0]}") from answer
         given: Given = answer
@@ -117,8 +117,8 @@ def _make_store(launch: Launch, limit_s: float, *, serves: bool) -> Any:
 
     threading.Thread(target=make, name="ddpdoctor-join", daemon=True).start()
     try:
-        # torch may exceed its limit by one attempt.
-        store = made.get(timeout=2 * limit_s + 5)
+        # A server of another kind that takes the connection and says nothing hangs torch beyond its limit.
+        store = made.get(timeout=limit_s + 2)
     except queue.Empty:
         store = TimeoutError("no answer")
     if isinstance(store, Exception):

@@ -1,0 +1,157 @@
+"""What is sent arrives as it was, and what is not as the hints say is refused with its place."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import types
+import typing
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+
+import pytest
+
+from ddpdoctor.exchange.codec import WrongValue, _hints, decode, encode
+from ddpdoctor.exchange.facts import Facts, Head, Hello, Tick
+from ddpdoctor.model.limits import Clock, Limit
+from ddpdoctor.model.node import Node, Process
+from ddpdoctor.model.reading import Unread, Why
+
+
+class Maker:
+    """Makes a random value for any type hint."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def make(self, hint: typing.Any) -> typing.Any:
+        origin, members = typing.get_origin(hint), typing.get_args(hint)
+        if origin in {typing.Union, types.UnionType}:
+            return self.make(self.random.choice(members))
+        if origin is tuple:
+            endless = len(members) == 2 and members[1] is ...
+            return tuple(self.make(one) for one in (members[:1] * self.random.randrange(4) if endless else members))
+        if origin is dict:
+            return {self.make(str): self.make(members[1]) for _ in range(self.random.randrange(4))}
+        if is_dataclass(hint):
+            return hint(**{name: self.make(one) for name, one in _hints(hint).items()})
+        if isinstance(hint, type) and issubclass(hint, Enum):
+            return self.random.choice(list(hint))
+        return self.make_plain(hint)
+
+    def make_plain(self, hint: typing.Any) -> typing.Any:
+        if hint is str:
+            return "".join(self.random.choices('aZ09 _/=~"\\\n\0é漢\udcff', k=self.random.randrange(9)))
+        if hint is int:
+            return self.random.choice([0, -1, 1, 2**63, self.random.getrandbits(40)])
+        if hint is float:
+            return self.random.choice([0.0, -1.5, 1e300, math.inf, -math.inf, self.random.random()])
+        return None if hint is type(None) else self.random.random() < 0.5
+
+
+def kinds_within(kind: type) -> set[type]:
+    """Return a dataclass and all that its fields may hold."""
+    found: set[type] = set()
+    waiting: list[typing.Any] = [kind]
+    while waiting:
+        hint = waiting.pop()
+        waiting += typing.get_args(hint)
+        if is_dataclass(hint) and hint not in found:
+            found.add(typing.cast("type", hint))
+            waiting += _hints(hint).values()
+    return found
+
+
+KINDS = sorted(set().union(*map(kinds_within, (Facts, Hello, Head, Tick))), key=lambda kind: kind.__name__)
+
+
+def there_and_back(value: typing.Any) -> typing.Any:
+    return decode(type(value), json.loads(json.dumps(encode(value), allow_nan=False)))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_kind_of_fact_arrives_as_it_was_sent(kind):
+    for seed in range(20):
+        value = Maker(seed).make(kind)
+        assert there_and_back(value) == value
+
+
+def test_all_sections_of_a_node_are_among_them():
+    assert {one.__name__ for one in KINDS} > {"Node", "Process", "Unread", "Limits", "Network", "Gpu", "Rdma", "Pci"}
+
+
+def test_a_float_that_is_no_number_arrives():
+    sent = Clock(synchronised=None, offset_s=math.nan)
+    assert math.isnan(there_and_back(sent).offset_s)
+
+
+def test_whole_numbers_arrive_where_a_float_is_due():
+    assert decode(Clock, {"synchronised": True, "offset_s": 3}).offset_s == 3.0
+
+
+NODE = {"host": "n1"}
+PROCESS = {"rank": 0, "local_rank": 0, "pid": 1, "variables": {}, "other_names": [], "cpus": [0, 1]}
+WRONG = [
+    (Node, [], "an object was expected, and it is a list"),
+    (Node, {}, "host: it is missing"),
+    (Node, {"host": 5}, "host: a text was expected, and it is a whole number"),
+    (Node, {**NODE, "index": True}, "index: a whole number was expected, and it is true or false"),
+    (Node, {**NODE, "processes": {}}, "processes: a list was expected, and it is an object"),
+    (
+        Node,
+        {**NODE, "processes": [PROCESS, {**PROCESS, "cpus": [0, "1"]}]},
+        "processes[1].cpus[1]: a whole number was expected, and it is a text",
+    ),
+    (
+        Node,
+        {**NODE, "processes": [{**PROCESS, "variables": {"NCCL_DEBUG": None}}]},
+        "processes[0].variables['NCCL_DEBUG']: a text was expected, and it is nothing",
+    ),
+    (Node, {**NODE, "limits": None}, "limits: an object was expected, and it is nothing"),
+    (
+        Node,
+        {**NODE, "limits": {"~unread": {"why": "because", "reason": "x"}}},
+        "limits.why: one of absent, denied, not-asked, needless, timeout, error was expected, and it is 'because'",
+    ),
+    (Process, {**PROCESS, "rank": 1.0}, "rank: a whole number or nothing was expected, and it is a number"),
+]
+
+
+@pytest.mark.parametrize(("kind", "plain", "message"), WRONG)
+def test_the_place_of_a_wrong_value_is_named(kind, plain, message):
+    with pytest.raises(WrongValue) as wrong:
+        decode(kind, plain)
+    assert str(wrong.value) == message
+
+
+def test_fields_of_a_newer_version_are_left_out_and_missing_ones_take_their_default():
+    made = decode(Process, {**PROCESS, "mood": ["good"]})
+    assert made.under_wrap is False
+    assert not hasattr(made, "mood")
+
+
+def test_unread_is_told_from_a_section():
+    unread = Unread(why=Why.DENIED, reason="no")
+    node = Node(host="n", limits=unread, conf_files=())
+    assert there_and_back(node) == node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ambiguous:
+    value: Limit | Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Odd:
+    value: set[int]
+
+
+@pytest.mark.parametrize("kind", [Ambiguous, Odd])
+def test_hints_that_json_cannot_carry_are_a_mistake_of_ours(kind):
+    with pytest.raises(TypeError):
+        decode(kind, {"value": {}})
+
+
+def test_the_maker_makes_all_fields():
+    assert all(hasattr(Maker(1).make(Process), one.name) for one in fields(Process))

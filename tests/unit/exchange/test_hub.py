@@ -1,0 +1,325 @@
+"""The hub serves who holds the token, and nobody who is slow, wrong or too large keeps it from that."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.exchange.hub import Hub
+from ddpdoctor.exchange.hub_peer import PROOF_LIMIT_S, REQUEST_LIMIT_S, Peer
+from ddpdoctor.exchange.hub_store import open_hub_store
+from ddpdoctor.exchange.hub_wire import (
+    HELLO,
+    LENGTH,
+    MAX_VALUE_BYTES,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    Operation,
+    pack_request,
+    prove,
+)
+from ddpdoctor.exchange.store import StoreError, wait_for
+from ddpdoctor.exchange.values import MAX_TOTAL_BYTES, Values
+from tests.scenarios.running import free_port
+from tests.scenarios.running import wait_for as wait_until
+
+TOKEN = b"token"
+
+
+@pytest.fixture
+def hub():
+    served = Hub(0, TOKEN, one_host=True)
+    yield served
+    served.close()
+
+
+def client(hub, token=TOKEN, limit_s=5.0):
+    return open_hub_store(("127.0.0.1",), hub.port, token, limit_s)
+
+
+def connect(hub):
+    """Connect as a stranger would; return the connection after the greeting, with its challenge."""
+    connection = socket.create_connection(("127.0.0.1", hub.port), timeout=5)
+    greeting = receive(connection, len(HELLO) + NONCE_BYTES)
+    return connection, greeting[len(HELLO) :]
+
+
+def prove_to(connection, nonce):
+    own = bytes(NONCE_BYTES)
+    connection.sendall(own + prove(TOKEN, b"client", nonce, own))
+    assert receive(connection, PROOF_BYTES) == prove(TOKEN, b"server", nonce, own)
+
+
+def receive(connection, length):
+    data = b""
+    while len(data) < length and (part := connection.recv(length - len(data))):
+        data += part
+    return data
+
+
+def is_hung_up(connection):
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_values_and_counters(hub):
+    one, other = client(hub), client(hub)
+    one.set("a", b"\0\xff" * 1000)
+
+    assert other.look("a") == b"\0\xff" * 1000
+    assert other.look("b") is None
+    assert [one.add("n", 1), other.add("n", 2), one.add("n", 0)] == [1, 3, 3]
+    assert other.add("fresh", 0) == 0
+    assert other.look("fresh") is None
+
+
+def test_a_value_that_comes_later_is_waited_for(hub):
+    one, other = client(hub), client(hub)
+    threading.Timer(0.05, lambda: other.set("late", b"x")).start()
+
+    assert wait_for(one, "late", 5) == b"x"
+    assert wait_for(one, "never", 0.02) is None
+
+
+def test_without_the_token_nothing_is_served_and_it_is_counted(hub):
+    with pytest.raises(StoreError, match="does not hold the same token"):
+        client(hub, b"other", 0.2)
+    assert hub.strangers >= 1
+    assert client(hub).look("a") is None
+
+
+@pytest.mark.parametrize(
+    ("greeting", "words"),
+    [
+        (HELLO + bytes(NONCE_BYTES) + bytes(PROOF_BYTES), "does not hold the same token"),
+        (b"SSH-2.0-OpenSSH_9.2p1 Debian\r\n", "something answers that is not ddpdoctor"),
+    ],
+    ids=["another ddpdoctor", "ssh"],
+)
+def test_a_server_that_is_another_is_not_believed(greeting, words):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    connection.sendall(greeting)
+
+        threading.Thread(target=serve, daemon=True).start()
+        with pytest.raises(StoreError, match=words):
+            open_hub_store(("127.0.0.1",), server.getsockname()[1], TOKEN, 2)
+
+
+def test_a_proof_cannot_be_used_again(hub):
+    connection, nonce = connect(hub)
+    own = bytes(NONCE_BYTES)
+    proof = own + prove(TOKEN, b"client", nonce, own)
+    connection.sendall(proof)
+    assert receive(connection, PROOF_BYTES)
+
+    again, _ = connect(hub)
+    again.sendall(proof)
+    assert is_hung_up(again)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\nHost: example\r\nAccept: */*\r\nUser-Agent: something that is long\r\n\r\n",
+        bytes(4096),
+        os.urandom(NONCE_BYTES + PROOF_BYTES),
+    ],
+)
+def test_garbage_before_the_proof_is_hung_up_on(hub, garbage):
+    connection, _ = connect(hub)
+    connection.sendall(garbage)
+
+    assert is_hung_up(connection)
+    assert client(hub).add("n", 1) == 1
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        LENGTH.pack(2**32 - 1),
+        LENGTH.pack(MAX_VALUE_BYTES * 2) + b"x",
+        LENGTH.pack(0),
+        LENGTH.pack(3) + b"\x09\x00\x01",
+        LENGTH.pack(4) + b"\x01\x00\x09a",
+        LENGTH.pack(4) + b"\x01\x00\x01\xff",
+        LENGTH.pack(3) + b"\x01\x00\x00",
+    ],
+)
+def test_garbage_after_the_proof_is_hung_up_on(hub, request_bytes):
+    connection, nonce = connect(hub)
+    prove_to(connection, nonce)
+    connection.sendall(request_bytes)
+
+    assert is_hung_up(connection)
+    assert client(hub).add("n", 1) == 1
+
+
+def test_who_proves_nothing_is_hung_up_on_in_time():
+    now_s = [0.0]
+    served = Hub(0, TOKEN, one_host=True, clock=lambda: now_s[0])
+    silent, _ = connect(served)
+    # A byte now and then does not help.
+    slow, _ = connect(served)
+    proven = client(served)
+    now_s[0] = PROOF_LIMIT_S - 1
+    slow.send(b"x")
+    assert proven.add("n", 1) == 1
+    now_s[0] = PROOF_LIMIT_S + 1
+
+    assert is_hung_up(silent)
+    assert is_hung_up(slow)
+    assert proven.add("n", 1) == 2
+    served.close()
+
+
+def test_a_request_that_drips_in_has_one_deadline_for_all_of_it():
+    here, there = socket.socketpair()
+    with here, there:
+        peer = Peer(here, TOKEN, 0.0)
+        peer.send(0.0)
+        nonce = receive(there, len(HELLO) + NONCE_BYTES)[len(HELLO) :]
+        own = bytes(NONCE_BYTES)
+        there.sendall(own + prove(TOKEN, b"client", nonce, own))
+        peer.receive(Values(), 1.0)
+        peer.send(1.0)
+        assert peer.deadline is None
+
+        deadlines = []
+        for second, byte in enumerate(pack_request(Operation.LOOK, "key", b"")[:-1], start=2):
+            there.sendall(bytes([byte]))
+            peer.receive(Values(), float(second))
+            deadlines.append(peer.deadline)
+        assert set(deadlines) == {2.0 + REQUEST_LIMIT_S}
+
+
+def test_an_answer_that_nobody_takes_does_not_hold_up_the_others(hub):
+    client(hub).set("large", bytes(4 * 2**20))
+    greedy, nonce = connect(hub)
+    prove_to(greedy, nonce)
+    greedy.sendall(pack_request(Operation.LOOK, "large", b"") * 50)
+
+    assert client(hub).add("n", 1) == 1
+
+
+def test_values_over_the_limit_are_refused_in_words(hub):
+    store = client(hub)
+    with pytest.raises(StoreError, match="over the limit"):
+        store.set("large", bytes(MAX_VALUE_BYTES + 1))
+    store.set("a", b"x")
+    with pytest.raises(StoreError, match="whole numbers"):
+        store.add("a", 1)
+
+
+def test_the_limit_of_all_values_holds():
+    values = Values()
+    for number in range(MAX_TOTAL_BYTES // MAX_VALUE_BYTES):
+        assert values.answer(Operation.SET, str(number), bytes(MAX_VALUE_BYTES))[4] == 0
+    assert values.answer(Operation.SET, "one more", bytes(MAX_VALUE_BYTES))[4] == 2
+    # What replaces a value of its size takes no more room.
+    assert values.answer(Operation.SET, "0", bytes(MAX_VALUE_BYTES))[4] == 0
+
+
+def test_thousands_of_clients_at_once(hub):
+    """1,100 clients stay connected together where this process may open so many files; each also counts."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1100 if hard == resource.RLIM_INFINITY or hard > 3000 else 200
+    with contextlib.ExitStack() as stack:
+        if soft != resource.RLIM_INFINITY and soft < 3 * wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3 * wanted, hard))
+            stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        stores = [stack.enter_context(contextlib.closing(client(hub, limit_s=20))) for _ in range(wanted)]
+        assert [store.add("n", 1) for store in stores] == list(range(1, wanted + 1))
+
+
+def test_a_client_of_a_hub_that_has_gone_is_told(hub):
+    store = client(hub)
+    hub.close()
+    with pytest.raises(StoreError, match="the connection to rank 0 failed"):
+        store.look("a")
+
+
+def test_a_client_waits_for_a_hub_that_is_yet_to_start():
+    port = free_port()
+    started = []
+    threading.Timer(0.3, lambda: started.append(Hub(port, TOKEN, one_host=True))).start()
+    store = open_hub_store(("127.0.0.1",), port, TOKEN, 10)
+
+    assert store.add("n", 1) == 1
+    started[0].close()
+
+
+def test_the_next_host_is_tried_where_the_first_is_wrong(hub):
+    store = open_hub_store(("no-such-host.invalid", "127.0.0.1"), hub.port, TOKEN, 10)
+    assert store.add("n", 1) == 1
+
+
+def test_where_nobody_listens_the_error_says_what_was_seen():
+    port = free_port()
+    with pytest.raises(StoreError, match=rf"^tried for 0 s; 127.0.0.1:{port}: connection refused$"):
+        open_hub_store(("127.0.0.1",), port, TOKEN, 0.1)
+
+
+def test_a_name_that_does_not_resolve_is_said_to():
+    with pytest.raises(StoreError, match=r"no-such-host\.invalid:1: the name does not resolve"):
+        open_hub_store(("no-such-host.invalid",), 1, TOKEN, 0.1)
+
+
+def test_a_port_that_is_taken_is_told(hub):
+    with pytest.raises(StoreError, match=f"port {hub.port} cannot be listened on: Address already in use"):
+        Hub(hub.port, TOKEN, one_host=True)
+
+
+def test_it_listens_on_all_addresses_of_both_families_where_there_are_several_hosts():
+    served = Hub(0, TOKEN)
+    addresses = ["127.0.0.1", *(["::1"] if socket.has_dualstack_ipv6() else [])]
+    assert [open_hub_store((address,), served.port, TOKEN, 5).add("n", 1) for address in addresses] == [1, 2][
+        : len(addresses)
+    ]
+    served.close()
+
+
+def test_files_that_run_out_make_clients_wait_and_no_loop_spin(hub):
+    """Where accept fails for want of files the hub rests, and serves those who wait once there are some again."""
+    first = client(hub)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    waiting = socket.socket()
+    used = max(int(file.name) for file in Path("/proc/self/fd").iterdir()) + 1
+    held = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, hard))
+        while True:
+            try:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+            except OSError:
+                break
+        waiting.settimeout(10)
+        waiting.connect(("127.0.0.1", hub.port))
+        began = time.process_time()
+        assert first.add("n", 1) == 1
+        assert wait_until(lambda: hub._resume_at is not None, 5)
+        assert time.process_time() - began < 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for file in held:
+            os.close(file)
+    assert receive(waiting, len(HELLO)) == HELLO
+
+
+def test_closing_ends_the_thread(hub):
+    client(hub)
+    hub.close()
+    assert not hub._thread.is_alive()

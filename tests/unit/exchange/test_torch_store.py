@@ -1,0 +1,101 @@
+"""The launcher's store is used as a client, beside what else is in it, and never waited for without end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from torch.distributed import TCPStore
+
+from ddpdoctor.exchange.store import StoreError, wait_for
+from ddpdoctor.exchange.torch_store import TorchStore, open_torch_store
+from ddpdoctor.model.launch import Launch
+from ddpdoctor.model.node import Launcher
+from tests.scenarios.running import free_port
+
+AGENT = """
+import sys
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+store.set("the launcher's", "own")
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def agent():
+    """A process that serves a store, as torchrun's agent does; yields it with its port."""
+    process = subprocess.Popen([sys.executable, "-c", AGENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    yield process, int(process.stdout.readline())
+    process.kill()
+    process.communicate()
+
+
+def launch(port, *, rank=1, agent_store=True):
+    return Launch(
+        launcher=Launcher.TORCHRUN, rank=rank, world_size=2, hosts=("127.0.0.1",), port=port, run="none/0",
+        agent_store=agent_store,
+    )  # fmt: skip
+
+
+def test_values_and_counters(agent):
+    _, port = agent
+    one, other = open_torch_store(launch(port), 10), open_torch_store(launch(port, rank=0), 10)
+    one.set("a", b"\0\xff" * 1000)
+
+    assert wait_for(other, "a", 5) == b"\0\xff" * 1000
+    assert other.look("b") is None
+    assert other.look("the launcher's") is None
+    assert [one.add("n", 1), other.add("n", 2), one.add("n", 0)] == [1, 3, 3]
+    one.close()
+    one.close()
+
+
+def test_rank_0_serves_where_no_agent_does():
+    port = free_port()
+    server = open_torch_store(launch(port, rank=0, agent_store=False), 10)
+    peer = open_torch_store(launch(port, agent_store=False), 10)
+    server.set("a", b"x")
+
+    assert peer.look("a") == b"x"
+    # Its ticker's connection: of the same process, to the same port.
+    assert open_torch_store(launch(port, rank=0, agent_store=False), 10).look("a") == b"x"
+
+
+def test_an_agent_that_has_gone_is_told(agent):
+    process, port = agent
+    store = open_torch_store(launch(port), 10)
+    process.kill()
+    process.wait()
+    with pytest.raises(StoreError, match="the launcher's store failed: "):
+        store.look("a")
+
+
+def test_an_agent_that_does_not_answer_is_not_waited_for_without_end(agent):
+    process, port = agent
+    opened = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    store = TorchStore(opened, "ours/", call_limit_s=0.2)
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(StoreError, match="did not answer within"):
+        store.look("a")
+    os.kill(process.pid, signal.SIGCONT)
+
+
+def test_where_nobody_listens_the_error_says_what_was_seen():
+    port = free_port()
+    began = time.monotonic()
+    with pytest.raises(StoreError, match=f"tried for 0 s; 127.0.0.1:{port}: connection refused"):
+        open_torch_store(launch(port), 0.2)
+    assert time.monotonic() - began < 5
+
+
+def test_a_server_of_another_kind_is_told():
+    words = "answers, and not as torchrun's store does"
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(StoreError, match=words):
+        open_torch_store(launch(server.getsockname()[1]), 1)
