@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,13 +17,14 @@ class PciDevice:
     numa_node: int | None
     """None where the kernel says -1."""
     local_cpus: tuple[int, ...]
+    """Empty for bridges."""
     width: int | None
     max_width: int | None
     speed_gt_s: float | None
     max_speed_gt_s: float | None
     acs_redirect: bool | None
-    """Whether Access Control Services send peer traffic up to the root; None where the capability cannot be read
-    (that needs root) or is not there."""
+    """Whether Access Control Services send peer traffic up to the root, read of bridges; False where a bridge has no
+    such capability, None where it cannot be read (that needs root)."""
     upstream: tuple[str, ...]
     """Bridges above it, nearest first."""
 
@@ -34,12 +35,16 @@ class Pci:
 
     devices: tuple[PciDevice, ...]
     iommu: bool
-    """Whether an IOMMU is at work."""
+    """Whether an IOMMU of Intel or AMD is at work. Those of Arm are left out: GPUs are made to work behind them."""
     iommu_passthrough: bool
-    """iommu=pt on the kernel's command line, or its build default."""
+    """Whether it leaves addresses as they are: iommu=pt on the kernel's command line, or the kernel's default."""
     virtual_machine: bool
     nvidia_proc_gpus: tuple[str, ...]
     """Bus ids below /proc/driver/nvidia/gpus."""
+    models: dict[str, str] = field(default_factory=dict)
+    """Names of NVIDIA GPUs by bus id, as the driver has them: "NVIDIA H100 80GB HBM3"."""
+    numa_nodes: int = 1
+    """Memory nodes that have processors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +69,7 @@ class RdmaPort:
     phys_state: str
     """LinkUp, Disabled, Polling."""
     link_layer: str
-    """InfiniBand or Ethernet."""
+    """InfiniBand or Ethernet; Unspecified for the Elastic Fabric Adapter of AWS."""
     rate_gb_s: float | None
     """Gigabits per second."""
     gids: tuple[Gid, ...]
@@ -72,6 +77,8 @@ class RdmaPort:
     """link_downed, symbol_error, port_rcv_errors, local_link_integrity_errors, where they can be read."""
     counters_later: dict[str, int]
     """The same a moment later."""
+    rate_text: str = ""
+    """As sysfs has it, with lanes and generation: "400 Gb/sec (4X NDR)"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +91,12 @@ class RdmaDevice:
     """Board id: devices of one model have the same."""
     firmware: str | None
     ports: tuple[RdmaPort, ...]
+    uverbs: str | None = None
+    """Its device file below /dev/infiniband: "uverbs0"."""
+    netdevs: tuple[str, ...] = ()
+    """Network interfaces of the same PCI function."""
+    virtual_function: bool = False
+    """Made by SR-IOV, and its physical function can be seen here too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,3 +113,6 @@ class Rdma:
     uverbs_denied: tuple[str, ...]
     """Those that are there and cannot be opened."""
     rdma_cm: bool
+    """/dev/infiniband/rdma_cm is there; NCCL does without."""
+    ipc_lock: bool | None = None
+    """Whether this process has CAP_IPC_LOCK, to which RLIMIT_MEMLOCK does not apply; None where not known."""

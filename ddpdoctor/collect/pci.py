@@ -1,0 +1,191 @@
+"""Reads GPUs, NVSwitches, network cards and the bridges above them from sysfs, and what the IOMMU does."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.patience import within
+from ddpdoctor.model.links import Pci, PciDevice
+from ddpdoctor.model.reading import NotRead, Unread, Why
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from ddpdoctor.collect.node import Plan
+    from ddpdoctor.collect.system import System
+
+DEVICES = "/sys/bus/pci/devices"
+DRIVER = "/proc/driver/nvidia/gpus"
+DRIVER_LIMIT_S = 1.0
+"""The driver takes a lock of the GPU to answer, which a GPU that hangs may hold."""
+
+GPU_VENDORS = frozenset({0x10DE, 0x1002})
+GPU_CLASSES = frozenset({0x0300, 0x0302, 0x0380, 0x1200})
+"""VGA controller, 3D controller, other display controller, processing accelerator (AMD's MI300)."""
+NVSWITCH = (0x10DE, 0x0680)
+NIC_CLASSES = frozenset({0x0200, 0x0207})
+"""Ethernet and InfiniBand controllers."""
+
+WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})
+"""Lanes that PCIe knows. The kernel writes 0, 63 or 255 where it cannot tell."""
+BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+ACS_ID, ACS_CONTROL = 0x000D, 6
+ACS_REDIRECT = 0x0004 | 0x0008
+"""PCI_ACS_RR and PCI_ACS_CR of include/uapi/linux/pci_regs.h: requests and completions between peers go up."""
+EXTENDED, CONFIG_SHOWN_TO_ALL = 0x100, 64
+
+HYPERVISORS = ("qemu", "kvm", "vmware", "virtualbox", "innotek", "xen", "openstack", "virtual machine", "amazon ec2")
+
+
+def read_pci(system: System, plan: Plan) -> Pci:  # noqa: ARG001 - every collector is called with both
+    """Read what matters to training, and pass by the rest: a host may have thousands of virtual functions."""
+    names = system.names(DEVICES)
+    if not names:
+        raise NotRead(Unread(why=Why.ABSENT, reason="this system shows no PCI devices"))
+    wanted = [name for name in names if _wanted(system, name)]
+    chains = {name: _bridges_above(system, name) for name in wanted}
+    bridges = sorted({bridge for chain in chains.values() for bridge in chain})
+    chains |= {bridge: _bridges_above(system, bridge) for bridge in bridges}
+    gpus = system.names(DRIVER)
+    return Pci(
+        devices=tuple(_read_device(system, name, chains[name], bridge=name in bridges) for name in sorted(chains)),
+        iommu=any(unit.startswith(("dmar", "ivhd")) for unit in system.names("/sys/class/iommu")),
+        iommu_passthrough=_passes_through(system, wanted),
+        virtual_machine=_is_virtual(system),
+        nvidia_proc_gpus=gpus,
+        models=within(DRIVER_LIMIT_S, lambda: _models(system, gpus), {}),
+        numa_nodes=max(1, len(_nodes_with_cpus(system))),
+    )
+
+
+def _wanted(system: System, name: str) -> bool:
+    """Look at the class first: it settles most devices with one read."""
+    kind = (system.number_or_none(f"{DEVICES}/{name}/class") or 0) >> 8
+    if kind in NIC_CLASSES:
+        return True
+    if kind not in GPU_CLASSES and kind != NVSWITCH[1]:
+        return False
+    vendor = system.number_or_none(f"{DEVICES}/{name}/vendor")
+    return (vendor, kind) == NVSWITCH or (vendor in GPU_VENDORS and kind in GPU_CLASSES)
+
+
+def _bridges_above(system: System, name: str) -> tuple[str, ...]:
+    """Return the bridges between a device and the root, nearest first, from where the link in sysfs leads."""
+    real = os.path.realpath(system.path(f"{DEVICES}/{name}"))
+    return tuple(part for part in reversed(real.split("/")[:-1]) if BUS_ID.fullmatch(part))
+
+
+def _read_device(system: System, name: str, chain: tuple[str, ...], *, bridge: bool) -> PciDevice:
+    folder = f"{DEVICES}/{name}"
+    node = system.number_or_none(f"{folder}/numa_node")
+    return PciDevice(
+        bus_id=name,
+        vendor=system.number_or_none(f"{folder}/vendor") or 0,
+        device=system.number_or_none(f"{folder}/device") or 0,
+        device_class=system.number_or_none(f"{folder}/class") or 0,
+        numa_node=None if node is None or node < 0 else node,
+        local_cpus=() if bridge else parse_cpu_list(system.text_or(f"{folder}/local_cpulist")),
+        width=_width(system, f"{folder}/current_link_width"),
+        max_width=_width(system, f"{folder}/max_link_width"),
+        speed_gt_s=parse_speed(system.text_or(f"{folder}/current_link_speed")),
+        max_speed_gt_s=parse_speed(system.text_or(f"{folder}/max_link_speed")),
+        acs_redirect=_redirects(system, f"{folder}/config") if bridge else None,
+        upstream=chain,
+    )
+
+
+def _width(system: System, name: str) -> int | None:
+    width = system.number_or_none(name)
+    return width if width in WIDTHS else None
+
+
+def parse_speed(text: str) -> float | None:
+    """Return gigatransfers a second of "32.0 GT/s PCIe", "8 GT/s"; None of "Unknown" and of nothing."""
+    found = re.match(r"(\d+(?:\.\d+)?) GT/s", text)
+    return float(found[1]) if found else None
+
+
+def parse_cpu_list(text: str) -> tuple[int, ...]:
+    """Return the CPUs of "0-3,8,10-11"; none of what is no such list."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal():
+            return ()
+        found += range(int(first), int(last or first) + 1)
+    return tuple(found)
+
+
+def _redirects(system: System, name: str) -> bool | None:
+    try:
+        config = system.path(name).read_bytes()
+    except OSError:
+        return None
+    return parse_acs(config)
+
+
+def parse_acs(config: bytes) -> bool | None:
+    """Say of a bridge's configuration space whether ACS redirects; None where only its head may be read."""
+    if len(config) <= CONFIG_SHOWN_TO_ALL:
+        return None
+    seen: set[int] = set()
+    at = EXTENDED
+    while EXTENDED <= at <= len(config) - 4 and at not in seen:
+        seen.add(at)
+        header = int.from_bytes(config[at : at + 4], "little")
+        if header & 0xFFFF == ACS_ID:
+            control = int.from_bytes(config[at + ACS_CONTROL : at + ACS_CONTROL + 2], "little")
+            return bool(control & ACS_REDIRECT)
+        at = header >> 20 & 0xFFC
+    return False
+
+
+def _passes_through(system: System, names: Iterable[str]) -> bool:
+    """Ask the groups of the devices themselves, then the command line, which a container shows too."""
+    types = {system.text_or(f"{DEVICES}/{name}/iommu_group/type") for name in names} - {""}
+    if types:
+        return types == {"identity"}
+    words = system.text_or("/proc/cmdline").split()
+    return "iommu=pt" in words or "iommu.passthrough=1" in words
+
+
+def _is_virtual(system: System) -> bool:
+    """Ask the processor's flags, which only x86 has, then the names that firmware gives the machine."""
+    flags = _processor_flags(system)
+    if flags:
+        return "hypervisor" in flags
+    product = system.text_or("/sys/class/dmi/id/product_name").lower()
+    machine = f"{system.text_or('/sys/class/dmi/id/sys_vendor')} {product}".lower()
+    return any(name in machine for name in HYPERVISORS) and not product.endswith(".metal")
+
+
+def _processor_flags(system: System) -> Collection[str]:
+    """Read the first processor's flags and no further: each one's entry costs the kernel a look at its clock."""
+    try:
+        with system.path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.startswith("flags"):
+                    return line.partition(":")[2].split()
+    except OSError:
+        pass
+    return ()
+
+
+def _models(system: System, gpus: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for bus_id in gpus:
+        for line in system.text_or(f"{DRIVER}/{bus_id}/information").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "Model":
+                found[bus_id] = value.strip()
+    return found
+
+
+def _nodes_with_cpus(system: System) -> tuple[str, ...]:
+    """Return memory nodes that are more than memory: a GPU's own, as of a Grace Hopper, has no processors."""
+    folder = "/sys/devices/system/node"
+    nodes = (name for name in system.names(folder) if re.fullmatch(r"node\d+", name))
+    return tuple(name for name in nodes if system.text_or(f"{folder}/{name}/cpulist"))

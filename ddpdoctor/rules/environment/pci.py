@@ -1,0 +1,185 @@
+"""DD320: PCIe links that have fewer lanes, or run slower, than both of their ends can."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.reading import known, need
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.pci_devices import by_bus_id, describe, gpus_of, is_consumer, is_gpu
+from ddpdoctor.rules.registry import Group, node_rule
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.links import Pci, PciDevice
+    from ddpdoctor.model.node import Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Link:
+    """A PCIe link by its lower end: the end that says how it was trained."""
+
+    lower: PciDevice
+    upper: PciDevice | None
+    device: PciDevice
+    """The GPU or card below it."""
+
+    @property
+    def widest(self) -> int | None:
+        """Lanes that both ends have; a slot that has fewer than the card is the limit."""
+        ends = [end.max_width for end in (self.lower, self.upper) if end is not None]
+        return min((width for width in ends if width), default=None)
+
+    @property
+    def fastest(self) -> float | None:
+        """Likewise the speed."""
+        ends = [end.max_speed_gt_s for end in (self.lower, self.upper) if end is not None]
+        return min((speed for speed in ends if speed), default=None)
+
+
+@node_rule(
+    "DD320",
+    "pcie",
+    Severity.ERROR,
+    "A PCIe link has fewer lanes, or runs slower, than both of its ends can",
+    group=Group.LINKS,
+    needs=("pci", "rdma"),
+    reads="/sys/bus/pci/devices/*/{current,max}_link_{width,speed} of GPUs, RDMA cards and the bridges above them",
+)
+def check_pcie(node: Node) -> Answer:
+    """Report PCIe links of GPUs and RDMA cards that came up with less than both of their ends can do.
+
+    ## What it means
+
+    A card that is not seated well, a bad riser or a faulty lane makes a link come up with half of its lanes or fewer,
+    and all data of that GPU takes twice the time. In a job, all ranks wait for it.
+
+    ## How it is told
+
+    Each link above a GPU or an RDMA card is judged by its lower end: current_link_width against the smaller of what the
+    two ends can do. A slot with eight lanes for a card of sixteen is no fault of the link; it is an information where
+    other GPUs of the same model have more. Too few lanes are an error, of GeForce and Radeon cards a warning, since
+    desktops and laptops often wire fewer lanes than their ports say.
+
+    Speed is judged of RDMA cards and of links between bridges, as a warning. GPUs lower their speed while they idle, so
+    of a GPU that is slower than most of its model it is an information: look again under load.
+
+    ## What else looks like it
+
+    A virtual machine does not show the slot; there only GPUs of one model are compared.
+
+    ## What to do
+
+    Reseat the card and the riser, swap it with one that is well, look at the slot's lanes in the BIOS (bifurcation).
+    `lspci -vvs 0000:1b:00.0` shows LnkCap and LnkSta; `nvidia-smi --query-gpu=pcie.link.width.current --format=csv`.
+    """
+    pci = need(node.pci)
+    rdma = known(node.rdma)
+    cards = {device.bus_id for device in rdma.devices} if rdma is not None else set()
+    devices = [device for device in pci.devices if is_gpu(device) or device.bus_id in cards]
+    links = _links(pci, devices)
+    judgeable = [link for link in links if link.lower.width is not None and link.widest is not None]
+    if not judgeable:
+        return skipped("no GPU or RDMA card shows its PCIe link" if devices else "there is no GPU and no RDMA card")
+    problems = [problem for link in judgeable for problem in _judge(pci, link, devices)]
+    widths = Counter(f"x{link.lower.width}" for link in judgeable if link.lower is link.device)
+    seen = ", ".join(f"{count} at {width}" for width, count in widths.most_common())
+    return judged(problems, f"links of GPUs and RDMA cards: {seen}; speed of idle GPUs is not judged")
+
+
+def _links(pci: Pci, devices: list[PciDevice]) -> list[_Link]:
+    """Pair ends that face each other: in a chain, downstream and upstream ports of switches take turns."""
+    known_ids = by_bus_id(pci)
+    found: dict[str, _Link] = {}
+    for device in devices:
+        chain = [known_ids[bus_id] for bus_id in device.upstream if bus_id in known_ids]
+        ends = [device, *chain]
+        for lower, upper in zip(ends[::2], [*ends[1::2], None], strict=False):
+            if upper is not None or lower is device:
+                found.setdefault(lower.bus_id, _Link(lower=lower, upper=upper, device=device))
+    return list(found.values())
+
+
+def _judge(pci: Pci, link: _Link, devices: list[PciDevice]) -> list[Problem]:
+    width, widest = link.lower.width or 0, link.widest or 0
+    if pci.virtual_machine or link.upper is None:
+        return _beside_peers(pci, link, devices)
+    if width < widest:
+        return [_narrow(pci, link, width, widest)]
+    if link.lower is link.device and is_gpu(link.device):
+        return _beside_peers(pci, link, devices)
+    speed, fastest = link.lower.speed_gt_s, link.fastest
+    if speed is not None and fastest is not None and speed < fastest and not _idles(link):
+        return [_slow(pci, link, speed, fastest)]
+    return []
+
+
+def _idles(link: _Link) -> bool:
+    """Say whether the whole way up is slow: bridges above a consumer's GPU follow it into its sleep."""
+    return is_gpu(link.device) and link.device.speed_gt_s is not None and link.device.speed_gt_s < (link.fastest or 0)
+
+
+def _narrow(pci: Pci, link: _Link, width: int, widest: int) -> Problem:
+    who = describe(pci, link.device)
+    above = link.lower is not link.device
+    where = f"The PCIe link of bridge {link.lower.bus_id} above {who}" if above else f"The PCIe link of {who}"
+    return Problem(
+        summary=f"{where} came up with {width} of {widest} lanes: its data takes {widest // width} times as long",
+        evidence=(
+            f"{link.lower.bus_id}: current_link_width {width}, max_link_width {link.lower.max_width}",
+            f"the port above it: max_link_width {link.upper.max_width if link.upper is not None else 'not known'}",
+        ),
+        fix=f"reseat the card and its riser, then look again: lspci -vvs {link.lower.bus_id} | grep Lnk",
+        severity=Severity.WARNING if is_consumer(pci, link.device) else Severity.ERROR,
+    )
+
+
+def _slow(pci: Pci, link: _Link, speed: float, fastest: float) -> Problem:
+    who = describe(pci, link.device)
+    above = link.lower is not link.device
+    where = f"The PCIe link of bridge {link.lower.bus_id} above {who}" if above else f"The PCIe link of {who}"
+    return Problem(
+        summary=f"{where} runs at {speed:g} of {fastest:g} GT/s",
+        evidence=(f"{link.lower.bus_id}: current_link_speed {speed:g} GT/s, both ends can do {fastest:g} GT/s",),
+        fix="look at the slot's speed in the BIOS (it may be set to an older generation), reseat card and riser",
+        severity=Severity.WARNING,
+    )
+
+
+def _beside_peers(pci: Pci, link: _Link, devices: list[PciDevice]) -> list[Problem]:
+    """Compare a link to those of other GPUs of the model: all that can be done where the slot is not shown."""
+    mine = link.device
+    if link.lower is not mine:
+        return []
+    peers = [one for one in devices if (one.vendor, one.device) == (mine.vendor, mine.device) and one is not mine]
+    wider = [one for one in peers if (one.width or 0) > (mine.width or 0)]
+    if wider:
+        return [_narrower(pci, mine, wider, virtual=pci.virtual_machine)]
+    faster = [one for one in peers if (one.speed_gt_s or 0) > (mine.speed_gt_s or 0)]
+    if mine in gpus_of(pci) and len(faster) * 2 > len(peers) + 1 and mine.speed_gt_s:
+        return [_slower(pci, mine, faster)]
+    return []
+
+
+def _narrower(pci: Pci, mine: PciDevice, wider: list[PciDevice], *, virtual: bool) -> Problem:
+    most = max(one.width or 0 for one in wider)
+    return Problem(
+        summary=f"{describe(pci, mine)} has a PCIe link of {mine.width} lanes, others of its model have {most}",
+        evidence=(f"wider: {', '.join(one.bus_id for one in wider[:4])}",),
+        fix="ask who runs the host for another machine"
+        if virtual
+        else "use a slot with as many lanes, if there is one",
+        severity=Severity.WARNING if virtual else Severity.INFO,
+    )
+
+
+def _slower(pci: Pci, mine: PciDevice, faster: list[PciDevice]) -> Problem:
+    most = max(one.speed_gt_s or 0 for one in faster)
+    return Problem(
+        summary=f"{describe(pci, mine)} has its PCIe link at {mine.speed_gt_s:g} GT/s, others of it {most:g} GT/s",
+        evidence=("a GPU that idles lowers its speed: this counts only if it stays so under load",),
+        fix="under load: nvidia-smi --query-gpu=pci.bus_id,pcie.link.gen.current,pcie.link.gen.max --format=csv",
+        severity=Severity.INFO,
+    )

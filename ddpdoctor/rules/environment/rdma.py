@@ -1,0 +1,227 @@
+"""DD331 and DD333: RDMA ports that are down, and links that come and go."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.reading import known, need
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.rdma_ports import VERBS_LAYERS, card, each_port, hca_filter, is_active, label, place, words
+from ddpdoctor.rules.registry import Group, node_rule
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.links import Rdma, RdmaDevice, RdmaPort
+    from ddpdoctor.model.node import Node
+    from ddpdoctor.rules.hca_filter import HcaFilter
+
+DARK_CARDS = 4
+"""Ours: one or two InfiniBand cards without a cable are a spare; nobody leaves four unplugged."""
+
+WHY = {
+    ("DOWN", "Polling"): "no signal comes from the other end: the cable, its transceiver or the switch port",
+    ("DOWN", "Disabled"): "the port is switched off, or its network interface is down",
+    ("DOWN", "Sleep"): "the port sleeps",
+    ("INIT", "LinkUp"): "the cable works, and no subnet manager has set the port up",
+    ("ARMED", "LinkUp"): "the subnet manager has not finished setting the port up",
+}
+
+
+@node_rule(
+    "DD331",
+    "ib-state",
+    Severity.ERROR,
+    "An RDMA port that training would use is down",
+    group=Group.LINKS,
+    needs=("rdma", "gpus", "conf_files"),
+    reads="/sys/class/infiniband/*/ports/*/state and phys_state, NCCL_IB_HCA",
+)
+def check_ib_state(node: Node) -> Answer:
+    """Report RDMA ports that should be up and are not.
+
+    ## What it means
+
+    NCCL leaves out a port that is not ACTIVE and says so only at NCCL_DEBUG=INFO: the job runs with fewer rails, waits
+    for a peer that cannot be reached over this one, or falls back to TCP sockets.
+
+    ## How it is told
+
+    A port should be up where NCCL_IB_HCA names its device in full, or where most of its peers are up: ports of other
+    cards of the same board id, at the same function and port number. The second port of a card is compared to second
+    ports, so that cards with one cable each are no fault. Where as many are up as down it is a warning. Where none is
+    up, it is one only on a machine with GPUs and four or more InfiniBand cards (four is ours).
+
+    DOWN and Polling: no signal from the other end. DOWN and Disabled: switched off here. INIT: the cable works and no
+    subnet manager has set the port up.
+
+    ## What else looks like it
+
+    A node that has just started: ports need some seconds. Virtual functions that belong to others are left out.
+
+    ## What to do
+
+    Look at the cable and the switch port; `ibstat` and `mlxlink -d mlx5_3` show more. For INIT: `sminfo` asks for the
+    subnet manager.
+    """
+    rdma = need(node.rdma)
+    wanted = hca_filter(node)
+    ports = [(device, port) for device, port in each_port(rdma) if port.link_layer in VERBS_LAYERS]
+    if not ports:
+        return skipped("the RDMA devices here are neither InfiniBand nor Ethernet: NCCL needs a plugin for them")
+    faults: dict[tuple[str, str, Severity], list[tuple[RdmaDevice, RdmaPort]]] = defaultdict(list)
+    for device, port in ports:
+        severity = _fault(device, port, ports, wanted)
+        if severity is not None:
+            faults[port.state, port.phys_state, severity].append((device, port))
+    problems = [_down(*how, those) for how, those in faults.items()] or _dark(node, ports)
+    up = [label(device, port) for device, port in ports if is_active(port)]
+    return judged(problems, f"{len(up)} of {len(ports)} ports are active" + (f": {words(up)}" if up else ""))
+
+
+def _fault(
+    device: RdmaDevice, port: RdmaPort, ports: list[tuple[RdmaDevice, RdmaPort]], wanted: HcaFilter
+) -> Severity | None:
+    if is_active(port) or not wanted.takes(device.name, port.port) or device.virtual_function:
+        return None
+    if wanted.names(device.name) and not any(is_active(other) for other in device.ports):
+        return Severity.ERROR
+    alike = [other for one, other in ports if place(one, other) == place(device, port) and not one.virtual_function]
+    up = sum(is_active(other) for other in alike)
+    if up * 2 > len(alike):
+        return Severity.ERROR
+    return Severity.WARNING if up else None
+
+
+def _down(state: str, phys: str, severity: Severity, those: list[tuple[RdmaDevice, RdmaPort]]) -> Problem:
+    names = words([label(device, port) for device, port in those])
+    are = "are" if len(those) > 1 else "is"
+    why = WHY.get((state, phys), f"its link is {phys}")
+    return Problem(
+        summary=f"RDMA port{'s' if len(those) > 1 else ''} {names} {are} not active: {why}",
+        evidence=(
+            f"state {state or 'not known'}, physical state {phys or 'not known'}",
+            "NCCL leaves out ports that are not ACTIVE, and says so only with NCCL_DEBUG=INFO",
+        ),
+        fix=_mend(state, phys, *those[0]),
+        severity=severity,
+    )
+
+
+def _mend(state: str, phys: str, device: RdmaDevice, port: RdmaPort) -> str:
+    if state in {"INIT", "ARMED"}:
+        return f"sminfo -C {device.name} -P {port.port}; where it finds none, start the subnet manager of the fabric"
+    if port.link_layer == "Ethernet" and device.netdevs:
+        return f"ip link set {device.netdevs[0]} up; then look at the cable and the switch port"
+    if phys == "Disabled":
+        return f"switch the port on (mlxlink -d {device.name} -a UP), or ask who switched it off"
+    return f"reseat or change the cable of {label(device, port)} and look at the switch port: mlxlink -d {device.name}"
+
+
+def _dark(node: Node, ports: list[tuple[RdmaDevice, RdmaPort]]) -> list[Problem]:
+    """Report a machine of which the whole InfiniBand is down."""
+    cards = {card(device) for device, port in ports if port.link_layer == "InfiniBand"}
+    gpus = known(node.gpus)
+    if any(is_active(port) for _, port in ports) or len(cards) < DARK_CARDS or gpus is None or not gpus.devices:
+        return []
+    states = words([f"{port.state}/{port.phys_state}" for _, port in ports])
+    return [
+        Problem(
+            summary=f"None of the {len(cards)} InfiniBand cards has a port that is active: NCCL would use TCP sockets",
+            evidence=(f"states: {states}",),
+            fix="look at the leaf switch and the subnet manager: ibstat; sminfo",
+            severity=Severity.WARNING,
+        )
+    ]
+
+
+@node_rule(
+    "DD333",
+    "ib-flap",
+    Severity.WARNING,
+    "An RDMA link goes down and comes back, or makes errors",
+    group=Group.LINKS,
+    needs=("rdma",),
+    reads="/sys/class/infiniband/*/ports/*/counters: link_downed and four error counters, twice half a second apart",
+)
+def check_ib_flap(node: Node) -> Answer:
+    """Report links that have gone down since the counters were reset, or that fail right now.
+
+    ## What it means
+
+    A link that goes down for some seconds stops every job that uses it: NCCL retries for a while (NCCL_IB_TIMEOUT,
+    NCCL_IB_RETRY_CNT) and then fails with "Got completion with error 12". A link that makes errors is slow before.
+
+    ## How it is told
+
+    link_downed counts since the card was last started. A port that is up and went down more often than the ports of
+    its model on this machine do (more than their median) is a warning; a restart of the switch counts on all alike and
+    is none. Of a model that is here once, any count is a warning. A link that goes down between two looks half a second
+    apart is an error; one of which an error counter rises between them is a warning. Both looks are ours.
+
+    ## What else looks like it
+
+    Maintenance of one cable or one switch. Nobody resets counters by themselves: see whether the count grows.
+
+    ## What to do
+
+    Clean and reseat the cable, change the transceiver, look at the switch's log. `perfquery -x` shows the counters of
+    both ends, `perfquery -R` resets them, so that the next check tells old from new.
+    """
+    rdma = need(node.rdma)
+    ports = [(device, port) for device, port in each_port(rdma) if port.counters]
+    if not ports:
+        return skipped("no RDMA port has counters that can be read")
+    problems = [problem for device, port in ports for problem in _flaps(device, port, rdma)]
+    downed = [port.counters.get("link_downed", 0) for _, port in ports]
+    return judged(problems, f"links of {len(ports)} ports went down {sum(downed)} times since their counters began")
+
+
+def _flaps(device: RdmaDevice, port: RdmaPort, rdma: Rdma) -> list[Problem]:
+    rising = {
+        name: port.counters_later[name] - value
+        for name, value in port.counters.items()
+        if port.counters_later.get(name, value) > value
+    }
+    if rising:
+        return [_rising(device, port, rising)]
+    count = port.counters.get("link_downed", 0)
+    others = [
+        other.counters.get("link_downed", 0)
+        for one, other in each_port(rdma)
+        if one is not device and place(one, other) == place(device, port) and is_active(other)
+    ]
+    if not is_active(port) or count <= (median(others) if others else 0):
+        return []
+    return [_flapped(device, port, count, others)]
+
+
+def _rising(device: RdmaDevice, port: RdmaPort, rising: dict[str, int]) -> Problem:
+    down = "link_downed" in rising
+    what = "went down while this check looked" if down else "makes errors right now"
+    return Problem(
+        summary=f"The link of RDMA port {label(device, port)} {what}",
+        evidence=tuple(f"{name} rose by {by} within half a second" for name, by in sorted(rising.items())),
+        fix=_replace(device, port),
+        severity=Severity.ERROR if down else Severity.WARNING,
+    )
+
+
+def _flapped(device: RdmaDevice, port: RdmaPort, count: int, others: list[int]) -> Problem:
+    times = "once" if count == 1 else f"{count} times"
+    errors = [f"{name} {value}" for name, value in sorted(port.counters.items()) if value and name != "link_downed"]
+    peers = f"link_downed of its {len(others)} peers: {min(others)} to {max(others)}" if others else ""
+    return Problem(
+        summary=f"The link of RDMA port {label(device, port)} went down {times} since its counters began",
+        evidence=tuple(filter(None, (f"link_downed {count}", peers, ", ".join(errors)))),
+        fix=_replace(device, port),
+    )
+
+
+def _replace(device: RdmaDevice, port: RdmaPort) -> str:
+    """Give the commands for a bad cable."""
+    return (
+        f"clean and reseat the cable of {label(device, port)}, look at the switch's log; "
+        f"perfquery -R -C {device.name} -P {port.port} resets the counters"
+    )

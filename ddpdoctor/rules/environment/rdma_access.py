@@ -1,0 +1,247 @@
+"""DD336, DD337 and DD338: what a process needs to use an RDMA network that is there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.reading import known, need
+from ddpdoctor.model.rendezvous import nodes_told
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
+from ddpdoctor.rules.rdma_ports import hca_filter, is_efa, lacks_gpus, network_ports, words
+from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.settings import find_setting
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.limits import Limit
+    from ddpdoctor.model.links import Rdma, RdmaDevice
+    from ddpdoctor.model.node import Node
+
+GIB = 2**30
+LITTLE_BYTES = GIB
+"""Ours: NCCL registers megabytes for every connection; below this a job of some nodes fails while it connects."""
+ENOUGH_BYTES = 64 * GIB
+"""Ours: a limit that is no obstacle. GPU memory is not counted in it, what NCCL keeps in host memory is far less."""
+NO_NETWORK = "no RDMA network is up here"
+
+
+@node_rule(
+    "DD336",
+    "peermem",
+    Severity.WARNING,
+    "RDMA cards cannot reach GPU memory directly",
+    group=Group.LINKS,
+    needs=("rdma", "gpus", "conf_files"),
+    reads="/proc/modules, /sys/kernel/mm/memory_peers, /proc/driver/nvidia/version, the kernel's release",
+)
+def check_peermem(node: Node) -> Answer:
+    """Report GPUs and RDMA cards between which every byte takes the way through host memory.
+
+    ## What it means
+
+    GPUDirect RDMA lets the card read and write GPU memory. It needs the module nvidia-peermem, or DMA-BUF: kernel 5.12
+    or later and NVIDIA's open kernel modules. Without both NCCL copies through host memory, which costs about half of
+    the bandwidth between nodes, and says so only at NCCL_DEBUG=INFO ("GPU Direct RDMA Disabled").
+
+    ## How it is told
+
+    As NCCL does (src/transport/net_ib/gdr.cc): by the module, then by what DMA-BUF needs. Asked only where an RDMA
+    network is up (InfiniBand, or several fast Ethernet cards) and GPUs are no GeForce, which cannot do it.
+
+    ## What to do
+
+    `modprobe nvidia-peermem` on the host, and its name in /etc/modules-load.d/. Or install the open kernel modules.
+    """
+    rdma = need(node.rdma)
+    reason = lacks_gpus(node)
+    if reason is not None:
+        return skipped(reason)
+    ports = network_ports(node, rdma)
+    if not ports:
+        return skipped(NO_NETWORK)
+    gpus = known(node.gpus)
+    if gpus is not None and gpus.devices and all("GeForce" in gpu.name for gpu in gpus.devices):
+        return skipped("GeForce GPUs have no GPUDirect RDMA")
+    if rdma.peermem or rdma.dmabuf:
+        return passed("nvidia-peermem is loaded" if rdma.peermem else "kernel and driver can do DMA-BUF")
+    if rdma.dmabuf is None:
+        return unknown("nvidia-peermem is not loaded, and whether the driver can do DMA-BUF cannot be told")
+    problem = Problem(
+        summary="RDMA cards cannot reach GPU memory: nvidia-peermem is not loaded and DMA-BUF is not possible, "
+        "so data between nodes is copied through host memory",
+        evidence=(
+            f"RDMA network: {words([device.name for device, _ in ports])}",
+            "DMA-BUF needs kernel 5.12 or later and NVIDIA's open kernel modules",
+        ),
+        fix="modprobe nvidia-peermem (on the host)",
+    )
+    return judged([problem], "neither nvidia-peermem nor DMA-BUF")
+
+
+@node_rule(
+    "DD337",
+    "memlock",
+    Severity.ERROR,
+    "The limit on locked memory is too low for RDMA",
+    group=Group.LINKS,
+    needs=("limits", "rdma", "gpus", "conf_files"),
+    reads="RLIMIT_MEMLOCK, CAP_IPC_LOCK of this process, whether an RDMA network is up",
+)
+def check_memlock(node: Node) -> Answer:
+    """Report a limit on locked memory that keeps NCCL from registering its buffers.
+
+    ## What it means
+
+    RDMA cards read and write memory that the kernel has locked, and RLIMIT_MEMLOCK bounds it. NCCL fails while it
+    connects: "Call to ibv_reg_mr failed with error Cannot allocate memory", or "ibv_create_cq failed".
+
+    ## How it is told
+
+    Below 1 GiB it is an error, below 64 GiB a warning (both are ours: distributions give 64 KiB or 8 MiB, NCCL asks for
+    megabytes a connection). Asked only where an RDMA network is up and there are GPUs. A process with CAP_IPC_LOCK is
+    not bound by it (the kernel's ib_umem_get), such as root outside a container.
+
+    ## What else looks like it
+
+    A limit of the login shell is not that of the job: under Slurm and in containers it comes from the daemon. Check
+    from within the job.
+
+    ## What to do
+
+    `ulimit -l unlimited` where the hard limit allows it. Else: a container with `--ulimit memlock=-1`; Slurm with
+    `PropagateResourceLimitsExcept=MEMLOCK` and `LimitMEMLOCK=infinity` for slurmd; users by /etc/security/limits.d.
+    """
+    rdma = need(node.rdma)
+    reason = lacks_gpus(node)
+    if reason is not None:
+        return skipped(reason)
+    if not _devices(node, rdma):
+        return skipped(NO_NETWORK)
+    if not rdma.uverbs:
+        return skipped("no RDMA device can be opened here, which comes first")
+    return _judge_limit(node, need(node.limits).memlock, may_lock=bool(rdma.ipc_lock))
+
+
+def _judge_limit(node: Node, limit: Limit | None, *, may_lock: bool) -> Answer:
+    if limit is None:
+        return unknown("RLIMIT_MEMLOCK could not be read")
+    if limit.soft is None or limit.soft >= ENOUGH_BYTES:
+        return passed(f"limit {_size(limit.soft)}")
+    if may_lock:
+        return passed(f"limit {_size(limit.soft)}, to which this process is not bound: it has CAP_IPC_LOCK")
+    return judged([_locked(node, limit, limit.soft)], f"limit {_size(limit.soft)}, hard limit {_size(limit.hard)}")
+
+
+def _locked(node: Node, limit: Limit, soft: int) -> Problem:
+    return Problem(
+        summary=f"RDMA may lock only {_size(soft)} of memory here: NCCL fails when it registers more",
+        evidence=(f"RLIMIT_MEMLOCK: soft limit {_size(soft)}, hard limit {_size(limit.hard)}", "no CAP_IPC_LOCK"),
+        fix=_unlock(node, limit),
+        severity=Severity.ERROR if soft < LITTLE_BYTES else Severity.WARNING,
+    )
+
+
+def _unlock(node: Node, limit: Limit) -> str:
+    if limit.hard is None:
+        return "ulimit -l unlimited"
+    if "SLURM_JOB_ID" in node.first.variables:
+        return (
+            "PropagateResourceLimitsExcept=MEMLOCK in slurm.conf and LimitMEMLOCK=infinity for slurmd "
+            "(systemctl edit slurmd)"
+        )
+    return (
+        "docker run --ulimit memlock=-1 … in a container; else: "
+        "echo '* - memlock unlimited' > /etc/security/limits.d/rdma.conf, and log in again"
+    )
+
+
+def _size(number: int | None) -> str:
+    if number is None:
+        return "unlimited"
+    unit, name = next(((size, name) for size, name in ((GIB, "GiB"), (2**20, "MiB")) if number >= size), (2**10, "KiB"))
+    return f"{number / unit:.3g} {name}" if number < 1000 * unit else f"{number // unit} {name}"
+
+
+def _devices(node: Node, rdma: Rdma) -> tuple[RdmaDevice, ...]:
+    """Return the devices of the RDMA network, AWS's among them, each once."""
+    found = {device.name: device for device, _ in network_ports(node, rdma)}
+    found |= {device.name: device for device in rdma.devices if is_efa(device)}
+    return tuple(found.values())
+
+
+@node_rule(
+    "DD338",
+    "uverbs",
+    Severity.ERROR,
+    "RDMA devices are here, and this process cannot open them",
+    group=Group.LINKS,
+    needs=("rdma", "gpus", "conf_files"),
+    reads="/dev/infiniband/uverbs*, /sys/class/infiniband_verbs",
+)
+def check_uverbs(node: Node) -> Answer:
+    """Report RDMA devices without a device file that this process may open.
+
+    ## What it means
+
+    /sys shows the machine's RDMA devices in every container; to use one takes its file in /dev/infiniband. Without it
+    NCCL says "NET/IB : No device found" at NCCL_DEBUG=INFO and uses TCP sockets, at a tenth of the speed or less.
+
+    ## How it is told
+
+    By opening /dev/infiniband/uverbs*, of the devices of an RDMA network that is up. It is an error in a job over
+    several nodes, and where NCCL_IB_HCA or NCCL_NET ask for RDMA. Else a warning: a container that trains on this node
+    alone needs none of it. Where some can be opened and nobody asks for the others, it is how a device plugin shares
+    them out. rdma_cm is not needed by NCCL.
+
+    ## What to do
+
+    `docker run --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 …`; in Kubernetes request the resource
+    of the RDMA device plugin. Outside a container: rights of /dev/infiniband (udev), or `modprobe ib_uverbs`.
+    """
+    rdma = need(node.rdma)
+    reason = lacks_gpus(node)
+    if reason is not None:
+        return skipped(reason)
+    devices = _devices(node, rdma)
+    if not devices:
+        return skipped(NO_NETWORK)
+    shut = [device for device in devices if device.uverbs not in rdma.uverbs]
+    wanted = hca_filter(node)
+    asked = [device for device in shut if wanted.names(device.name) or device.uverbs in rdma.uverbs_denied]
+    seen = f"{len(devices) - len(shut)} of {len(devices)} devices can be opened"
+    if not shut or (len(shut) < len(devices) and not asked):
+        return passed(seen)
+    return judged([_shut(node, rdma, asked if len(shut) < len(devices) else shut)], seen)
+
+
+def _shut(node: Node, rdma: Rdma, shut: list[RdmaDevice]) -> Problem:
+    denied = [device for device in shut if device.uverbs in rdma.uverbs_denied]
+    names = words([device.name for device in shut])
+    files = words([f"/dev/infiniband/{device.uverbs}" for device in shut if device.uverbs] or ["/dev/infiniband"])
+    what = "may not be opened" if denied else ("are missing" if len(shut) > 1 else "is missing")
+    return Problem(
+        summary=f"This process cannot use RDMA: {files} {what}, and NCCL falls back to TCP sockets",
+        evidence=(f"RDMA devices in /sys/class/infiniband that are up: {names}",),
+        fix=_open(shut, denied),
+        severity=Severity.ERROR if _over_nodes(node) else Severity.WARNING,
+    )
+
+
+def _open(shut: list[RdmaDevice], denied: list[RdmaDevice]) -> str:
+    if all(device.uverbs is None for device in shut):
+        return "modprobe ib_uverbs (on the host)"
+    if denied:
+        return "ls -l /dev/infiniband; a container needs --device=/dev/infiniband, a user rights by udev (mode 0666)"
+    return (
+        "docker run --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 …; "
+        "in Kubernetes request the resource of the RDMA device plugin"
+    )
+
+
+def _over_nodes(node: Node) -> bool:
+    """Say whether the job is known to need RDMA: it runs on several nodes, or a variable asks for it."""
+    asked = find_setting(node, node.first, "NCCL_IB_HCA")
+    network = find_setting(node, node.first, "NCCL_NET")
+    told = nodes_told(node.first)
+    spread = told is not None and told.nodes > 1
+    return spread or asked is not None or (network is not None and network.value.lower() == "ib")

@@ -1,0 +1,188 @@
+"""DD335 and DD339: what variables make of the RDMA devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.reading import Unread, Why, known, need
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.hca_filter import HcaFilter, HcaToken, parse_hca_filter
+from ddpdoctor.rules.rdma_ports import VERBS_LAYERS, each_port, is_active, label, network_ports, words
+from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.settings import Setting, find_setting
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.links import RdmaDevice, RdmaPort
+    from ddpdoctor.model.node import Node
+
+ABSENT = "there is no RDMA device"
+Ports = list[tuple["RdmaDevice", "RdmaPort"]]
+
+
+@node_rule(
+    "DD335",
+    "ib-hca-env",
+    Severity.ERROR,
+    "NCCL_IB_HCA names devices that are not here, or more than were meant",
+    group=Group.LINKS,
+    needs=("rdma", "gpus", "conf_files"),
+    reads="NCCL_IB_HCA (also in NCCL's files), /sys/class/infiniband",
+)
+def check_ib_hca_env(node: Node) -> Answer:
+    """Report a value of NCCL_IB_HCA that does not fit the RDMA devices of the machine.
+
+    ## What it means
+
+    NCCL_IB_HCA is a list of beginnings of names: `mlx5_1` means mlx5_1 and mlx5_10 to mlx5_19. `=` before the list
+    makes them whole names, `^` excludes them, `^=` both, and `:1` chooses a port. What matches nothing is no error to
+    NCCL: it finds no device and uses TCP sockets, at a tenth of the speed or less.
+
+    ## How it is told
+
+    By NCCL's own grammar (parseStringList and matchIfList). Nothing left is an error. An entry that matches no device
+    is a warning, and so is an entry that is the name of one device and the beginning of another's. Where there is no
+    RDMA device at all it is an error on a machine with GPUs, for the job would run over sockets unasked.
+
+    ## What else looks like it
+
+    One value for all nodes of a cluster with different nodes: entries that match nothing here may be right elsewhere.
+
+    ## What to do
+
+    `ls /sys/class/infiniband` shows the names; `export NCCL_IB_HCA==mlx5_0,mlx5_1` takes exactly these. It is one `=`,
+    at the beginning of the list.
+    """
+    setting = find_setting(node, node.first, "NCCL_IB_HCA")
+    if isinstance(node.rdma, Unread):
+        return _without_device(node, node.rdma, setting)
+    if setting is None:
+        return passed("NCCL_IB_HCA is not set: NCCL takes every active port")
+    ports = [(device, port) for device, port in each_port(node.rdma) if port.link_layer in VERBS_LAYERS]
+    if not ports:
+        return skipped("the RDMA devices here are neither InfiniBand nor Ethernet: NCCL_IB_HCA does not apply to them")
+    wanted = parse_hca_filter(setting.value)
+    taken = [label(device, port) for device, port in ports if wanted.takes(device.name, port.port)]
+    if not taken:
+        return judged([_nothing(setting, wanted, ports)], f"{setting} matches no port")
+    problems = [problem for token in wanted.tokens for problem in _token_problems(setting, wanted, token, ports)]
+    return judged(problems, f"{setting} takes {len(taken)} of {len(ports)} ports: {words(taken)}")
+
+
+def _without_device(node: Node, unread: Unread, setting: Setting | None) -> Answer:
+    gpus = known(node.gpus)
+    if setting is None or unread.why is not Why.ABSENT or gpus is None or not gpus.devices:
+        need(node.rdma)
+    problem = Problem(
+        summary=f"{setting} names RDMA devices, and there is none here: NCCL will use TCP sockets",
+        evidence=("/sys/class/infiniband is empty",),
+        fix=f"give the container its RDMA devices (docker run --device=/dev/infiniband), or {setting.removal}"
+        if setting is not None
+        else "",
+    )
+    return judged([problem], ABSENT)
+
+
+def _nothing(setting: Setting, wanted: HcaFilter, ports: Ports) -> Problem:
+    names = [device.name for device, _ in ports]
+    all_of_them = ",".join(dict.fromkeys(names))
+    what = "excludes every RDMA device" if wanted.exclude else "matches no RDMA device"
+    return Problem(
+        summary=f"{setting} {what} of this machine: NCCL will use TCP sockets",
+        evidence=(f"devices here: {words(names)}", *_second_mark(wanted)),
+        fix=setting.removal if setting.path else f"export NCCL_IB_HCA=={all_of_them}",
+    )
+
+
+def _second_mark(wanted: HcaFilter) -> tuple[str, ...]:
+    marked = [str(token) for token in wanted.tokens if token.name.startswith(("=", "^"))]
+    return (f"= and ^ stand once, before the whole list: not in {words(marked)}",) if marked else ()
+
+
+def _token_problems(setting: Setting, wanted: HcaFilter, token: HcaToken, ports: Ports) -> list[Problem]:
+    matched = [
+        device.name for device, port in ports if token.matches(device.name, port.port, exact=wanted.exact)
+    ]  # one name for each port
+    names = tuple(dict.fromkeys(matched))
+    if not names:
+        return [_stray(setting, wanted, token, ports)]
+    if wanted.exact or token.name not in names or len(names) == 1:
+        return []
+    more = [name for name in names if name != token.name and not wanted.names(name)]
+    return [_too_many(setting, wanted, token, more)] if more else []
+
+
+def _stray(setting: Setting, wanted: HcaFilter, token: HcaToken, ports: Ports) -> Problem:
+    return Problem(
+        summary=f"{token} in {setting} matches no RDMA device of this machine",
+        evidence=(f"devices here: {words([device.name for device, _ in ports])}", *_second_mark(wanted)),
+        fix=f"take {token} out of NCCL_IB_HCA, or see why the device is missing: ls /sys/class/infiniband",
+        severity=Severity.WARNING,
+    )
+
+
+def _too_many(setting: Setting, wanted: HcaFilter, token: HcaToken, more: list[str]) -> Problem:
+    mark = "^=" if wanted.exclude else "="
+    listed = ",".join(str(one) for one in wanted.tokens)
+    what = "excludes" if wanted.exclude else "takes"
+    return Problem(
+        summary=f"{token} in {setting} also {what} {words(more)}: entries are beginnings of names",
+        evidence=(f"= before the list makes them whole names: {mark}{listed}",),
+        fix=f"export NCCL_IB_HCA={mark}{listed}"
+        if setting.path is None
+        else f"in {setting.path}: NCCL_IB_HCA={mark}{listed}",
+        severity=Severity.WARNING,
+    )
+
+
+@node_rule(
+    "DD339",
+    "ib-disabled",
+    Severity.WARNING,
+    "A variable keeps NCCL off an RDMA network that works",
+    group=Group.LINKS,
+    needs=("rdma", "conf_files"),
+    reads="NCCL_IB_DISABLE and NCCL_NET (also in NCCL's files), /sys/class/infiniband/*/ports/*/state",
+)
+def check_ib_disabled(node: Node) -> Answer:
+    """Report NCCL_IB_DISABLE=1, or NCCL_NET=Socket, on a machine with an RDMA network that is up.
+
+    ## What it means
+
+    NCCL sends between nodes over TCP sockets, often at a tenth of the speed. The variable is a well-known way to find
+    out whether the network is at fault, and stays behind in scripts and in /etc/nccl.conf.
+
+    ## How it is told
+
+    A port is active, and it is InfiniBand, or one of several Ethernet cards of 100 Gb/s or more, or named by
+    NCCL_IB_HCA (two cards and 100 Gb/s are ours). A single Ethernet card that could do RDMA is the everyday network
+    card of many servers and cloud machines, where NCCL_IB_DISABLE=1 is right.
+
+    ## What to do
+
+    `unset NCCL_IB_DISABLE`, or take it out of the file that is named. If the job then fails, the other RDMA checks say
+    why.
+    """
+    rdma = need(node.rdma)
+    setting = _off_switch(node)
+    ports = network_ports(node, rdma)
+    if setting is None:
+        return passed("neither NCCL_IB_DISABLE nor NCCL_NET keeps NCCL off RDMA")
+    if not ports:
+        up = words([label(device, port) for device, port in each_port(rdma) if is_active(port)] or ["none"])
+        return passed(f"{setting}, and no port is of a training network (active: {up})")
+    names = words([label(device, port) for device, port in ports])
+    problem = Problem(
+        summary=f"{setting} keeps NCCL off the RDMA network of this machine: it will use TCP sockets",
+        evidence=(f"active: {names}, {ports[0][1].rate_text or ports[0][1].link_layer}",),
+        fix=setting.removal,
+    )
+    return judged([problem], f"{setting}, and {len(ports)} ports are active")
+
+
+def _off_switch(node: Node) -> Setting | None:
+    disable = find_setting(node, node.first, "NCCL_IB_DISABLE")
+    if disable is not None and disable.number:
+        return disable
+    network = find_setting(node, node.first, "NCCL_NET")
+    return network if network is not None and network.value.lower() == "socket" else None

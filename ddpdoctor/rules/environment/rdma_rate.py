@@ -1,0 +1,151 @@
+"""DD332: RDMA ports that are slower than their peers, and hosts that have fewer of them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.reading import Unread, Why
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed
+from ddpdoctor.rules.majority import Voice, compare, describe, host_list
+from ddpdoctor.rules.rdma_ports import each_port, is_active, label, place, words
+from ddpdoctor.rules.registry import Group, fleet_rule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpdoctor.model.node import Fleet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Link:
+    """An active port of a host."""
+
+    host: str
+    label: str
+    layer: str
+    rate: float
+    text: str
+    device: str
+
+
+@fleet_rule(
+    "DD332",
+    "ib-rate",
+    Severity.ERROR,
+    "An RDMA port is slower than its peers, or a host has fewer RDMA devices than the others",
+    group=Group.LINKS,
+    needs=("rdma",),
+    reads="/sys/class/infiniband/*/ports/*/rate and board_id, on every host",
+)
+def check_ib_rate(fleet: Fleet) -> Answer:
+    """Report RDMA ports that run at a lower rate than those of the same model.
+
+    ## What it means
+
+    All ranks wait for the slowest link in every collective: one port at a quarter of its rate takes three quarters of
+    the speed of the whole job. A cable with a bad lane comes up with fewer lanes ("100 Gb/sec (1X NDR)" in place of 4X)
+    and nothing fails.
+
+    ## How it is told
+
+    Active ports of the same board id, function and port number are compared, on this host and over all hosts of the
+    job. A port below what more than half of them have is an error. Without a majority it is a warning, of Ethernet
+    ports of one host an information: two cards of a server may well be on different networks. A host on which there are
+    fewer devices of a model than on most hosts is a warning: a card may have fallen off the bus.
+
+    ## What else looks like it
+
+    Hosts of different generations in one job; ports that a switch was set to a lower rate for.
+
+    ## What to do
+
+    `mlxlink -d mlx5_3 -m` shows lanes and cable. Clean, reseat or change the cable; look at the switch port.
+    """
+    groups: dict[object, list[_Link]] = defaultdict(list)
+    for node, rdma in fleet.each(lambda node: node.rdma):
+        for device, port in each_port(rdma):
+            if is_active(port) and port.rate_gb_s and not device.virtual_function:
+                link = _Link(
+                    host=node.host,
+                    label=label(device, port),
+                    layer=port.link_layer,
+                    rate=port.rate_gb_s,
+                    text=port.rate_text,
+                    device=device.name,
+                )
+                groups[place(device, port), port.link_layer].append(link)
+    problems = [problem for links in groups.values() for problem in _compare_rates(links, alone=len(fleet.nodes) == 1)]
+    problems += _compare_counts(fleet)
+    if not groups and not problems:
+        return passed("no RDMA port is active")
+    rates = Counter(f"{link.rate:g} Gb/s" for links in groups.values() for link in links)
+    return judged(problems, "active ports: " + ", ".join(f"{count} at {rate}" for rate, count in rates.most_common()))
+
+
+def _compare_rates(links: list[_Link], *, alone: bool) -> list[Problem]:
+    """Make one problem for each rate below what the others have."""
+    counts = Counter(link.rate for link in links)
+    usual, number = counts.most_common(1)[0]
+    sure = number * 2 > len(links)
+    expected = usual if sure else max(counts)
+    found = []
+    for rate in sorted(rate for rate in counts if rate < expected):
+        slow = [link for link in links if link.rate == rate]
+        found.append(_slow(slow, rate, expected, counts[expected], sure=sure, alone=alone))
+    return found
+
+
+def _slow(slow: Sequence[_Link], rate: float, expected: float, peers: int, *, sure: bool, alone: bool) -> Problem:
+    hosts = tuple(dict.fromkeys(link.host for link in slow))
+    names = words([link.label for link in slow])
+    where = "" if alone else f" on {host_list(hosts)}"
+    one = len(slow) == 1
+    everyday = alone and slow[0].layer == "Ethernet"
+    unsure = Severity.INFO if everyday else Severity.WARNING
+    return Problem(
+        summary=f"RDMA port{'' if one else 's'} {names}{where} {'runs' if one else 'run'} at {rate:g} Gb/s, "
+        f"{peers} other{'' if peers == 1 else 's'} of the same model at {expected:g} Gb/s",
+        evidence=tuple(dict.fromkeys(f"rate: {link.text}" for link in slow if link.text)),
+        fix=f"look at lanes and cable (mlxlink -d {slow[0].device} -m), clean or change it; look at the switch port",
+        severity=Severity.ERROR if sure else unsure,
+        confidence=Confidence.HIGH if sure else Confidence.LOW,
+        hosts=hosts,
+    )
+
+
+def _compare_counts(fleet: Fleet) -> list[Problem]:
+    """Report hosts with fewer devices of a model than most; a host with other models is another kind of host."""
+    boards = {
+        device.board: device.name
+        for node in fleet.nodes
+        if not isinstance(node.rdma, Unread)
+        for device in node.rdma.devices
+        if device.board and not device.virtual_function
+    }
+    return [problem for board in sorted(boards) for problem in _fewer(fleet, board)]
+
+
+def _fewer(fleet: Fleet, board: str) -> list[Problem]:
+    voices = []
+    for node in fleet.nodes:
+        count: int | None = None
+        if not isinstance(node.rdma, Unread):
+            count = sum(device.board == board and not device.virtual_function for device in node.rdma.devices)
+        elif node.rdma.why is Why.ABSENT:
+            count = 0
+        voices.append(Voice(host=node.host, ranks=node.ranks, value=count))
+    split = compare(voices)
+    if split is None or split.majority is None or any(s.value > split.majority.value for s in split.minorities):
+        return []
+    return [
+        Problem(
+            summary=f"Hosts differ in the RDMA devices that they have: {describe(split, f'{board} devices:')}",
+            evidence=("a device that is missing may have fallen off the bus, or its driver did not load",),
+            fix="compare lspci -d 15b3: and ibstat on these hosts, and look for mlx5 in dmesg",
+            severity=Severity.WARNING,
+            hosts=split.hosts,
+        )
+    ]

@@ -1,0 +1,228 @@
+"""DD334: the address (GID) by which a RoCE port sends."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.majority import Voice, compare, describe
+from ddpdoctor.rules.rdma_ports import chosen_ports, is_active, label, network_ports, words
+from ddpdoctor.rules.registry import Group, fleet_rule
+from ddpdoctor.rules.settings import Setting, find_setting
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.links import Gid, Rdma, RdmaDevice, RdmaPort
+    from ddpdoctor.model.node import Fleet, Node
+
+MAPPED_IPV4 = "0000:0000:0000:0000:0000:ffff:"
+LINK_LOCAL = "fe80:"
+V1, V2 = "IB/RoCE v1", "RoCE v2"
+PICKS_ITSELF = "since NCCL 2.21 it picks the entry itself"
+
+Ports = tuple[tuple["RdmaDevice", "RdmaPort"], ...]
+
+
+@fleet_rule(
+    "DD334",
+    "roce-gid",
+    Severity.ERROR,
+    "A RoCE port has no address that routes, or NCCL_IB_GID_INDEX points to a wrong one",
+    group=Group.LINKS,
+    needs=("rdma", "conf_files"),
+    reads="/sys/class/infiniband/*/ports/*/gids, gid_attrs/types and gid_attrs/ndevs, NCCL_IB_GID_INDEX",
+)
+def check_roce_gid(fleet: Fleet) -> Answer:
+    """Report RoCE ports whose address, the GID, cannot carry the traffic.
+
+    ## What it means
+
+    A RoCE port has a table of GIDs: for each address of its interface one of version 1, which stays within one Ethernet
+    segment, and one of version 2, which is routed and can be marked for lossless queues. Both ends must use the same
+    kind. A wrong one shows as a hang in the first collective, or "Got completion with error 12".
+
+    ## How it is told
+
+    Without NCCL_IB_GID_INDEX, NCCL since 2.21 looks for a RoCE v2 entry with an IPv4 address (IPv6 with
+    NCCL_IB_ADDR_FAMILY=AF_INET6) and takes entry 0, link-local and version 1, where there is none. Of the ports of a
+    training network (several Ethernet cards of 100 Gb/s or more, or those that NCCL_IB_HCA names; ours) that is an
+    error, of a machine's everyday card an information.
+
+    With NCCL_IB_GID_INDEX, which NCCL takes as it is: an empty entry is an error; one of version 1 is an error where
+    the port has a v2 entry with IPv4, else a warning; an entry of another network interface than the rest of the port,
+    or of which a container cannot see the kind, is a warning. One index that means different kinds on different hosts
+    is an error: indices move when an address is added.
+
+    ## What to do
+
+    `unset NCCL_IB_GID_INDEX` with NCCL 2.21 or later. `show_gids` lists the entries. Where there is no IPv4 entry, give
+    the interface its address.
+    """
+    roce = [
+        (node, rdma, ports) for node, rdma in fleet.each(lambda node: node.rdma) if (ports := _roce_ports(node, rdma))
+    ]
+    if not roce:
+        return skipped("no Ethernet port that NCCL would use is active on an RDMA device")
+    problems = [problem for node, rdma, ports in roce for problem in _node_problems(node, rdma, ports)]
+    problems = _join_hosts(problems) + _compare_hosts([(node, ports) for node, _, ports in roce])
+    node, _, ports = roce[0]
+    setting = _index(node)
+    how = str(setting) if setting is not None else f"an entry that is {V2} with {_family(node)}"
+    return judged(problems, f"{_words_of(ports)}: {how}" + f", on {len(roce)} hosts" * (len(roce) > 1))
+
+
+def _node_problems(node: Node, rdma: Rdma, ports: Ports) -> list[Problem]:
+    setting = _index(node)
+    return _by_index(node, ports, setting) if setting is not None else _by_choice(node, ports, rdma)
+
+
+def _roce_ports(node: Node, rdma: Rdma) -> Ports:
+    return tuple(
+        (device, port)
+        for device, port in chosen_ports(node, rdma)
+        if port.link_layer == "Ethernet" and is_active(port) and not device.virtual_function
+    )
+
+
+def _words_of(ports: Ports) -> str:
+    return words([label(device, port) for device, port in ports])
+
+
+def _index(node: Node) -> Setting | None:
+    """Return NCCL_IB_GID_INDEX where it is in force: -1 and what is no number leave the choice to NCCL."""
+    setting = find_setting(node, node.first, "NCCL_IB_GID_INDEX")
+    return setting if setting is not None and (setting.number if setting.number is not None else -1) >= 0 else None
+
+
+def _family(node: Node) -> str:
+    setting = find_setting(node, node.first, "NCCL_IB_ADDR_FAMILY")
+    return "IPv6" if setting is not None and setting.value == "AF_INET6" else "IPv4"
+
+
+def _kind(gid: Gid) -> str:
+    """Return "IPv4", "IPv6" or "link-local"."""
+    if gid.gid.lower().startswith(MAPPED_IPV4):
+        return "IPv4"
+    return "link-local" if gid.gid.lower().startswith(LINK_LOCAL) else "IPv6"
+
+
+def _routes(port: RdmaPort, family: str) -> bool:
+    return any(gid.type == V2 and _kind(gid) == family for gid in port.gids)
+
+
+def _by_choice(node: Node, ports: Ports, rdma: Rdma) -> list[Problem]:
+    """Look for what NCCL would pick by itself."""
+    family = _family(node)
+    bare = tuple((device, port) for device, port in ports if not _routes(port, family))
+    if not bare:
+        return []
+    training = {id(port) for _, port in network_ports(node, rdma)}
+    severity = Severity.ERROR if any(id(port) in training for _, port in bare) else Severity.INFO
+    device = bare[0][0]
+    interface = device.netdevs[0] if device.netdevs else "INTERFACE"
+    kinds = sorted({f"{gid.type} {_kind(gid)}" for _, port in bare for gid in port.gids})
+    return [
+        Problem(
+            summary=f"{_words_of(bare)} {'has' if len(bare) == 1 else 'have'} no RoCE v2 address with {family}: "
+            "NCCL takes a link-local one, which reaches no other network segment",
+            evidence=(f"entries in use: {', '.join(kinds) or 'none'}",),
+            fix=f"give the interface its address (ip addr add ADDRESS/PREFIX dev {interface}), "
+            "or leave the port out with NCCL_IB_HCA",
+            severity=severity,
+            hosts=(node.host,),
+        )
+    ]
+
+
+def _by_index(node: Node, ports: Ports, setting: Setting) -> list[Problem]:
+    """Judge the entry that NCCL_IB_GID_INDEX names, over all ports."""
+    faults: dict[tuple[str, Severity], list[tuple[RdmaDevice, RdmaPort]]] = defaultdict(list)
+    for device, port in ports:
+        fault = _entry_fault(port, setting.number or 0)
+        if fault is not None:
+            faults[fault].append((device, port))
+    return [
+        Problem(
+            summary=f"{setting} points to {what} of {_words_of(tuple(those))}",
+            evidence=(_right_index(ports),),
+            fix=f"{setting.removal} ({PICKS_ITSELF})",
+            severity=severity,
+            hosts=(node.host,),
+        )
+        for (what, severity), those in faults.items()
+    ]
+
+
+def _entry_fault(port: RdmaPort, index: int) -> tuple[str, Severity] | None:
+    gid = next((gid for gid in port.gids if gid.index == index), None)
+    if gid is None:
+        return "an empty entry of the address table", Severity.ERROR
+    if not gid.type:
+        return "an entry whose kind cannot be read here, as one of another container,", Severity.WARNING
+    if gid.type != V2:
+        return "a RoCE v1 entry", Severity.ERROR if _routes(port, "IPv4") else Severity.WARNING
+    own = {other.netdev for other in port.gids} & set(_own(port))
+    if own and gid.netdev not in own:
+        return f"an entry of another interface ({gid.netdev})", Severity.WARNING
+    return None
+
+
+def _own(port: RdmaPort) -> tuple[str, ...]:
+    """Return the interface to which most entries of a port belong: of a bond that is the bond."""
+    first = next((gid.netdev for gid in port.gids if gid.netdev), None)
+    return (first,) if first else ()
+
+
+def _right_index(ports: Ports) -> str:
+    good = [
+        {gid.index for gid in port.gids if gid.type == V2 and _kind(gid) == "IPv4"} for _, port in ports
+    ]  # of each port
+    common = set.intersection(*good) if good else set()
+    if common:
+        return f"RoCE v2 with IPv4 is entry {min(common)} on all {len(ports)} ports"
+    return "no entry is RoCE v2 with IPv4 on all ports"
+
+
+def _join_hosts(problems: list[Problem]) -> list[Problem]:
+    """Draw together what several hosts have alike."""
+    by_text: dict[tuple[str, str, Severity | None], list[Problem]] = defaultdict(list)
+    for problem in problems:
+        by_text[problem.summary, problem.fix, problem.severity].append(problem)
+    return [
+        Problem(
+            summary=summary,
+            evidence=those[0].evidence,
+            fix=fix,
+            severity=severity,
+            hosts=tuple(dict.fromkeys(host for problem in those for host in problem.hosts)),
+        )
+        for (summary, fix, severity), those in by_text.items()
+    ]
+
+
+def _compare_hosts(roce: list[tuple[Node, Ports]]) -> list[Problem]:
+    """Compare what the index means on every host."""
+    voices = []
+    for node, ports in roce:
+        setting = _index(node)
+        kinds = {_meaning(port, setting.number or 0) for _, port in ports} if setting is not None else set()
+        meaning = kinds.pop() if len(kinds) == 1 else ("different kinds" if kinds else None)
+        voices.append(Voice(host=node.host, ranks=node.ranks, value=meaning))
+    split = compare(voices)
+    if split is None:
+        return []
+    return [
+        Problem(
+            summary="NCCL_IB_GID_INDEX does not mean the same on all hosts, which cannot reach each other then: "
+            + describe(split, "it is"),
+            fix=f"unset NCCL_IB_GID_INDEX on all hosts ({PICKS_ITSELF})",
+            confidence=split.confidence,
+            hosts=split.hosts,
+        )
+    ]
+
+
+def _meaning(port: RdmaPort, index: int) -> str:
+    gid = next((gid for gid in port.gids if gid.index == index), None)
+    return "an empty entry" if gid is None else f"{gid.type or 'of a kind that cannot be read'} {_kind(gid)}"

@@ -1,0 +1,254 @@
+"""DD324 and DD325: what lies between GPUs, network cards and processors: ACS, IOMMU, NUMA."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.reading import known, need
+from ddpdoctor.model.visible_devices import VARIABLE, read_visible
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.pci_devices import by_bus_id, describe, gpus_of, is_gpu, is_nic
+from ddpdoctor.rules.registry import Group, node_rule
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.links import Pci, PciDevice
+    from ddpdoctor.model.node import Node, Process
+
+SHOWN = 4
+"""So many bridges or ranks are named; of more, the first and how many follow."""
+
+
+@node_rule(
+    "DD324",
+    "acs-iommu",
+    Severity.WARNING,
+    "GPUs cannot talk directly over PCIe: ACS or the IOMMU stands between",
+    group=Group.LINKS,
+    needs=("pci", "rdma", "gpu_trial"),
+    reads="PCI configuration of the bridges above GPUs (root alone), /sys/class/iommu, iommu_group/type, /proc/cmdline",
+)
+def check_acs_iommu(node: Node) -> Answer:
+    """Report Access Control Services and an IOMMU that get between GPUs, or between a GPU and its network card.
+
+    ## What it means
+
+    ACS makes a PCIe switch send what one device writes to another up to the processor's root complex and back:
+    GPUDirect loses most of its bandwidth, and on some machines hangs. An IOMMU that translates does the same to all of
+    it, and NVIDIA does not support copies between GPUs over PCIe behind one on bare metal (CUDA programming guide:
+    "silent device memory corruption").
+
+    ## How it is told
+
+    On bare metal only: a virtual machine needs both. ACS: the bits Request Redirect and Completion Redirect of a bridge
+    between a GPU and the switch that it shares with another GPU or a network card. Above a root port the way leads
+    through the root complex anyway, so that a desktop's slots are no finding. Only root can read these bits. IOMMU: one
+    of Intel or AMD is at work and does not pass addresses through, where there are peers to talk to: GPUs that are no
+    GeForce, which have no peer access. It is an error where --deep saw a copy between GPUs come out wrong.
+
+    ## What to do
+
+    Switch ACS off in the BIOS, or for this start by `setpci -s BRIDGE ECAP_ACS+6.w=0000` (NCCL's manual,
+    troubleshooting). For the IOMMU: `iommu=pt` on the kernel's command line, or off in the BIOS.
+    """
+    pci = need(node.pci)
+    gpus = gpus_of(pci)
+    if not gpus:
+        return skipped("there is no GPU of NVIDIA or AMD on the PCI bus")
+    if pci.virtual_machine:
+        return skipped("a virtual machine: its host needs ACS and the IOMMU to keep guests apart")
+    if not _has_peers(node, pci):
+        return passed("no GPU here has a peer to reach over PCIe: GeForce cards have no peer access")
+    wrong = _wrong_copies(node)
+    problems = [*_redirecting(pci, wrong), *_translating(pci, wrong)]
+    bridges = [by_bus_id(pci).get(bus_id) for gpu in gpus for bus_id in gpu.upstream]
+    unread = any(bridge is not None and bridge.acs_redirect is None for bridge in bridges)
+    state = "passes addresses through" if pci.iommu_passthrough else "translates"
+    seen = f"the IOMMU {state}" if pci.iommu else "no IOMMU is at work"
+    if unread and not problems:
+        return skipped(f"ACS of bridges can be read by root alone; {seen}")
+    return judged(problems, f"{seen}; ACS {'redirects' if problems else 'does not redirect'} between peers")
+
+
+def _has_peers(node: Node, pci: Pci) -> bool:
+    """Say whether two devices could talk past the processor: GPUs that can, or one with an RDMA card."""
+    able = [gpu for gpu in gpus_of(pci) if "GeForce" not in pci.models.get(gpu.bus_id, "")]
+    rdma = known(node.rdma)
+    return len(able) > 1 or (bool(able) and rdma is not None and bool(rdma.devices))
+
+
+def _wrong_copies(node: Node) -> tuple[str, ...]:
+    trial = known(node.gpu_trial)
+    copies = trial.copies if trial is not None else ()
+    return tuple(f"{copy.source} to {copy.target}" for copy in copies if not copy.ok)
+
+
+def _redirecting(pci: Pci, wrong: tuple[str, ...]) -> list[Problem]:
+    """Look at the bridges below the nearest one that a GPU shares with a peer."""
+    bridges = by_bus_id(pci)
+    peers = [device for device in pci.devices if is_gpu(device) or is_nic(device)]
+    guilty: dict[str, PciDevice] = {}
+    for device in peers:
+        others = peers if is_gpu(device) else list(gpus_of(pci))
+        for bus_id in _own_bridges(device, others):
+            if bus_id in bridges and bridges[bus_id].acs_redirect:
+                guilty[bus_id] = device
+    if not guilty:
+        return []
+    some = list(guilty)[:SHOWN]
+    more = f" and {len(guilty) - SHOWN} more" if len(guilty) > SHOWN else ""
+    return [
+        Problem(
+            summary=f"Access Control Services of {len(guilty)} PCIe bridge{'s' * (len(guilty) > 1)} send traffic "
+            "between GPUs and their peers through the processor: GPUDirect is slow, or hangs",
+            evidence=(
+                f"ACS redirects at {', '.join(some)}{more}, above {describe(pci, guilty[some[0]])}",
+                *_copy_words(wrong),
+            ),
+            fix=f"for b in {' '.join(guilty)}; do setpci -s $b ECAP_ACS+6.w=0000; done   (until the next start; "
+            "for good: ACS off in the BIOS)",
+            severity=Severity.ERROR if wrong else None,
+        )
+    ]
+
+
+def _own_bridges(device: PciDevice, peers: list[PciDevice]) -> tuple[str, ...]:
+    """Return the bridges between a device and the nearest one that it shares with a peer; none where it shares none."""
+    shared = {bus_id for peer in peers if peer is not device for bus_id in peer.upstream}
+    below: list[str] = []
+    for bus_id in device.upstream:
+        if bus_id in shared:
+            return tuple(below)
+        below.append(bus_id)
+    return ()
+
+
+def _translating(pci: Pci, wrong: tuple[str, ...]) -> list[Problem]:
+    if not pci.iommu or pci.iommu_passthrough:
+        return []
+    return [
+        Problem(
+            summary="The IOMMU translates every address of the GPUs: copies between them and to RDMA cards are slow, "
+            "and NVIDIA does not support them over PCIe",
+            evidence=("/sys/class/iommu is not empty, and the GPUs are not passed through", *_copy_words(wrong)),
+            fix="add iommu=pt to GRUB_CMDLINE_LINUX in /etc/default/grub; update-grub (or grub2-mkconfig); reboot",
+            severity=Severity.ERROR if wrong else None,
+        )
+    ]
+
+
+def _copy_words(wrong: tuple[str, ...]) -> tuple[str, ...]:
+    return (f"copies between GPUs failed or came out wrong: {', '.join(wrong[:SHOWN])}",) if wrong else ()
+
+
+@node_rule(
+    "DD325",
+    "numa",
+    Severity.WARNING,
+    "A rank runs on CPUs far from its GPU, or the machine does not say where its GPUs are",
+    group=Group.LINKS,
+    needs=("pci", "gpus"),
+    reads="/sys/bus/pci/devices/*/{numa_node,local_cpulist} of GPUs, sched_getaffinity of each rank",
+)
+def check_numa(node: Node) -> Answer:
+    """Report ranks that may run only on CPUs of another memory node than their GPU's.
+
+    ## What it means
+
+    What such a rank hands to its GPU, and the threads of NCCL, cross the link between the sockets: copies are slower,
+    and so is the rank, for which all others wait.
+
+    ## How it is told
+
+    The CPUs that the rank may run on, against local_cpulist of the GPU of its LOCAL_RANK (counted within
+    CUDA_VISIBLE_DEVICES): none in common is a warning. A rank that may run anywhere is none. On a machine of two or
+    more memory nodes, GPUs whose numa_node is -1 are a warning too, except in virtual machines: neither torchrun nor
+    NCCL can then place threads.
+
+    ## What else looks like it
+
+    A script that chooses its GPU by another rule than LOCAL_RANK.
+
+    ## What to do
+
+    `torchrun --numa-binding=node …` or `srun --cpu-bind=…`, or `numactl --cpunodebind=1 --membind=1` in front of the
+    rank. For -1: the BIOS (NUMA, SNC or NPS settings) and its update.
+    """
+    pci = need(node.pci)
+    gpus = gpus_of(pci)
+    if not gpus:
+        return skipped("there is no GPU of NVIDIA or AMD on the PCI bus")
+    if pci.numa_nodes < 2:
+        return skipped("all memory is equally near: one NUMA node")
+    placed = [(process, gpu) for process in node.processes if (gpu := _gpu_of(node, pci, process)) is not None]
+    far = [(process, gpu) for process, gpu in placed if _is_far(process, gpu)]
+    lost = [] if pci.virtual_machine else [gpu for gpu in gpus if gpu.numa_node is None]
+    problems = [*([_far(far)] if far else []), *([_lost(pci, lost)] if lost else [])]
+    nodes = ", ".join(f"{gpu.bus_id} on {'none' if gpu.numa_node is None else gpu.numa_node}" for gpu in gpus[:SHOWN])
+    ranks = f"{len(placed) - len(far)} of {len(placed)} ranks may run near their GPU; " if placed else ""
+    return judged(problems, f"{ranks}NUMA nodes of GPUs: {nodes}{', …' if len(gpus) > SHOWN else ''}")
+
+
+def _gpu_of(node: Node, pci: Pci, process: Process) -> PciDevice | None:
+    """Return the GPU that cuda:LOCAL_RANK is; None where nobody says."""
+    if process.local_rank is None:
+        return None
+    gpus = known(node.gpus)
+    if gpus is not None and gpus.devices:
+        bus_ids = {gpu.uuid: gpu.bus_id for gpu in gpus.devices}
+    else:
+        bus_ids = {bus_id: bus_id for bus_id in pci.nvidia_proc_gpus}
+    seen = read_visible(process.variables.get(VARIABLE), tuple(bus_ids)).devices
+    # A task that was given one GPU of its own finds it at 0, whatever its local rank is.
+    index = 0 if len(seen) == 1 else process.local_rank
+    if index >= len(seen) or seen[index] not in bus_ids:
+        return None
+    return by_bus_id(pci).get(bus_ids[seen[index]])
+
+
+def _is_far(process: Process, gpu: PciDevice) -> bool:
+    return bool(gpu.local_cpus and process.cpus) and not set(process.cpus) & set(gpu.local_cpus)
+
+
+def _far(far: list[tuple[Process, PciDevice]]) -> Problem:
+    ranks = tuple(process.rank for process, _ in far if process.rank is not None)
+    one = len(far) == 1
+    who = f"{'Rank' if one else 'Ranks'} {_numbers(ranks)}" if ranks else "This process"
+    return Problem(
+        summary=f"{who} may run only on CPUs of another socket than {'its GPU' if one else 'their GPUs'}",
+        evidence=tuple(
+            f"rank {process.rank}: CPUs {_cpu_words(process.cpus)}; GPU {gpu.bus_id} is near CPUs "
+            f"{_cpu_words(gpu.local_cpus)}"
+            for process, gpu in far[:SHOWN]
+        ),
+        fix=f"torchrun --numa-binding=node …, or: numactl --cpunodebind={far[0][1].numa_node or 0} "
+        f"--membind={far[0][1].numa_node or 0} in front of rank {far[0][0].rank}",
+        ranks=ranks,
+    )
+
+
+def _lost(pci: Pci, lost: list[PciDevice]) -> Problem:
+    many = len(lost) > 1
+    return Problem(
+        summary=f"The machine does not say at which of its {pci.numa_nodes} NUMA nodes "
+        f"{f'{len(lost)} GPUs are' if many else f'{describe(pci, lost[0])} is'}: ranks cannot be placed near them",
+        evidence=(f"numa_node is -1 of {', '.join(gpu.bus_id for gpu in lost[:SHOWN])}",),
+        fix="look at the NUMA settings of the BIOS (SNC, NPS) and at its update",
+    )
+
+
+def _numbers(ranks: tuple[int, ...]) -> str:
+    if len(ranks) > SHOWN:
+        return f"{', '.join(map(str, ranks[: SHOWN - 1]))} and {len(ranks) - SHOWN + 1} more"
+    return " and ".join(filter(None, (", ".join(map(str, ranks[:-1])), str(ranks[-1]))))
+
+
+def _cpu_words(cpus: tuple[int, ...]) -> str:
+    """Return "0-55,112-167"."""
+    spans: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if spans and cpu == spans[-1][1] + 1:
+            spans[-1][1] = cpu
+        else:
+            spans.append([cpu, cpu])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

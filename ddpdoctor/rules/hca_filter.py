@@ -1,0 +1,61 @@
+"""NCCL_IB_HCA: which RDMA ports it lets NCCL use. The grammar is that of NCCL's parseStringList and matchIfList."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HcaToken:
+    """One entry of the list: ``NAME[:PORT[:RAIL[:PLANE]]]``."""
+
+    name: str
+    port: int | None
+    """None: every port of the device."""
+
+    def matches(self, device: str, port: int, *, exact: bool) -> bool:
+        """Say whether the entry means this port: by the whole name, or by its beginning."""
+        same = device == self.name if exact else device.startswith(self.name)
+        return same and self.port in {None, port}
+
+    def __str__(self) -> str:
+        return self.name if self.port is None else f"{self.name}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HcaFilter:
+    """A value of NCCL_IB_HCA. Without entries it stands for every device."""
+
+    exclude: bool
+    """It began with ^: all but these."""
+    exact: bool
+    """= came next: whole names, not beginnings."""
+    tokens: tuple[HcaToken, ...]
+
+    def takes(self, device: str, port: int) -> bool:
+        """Say whether NCCL would use this port, were it up."""
+        listed = not self.tokens or any(token.matches(device, port, exact=self.exact) for token in self.tokens)
+        return listed is not self.exclude
+
+    def names(self, device: str) -> bool:
+        """Say whether the device is asked for by its whole name, and not by a beginning that others share."""
+        return not self.exclude and any(token.name == device for token in self.tokens)
+
+
+def parse_hca_filter(text: str) -> HcaFilter:
+    """Return the filter that a value means. NCCL takes any text: what makes no sense matches nothing."""
+    exclude = text.startswith("^")
+    rest = text.removeprefix("^")
+    exact = rest.startswith("=")
+    tokens = tuple(_parse_token(part) for part in rest.removeprefix("=").split(",") if part.partition(":")[0])
+    return HcaFilter(exclude=exclude, exact=exact, tokens=tokens)
+
+
+def _parse_token(text: str) -> HcaToken:
+    """Take the port as C's atoi does: leading digits, else 0; an empty field stands for all ports."""
+    name, found, more = text.partition(":")
+    port = more.partition(":")[0]
+    digits = re.match(r"\s*(\d+)", port)
+    number = int(digits[1]) if digits else 0
+    return HcaToken(name=name, port=number if found and port else None)

@@ -1,0 +1,108 @@
+"""Which RDMA ports NCCL would use, which of them are a training network, and which are peers of each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.reading import Unread, Why
+from ddpdoctor.rules.hca_filter import HcaFilter, parse_hca_filter
+from ddpdoctor.rules.settings import find_setting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddpdoctor.model.links import Rdma, RdmaDevice, RdmaPort
+    from ddpdoctor.model.node import Node
+
+VERBS_LAYERS = frozenset({"InfiniBand", "Ethernet"})
+"""Link layers that NCCL's own transport takes (ncclIbInitDevices); AWS's EFA is of neither, and has a plugin."""
+NETWORK_GB_S = 100.0
+"""Ours: an Ethernet card that is slower, or alone, is taken for the machine's everyday network card."""
+NETWORK_CARDS = 2
+NAMED = 4
+
+Place = tuple[str, str, int]
+"""What ports that should be alike have in common: the board, the function on its card, the number on its device."""
+
+
+def each_port(rdma: Rdma) -> Iterator[tuple[RdmaDevice, RdmaPort]]:
+    """Yield all ports with their devices."""
+    for device in rdma.devices:
+        for port in device.ports:
+            yield device, port
+
+
+def is_active(port: RdmaPort) -> bool:
+    """Say whether data can go through; ACTIVE_DEFER is a link that is recovering by itself."""
+    return port.state in {"ACTIVE", "ACTIVE_DEFER"}
+
+
+def label(device: RdmaDevice, port: RdmaPort) -> str:
+    """Return "mlx5_0", or "mlx4_0:2" of a device with several ports."""
+    return device.name if len(device.ports) == 1 else f"{device.name}:{port.port}"
+
+
+def words(names: Sequence[str]) -> str:
+    """Return "mlx5_0", "mlx5_0 and mlx5_1", or "mlx5_0, mlx5_1, mlx5_2 and 5 more"."""
+    names = tuple(dict.fromkeys(names))
+    if len(names) > NAMED:
+        return f"{', '.join(names[: NAMED - 1])} and {len(names) - NAMED + 1} more"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def hca_filter(node: Node) -> HcaFilter:
+    """Return what NCCL_IB_HCA of the node's first process lets through; everything where it is not set."""
+    setting = find_setting(node, node.first, "NCCL_IB_HCA")
+    return parse_hca_filter(setting.value if setting is not None else "")
+
+
+def chosen_ports(node: Node, rdma: Rdma) -> tuple[tuple[RdmaDevice, RdmaPort], ...]:
+    """Return the ports that NCCL's own transport would use, were they up."""
+    wanted = hca_filter(node)
+    return tuple(
+        (device, port)
+        for device, port in each_port(rdma)
+        if port.link_layer in VERBS_LAYERS and wanted.takes(device.name, port.port)
+    )
+
+
+def network_ports(node: Node, rdma: Rdma) -> tuple[tuple[RdmaDevice, RdmaPort], ...]:
+    """Return the ports of a training network that are up.
+
+    That is InfiniBand, or several fast Ethernet cards, or what NCCL_IB_HCA names. A single Ethernet card is the
+    machine's everyday one, whatever it can do: most servers and many cloud machines have one.
+    """
+    up = [(device, port) for device, port in chosen_ports(node, rdma) if is_active(port)]
+    fast = [device for device, port in up if (port.rate_gb_s or 0) >= NETWORK_GB_S]
+    several = len({card(device) for device in fast}) >= NETWORK_CARDS
+    named = hca_filter(node)
+    return tuple(
+        (device, port)
+        for device, port in up
+        if port.link_layer == "InfiniBand" or named.names(device.name) or (several and device in fast)
+    )
+
+
+def is_efa(device: RdmaDevice) -> bool:
+    """Say whether it is an Elastic Fabric Adapter, which needs device files and memory as others do."""
+    return any(port.link_layer == "Unspecified" and is_active(port) for port in device.ports)
+
+
+def card(device: RdmaDevice) -> str:
+    """Return what the functions of one card have in common."""
+    return device.bus_id.rpartition(".")[0] if device.bus_id else device.name
+
+
+def place(device: RdmaDevice, port: RdmaPort) -> Place:
+    """Return what is equal for ports that should be alike: the second port of a card is compared to second ports."""
+    function = device.bus_id.rpartition(".")[2] if device.bus_id else device.name
+    return device.board or device.name, function, port.port
+
+
+def lacks_gpus(node: Node) -> str | None:
+    """Return why no process here uses RDMA: torch sends over it with NCCL alone, and NCCL needs a GPU."""
+    if isinstance(node.gpus, Unread):
+        return node.gpus.reason if node.gpus.why is Why.ABSENT else None
+    if node.gpus.devices or node.gpus.init_error:
+        return None
+    return "no GPU can be used here, and NCCL alone uses RDMA"
