@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import known
-from ddpdoctor.model.rendezvous import endpoints, is_loopback
+from ddpdoctor.model.rendezvous import endpoints, is_loopback, text_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.processes import merge_equal, ranks_of
 from ddpdoctor.rules.node_count import count_nodes
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @fleet_rule(
-    "DD206", "master-loopback", Severity.ERROR, "MASTER_ADDR is this very host on a node that is not the first",
+    "DD206", "master-loopback", Severity.ERROR, "MASTER_ADDR means this very host on a node that is not the first",
     group=Group.NETWORK, needs=("names",),
     reads="MASTER_ADDR, PET_MASTER_ADDR, PET_RDZV_ENDPOINT, the number of nodes, getaddrinfo",
 )  # fmt: skip
@@ -35,7 +35,7 @@ def check_master_loopback(fleet: Fleet) -> Answer:
     ## How it is told
 
     The address is `localhost`, in 127.0.0.0/8, `::1`, `0.0.0.0` or `::`, is looked up to such an address, or is the
-    host name of a node that is not the first; and the job has more than one node, by the nodes that answered, the
+    host name of a node that rank 0 is not on; and the job has more than one node, by the nodes that answered, the
     launcher, `GROUP_WORLD_SIZE`, `WORLD_SIZE` against `LOCAL_WORLD_SIZE`, `PET_NNODES` or a Slurm step's
     `SLURM_NNODES`.
 
@@ -61,12 +61,15 @@ def check_master_loopback(fleet: Fleet) -> Answer:
 
 def _loopback(fleet: Fleet, node: Node, process: Process, endpoint: Endpoint, count: NodeCount) -> Problem | None:
     first = _is_first(fleet, node, process)
-    how = _how_it_means_this_host(endpoint, known(node.names), first=first)
-    if how is None or (first and fleet.gathered and len(fleet.nodes) > 1):
+    if first and fleet.gathered and len(fleet.nodes) > 1:
+        return None
+    wrong = _looks_on_itself(endpoint, known(node.names), first=first) or (
+        _host_without_rank_0(fleet, process, endpoint, known(node.names)) if first is False else None
+    )
+    if wrong is None:
         return None
     return Problem(
-        summary=f"{endpoint.variable} is {endpoint.host}, {how}, in a job of {count.nodes} nodes: "
-        "every node but the first looks for the store on itself, and waits",
+        summary=f"{endpoint.variable} is {endpoint.host} in a job of {count.nodes} nodes, {wrong}",
         evidence=(count.source,),
         fix=f"export {endpoint.variable}={_right_value(fleet, endpoint)} on all nodes",
         severity=Severity.WARNING if first else None,
@@ -75,26 +78,46 @@ def _loopback(fleet: Fleet, node: Node, process: Process, endpoint: Endpoint, co
     )
 
 
-def _is_first(fleet: Fleet, node: Node, process: Process) -> bool:
-    """Say whether a node is the one that holds rank 0, as far as can be told."""
+def _is_first(fleet: Fleet, node: Node, process: Process) -> bool | None:
+    """Say whether a node is the one that holds rank 0; None where nothing tells."""
     if fleet.gathered and len(fleet.nodes) > 1:
         return node is fleet.nodes[0]
     numbers = [process.number(name) for name in ("GROUP_RANK", "PET_NODE_RANK", "SLURM_NODEID", "RANK")]
-    return next((number == 0 for number in numbers if number is not None), False)
+    return next((number == 0 for number in numbers if number is not None), None)
 
 
-def _how_it_means_this_host(endpoint: Endpoint, names: Names | None, *, first: bool) -> str | None:
-    """Return in what way an address is that of the node itself; None where it is not."""
+def _looks_on_itself(endpoint: Endpoint, names: Names | None, *, first: bool | None) -> str | None:
+    """Return what is wrong with an address that every node takes for its own; None where it is none."""
+    consequence = "every node but the first looks for the store on itself, and waits"
     if is_loopback(endpoint.host):
-        return "which is a different host on each node"
-    if names is None:
+        return f"and means a different host on each: {consequence}"
+    if names is None or names.master is None or first is not False or endpoint.host in _called(names):
         return None
-    looked_up = names.master.addresses if names.master is not None and names.master.name == endpoint.host else ()
-    if looked_up and all(is_loopback(address) for address in looked_up) and not first:
-        return f"which is looked up to {looked_up[0]} here"
-    if endpoint.host in {names.hostname, names.fqdn} and not first:
-        return "which is the name of this host, and this is not the first node"
+    looked_up = names.master.addresses if names.master.name == endpoint.host else ()
+    if looked_up and all(is_loopback(address) for address in looked_up):
+        return f"and is looked up to {looked_up[0]} here: {consequence}"
     return None
+
+
+def _host_without_rank_0(fleet: Fleet, process: Process, endpoint: Endpoint, names: Names | None) -> str | None:
+    """Return what is wrong with the name of a node that is not the first.
+
+    With c10d any node may be the host of the endpoint. Not where each node gives its own name, though, nor where the
+    variables already number the ranks or nodes: then number 0 listens, and no other.
+    """
+    if names is None or endpoint.host not in _called(names):
+        return None
+    given = {
+        one.host for _, other in fleet.processes() for one in endpoints(other) if one.variable == endpoint.variable
+    }
+    numbered = any(text_of(process, name) for name in ("RANK", "PET_NODE_RANK"))
+    if len(given) == 1 and not (numbered and endpoint.variable != "PET_RDZV_ENDPOINT"):
+        return None
+    return "the name of a host that rank 0 is not on: ranks look for the store where nobody listens"
+
+
+def _called(names: Names) -> set[str | None]:
+    return {names.hostname, names.fqdn}
 
 
 def _right_value(fleet: Fleet, endpoint: Endpoint) -> str:

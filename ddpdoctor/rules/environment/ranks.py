@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.rendezvous import text_of
 from ddpdoctor.model.slurm import expand_counts, expand_hosts
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
@@ -56,11 +57,10 @@ def check_rank_set(fleet: Fleet) -> Answer:
         return skipped("no launcher was seen, so that there is one process only")
     if fleet.world_size is None:
         return skipped("the launcher does not say how many ranks there are to be")
-    problems = [
-        *_missing(fleet, fleet.world_size),
-        *_twice(fleet, fleet.world_size),
-        *_too_high(fleet, fleet.world_size),
-    ]
+    problems = [*_missing(fleet, fleet.world_size)]
+    if fleet.launcher is Launcher.NNODES:  # it counts nodes, and RANK may be set all the same
+        return judged(problems, f"{len(fleet.nodes)} of {fleet.world_size} nodes answered")
+    problems += [*_twice(fleet, fleet.world_size), *_too_high(fleet, fleet.world_size)]
     ranks = [process.rank for _, process in fleet.processes() if process.rank is not None]
     seen = f"{rank_list(ranks)} of {fleet.world_size} answered" if ranks else "no rank answered"
     return judged(problems, seen)
@@ -68,15 +68,16 @@ def check_rank_set(fleet: Fleet) -> Answer:
 
 def _missing(fleet: Fleet, size: int) -> Iterator[Problem]:
     missing = sorted(fleet.missing)
-    if not missing and sum(1 for _ in fleet.processes()) < size:
+    by_nodes = fleet.launcher is Launcher.NNODES
+    if not missing and not by_nodes and sum(1 for _ in fleet.processes()) < size:
         missing = _unclaimed(fleet, size)
     if not missing:
         return
-    hosts = _hosts_of(fleet, missing)
+    hosts = () if by_nodes else _hosts_of(fleet, missing)
     on = f" on {host_list(hosts)}" if hosts else ""
+    who = rank_list(missing).replace("rank", "node") if by_nodes else rank_list(missing)
     yield Problem(
-        summary=f"{rank_list(missing)} of {size}{on} did not answer: all others would wait for "
-        f"{verb(missing, 'it', 'them')}",
+        summary=f"{who} of {size}{on} did not answer: all others would wait for {verb(missing, 'it', 'them')}",
         evidence=tuple(_whereabouts(fleet, hosts)),
         fix=_fix(hosts),
         ranks=tuple(missing),

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 NOT_SLURM = "this does not run under Slurm"
 NO_STEP = "this is the shell of a Slurm job: srun has not started anything yet"
+NO_DEVICE = ("", "-1", "NoDevFiles")
+"""What ends the list of CUDA_VISIBLE_DEVICES; the last is what Slurm writes for a step without GPUs."""
 _SHOWN = (
     "SLURM_NNODES", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID", "SLURM_GPUS_ON_NODE", "RANK",
     "WORLD_SIZE", "LOCAL_WORLD_SIZE",
@@ -258,7 +260,8 @@ def _visible(node: Node, process: Process) -> int | None:
     """Return how many GPUs a task sees; None where nobody knows."""
     text = process.variables.get("CUDA_VISIBLE_DEVICES")
     if text is not None:
-        return len([entry for entry in text.split(",") if entry.strip()])
+        entries = [entry.strip() for entry in text.split(",")]
+        return next((place for place, entry in enumerate(entries) if entry in NO_DEVICE), len(entries))
     torch = known(node.torch)
     return torch.device_count if torch is not None and torch.import_error is None else None
 

@@ -8,7 +8,7 @@ from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import NOT_ASKED
 from tests.rules.environment.build import ask, fleet, node, process
-from tests.rules.environment.launches import TORCHRUN, lookup, names
+from tests.rules.environment.launches import TORCHRUN, changed, lookup, names
 
 
 def pair(*addresses, variable="MASTER_ADDR", sections=(NOT_ASKED, NOT_ASKED)):
@@ -25,7 +25,8 @@ def pair(*addresses, variable="MASTER_ADDR", sections=(NOT_ASKED, NOT_ASKED)):
 
 
 def alone(**variables):
-    return fleet(node(processes=[process(None, **variables)]))
+    own = names("w0", "127.0.1.1", master=lookup("w0", "127.0.1.1"))
+    return fleet(node(processes=[process(None, **variables)], names=own))
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,8 @@ def alone(**variables):
         (alone(**{**TORCHRUN, "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}), Outcome.PASSED),
         (alone(MASTER_ADDR="localhost", SLURM_NNODES="2", SLURM_JOB_ID="7"), Outcome.PASSED),
         (alone(MASTER_ADDR="node0", WORLD_SIZE="16", LOCAL_WORLD_SIZE="8", RANK="8"), Outcome.PASSED),
+        (alone(PET_RDZV_ENDPOINT="w0:23456", PET_NNODES="1:4"), Outcome.PASSED),
+        (alone(PET_MASTER_ADDR="w0", PET_NNODES="2", PET_NODE_RANK="0"), Outcome.PASSED),
         (pair("node0", "node0"), Outcome.PASSED),
         (pair("localhost", "node0"), Outcome.PASSED),
         (pair("node0", "node0", sections=(names("node0", "127.0.1.1", master=lookup("node0", "127.0.1.1")),
@@ -53,7 +56,7 @@ def test_no_loopback(facts, outcome):
 def test_every_spelling(host):
     _, (finding,) = ask("master-loopback", pair(host, host))
     assert finding.severity is Severity.ERROR
-    assert finding.summary.startswith(f"MASTER_ADDR is {host}, which is a different host on each node, in a job of 2")
+    assert finding.summary.startswith(f"MASTER_ADDR is {host} in a job of 2 nodes, and means a different host on each:")
     assert (finding.hosts, finding.ranks) == (("node1",), (1,))
     assert finding.fix == "export MASTER_ADDR=node0 on all nodes"
 
@@ -69,7 +72,7 @@ def test_each_node_gives_its_own_name(names_of_second):
     first = names("node0", "10.0.0.1", master=lookup("node0", "10.0.0.1"))
     _, (finding,) = ask("master-loopback", pair("node0", "node1", sections=(first, names_of_second)))
     assert (finding.severity, finding.hosts) == (Severity.ERROR, ("node1",))
-    assert "MASTER_ADDR is node1" in finding.summary
+    assert "MASTER_ADDR is node1 in a job of 2 nodes, the name of a host that rank 0 is not on" in finding.summary
 
 
 def test_a_name_that_is_loopback_on_another_node():
@@ -78,7 +81,7 @@ def test_a_name_that_is_loopback_on_another_node():
         names("node1", "10.0.0.2", master=lookup("head", "127.0.0.1")),
     )
     _, (finding,) = ask("master-loopback", pair("head", "head", sections=sections))
-    assert "which is looked up to 127.0.0.1 here" in finding.summary
+    assert "and is looked up to 127.0.0.1 here: every node but the first" in finding.summary
     assert finding.hosts == ("node1",)
 
 
@@ -89,10 +92,11 @@ def test_a_name_that_is_loopback_on_another_node():
         ({"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "RANK": "0"}, Severity.WARNING, "LOCAL_WORLD_SIZE is 8"),
         ({"SLURM_NNODES": "2", "SLURM_STEP_ID": "0", "SLURM_NODEID": "1"}, Severity.ERROR, "SLURM_NNODES is 2"),
         ({"PET_NNODES": "1:4"}, Severity.ERROR, "PET_NNODES is 1:4"),
+        ({"PET_NNODES": "2", "PET_NODE_RANK": "1", "MASTER_ADDR": "w0"}, Severity.ERROR, "PET_NNODES is 2"),
     ],
 )
 def test_one_node_of_many_is_judged_alone(variables, severity, evidence):
-    check, (finding,) = ask("master-loopback", alone(MASTER_ADDR="localhost", **variables))
+    check, (finding,) = ask("master-loopback", alone(**({"MASTER_ADDR": "localhost"} | variables)))
     assert (check.outcome, finding.severity) == (Outcome.FAILED, severity)
     assert evidence in finding.evidence[0]
 
@@ -106,3 +110,21 @@ def test_the_first_host_of_slurm():
     facts = alone(MASTER_ADDR="localhost", SLURM_NNODES="2", SLURM_STEP_ID="0", SLURM_JOB_NODELIST="n[1-2]")
     _, (finding,) = ask("master-loopback", facts)
     assert 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) on all nodes' in finding.fix
+
+
+SECOND = (
+    names("node0", "10.0.0.1", master=lookup("node1", "10.0.0.2")),
+    names("node1", "127.0.1.1", master=lookup("node1", "127.0.1.1")),
+)
+
+
+def test_any_node_may_host_a_c10d_rendezvous():
+    facts = pair("node1:29400", "node1:29400", variable="PET_RDZV_ENDPOINT", sections=SECOND)
+    assert ask("master-loopback", facts)[1] == ()
+
+
+def test_rank_0_hosts_the_store_of_ranks_that_are_numbered():
+    facts = changed(changed(pair("node1", "node1", sections=SECOND), 0, RANK="0"), 1, RANK="1")
+    _, (finding,) = ask("master-loopback", facts)
+    assert "the name of a host that rank 0 is not on" in finding.summary
+    assert finding.fix == "export MASTER_ADDR=node0 on all nodes"

@@ -112,3 +112,13 @@ def test_a_rank_above_the_world():
     _, (finding,) = ask("rank-set", facts)
     assert finding.summary == "rank 2 has no place among 2: ranks go from 0 to 1"
     assert finding.ranks == (2,)
+
+
+@pytest.mark.parametrize("missing", [(), (2,)])
+def test_by_hand_nodes_are_counted_and_not_ranks(missing):
+    nodes = [node(f"n{index}", index=index, processes=[process(8 * index, RANK=str(8 * index))]) for index in (0, 1)]
+    facts = fleet(*nodes, launcher=Launcher.NNODES, world_size=2 + len(missing), missing=missing)
+    check, findings = ask("rank-set", facts)
+    assert check.seen == f"2 of {2 + len(missing)} nodes answered"
+    expected = ["node 2 of 3 did not answer: all others would wait for it"] if missing else []
+    assert [finding.summary for finding in findings] == expected

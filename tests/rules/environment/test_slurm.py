@@ -140,6 +140,8 @@ def torch(count):
         (NODES | TWO | {"CUDA_VISIBLE_DEVICES": "0"}, {}, Outcome.SKIPPED),
         (RANKS, {}, Outcome.SKIPPED),
         (RANKS | {"CUDA_VISIBLE_DEVICES": ""}, {}, Outcome.SKIPPED),
+        (RANKS | {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, {}, Outcome.SKIPPED),
+        (RANKS | {"CUDA_VISIBLE_DEVICES": "-1"}, {}, Outcome.SKIPPED),
         (RANKS, {"torch": torch(0)}, Outcome.SKIPPED),
         (RANKS | {"CUDA_VISIBLE_DEVICES": "0,1"}, {}, Outcome.PASSED),
         (RANKS, {"torch": torch(2)}, Outcome.PASSED),

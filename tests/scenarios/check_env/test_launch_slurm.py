@@ -118,3 +118,22 @@ def test_a_batch_script_is_no_rank(slurm):
     report = json.loads(output.read_text())
     assert report["findings"] == []
     assert outcomes(report)["slurm-shape"] == "skipped"
+
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--no-python")
+
+
+def test_torchrun_on_each_node(slurm):
+    meet = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=dd0:29400", "--rdzv-id=7")
+    findings, report = check_env(slurm, *TASK_A_NODE, *TORCHRUN, *meet)
+    assert findings == {}
+    ran = {kind for kind, outcome in outcomes(report).items() if outcome == "passed"}
+    assert ran >= {"env-complete", "env-range", "rank-set", "ws-same", "rdzv-id-same", "slurm-shape", "master-loopback"}
+
+
+def test_a_torchrun_on_each_node_that_trains_by_itself(slurm):
+    done = slurm.run(*TASK_A_NODE, "--label", *TORCHRUN, "--standalone", *CHECK_ENV, check=False)
+    of_first = "".join(line.removeprefix("0: ") + "\n" for line in done.stdout.splitlines() if line.startswith("0: "))
+    (finding,) = json.loads(of_first)["findings"]
+    assert (finding["kind"], finding["severity"]) == ("slurm-shape", "warning")
+    assert finding["summary"] == "torchrun counts 1 node and the step has 2: they do not all train together"
