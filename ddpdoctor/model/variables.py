@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FAMILIES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "GLOO_", "TORCHELASTIC_")
-"""Prefixes that are NCCL's, torch's, Gloo's or torchrun's alone."""
+FAMILIES = (
+    "NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_DISTRIBUTED_", "GLOO_", "TORCHELASTIC_", "CUDA_VISIBLE_", "OMP_NUM_",
+)  # fmt: skip
+"""Prefixes that are NCCL's, torch's, Gloo's, torchrun's, CUDA's or OpenMP's alone."""
 MISSPELT_FAMILIES = ("NCLL_", "NCL_", "NCC_", "NCCLL_", "NNCL_", "NCLC_", "CNCL_", "TORCH_NCLL_", "TORCH_NCL_", "GLO_")
 """Slips of the finger; not all that is one letter away, for RCCL, HCCL, MCCL and UCCL are other libraries."""
 PLUGIN_PREFIXES = (
@@ -24,6 +26,10 @@ PLUGIN_PREFIXES = (
     "NCCL_DMABUF_", "NCCL_TESTS_", "NCCL_INSPECTOR_", "NCCL_PROFILE_", "NCCL_PLUGIN_", "NCCL_SHIMNET_", "OFI_NCCL_",
 )  # fmt: skip
 """What network, tuner and profiler plugins and the nccl-tests read: no list of ours can know them all."""
+NEWEST = {"nccl": "2.32.3", "torch": "2.13"}
+"""The last releases whose names the table has: NCCL's from the source to 2.30.7, and from the library of 2.32.3."""
+OLDEST = {"nccl": "2.21.5", "torch": "2.6"}
+"""What the oldest torch that is supported brings along: older versions are not met."""
 HIDDEN = "hidden"
 """The type of a variable that is known, and whose value is never kept."""
 

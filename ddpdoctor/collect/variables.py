@@ -1,0 +1,135 @@
+"""Reads the files from which NCCL takes variables that the environment does not show."""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.node import ConfFile
+from ddpdoctor.model.variables import hide_login, is_listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.collect.node import Plan
+    from ddpdoctor.collect.system import System
+
+SYSTEM_FILE = "/etc/nccl.conf"
+USER_FILE = ".nccl.conf"
+FILE_VARIABLE = "NCCL_CONF_FILE"
+FIRST_BY_HOME = "2.30.3"
+LAST_BY_DATABASE = "2.29.7"
+"""To this release ~ is the home folder of the password database, from the other one it is what HOME says: seen by
+running the releases, with strace."""
+LONGEST = 1023
+"""Bytes of a name or value that NCCL keeps (src/misc/param.cc, setEnvFile)."""
+MOST_BYTES = 1 << 20
+"""Ours: what is larger is no file of settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where a file may be. One that was asked for by name is reported even where it is not there."""
+
+    path: str
+    wanted: bool = False
+    since: str = ""
+    until: str = ""
+
+
+@dataclass(slots=True)
+class _Content:
+    """What the lines of a file set."""
+
+    values: dict[str, str] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)
+    bad: list[int] = field(default_factory=list)
+    repeated: list[int] = field(default_factory=list)
+
+
+def read_conf_files(system: System, plan: Plan) -> tuple[ConfFile, ...]:  # noqa: ARG001 - all collectors are called alike
+    """Read NCCL's files as NCCL does, the one that wins first; empty where there is none.
+
+    NCCL reads ``$NCCL_CONF_FILE``, or else ``~/.nccl.conf``, and then ``/etc/nccl.conf``, and sets what is not set yet
+    (``initEnvFunc`` and ``setEnvFile`` in src/misc/param.cc): the environment wins over the user's file, and that over
+    the machine's. Where HOME and the password database differ, both homes are read: which counts is a matter of the
+    version.
+    """
+    found = [file for place in _places(system) if (file := _read_file(system, place)) is not None]
+    users = {name for file in found if file.path != SYSTEM_FILE for name in file.variables}
+    return tuple(_hide(file, users) if file.path == SYSTEM_FILE else file for file in found)
+
+
+def _hide(file: ConfFile, names: set[str]) -> ConfFile:
+    return replace(file, hidden_by_file=tuple(name for name in file.variables if name in names))
+
+
+def _places(system: System) -> Iterator[_Place]:
+    chosen = system.env.get(FILE_VARIABLE, "")
+    if chosen:
+        yield _Place(path=chosen, wanted=True)
+    else:
+        yield from _homes(system)
+    if chosen != SYSTEM_FILE:
+        yield _Place(path=SYSTEM_FILE)
+
+
+def _homes(system: System) -> Iterator[_Place]:
+    try:
+        database = posixpath.normpath(system.calls.home())
+    except OSError:
+        database = ""
+    home = system.env.get("HOME", "") and posixpath.normpath(system.env["HOME"])
+    differ = bool(home and database and home != database)
+    if home:
+        yield _Place(path=posixpath.join(home, USER_FILE), since=FIRST_BY_HOME if home != database else "")
+    if database and (differ or not home):
+        yield _Place(path=posixpath.join(database, USER_FILE), until=LAST_BY_DATABASE if differ else "")
+
+
+def _read_file(system: System, place: _Place) -> ConfFile | None:
+    path = system.path(place.path) if place.path.startswith("/") else place.path
+    try:
+        with open(path, "rb") as stream:  # noqa: PTH123 - NCCL opens a relative name from the working folder too
+            text = stream.read(MOST_BYTES).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return _unread(place, "there is no such file") if place.wanted else None
+    except OSError as error:
+        return _unread(place, (error.strerror or "it cannot be read").lower())
+    content = _parse(text)
+    return ConfFile(
+        path=place.path,
+        variables={name: hide_login(value) if is_listed(name) else "" for name, value in content.values.items()},
+        hidden_by_env=tuple(name for name in content.values if name in system.env),
+        hidden_by_file=(),
+        bad_lines=tuple(content.bad),
+        lines=content.lines,
+        repeated_lines=tuple(content.repeated),
+        since=place.since,
+        until=place.until,
+    )
+
+
+def _unread(place: _Place, reason: str) -> ConfFile:
+    return ConfFile(
+        path=place.path, variables={}, hidden_by_env=(), hidden_by_file=(), bad_lines=(), unread=reason,
+        since=place.since, until=place.until,
+    )  # fmt: skip
+
+
+def _parse(text: str) -> _Content:
+    """Take lines apart as NCCL does: "#" is a comment in the first column alone, and no white space is taken off."""
+    content = _Content()
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.lstrip().startswith("#") or not line.strip():
+            continue
+        name, equals, value = line.partition("=")
+        if not equals or not name or name != "".join(name.split()):
+            content.bad.append(number)
+        elif name in content.values:
+            content.repeated.append(number)
+        else:
+            content.values[name] = value[:LONGEST]
+            content.lines[name] = number
+    return content

@@ -1,0 +1,182 @@
+"""DD115: what is wrong in the files from which NCCL takes variables."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.reading import need
+from ddpdoctor.model.variables import find_variable
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.variable_flaws import (
+    Flaw,
+    Scene,
+    find_danger,
+    find_deprecated,
+    find_too_new,
+    find_unknown,
+    find_wrong_value,
+    parse_version,
+    see,
+    show,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ddpdoctor.model.node import ConfFile, Node
+
+QUESTIONS = (find_wrong_value, find_deprecated, find_danger, find_too_new)
+
+
+@node_rule(
+    "DD115", "nccl-conf", Severity.WARNING, "A file of NCCL's sets something that is wrong",
+    group=Group.VARIABLES, needs=("conf_files", "software", "rdma"),
+    reads="/etc/nccl.conf, ~/.nccl.conf, the file that NCCL_CONF_FILE names",
+)  # fmt: skip
+def check_nccl_conf(node: Node) -> Answer:
+    """Report what is wrong in the files that set variables for NCCL without showing in the environment.
+
+    ## What it means
+
+    NCCL reads the file that `NCCL_CONF_FILE` names, or else `~/.nccl.conf`, and after it `/etc/nccl.conf`, and sets
+    what is not set yet: the environment wins over the user's file, and that over the machine's. Nothing in
+    `os.environ` shows it before NCCL has started, so that a setting of an administrator, or one of last year, can rule
+    a job that seems to set nothing.
+
+    ## How it is told
+
+    The variables in the files are held to the same rules as those of the environment: unknown names, wrong values,
+    names out of use, dangerous leftovers. Whatever the class, the kind is nccl-conf. What the environment or an
+    earlier file hides has no effect and is not reported. Lines are read as NCCL's src/misc/param.cc does: `NAME=VALUE`
+    from the first column, `#` for a comment there, no `export`, no quotation marks, no white space taken off; of two
+    lines with one name the first one holds. NCCL is silent about all others.
+
+    `~` is what HOME says from NCCL 2.30.3 on, and the home folder of the password database to NCCL 2.29.7 (seen by
+    running these releases). Where the two differ, both are read, and a file that the installed NCCL does not read is
+    reported as such; so is a file that `NCCL_CONF_FILE` names and that cannot be opened.
+
+    ## What else looks like it
+
+    A file that an administrator wrote for this network on purpose. A torch that brings its own NCCL reads it too.
+
+    ## What to do
+
+    Change or delete the line that is named.
+
+    ## Example
+
+        NCCL_P2P_DISABLE=1: GPUs of one node reach each other through host memory, 2 to 10 times slower; …
+        NCCL_P2P_DISABLE=1 stands in line 3 of /etc/nccl.conf; the environment does not show it
+    """
+    files = need(node.conf_files)
+    if not files:
+        return skipped("there is neither /etc/nccl.conf nor ~/.nccl.conf, and NCCL_CONF_FILE names none")
+    scene = see(node, node.first)
+    problems = [problem for file in files for problem in _judge_file(file, scene)]
+    return judged(problems, "; ".join(_describe(file) for file in files))
+
+
+def _describe(file: ConfFile) -> str:
+    if file.unread:
+        return f"{file.path} cannot be read"
+    names = ", ".join(file.variables) or "nothing"
+    return f"{file.path} sets {names}"
+
+
+def _judge_file(file: ConfFile, scene: Scene) -> Iterator[Problem]:
+    reason = file.unread or _passed_over(file, scene)
+    if reason:
+        yield _unread_problem(file, reason)
+        return
+    if file.bad_lines:
+        yield _bad_lines(file)
+    if file.repeated_lines:
+        yield _repeated_lines(file)
+    for name, value in file.variables.items():
+        if name not in (*file.hidden_by_env, *file.hidden_by_file):
+            yield from (_flaw_problem(file, flaw) for flaw in _flaws(name, value, scene))
+
+
+def _flaws(name: str, value: str, scene: Scene) -> Iterator[Flaw]:
+    variable = find_variable(name)
+    if variable is None:
+        flaw = find_unknown(name, scene)
+        yield from [] if flaw is None else [flaw]
+        return
+    found = (question(variable, value, scene) for question in QUESTIONS if variable.shown)
+    yield from (flaw for flaw in found if flaw is not None)
+
+
+def _passed_over(file: ConfFile, scene: Scene) -> str:
+    """Say why the installed NCCL reads another home; empty where it reads this one, or its version is not known."""
+    installed = scene.versions.get("nccl", ())
+    if installed and file.since and installed < parse_version(file.since):
+        return f"before {file.since} it asks the password database for the home folder, and not HOME"
+    if installed and file.until and installed > parse_version(file.until):
+        return f"after {file.until} it takes HOME for the home folder, and not the password database"
+    return ""
+
+
+def _unread_problem(file: ConfFile, reason: str) -> Problem:
+    names = ", ".join(f"{name}={show(value)}" if value else name for name, value in file.variables.items())
+    path = shlex.quote(file.path)
+    return Problem(
+        summary=f"NCCL does not read {file.path}: {reason}",
+        evidence=(f"it sets {names}",) if names else ("NCCL says nothing of it",),
+        fix=f"export NCCL_CONF_FILE={path}" if names else f"ls -l {path}, or unset NCCL_CONF_FILE",
+    )
+
+
+def _bad_lines(file: ConfFile) -> Problem:
+    mend = r"s/^\s*(export\s+)?//; {}s/\s*=\s*/=/"
+    return Problem(
+        summary=f"{_lines(file.bad_lines)} of {file.path} is not NAME=VALUE from the first column, and has no effect",
+        evidence=("NCCL says nothing of a line that it cannot read",),
+        fix=_sed("-i -E", (f"{line}{mend.format(line)}" for line in file.bad_lines), file),
+    )
+
+
+def _repeated_lines(file: ConfFile) -> Problem:
+    return Problem(
+        summary=f"{_lines(file.repeated_lines)} of {file.path} sets again what is set above, and has no effect",
+        evidence=("of two lines with one name NCCL takes the first",),
+        fix=_sed("-i", (f"{line}d" for line in file.repeated_lines), file),
+    )
+
+
+def _lines(numbers: tuple[int, ...]) -> str:
+    return f"line {numbers[0]}" if len(numbers) == 1 else f"each of the lines {', '.join(map(str, numbers))}"
+
+
+def _sed(options: str, commands: Iterable[str], file: ConfFile) -> str:
+    return f"sed {options} '{'; '.join(commands)}' {shlex.quote(file.path)}"
+
+
+def _flaw_problem(file: ConfFile, flaw: Flaw) -> Problem:
+    return Problem(
+        summary=flaw.summary,
+        evidence=(_origin(file, flaw.name), *flaw.evidence),
+        fix=_write_fix(file, flaw),
+        severity=flaw.severity,
+        confidence=flaw.confidence,
+    )
+
+
+def _origin(file: ConfFile, name: str) -> str:
+    value = file.variables[name]
+    setting = f"{name}={show(value)}" if value else name
+    return f"{setting} stands in line {file.lines.get(name, 0)} of {file.path}; the environment does not show it"
+
+
+def _write_fix(file: ConfFile, flaw: Flaw) -> str:
+    """Return the command that changes or deletes the line."""
+    line, path = file.lines.get(flaw.name, 0), shlex.quote(file.path)
+    if not flaw.set_name:
+        return f"sed -i {line}d {path}"
+    if flaw.set_name == flaw.name:
+        text = f"{line}c\\{flaw.name}={flaw.set_value}"
+        return f"sed -i {shlex.quote(text)} {path}"
+    return f"sed -i '{line}s/^[^=]*/{flaw.set_name}/' {path}"

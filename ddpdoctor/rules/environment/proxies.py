@@ -1,0 +1,73 @@
+"""DD116: a proxy for HTTP between the ranks and the etcd of their rendezvous."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rendezvous import parse_endpoint
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.variable_flaws import show
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.node import Node, Process
+
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+
+
+@node_rule(
+    "DD116", "proxy-env", Severity.INFO, "A proxy stands between the ranks and the etcd of their rendezvous",
+    group=Group.VARIABLES, needs=(), reads="http_proxy, https_proxy, no_proxy, PET_RDZV_BACKEND, PET_RDZV_ENDPOINT",
+)  # fmt: skip
+def check_proxy_env(node: Node) -> Answer:
+    """Report a proxy for HTTP whose exceptions do not name the host of the etcd rendezvous.
+
+    ## What it means
+
+    The etcd backends of torchrun talk HTTP. A client that heeds the proxy asks it for a host inside of the cluster,
+    which it does not know: the rendezvous times out. Whether it is heeded depends on the client's version.
+
+    ## How it is told
+
+    `PET_RDZV_BACKEND` begins with etcd, one of `http_proxy`, `https_proxy`, `all_proxy` is set, in either case of
+    letters, and `no_proxy` has neither the host of `PET_RDZV_ENDPOINT` (else `MASTER_ADDR`), nor a domain it is in.
+    Other rendezvous use plain TCP, which no proxy touches: there the check is skipped.
+
+    ## What to do
+
+    Add the host to `no_proxy` and `NO_PROXY`.
+
+    ## Example
+
+        http_proxy is set and no_proxy does not name etcd0, the host of the etcd rendezvous
+    """
+    process = node.first
+    if not process.variables.get("PET_RDZV_BACKEND", "").startswith("etcd"):
+        return skipped("PET_RDZV_BACKEND does not ask for an etcd rendezvous, and no other one talks HTTP")
+    proxies = [name for name in PROXIES if process.variables.get(name)]
+    host = _rendezvous_host(process)
+    if not proxies or not host:
+        return judged([], "no proxy is set" if host else "no host of the rendezvous is named")
+    exceptions = ",".join(process.variables.get(name, "") for name in ("no_proxy", "NO_PROXY"))
+    if _is_excepted(host, exceptions):
+        return judged([], f"no_proxy names {host}")
+    problem = Problem(
+        summary=f"{proxies[0]} is set and no_proxy does not name {host}, the host of the etcd rendezvous",
+        evidence=(f"{', '.join(proxies)} set, no_proxy={show(process.variables.get('no_proxy', ''))}",),
+        fix=f'export no_proxy="${{no_proxy:+$no_proxy,}}{host}"; export NO_PROXY="$no_proxy"',
+    )
+    return judged([problem], f"{proxies[0]} and no exception for {host}")
+
+
+def _rendezvous_host(process: Process) -> str:
+    for name in ("PET_RDZV_ENDPOINT", "MASTER_ADDR"):
+        endpoint = parse_endpoint(process.variables.get(name, ""), name)
+        if endpoint is not None:
+            return endpoint.host
+    return ""
+
+
+def _is_excepted(host: str, exceptions: str) -> bool:
+    domains = [domain.strip().lower().lstrip(".") for domain in exceptions.split(",") if domain.strip()]
+    return any(domain == "*" or host.lower() == domain or host.lower().endswith(f".{domain}") for domain in domains)

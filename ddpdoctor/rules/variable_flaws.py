@@ -1,0 +1,298 @@
+"""What can be wrong with one variable, wherever it is set: four questions, each answered with a flaw or None."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.reading import Unread, Why, known
+from ddpdoctor.model.variables import NEWEST, OLDEST, find_variable, is_plugin_name, looks_known, read_variables
+from ddpdoctor.rules.spelling import find_meant
+from ddpdoctor.rules.variable_values import FALSE_WORDS, OFF_WORDS, TRUE_WORDS, check_value, read_number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddpdoctor.model.node import Node, Process
+    from ddpdoctor.model.variables import Variable
+
+OWNERS = {"nccl": "NCCL", "torch": "torch", "gloo": "Gloo", "launcher": "torchrun"}
+GONE = frozenset({"removed", "bogus"})
+WRAP_SETS = frozenset({"TORCH_DISTRIBUTED_DEBUG"})
+"""What `ddpdoctor wrap` sets for its ranks, and what is no danger there."""
+LOGGING_LEVELS = frozenset({"WARN", "INFO", "ABORT", "TRACE"})
+"""With these NCCL_DEBUG opens NCCL_DEBUG_FILE."""
+LONGEST_SHOWN = 60
+
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flaw:
+    """What is wrong with a variable, and what to set in its place."""
+
+    name: str
+    summary: str
+    severity: Severity = Severity.WARNING
+    confidence: Confidence = Confidence.HIGH
+    evidence: tuple[str, ...] = ()
+    set_name: str = ""
+    """The variable to set instead; empty: none, this one is to go."""
+    set_value: str | None = None
+    """Its value; None: the one that this variable has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What else counts: the versions that are installed, the other variables, the machine."""
+
+    versions: dict[str, Version]
+    """Of nccl and torch, where they are known."""
+    variables: dict[str, str]
+    ranks_here: int
+    under_wrap: bool
+    active_port: bool
+    """An RDMA port is ACTIVE."""
+    no_rdma: bool
+    """There is no RDMA device."""
+
+
+def see(node: Node, process: Process) -> Scene:
+    """Return what counts for the variables of a process."""
+    rdma = node.rdma
+    ports = [] if isinstance(rdma, Unread) else [port for device in rdma.devices for port in device.ports]
+    absent = rdma.why is Why.ABSENT if isinstance(rdma, Unread) else not rdma.devices
+    local = process.number("LOCAL_WORLD_SIZE") or 1
+    return Scene(
+        versions=_versions(node),
+        variables=process.variables,
+        ranks_here=max(local, len(node.processes)),
+        under_wrap=process.under_wrap,
+        active_port=any(port.state == "ACTIVE" for port in ports),
+        no_rdma=absent,
+    )
+
+
+def _versions(node: Node) -> dict[str, Version]:
+    software, torch = known(node.software), known(node.torch)
+    texts = {
+        "nccl": (torch.nccl if torch else None) or (software.nccl_wheel if software else None),
+        "torch": software.torch_version if software else None,
+    }
+    return {name: parse_version(text) for name, text in texts.items() if text}
+
+
+def parse_version(text: str) -> Version:
+    """Return the numbers in front of a version: (2, 13, 0) of "2.13.0+cpu"."""
+    return tuple(int(part) for part in re.findall(r"\d+", text.partition("+")[0])[:3])
+
+
+def show(value: str) -> str:
+    """Return a value as it is shown: in quotation marks where it would be misread, and not too long."""
+    short = value if len(value) <= LONGEST_SHOWN else value[:LONGEST_SHOWN] + "…"
+    return short if short.strip() == short and short.isprintable() else repr(short)
+
+
+# Unknown names
+
+
+def find_unknown(name: str, scene: Scene) -> Flaw | None:
+    """Return a flaw where a name looks like a known variable and is none."""
+    if find_variable(name) is not None or not looks_known(name) or is_plugin_name(name.upper()):
+        return None
+    meant = find_meant(name, (known.name for known in read_variables().values() if known.kind not in GONE | {"build"}))
+    newer = _newer_than_table(name, scene)
+    if meant is None:
+        return _stranger(name, newer)
+    why = ", for names are case-sensitive" if name.upper() == meant else ""
+    return Flaw(
+        name=name,
+        summary=f"{name} is read by nobody{why}: {meant} is the nearest name that is",
+        severity=Severity.INFO if newer else Severity.WARNING,
+        confidence=Confidence.LOW if newer else Confidence.HIGH,
+        evidence=newer,
+        set_name=meant,
+    )
+
+
+def _stranger(name: str, newer: tuple[str, ...]) -> Flaw:
+    return Flaw(
+        name=name,
+        summary=f"{name} is none of the variables that are known, and is like none of them",
+        severity=Severity.INFO,
+        confidence=Confidence.MEDIUM,
+        evidence=newer
+        or (f"known are those of NCCL to {NEWEST['nccl']} and torch to {NEWEST['torch']}; a plugin may read more",),
+    )
+
+
+def _newer_than_table(name: str, scene: Scene) -> tuple[str, ...]:
+    owner = "torch" if name.upper().startswith("TORCH") else "nccl"
+    newest, installed = parse_version(NEWEST[owner]), scene.versions.get(owner, ())
+    if installed[: len(newest)] <= newest:
+        return ()
+    return (f"{OWNERS[owner]} {_text(installed)} is installed; variables are known to {NEWEST[owner]}",)
+
+
+def _text(version: Version) -> str:
+    return ".".join(map(str, version))
+
+
+def find_too_new(variable: Variable, value: str, scene: Scene) -> Flaw | None:
+    """Return a flaw where the NCCL that is installed does not know a variable yet."""
+    installed = scene.versions.get("nccl", ())
+    if variable.component != "nccl" or not variable.since or not installed or variable.kind in GONE:
+        return None
+    if installed >= parse_version(variable.since):
+        return None
+    return Flaw(
+        name=variable.name,
+        summary=f"{variable.name}={show(value)} has no effect: NCCL reads it from {variable.since} on",
+        severity=Severity.INFO,
+        evidence=(f"NCCL {_text(installed)} is installed",),
+    )
+
+
+# Wrong values
+
+
+def find_wrong_value(variable: Variable, value: str, scene: Scene) -> Flaw | None:
+    """Return a flaw where a value is none that the variable's reader takes; no harmful one is put in its place."""
+    wrong = None if variable.kind in GONE else check_value(variable, value)
+    if wrong is None:
+        return None
+    wanted = bool(wrong.instead) and find_danger(variable, wrong.instead, scene) is None
+    return Flaw(
+        name=variable.name,
+        summary=f"{variable.name}={show(value)}: {wrong.what}",
+        severity=Severity.ERROR if wrong.stops else Severity.WARNING,
+        confidence=Confidence.HIGH if wrong.sure else Confidence.MEDIUM,
+        set_name=variable.name if wanted else "",
+        set_value=wrong.instead if wanted else None,
+    )
+
+
+# Names that are out of use
+
+
+def find_deprecated(variable: Variable, value: str, scene: Scene) -> Flaw | None:  # noqa: ARG001 - all are called alike
+    """Return a flaw where a variable is out of use in the version that is installed."""
+    if variable.kind == "deprecated":
+        return _old_name(variable, scene)
+    if variable.kind not in GONE:
+        return None
+    owner, installed = OWNERS[variable.component], scene.versions.get(variable.component, ())
+    until = parse_version(variable.until)
+    if installed and _reads(installed, variable):
+        return None
+    reasons = [f"{owner} {variable.until} was the last version that read it" if until else "", variable.note]
+    reason = "; ".join(filter(None, reasons))
+    certain = bool(installed) or not until or until < parse_version(OLDEST[variable.component])
+    return Flaw(
+        name=variable.name,
+        summary=f"{variable.name} has no effect: {reason}" if certain else f"{variable.name} is out of use: {reason}",
+        severity=Severity.WARNING if certain else Severity.INFO,
+        evidence=_successor(variable) + _installed(variable, scene),
+    )
+
+
+def _old_name(variable: Variable, scene: Scene) -> Flaw | None:
+    installed = scene.versions.get(variable.component, ())
+    successor = find_variable(variable.replaced_by)
+    first = parse_version(successor.since) if successor else ()
+    if installed and (installed[: len(first)] < first or _reads(installed, variable)):
+        return None
+    if successor is None:
+        return Flaw(
+            name=variable.name,
+            summary=f"{variable.name} is no longer needed: {variable.note}",
+            severity=Severity.INFO,
+            evidence=_installed(variable, scene),
+        )
+    return Flaw(
+        name=variable.name,
+        summary=f"{variable.name} is an old name: {successor.name} has taken its place",
+        evidence=_installed(variable, scene),
+        set_name=successor.name,
+    )
+
+
+def _reads(installed: Version, variable: Variable) -> bool:
+    """Whether a version is no later than the last one in which a variable was of use."""
+    until = parse_version(variable.until)
+    return bool(until) and installed[: len(until)] <= until
+
+
+def _successor(variable: Variable) -> tuple[str, ...]:
+    """Name what does the like now; it is not put into the command, for its values are others."""
+    return (f"{variable.replaced_by} is what there is now, with values of its own",) if variable.replaced_by else ()
+
+
+def _installed(variable: Variable, scene: Scene) -> tuple[str, ...]:
+    installed = scene.versions.get(variable.component)
+    return (f"{OWNERS[variable.component]} {_text(installed)} is installed",) if installed else ()
+
+
+# Dangerous leftovers
+
+
+def find_danger(variable: Variable, value: str, scene: Scene) -> Flaw | None:
+    """Return a flaw where a variable has the value with which it does harm."""
+    word, _, condition = variable.danger.rpartition(" ")
+    kind, _, rest = condition.partition(":")
+    if not condition or not _CONDITIONS[kind](value, rest, scene):
+        return None
+    if scene.under_wrap and variable.name in WRAP_SETS:
+        return None
+    severity = Severity.INFO if word == "info" else Severity.WARNING
+    if variable.name == "NCCL_DEBUG_FILE" and scene.variables.get("NCCL_DEBUG", "").upper() not in LOGGING_LEVELS:
+        severity = Severity.INFO
+    if variable.name == "NCCL_IB_DISABLE" and scene.no_rdma:
+        return _needless_ib_disable(value)
+    return Flaw(name=variable.name, summary=f"{variable.name}={show(value)}: {variable.note}", severity=severity)
+
+
+def _needless_ib_disable(value: str) -> Flaw:
+    return Flaw(
+        name="NCCL_IB_DISABLE",
+        summary=f"NCCL_IB_DISABLE={show(value)} is needless here, where there is no InfiniBand or RoCE device; "
+        "where there is one, it makes NCCL use TCP sockets",
+        severity=Severity.INFO,
+    )
+
+
+def _is_forced(value: str, _rest: str, _scene: Scene) -> bool:
+    """Whether a list names what is to be used, and not with "^" what is not."""
+    elements = [part.rpartition(":")[2].strip() for part in value.split(";")]
+    return any(element and not element.startswith("^") for element in elements)
+
+
+def _is_fixed_path(value: str, _rest: str, scene: Scene) -> bool:
+    own = "%p" in value or value.startswith(("/dev/", "/proc/")) or not value.strip()
+    return not own and scene.ranks_here > 1
+
+
+def _is_stray(value: str, _rest: str, scene: Scene) -> bool:
+    """Whether TORCHELASTIC_USE_AGENT_STORE is set and torchrun, which sets a run id beside it, is not there."""
+    return value == "True" and "TORCHELASTIC_RUN_ID" not in scene.variables
+
+
+_CONDITIONS: dict[str, Callable[[str, str, Scene], bool]] = {
+    "is": lambda value, rest, _: read_number(value) == int(rest),
+    "nonzero": lambda value, _rest, _: read_number(value) != 0,
+    "zero": lambda value, _rest, _: value.strip()[:1] == "0" and read_number(value) == 0,
+    "true": lambda value, _rest, _: value.lower() in TRUE_WORDS,
+    "false": lambda value, _rest, _: value.lower() in FALSE_WORDS,
+    "on": lambda value, _rest, _: value.strip().lower() not in OFF_WORDS | {""},
+    "set": lambda value, _rest, _: bool(value.strip()),
+    "words": lambda value, rest, _: value.strip().upper() == rest,
+    "level": lambda value, rest, _: value in {rest, "0"},
+    "debug-level": lambda value, rest, _: value.upper() == rest,
+    "forced": _is_forced,
+    "fixed-path": _is_fixed_path,
+    "stray": _is_stray,
+}
+CONDITIONS = frozenset(_CONDITIONS)
+"""The words with which a condition of the column ``danger`` may begin, after "info " where it is no warning."""
