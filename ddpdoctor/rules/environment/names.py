@@ -11,12 +11,12 @@ from ddpdoctor.model.reading import known
 from ddpdoctor.rules.answers import Answer, Problem, judged
 from ddpdoctor.rules.environment.processes import merge_equal
 from ddpdoctor.rules.ifname import is_ignored
-from ddpdoctor.rules.interface_choice import best_interface, pick_gloo
+from ddpdoctor.rules.interface_choice import best_interface, export, pick_gloo
 from ddpdoctor.rules.node_count import has_several_nodes
 from ddpdoctor.rules.registry import Group, fleet_rule
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.network import Lookup, Names
+    from ddpdoctor.model.network import Lookup, Names, Network
     from ddpdoctor.model.node import Fleet, Node
 
 READS = "gethostname, getaddrinfo, the addresses of all interfaces, GLOO_SOCKET_IFNAME, the number of nodes"
@@ -90,7 +90,7 @@ def _loopback(node: Node, own: Lookup) -> Problem:
 
 def _export(node: Node) -> str:
     network = known(node.network)
-    return f"export GLOO_SOCKET_IFNAME={(best_interface(network) if network is not None else None) or 'INTERFACE'}"
+    return export("GLOO_SOCKET_IFNAME", network) if network is not None else "export GLOO_SOCKET_IFNAME=INTERFACE"
 
 
 @fleet_rule(
@@ -139,20 +139,28 @@ def _unresolvable(fleet: Fleet, node: Node, own: Lookup) -> Problem:
     return Problem(
         summary=f"the host name {how} on the host itself: {consequence}",
         evidence=(_seen(own),),
-        fix=_hosts_line(node) + ("" if several else "; or, on one node, torchrun --local-addr 127.0.0.1"),
+        fix=_hosts_line(fleet, node) + ("" if several else "; or, on one node, torchrun --local-addr 127.0.0.1"),
         severity=Severity.WARNING if harmless else None,
         hosts=(node.host,),
     )
 
 
-def _hosts_line(node: Node) -> str:
-    """Return a command that gives the host name the address of the best interface, whatever that is on each host."""
+def _hosts_line(fleet: Fleet, node: Node) -> str:
+    """Return a command that gives the host name the address of the best interface.
+
+    Of one node the address is written out; of several, the command finds it, so that it is the same on all.
+    """
     network = known(node.network)
-    name = best_interface(network) if network is not None else None
-    if name is None:
-        return 'echo "127.0.1.1 $(hostname)" | sudo tee -a /etc/hosts'
-    address = f'ip -4 -o address show {name} | awk \'{{sub("/.*","",$4); print $4; exit}}\''
-    return f'echo "$({address}) $(hostname)" | sudo tee -a /etc/hosts'
+    best = best_interface(network) if network is not None else None
+    address = _first_address(network, best) if network is not None and best is not None else "127.0.1.1"
+    if best is not None and len(fleet.nodes) > 1:
+        address = f"$(ip -o address show {best} | awk '{{print $4}}' | cut -d/ -f1 | head -n 1)"
+    return f'echo "{address} $(hostname)" >> /etc/hosts (as root)'
+
+
+def _first_address(network: Network, name: str) -> str:
+    interface = next(one for one in network.interfaces if one.name == name)
+    return interface.addresses[0].partition("/")[0]
 
 
 @fleet_rule(
@@ -208,7 +216,7 @@ def _foreign(fleet: Fleet, node: Node, own: Lookup) -> Problem:
         summary="the host name resolves to an address that no interface of the host has: the other ranks look for it "
         "elsewhere, and Gloo falls back to loopback",
         evidence=(_seen(own),),
-        fix=f"remove the wrong line of /etc/hosts or DNS, then {_hosts_line(node)}",
+        fix=f"remove the wrong line of /etc/hosts or DNS, then {_hosts_line(fleet, node)}",
         severity=Severity.WARNING if harmless else None,
         hosts=(node.host,),
     )
