@@ -137,6 +137,6 @@ def _torch_is_quiet() -> Iterator[None]:
         yield
     finally:
         if former is None:
-            del os.environ[name]
+            os.environ.pop(name, None)
         else:
             os.environ[name] = former

@@ -79,7 +79,6 @@ def test_torchrun_wins_within_a_step_and_over_the_options():
         {**BATCH_SHELL, "SLURM_STEP_ID": "4294967291"},
         {**STEP, "SLURM_STEP_ID": "4294967290"},
         {**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
-        {**STEP, "SLURM_STEP_NUM_TASKS": "x"},
         {**STEP, "SLURM_PROCID": "8"},
         {**TORCHRUN, "RANK": "-1"},
         {**TORCHRUN, "RANK": "4"},
