@@ -121,7 +121,11 @@ def test_what_is_printed_beside_does_no_harm(tmp_path):
 def test_cuda_that_cannot_be_initialised(tmp_path):
     text = (
         WORKS
-        + "    def init(): raise RuntimeError('The NVIDIA driver is too old\\nPlease update')\n    cuda = N(init=init)\n"
+        + r"""
+    def init():
+        raise RuntimeError('The NVIDIA driver is too old\nPlease update')
+    cuda = N(init=init)
+"""
     )
     build = read_fake(tmp_path, text)
     assert (build.import_error, build.cuda_available) == (None, False)
