@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.patience import within
+from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.model.links import Pci, PciDevice
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
@@ -32,6 +33,8 @@ WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})
 """Lanes that PCIe knows. The kernel writes 0, 63 or 255 where it cannot tell."""
 BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
+MODEL = re.compile(r"^Model:\s*(.*\S)", re.MULTILINE)
+
 ACS_ID, ACS_CONTROL = 0x000D, 6
 ACS_REDIRECT = 0x0004 | 0x0008
 """PCI_ACS_RR and PCI_ACS_CR of include/uapi/linux/pci_regs.h: requests and completions between peers go up."""
@@ -56,7 +59,7 @@ def read_pci(system: System, plan: Plan) -> Pci:  # noqa: ARG001 - every collect
         iommu_passthrough=_passes_through(system, wanted),
         virtual_machine=_is_virtual(system),
         nvidia_proc_gpus=gpus,
-        models=within(DRIVER_LIMIT_S, lambda: _models(system, gpus), {}),
+        models=_models(system, gpus),
         numa_nodes=max(1, len(_nodes_with_cpus(system))),
     )
 
@@ -175,13 +178,12 @@ def _processor_flags(system: System) -> Collection[str]:
 
 
 def _models(system: System, gpus: Iterable[str]) -> dict[str, str]:
-    found = {}
-    for bus_id in gpus:
-        for line in system.text_or(f"{DRIVER}/{bus_id}/information").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "Model":
-                found[bus_id] = value.strip()
-    return found
+    """Ask the driver for the names of all GPUs at once; one that hangs has none."""
+    replies = ask_side_by_side(
+        {bus_id: partial(system.text, f"{DRIVER}/{bus_id}/information") for bus_id in gpus}, DRIVER_LIMIT_S
+    )
+    found = {bus_id: MODEL.search(reply.value or "") for bus_id, reply in replies.items()}
+    return {bus_id: model[1] for bus_id, model in found.items() if model is not None}
 
 
 def _nodes_with_cpus(system: System) -> tuple[str, ...]:

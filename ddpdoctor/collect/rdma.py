@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.patience import within
+from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.pci import BUS_ID
 from ddpdoctor.model.links import Gid, Rdma, RdmaDevice, RdmaPort
 from ddpdoctor.model.reading import NotRead, Unread, Why
@@ -48,12 +49,11 @@ def read_rdma(system: System, plan: Plan, pause: Callable[[float], None] = time.
     if not names:
         raise NotRead(Unread(why=Why.ABSENT, reason="there is no RDMA device"))
     ports = [(name, port) for name in names for port in system.names(f"{DEVICES}/{name}/ports") if port.isdecimal()]
-    nothing: Counters = {}
-    first = within(COUNTER_LIMIT_S, lambda: _read_counters(system, ports), nothing)
-    later = nothing
+    first = _read_counters(system, ports)
+    later: Counters = {}
     if any(_worded(system, f"{DEVICES}/{name}/ports/{port}/state") == "ACTIVE" for name, port in ports):
         pause(BETWEEN_LOOKS_S)
-        later = within(COUNTER_LIMIT_S, lambda: _read_counters(system, ports), nothing)
+        later = _read_counters(system, ports)
     files = [name for name in system.names(FILES) if name.startswith("uverbs")]
     usable = [name for name in files if system.calls.readable(f"{FILES}/{name}")]
     return Rdma(
@@ -68,12 +68,15 @@ def read_rdma(system: System, plan: Plan, pause: Callable[[float], None] = time.
 
 
 def _read_counters(system: System, ports: list[tuple[str, str]]) -> Counters:
-    found: Counters = {}
-    for name, port in ports:
-        folder = f"{DEVICES}/{name}/ports/{port}"
-        values = {counter: system.number_or_none(f"{folder}/counters/{counter}") for counter in COUNTERS}
-        found[folder] = {counter: value for counter, value in values.items() if value is not None}
-    return found
+    """Ask all ports at once; one that does not answer has no counters."""
+    folders = [f"{DEVICES}/{name}/ports/{port}" for name, port in ports]
+    replies = ask_side_by_side({folder: partial(_port_counters, system, folder) for folder in folders}, COUNTER_LIMIT_S)
+    return {folder: reply.value or {} for folder, reply in replies.items()}
+
+
+def _port_counters(system: System, folder: str) -> dict[str, int]:
+    values = {counter: system.number_or_none(f"{folder}/counters/{counter}") for counter in COUNTERS}
+    return {counter: value for counter, value in values.items() if value is not None}
 
 
 def _read_device(system: System, name: str, first: Counters, later: Counters) -> RdmaDevice:

@@ -135,7 +135,7 @@ def _judge_limit(node: Node, limit: Limit | None, *, may_lock: bool) -> Answer:
 def _locked(node: Node, limit: Limit, soft: int) -> Problem:
     return Problem(
         summary=f"RDMA may lock only {_size(soft)} of memory here: NCCL fails when it registers more",
-        evidence=(f"RLIMIT_MEMLOCK: soft limit {_size(soft)}, hard limit {_size(limit.hard)}", "no CAP_IPC_LOCK"),
+        evidence=(f"RLIMIT_MEMLOCK: soft limit {_size(soft)}, hard limit {_size(limit.hard)}",),
         fix=_unlock(node, limit),
         severity=Severity.ERROR if soft < LITTLE_BYTES else Severity.WARNING,
     )

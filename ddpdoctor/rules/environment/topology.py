@@ -9,6 +9,7 @@ from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.visible_devices import VARIABLE, read_visible
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.pci_devices import by_bus_id, describe, gpus_of, is_gpu, is_nic
+from ddpdoctor.rules.rdma_ports import network_ports
 from ddpdoctor.rules.registry import Group, node_rule
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ SHOWN = 4
     Severity.WARNING,
     "GPUs cannot talk directly over PCIe: ACS or the IOMMU stands between",
     group=Group.LINKS,
-    needs=("pci", "rdma", "gpu_trial"),
+    needs=("pci", "rdma", "gpu_trial", "conf_files"),
     reads="PCI configuration of the bridges above GPUs (root alone), /sys/class/iommu, iommu_group/type, /proc/cmdline",
 )
 def check_acs_iommu(node: Node) -> Answer:
@@ -71,10 +72,10 @@ def check_acs_iommu(node: Node) -> Answer:
 
 
 def _has_peers(node: Node, pci: Pci) -> bool:
-    """Say whether two devices could talk past the processor: GPUs that can, or one with an RDMA card."""
+    """Say whether two devices could talk past the processor: GPUs that can, or one with an RDMA network."""
     able = [gpu for gpu in gpus_of(pci) if "GeForce" not in pci.models.get(gpu.bus_id, "")]
     rdma = known(node.rdma)
-    return len(able) > 1 or (bool(able) and rdma is not None and bool(rdma.devices))
+    return len(able) > 1 or (bool(able) and rdma is not None and bool(network_ports(node, rdma)))
 
 
 def _wrong_copies(node: Node) -> tuple[str, ...]:
@@ -215,7 +216,7 @@ def _far(far: list[tuple[Process, PciDevice]]) -> Problem:
     one = len(far) == 1
     who = f"{'Rank' if one else 'Ranks'} {_numbers(ranks)}" if ranks else "This process"
     return Problem(
-        summary=f"{who} may run only on CPUs of another socket than {'its GPU' if one else 'their GPUs'}",
+        summary=f"{who} may run only on CPUs of another NUMA node than {'its GPU' if one else 'their GPUs'}",
         evidence=tuple(
             f"rank {process.rank}: CPUs {_cpu_words(process.cpus)}; GPU {gpu.bus_id} is near CPUs "
             f"{_cpu_words(gpu.local_cpus)}"

@@ -3,7 +3,7 @@ import pytest
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.gpus import GpuTrial, PeerCopy
 from tests.rules.environment.build import ask, node, process
-from tests.rules.environment.link_facts import GEFORCE, NO_RDMA, bridge, hca, nic, pci, pci_device, rdma
+from tests.rules.environment.link_facts import GEFORCE, NO_RDMA, bridge, hca, nic, pci, pci_device, rdma, roce
 from tests.rules.environment.machine_facts import gpus
 
 ROOT, UP, LEFT, RIGHT = "0000:15:01.0", "0000:16:00.0", "0000:17:00.0", "0000:17:02.0"
@@ -85,9 +85,10 @@ def test_an_iommu_that_passes_through_passes():
         ((), {"iommu": True}, Outcome.SKIPPED),
         (in_own_slots(redirect=True), {"iommu": True, "model": GEFORCE, "cards": NO_RDMA}, Outcome.PASSED),
         (in_own_slots(redirect=True)[:2], {"iommu": True, "cards": NO_RDMA}, Outcome.PASSED),
+        (in_own_slots(redirect=True)[:2], {"iommu": True, "cards": rdma(roce(0, rate=25.0))}, Outcome.PASSED),
         (below_switch(left=None, right=None), {}, Outcome.SKIPPED),
     ],
-    ids=["a guest", "no GPU", "desktop", "one GPU alone", "not root"],
+    ids=["a guest", "no GPU", "desktop", "one GPU alone", "an everyday card", "not root"],
 )
 def test_machines_that_it_does_not_concern(devices, changes, outcome):
     check, findings = ask_acs(*devices, **changes)
@@ -114,7 +115,7 @@ def test_ranks_near_their_gpus_pass():
 def test_a_rank_far_from_its_gpu_is_a_warning():
     _, (finding,) = ask_numa(process(0, cpus=NEAR), process(1, cpus=NEAR))
     assert (finding.severity, finding.ranks) == (Severity.WARNING, (1,))
-    assert finding.summary == "Rank 1 may run only on CPUs of another socket than its GPU"
+    assert finding.summary == "Rank 1 may run only on CPUs of another NUMA node than its GPU"
     assert finding.evidence == ("rank 1: CPUs 0-3; GPU 0000:01:00.0 is near CPUs 4-7",)
     assert "numactl --cpunodebind=1 --membind=1 in front of rank 1" in finding.fix
 
