@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
@@ -26,6 +27,8 @@ RENDEZVOUS = (
     "PET_MASTER_PORT",
 )  # fmt: skip
 UNSET = ""
+MANY_SIDES = 4
+"""So many different values are all said; of more, the first two."""
 
 
 @fleet_rule(
@@ -91,7 +94,7 @@ def _differs(fleet: Fleet, name: str, split: Split[str]) -> Problem | None:
     if name == "MASTER_ADDR" and _same_host(fleet, values - {UNSET}):
         return None
     return Problem(
-        summary=f"{describe(split, name, words=_word, by_rank=True, sign=' is ')}: {_consequence(name)}",
+        summary=f"{_who_has_what(name, split, by_rank=True)}: {_consequence(name)}",
         evidence=tuple(_files(fleet, name)),
         fix=_fix(name, split),
         severity=_severity(name, values),
@@ -112,7 +115,19 @@ def _consequence(name: str) -> str:
         return "the ranks wait for different numbers of ranks"
     if name in WORLD:
         return "the ranks look for different stores"
+    if name in HANG:
+        return "ranks that choose differently wait for each other in a collective"
     return "it must be the same on all ranks"
+
+
+def _who_has_what(name: str, split: Split[str], *, by_rank: bool) -> str:
+    sides = len(split.minorities) + (split.majority is not None)
+    if sides <= MANY_SIDES:
+        return describe(split, name, words=_word, by_rank=by_rank, sign=" is ")
+    two = describe(
+        replace(split, majority=None, minorities=split.minorities[:2]), "such as", words=_word, by_rank=by_rank
+    )
+    return f"{name} has {sides} different values, {two}"
 
 
 def _word(value: str) -> str:
@@ -205,7 +220,7 @@ def _plain_voice(node: Node, process: Process, name: str) -> Voice[str]:
 
 def _other_rendezvous(name: str, split: Split[str]) -> Problem:
     return Problem(
-        summary=f"{describe(split, name, words=_word, sign=' is ')}: these nodes never meet, and each waits in silence",
+        summary=f"{_who_has_what(name, split, by_rank=False)}: these nodes never meet, and each waits in silence",
         fix=_fix(name, split).replace("on all ranks", "on all nodes"),
         confidence=split.confidence,
         ranks=split.ranks,

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.rendezvous import endpoints, is_loopback, text_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.processes import merge_equal, ranks_of
+from ddpdoctor.rules.environment.processes import ranks_of
+from ddpdoctor.rules.majority import host_list
 from ddpdoctor.rules.node_count import count_nodes
 from ddpdoctor.rules.registry import Group, fleet_rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.network import Names
     from ddpdoctor.model.node import Fleet, Node, Process
-    from ddpdoctor.model.rendezvous import Endpoint, NodeCount
+    from ddpdoctor.model.rendezvous import Endpoint
+
+_ITSELF = "every node but the first looks for the store on itself, and waits"
+_NOBODY = "ranks look for the store where nobody listens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """An address that a process was given. ``first``: whether its node holds rank 0; None where nothing tells."""
+
+    node: Node
+    process: Process
+    endpoint: Endpoint
+    first: bool | None
 
 
 @fleet_rule(
@@ -42,40 +57,39 @@ def check_master_loopback(fleet: Fleet) -> Answer:
     ## What else looks like it
 
     On the first node itself it does no harm: rank 0 listens on all addresses, and older operators of Kubernetes give
-    the first pod `localhost` on purpose. Seen on the first node alone, with nobody else to ask, it is a warning.
+    the first pod `localhost` on purpose. Seen on the first node alone, with nobody else to ask, it is a warning. With
+    c10d any node may host the rendezvous, as long as all nodes name the same one.
 
     ## What to do
 
     Give all nodes the same name of the first node's host, not the output of `hostname` on each.
     """
-    given = [(node, process, endpoint) for node, process in fleet.processes() for endpoint in endpoints(process)]
+    given = [
+        Given(node=node, process=process, endpoint=endpoint, first=_is_first(fleet, node, process))
+        for node, process in fleet.processes()
+        for endpoint in endpoints(process)
+    ]
     if not given:
         return skipped("no address of a store is given (MASTER_ADDR, PET_MASTER_ADDR, PET_RDZV_ENDPOINT)")
-    seen = ", ".join(dict.fromkeys(f"{endpoint.variable}={endpoint.host}" for _, _, endpoint in given))
+    hosts = _hosts_by_variable(given)
+    seen = ", ".join(f"{variable}={host_list(tuple(those))}" for variable, those in hosts.items())
     count = count_nodes(fleet)
     if count is None or count.nodes < 2:
         return passed(f"{seen}; the job has one node" if count is not None else f"{seen}; no second node is known of")
-    problems = [_loopback(fleet, node, process, endpoint, count) for node, process, endpoint in given]
-    return judged(merge_equal(problem for problem in problems if problem is not None), f"{seen}; {count.source}")
+    wrong: dict[tuple[str, str], list[Given]] = {}
+    for one in given:
+        how = _what_is_wrong(fleet, one, differs=len(hosts[one.endpoint.variable]) > 1)
+        if how is not None:
+            wrong.setdefault((one.endpoint.variable, how), []).append(one)
+    evidence = f"{count.nodes} nodes: {count.source}"
+    return judged([_problem(fleet, how, those, evidence) for (_, how), those in wrong.items()], f"{seen}; {evidence}")
 
 
-def _loopback(fleet: Fleet, node: Node, process: Process, endpoint: Endpoint, count: NodeCount) -> Problem | None:
-    first = _is_first(fleet, node, process)
-    if first and fleet.gathered and len(fleet.nodes) > 1:
-        return None
-    wrong = _looks_on_itself(endpoint, known(node.names), first=first) or (
-        _host_without_rank_0(fleet, process, endpoint, known(node.names)) if first is False else None
-    )
-    if wrong is None:
-        return None
-    return Problem(
-        summary=f"{endpoint.variable} is {endpoint.host} in a job of {count.nodes} nodes, {wrong}",
-        evidence=(count.source,),
-        fix=f"export {endpoint.variable}={_right_value(fleet, endpoint)} on all nodes",
-        severity=Severity.WARNING if first else None,
-        ranks=ranks_of([process]),
-        hosts=(node.host,),
-    )
+def _hosts_by_variable(given: list[Given]) -> dict[str, dict[str, None]]:
+    hosts: dict[str, dict[str, None]] = {}
+    for one in given:
+        hosts.setdefault(one.endpoint.variable, {})[one.endpoint.host] = None
+    return hosts
 
 
 def _is_first(fleet: Fleet, node: Node, process: Process) -> bool | None:
@@ -86,38 +100,51 @@ def _is_first(fleet: Fleet, node: Node, process: Process) -> bool | None:
     return next((number == 0 for number in numbers if number is not None), None)
 
 
-def _looks_on_itself(endpoint: Endpoint, names: Names | None, *, first: bool | None) -> str | None:
-    """Return what is wrong with an address that every node takes for its own; None where it is none."""
-    consequence = "every node but the first looks for the store on itself, and waits"
-    if is_loopback(endpoint.host):
-        return f"and means a different host on each: {consequence}"
-    if names is None or names.master is None or first is not False or endpoint.host in _called(names):
+def _what_is_wrong(fleet: Fleet, given: Given, *, differs: bool) -> str | None:
+    """Return what is wrong with an address, without the host where each has its own; None where nothing is."""
+    if given.first and fleet.gathered and len(fleet.nodes) > 1:
         return None
-    looked_up = names.master.addresses if names.master.name == endpoint.host else ()
-    if looked_up and all(is_loopback(address) for address in looked_up):
-        return f"and is looked up to {looked_up[0]} here: {consequence}"
-    return None
+    host, names = given.endpoint.host, known(given.node.names)
+    if is_loopback(host):
+        return f"is {host}, and means a different host on each: {_ITSELF}"
+    if names is None or given.first is not False:
+        return None
+    if host in {names.hostname, names.fqdn}:
+        return _own_name(given, differs=differs)
+    return _looked_up_to_loopback(host, names)
 
 
-def _host_without_rank_0(fleet: Fleet, process: Process, endpoint: Endpoint, names: Names | None) -> str | None:
-    """Return what is wrong with the name of a node that is not the first.
+def _own_name(given: Given, *, differs: bool) -> str | None:
+    """Judge the name of a node that is not the first.
 
     With c10d any node may be the host of the endpoint. Not where each node gives its own name, though, nor where the
     variables already number the ranks or nodes: then number 0 listens, and no other.
     """
-    if names is None or endpoint.host not in _called(names):
-        return None
-    given = {
-        one.host for _, other in fleet.processes() for one in endpoints(other) if one.variable == endpoint.variable
-    }
-    numbered = any(text_of(process, name) for name in ("RANK", "PET_NODE_RANK"))
-    if len(given) == 1 and not (numbered and endpoint.variable != "PET_RDZV_ENDPOINT"):
-        return None
-    return "the name of a host that rank 0 is not on: ranks look for the store where nobody listens"
+    if differs:
+        return f"is the host's own name, and rank 0 is on another: {_NOBODY}"
+    numbered = any(text_of(given.process, name) for name in ("RANK", "PET_NODE_RANK"))
+    if numbered and given.endpoint.variable != "PET_RDZV_ENDPOINT":
+        return f"is {given.endpoint.host}, a host that rank 0 is not on: {_NOBODY}"
+    return None
 
 
-def _called(names: Names) -> set[str | None]:
-    return {names.hostname, names.fqdn}
+def _looked_up_to_loopback(host: str, names: Names) -> str | None:
+    looked_up = names.master.addresses if names.master is not None and names.master.name == host else ()
+    if looked_up and all(is_loopback(address) for address in looked_up):
+        return f"is {host}, and is looked up to {looked_up[0]} there: {_ITSELF}"
+    return None
+
+
+def _problem(fleet: Fleet, how: str, those: list[Given], evidence: str) -> Problem:
+    endpoint = those[0].endpoint
+    return Problem(
+        summary=f"{endpoint.variable} {how}",
+        evidence=(evidence,),
+        fix=f"export {endpoint.variable}={_right_value(fleet, endpoint)} on all nodes",
+        severity=Severity.WARNING if all(one.first for one in those) else None,
+        ranks=ranks_of(one.process for one in those),
+        hosts=tuple(dict.fromkeys(one.node.host for one in those)),
+    )
 
 
 def _right_value(fleet: Fleet, endpoint: Endpoint) -> str:

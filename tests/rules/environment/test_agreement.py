@@ -162,3 +162,10 @@ def test_two_nodes_without_a_majority():
     _, (finding,) = ask("rdzv-id-same", by_node(GIVEN, GIVEN | {"PET_RDZV_ID": "8"}))
     assert finding.confidence is Confidence.LOW
     assert finding.hosts == ("node0", "node1")
+
+
+def test_many_different_values_are_counted():
+    each = by_node(*(GIVEN | {"PET_RDZV_ID": str(number)} for number in range(100)))
+    _, (finding,) = ask("rdzv-id-same", each)
+    start = "PET_RDZV_ID has 100 different values, such as 0 on node0, 1 on node1: these nodes never meet"
+    assert finding.summary.startswith(start)
