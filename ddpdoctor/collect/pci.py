@@ -84,13 +84,14 @@ def _bridges_above(system: System, name: str) -> tuple[str, ...]:
 def _read_device(system: System, name: str, chain: tuple[str, ...], *, bridge: bool) -> PciDevice:
     folder = f"{DEVICES}/{name}"
     node = system.number_or_none(f"{folder}/numa_node")
+    kind = system.number_or_none(f"{folder}/class") or 0
     return PciDevice(
         bus_id=name,
         vendor=system.number_or_none(f"{folder}/vendor") or 0,
         device=system.number_or_none(f"{folder}/device") or 0,
-        device_class=system.number_or_none(f"{folder}/class") or 0,
+        device_class=kind,
         numa_node=None if node is None or node < 0 else node,
-        local_cpus=() if bridge else parse_cpu_list(system.text_or(f"{folder}/local_cpulist")),
+        local_cpus=parse_cpu_list(system.text_or(f"{folder}/local_cpulist")) if kind >> 8 in GPU_CLASSES else (),
         width=_width(system, f"{folder}/current_link_width"),
         max_width=_width(system, f"{folder}/max_link_width"),
         speed_gt_s=parse_speed(system.text_or(f"{folder}/current_link_speed")),

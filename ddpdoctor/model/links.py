@@ -17,7 +17,7 @@ class PciDevice:
     numa_node: int | None
     """None where the kernel says -1."""
     local_cpus: tuple[int, ...]
-    """Empty for bridges."""
+    """Of GPUs; empty for the rest."""
     width: int | None
     max_width: int | None
     speed_gt_s: float | None
