@@ -61,6 +61,9 @@ class RecordedCalls:
     def hostname(self):
         return self._answer("hostname")
 
+    def home(self):
+        return self.answers.get("home", "/root")
+
     def kernel(self):
         return self._answer("kernel")
 

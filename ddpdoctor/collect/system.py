@@ -55,6 +55,9 @@ class Calls(Protocol):
     def hostname(self) -> str:
         """Return what gethostname says."""
 
+    def home(self) -> str:
+        """Return the home folder that the password database has for this user."""
+
     def kernel(self) -> str:
         """Return the kernel's release, as uname -r."""
 
@@ -108,6 +111,15 @@ class LiveCalls:
     def hostname(self) -> str:
         """Return what gethostname says."""
         return socket.gethostname()
+
+    def home(self) -> str:
+        """Return pw_dir; raises OSError where the user is not in the password database."""
+        import pwd
+
+        try:
+            return pwd.getpwuid(os.getuid()).pw_dir
+        except KeyError:
+            raise OSError("this user is not in the password database") from None
 
     def kernel(self) -> str:
         """Return the kernel's release, as uname -r."""

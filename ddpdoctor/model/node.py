@@ -40,7 +40,7 @@ class ConfFile:
     hidden_by_env: tuple[str, ...]
     """Names that the environment sets too: it wins."""
     hidden_by_file: tuple[str, ...]
-    """Names that a file read earlier sets too: that one wins. All names of a file that NCCL does not read."""
+    """Names that a file read earlier sets too: that one wins."""
     bad_lines: tuple[int, ...]
     """Lines that are neither NAME=VALUE nor a comment; NCCL says nothing of them."""
     lines: dict[str, int] = field(default_factory=dict)
@@ -48,7 +48,11 @@ class ConfFile:
     repeated_lines: tuple[int, ...] = ()
     """Lines that set once more what the file has set above: the first one wins."""
     unread: str = ""
-    """Why NCCL does not read the file; empty: it does."""
+    """Why it could not be read; empty: it was."""
+    since: str = ""
+    """The first NCCL that reads it; empty: all do."""
+    until: str = ""
+    """The last NCCL that reads it; empty: all do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
