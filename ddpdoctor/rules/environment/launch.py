@@ -184,10 +184,17 @@ def _out_of_range(process: Process) -> Iterator[Problem]:
             yield Problem(
                 summary=f"{size_name} is {size}: it must be at least 1", fix=f"export {size_name}=1", ranks=ranks
             )
-        elif number is not None and (number < 0 or (size is not None and number >= size)):
-            below = f"and {size_name} is {size}: {noun} go from 0 to {size - 1}" if size is not None else "is negative"
+        elif number is not None and number < 0:
             yield Problem(
-                summary=f"{name} is {number} {below}" if size is not None else f"{name} is {number}, which is negative",
+                summary=f"{name} is negative",
+                evidence=(f"{name} is {number}",),
+                fix=f"number the {noun} from 0",
+                ranks=ranks,
+            )
+        elif number is not None and size is not None and number >= size:
+            yield Problem(
+                summary=f"{name} is not below {size_name}, which is {size}: {noun} go from 0 to {size - 1}",
+                evidence=(f"{name} is {number}",),
                 fix=f"number the {noun} from 0, or raise {size_name}",
                 ranks=ranks,
             )

@@ -101,14 +101,14 @@ def test_in_range(variables, outcome):
 @pytest.mark.parametrize(
     ("change", "summary"),
     [
-        ({"RANK": "2"}, "RANK is 2 and WORLD_SIZE is 2: ranks go from 0 to 1"),
-        ({"RANK": "-1"}, "RANK is -1 and WORLD_SIZE is 2: ranks go from 0 to 1"),
-        ({"RANK": "-1", "WORLD_SIZE": ""}, "RANK is -1, which is negative"),
-        ({"LOCAL_RANK": "2"}, "LOCAL_RANK is 2 and LOCAL_WORLD_SIZE is 2: local ranks go from 0 to 1"),
-        ({"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "1"}, "GROUP_RANK is 1 and GROUP_WORLD_SIZE is 1"),
+        ({"RANK": "2"}, "RANK is not below WORLD_SIZE, which is 2: ranks go from 0 to 1"),
+        ({"RANK": "-1"}, "RANK is negative"),
+        ({"RANK": "-1", "WORLD_SIZE": ""}, "RANK is negative"),
+        ({"LOCAL_RANK": "2"}, "LOCAL_RANK is not below LOCAL_WORLD_SIZE, which is 2: local"),
+        ({"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "1"}, "GROUP_RANK is not below GROUP_WORLD_SIZE, which is 1"),
         (
             {"PET_NODE_RANK": "2", "PET_NNODES": "2"},
-            "PET_NODE_RANK is 2 and PET_NNODES is 2: node ranks go",
+            "PET_NODE_RANK is not below PET_NNODES, which is 2: node",
         ),
         ({"WORLD_SIZE": "0", "RANK": "", "LOCAL_WORLD_SIZE": ""}, "WORLD_SIZE is 0: it must be at least 1"),
         ({"LOCAL_WORLD_SIZE": "4"}, "a node has no more ranks than the job"),
@@ -129,3 +129,9 @@ def test_a_wrong_size_of_all_ranks_is_one_finding():
     processes = [process(rank, WORLD_SIZE="0", RANK=str(rank)) for rank in range(2)]
     _, (finding,) = ask("env-range", node(processes=processes))
     assert finding.ranks == (0, 1)
+
+
+def test_all_ranks_above_the_world_are_one_finding():
+    processes = [process(rank, WORLD_SIZE="2", RANK=str(rank)) for rank in range(8)]
+    _, (finding,) = ask("env-range", node(processes=processes))
+    assert (finding.ranks, finding.evidence) == ((2, 3, 4, 5, 6, 7), ("RANK is 2",))
