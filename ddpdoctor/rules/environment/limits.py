@@ -130,8 +130,8 @@ def check_nproc_pids(node: Node) -> Answer:
     for left, most, what, fix in _task_limits(limits):
         seen.append(f"{left} of {most} left ({what})")
         if left < wanted:
-            summary = f"Only {left} more processes and threads may start: {what} is {most}"
-            evidence = (f"{ranks_words(node)} may want {wanted}",)
+            summary = f"Few processes and threads may still start: {what} is {most}"
+            evidence = (f"{left} are left, and {ranks_words(node)} may want {wanted}",)
             problems.append(Problem(summary=summary, evidence=evidence, fix=fix))
     return judged(problems, "; ".join(seen) or "no limit on processes and threads")
 
@@ -248,11 +248,13 @@ def _judge_volume(volume: Volume) -> Problem | None:
     if not volume.writable:
         return Problem(summary=f"{place} may not be written to", fix=elsewhere) if temporary else None
     if volume.free_bytes < MIN_FREE_BYTES:
-        left = f"{size(volume.free_bytes)} of {size(volume.total_bytes)}"
-        return Problem(summary=f"{place} is nearly full: {left} left for this user", fix=elsewhere)
+        summary = f"{place} is nearly full: less than {size(MIN_FREE_BYTES)} is left for this user"
+        left = f"{size(volume.free_bytes)} of {size(volume.total_bytes)} left"
+        return Problem(summary=summary, evidence=(left,), fix=elsewhere)
     if volume.write_mb_s is not None and volume.write_mb_s < SLOW_MB_S:
         return Problem(
-            summary=f"{place} is slow: {number(volume.write_mb_s)} MB/s reach the device",
+            summary=f"{place} is slow: less than {number(SLOW_MB_S)} MB/s reach the device",
+            evidence=(f"{number(volume.write_mb_s)} MB/s",),
             fix="write checkpoints to a faster disk",
             severity=Severity.INFO,
         )

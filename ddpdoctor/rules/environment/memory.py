@@ -60,8 +60,8 @@ def check_mem_limit(node: Node) -> Answer:
     if left < wanted:
         problems.append(
             Problem(
-                summary=f"Only {size(left)} of memory are left for {ranks_words(node)} ({of_what})",
-                evidence=(_memory_words(limits),),
+                summary=f"Less than {size(MEMORY_PER_RANK_BYTES)} of memory a rank is left {of_what}",
+                evidence=(f"{size(left)} left for {ranks_words(node)}", _memory_words(limits)),
                 fix="raise the memory limit of the job, or end what else uses memory: ps aux --sort=-rss | head",
             )
         )
@@ -69,8 +69,8 @@ def check_mem_limit(node: Node) -> Answer:
         times = "once" if limits.oom_kills == 1 else f"{limits.oom_kills} times"
         problems.append(
             Problem(
-                summary=f"The kernel has killed {times} for memory under the limit that holds here",
-                evidence=(_memory_words(limits),),
+                summary="The kernel has killed for memory before, under the limit that holds here",
+                evidence=(f"it has killed {times} since the cgroup was made", _memory_words(limits)),
                 fix="raise the memory limit, or use fewer loader workers and smaller batches",
             )
         )
@@ -81,9 +81,9 @@ def _memory_left(limits: Limits) -> tuple[int | None, str]:
     """Return how much is left, and by what."""
     found = []
     if limits.memory_available_bytes is not None:
-        found.append((limits.memory_available_bytes, "of the machine"))
+        found.append((limits.memory_available_bytes, "on the machine"))
     if limits.memory_limit_bytes is not None and limits.memory_used_bytes is not None:
-        found.append((max(0, limits.memory_limit_bytes - limits.memory_used_bytes), "of the cgroup's limit"))
+        found.append((max(0, limits.memory_limit_bytes - limits.memory_used_bytes), "below the cgroup's limit"))
     return min(found, default=(None, ""), key=lambda one: one[0] or 0)
 
 

@@ -24,6 +24,7 @@ LOADER_SHM_BYTES = 2 * GIB
 """Ours: a few prefetched batches of images for some workers a rank."""
 STALE_SHARE = 10
 """Ours: leftovers are worth a warning from a tenth of the size on."""
+NAMED_FILES = 8
 
 
 @node_rule(
@@ -102,7 +103,7 @@ def _small_shm(shm: SharedMemory, container: str | None) -> Problem | None:
         summary = f"/dev/shm has {size(total)}: less than the {size(least)} that loader workers and NCCL want"
         return Problem(summary=summary, evidence=evidence, fix=fix)
     if free < DOCKER_SHM_BYTES:
-        summary = f"/dev/shm is full: {size(free)} of {size(total)} are left"
+        summary = f"/dev/shm is full: less than {size(DOCKER_SHM_BYTES)} of {size(total)} is left"
         return Problem(summary=summary, evidence=evidence, fix="ls -lS /dev/shm | head shows what fills it")
     return None
 
@@ -118,11 +119,11 @@ def _enlarge(container: str | None) -> str:
 def _stale(shm: SharedMemory) -> Problem | None:
     if not shm.stale_files:
         return None
-    first = " ".join(shm.stale_files[:3])
     count = len(shm.stale_files)
+    some = " ".join(shm.stale_files[:NAMED_FILES]) + (" …" if count > NAMED_FILES else "")
     return Problem(
-        summary=f"/dev/shm holds {size(shm.stale_bytes)} of processes that have gone",
-        evidence=(f"{count} file{'s' if count > 1 else ''} of torch and NCCL: {first}{' …' if count > 3 else ''}",),
-        fix=f"rm {' '.join(shm.stale_files) if count <= 8 else first + ' …'}",
+        summary="/dev/shm holds files of processes that have gone",
+        evidence=(f"{size(shm.stale_bytes)} in {count} file{'s' if count > 1 else ''} of torch and NCCL",),
+        fix=f"rm {some}",
         severity=None if shm.stale_bytes * STALE_SHARE >= shm.volume.total_bytes else Severity.INFO,
     )

@@ -28,16 +28,22 @@ STALE = {"stale": ("/dev/shm/nccl-aB3dE6", "/dev/shm/torch_77_1_2")}
         (shm(512 * MIB - 1), None, WARNING, "less than the 512 MiB", "sudo mount"),
         (shm(1 * GIB, workers=2), "docker", WARNING, "less than the 2 GiB", "docker run"),
         (shm(2 * GIB, workers=2), "docker", None, "", ""),
-        (shm(32 * GIB, free=63 * MIB), None, WARNING, "/dev/shm is full: 63 MiB of 32 GiB", "ls -lS /dev/shm"),
+        (shm(32 * GIB, free=63 * MIB), None, WARNING, "full: less than 64 MiB of 32 GiB is left", "ls -lS /dev/shm"),
         (shm(writable=False), None, ERROR, "may not be written to", "sudo chmod 1777 /dev/shm"),
         (
             shm(**STALE, stale_bytes=4 * GIB),
             None,
             WARNING,
-            "holds 4 GiB of processes that have gone",
+            "holds files of processes that have gone",
             "rm /dev/shm/nccl-",
         ),
-        (shm(**STALE, stale_bytes=5 * MIB), None, INFO, "holds 5 MiB", "rm /dev/shm/nccl-aB3dE6 /dev/shm/torch_77_1_2"),
+        (
+            shm(**STALE, stale_bytes=5 * MIB),
+            None,
+            INFO,
+            "files of processes",
+            "rm /dev/shm/nccl-aB3dE6 /dev/shm/torch_77_1_2",
+        ),
         (None, None, ERROR, "There is no /dev/shm", "sudo mount -t tmpfs"),
     ],
 )
@@ -71,12 +77,16 @@ LIMITED = {"memory_limit_bytes": 32 * GIB, "memory_used_bytes": 4 * GIB}
     [
         ({}, 8, []),
         ({**LIMITED, "oom_kills": 0}, 8, []),
-        ({"memory_limit_bytes": 16 * GIB, "memory_used_bytes": 1 * GIB}, 8, ["15 GiB of memory are left for 8 ranks"]),
-        ({"memory_limit_bytes": 16 * GIB, "memory_used_bytes": 17 * GIB}, 1, ["Only 0 KiB of memory"]),
+        (
+            {"memory_limit_bytes": 16 * GIB, "memory_used_bytes": 1 * GIB},
+            8,
+            ["Less than 2 GiB of memory a rank is left below the cgroup's limit"],
+        ),
+        ({"memory_limit_bytes": 16 * GIB, "memory_used_bytes": 17 * GIB}, 1, ["Less than 2 GiB"]),
         ({"memory_available_bytes": 3 * GIB}, 1, []),
-        ({"memory_available_bytes": 3 * GIB}, 2, ["3 GiB of memory are left for 2 ranks (of the machine)"]),
-        ({**LIMITED, "oom_kills": 1}, 1, ["The kernel has killed once for memory"]),
-        ({**LIMITED, "oom_kills": 7}, 1, ["killed 7 times for memory under the limit that holds here"]),
+        ({"memory_available_bytes": 3 * GIB}, 2, ["a rank is left on the machine"]),
+        ({**LIMITED, "oom_kills": 1}, 1, ["The kernel has killed for memory before"]),
+        ({**LIMITED, "oom_kills": 7}, 1, ["under the limit that holds here"]),
         ({"oom_kills": None}, 1, []),
     ],
 )
@@ -88,6 +98,11 @@ def test_mem_limit(changes, ranks, says):
     for finding, words in zip(findings, says, strict=True):
         assert finding.severity is WARNING
         assert words in finding.summary
+
+
+def test_kills_are_counted():
+    _, (finding,) = ask("mem-limit", node(limits=limits(**LIMITED, oom_kills=7)))
+    assert finding.evidence[0] == "it has killed 7 times since the cgroup was made"
 
 
 def test_mem_limit_where_nothing_tells():

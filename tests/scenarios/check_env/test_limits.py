@@ -183,14 +183,17 @@ def test_a_memory_limit_and_a_kill_for_it(group):
     before = group("memory", v1_memory__limit_in_bytes=size, v2_memory__max=size)
     kind, severity, summary, _ = check_env("mem-limit", before=before).only()
     assert (kind, severity) == ("mem-limit", "warning")
-    assert summary.endswith("of memory are left for 1 rank (of the cgroup's limit)")
+    assert summary == "Less than 2 GiB of memory a rank is left below the cgroup's limit"
 
     greedy = "import os; os.write(1, b'x'); b'1' * (2 << 30)"
     killed = subprocess.run([*before, sys.executable, "-c", greedy], capture_output=True, check=False, timeout=60)
     need(killed.returncode == -9, "needs a kernel that kills at the limit (no swap)")
 
-    summaries = [finding[2] for finding in check_env("mem-limit", before=before).findings]
-    assert "The kernel has killed once for memory under the limit that holds here" in summaries
+    again = check_env("mem-limit", before=before)
+    assert "The kernel has killed for memory before, under the limit that holds here" in [
+        one[2] for one in again.findings
+    ]
+    assert "1 kills for memory" in again.checks["mem-limit"]["seen"]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +240,7 @@ def test_a_full_and_a_closed_place_for_temporary_files(tmp_path):
     full = in_mounts(f"mount -t tmpfs -o size=20m tmp {tmp_path}")
     kind, severity, summary, fix = check_env("disk", before=full, TMPDIR=str(tmp_path)).only()
     assert (kind, severity, fix) == ("disk", "warning", "export TMPDIR=/path/on/another/disk")
-    assert summary == f"{tmp_path} (temporary files) is nearly full: 20 MiB of 20 MiB left for this user"
+    assert summary == f"{tmp_path} (temporary files) is nearly full: less than 1 GiB is left for this user"
     closed = in_mounts(f"mount -t tmpfs -o ro,size=2g tmp {tmp_path}")
     assert check_env("disk", before=closed, TMPDIR=str(tmp_path)).only()[2].endswith("may not be written to")
 
