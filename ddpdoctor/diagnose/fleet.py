@@ -3,12 +3,13 @@
 Every process says hello, one process a host reads it, all send what they have, and rank 0 puts it together. Nothing of
 this goes over NCCL or Gloo, which may be what is broken.
 
-Keys, below the round: ``leaders``, ``head``, ``clock``, ``hello/RANK``, ``arrived``, ``facts/ARRIVAL``, ``done`` and
-``left``. The round is raised at the end, so that a second check-env under the same torchrun starts afresh.
+Keys, below the round: ``leaders``, ``head``, ``clock``, ``hello/RANK``, ``arrived``, ``facts/ARRIVAL`` and ``done``.
+The round is raised at the end, so that a second check-env under the same torchrun starts afresh.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from contextlib import closing, suppress
@@ -31,7 +32,7 @@ from ddpdoctor.model.node import Fleet, Launcher
 from ddpdoctor.model.reading import Unread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ddpdoctor.collect.node import Plan
     from ddpdoctor.collect.processes import Identity
@@ -43,7 +44,7 @@ INCONCLUSIVE = 4
 """Exit status of the design's table."""
 FQDN_LIMIT_S = 2.0
 LOOK_EVERY_S = 0.05
-LEAVE_LIMIT_S = 1.0
+LEAVE_LIMIT_S = 2.0
 MOST_NAMED = 64
 """So many ranks that did not answer are asked for one by one."""
 
@@ -129,7 +130,8 @@ def _lead(member: _Member, store: Store, room: Prefixed) -> Fleet:
         with suppress(StoreError):
             store.add("round", 1)
             room.set("done", b"1")
-    _see_off(member, room, len(gathered.facts))
+    if member.launch.launcher is Launcher.TORCHRUN:
+        _see_off(member, gathered.facts)
     fleet = assemble(member.launch, [member.facts(node), *gathered.facts], gathered.problems)
     return replace(fleet, silent_hosts=gathered.silent_hosts)
 
@@ -144,17 +146,23 @@ def _follow(member: _Member, room: Prefixed) -> None:
     if member.launch.launcher is Launcher.TORCHRUN:
         with suppress(StoreError):
             wait_for(room, "done", member.timeout_s)
-            room.add("left", 1)
 
 
-def _see_off(member: _Member, room: Prefixed, waiting: int) -> None:
-    """Give the others a moment to leave: were rank 0 to end first, and with status 1, torchrun would shoot them."""
-    if member.launch.launcher is not Launcher.TORCHRUN:
-        return
+def _see_off(member: _Member, facts: Sequence[Facts]) -> None:
+    """Wait a moment for the ranks beside this one to end: should rank 0 end first, and with 1, torchrun stops them."""
+    here = (member.identity.machine, member.identity.container)
+    beside = {one.process.pid for one in facts if (one.machine, one.container) == here} - {os.getpid()}
     deadline = time.monotonic() + LEAVE_LIMIT_S
-    with suppress(StoreError):
-        while room.add("left", 0) < waiting and time.monotonic() < deadline:
-            time.sleep(LOOK_EVERY_S)
+    while any(map(_runs, beside)) and time.monotonic() < deadline:
+        time.sleep(LOOK_EVERY_S)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
 
 
 def _read_own_node(member: _Member, room: Prefixed) -> Node:

@@ -84,6 +84,13 @@ class Hosts:
         self._started.append(process)
         return process
 
+    def run(self, number: int, *command: str) -> str:
+        """Run a command on a host to its end, which must be a good one."""
+        process = self.start(number, *command)
+        stdout, stderr = process.communicate(timeout=20)
+        assert process.returncode == 0, stderr
+        return stdout
+
     def down(self) -> None:
         """End what still runs on the hosts and take everything away."""
         for number in range(self.count):
