@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 ENOUGH_FILES = 65536
 """Ours: what images for training and batch systems commonly set; a loader that shares tensors by file descriptor
 holds one for each tensor that waits (torch.multiprocessing, sharing strategies)."""
+FEW_FILES = 8192
+"""Ours: eight ranks with eight loader workers that each keep a hundred tensors in flight come up against it."""
 FILES_PER_RANK = 4
 """Ours: rank 0 holds the store's connections of every rank, and Gloo one to each peer in every group."""
 FILES_OF_A_PROCESS = 128
@@ -48,8 +50,8 @@ def check_nofile(node: Node) -> Answer:
 
     ## How it is told
 
-    A soft limit below 65,536 is a warning. It is an error below 128 + 4 x WORLD_SIZE, where rank 0 cannot even hold
-    the connections of all ranks. The numbers are ours.
+    A soft limit below 8,192 is a warning, one below 65,536 a note. It is an error below 128 + 4 x WORLD_SIZE, where
+    rank 0 cannot even hold the connections of all ranks. The numbers are ours.
 
     ## What else looks like it
 
@@ -74,9 +76,15 @@ def check_nofile(node: Node) -> Answer:
         summary=f"Only {limit.soft} files may be open at a time: {why}",
         evidence=(seen,),
         fix=_raise_files(node, limit),
-        severity=Severity.ERROR if short else None,
+        severity=_severity_of_files(limit.soft, short=short),
     )
     return judged([problem], seen)
+
+
+def _severity_of_files(soft: int, *, short: bool) -> Severity:
+    if short:
+        return Severity.ERROR
+    return Severity.WARNING if soft < FEW_FILES else Severity.INFO
 
 
 def _number(value: int | None) -> str:
