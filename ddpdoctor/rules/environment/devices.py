@@ -1,0 +1,169 @@
+"""What rules over GPUs share: which of them the job uses, which rank is on which, and how they are named."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.reading import NotRead, Unread, Why, need
+from ddpdoctor.model.visible_devices import VARIABLE, Visible, read_visible
+from ddpdoctor.rules.answers import Problem
+from ddpdoctor.rules.progress.words import rank_list
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ddpdoctor.model.findings import Severity
+    from ddpdoctor.model.gpus import Gpu, Gpus
+    from ddpdoctor.model.node import Node, Process
+
+DATA_CENTER_PARTS = frozenset({
+    "K80", "M40", "M60", "P4", "P40", "P100", "V100", "V100S", "T4", "T4G",
+    "A2", "A10", "A10G", "A10M", "A16", "A30", "A30X", "A40", "A100", "A100X", "A800",
+    "L2", "L4", "L20", "L40", "L40G", "L40S", "H20", "H100", "H800", "H200", "GH200",
+    "B100", "B200", "B300", "GB200", "GB300",
+})  # fmt: skip
+"""Products that NVIDIA lists as data-centre GPUs (docs.nvidia.com/datacenter/tesla, "Supported GPUs"), by the word of
+the product's name that NVML gives: "NVIDIA A100-SXM4-80GB"."""
+BOARD_PARTS = frozenset({"H20", "H100", "H200", "H800", "B100", "B200", "B300", "GB200", "GB300"})
+"""Parts whose name has no SXM where they are SXM modules: "NVIDIA H100 80GB HBM3". Cards are "PCIe" or "NVL"."""
+COHERENT_PARTS = frozenset({"GH200", "GB200", "GB300", "GB10"})
+"""Their memory is a NUMA node of the kernel's, which keeps files there: memory in use says nothing of processes."""
+
+
+def is_data_center(gpu: Gpu) -> bool:
+    """Say whether a GPU is one that is built for servers, by its name."""
+    if "GeForce" in gpu.name or "RTX A" in gpu.name or "Quadro" in gpu.name:
+        return False
+    return bool(_words(gpu) & DATA_CENTER_PARTS) or "Server Edition" in gpu.name
+
+
+def is_laptop(gpu: Gpu) -> bool:
+    """Say whether a GPU shares heat and power with a processor, by its name."""
+    return "Laptop" in gpu.name or "Max-Q" in gpu.name or "Mobile" in gpu.name
+
+
+def is_board(gpu: Gpu) -> bool:
+    """Say whether a GPU sits on a board that wires all NVLinks, and is no card with an optional bridge."""
+    words = _words(gpu)
+    return "SXM" in gpu.name.upper() or (bool(words & BOARD_PARTS) and not words & {"PCIe", "PCIE", "NVL"})
+
+
+def is_coherent(gpu: Gpu) -> bool:
+    """Say whether the kernel itself uses a GPU's memory."""
+    return bool(_words(gpu) & COHERENT_PARTS)
+
+
+def _words(gpu: Gpu) -> set[str]:
+    return set(re.split(r"[\s-]+", gpu.name))
+
+
+def listed(node: Node) -> Gpus:
+    """Return what NVML says of at least one GPU; raises ``NotRead`` where it lists none or did not start."""
+    gpus = need(node.gpus)
+    if gpus.init_error is not None:
+        raise NotRead(Unread(why=Why.ERROR, reason=f"NVML does not start: {gpus.init_error}"))
+    if not gpus.devices:
+        raise NotRead(Unread(why=Why.ABSENT, reason="NVML lists no GPU"))
+    return gpus
+
+
+def keys_of(gpus: Gpus) -> tuple[str, ...]:
+    """Return what tells devices apart, in NVML's order: UUIDs, and a stand-in for one that is lost."""
+    return tuple(gpu.uuid or f"no answer from {gpu.index}" for gpu in gpus.devices)
+
+
+def visible_to(process: Process, gpus: Gpus) -> Visible:
+    """Return what a process's CUDA_VISIBLE_DEVICES comes to."""
+    return read_visible(process.variables.get(VARIABLE), keys_of(gpus))
+
+
+def sees_its_own(process: Process) -> bool:
+    """Say whether a process may have GPUs that others of its node do not see: Slurm confines each task to its own."""
+    return "SLURM_PROCID" in process.variables and "TORCHELASTIC_RUN_ID" not in process.variables
+
+
+def in_use(node: Node) -> tuple[Gpu, ...]:
+    """Return the GPUs that the processes of a node see; all of them where that cannot be told."""
+    gpus = listed(node)
+    if not _is_order_certain(node, gpus):
+        return gpus.devices
+    seen = {device for process in node.processes for device in visible_to(process, gpus).devices}
+    chosen = tuple(gpu for gpu, key in zip(gpus.devices, keys_of(gpus), strict=True) if key in seen)
+    return chosen or gpus.devices
+
+
+def _is_order_certain(node: Node, gpus: Gpus) -> bool:
+    """CUDA numbers the fastest GPU first where they differ and CUDA_DEVICE_ORDER does not say otherwise."""
+    if len({gpu.name for gpu in gpus.devices}) <= 1:
+        return True
+    return all(process.variables.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" for process in node.processes)
+
+
+def device_of(process: Process, gpus: Gpus) -> str | None:
+    """Return the key of the device that a rank comes to: the only one that it sees, or that of its local rank."""
+    devices = visible_to(process, gpus).devices
+    if len(devices) == 1:
+        return devices[0]
+    if process.local_rank is not None and 0 <= process.local_rank < len(devices):
+        return devices[process.local_rank]
+    return None
+
+
+def ranks_on(node: Node, gpus: Iterable[Gpu]) -> tuple[int, ...]:
+    """Return the ranks that come to these GPUs."""
+    everything = need(node.gpus)
+    wanted = {gpu.uuid for gpu in gpus}
+    return tuple(
+        process.rank
+        for process in node.processes
+        if process.rank is not None and device_of(process, everything) in wanted
+    )
+
+
+def gpu_list(gpus: Iterable[Gpu] | Iterable[int]) -> str:
+    """Return "GPU 3", "GPUs 0 and 2" or "GPUs 0-6, 9"."""
+    return rank_list(one if isinstance(one, int) else one.index for one in gpus).replace("rank", "GPU", 1)
+
+
+def numbers(gpus: Iterable[Gpu]) -> str:
+    """Return "2,5", as `nvidia-smi -i` takes it."""
+    return ",".join(str(gpu.index) for gpu in gpus)
+
+
+def verb(gpus: Sequence[object], one: str, many: str) -> str:
+    """Return the verb's form for one GPU or for several."""
+    return one if len(gpus) == 1 else many
+
+
+def label(gpu: Gpu) -> str:
+    """Return "GPU 2 (NVIDIA H100 80GB HBM3, 0000:52:00.0)"."""
+    known = [word for word in (gpu.name, gpu.bus_id) if word]
+    return f"GPU {gpu.index} ({', '.join(known)})" if known else f"GPU {gpu.index}"
+
+
+def gpu_problem(
+    node: Node,
+    gpus: Sequence[Gpu],
+    what: str,
+    *,
+    detail: Callable[[Gpu], str],
+    fix: str,
+    severity: Severity | None = None,
+) -> Problem:
+    """Make one problem of all GPUs of which the same is to be said.
+
+    ``what`` follows "GPUs 2 and 5"; in ``fix``, {ids} is "2,5" and {them} is "it" or "them".
+    """
+    return Problem(
+        summary=f"{gpu_list(gpus)} {what}",
+        evidence=tuple(f"{label(gpu)}: {detail(gpu)}" for gpu in gpus),
+        fix=fix.replace("{ids}", numbers(gpus)).replace("{them}", verb(gpus, "it", "them")),
+        severity=severity,
+        ranks=ranks_on(node, gpus),
+    )
+
+
+def size_words(size_bytes: int) -> str:
+    """Return "21.0 GiB", or "380 MiB" below one GiB."""
+    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.0f} MiB"

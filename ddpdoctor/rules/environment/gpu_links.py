@@ -1,0 +1,288 @@
+"""DD321 to DD323: the ways between GPUs: NVLink, the NVSwitch fabric, peer access."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.reading import known
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.environment.devices import (
+    gpu_list,
+    gpu_problem,
+    in_use,
+    is_board,
+    is_data_center,
+    listed,
+    verb,
+)
+from ddpdoctor.rules.registry import Group, node_rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.model.gpus import Gpu, GpuPair
+    from ddpdoctor.model.node import Node
+
+NVSWITCH_CLASS = 0x0680
+NVIDIA = 0x10DE
+NEAR = frozenset({"internal", "single", "multiple", "hostbridge"})
+"""What `nvidia-smi topo -m` shows as PIX, PXB and PHB: peer traffic need not cross a socket."""
+MANAGER = "sudo systemctl restart nvidia-fabricmanager; its version must be the driver's"
+
+
+def _is_virtual(node: Node) -> bool:
+    """Say whether this is a virtual machine, where the host decides on links; False where it is not known."""
+    pci = known(node.pci)
+    return pci is not None and pci.virtual_machine
+
+
+@node_rule(
+    "DD321", "nvlink", Severity.ERROR, "An NVLink of a GPU is down",
+    group=Group.LINKS, needs=("gpus", "pci"), reads="NVML: state and errors of each NVLink",
+)  # fmt: skip
+def check_nvlink(node: Node) -> Answer:
+    """Report GPUs with fewer active NVLinks than their peers, or with none where all are wired.
+
+    ## What it means
+
+    NCCL routes its rings and trees by the links that are up: with one down, all GPUs go slower, or over PCIe.
+
+    ## How it is told
+
+    NVML's state of each link that a GPU has. On boards that wire all links (SXM), a GPU with fewer active links than
+    another of its model is an error; so are links that are down on all of several GPUs, a warning in a virtual
+    machine, where the host may have switched them off. Cards have links for bridges that need not be there: for them,
+    a partial set of links beside a full one is a warning. Counts of link errors are shown only: a few replays are
+    everyday.
+
+    ## What else looks like it
+
+    A single GPU of a board in a virtual machine has no peer, and its links may be off.
+
+    ## What to do
+
+    `nvidia-smi nvlink -s`; restart nvidia-fabricmanager, reset all GPUs of the board together, look for Xid 74.
+    """
+    gpus = [gpu for gpu in listed(node).devices if gpu.nvlinks]
+    if not gpus:
+        return skipped("no GPU here has NVLink")
+    problems: list[Problem] = []
+    for name in dict.fromkeys(gpu.name for gpu in gpus):
+        problems += _judge_links(node, [gpu for gpu in gpus if gpu.name == name])
+    counts = ", ".join(sorted({f"{_active(gpu)} of {len(gpu.nvlinks or ())}" for gpu in gpus}))
+    errors = sum(link.errors or 0 for gpu in gpus for link in gpu.nvlinks or ())
+    return judged(problems, f"{counts} links active, {errors} link errors")
+
+
+def _judge_links(node: Node, gpus: list[Gpu]) -> Iterator[Problem]:
+    most = max(_active(gpu) for gpu in gpus)
+    board = is_board(gpus[0])
+    fewer = [gpu for gpu in gpus if _active(gpu) < most and (board or _active(gpu))]
+    if fewer:
+        yield gpu_problem(
+            node,
+            fewer,
+            f"{verb(fewer, 'has', 'have')} NVLinks that are down, and slow all ranks of the node",
+            detail=_links,
+            fix="nvidia-smi nvlink -s -i {ids}; sudo dmesg | grep 'Xid.*: 74'; reset all GPUs together: nvidia-smi -r",
+            severity=None if board else Severity.WARNING,
+        )
+    everywhere = [gpu for gpu in gpus if _active(gpu) == most and most < len(gpu.nvlinks or ())]
+    if board and len(gpus) > 1 and len(everywhere) == len(gpus):
+        yield gpu_problem(
+            node,
+            gpus,
+            f"have only {most} active NVLinks" if most else "have no active NVLink: NCCL goes over PCIe",
+            detail=_links,
+            fix=f"nvidia-smi nvlink -s; {MANAGER}",
+            severity=Severity.WARNING if most or _is_virtual(node) else None,
+        )
+
+
+def _active(gpu: Gpu) -> int:
+    return sum(link.active for link in gpu.nvlinks or ())
+
+
+def _links(gpu: Gpu) -> str:
+    down = [str(link.index) for link in gpu.nvlinks or () if not link.active]
+    return f"{_active(gpu)} of {len(gpu.nvlinks or ())} links active, down: {', '.join(down) or 'none'}"
+
+
+@node_rule(
+    "DD322", "fabric", Severity.ERROR, "The NVSwitch fabric is not set up",
+    group=Group.LINKS, needs=("gpus", "pci", "torch"), reads="NVML: fabric state; nv-fabricmanager in /proc",
+)  # fmt: skip
+def check_fabric(node: Node) -> Answer:
+    """Report GPUs behind NVSwitches that the fabric manager has not set up.
+
+    ## What it means
+
+    Until nvidia-fabricmanager has set up the switches, `cuInit` returns 802, "system not yet initialized": torch sees
+    no GPU.
+
+    ## How it is told
+
+    NVML's fabric state of each GPU, which must be "completed" with status "success". Where the driver does not tell
+    (A100), there are NVSwitches on the PCI bus and no process nv-fabricmanager: an error, unless torch does see its
+    GPUs. With the fabric set up and the manager gone, a warning: what fails from now on is not mended.
+    In a container the manager does not show, and is not judged.
+
+    ## What else looks like it
+
+    GPUs that belong to no fabric say "not supported". In a virtual machine with a part of the board, the host's
+    manager does the work.
+
+    ## What to do
+
+    `sudo systemctl enable --now nvidia-fabricmanager`, in the very version of the driver; then its log,
+    /var/log/fabricmanager.log.
+    """
+    gpus = listed(node)
+    pci = known(node.pci)
+    devices = pci.devices if pci is not None else ()
+    switches = sum(1 for one in devices if one.vendor == NVIDIA and one.device_class >> 8 == NVSWITCH_CLASS)
+    members = [gpu for gpu in gpus.devices if gpu.fabric_state not in {None, "not-supported"}]
+    if not members and not (switches and any(is_data_center(gpu) for gpu in gpus.devices)):
+        return skipped("there are no NVSwitches, and the GPUs are in no fabric")
+    torch = known(node.torch)
+    works = torch is not None and torch.device_count > 0
+    problems = [*_unfinished(node, members, works=works)]
+    if switches and gpus.fabric_manager is False and not problems and not _is_virtual(node):
+        problems.append(_no_manager(set_up=works or bool(members)))
+    manager = {True: "runs", False: "does not run", None: "cannot be seen"}[gpus.fabric_manager]
+    states = ", ".join(sorted({gpu.fabric_state or "" for gpu in members})) or "state not told"
+    return judged(problems, f"fabric {states}, {switches} NVSwitches, nv-fabricmanager {manager}")
+
+
+def _unfinished(node: Node, members: list[Gpu], *, works: bool) -> Iterator[Problem]:
+    bad = [gpu for gpu in members if gpu.fabric_state != "completed" or gpu.fabric_status != "success"]
+    if bad:
+        yield gpu_problem(
+            node,
+            bad,
+            f'{verb(bad, "is", "are")} not part of the NVSwitch fabric yet: CUDA says "system not yet initialized"',
+            detail=lambda gpu: f"fabric state {gpu.fabric_state}, status {gpu.fabric_status}",
+            fix=f"{MANAGER}; then /var/log/fabricmanager.log",
+            severity=Severity.WARNING if works else None,
+        )
+
+
+def _no_manager(*, set_up: bool) -> Problem:
+    if set_up:
+        return Problem(
+            summary="nv-fabricmanager does not run any more: the NVSwitch fabric works as long as nothing fails",
+            fix=MANAGER,
+            severity=Severity.WARNING,
+        )
+    return Problem(
+        summary="There are NVSwitches and nv-fabricmanager does not run: CUDA will not start",
+        evidence=("no process nv-fabricmanager",),
+        fix="sudo systemctl enable --now nvidia-fabricmanager; its version must be the driver's",
+    )
+
+
+@node_rule(
+    "DD323", "p2p", Severity.WARNING, "GPUs do not reach each other's memory directly, or what they copy arrives wrong",
+    group=Group.LINKS, needs=("gpus", "torch", "gpu_trial", "pci"),
+    reads="NVML: P2P status and topology; torch.cuda.can_device_access_peer; copies with --deep",
+)  # fmt: skip
+def check_p2p(node: Node) -> Answer:
+    """Report pairs of near GPUs without peer access, and copies between GPUs that arrive wrong (`--deep`).
+
+    ## What it means
+
+    Without peer access NCCL copies through host memory, at a fraction of the speed. With Access Control Services or an
+    IOMMU in between, copies can hang or arrive wrong, with no error.
+
+    ## How it is told
+
+    NVML's P2P status and torch's word for pairs below one host bridge, and for pairs that NVLink joins. A refusal is an
+    error with NVLink, and a warning for data-centre GPUs on PCIe; it is told only for cards that have no peer access
+    as they are sold (GeForce), and in a virtual machine, where the host decides. With `--deep`, 64 MiB are copied for
+    every ordered pair and compared byte by byte: any difference is an error.
+
+    ## What else looks like it
+
+    GPUs on different sockets: their pairs are not judged.
+
+    ## What to do
+
+    `nvidia-smi topo -p2p r` shows all pairs. See acs-iommu; as a stopgap, `export NCCL_P2P_DISABLE=1`.
+    """
+    copied = list(_wrong_copies(node))
+    gpus = {gpu.index: gpu for gpu in in_use(node)}
+    pairs = [pair for pair in listed(node).pairs if {pair.first, pair.second} <= gpus.keys()]
+    if not pairs and not copied:
+        return skipped("there is one GPU" if len(gpus) < 2 else "NVML does not tell of pairs")
+    linked = [pair for pair in pairs if gpus[pair.first].nvlinks and _both_linked(pair, gpus)]
+    near = [pair for pair in pairs if pair.ancestor in NEAR or pair in linked]
+    refused = [pair for pair in near if _refusal(node, pair, gpus) is not None]
+    if not near and not copied:
+        return skipped("no two GPUs here are below one host bridge or joined by NVLink")
+    problems = [*copied, *_refusals(node, refused, linked, gpus)]
+    return judged(problems, f"{len(near) - len(refused)} of {len(near)} near pairs have peer access")
+
+
+def _both_linked(pair: GpuPair, gpus: dict[int, Gpu]) -> bool:
+    """Say whether NVLink joins a pair: on a board all are joined, and of bridges NVML's status is the only witness."""
+    return all(is_board(gpus[index]) and _active(gpus[index]) > 0 for index in (pair.first, pair.second))
+
+
+def _refusal(node: Node, pair: GpuPair, gpus: dict[int, Gpu]) -> str | None:
+    """Return why a pair has no peer access, or None where it has, or nobody says."""
+    if pair.p2p not in {None, "ok"}:
+        return f"NVML: {pair.p2p}"
+    torch = known(node.torch)
+    if torch is None:
+        return None
+    uuids = {gpus[pair.first].uuid, gpus[pair.second].uuid}
+    here = {device.index for device in torch.devices if device.uuid in uuids}
+    denied = any({peer.source, peer.target} == here and not peer.possible for peer in torch.peers)
+    return "torch: cannot access peer" if denied and len(here) == 2 else None
+
+
+def _refusals(node: Node, refused: list[GpuPair], linked: list[GpuPair], gpus: dict[int, Gpu]) -> Iterator[Problem]:
+    by_nvlink = [pair for pair in refused if pair in linked]
+    if by_nvlink:
+        fix = f"nvidia-smi topo -p2p n; {MANAGER}"
+        yield _refused(node, by_nvlink, gpus, "though NVLink joins them", fix, Severity.ERROR)
+    by_pcie = [pair for pair in refused if pair not in linked]
+    servers = [pair for pair in by_pcie if is_data_center(gpus[pair.first]) and is_data_center(gpus[pair.second])]
+    if servers:
+        fix = "nvidia-smi topo -p2p r; switch off ACS and the IOMMU's translation: see acs-iommu"
+        severity = Severity.INFO if _is_virtual(node) else Severity.WARNING
+        yield _refused(node, servers, gpus, "though one host bridge joins them", fix, severity)
+    cards = [pair for pair in by_pcie if pair not in servers]
+    if cards:
+        words = "as these cards are sold: NCCL goes through host memory"
+        yield _refused(
+            node, cards, gpus, words, "nothing to mend; export NCCL_P2P_DISABLE=1 spares the try", Severity.INFO
+        )
+
+
+def _refused(
+    node: Node, pairs: list[GpuPair], gpus: dict[int, Gpu], words: str, fix: str, severity: Severity
+) -> Problem:
+    members = sorted({index for pair in pairs for index in (pair.first, pair.second)})
+    whys = dict.fromkeys(_refusal(node, pair, gpus) or "" for pair in pairs)
+    return Problem(
+        summary=f"{gpu_list(members)} do not reach each other's memory directly, {words}",
+        evidence=(f"{len(pairs)} pairs, such as {pairs[0].first} and {pairs[0].second}: {'; '.join(whys)}",),
+        fix=fix,
+        severity=severity,
+    )
+
+
+def _wrong_copies(node: Node) -> Iterator[Problem]:
+    trial = known(node.gpu_trial)
+    wrong = [copy for copy in trial.copies if not copy.ok] if trial is not None else []
+    if wrong:
+        members = sorted({index for copy in wrong for index in (copy.source, copy.target)})
+        yield Problem(
+            summary=f"Copies between {gpu_list(members)} arrive wrong or not at all",
+            evidence=tuple(f"GPU {copy.source} to {copy.target}: {copy.error}" for copy in wrong[:8]),
+            fix="export NCCL_P2P_DISABLE=1 until ACS or the IOMMU is off on the way between them: see acs-iommu",
+            severity=Severity.ERROR,
+            confidence=Confidence.HIGH,
+        )

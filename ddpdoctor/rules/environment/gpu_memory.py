@@ -1,0 +1,219 @@
+"""DD307 to DD310: errors of a GPU's memory, and what the GPU did about them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.rules.answers import Answer, judged, skipped
+from ddpdoctor.rules.environment.devices import gpu_problem, in_use, is_data_center, verb
+from ddpdoctor.rules.registry import Group, node_rule
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.gpus import Gpu
+    from ddpdoctor.model.node import Node
+
+MAX_CORRECTED = 50_000_000
+"""The default of `--ecc_corrected_volatile_threshold` of gcm's check-nvidia-smi (facebookresearch/gcm)."""
+MAX_RETIRED_PAGES = 60
+"""Ours: near the 64 that a GPU can retire (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, "Row Remapping")."""
+RESET = "sudo nvidia-smi -r -i {ids} with nothing running on {them}, or reboot"
+REPLACE = (
+    "take the node out of use and have {them} replaced; its serial number: nvidia-smi -q -i {ids} | grep -i serial"
+)
+
+
+@node_rule(
+    "DD307", "ecc-unc", Severity.ERROR, "GPU memory had errors that ECC could not correct",
+    group=Group.GPUS, needs=("gpus",), reads="NVML: ECC mode and error counters",
+)  # fmt: skip
+def check_ecc_unc(node: Node) -> Answer:
+    """Report uncorrected memory errors since the driver was loaded, and ECC that is switched off.
+
+    ## What it means
+
+    An uncorrected (double-bit) error ends the process that reads the word, with Xid 48, 94 or 95, and where it is not
+    contained, other processes too. A GPU that had one often has more.
+
+    ## How it is told
+
+    NVML's volatile counter of uncorrected errors, which begins at 0 when the driver is loaded or the GPU is reset: any
+    is an error. A warning for more than 50,000,000 corrected errors (the threshold of gcm's health checks), and for
+    ECC that is off on a data-centre GPU. Uncorrected errors of the past (the aggregate counter) are shown only.
+
+    ## What else looks like it
+
+    Consumer GPUs have no ECC, or have it off by default: they are not judged.
+
+    ## What to do
+
+    Reset the GPU or reboot, so that the bad row or page is taken out of use; if the counter rises again, have the GPU
+    replaced. `nvidia-smi -e 1` and a reset switch ECC on.
+    """
+    gpus = [gpu for gpu in in_use(node) if gpu.ecc_enabled is not None]
+    if not gpus:
+        return skipped("no GPU here tells of ECC")
+    bad = [gpu for gpu in gpus if gpu.ecc_uncorrected_volatile]
+    many = [gpu for gpu in gpus if (gpu.ecc_corrected_volatile or 0) > MAX_CORRECTED]
+    off = [gpu for gpu in gpus if gpu.ecc_enabled is False and is_data_center(gpu)]
+    if not bad and not off and not any(gpu.ecc_enabled for gpu in gpus):
+        return skipped("these GPUs have no ECC, or have it off as they are sold")
+    problems = []
+    if bad:
+        what = f"had memory errors that ECC could not correct, and {verb(bad, 'is', 'are')} likely to have more"
+        problems.append(gpu_problem(node, bad, what, detail=_uncorrected, fix=RESET))
+    if many:
+        what = f"{verb(many, 'corrects', 'correct')} very many memory errors: the memory is failing"
+        problems.append(gpu_problem(node, many, what, detail=_corrected, fix=REPLACE, severity=Severity.WARNING))
+    if off:
+        what = f"{verb(off, 'runs', 'run')} without ECC: a flipped bit goes into the weights unseen"
+        fix = "sudo nvidia-smi -i {ids} -e 1, then reset or reboot"
+        problems.append(gpu_problem(node, off, what, detail=lambda _: "ECC is off", fix=fix, severity=Severity.WARNING))
+    past = sum(gpu.ecc_uncorrected_aggregate or 0 for gpu in gpus)
+    return judged(problems, f"{sum(g.ecc_uncorrected_volatile or 0 for g in gpus)} uncorrected errors now, {past} ever")
+
+
+def _uncorrected(gpu: Gpu) -> str:
+    ever = "" if gpu.ecc_uncorrected_aggregate is None else f", {gpu.ecc_uncorrected_aggregate} in its life"
+    return f"{gpu.ecc_uncorrected_volatile} uncorrected errors since the driver was loaded{ever}"
+
+
+def _corrected(gpu: Gpu) -> str:
+    return f"{gpu.ecc_corrected_volatile:,} corrected errors since the driver was loaded"
+
+
+@node_rule(
+    "DD308", "row-remap", Severity.ERROR, "Rows of GPU memory wait to be replaced, or cannot be",
+    group=Group.GPUS, needs=("gpus",), reads="NVML: remapped rows",
+)  # fmt: skip
+def check_row_remap(node: Node) -> Answer:
+    """Report GPUs whose memory ran out of spare rows, or that need a reset to use one.
+
+    ## What it means
+
+    From Ampere on, a GPU replaces a bad row of memory by a spare one, at the next reset. "Pending": the bad row is
+    known and not yet replaced. "Failed": there is no spare row left for it, and NVIDIA replaces the GPU.
+
+    ## How it is told
+
+    NVML's counts of remapped rows and its two flags. Failed and pending are errors: a job that starts now can still
+    end by the bad row. A row that was replaced after an uncorrected error is a warning: it is mended, and was there.
+    Source: docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, where the flag "failed" is NVIDIA's condition for a return.
+
+    ## What else looks like it
+
+    What is pending may harm nobody: NVIDIA lets jobs that run go on, for the driver keeps new ones from the bad page.
+    The reset is due before the next long job all the same.
+
+    ## What to do
+
+    Pending: reset the GPU or reboot. Failed: take the node out of use and have the GPU replaced.
+    """
+    gpus = [gpu for gpu in in_use(node) if gpu.remap_failed is not None or gpu.remap_pending is not None]
+    if not gpus:
+        return skipped("no GPU here replaces rows of its memory")
+    failed = [gpu for gpu in gpus if gpu.remap_failed]
+    pending = [gpu for gpu in gpus if gpu.remap_pending and not gpu.remap_failed]
+    done = [gpu for gpu in gpus if gpu.remapped_uncorrectable and gpu not in failed and gpu not in pending]
+    problems = []
+    if failed:
+        what = f"{verb(failed, 'has', 'have')} bad memory rows and no spare ones left"
+        problems.append(gpu_problem(node, failed, what, detail=_rows, fix=REPLACE))
+    if pending:
+        what = f"{verb(pending, 'has', 'have')} a bad memory row that only a reset takes out of use"
+        problems.append(gpu_problem(node, pending, what, detail=_rows, fix=RESET))
+    if done:
+        what = f"replaced memory rows after uncorrected errors: {verb(done, 'it works', 'they work')} now, and did not"
+        fix = "watch the count: nvidia-smi -q -d ROW_REMAPPER -i {ids}"
+        problems.append(gpu_problem(node, done, what, detail=_rows, fix=fix, severity=Severity.WARNING))
+    rows = sum((gpu.remapped_correctable or 0) + (gpu.remapped_uncorrectable or 0) for gpu in gpus)
+    return judged(problems, f"{rows} rows replaced, {len(pending)} GPUs pending, {len(failed)} failed")
+
+
+def _rows(gpu: Gpu) -> str:
+    return (
+        f"rows replaced after correctable errors {gpu.remapped_correctable}, after uncorrectable ones "
+        f"{gpu.remapped_uncorrectable}; pending: {_yes(gpu.remap_pending)}, failed: {_yes(gpu.remap_failed)}"
+    )
+
+
+def _yes(flag: bool | None) -> str:  # noqa: FBT001 - a flag is what it words
+    return "yes" if flag else "no"
+
+
+@node_rule(
+    "DD309", "retired-pages", Severity.ERROR, "Pages of GPU memory wait to be retired, or many were",
+    group=Group.GPUS, needs=("gpus",), reads="NVML: retired pages",
+)  # fmt: skip
+def check_retired_pages(node: Node) -> Answer:
+    """Report GPUs before Ampere that have a bad page still in use, or that retired very many.
+
+    ## What it means
+
+    Until Volta and Turing, a GPU takes a bad page of memory out of use when the driver is loaded anew. Until then,
+    whoever is given the page can end with Xid 48.
+
+    ## How it is told
+
+    Pending is an error. 60 retired pages or more are a warning (ours): a GPU can retire 64
+    (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt), and what fails after those stays in use.
+
+    ## What else looks like it
+
+    A few retired pages are normal in the life of a GPU, and cost next to no memory. Newer GPUs replace rows instead:
+    see row-remap.
+
+    ## What to do
+
+    Reset the GPU or reboot; with many retired pages, have the board replaced.
+    """
+    gpus = [gpu for gpu in in_use(node) if gpu.retired_pages is not None or gpu.retired_pending is not None]
+    if not gpus:
+        return skipped("no GPU here retires pages of its memory")
+    pending = [gpu for gpu in gpus if gpu.retired_pending]
+    many = [gpu for gpu in gpus if (gpu.retired_pages or 0) >= MAX_RETIRED_PAGES]
+    problems = []
+    if pending:
+        what = f"{verb(pending, 'has', 'have')} a bad memory page that is in use until the driver is loaded anew"
+        problems.append(gpu_problem(node, pending, what, detail=_pages, fix=RESET))
+    if many:
+        what = f"retired {MAX_RETIRED_PAGES} memory pages or more, and can retire no more than 64"
+        problems.append(gpu_problem(node, many, what, detail=_pages, fix=REPLACE, severity=Severity.WARNING))
+    return judged(problems, f"{sum(gpu.retired_pages or 0 for gpu in gpus)} pages retired")
+
+
+def _pages(gpu: Gpu) -> str:
+    return f"{gpu.retired_pages} pages retired, pending: {_yes(gpu.retired_pending)}"
+
+
+@node_rule(
+    "DD310", "sram-threshold", Severity.ERROR, "A GPU's caches had too many uncorrected errors",
+    group=Group.GPUS, needs=("gpus",), reads="NVML: SRAM ECC error status",
+)  # fmt: skip
+def check_sram_threshold(node: Node) -> Answer:
+    """Report GPUs whose on-chip memories had more uncorrected errors than NVIDIA allows.
+
+    ## What it means
+
+    Caches and register files have no spare rows: what fails there goes on failing.
+
+    ## How it is told
+
+    The flag of NVML by which the driver itself says that the threshold is exceeded, over the GPU's whole life. DCGM
+    reports the same as "SRAM Threshold Count". Source: docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, "RMA Policy".
+
+    ## What else looks like it
+
+    Nothing: a reset does not clear the flag, and single errors do not set it.
+
+    ## What to do
+
+    Take the node out of use, and have the GPU replaced.
+    """
+    gpus = [gpu for gpu in in_use(node) if gpu.sram_threshold_exceeded is not None]
+    if not gpus:
+        return skipped("no GPU or driver here tells of errors in SRAM")
+    over = [gpu for gpu in gpus if gpu.sram_threshold_exceeded]
+    what = f"had more uncorrected errors in {verb(over, 'its', 'their')} caches than NVIDIA allows"
+    problems = [gpu_problem(node, over, what, detail=lambda _: "threshold exceeded", fix=REPLACE)] if over else []
+    return judged(problems, f"threshold not exceeded on {len(gpus) - len(over)} of {len(gpus)}")

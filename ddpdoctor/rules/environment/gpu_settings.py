@@ -1,0 +1,265 @@
+"""DD314 to DD317: how GPUs are set up: clocks, persistence, MIG, compute mode."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.environment.devices import (
+    gpu_list,
+    gpu_problem,
+    in_use,
+    is_data_center,
+    label,
+    listed,
+    numbers,
+    ranks_on,
+    verb,
+)
+from ddpdoctor.rules.majority import Voice, compare, describe
+from ddpdoctor.rules.registry import Group, fleet_rule, node_rule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ddpdoctor.model.gpus import Gpu
+    from ddpdoctor.model.node import Fleet, Node
+
+SHARING_ALLOWED = "NCCL_MULTI_RANK_GPU_ENABLE"
+
+
+@fleet_rule(
+    "DD314", "app-clocks", Severity.WARNING, "Application clocks are lowered, or clocks differ between GPUs",
+    group=Group.GPUS, needs=("gpus",), reads="NVML: application clocks, their default, maximum clocks",
+)  # fmt: skip
+def check_app_clocks(fleet: Fleet) -> Answer:
+    """Report GPUs whose application clock is lowered, and GPUs of one model with different highest clocks.
+
+    ## What it means
+
+    Application clocks are what `nvidia-smi -ac` sets, and they stay until a reset. A GPU with a lower one is slower
+    than its peers in every step.
+
+    ## How it is told
+
+    The application clock of the multiprocessors against its default, on each GPU; and over all nodes, the highest
+    clock that GPUs of the same name have. A warning, as in azurehpc-health-checks and gcm's clock policy.
+
+    ## What else looks like it
+
+    Newer drivers know no application clocks: what cannot be told is not judged. Locked clocks (`nvidia-smi -lgc`) do
+    not show here. A higher highest clock on some nodes is often another VBIOS: see version-same.
+
+    ## What to do
+
+    `nvidia-smi -rac` resets application clocks.
+    """
+    readings = fleet.each(lambda node: node.gpus)
+    gpus = [(node, gpu) for node, those in readings for gpu in those.devices]
+    told = [gpu for _, gpu in gpus if gpu.app_clock_sm_mhz is not None or gpu.max_clock_sm_mhz is not None]
+    if not told:
+        return skipped("no GPU here tells its clocks")
+    problems = [*_lowered(gpus), *_differing(gpus)]
+    clocks = sorted({gpu.max_clock_sm_mhz for gpu in told if gpu.max_clock_sm_mhz is not None})
+    return judged(problems, f"highest clocks of {len(told)} GPUs: {', '.join(map(str, clocks))} MHz")
+
+
+def _lowered(gpus: list[tuple[Node, Gpu]]) -> Iterator[Problem]:
+    lowered = [
+        (node, gpu)
+        for node, gpu in gpus
+        if None not in {gpu.app_clock_sm_mhz, gpu.default_app_clock_sm_mhz}
+        and (gpu.app_clock_sm_mhz or 0) < (gpu.default_app_clock_sm_mhz or 0)
+    ]
+    for host in dict.fromkeys(node.host for node, _ in lowered):
+        those = [(node, gpu) for node, gpu in lowered if node.host == host]
+        node, found = those[0][0], [gpu for _, gpu in those]
+        yield Problem(
+            summary=f"{gpu_list(found)} {verb(found, 'has', 'have')} a lowered application clock",
+            evidence=tuple(
+                f"{label(gpu)}: {gpu.app_clock_sm_mhz} MHz, default {gpu.default_app_clock_sm_mhz} MHz" for gpu in found
+            ),
+            fix=f"sudo nvidia-smi -rac -i {numbers(found)}",
+            ranks=ranks_on(node, found),
+            hosts=(host,),
+        )
+
+
+def _differing(gpus: list[tuple[Node, Gpu]]) -> Iterator[Problem]:
+    for name in dict.fromkeys(gpu.name for _, gpu in gpus):
+        voices = [
+            Voice(host=node.host, value=gpu.max_clock_sm_mhz, ranks=ranks_on(node, [gpu]))
+            for node, gpu in gpus
+            if gpu.name == name
+        ]
+        split = compare(voices)
+        if split is not None:
+            yield Problem(
+                summary=describe(split, f"the highest clock of {name} is", words=lambda clock: f"{clock} MHz"),
+                fix="nvidia-smi -q -d CLOCK on both sides, and compare driver and VBIOS",
+                confidence=split.confidence,
+                hosts=split.hosts,
+                ranks=split.ranks,
+            )
+
+
+@node_rule(
+    "DD315", "persistence", Severity.WARNING, "Persistence mode is off",
+    group=Group.GPUS, needs=("gpus",), reads="NVML: persistence mode; /run/nvidia-persistenced/socket",
+)  # fmt: skip
+def check_persistence(node: Node) -> Answer:
+    """Report data-centre GPUs that the driver puts to sleep when nobody uses them.
+
+    ## What it means
+
+    Without persistence, the last process that leaves a GPU unloads its state, and the next one that comes waits for
+    seconds a GPU: ranks start at different times, and `nvidia-smi` is slow. Volatile ECC counters and settings such as
+    a power limit are lost each time.
+
+    ## How it is told
+
+    NVML's persistence mode, or the socket of nvidia-persistenced. A warning on data-centre GPUs; on others it is off
+    as they are sold, and is told only. Source: docs.nvidia.com/deploy/driver-persistence.
+
+    ## What else looks like it
+
+    In a container the daemon's socket does not show; the mode does.
+
+    ## What to do
+
+    `sudo systemctl enable --now nvidia-persistenced`, or `sudo nvidia-smi -pm 1` until the next reboot.
+    """
+    gpus = [gpu for gpu in in_use(node) if gpu.persistence is not None]
+    if not gpus:
+        return skipped("no GPU here has persistence mode")
+    if listed(node).persistenced:
+        return judged([], "nvidia-persistenced runs")
+    off = [gpu for gpu in gpus if not gpu.persistence]
+    problems = [
+        gpu_problem(
+            node,
+            those,
+            f"{verb(those, 'sleeps', 'sleep')} when unused, and {verb(those, 'takes', 'take')} seconds to wake: "
+            "persistence mode is off",
+            detail=lambda _: "persistence mode is off",
+            fix="sudo systemctl enable --now nvidia-persistenced, or sudo nvidia-smi -pm 1",
+            severity=severity,
+        )
+        for those, severity in (
+            ([gpu for gpu in off if is_data_center(gpu)], Severity.WARNING),
+            ([gpu for gpu in off if not is_data_center(gpu)], Severity.INFO),
+        )
+        if those
+    ]
+    return judged(problems, f"on for {len(gpus) - len(off)} of {len(gpus)}")
+
+
+@node_rule(
+    "DD316", "mig", Severity.ERROR, "GPUs are divided into MIG slices",
+    group=Group.GPUS, needs=("gpus",), reads="NVML: MIG mode; CUDA_VISIBLE_DEVICES",
+)  # fmt: skip
+def check_mig(node: Node) -> Answer:
+    """Report GPUs in MIG mode: a process sees one slice, and slices do not reach each other.
+
+    ## What it means
+
+    A process can use one MIG slice, whatever it lists in `CUDA_VISIBLE_DEVICES`. Slices have no peer access, by NVLink
+    or PCIe, and NCCL before 2.30.3 refuses several ranks on slices of one GPU.
+
+    ## How it is told
+
+    NVML's MIG mode of the GPUs in use. With several ranks on the node it is an error, with one rank a warning. Where
+    `NCCL_MULTI_RANK_GPU_ENABLE=1` is set, NCCL's experimental support for slices is meant, and it is a warning.
+    Source: github.com/NVIDIA/nccl/issues/1716.
+
+    ## What else looks like it
+
+    A single process on a slice that it was given works well.
+
+    ## What to do
+
+    Whole GPUs: `nvidia-smi -mig 0` with nothing running, or ask the batch system for GPUs and not for slices.
+    """
+    gpus = [gpu for gpu in in_use(node) if gpu.mig_enabled is not None]
+    if not gpus:
+        return skipped("no GPU here has MIG")
+    on = [gpu for gpu in gpus if gpu.mig_enabled]
+    if not on:
+        return judged([], f"off on {len(gpus)} GPUs")
+    meant = all(process.variables.get(SHARING_ALLOWED) == "1" for process in node.processes)
+    several = len(node.ranks) > 1
+    consequence = (
+        "ranks on slices have no NVLink, no peer access and, before NCCL 2.30.3, no NCCL"
+        if several
+        else "a process sees one slice, and several ranks on slices cannot reach each other directly"
+    )
+    problem = gpu_problem(
+        node,
+        on,
+        f"{verb(on, 'is', 'are')} in MIG mode: {consequence}",
+        detail=lambda _: "MIG is on",
+        fix="sudo nvidia-smi -mig 0 -i {ids} with nothing running, or ask for whole GPUs",
+        severity=Severity.ERROR if several and not meant else Severity.WARNING,
+    )
+    return judged([problem], f"on for {len(on)} of {len(gpus)}")
+
+
+@node_rule(
+    "DD317", "compute-mode", Severity.ERROR, "A GPU's compute mode keeps a rank away",
+    group=Group.GPUS, needs=("gpus",), reads="NVML: compute mode, processes on each GPU",
+)  # fmt: skip
+def check_compute_mode(node: Node) -> Answer:
+    """Report GPUs that take no process, or no second one.
+
+    ## What it means
+
+    In compute mode "prohibited" CUDA reports no such device; in "exclusive process" the second process that comes gets
+    "CUDA-capable device(s) is/are busy or unavailable".
+
+    ## How it is told
+
+    NVML's compute mode. Prohibited is an error. Exclusive is one where another process already computes on the GPU, or
+    where several ranks come to it (see dup-gpu for how that is told); with one rank a GPU it is no fault.
+
+    ## What else looks like it
+
+    Data loader workers and check-env itself open no context, and are not in the way.
+
+    ## What to do
+
+    `sudo nvidia-smi -c 0` sets the default mode.
+    """
+    gpus = [gpu for gpu in in_use(node) if gpu.compute_mode is not None]
+    if not gpus:
+        return skipped("no GPU here has a compute mode")
+    exclusive = [gpu for gpu in gpus if (gpu.compute_mode or "").startswith("exclusive")]
+    pids = {process.pid for process in node.processes}
+    rows: tuple[tuple[list[Gpu], str, Callable[[Gpu], str]], ...] = (
+        (
+            [gpu for gpu in gpus if gpu.compute_mode == "prohibited"],
+            "may not be computed on: the compute mode is prohibited",
+            lambda _: "compute mode prohibited",
+        ),
+        (
+            [gpu for gpu in exclusive if _strangers(gpu, pids)],
+            "takes one process alone, and has one that is not of this job",
+            lambda gpu: f"compute mode {gpu.compute_mode}, pids {', '.join(map(str, _strangers(gpu, pids)))}",
+        ),
+        (
+            [gpu for gpu in exclusive if len(ranks_on(node, [gpu])) > 1],
+            "takes one process alone, and several ranks come to it",
+            lambda gpu: f"compute mode {gpu.compute_mode}, {len(ranks_on(node, [gpu]))} ranks",
+        ),
+    )
+    problems = [
+        gpu_problem(node, those, what, detail=detail, fix="sudo nvidia-smi -c 0 -i {ids}")
+        for those, what, detail in rows
+        if those
+    ]
+    return judged(problems, ", ".join(sorted({gpu.compute_mode or "" for gpu in gpus})))
+
+
+def _strangers(gpu: Gpu, pids: set[int]) -> list[int]:
+    """Return the processes that compute on a GPU and are not of this job."""
+    return [one.pid for one in gpu.processes or () if not (one.ours or one.graphics or one.pid in pids)]

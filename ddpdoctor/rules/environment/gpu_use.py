@@ -1,0 +1,180 @@
+"""DD318 and DD319: who else is on the GPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.reading import known
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.environment.devices import (
+    gpu_list,
+    gpu_problem,
+    in_use,
+    is_coherent,
+    is_data_center,
+    listed,
+    size_words,
+    verb,
+)
+from ddpdoctor.rules.registry import Group, node_rule
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.gpus import Gpu, GpuProcess
+    from ddpdoctor.model.node import Node
+
+OTHERS_BYTES = 500 * 2**20
+"""Ours, near gcm's and gpud's: a context without any tensor takes as much."""
+MOST = 0.5
+"""Ours: of the memory, what leaves no room for a job that was sized for the whole GPU."""
+UNSEEN_BYTES = 2**30
+"""Ours: of memory whose owners cannot be seen, what is more than a screen or a driver takes."""
+TRIAL_BYTES = 4 * 2**30
+"""What the trial of --deep may hold meanwhile: 2 GiB, the same while it compares, and its context."""
+
+
+@node_rule(
+    "DD318", "other-procs", Severity.WARNING, "Other processes hold memory of GPUs that the job will use",
+    group=Group.GPUS, needs=("gpus",), reads="NVML: processes and memory; /proc/PID/cgroup",
+)  # fmt: skip
+def check_other_procs(node: Node) -> Answer:
+    """Report memory of the job's GPUs that processes of others hold.
+
+    ## What it means
+
+    A leftover of an earlier run, or a neighbour, takes memory (out of memory at the largest batch) and time (a
+    straggler) from one rank.
+
+    ## How it is told
+
+    NVML lists processes with their memory. This job's own are left out: what runs below the same launcher, in the same
+    Slurm job, in the same pod; and so is what only draws on a screen. More than 500 MiB are a warning, more than half
+    of the GPU's memory an error. In a container, processes of others do not show: there the memory in use is
+    compared, and more than 1 GiB of a data-centre GPU is a warning, more than half of it an error, both less sure. All
+    three limits are ours.
+
+    ## What else looks like it
+
+    A workstation's desktop and browser. A machine that is shared on purpose.
+
+    ## What to do
+
+    Look whose it is (`ps -fp PID`), and end it if it is a leftover; or choose other GPUs by `CUDA_VISIBLE_DEVICES`.
+    """
+    gpus = [gpu for gpu in in_use(node) if gpu.processes is not None or gpu.memory_used_bytes is not None]
+    if not gpus:
+        return skipped("no GPU here tells what is on it")
+    if listed(node).host_pids:
+        return _by_process(node, gpus)
+    return _by_memory(node, [gpu for gpu in gpus if not is_coherent(gpu)])
+
+
+def _by_process(node: Node, gpus: list[Gpu]) -> Answer:
+    pids = {process.pid for process in node.processes}
+    held = {gpu.index: sum(one.used_bytes or 0 for one in _others(gpu, pids)) for gpu in gpus}
+    problems = []
+    for gpu in gpus:
+        if held[gpu.index] > OTHERS_BYTES:
+            others = _others(gpu, pids)
+            most = held[gpu.index] > MOST * (gpu.memory_total_bytes or held[gpu.index] * 4)
+            problems.append(
+                gpu_problem(
+                    node,
+                    [gpu],
+                    f"has {size_words(held[gpu.index])} of its {_total(gpu)} taken by processes of others",
+                    detail=lambda _, others=others: ", ".join(map(_words, others)),  # type: ignore[misc]
+                    fix=f"ps -fp {','.join(str(one.pid) for one in others)}; end what is left over",
+                    severity=Severity.ERROR if most else None,
+                )
+            )
+    return judged(problems, f"others hold at most {size_words(max(held.values()))} of a GPU")
+
+
+def _others(gpu: Gpu, pids: set[int]) -> list[GpuProcess]:
+    return [one for one in gpu.processes or () if not (one.ours or one.graphics or one.pid in pids)]
+
+
+def _words(process: GpuProcess) -> str:
+    size = "memory not told" if process.used_bytes is None else size_words(process.used_bytes)
+    return f"pid {process.pid} ({process.name or 'name not known'}) {size}"
+
+
+def _total(gpu: Gpu) -> str:
+    return "memory" if gpu.memory_total_bytes is None else size_words(gpu.memory_total_bytes)
+
+
+def _by_memory(node: Node, gpus: list[Gpu]) -> Answer:
+    """Judge what is in use beyond this job's own, where nobody can be seen."""
+    if not gpus:
+        return skipped("the kernel keeps files in the memory of these GPUs, and their processes cannot be seen")
+    allowed = TRIAL_BYTES if known(node.gpu_trial) is not None else 0
+    used = {gpu.index: max(0, (gpu.memory_used_bytes or 0) - _own(gpu) - allowed) for gpu in gpus}
+    problems = []
+    for gpu in gpus:
+        most = used[gpu.index] > MOST * (gpu.memory_total_bytes or used[gpu.index] * 4)
+        if not most and not (is_data_center(gpu) and used[gpu.index] > UNSEEN_BYTES):
+            continue
+        problems.append(
+            Problem(
+                summary=f"{gpu_list([gpu])} has {size_words(used[gpu.index])} of its {_total(gpu)} in use by something "
+                "that cannot be seen from here",
+                evidence=("this process does not see the machine's processes: it runs in a container",),
+                fix="nvidia-smi on the host, outside the container, shows whose it is",
+                severity=Severity.ERROR if most and is_data_center(gpu) else Severity.WARNING,
+                confidence=Confidence.MEDIUM,
+            )
+        )
+    return judged(problems, f"at most {size_words(max(used.values()))} of a GPU in use; processes cannot be seen")
+
+
+def _own(gpu: Gpu) -> int:
+    return sum(one.used_bytes or 0 for one in gpu.processes or () if one.ours)
+
+
+@node_rule(
+    "DD319", "zombie-ctx", Severity.WARNING, "GPU memory is in use and no process is there",
+    group=Group.GPUS, needs=("gpus",), reads="NVML: memory in use, processes",
+)  # fmt: skip
+def check_zombie_ctx(node: Node) -> Answer:
+    """Report GPU memory that is in use though no process is on the GPU.
+
+    ## What it means
+
+    A process that was killed while the driver worked for it can stay half dead and hold its memory: a defunct process,
+    or one that another one (a data loader's worker, a debugger) keeps alive.
+
+    ## How it is told
+
+    More than 1 GiB in use (ours; NVML's figure leaves out what the driver keeps for itself), and NVML lists nobody.
+    It can be told only where the machine's processes can be seen, which is not so in a container, and not for GPUs in
+    MIG mode or with a memory that the kernel uses too (GH200, GB200).
+
+    ## What else looks like it
+
+    A GPU that a virtual machine has.
+
+    ## What to do
+
+    `sudo fuser -v /dev/nvidia*` lists who has the GPU open; end those, else reset the GPU.
+    """
+    gpus = listed(node)
+    if not gpus.host_pids:
+        return skipped("the machine's processes cannot be seen from here: a container")
+    told = [
+        gpu
+        for gpu in in_use(node)
+        if gpu.processes is not None and gpu.memory_used_bytes is not None and not gpu.mig_enabled
+        and not is_coherent(gpu)
+    ]  # fmt: skip
+    if not told:
+        return skipped("no GPU here tells both its memory and its processes")
+    held = [gpu for gpu in told if not gpu.processes and (gpu.memory_used_bytes or 0) > UNSEEN_BYTES]
+    what = f"{verb(held, 'has', 'have')} memory in use and no process: somebody who was killed still holds it"
+    fix = "sudo fuser -v /dev/nvidia*; end what is left over, else sudo nvidia-smi -r -i {ids}"
+    problems = [gpu_problem(node, held, what, detail=_in_use, fix=fix)] if held else []
+    free = sum(1 for gpu in told if not gpu.processes)
+    return judged(problems, f"{free} of {len(told)} GPUs without a process")
+
+
+def _in_use(gpu: Gpu) -> str:
+    return f"{size_words(gpu.memory_used_bytes or 0)} in use, no process listed"

@@ -1,0 +1,241 @@
+"""DD304 and DD305: all GPUs are there, and CUDA_VISIBLE_DEVICES says what it was meant to say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.reading import known, need
+from ddpdoctor.model.visible_devices import VARIABLE, read_visible
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.environment.devices import (
+    gpu_list,
+    keys_of,
+    label,
+    listed,
+    numbers,
+    ranks_on,
+    sees_its_own,
+    verb,
+    visible_to,
+)
+from ddpdoctor.rules.environment.processes import merge_equal, ranks_of
+from ddpdoctor.rules.registry import Group, node_rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.model.gpus import GpuOnBus, Gpus
+    from ddpdoctor.model.node import Node, Process
+    from ddpdoctor.model.software import TorchBuild
+    from ddpdoctor.model.visible_devices import Visible
+
+KEPT_FROM_US = frozenset({None, "EPERM", "EACCES", "ENOENT"})
+"""How opening a device file ends that a container or a batch system keeps from this process."""
+MISMATCH = "LIB_RM_VERSION_MISMATCH"
+
+
+@node_rule(
+    "DD304", "gpu-count", Severity.ERROR, "A GPU is missing or does not answer, or there are fewer than ranks",
+    group=Group.GPUS, needs=("gpus", "torch"),
+    reads="NVML, /sys/bus/pci/devices, /proc/driver/nvidia/gpus, torch.cuda.device_count()",
+)  # fmt: skip
+def check_gpu_count(node: Node) -> Answer:
+    """Report a GPU that does not work, one that the driver does not list, and more ranks than GPUs.
+
+    ## What it means
+
+    A GPU that fell off the bus (Xid 79) stays in the list of PCI devices, and either NVML does not list it or every
+    question to it ends with "GPU is lost". With fewer GPUs than ranks, `torch.cuda.set_device(LOCAL_RANK)` fails with
+    "invalid device ordinal", or two ranks come to share one GPU.
+
+    ## How it is told
+
+    NVML is asked for each device. One that it does not list, though the NVIDIA driver has taken it, counts as broken
+    only if its device file can be opened or fails with an error of the device: a container or a Slurm job with some of
+    the node's GPUs is denied the others, and that is as it should be. So is a GPU that vfio-pci has taken.
+    The GPUs that `CUDA_VISIBLE_DEVICES` leaves are compared with torch's count, and with `LOCAL_WORLD_SIZE`. More GPUs
+    than ranks is told, and is no fault.
+
+    ## What else looks like it
+
+    A job that computes on processors may start more ranks than there are GPUs: hide them with
+    `CUDA_VISIBLE_DEVICES=`. With MIG, torch counts slices, and the numbers are not compared.
+
+    ## What to do
+
+    A GPU that is lost needs a reset (`nvidia-smi -r`) or a reboot, and a look at `dmesg` for its Xid. Otherwise start
+    as many ranks as there are GPUs, or ask the batch system or container for more.
+    """
+    gpus = need(node.gpus)
+    if gpus.init_error == MISMATCH:
+        return skipped("NVML does not start, for driver and library differ: see driver-lib-mismatch")
+    if gpus.init_error is not None:
+        return judged([_no_nvml(gpus)], f"NVML does not start: {gpus.init_error}")
+    torch = known(node.torch)
+    problems = [*_silent(node, gpus), *_unlisted(gpus), *_torch_count(node, gpus, torch), *_rank_count(node, gpus)]
+    seen = [f"NVML lists {len(gpus.devices)}"]
+    seen += [f"torch sees {torch.device_count}"] if torch is not None else []
+    seen += [f"{len(node.ranks)} ranks"] if node.ranks else []
+    return judged(problems, ", ".join(seen))
+
+
+def _no_nvml(gpus: Gpus) -> Problem:
+    return Problem(
+        summary="The NVIDIA driver is there and NVML does not start, so that no GPU can be used",
+        evidence=(f"nvmlInit ends with {gpus.init_error}",),
+        fix="outside a container: nvidia-smi; sudo dmesg | grep NVRM. In a container whose GPUs are gone since "
+        "`systemctl daemon-reload` on the host: start it anew",
+    )
+
+
+def _silent(node: Node, gpus: Gpus) -> Iterator[Problem]:
+    silent = [gpu for gpu in gpus.devices if gpu.error is not None]
+    if silent:
+        does = verb(silent, "does", "do")
+        yield Problem(
+            summary=f"{gpu_list(silent)} {does} not answer, and a job that uses {verb(silent, 'it', 'them')} fails",
+            evidence=tuple(f"{label(gpu)}: {gpu.error}" for gpu in silent),
+            fix=f"sudo dmesg | grep -E 'NVRM|Xid'; then sudo nvidia-smi -r -i {numbers(silent)}, or reboot",
+            ranks=ranks_on(node, [gpu for gpu in silent if gpu.uuid]),
+        )
+
+
+def _unlisted(gpus: Gpus) -> Iterator[Problem]:
+    """Yield GPUs on the bus that should work and that NVML does not list."""
+    if any(not gpu.bus_id for gpu in gpus.devices):
+        return  # one that NVML lists and that cannot tell its place would count twice
+    here = {gpu.bus_id for gpu in gpus.devices}
+    others = [gpu for gpu in gpus.on_bus if gpu.bus_id not in here]
+    for gpu in others:
+        if gpu.driver == "nvidia" and gpu.open_error not in KEPT_FROM_US:
+            yield _broken(gpu, f"/dev/nvidia* of it opens with: {gpu.open_error}", Confidence.HIGH)
+    models = {gpu.device for gpu in gpus.on_bus if gpu.bus_id in here}
+    if any(gpu.driver == "nvidia" for gpu in others):
+        return  # this process was given some of the GPUs: the rest of the node is not its business
+    for gpu in others:
+        if gpu.driver is None and gpu.device in models:
+            yield _broken(gpu, "the NVIDIA driver has not taken it, as it has others of its model", Confidence.MEDIUM)
+
+
+def _broken(gpu: GpuOnBus, evidence: str, confidence: Confidence) -> Problem:
+    return Problem(
+        summary=f"The GPU at {gpu.bus_id} is on the PCI bus and NVML does not list it: it is broken",
+        evidence=(evidence,),
+        fix=f"sudo dmesg | grep -E 'NVRM|{gpu.bus_id}'; then reboot, and take the node out of use if it stays away",
+        confidence=confidence,
+    )
+
+
+def _torch_count(node: Node, gpus: Gpus, torch: TorchBuild | None) -> Iterator[Problem]:
+    if torch is None or torch.cuda is None or any(gpu.mig_enabled for gpu in gpus.devices):
+        return
+    expected = len(visible_to(node.first, gpus).devices)
+    if torch.device_count < expected and not any(gpu.error for gpu in gpus.devices):
+        yield Problem(
+            summary=f"torch sees {torch.device_count} of {expected} GPUs that NVML lists",
+            evidence=(torch.cuda_error,) if torch.cuda_error else (),
+            fix='python -c "import torch; torch.cuda.init()" says what CUDA has against them',
+        )
+
+
+def _rank_count(node: Node, gpus: Gpus) -> Iterator[Problem]:
+    """Compare ranks with GPUs, where all ranks of the node see the same ones."""
+    values = {process.variables.get(VARIABLE) for process in node.processes}
+    if not node.ranks or len(values) > 1 or any(sees_its_own(process) for process in node.processes):
+        return
+    visible = visible_to(node.first, gpus)
+    count = len(visible.devices)
+    ranks = max(len(node.ranks), node.first.number("LOCAL_WORLD_SIZE") or 0)
+    if not count or (visible.entries and count == 1):
+        return  # cvd-valid and dup-gpu judge these
+    if ranks > count:
+        gpu_words = "1 GPU" if count == 1 else f"{count} GPUs"
+        yield Problem(
+            summary=f"{ranks} ranks and {gpu_words} here: cuda:LOCAL_RANK is missing for {ranks - count} of them",
+            evidence=(f"LOCAL_WORLD_SIZE is {ranks}",),
+            fix=f"--nproc-per-node={count}; or, for a job on processors, export CUDA_VISIBLE_DEVICES=",
+            ranks=tuple(p.rank for p in node.processes if p.rank is not None and (p.local_rank or 0) >= count),
+        )
+    elif ranks < count:
+        yield Problem(
+            summary=f"{ranks} {verb(node.ranks, 'rank', 'ranks')} for {count} GPUs: {count - ranks} stay idle",
+            fix=f"--nproc-per-node={count} would use all",
+            severity=Severity.INFO,
+        )
+
+
+@node_rule(
+    "DD305", "cvd-valid", Severity.ERROR, "CUDA_VISIBLE_DEVICES hides GPUs that it names",
+    group=Group.GPUS, needs=("gpus",), reads="CUDA_VISIBLE_DEVICES, NVML",
+)  # fmt: skip
+def check_cvd_valid(node: Node) -> Answer:
+    """Report a `CUDA_VISIBLE_DEVICES` that comes to less than it says.
+
+    ## What it means
+
+    CUDA reads the list up to the first entry that names no device, and hides that one and all that follow, without a
+    word. A device that is named twice makes it show no device at all.
+
+    ## How it is told
+
+    Entries are resolved as CUDA does: numbers below the count of devices, beginnings of a UUID (`GPU-…`) that fit one
+    device alone, `MIG-…` for a slice. An error where an entry names nothing or a device is named twice. Where all are
+    hidden on purpose (an empty value, `-1`, Slurm's `NoDevFiles`) it is told, and is no fault.
+    Source: CUDA programming guide, "CUDA environment variables".
+
+    ## What else looks like it
+
+    In a container with some of the GPUs, and in a Slurm job with confined devices, numbers begin at 0 again: a value
+    from outside does not fit. Slurm tasks that see GPUs of their own are judged by the first task alone.
+
+    ## What to do
+
+    Name the devices that `nvidia-smi -L` shows, or unset the variable.
+    """
+    gpus = listed(node)
+    processes = node.processes[:1] if sees_its_own(node.first) else node.processes
+    having = [process for process in processes if VARIABLE in process.variables]
+    if not having:
+        return skipped(f"{VARIABLE} is not set")
+    problems = [found for process in having for found in _judge_value(process, gpus)]
+    shown = ", ".join(dict.fromkeys(f"{VARIABLE}={process.variables[VARIABLE]}" for process in having))
+    return judged(merge_equal(problems), f"{shown} of {len(gpus.devices)} GPUs")
+
+
+def _judge_value(process: Process, gpus: Gpus) -> Iterator[Problem]:
+    visible = visible_to(process, gpus)
+    value = f"{VARIABLE}={process.variables[VARIABLE]}"
+    ranks = ranks_of([process])
+    if visible.on_purpose:
+        yield Problem(
+            summary=f"{value} hides all {len(gpus.devices)} GPUs",
+            fix=f"unset {VARIABLE}, if the job is to compute on GPUs",
+            severity=Severity.INFO,
+            ranks=ranks,
+        )
+    elif visible.repeated:
+        yield Problem(
+            summary=f"{value} names a device twice, and CUDA then shows none at all",
+            evidence=(f"named twice: {', '.join(visible.repeated)}",),
+            fix=f"export {VARIABLE}={_mended(visible, gpus)}",
+            ranks=ranks,
+        )
+    elif visible.bad_entry is not None and (visible.bad_entry != "-1" or visible.hidden):
+        yield Problem(
+            summary=f"{value} names {visible.bad_entry or 'an empty entry'}, which is no device here: CUDA hides it "
+            f"and all after it, and shows {len(visible.devices)}",
+            evidence=(f"there are {len(gpus.devices)} GPUs: 0 to {len(gpus.devices) - 1}",),
+            fix=f"export {VARIABLE}={_mended(visible, gpus)}",
+            ranks=ranks,
+        )
+
+
+def _mended(visible: Visible, gpus: Gpus) -> str:
+    """Return the entries that name a device, each once; all devices where none does."""
+    uuids = keys_of(gpus)
+    kept: dict[str, str] = {}
+    for entry in visible.entries:
+        for device in read_visible(entry, uuids).devices:
+            kept.setdefault(device, entry)
+    return ",".join(kept.values()) or ",".join(str(gpu.index) for gpu in gpus.devices)

@@ -1,0 +1,126 @@
+"""DD306: no two ranks come to the same GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.reading import known
+from ddpdoctor.model.visible_devices import VARIABLE
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.environment.devices import device_of, keys_of, sees_its_own, visible_to
+from ddpdoctor.rules.progress.words import rank_list
+from ddpdoctor.rules.registry import Group, fleet_rule
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.gpus import Gpus
+    from ddpdoctor.model.node import Fleet, Node, Process
+
+NAMED = 4
+"""So many shared devices are named one by one."""
+SHARING_ALLOWED = "NCCL_MULTI_RANK_GPU_ENABLE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Use:
+    """A rank on a device."""
+
+    node: Node
+    process: Process
+    device: str
+
+
+@fleet_rule(
+    "DD306", "dup-gpu", Severity.ERROR, "Several ranks come to the same GPU",
+    group=Group.GPUS, needs=("gpus",), reads="CUDA_VISIBLE_DEVICES, LOCAL_RANK, UUIDs of NVML",
+)  # fmt: skip
+def check_dup_gpu(fleet: Fleet) -> Answer:
+    """Report ranks that use one and the same GPU.
+
+    ## What it means
+
+    NCCL refuses a communicator with two ranks on one GPU: "Duplicate GPU detected", since 2.30 "Multiple Ranks are
+    using the same GPU/Partition". Without NCCL, both would compete for its memory and its time.
+
+    ## How it is told
+
+    A rank that sees one device uses that one; a rank that sees several uses the one of its local rank, as
+    `torch.cuda.set_device(LOCAL_RANK)` does. Devices are compared by their UUID, over all nodes: two containers may
+    share a machine. Which device the script really picks cannot be seen from here: a script that never calls
+    `set_device` puts all ranks on its first one, and that is found only when it runs.
+
+    ## What else looks like it
+
+    Slurm may confine each task to a GPU that is number 0 for every one of them: numbers are then not compared. With
+    `NCCL_MULTI_RANK_GPU_ENABLE=1` (NCCL 2.30.3 and later) sharing is allowed, and this is a warning.
+    More ranks than GPUs, with all ranks seeing the same ones, is `gpu-count`.
+
+    ## What to do
+
+    Give every rank a device of its own: `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`, and the same
+    `CUDA_VISIBLE_DEVICES` for all ranks of a node, or a different one for each.
+    """
+    if not fleet.gathered:
+        return skipped("there is one process")
+    readings = fleet.each(lambda node: node.gpus)
+    uses = [use for node, gpus in readings for use in _uses(node, gpus)]
+    if not uses:
+        return skipped("of no rank is it known which GPU it comes to")
+    by_device: dict[str, list[_Use]] = {}
+    for use in uses:
+        by_device.setdefault(use.device, []).append(use)
+    shared = [those for those in by_device.values() if len(those) > 1]
+    seen = f"{len(uses)} ranks on {len(by_device)} GPUs"
+    return judged([_problem(shared)] if shared else [], seen)
+
+
+def _uses(node: Node, gpus: Gpus) -> list[_Use]:
+    values = {process.variables.get(VARIABLE) for process in node.processes}
+    if values == {None} and len(gpus.devices) == 1:
+        return []  # a machine with one GPU: gpu-count compares it with the ranks
+    found = []
+    for process in node.processes:
+        device = device_of(process, gpus)
+        if process.rank is not None and device is not None and _is_unmistakable(process, gpus):
+            found.append(_Use(node=node, process=process, device=device))
+    return found
+
+
+def _is_unmistakable(process: Process, gpus: Gpus) -> bool:
+    """Say whether a device that a process names is the same for whoever read NVML on its node."""
+    if not sees_its_own(process):
+        return True
+    return all(not entry.isdecimal() for entry in visible_to(process, gpus).entries or ("0",))
+
+
+def _problem(shared: list[list[_Use]]) -> Problem:
+    ranks = tuple(sorted({use.process.rank for uses in shared for use in uses if use.process.rank is not None}))
+    named = [f"{_rank_words(uses)} on {_device_words(uses[0])}" for uses in shared[:NAMED]]
+    more = [f"and so {len(shared) - NAMED} more GPUs"] if len(shared) > NAMED else []
+    allowed = all(use.process.variables.get(SHARING_ALLOWED) == "1" for uses in shared for use in uses)
+    first = shared[0][0].process
+    return Problem(
+        summary=f"Several ranks come to one GPU, which NCCL refuses: {'; '.join([*named, *more])}",
+        evidence=(f"rank {first.rank}: {_reason(first)}: {shared[0][0].device}",),
+        fix=f"the same {VARIABLE} with all GPUs for every rank of a node, and "
+        'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) in the script',
+        severity=Severity.WARNING if allowed else None,
+        ranks=ranks,
+        hosts=tuple(dict.fromkeys(use.node.host for uses in shared for use in uses)),
+    )
+
+
+def _reason(process: Process) -> str:
+    return f"{VARIABLE}={process.variables.get(VARIABLE, '(not set)')}, local rank {process.local_rank}"
+
+
+def _rank_words(uses: list[_Use]) -> str:
+    return rank_list(use.process.rank for use in uses if use.process.rank is not None)
+
+
+def _device_words(use: _Use) -> str:
+    gpus = known(use.node.gpus)
+    keys = keys_of(gpus) if gpus is not None else ()
+    name = f"GPU {keys.index(use.device)}" if use.device in keys else use.device
+    return f"{name} of {use.node.host}"

@@ -1,0 +1,108 @@
+"""DD311: what the NVIDIA driver wrote to the kernel's log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.reading import known, need
+from ddpdoctor.rules.answers import Answer, Problem, judged
+from ddpdoctor.rules.environment.devices import ranks_on
+from ddpdoctor.rules.registry import Group, node_rule
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.gpus import Gpu, Xid
+    from ddpdoctor.model.node import Node
+
+REBOOT = "drain the node and reboot; if it comes back, have the GPU replaced"
+RESET = "sudo nvidia-smi -r -i {index} with nothing running on it, or reboot"
+CODES: dict[int, tuple[Severity, str, str]] = {
+    48: (Severity.ERROR, "a memory error that ECC could not correct", RESET),
+    64: (Severity.ERROR, "a bad memory row or page that could not be taken out of use", REBOOT),
+    74: (Severity.ERROR, "an NVLink error", "nvidia-smi nvlink -e -i {index}; drain the node and reset all its GPUs"),
+    79: (Severity.ERROR, "it fell off the bus", REBOOT),
+    95: (Severity.ERROR, "a memory error that was not contained: all its processes may have been hit", RESET),
+    119: (Severity.ERROR, "its system processor (GSP) does not answer", REBOOT),
+    120: (Severity.ERROR, "an error of its system processor (GSP)", REBOOT),
+    140: (Severity.ERROR, "a memory error that ECC could not recover from", RESET),
+    63: (Severity.WARNING, "a bad memory row or page that the next reset takes out of use", RESET),
+    92: (Severity.WARNING, "very many corrected memory errors", RESET),
+    94: (Severity.WARNING, "a memory error that ended one process and was contained", RESET),
+    13: (Severity.INFO, "a fault in a program's kernel", "look for the error in the program that ran then"),
+    31: (Severity.INFO, "a program's access to a wrong address", "look for the error in the program that ran then"),
+    43: (
+        Severity.INFO,
+        "a program's fault, which ended the program",
+        "look for the error in the program that ran then",
+    ),
+    45: (Severity.INFO, "the end of a program that had failed or was killed", "look at what failed before it"),
+}
+"""By number: how bad, what it is, what to do. Numbers and meanings: NVIDIA's Xid catalogue,
+docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html; how bad: as gcm and gpud class them."""
+OTHER = (Severity.INFO, "an error that is not on the list here", "https://docs.nvidia.com/deploy/xid-errors says what")
+
+
+@node_rule(
+    "DD311", "xid", Severity.ERROR, "The driver reported errors of GPUs since boot",
+    group=Group.GPUS, needs=("kernel_log", "gpus"), reads="/dev/kmsg: NVRM: Xid",
+)  # fmt: skip
+def check_xid(node: Node) -> Answer:
+    """Report Xid errors of this node's GPUs since boot.
+
+    ## What it means
+
+    The NVIDIA driver writes a line with a number to the kernel's log when a GPU or a program on it fails.
+
+    ## How it is told
+
+    Lines "NVRM: Xid (PCI:…): N" that the kernel still has. Errors: 48 (uncorrectable memory error), 64 (a row could
+    not be replaced), 74 (NVLink), 79 (fell off the bus), 95 (not contained), 119 and 120 (GSP), 140. Warnings: 63, 92,
+    94, after which a reset is due before the next job. Told only: 13, 31, 43 and 45, which most often are a program's
+    own fault, and numbers that are not on this list. Source: NVIDIA's Xid catalogue, docs.nvidia.com/deploy/xid-errors.
+    Lines of GPUs that this process does not have are left out, where NVML says which it has.
+
+    ## What else looks like it
+
+    An old line of a GPU that was reset since: the age stands with it. The log is a ring: old lines get lost in it.
+
+    ## What to do
+
+    What stands with the number; where the log may not be read, `sudo dmesg | grep Xid`.
+    """
+    gpus = known(node.gpus)
+    devices = {gpu.bus_id: gpu for gpu in gpus.devices if gpu.bus_id} if gpus is not None else {}
+    xids = [xid for xid in need(node.kernel_log).xids if not devices or xid.bus_id in devices or _lost(node)]
+    rows: dict[tuple[str, int], list[Xid]] = {}
+    for xid in xids:
+        rows.setdefault((xid.bus_id, xid.code), []).append(xid)
+    problems = [_problem(node, devices.get(bus_id), those) for (bus_id, _), those in rows.items()]
+    return judged(problems, f"{len(xids)} Xid errors since boot")
+
+
+def _lost(node: Node) -> bool:
+    """Say whether a GPU cannot tell its place on the bus, so that a line may be of that one."""
+    gpus = known(node.gpus)
+    return gpus is not None and any(not gpu.bus_id for gpu in gpus.devices)
+
+
+def _problem(node: Node, gpu: Gpu | None, xids: list[Xid]) -> Problem:
+    last = min(xids, key=lambda xid: xid.age_s if xid.age_s is not None else float("inf"))
+    severity, meaning, fix = CODES.get(last.code, OTHER)
+    where = f"GPU {gpu.index}" if gpu is not None else f"The GPU at {last.bus_id}"
+    times = f", {len(xids)} times" if len(xids) > 1 else ""
+    age = "" if last.age_s is None else f" {age_words(last.age_s)} ago"
+    return Problem(
+        summary=f"{where} had Xid {last.code}: {meaning}",
+        evidence=(f"{last.bus_id}{age}{times}: {last.text}",),
+        fix=fix.replace("{index}", str(gpu.index) if gpu is not None else last.bus_id),
+        severity=severity,
+        ranks=ranks_on(node, [gpu]) if gpu is not None and severity is not Severity.INFO else (),
+    )
+
+
+def age_words(seconds: float) -> str:
+    """Return "40 s", "12 min", "5 h" or "3 days"."""
+    for size, unit, least in ((86_400, "days", 2), (3_600, "h", 2), (60, "min", 2)):
+        if seconds >= size * least:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
