@@ -59,6 +59,12 @@ def check_env(
     Prints what is wrong, what was seen, and what to do. Needs no GPU and no rights.
     """
     from ddpdoctor.cli.durations import parse_duration
+    from ddpdoctor.diagnose.torch_start import start_torch_early
+
+    timeout_s = parse_duration(timeout, "--timeout")
+    # Chosen checks may not need torch, and may not be there at all.
+    early = not (checks or skip or show_list or no_torch)
+    torch_child = start_torch_early(os.environ) if early else None
     from ddpdoctor.diagnose.check_env import Wanted, list_checks
 
     wanted = Wanted(
@@ -67,12 +73,13 @@ def check_env(
         deep=deep,
         use_torch=not no_torch,
         redact=redact,
-        timeout_s=parse_duration(timeout, "--timeout"),
+        timeout_s=timeout_s,
         nnodes=nnodes,
         node_rank=node_rank,
         master_addr=master_addr,
         master_port=master_port,
         command=tuple(sys.argv),
+        torch_child=torch_child,
     )
     if show_list:
         _print_list(list_checks(wanted))

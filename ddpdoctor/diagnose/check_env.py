@@ -22,6 +22,7 @@ from ddpdoctor.rules.verdict import pick_verdict
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from ddpdoctor.collect.torch_child import TorchChild
     from ddpdoctor.model.node import Fleet
     from ddpdoctor.rules.registry import Rule
 
@@ -44,6 +45,8 @@ class Wanted:
     master_addr: str | None = None
     master_port: int | None = None
     command: tuple[str, ...] = ()
+    torch_child: TorchChild | None = None
+    """A Python that imports torch already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +89,9 @@ def check_environment(wanted: Wanted, env: Mapping[str, str]) -> Report | None:
     )
     launch = seen_launch(env, by_hand)
     rules = choose_rules(wanted.checks, wanted.skip)
-    plan = Plan(sections=sections_of(rules), deep=wanted.deep, use_torch=wanted.use_torch)
+    plan = Plan(
+        sections=sections_of(rules), deep=wanted.deep, use_torch=wanted.use_torch, torch_child=wanted.torch_child
+    )
     fleet = gather(launch, System(env=env), plan, wanted.timeout_s)
     return None if fleet is None else build_checkup(fleet, rules, wanted, started_at, env)
 

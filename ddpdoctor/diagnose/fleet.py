@@ -122,8 +122,7 @@ def _lead(member: _Member, store: Store, room: Prefixed) -> Fleet:
     try:
         plan = replace(member.plan, head=_read_fqdn(member))
         room.set("head", member.pack(Head(fqdn=plan.head)))
-        clock = Prefixed(member.meeting.open(member.timeout_s), room.prefix)
-        with Ticker(member.meeting, clock):
+        with Ticker(member.meeting, room):
             node = read_node(member.system, plan, (member.process,))
             gathered = _hear(member, room)
     finally:
@@ -179,7 +178,7 @@ def _read_own_node(member: _Member, room: Prefixed) -> Node:
 
 
 class _Offset(threading.Thread):
-    """Measures the clock's offset while the node is read; nothing else uses the store then."""
+    """Measures the clock's offset while the node is read."""
 
     def __init__(self, meeting: Meeting, room: Prefixed) -> None:
         super().__init__(name="ddpdoctor-offset", daemon=True)
