@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.reading import known, need
-from ddpdoctor.rules.answers import Answer, Problem, judged
+from ddpdoctor.model.reading import Unread, Why, known, need
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.environment.devices import ranks_on
 from ddpdoctor.rules.registry import Group, node_rule
 
@@ -69,6 +69,8 @@ def check_xid(node: Node) -> Answer:
 
     What stands with the number; where the log may not be read, `sudo dmesg | grep Xid`.
     """
+    if isinstance(node.gpus, Unread) and node.gpus.why is Why.ABSENT:
+        return skipped(node.gpus.reason)  # in a container, the log is the host's, and so are the GPUs in it
     gpus = known(node.gpus)
     devices = {gpu.bus_id: gpu for gpu in gpus.devices if gpu.bus_id} if gpus is not None else {}
     xids = [xid for xid in need(node.kernel_log).xids if not devices or xid.bus_id in devices or _lost(node)]

@@ -64,6 +64,12 @@ def test_without_nvml_all_are_told():
     assert finding.summary.startswith("The GPU at 0000:43:00.0")
 
 
+def test_a_log_of_a_machine_whose_gpus_are_not_here():
+    absent = Unread(why=Why.ABSENT, reason="there is no NVIDIA driver here")
+    check, findings = ask("xid", node(gpus=absent, kernel_log=logged(79)))
+    assert (check.outcome, check.reason, findings) == (Outcome.SKIPPED, absent.reason, ())
+
+
 def test_a_log_that_may_not_be_read():
     denied = Unread(why=Why.DENIED, reason="the kernel's log may not be read")
     check, _ = ask("xid", node(gpus=gpus_of(), kernel_log=denied))

@@ -1,0 +1,158 @@
+"""The real pynvml in the real child, against a driver's library that we compile; and hangs of the real kernel."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.collect.child import run_child
+from ddpdoctor.collect.nvml import gpus_of
+from ddpdoctor.model.reading import NotRead, Why
+
+MODULE = "ddpdoctor.collect.nvml"
+SOURCE = Path(__file__).parent / "fake_nvml.c"
+KMSG = Path("/dev/kmsg")
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    """Return the folder of a libnvidia-ml.so.1 that answers as a driver with two GPUs."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        assert os.environ.get("CI") != "true", "CI has to have a C compiler"
+        pytest.skip("needs a C compiler")
+    folder = tmp_path_factory.mktemp("driver")
+    command = [compiler, "-shared", "-fPIC", "-o", str(folder / "libnvidia-ml.so.1"), str(SOURCE)]
+    subprocess.run(command, check=True, timeout=60)
+    return folder
+
+
+def ask_nvml(driver, state="", limit_s=60.0):
+    env = {**os.environ, "LD_LIBRARY_PATH": str(driver), "FAKE_NVML": state}
+    return gpus_of(run_child(MODULE, (), env, limit_s), limit_s)
+
+
+def check_env(driver, *arguments, state=""):
+    """Return the report of a real run on a machine that has this driver."""
+    env = {**os.environ, "LD_LIBRARY_PATH": str(driver), "FAKE_NVML": state}
+    command = [sys.executable, "-m", "ddpdoctor", "check-env", *arguments, "--format", "json"]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert ran.stdout, ran.stderr
+    return json.loads(ran.stdout), ran.returncode
+
+
+def test_structures_come_through_ctypes(driver):
+    gpus = ask_nvml(driver)
+    assert (gpus.driver, gpus.cuda_driver) == ("580.95.05", "13.0")
+    first, second = gpus.devices
+    assert (first.bus_id, second.bus_id) == ("0000:1b:00.0", "0000:43:00.0")
+    assert (first.sram_threshold_exceeded, second.sram_threshold_exceeded) == (False, True)
+    assert (first.fabric_state, first.fabric_status) == ("completed", "success")
+    assert (first.memory_total_bytes, first.memory_used_bytes) == (80 * 2**30, 4 * 2**20)
+    assert (second.remapped_uncorrectable, second.remap_pending) == (1, True)
+    assert [link.index for link in second.nvlinks if not link.active] == [7]
+    assert (first.temperature_c, first.persistence, first.mig_enabled) == (None, None, None)
+    assert [(pair.ancestor, pair.p2p) for pair in gpus.pairs] == [("node", "ok")]
+
+
+def test_the_process_that_asks_is_ours(driver):
+    (process,) = ask_nvml(driver).devices[0].processes
+    assert (process.pid, process.used_bytes, process.ours) == (os.getpid(), 600 * 2**20, True)
+
+
+def test_a_gpu_that_hangs_is_abandoned_and_named(driver):
+    gpus = ask_nvml(driver, "hang", limit_s=5.0)
+    assert [gpu.error for gpu in gpus.devices] == [None, "it did not answer in time"]
+    assert gpus.devices[0].uuid.startswith("GPU-0")
+
+
+def test_a_lost_gpu(driver):
+    assert [gpu.error for gpu in ask_nvml(driver, "lost").devices] == [None, "GPU is lost"]
+
+
+def test_a_library_that_does_not_fit_the_driver(driver):
+    assert ask_nvml(driver, "mismatch").init_error == "LIB_RM_VERSION_MISMATCH"
+
+
+def test_a_library_without_a_driver(driver):
+    with pytest.raises(NotRead) as missing:
+        ask_nvml(driver, "unloaded")
+    assert missing.value.unread.why is Why.ABSENT
+
+
+def test_check_env_finds_what_is_wrong(driver):
+    kinds = ("ecc-unc", "row-remap", "sram-threshold", "nvlink", "other-procs")
+    report, status = check_env(driver, *kinds)
+    found = {finding["kind"]: finding["summary"] for finding in report["findings"]}
+    assert status == 1
+    assert found["ecc-unc"].startswith("GPU 1 had memory errors")
+    assert found["row-remap"].startswith("GPU 1 has a bad memory row") or "GPU 0 replaced" in found["row-remap"]
+    assert found["sram-threshold"].startswith("GPU 1")
+    assert found["nvlink"].startswith("GPU 1 has NVLinks that are down")
+    assert "other-procs" not in found
+
+
+def test_check_env_blames_a_lost_gpu(driver):
+    report, status = check_env(driver, "gpu-count", "--no-torch", state="lost")
+    (finding,) = report["findings"]
+    assert (status, finding["severity"]) == (1, "error")
+    assert finding["summary"].startswith("GPU 1 does not answer")
+
+
+def test_a_hidden_gpu_of_the_real_environment(driver, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2,1")
+    report, _ = check_env(driver, "cvd-valid")
+    (finding,) = report["findings"]
+    assert finding["fix"] == "export CUDA_VISIBLE_DEVICES=0,1"
+
+
+HANGS = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(15, b"nvidia-smi", 0, 0, 0)
+print("named", flush=True)
+# The child opens a pipe that nobody writes to before it becomes another program; until then the kernel keeps its parent
+# in state D, as posix_spawn waits as vfork does.
+os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)])
+"""
+LOOK = """
+import time
+from ddpdoctor.collect.stuck import find_stuck
+from ddpdoctor.collect.system import System
+print([(one.pid, one.name) for one in find_stuck(System(), time.sleep)])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="state D is Linux's")
+def test_a_process_that_the_kernel_does_not_wake_is_found(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen([sys.executable, "-c", HANGS, str(pipe)], stdout=subprocess.PIPE, text=True) as hung:
+        try:
+            assert hung.stdout.readline() == "named\n"
+            until = time.monotonic() + 30
+            while ") D " not in Path(f"/proc/{hung.pid}/stat").read_text():
+                assert time.monotonic() < until, "it did not come to hang"
+            ran = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=60, check=True)
+            assert f"({hung.pid}, 'nvidia-smi')" in ran.stdout, ran.stdout + ran.stderr
+        finally:
+            os.close(os.open(pipe, os.O_WRONLY))
+    ran = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=60, check=True)
+    assert str(hung.pid) not in ran.stdout
+
+
+def test_a_line_of_the_real_log(driver):
+    """A line that we write to the kernel's log as root is found, with its age, and judged for a GPU that is here."""
+    try:
+        KMSG.write_text(f"NVRM: Xid (PCI:0000:43:00): 13, pid={os.getpid()}, written by a test of ddpdoctor\n")
+    except OSError as error:
+        pytest.skip(f"the kernel's log cannot be written: {error}")
+    report, _ = check_env(driver, "xid")
+    summaries = [finding["summary"] for finding in report["findings"]]
+    assert "GPU 1 had Xid 13: a fault in a program's kernel" in summaries
