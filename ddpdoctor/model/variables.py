@@ -46,7 +46,7 @@ class Variable:
     kind: str
     """config, tune, debug, internal, danger, deprecated, removed, bogus (never existed), launcher, slurm, build, …"""
     type: str
-    """What its value must be, in the grammar of ``rules/environment/values.py``."""
+    """What its value must be, in the grammar of ``rules/variable_values.py``."""
     default: str
     since: str
     """The first version that reads it."""
@@ -56,7 +56,7 @@ class Variable:
     agree: bool
     """Whether it must be equal on all ranks."""
     danger: str
-    """With which value it does harm; empty: with none."""
+    """With which value it does harm, in the grammar of ``rules/variable_dangers.py``; empty: with none."""
     source: str
     note: str
 

@@ -10,10 +10,11 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.reading import Unread, Why, known
 from ddpdoctor.model.variables import NEWEST, OLDEST, find_variable, is_plugin_name, looks_known, read_variables
 from ddpdoctor.rules.spelling import find_meant
-from ddpdoctor.rules.variable_values import FALSE_WORDS, OFF_WORDS, TRUE_WORDS, check_value, read_number
+from ddpdoctor.rules.variable_dangers import does_harm
+from ddpdoctor.rules.variable_values import check_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
     from ddpdoctor.model.node import Node, Process
     from ddpdoctor.model.variables import Variable
@@ -25,6 +26,8 @@ WRAP_SETS = frozenset({"TORCH_DISTRIBUTED_DEBUG"})
 LOGGING_LEVELS = frozenset({"WARN", "INFO", "ABORT", "TRACE"})
 """With these NCCL_DEBUG opens NCCL_DEBUG_FILE."""
 LONGEST_SHOWN = 60
+COMMON_NCCL = (2, 30, 7)
+"""Ours, where the version is not known: about what the newest torch brings along."""
 
 Version = tuple[int, ...]
 
@@ -102,7 +105,7 @@ def find_unknown(name: str, scene: Scene) -> Flaw | None:
     """Return a flaw where a name looks like a known variable and is none."""
     if find_variable(name) is not None or not looks_known(name) or is_plugin_name(name.upper()):
         return None
-    meant = find_meant(name, (known.name for known in read_variables().values() if known.kind not in GONE | {"build"}))
+    meant = find_meant(name, _names(scene))
     newer = _newer_than_table(name, scene)
     if meant is None:
         return _stranger(name, newer)
@@ -115,6 +118,15 @@ def find_unknown(name: str, scene: Scene) -> Flaw | None:
         evidence=newer,
         set_name=meant,
     )
+
+
+def _names(scene: Scene) -> Iterator[str]:
+    """Yield the names that somebody can mean: not those that are gone, and not those that are still to come."""
+    installed = scene.versions.get("nccl", COMMON_NCCL)
+    for variable in read_variables().values():
+        to_come = variable.component == "nccl" and parse_version(variable.since) > installed
+        if variable.kind not in GONE | {"build"} and not to_come:
+            yield variable.name
 
 
 def _stranger(name: str, newer: tuple[str, ...]) -> Flaw:
@@ -241,8 +253,7 @@ def _installed(variable: Variable, scene: Scene) -> tuple[str, ...]:
 def find_danger(variable: Variable, value: str, scene: Scene) -> Flaw | None:
     """Return a flaw where a variable has the value with which it does harm."""
     word, _, condition = variable.danger.rpartition(" ")
-    kind, _, rest = condition.partition(":")
-    if not condition or not _CONDITIONS[kind](value, rest, scene):
+    if not condition or not does_harm(condition, value, scene):
         return None
     if scene.under_wrap and variable.name in WRAP_SETS:
         return None
@@ -261,38 +272,3 @@ def _needless_ib_disable(value: str) -> Flaw:
         "where there is one, it makes NCCL use TCP sockets",
         severity=Severity.INFO,
     )
-
-
-def _is_forced(value: str, _rest: str, _scene: Scene) -> bool:
-    """Whether a list names what is to be used, and not with "^" what is not."""
-    elements = [part.rpartition(":")[2].strip() for part in value.split(";")]
-    return any(element and not element.startswith("^") for element in elements)
-
-
-def _is_fixed_path(value: str, _rest: str, scene: Scene) -> bool:
-    own = "%p" in value or value.startswith(("/dev/", "/proc/")) or not value.strip()
-    return not own and scene.ranks_here > 1
-
-
-def _is_stray(value: str, _rest: str, scene: Scene) -> bool:
-    """Whether TORCHELASTIC_USE_AGENT_STORE is set and torchrun, which sets a run id beside it, is not there."""
-    return value == "True" and "TORCHELASTIC_RUN_ID" not in scene.variables
-
-
-_CONDITIONS: dict[str, Callable[[str, str, Scene], bool]] = {
-    "is": lambda value, rest, _: read_number(value) == int(rest),
-    "nonzero": lambda value, _rest, _: read_number(value) != 0,
-    "zero": lambda value, _rest, _: value.strip()[:1] == "0" and read_number(value) == 0,
-    "true": lambda value, _rest, _: value.lower() in TRUE_WORDS,
-    "false": lambda value, _rest, _: value.lower() in FALSE_WORDS,
-    "on": lambda value, _rest, _: value.strip().lower() not in OFF_WORDS | {""},
-    "set": lambda value, _rest, _: bool(value.strip()),
-    "words": lambda value, rest, _: value.strip().upper() == rest,
-    "level": lambda value, rest, _: value in {rest, "0"},
-    "debug-level": lambda value, rest, _: value.upper() == rest,
-    "forced": _is_forced,
-    "fixed-path": _is_fixed_path,
-    "stray": _is_stray,
-}
-CONDITIONS = frozenset(_CONDITIONS)
-"""The words with which a condition of the column ``danger`` may begin, after "info " where it is no warning."""

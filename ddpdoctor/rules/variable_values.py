@@ -102,6 +102,9 @@ def _check_ends(value: str) -> WrongValue | None:
     """Find what a shell would have taken off, and a file of settings or `docker --env-file` does not."""
     if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
         return WrongValue(what="the quotation marks are part of the value", instead=value[1:-1])
+    text, comment, _ = value.partition(" #")
+    if comment:
+        return WrongValue(what="the comment is part of the value", instead=text.strip())
     if value != value.strip():
         return WrongValue(what="the white space at its end is part of the value", instead=value.strip())
     return None
@@ -110,7 +113,7 @@ def _check_ends(value: str) -> WrongValue | None:
 def _check_number(variable: Variable, value: str, limits: str) -> WrongValue | None:
     found = _NUMBER.match(value)
     number = read_number(value)
-    if found is None or value[found.end() :].strip():
+    if found is None or not _is_end(value[found.end() :]):
         return WrongValue(
             what=f"{_reader(variable)} takes a whole number, and reads this as {_reading(variable, found, number)}",
             instead=_meant_number(value),
@@ -118,6 +121,11 @@ def _check_number(variable: Variable, value: str, limits: str) -> WrongValue | N
     if number in UNSET_NUMBERS and variable.component == "nccl":
         return None
     return _check_range(variable, number, limits)
+
+
+def _is_end(rest: str) -> bool:
+    """Whether nothing but a comment, which does no harm, follows a number."""
+    return rest.strip()[:1] in {"", "#"}
 
 
 def _reading(variable: Variable, found: re.Match[str] | None, number: int) -> str:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     """What is wrong with the variables of a process."""
 
 MOST_SHOWN = 6
+OF_THE_LAUNCH = frozenset({"slurm", "k8s", "mpi", "launcher", "build", "loader", "network"})
+"""Not shown as what was looked at: a launcher sets dozens of them."""
 
 
 @node_rule(
@@ -254,7 +256,7 @@ def _shown(node: Node) -> str:
         f"{variable.name}={show(value)}": (variable.component not in {"nccl", "torch", "gloo"}, variable.name)
         for process in node.processes
         for variable, value in _listed(process)
-        if variable.component not in {"slurm", "k8s", "mpi", "launcher", "build", "loader", "network"}
+        if variable.component not in OF_THE_LAUNCH and not variable.name.startswith("TORCHELASTIC_")
     }
     names = sorted(settings, key=lambda text: settings[text])
     if not names:

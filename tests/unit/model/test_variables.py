@@ -22,7 +22,8 @@ from ddpdoctor.model.variables import (
     read_variables,
     select_variables,
 )
-from ddpdoctor.rules.variable_flaws import CONDITIONS, OWNERS, parse_version
+from ddpdoctor.rules.variable_dangers import CONDITIONS
+from ddpdoctor.rules.variable_flaws import OWNERS, parse_version
 from ddpdoctor.rules.variable_values import TYPES, check_value
 
 KINDS = {

@@ -1,0 +1,476 @@
+"""DD111 to DD114 and DD116, over variables of every class."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.model.findings import Confidence, Outcome, Severity
+from ddpdoctor.model.links import Rdma, RdmaDevice, RdmaPort
+from ddpdoctor.model.reading import Unread, Why
+from ddpdoctor.model.software import Software
+from ddpdoctor.model.variables import select_variables
+from tests.rules.environment.build import ask, node, process
+
+ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
+NO_RDMA = Unread(why=Why.ABSENT, reason="there is no RDMA device")
+
+
+def software(torch="2.13.0+cpu", nccl=None):
+    return Software(
+        python="3.11.2", executable="/usr/bin/python3", kernel="6.1.0", os_name="Debian GNU/Linux 12", platform="linux",
+        wsl=False, container=None, image=None, torch_version=torch, nccl_wheel=nccl, driver=None, driver_is_open=None,
+        nvml_libraries=(), ofed=None,
+    )  # fmt: skip
+
+
+def rdma(state):
+    port = RdmaPort(
+        device="mlx5_0", port=1, state=state, phys_state="LinkUp", link_layer="InfiniBand", rate_gb_s=400.0, gids=(),
+        counters={}, counters_later={},
+    )  # fmt: skip
+    device = RdmaDevice(name="mlx5_0", bus_id=None, board=None, firmware=None, ports=(port,))
+    return Rdma(devices=(device,), peermem=True, dmabuf=None, uverbs=(), uverbs_denied=(), rdma_cm=True)
+
+
+def shell(env, rank=None, *, under_wrap=False):
+    """Return a process as the collector would make it of an environment."""
+    listed, others = select_variables(env)
+    return process(rank, other_names=others, under_wrap=under_wrap, **listed)
+
+
+def look(kind, env, *, torch="2.13.0+cpu", nccl=None, **more):
+    sections = {"software": software(torch, nccl), "rdma": NO_RDMA, **more}
+    under_wrap = sections.pop("under_wrap", False)
+    return ask(kind, node(processes=[shell(env, under_wrap=under_wrap)], **sections))
+
+
+def only(kind, env, **more):
+    check, findings = look(kind, env, **more)
+    assert check.outcome is Outcome.FAILED
+    (finding,) = findings
+    assert finding.ranks == ()
+    return finding
+
+
+HEALTHY = {
+    "NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "^docker0,lo", "NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1",
+    "NCCL_P2P_DISABLE": "0", "NCCL_IB_DISABLE": "0", "NCCL_SHM_DISABLE": "0", "NCCL_P2P_LEVEL": "NVL",
+    "NCCL_NET_GDR_LEVEL": "SYS", "NCCL_ALGO": "^NVLS,NVLSTree", "NCCL_BUFFSIZE": "8388608", "NCCL_CROSS_NIC": "1",
+    "NCCL_CUMEM_ENABLE": "-2",
+    "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": "/tmp/nccl.%h.%p", "NCCL_SOCKET_FAMILY": "AF_INET",
+    "NCCL_IB_TIMEOUT": "22", "NCCL_IB_TC": "106", "NCCL_NVLS_ENABLE": "1", "NCCL_TOPO_FILE": "/opt/topo.xml",
+    "NCCL_IB_ADDR_RANGE": "10.0.0.0/8", "NCCL_IB_GID_INDEX": "3", "NCCL_SOCKET_NTHREADS": "-2",
+    "NCCL_VERSION": "2.21.5-1", "NCCL_HOME": "/usr/lib", "OFI_NCCL_PROTOCOL": "RDMA", "NCCL_FASTRAK_CTRL_DEV": "eth0",
+    "NCCL_UCX_TLS": "rc", "NCCL_TUNER_CONFIG_PATH": "/x", "TORCH_DISTRIBUTED_DEBUG": "info",
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_FR_BUFFER_SIZE": "20000", "TORCH_NCCL_ENABLE_MONITORING": "True",
+    "TORCH_NCCL_USE_COMM_NONBLOCKING": "0", "TORCH_CPP_LOG_LEVEL": "INFO", "GLOO_SOCKET_IFNAME": "eth0",
+    "GLOO_DEVICE_TRANSPORT": "TCP", "CUDA_LAUNCH_BLOCKING": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_MODULE_LOADING": "LAZY", "OMP_NUM_THREADS": "8", "MKL_NUM_THREADS": "4",
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "LOGLEVEL": "INFO", "USE_LIBUV": "0", "MASTER_ADDR": "node0",
+    "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCH_HOME": "/cache", "TORCH_CUDA_ARCH_LIST": "9.0", "RCCL_FOO": "1",
+    "HCCL_SOCKET_IFNAME": "eth0", "CUDA_HOME": "/usr/local/cuda", "CUDA_VERSION": "12.8", "OMPI_COMM_WORLD_RANK": "0",
+}  # fmt: skip
+"""What careful people set, and what container images bring along."""
+
+
+@pytest.mark.parametrize("kind", ["env-unknown", "env-value", "env-deprecated", "env-danger"])
+@pytest.mark.parametrize("nccl", [None, "2.27.5"])
+def test_a_healthy_environment_passes(kind, nccl):
+    check, findings = look(kind, HEALTHY, nccl=nccl)
+    assert findings == ()
+    assert check.outcome is Outcome.PASSED
+    assert check.seen
+
+
+@pytest.mark.parametrize("kind", ["env-unknown", "env-value", "env-deprecated", "env-danger"])
+def test_an_environment_without_such_variables_passes(kind):
+    check, findings = look(kind, {"PATH": "/bin", "HOME": "/root", "LANG": "C"})
+    assert (check.outcome, findings) == (Outcome.PASSED, ())
+
+
+# DD111
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("NCCL_DEBGU", "NCCL_DEBUG"),
+        ("NCCL_SOCKET_IFNAMES", "NCCL_SOCKET_IFNAME"),
+        ("NCCL_SOKET_IFNAME", "NCCL_SOCKET_IFNAME"),
+        ("NCCL_DEBUG_LEVEL", "NCCL_DEBUG"),
+        ("NCCL_P2P_DISABLED", "NCCL_P2P_DISABLE"),
+        ("NCCL_IB_GID", "NCCL_IB_GID_INDEX"),
+        ("NCCL_TIMEOUT", None),
+        ("nccl_debug", "NCCL_DEBUG"),
+        ("Nccl_Debug", "NCCL_DEBUG"),
+        ("NCLL_DEBUG", "NCCL_DEBUG"),
+        ("GLOO_SOCKET_IFACE", "GLOO_SOCKET_IFNAME"),
+        ("GLOO_SOCKET_IFNAM", "GLOO_SOCKET_IFNAME"),
+        ("TORCH_NCCL_BLOCKING_WAITS", "TORCH_NCCL_BLOCKING_WAIT"),
+        ("TORCH_NCCL_ASYNC_ERROR", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+        ("TORCH_FR_BUFFERSIZE", "TORCH_FR_BUFFER_SIZE"),
+        ("TORCH_DISTRIBUTED_DEBUGS", "TORCH_DISTRIBUTED_DEBUG"),
+        ("TORCHELASTIC_RUNID", "TORCHELASTIC_RUN_ID"),
+        ("CUDA_VISIBLE_DEVICE", "CUDA_VISIBLE_DEVICES"),
+        ("OMP_NUM_THREAD", "OMP_NUM_THREADS"),
+        ("NCCL_FOO", None),
+        ("NCCL_IB", None),
+        ("NCCL_", None),
+        ("TORCH_NCCL_QUX", None),
+    ],
+)
+def test_a_name_that_nobody_reads(name, meant):
+    finding = only("env-unknown", {name: "hunter2"})
+    assert "hunter2" not in repr(finding)
+    if meant is None:
+        assert (finding.severity, finding.fix) == (INFO, f"unset {name}")
+        return
+    assert finding.severity is WARNING
+    assert finding.summary.endswith(f"{meant} is the nearest name that is")
+    assert finding.fix == f'export {meant}="${name}"; unset {name}'
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OFI_NCCL_TUNER",
+        "NCCL_FASTRAK_X",
+        "NCCL_GPUDIRECTTCPX_X",
+        "NCCL_NETWORKING_X",
+        "NCCL_TUNER_CONFIG_X",
+        "NCCL_SHARP_X",
+        "NCCL_UCX_X",
+        "NCCL_DMABUF_X",
+        "NCCL_TESTS_DEVICE",
+        "RCCL_DEBUG",
+        "HCCL_SOCKET_IFNAME",
+        "MCCL_DEBUG",
+        "TORCH_HOME",
+        "TORCH_LOGS",
+        "MY_NCCL_DEBUG",
+    ],
+)
+def test_what_belongs_to_others_is_left_alone(name):
+    assert look("env-unknown", {name: "1"})[1] == ()
+
+
+def test_a_name_that_is_none_for_a_shell_is_taken_away_by_env():
+    finding = only("env-unknown", {"NCCL_DEBUG ": "INFO"})
+    assert finding.fix == "take 'NCCL_DEBUG ' out of the environment, for instance by env -u 'NCCL_DEBUG '"
+
+
+def test_a_newer_nccl_may_know_what_looks_misspelt():
+    finding = only("env-unknown", {"NCCL_DEBUG_LEVELX": "1"}, nccl="2.40.1")
+    assert (finding.severity, finding.confidence) == (INFO, Confidence.LOW)
+    assert "NCCL 2.40.1 is installed" in finding.evidence[-1]
+    assert only("env-unknown", {"NCCL_DEBUG_LEVELX": "1"}, nccl="2.27.5").severity is WARNING
+
+
+def test_a_variable_that_the_installed_nccl_is_too_old_for():
+    finding = only("env-unknown", {"NCCL_PAT_ENABLE": "1"}, nccl="2.21.5")
+    assert finding.severity is INFO
+    assert finding.summary == "NCCL_PAT_ENABLE=1 has no effect: NCCL reads it from 2.23.4 on"
+    assert look("env-unknown", {"NCCL_PAT_ENABLE": "1"}, nccl="2.23.4")[1] == ()
+    assert look("env-unknown", {"NCCL_PAT_ENABLE": "1"})[1] == ()
+
+
+# DD112
+
+
+@pytest.mark.parametrize(
+    ("setting", "severity", "what", "fix"),
+    [
+        ("NCCL_RAS_ENABLE=true", WARNING, "reads this as 0 (from 2.32 on as not set)", "export NCCL_RAS_ENABLE=1"),
+        ("NCCL_P2P_DISABLE=true", WARNING, "reads this as 0", "unset NCCL_P2P_DISABLE"),
+        ("NCCL_P2P_DISABLE=no", WARNING, "reads this as 0", "export NCCL_P2P_DISABLE=0"),
+        ("NCCL_BUFFSIZE=4M", WARNING, "reads this as 4", "export NCCL_BUFFSIZE=4194304"),
+        ("NCCL_BUFFSIZE=8 MiB", WARNING, "reads this as 8", "export NCCL_BUFFSIZE=8388608"),
+        ("NCCL_BUFFSIZE=-5", WARNING, "NCCL takes 1 or more", "unset NCCL_BUFFSIZE"),
+        ("NCCL_IB_RETRY_CNT=9", WARNING, "NCCL takes 0 to 7", "unset NCCL_IB_RETRY_CNT"),
+        ("NCCL_SHM_DISABLE=2", WARNING, "NCCL takes 0 or 1", "unset NCCL_SHM_DISABLE"),
+        ("NCCL_DEBUG=verbose", WARNING, "prints nothing, not even warnings", "unset NCCL_DEBUG"),
+        ("NCCL_DEBUG=INF0", WARNING, "prints nothing, not even warnings", "export NCCL_DEBUG=INFO"),
+        ("NCCL_DEBUG_SUBSYS=INIT,NETWORK", WARNING, "knows no NETWORK", "unset NCCL_DEBUG_SUBSYS"),
+        ("NCCL_SOCKET_FAMILY=ipv4", WARNING, "any other word is passed over", "export NCCL_SOCKET_FAMILY=AF_INET"),
+        ("NCCL_SOCKET_FAMILY=af_inet6", WARNING, "AF_INET or AF_INET6", "export NCCL_SOCKET_FAMILY=AF_INET6"),
+        ("NCCL_P2P_LEVEL=nvl", WARNING, "any other word is passed over", "export NCCL_P2P_LEVEL=NVL"),
+        ("NCCL_ALGO=rnig", WARNING, "knows no rnig", "unset NCCL_ALGO"),
+        ("NCCL_ALGO=allreduce:ring;bcast:tree", WARNING, "no collective bcast", "unset NCCL_ALGO"),
+        ("NCCL_PROTO=LL256", WARNING, "knows no LL256", "unset NCCL_PROTO"),
+        ("NCCL_DEBUG_FILE=~/nccl.%h.%p", WARNING, "is not expanded", "unset NCCL_DEBUG_FILE"),
+        ('NCCL_SOCKET_IFNAME="eth0"', WARNING, "quotation marks are part", "export NCCL_SOCKET_IFNAME=eth0"),
+        ("NCCL_IB_HCA=mlx5_0\r", WARNING, "white space at its end", "export NCCL_IB_HCA=mlx5_0"),
+        ("NCCL_COMM_ID=node0", WARNING, "host:port", "unset NCCL_COMM_ID"),
+        ("NCCL_IB_ADDR_RANGE=ten", WARNING, "a range of addresses", "unset NCCL_IB_ADDR_RANGE"),
+        ("TORCH_DISTRIBUTED_DEBUG=VERBOSE", ERROR, "when it is imported", "unset TORCH_DISTRIBUTED_DEBUG"),
+        ("TORCH_DISTRIBUTED_DEBUG=INF", ERROR, "must be OFF, INFO, or DETAIL", "export TORCH_DISTRIBUTED_DEBUG=INFO"),
+        ("TORCH_DISTRIBUTED_DEBUG=", ERROR, "must be OFF, INFO, or DETAIL", "unset TORCH_DISTRIBUTED_DEBUG"),
+        ("TORCH_NCCL_PROPAGATE_ERROR=on", ERROR, "Invalid value for", "export TORCH_NCCL_PROPAGATE_ERROR=1"),
+        ("TORCH_NCCL_PROPAGATE_ERROR=", ERROR, "Invalid value for", "unset TORCH_NCCL_PROPAGATE_ERROR"),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING=on", ERROR, "whole number", "export TORCH_NCCL_ASYNC_ERROR_HANDLING=1"),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING=7", WARNING, "0 to 3", "unset TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+        ("TORCH_FR_BUFFER_SIZE=lots", ERROR, "whole number", "unset TORCH_FR_BUFFER_SIZE"),
+        ("TORCH_SHOW_CPP_STACKTRACES=yes", WARNING, "takes 0 or 1", "export TORCH_SHOW_CPP_STACKTRACES=1"),
+        ("TORCH_DIST_INIT_BARRIER=true", ERROR, "ValueError", "export TORCH_DIST_INIT_BARRIER=1"),
+        ("USE_LIBUV=true", WARNING, "takes 1 alone for on", "export USE_LIBUV=1"),
+        ("LOGLEVEL=debug", WARNING, "Unknown level", "export LOGLEVEL=DEBUG"),
+        ("GLOO_DEVICE_TRANSPORT=tcp", ERROR, "unsupported gloo device", "export GLOO_DEVICE_TRANSPORT=TCP"),
+        ("CUDA_DEVICE_ORDER=pci_bus_id", WARNING, "FASTEST_FIRST", "export CUDA_DEVICE_ORDER=PCI_BUS_ID"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS=64", WARNING, "CUDA takes 1 to 32", "unset CUDA_DEVICE_MAX_CONNECTIONS"),
+        ("OMP_NUM_THREADS=0", WARNING, "a number from 1", "unset OMP_NUM_THREADS"),
+        ("OMP_NUM_THREADS=auto", WARNING, "uses all CPUs", "unset OMP_NUM_THREADS"),
+        ("TORCHELASTIC_USE_AGENT_STORE=true", WARNING, "True or False", "unset TORCHELASTIC_USE_AGENT_STORE"),
+    ],
+)  # fmt: skip
+def test_a_value_that_its_reader_does_not_take(setting, severity, what, fix):
+    name, _, value = setting.partition("=")
+    finding = only("env-value", {name: value})
+    assert finding.severity is severity
+    assert what in finding.summary
+    assert finding.fix == fix
+    assert finding.evidence[0].startswith(f"{name}=")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "NCCL_P2P_DISABLE= 1",
+        "NCCL_P2P_DISABLE=0x1",
+        "NCCL_P2P_DISABLE=",
+        "NCCL_BUFFSIZE=010",
+        "NCCL_DEBUG=info",
+        "NCCL_DEBUG_SUBSYS=^INIT,coll",
+        "NCCL_ALGO=allreduce:tree,ring;broadcast:ring",
+        "NCCL_ALGO=NVLS_TREE",
+        "NCCL_PROTO=^LL128",
+        "NCCL_P2P_LEVEL=5",
+        "NCCL_P2P_LEVEL=PXN",
+        "NCCL_COMM_ID=[fe80::1]:29500",
+        "TORCH_DISTRIBUTED_DEBUG=detail",
+        "NCCL_IB_TC=106 # lossless",
+        "TORCH_NCCL_PROPAGATE_ERROR=Yes",
+        "TORCH_FR_BUFFER_SIZE=12abc",
+        "OMP_NUM_THREADS=4,2",
+        "USE_LIBUV=false",
+        "PYTORCH_CUDA_ALLOC_CONF=a:b",
+        "NCCL_IB_GID_INDEX=-1",
+        "RANK=x",
+        "NCCL_LL_THRESHOLD=many",
+    ],
+)
+def test_a_value_that_its_reader_takes(setting):
+    name, _, value = setting.partition("=")
+    assert look("env-value", {name: value})[1] == ()
+
+
+def test_a_long_value_is_cut_where_it_is_shown():
+    finding = only("env-value", {"NCCL_DEBUG": "x" * 500})
+    assert "x" * 61 not in finding.summary
+
+
+# DD113
+
+
+@pytest.mark.parametrize(
+    ("name", "versions", "severity", "words", "fix"),
+    [
+        ("NCCL_MAX_NRINGS", {}, WARNING, "NCCL_MAX_NCHANNELS has taken its place",
+         'export NCCL_MAX_NCHANNELS="$NCCL_MAX_NRINGS"; unset NCCL_MAX_NRINGS'),
+        ("NCCL_BLOCKING_WAIT", {}, WARNING, "TORCH_NCCL_BLOCKING_WAIT has taken its place",
+         'export TORCH_NCCL_BLOCKING_WAIT="$NCCL_BLOCKING_WAIT"; unset NCCL_BLOCKING_WAIT'),
+        ("TORCH_NCCL_TRACE_BUFFER_SIZE", {"torch": "2.9.0"}, WARNING, "TORCH_FR_BUFFER_SIZE", None),
+        ("TORCH_NCCL_AVOID_RECORD_STREAMS", {"torch": "2.8.0"}, INFO, "is no longer needed", None),
+        ("NCCL_LL_THRESHOLD", {}, WARNING, "NCCL 2.4.8 was the last version that read it", "unset NCCL_LL_THRESHOLD"),
+        ("NCCL_SYM_CTAS", {"nccl": "2.31.2"}, WARNING, "has no effect: NCCL 2.30.4 was", "unset NCCL_SYM_CTAS"),
+        ("NCCL_SYM_CTAS", {}, INFO, "is out of use: NCCL 2.30.4 was the last", "unset NCCL_SYM_CTAS"),
+        ("ENABLE_NCCL_HEALTH_CHECK", {}, WARNING, "torch 2.2 was the last", "unset ENABLE_NCCL_HEALTH_CHECK"),
+        ("TORCH_DISTRIBUTED_TIMEOUTS", {}, WARNING, "nothing ever read it", "unset TORCH_DISTRIBUTED_TIMEOUTS"),
+        ("NCCL_CHECKS_DISABLE", {}, WARNING, "the documentation", "unset NCCL_CHECKS_DISABLE"),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_out_of_use(name, versions, severity, words, fix):
+    finding = only("env-deprecated", {name: "1"}, **versions)
+    assert finding.severity is severity
+    assert words in finding.summary
+    assert fix is None or finding.fix == fix
+
+
+@pytest.mark.parametrize(
+    ("name", "versions"),
+    [
+        ("NCCL_SYM_CTAS", {"nccl": "2.27.5"}),
+        ("NCCL_WORK_FIFO_DEPTH", {"nccl": "2.21.5"}),
+        ("TORCH_NCCL_TRACE_BUFFER_SIZE", {"torch": "2.8.0"}),
+        ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", {"torch": "2.6.0+cu124"}),
+        ("TORCH_NCCL_AVOID_RECORD_STREAMS", {"torch": "2.7.1"}),
+        ("NCCL_GRAPH_MIXING_SUPPORT", {"nccl": "2.32.3"}),
+    ],
+)
+def test_a_name_that_is_right_for_the_installed_version(name, versions):
+    assert look("env-deprecated", {name: "1"}, **versions)[1] == ()
+
+
+def test_every_name_out_of_use_is_found_where_the_newest_versions_are_installed():
+    from ddpdoctor.model.variables import read_variables
+
+    names = [row.name for row in read_variables().values() if row.kind in {"deprecated", "removed", "bogus"}]
+    _, findings = look("env-deprecated", dict.fromkeys(names, "1"), torch="2.13.0", nccl="2.32.3")
+    assert len(findings) == len(names)
+
+
+# DD114
+
+
+@pytest.mark.parametrize(
+    ("setting", "severity", "words"),
+    [
+        ("NCCL_P2P_DISABLE=1", WARNING, "through host memory"),
+        ("NCCL_P2P_LEVEL=LOC", WARNING, "as with NCCL_P2P_DISABLE=1"),
+        ("NCCL_P2P_LEVEL=0", WARNING, "as with NCCL_P2P_DISABLE=1"),
+        ("NCCL_SHM_DISABLE=1", WARNING, "over the network"),
+        ("NCCL_NET_GDR_LEVEL=LOC", INFO, "GPUDirect RDMA is off"),
+        ("NCCL_ALGO=Ring", WARNING, "no longer chooses the algorithm"),
+        ("NCCL_ALGO=allreduce:tree", WARNING, "no longer chooses the algorithm"),
+        ("NCCL_PROTO=LL128", WARNING, "can corrupt data"),
+        ("NCCL_COMM_ID=10.0.0.1:4000", WARNING, "can fail or hang"),
+        ("NCCL_DEBUG=trace", INFO, "floods"),
+        ("NCCL_CHECK_POINTERS=1", INFO, "every pointer"),
+        ("NCCL_NVLS_ENABLE=0", INFO, "NVLink SHARP is off"),
+        ("NCCL_MULTI_RANK_GPU_ENABLE=1", WARNING, "several ranks may share a GPU"),
+        ("TORCH_DISTRIBUTED_DEBUG=DETAIL", WARNING, "second Gloo group"),
+        ("TORCH_NCCL_BLOCKING_WAIT=true", WARNING, "stops the CPU"),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING=0", WARNING, "hangs for ever"),
+        ("TORCH_NCCL_ENABLE_MONITORING=0", INFO, "hangs for ever"),
+        ("TORCH_NCCL_NAN_CHECK=1", INFO, "searched for NaN"),
+        ("TORCH_FR_BUFFER_SIZE=0", INFO, "flight recorder is off"),
+        ("TORCH_USE_CUDA_DSA=1", WARNING, "assertions"),
+        ("CUDA_LAUNCH_BLOCKING=1", WARNING, "nothing overlaps"),
+        ("CUDA_DEVICE_WAITS_ON_EXCEPTION=1", WARNING, "looks like a hang"),
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING=1", WARNING, "cudaMalloc"),
+        ("TORCHELASTIC_USE_AGENT_STORE=True", WARNING, "rank 0 now starts no store"),
+        ("NCCL_IB_DISABLE=1", INFO, "needless here"),
+    ],
+)
+def test_a_leftover_that_does_harm(setting, severity, words):
+    name, _, value = setting.partition("=")
+    finding = only("env-danger", {name: value})
+    assert finding.severity is severity
+    assert words in finding.summary
+    assert finding.fix == f"unset {name}"
+    assert finding.evidence == (f"{name}={value} is set in the environment",)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "NCCL_P2P_DISABLE=0",
+        "NCCL_P2P_DISABLE=",
+        "NCCL_P2P_DISABLE=true",
+        "NCCL_P2P_LEVEL=SYS",
+        "NCCL_IB_DISABLE=0",
+        "NCCL_ALGO=^NVLS",
+        "NCCL_ALGO=",
+        "NCCL_DEBUG=INFO",
+        "NCCL_NVLS_ENABLE=2",
+        "NCCL_NVLS_ENABLE=",
+        "CUDA_LAUNCH_BLOCKING=0",
+        "TORCH_DISTRIBUTED_DEBUG=INFO",
+        "TORCH_NCCL_BLOCKING_WAIT=0",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING=3",
+        "PYTORCH_NO_CUDA_MEMORY_CACHING=0",
+        "NCCL_DEBUG_FILE=/tmp/nccl.log",
+        "TORCHELASTIC_USE_AGENT_STORE=False",
+    ],
+)
+def test_the_harmless_value_of_a_dangerous_variable(setting):
+    name, _, value = setting.partition("=")
+    assert look("env-danger", {name: value})[1] == ()
+
+
+def test_every_dangerous_row_can_be_found():
+    from ddpdoctor.model.variables import read_variables
+
+    tries = ("0", "1", "True", "LOC", "TRACE", "DETAIL", "Ring", "/tmp/nccl.log")
+    for row in read_variables().values():
+        if row.kind == "danger":
+            assert any(look("env-danger", {row.name: value})[1] for value in tries), row.name
+
+
+def test_what_wrap_sets_is_no_danger():
+    env = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "DDPDOCTOR_RUN": "/tmp/run"}
+    assert look("env-danger", env, under_wrap=True)[1] == ()
+    assert only("env-danger", {**env, "CUDA_LAUNCH_BLOCKING": "1"}, under_wrap=True).summary.startswith("CUDA_LAUNCH")
+
+
+def test_infiniband_switched_off_is_left_to_its_own_check_where_a_port_is_active():
+    assert look("env-danger", {"NCCL_IB_DISABLE": "1"}, rdma=rdma("ACTIVE"))[1] == ()
+    finding = only("env-danger", {"NCCL_IB_DISABLE": "1"}, rdma=rdma("DOWN"))
+    assert (finding.severity, "TCP sockets" in finding.summary) == (WARNING, True)
+
+
+@pytest.mark.parametrize(
+    ("env", "severity"),
+    [
+        ({"NCCL_DEBUG_FILE": "/tmp/nccl.log", "NCCL_DEBUG": "INFO"}, WARNING),
+        ({"NCCL_DEBUG_FILE": "/tmp/nccl.%h.log", "NCCL_DEBUG": "warn"}, WARNING),
+        ({"NCCL_DEBUG_FILE": "/tmp/nccl.log"}, INFO),
+        ({"NCCL_DEBUG_FILE": "/tmp/nccl.%p.log", "NCCL_DEBUG": "INFO"}, None),
+        ({"NCCL_DEBUG_FILE": "/dev/stderr", "NCCL_DEBUG": "INFO"}, None),
+    ],
+)
+def test_one_log_file_for_all_ranks_of_a_node(env, severity):
+    ranks = [shell({**env, "LOCAL_WORLD_SIZE": "2"}, rank) for rank in (0, 1)]
+    _, findings = ask("env-danger", node(processes=ranks, rdma=NO_RDMA))
+    assert [(finding.severity, finding.ranks) for finding in findings] == ([(severity, (0, 1))] if severity else [])
+
+
+def test_equal_findings_of_ranks_are_one_and_others_are_apart():
+    values = ("1", "1", "0", "1")
+    ranks = [shell({"NCCL_P2P_DISABLE": value}, rank) for rank, value in enumerate(values)]
+    (finding,) = ask("env-danger", node(processes=ranks, rdma=NO_RDMA))[1]
+    assert finding.ranks == (0, 1, 3)
+
+
+def test_what_was_meant_is_a_name_that_the_installed_nccl_has():
+    assert "NCCL_DEBUG is the nearest" in only("env-unknown", {"NCCL_DEBUG_LEVEL": "1"}, nccl="2.27.5").summary
+    assert "NCCL_DEBUG_LEVELS" in only("env-unknown", {"NCCL_DEBUG_LEVEL": "1"}, nccl="2.32.3").summary
+
+
+def test_without_knowledge_of_the_machine_the_environment_is_judged_all_the_same():
+    _, findings = ask("env-danger", node(processes=[shell({"NCCL_IB_DISABLE": "1"})]))
+    assert [finding.severity for finding in findings] == [WARNING]
+
+
+# DD116
+
+ETCD = {"PET_RDZV_BACKEND": "etcd-v2", "PET_RDZV_ENDPOINT": "etcd0.cluster:2379", "http_proxy": "http://proxy:3128"}
+
+
+@pytest.mark.parametrize(
+    ("env", "outcome"),
+    [
+        (ETCD, Outcome.FAILED),
+        ({**ETCD, "no_proxy": "localhost,127.0.0.1"}, Outcome.FAILED),
+        ({**ETCD, "no_proxy": "localhost,etcd0.cluster"}, Outcome.PASSED),
+        ({**ETCD, "NO_PROXY": ".cluster"}, Outcome.PASSED),
+        ({**ETCD, "no_proxy": "*"}, Outcome.PASSED),
+        ({**ETCD, "no_proxy": "luster"}, Outcome.FAILED),
+        ({**ETCD, "http_proxy": ""}, Outcome.PASSED),
+        ({**ETCD, "PET_RDZV_BACKEND": "c10d"}, Outcome.SKIPPED),
+        ({"http_proxy": "http://proxy:3128", "MASTER_ADDR": "node0"}, Outcome.SKIPPED),
+        ({}, Outcome.SKIPPED),
+    ],
+)
+def test_a_proxy_in_the_way_of_etcd(env, outcome):
+    check, findings = look("proxy-env", env)
+    assert check.outcome is outcome
+    assert len(findings) == (outcome is Outcome.FAILED)
+
+
+def test_the_way_round_a_proxy_is_ready_to_paste():
+    finding = only("proxy-env", ETCD)
+    assert finding.severity is INFO
+    assert finding.summary.startswith("http_proxy is set and no_proxy does not name etcd0.cluster")
+    assert finding.fix == 'export no_proxy="${no_proxy:+$no_proxy,}etcd0.cluster"; export NO_PROXY="$no_proxy"'

@@ -1,0 +1,145 @@
+"""Variables of every class, and NCCL's files, as the command sees them; what torch itself does with wrong values."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.scenarios.check_env.test_limits import check_env, in_mounts
+from tests.scenarios.running import clean_environment
+
+VARIABLE_CHECKS = ("env-unknown", "env-value", "env-deprecated", "env-danger", "nccl-conf", "proxy-env")
+EVERY_CLASS = {
+    "NCCL_DEBUG": "WARN", "NCCL_DEBGU": "hunter2", "nccl_algo": "hunter2", "NCCL_QUX": "hunter2",
+    "OFI_NCCL_X": "hunter2", "NCCL_BUFFSIZE": "4M", "NCCL_SOCKET_FAMILY": "ipv4",
+    "TORCH_DISTRIBUTED_DEBUG": "VERBOSE", "NCCL_MAX_NRINGS": "4", "TORCH_DISTRIBUTED_TIMEOUTS": "60",
+    "NCCL_LL_THRESHOLD": "1", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "0",
+    "CUDA_LAUNCH_BLOCKING": "1", "SLURM_JWT": "hunter2",
+}  # fmt: skip
+
+
+def starts(seen):
+    """Return the findings as kind, severity and the first word of what they say."""
+    return {(kind, severity, summary.split(" ")[0].rstrip(":")) for kind, severity, summary, _ in seen.findings}
+
+
+def test_variables_of_every_class():
+    seen = check_env(*VARIABLE_CHECKS, **EVERY_CLASS)
+    assert starts(seen) == {
+        ("env-unknown", "warning", "NCCL_DEBGU"),
+        ("env-unknown", "warning", "nccl_algo"),
+        ("env-unknown", "info", "NCCL_QUX"),
+        ("env-value", "warning", "NCCL_BUFFSIZE=4M"),
+        ("env-value", "warning", "NCCL_SOCKET_FAMILY=ipv4"),
+        ("env-value", "error", "TORCH_DISTRIBUTED_DEBUG=VERBOSE"),
+        ("env-deprecated", "warning", "NCCL_MAX_NRINGS"),
+        ("env-deprecated", "warning", "TORCH_DISTRIBUTED_TIMEOUTS"),
+        ("env-deprecated", "warning", "NCCL_LL_THRESHOLD"),
+        ("env-danger", "warning", "NCCL_P2P_DISABLE=1"),
+        ("env-danger", "warning", "CUDA_LAUNCH_BLOCKING=1"),
+    }
+    assert seen.status == 1
+    assert "hunter2" not in json.dumps(seen.report)
+
+
+def test_the_commands_of_the_findings_mend_the_environment():
+    seen = check_env(*VARIABLE_CHECKS, **EVERY_CLASS)
+    commands = "; ".join(fix for *_, fix in seen.findings)
+    again = check_env(*VARIABLE_CHECKS, before=("bash", "-c", f'{commands}; exec "$@"', "bash"), **EVERY_CLASS)
+    # What was misspelt or has a new name keeps its value under the right name, and that is judged in turn.
+    assert {kind for kind, *_ in again.findings} <= {"env-value", "env-danger"}
+    assert all("hunter2" in summary or "NCCL_ALGO" in summary for _, _, summary, _ in again.findings)
+
+
+def test_a_clean_environment_has_no_findings():
+    seen = check_env(*VARIABLE_CHECKS)
+    assert seen.findings == []
+    outcomes = {check: seen.checks[check]["outcome"] for check in VARIABLE_CHECKS[:4]}
+    assert set(outcomes.values()) == {"passed"}
+
+
+def test_a_file_that_the_environment_names(tmp_path):
+    path = tmp_path / "nccl.conf"
+    path.write_text("NCCL_P2P_DISABLE=1\nNCCL_DEBUG=WARN\nexport NCCL_ALGO=Ring\nAPI_TOKEN=hunter2\n")
+    seen = check_env("nccl-conf", NCCL_CONF_FILE=str(path))
+    assert sorted((kind, fix) for kind, _, _, fix in seen.findings) == [
+        ("nccl-conf", rf"sed -i -E '3s/^\s*(export\s+)?//; 3s/\s*=\s*/=/' {path}"),
+        ("nccl-conf", f"sed -i 1d {path}"),
+    ]
+    assert "hunter2" not in json.dumps(seen.report)
+
+
+def test_a_file_that_is_named_and_not_there(tmp_path):
+    seen = check_env("nccl-conf", NCCL_CONF_FILE=str(tmp_path / "none"))
+    assert seen.only()[2] == f"NCCL does not read {tmp_path}/none: there is no such file"
+
+
+def test_a_file_in_the_home_folder_that_the_shell_names(tmp_path):
+    (tmp_path / ".nccl.conf").write_text("NCCL_SHM_DISABLE=1\n")
+    seen = check_env("nccl-conf", HOME=str(tmp_path))
+    (kind, severity, summary, _) = seen.only()
+    assert (kind, severity) == ("nccl-conf", "warning")
+    assert "NCCL_SHM_DISABLE=1" in summary or summary.startswith("NCCL does not read")
+
+
+def test_the_machines_file_in_a_mount_namespace(tmp_path):
+    etc = tmp_path / "etc"
+    before = in_mounts(f"cp -a /etc {etc}; echo NCCL_P2P_DISABLE=1 >{etc}/nccl.conf; mount --bind {etc} /etc")
+    seen = check_env("nccl-conf", "env-danger", before=before)
+    assert [(kind, fix) for kind, _, _, fix in seen.findings] == [("nccl-conf", "sed -i 1d /etc/nccl.conf")]
+    assert check_env("nccl-conf", before=before, NCCL_P2P_DISABLE="0").findings == []
+
+
+def test_ranks_with_one_environment_are_one_finding(tmp_path):
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ddpdoctor",
+        "check-env", "--no-torch", "--report-dir", str(tmp_path), *VARIABLE_CHECKS,
+    ]  # fmt: skip
+    environment = clean_environment() | {"CUDA_LAUNCH_BLOCKING": "1", "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, check=False, capture_output=True, timeout=100, env=environment)
+    report = json.loads((tmp_path / "report.json").read_text())
+    (finding,) = report["findings"]
+    assert (finding["kind"], finding["ranks"]) == ("env-danger", [0, 1])
+
+
+def test_what_wrap_sets_for_its_ranks_is_no_danger(tmp_path):
+    command = [
+        sys.executable, "-m", "ddpdoctor", "wrap", "--report-dir", str(tmp_path / "wrap"), "--nproc-per-node", "1", "-m",
+        "ddpdoctor", "check-env", "--no-torch", "--report-dir", str(tmp_path), *VARIABLE_CHECKS,
+    ]  # fmt: skip
+    subprocess.run(command, check=False, capture_output=True, timeout=100, env=clean_environment())
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["findings"] == []
+    assert check_env("env-danger", TORCH_DISTRIBUTED_DEBUG="DETAIL").only()[0] == "env-danger"
+
+
+JOB = """
+import torch.distributed as dist, torch
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(1))
+print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("TORCH_DISTRIBUTED_DEBUG", "VERBOSE", "must be OFF, INFO, or DETAIL"),
+        ("TORCH_GLOO_LAZY_INIT", "on", "Invalid value for environment variable: TORCH_GLOO_LAZY_INIT"),
+        ("GLOO_DEVICE_TRANSPORT", "tcp", "unsupported gloo device"),
+        ("TORCH_DIST_INIT_BARRIER", "true", "ValueError"),
+    ],
+)
+def test_torch_itself_stops_at_a_value_that_is_an_error_here(name, value, says):
+    (finding,) = check_env("env-value", **{name: value}).findings
+    assert finding[1] == "error"
+    job = subprocess.run(
+        [sys.executable, "-c", JOB], check=False, capture_output=True, text=True, timeout=100,
+        env=clean_environment() | {name: value},
+    )  # fmt: skip
+    assert job.returncode != 0
+    assert says in job.stderr
+    assert says.removesuffix("Error") in finding[2]
