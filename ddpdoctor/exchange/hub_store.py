@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import threading
 from typing import TYPE_CHECKING
 
 from ddpdoctor.exchange.hub_wire import (
@@ -35,6 +36,7 @@ class HubStore:
         """Own the connection."""
         connection.settimeout(CALL_LIMIT_S)
         self._connection = connection
+        self._lock = threading.Lock()
 
     def set(self, key: str, value: bytes) -> None:
         """Leave a value."""
@@ -55,8 +57,9 @@ class HubStore:
 
     def _call(self, operation: Operation, key: str, value: bytes) -> bytes | None:
         try:
-            self._connection.sendall(pack_request(operation, key, value))
-            answer = _receive_answer(self._connection)
+            with self._lock:
+                self._connection.sendall(pack_request(operation, key, value))
+                answer = _receive_answer(self._connection)
         except OSError as error:
             raise StoreError(f"the connection to rank 0 failed: {describe(error)}") from error
         status, rest = answer[0], answer[1:]

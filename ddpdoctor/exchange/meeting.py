@@ -53,7 +53,7 @@ class Meeting:
         return 0 if self._hub is None else self._hub.strangers
 
     def open(self, limit_s: float) -> Store:
-        """Return a connection of its own; raises ``StoreError`` with what was tried and seen."""
+        """Return a connection; raises ``StoreError`` with what was tried and seen."""
         if self._launch.launcher is Launcher.TORCHRUN:
             return open_torch_store(self._launch, limit_s)
         hosts, port = self._launch.hosts, self._launch.port

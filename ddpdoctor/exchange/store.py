@@ -15,7 +15,10 @@ class StoreError(Exception):
 
 
 class Store(Protocol):
-    """A client's view of a store. Every call has a time limit of its own and raises ``StoreError`` where it fails."""
+    """A client's view of a store.
+
+    Every call has a time limit of its own and raises ``StoreError`` where it fails. Threads may share a store.
+    """
 
     def set(self, key: str, value: bytes) -> None:
         """Leave a value."""
@@ -48,19 +51,19 @@ class Prefixed:
 
     def __init__(self, store: Store, prefix: str) -> None:
         """Take the store and what its keys are to begin with."""
-        self._store, self.prefix = store, prefix
+        self._store, self._prefix = store, prefix
 
     def set(self, key: str, value: bytes) -> None:
         """Leave a value."""
-        self._store.set(self.prefix + key, value)
+        self._store.set(self._prefix + key, value)
 
     def look(self, key: str) -> bytes | None:
         """Return a value, or None where there is none yet."""
-        return self._store.look(self.prefix + key)
+        return self._store.look(self._prefix + key)
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter and return the sum."""
-        return self._store.add(self.prefix + key, amount)
+        return self._store.add(self._prefix + key, amount)
 
     def close(self) -> None:
         """Close the store."""

@@ -30,10 +30,10 @@ LIMIT_S = 3.0
 
 
 class Ticker:
-    """A context in which rank 0's clock is shown, from a thread with a connection of its own."""
+    """A context in which rank 0's clock is shown."""
 
     def __init__(self, meeting: Meeting, store: Store) -> None:
-        """Take the meeting for its messages, and the connection, which is closed at the end."""
+        """Take the meeting for its messages, and the store."""
         self._meeting, self._store = meeting, store
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="ddpdoctor-ticker", daemon=True)
@@ -46,7 +46,6 @@ class Ticker:
         """Stop."""
         self._ended.set()
         self._thread.join(timeout=1)
-        self._store.close()
 
     def _tick(self) -> None:
         while not self._ended.is_set():

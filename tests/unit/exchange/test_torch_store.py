@@ -64,8 +64,6 @@ def test_rank_0_serves_where_no_agent_does():
     server.set("a", b"x")
 
     assert peer.look("a") == b"x"
-    # Its ticker's connection: of the same process, to the same port.
-    assert open_torch_store(launch(port, rank=0, agent_store=False), 10).look("a") == b"x"
 
 
 def test_an_agent_that_has_gone_is_told(agent):
