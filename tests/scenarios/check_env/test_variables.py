@@ -107,8 +107,8 @@ def test_ranks_with_one_environment_are_one_finding(tmp_path):
 
 def test_what_wrap_sets_for_its_ranks_is_no_danger(tmp_path):
     command = [
-        sys.executable, "-m", "ddpdoctor", "wrap", "--report-dir", str(tmp_path / "wrap"), "--nproc-per-node", "1", "-m",
-        "ddpdoctor", "check-env", "--no-torch", "--report-dir", str(tmp_path), *VARIABLE_CHECKS,
+        sys.executable, "-m", "ddpdoctor", "wrap", "--report-dir", str(tmp_path / "wrap"), "--nproc-per-node", "1",
+        "-m", "ddpdoctor", "check-env", "--no-torch", "--report-dir", str(tmp_path), *VARIABLE_CHECKS,
     ]  # fmt: skip
     subprocess.run(command, check=False, capture_output=True, timeout=100, env=clean_environment())
     report = json.loads((tmp_path / "report.json").read_text())
