@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,9 @@ P2P = {
 CORRECTED, UNCORRECTED = 0, 1
 VOLATILE, AGGREGATE = 0, 1
 SM_CLOCK = 1
+MEMORY_V2 = 0x02000028
+MAX_LINKS = 18
+"""As nvml.h has them, for a pynvml that does not."""
 GPU_SENSOR = 0
 SLOWDOWN_THRESHOLD = 1
 PAGE_CAUSES = (0, 1)
@@ -151,8 +155,8 @@ def _bus_id(info: Any) -> str:
     if info is None:
         return ""
     text = info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)
-    domain, _, rest = text.lower().partition(":")
-    return f"{int(domain, 16):04x}:{rest}"
+    found = re.fullmatch(r"([0-9a-f]+):([0-9a-f]+:[0-9a-f]+\.[0-9a-f])", text.strip().lower())
+    return f"{int(found.group(1), 16):04x}:{found.group(2)}" if found else ""
 
 
 def _memory_health(nvml: Nvml, handle: Any) -> dict[str, Any]:
@@ -206,7 +210,7 @@ def _modes(nvml: Nvml, handle: Any) -> dict[str, Any]:
     mig = _ask(nvml, "nvmlDeviceGetMigMode", handle)
     mode = _ask(nvml, "nvmlDeviceGetComputeMode", handle)
     # The second version does not count as used what the driver keeps for itself.
-    memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle, nvml.constant("nvmlMemory_v2"))
+    memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle, nvml.constant("nvmlMemory_v2", MEMORY_V2))
     if memory is None:
         memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
     return {
@@ -245,7 +249,7 @@ def _nvlinks(nvml: Nvml, handle: Any) -> tuple[NvLink, ...]:
     """Return the links that the device has: those of which it tells the state."""
     states = {
         link: _ask(nvml, "nvmlDeviceGetNvLinkState", handle, link)
-        for link in range(nvml.constant("NVML_NVLINK_MAX_LINKS"))
+        for link in range(nvml.constant("NVML_NVLINK_MAX_LINKS", MAX_LINKS))
     }
     return tuple(
         NvLink(index=link, active=bool(state), errors=_link_errors(nvml, handle, link))

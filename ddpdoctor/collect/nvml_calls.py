@@ -50,6 +50,6 @@ class Nvml:
         found = (name for name in names if getattr(self._module, name) == code)
         return next(found, f"ERROR_{code}").removeprefix("NVML_ERROR_")
 
-    def constant(self, name: str) -> Any:
-        """Return one of the module's constants."""
-        return getattr(self._module, name)
+    def constant(self, name: str, default: int) -> int:
+        """Return one of the module's constants, or the default where it is older than that."""
+        return int(getattr(self._module, name, default))

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.system import System
 
 BETWEEN_LOOKS_S = 1.0
+KTHREADD = "2"
+"""The parent of the kernel's own threads: the driver's may sleep as they like."""
 DRIVER_WORDS = re.compile(r"nvidia|\bnv_|_nv\d{6}rm|\buvm_|rm_ioctl|os_acquire_")
 """Symbols of the NVIDIA modules: nvidia_ioctl, nv_open_device, _nv012345rm, uvm_ioctl, os_acquire_mutex."""
 TOOLS = re.compile(r"nvidia-|nv-fabricmanage|nv-hostengine|dcgmi")
@@ -69,11 +71,14 @@ def _look(system: System) -> list[_Look]:
 
 
 def _sleeper(system: System, pid: str, own: str) -> _Look | None:
-    """Return a process that sleeps in the driver; children of our own, which ask the driver just now, are left out."""
+    """Return a process that sleeps in the driver.
+
+    Children of our own, which ask the driver just now, are left out, and so are threads of the kernel.
+    """
     stat = system.text_or(f"/proc/{pid}/stat")
     head, _, tail = stat.rpartition(")")
     fields = tail.split()
-    if len(fields) < 20 or fields[0] != "D" or fields[1] == own:
+    if len(fields) < 20 or fields[0] != "D" or fields[1] in {own, KTHREADD}:
         return None
     name = head.partition("(")[2]
     wchan = system.text_or(f"/proc/{pid}/wchan").removeprefix("0")

@@ -84,8 +84,13 @@ def sees_its_own(process: Process) -> bool:
 
 
 def in_use(node: Node) -> tuple[Gpu, ...]:
-    """Return the GPUs that the processes of a node see; all of them where that cannot be told."""
+    """Return the GPUs that the processes of a node see; all of them where that cannot be told.
+
+    Raises ``NotRead`` where all are hidden on purpose: nothing depends on them then.
+    """
     gpus = listed(node)
+    if all(visible_to(process, gpus).on_purpose for process in node.processes):
+        raise NotRead(Unread(why=Why.NEEDLESS, reason=f"{VARIABLE} hides all GPUs"))
     if not _is_order_certain(node, gpus):
         return gpus.devices
     seen = {device for process in node.processes for device in visible_to(process, gpus).devices}

@@ -71,6 +71,11 @@ def test_gpus_that_the_job_does_not_see_are_not_its_business():
     assert ask("ecc-unc", facts)[0].outcome is Outcome.PASSED
 
 
+def test_where_all_are_hidden_on_purpose_nothing_depends_on_them():
+    check, _ = ask("ecc-unc", gpu_node("ecc-uncorrected", variables={"CUDA_VISIBLE_DEVICES": ""}))
+    assert (check.outcome, check.reason) == (Outcome.SKIPPED, "CUDA_VISIBLE_DEVICES hides all GPUs")
+
+
 def test_numbers_that_cuda_may_order_otherwise_choose_nothing():
     gpus = with_gpu(gpus_of("ecc-uncorrected"), 7, name="NVIDIA A100-SXM4-80GB")
     facts = replace(gpu_node(variables={"CUDA_VISIBLE_DEVICES": "0,1"}), gpus=gpus)

@@ -62,7 +62,7 @@ def test_a_gpu_that_is_lost_while_it_is_asked_is_of_a_rank():
 
 
 def test_a_gpu_that_nvml_does_not_list_and_that_can_be_opened():
-    finding = one_of(gpu_node("one-fewer", files=("dead-gpu",)))
+    finding = one_of(gpu_node("one-fewer"))
     assert (finding.severity, finding.confidence) == (Severity.ERROR, Confidence.HIGH)
     assert "0000:df:00.0" in finding.summary
 

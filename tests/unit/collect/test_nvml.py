@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pynvml
 import pytest
@@ -84,7 +85,7 @@ def test_a_device_that_hangs_is_named_by_what_was_said_before(tmp_path):
 
 
 def test_facts_come_through_the_pipe_unchanged(tmp_path):
-    gpus = read(tmp_path, "nvlink8", "leftover", "nvlink-down", files=("dead-gpu",))
+    gpus = read(tmp_path, "nvlink8", "leftover", "nvlink-down")
     assert gpus_of(Ended(out=json.dumps(asdict(gpus)) + "\n", err="", status=0), 40.0) == gpus
 
 
@@ -151,9 +152,9 @@ def test_a_process_of_the_same_batch_job_is_ours(tmp_path):
 
 
 def test_a_gpu_that_nvml_does_not_list(tmp_path):
-    missing = read(tmp_path / "a", "nvlink8", "one-fewer", files=("dead-gpu",)).on_bus[-1]
+    missing = read(tmp_path / "a", "nvlink8", "one-fewer").on_bus[-1]
     assert (missing.bus_id, missing.open_error) == ("0000:df:00.0", "ok")
-    kept = read(tmp_path / "b", "nvlink8", "one-fewer").on_bus[-1]
+    kept = read(tmp_path / "b", "nvlink8", "one-fewer", files=("kept-gpu",)).on_bus[-1]
     assert kept.open_error == "ENOENT"
 
 
@@ -233,7 +234,17 @@ def test_the_names_that_are_used_are_pynvmls():
     assert all(hasattr(pynvml, f"{name}_v3") for name in used if name.endswith("RunningProcesses"))
 
 
+@pytest.mark.parametrize(
+    ("text", "bus_id"),
+    [("00000000:1B:00.0", "0000:1b:00.0"), ("00010000:C3:00.0", "10000:c3:00.0"), ("", ""), ("N/A", "")],
+)
+def test_bus_ids_are_as_sysfs_writes_them(text, bus_id):
+    assert gpu_facts._bus_id(SimpleNamespace(busId=text)) == bus_id
+    assert gpu_facts._bus_id(SimpleNamespace(busId=text.encode())) == bus_id
+
+
 def test_the_codes_are_those_of_nvml():
+    assert pynvml.nvmlMemory_v2 == gpu_facts.MEMORY_V2
     assert gpu_facts.P2P[pynvml.NVML_P2P_STATUS_DISABLED_BY_REGKEY] == "disabled by a registry key"
     assert gpu_facts.FABRIC_STATES[pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS] == "in-progress"
     assert gpu_facts.COMPUTE_MODES[pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS] == "exclusive-process"

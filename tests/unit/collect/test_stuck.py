@@ -71,6 +71,13 @@ def test_the_stack_tells_what_the_name_does_not(tmp_path):
     assert [one.pid for one in find_stuck(system, no_wait)] == [777, 778]
 
 
+def test_a_thread_of_the_kernel_may_sleep(tmp_path):
+    system = load_machine("nvlink8", tmp_path, "stuck")
+    path = tmp_path / "proc/777/stat"
+    path.write_text(path.read_text().replace(") D 1 ", ") D 2 "))
+    assert find_stuck(system, no_wait) == ()
+
+
 def test_without_a_driver_there_is_nothing_to_hang_in(tmp_path):
     with pytest.raises(NotRead) as missing:
         read_stuck(System(root=tmp_path), PLAN)
