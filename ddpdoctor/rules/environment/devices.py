@@ -59,10 +59,13 @@ def _words(gpu: Gpu) -> set[str]:
 
 
 def listed(node: Node) -> Gpus:
-    """Return what NVML says of at least one GPU; raises ``NotRead`` where it lists none or did not start."""
+    """Return what NVML says of at least one GPU; raises ``NotRead`` where it lists none.
+
+    Where NVML does not start, other checks say so, and what depends on it is skipped.
+    """
     gpus = need(node.gpus)
     if gpus.init_error is not None:
-        raise NotRead(Unread(why=Why.ERROR, reason=f"NVML does not start: {gpus.init_error}"))
+        raise NotRead(Unread(why=Why.ABSENT, reason=f"NVML does not start: {gpus.init_error}"))
     if not gpus.devices:
         raise NotRead(Unread(why=Why.ABSENT, reason="NVML lists no GPU"))
     return gpus

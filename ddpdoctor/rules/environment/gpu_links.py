@@ -256,9 +256,7 @@ def _refusals(node: Node, refused: list[GpuPair], linked: list[GpuPair], gpus: d
     cards = [pair for pair in by_pcie if pair not in servers]
     if cards:
         words = "as these cards are sold: NCCL goes through host memory"
-        yield _refused(
-            node, cards, gpus, words, "nothing to mend; export NCCL_P2P_DISABLE=1 spares the try", Severity.INFO
-        )
+        yield _refused(node, cards, gpus, words, "nothing to mend: NCCL finds out by itself", Severity.INFO)
 
 
 def _refused(

@@ -146,7 +146,7 @@ def check_temp_power(node: Node) -> Answer:
             fix = f"sudo nvidia-smi -i {{ids}} -pl {watts}"
             problems.append(gpu_problem(node, those, what, detail=_power, fix=fix, severity=severity))
     temperatures = [gpu.temperature_c for gpu in gpus if gpu.temperature_c is not None]
-    seen = f"{min(temperatures)} to {max(temperatures)} °C" if temperatures else "temperatures not told"
+    seen = f"at most {max(temperatures)} °C" if temperatures else "temperatures not told"
     return judged(problems, f"{seen}, power limits {_limits(gpus)}")
 
 

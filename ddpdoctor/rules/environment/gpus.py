@@ -81,11 +81,16 @@ def check_gpu_count(node: Node) -> Answer:
 
 
 def _no_nvml(gpus: Gpus) -> Problem:
+    fix = (
+        "ls -l /dev/nvidia*, and have this user added to the group that may open them"
+        if gpus.init_error == "NO_PERMISSION"
+        else "outside a container: nvidia-smi; sudo dmesg | grep NVRM. In a container whose GPUs are gone since "
+        "`systemctl daemon-reload` on the host (github.com/NVIDIA/nvidia-container-toolkit/issues/1227): start it anew"
+    )
     return Problem(
         summary="The NVIDIA driver is there and NVML does not start, so that no GPU can be used",
         evidence=(f"nvmlInit ends with {gpus.init_error}",),
-        fix="outside a container: nvidia-smi; sudo dmesg | grep NVRM. In a container whose GPUs are gone since "
-        "`systemctl daemon-reload` on the host: start it anew",
+        fix=fix,
     )
 
 
@@ -109,7 +114,8 @@ def _unlisted(gpus: Gpus) -> Iterator[Problem]:
     others = [gpu for gpu in gpus.on_bus if gpu.bus_id not in here]
     for gpu in others:
         if gpu.driver == "nvidia" and gpu.open_error not in KEPT_FROM_US:
-            yield _broken(gpu, f"/dev/nvidia* of it opens with: {gpu.open_error}", Confidence.HIGH)
+            opens = "opens" if gpu.open_error == "ok" else f"fails with {gpu.open_error}"
+            yield _broken(gpu, f"its device file {opens}: it is not kept from this process", Confidence.HIGH)
     models = {gpu.device for gpu in gpus.on_bus if gpu.bus_id in here}
     if any(gpu.driver == "nvidia" for gpu in others):
         return  # this process was given some of the GPUs: the rest of the node is not its business

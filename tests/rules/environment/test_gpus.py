@@ -96,6 +96,8 @@ def test_nvml_that_does_not_start():
     finding = one_of(gpu_node("no-device-node"))
     assert "NVML does not start" in finding.summary
     assert finding.evidence == ("nvmlInit ends with UNKNOWN",)
+    denied = node(gpus=replace(gpus_of("no-device-node"), init_error="NO_PERMISSION"))
+    assert one_of(denied).fix.startswith("ls -l /dev/nvidia*")
     check, _ = ask("gpu-count", gpu_node("mismatch"))
     assert check.outcome is Outcome.SKIPPED
     assert "driver-lib-mismatch" in check.reason
@@ -179,7 +181,7 @@ def test_to_hide_all_is_told_only(value):
 def test_values_that_cannot_be_judged():
     assert ask("cvd-valid", gpu_node())[0].outcome is Outcome.SKIPPED
     check, _ = ask("cvd-valid", gpu_node("mismatch", variables={CVD: "0"}))
-    assert (check.outcome, check.reason) == (Outcome.INCONCLUSIVE, "NVML does not start: LIB_RM_VERSION_MISMATCH")
+    assert (check.outcome, check.reason) == (Outcome.SKIPPED, "NVML does not start: LIB_RM_VERSION_MISMATCH")
     tasks = tuple(process(n, SLURM_PROCID=str(n), CUDA_VISIBLE_DEVICES=f"GPU-a{n}") for n in range(2))
     alone = replace(gpus_of(), devices=gpus_of().devices[:1])
     assert ask("cvd-valid", node(processes=tasks, gpus=alone))[0].outcome is Outcome.PASSED
