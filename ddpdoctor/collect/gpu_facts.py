@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ABSENT = {
     "DRIVER_NOT_LOADED": "there is no NVIDIA driver here",
-    "LIBRARY_NOT_FOUND": "the NVIDIA driver's library libnvidia-ml.so.1 is not here",
+    "LIBRARY_NOT_FOUND": "the NVIDIA driver's library libnvidia-ml.so.1 is not here (a container needs --gpus)",
     "GPU_NOT_FOUND": "the NVIDIA driver has found no GPU",
 }
 """Errors of nvmlInit that mean that there is nothing to read."""
