@@ -8,14 +8,17 @@ import signal
 import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+from ddpdoctor.exchange.hub_store import open_hub_store
+from ddpdoctor.exchange.meeting import NO_TOKEN
+from ddpdoctor.exchange.store import wait_for
+from ddpdoctor.exchange.ticks import KEY
 from tests.scenarios.hosts import Hosts, lent_hosts, require
-from tests.scenarios.running import SCHEMA, clean_environment, free_port, wait_for
+from tests.scenarios.running import SCHEMA, clean_environment, free_port
 from tests.scenarios.slurm import Slurm, lent_slurm
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -115,16 +118,13 @@ def test_a_rank_that_is_interrupted_ends_at_once():
         [*command, "--master-port", str(port), "rank-set"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment(),
     )  # fmt: skip
-    assert wait_for(lambda: listens(port), 30)
+    # Another rank could see its clock: it waits.
+    waits = open_hub_store(("localhost",), port, NO_TOKEN, 30)
+    assert wait_for(waits, f"0/{KEY}", 30)
+    assert waits.add("0/arrived", 0) == 0
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=10)
     assert (process.returncode, stdout) == (130, ""), stderr
-
-
-def listens(port: int) -> bool:
-    tables = [Path("/proc/net/tcp"), Path("/proc/net/tcp6")]
-    lines = [line.split() for table in tables if table.exists() for line in table.read_text().splitlines()[1:]]
-    return any(int(line[1].rpartition(":")[2], 16) == port and line[3] == "0A" for line in lines)
 
 
 def start_on_both(hosts: Hosts, launchers, *, second: tuple[str, ...] = (), **env: str):
