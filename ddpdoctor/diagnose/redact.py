@@ -89,7 +89,7 @@ def redact(report: Report, fleet: Fleet, env: Mapping[str, str]) -> Report:
 
 
 def _host_names(fleet: Fleet) -> list[str]:
-    found: list[str] = []
+    found: list[str] = [*fleet.silent_hosts]
     for node, process in fleet.processes():
         found.append(node.host)
         found += [_host_part(process.variables.get(name, "")) for name in HOST_VARIABLES]

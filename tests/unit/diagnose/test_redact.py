@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ddpdoctor.diagnose.redact import Redactor, redact
@@ -50,3 +52,14 @@ def test_a_whole_report_is_hidden():
         assert name not in str(hidden)
     assert hidden.verdict == hidden.findings[0]
     assert hidden.data["hosts"] == list(hidden.findings[0].hosts)
+
+
+def test_the_hosts_of_ranks_that_did_not_answer_are_hidden_too():
+    report = Report(
+        command=(), started_at="t", ended_at="t", job=None, verdict=None, findings=(), ranks=(), checks=(),
+        data={"gathering": ["rank 1 (silent7, process 77) started and did not answer within 30 s"]},
+    )  # fmt: skip
+    hidden = redact(report, replace(fleet(node("n1")), silent_hosts=("silent7",)), {})
+
+    assert "silent7" not in str(hidden)
+    assert "process 77" in str(hidden)
