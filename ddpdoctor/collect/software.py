@@ -32,6 +32,8 @@ _TORCH_CUDA = re.compile(
     r"^(?:nvidia-cuda-runtime(?:-cu\d+)?|cuda-toolkit(?:\[[^\]]*\])?)\s*\(?==\s*(\d+\.\d+)", re.IGNORECASE
 )
 """What the wheels of PyPI require, which have no "+cu130" in their version."""
+MOST_HOSTS_LINES = 1024
+"""Ours: a list of all hosts of a large cluster, and no file of blocked addresses."""
 _LOOPBACK = ("127.", "::1", "fe00::", "ff00::", "ff02::")
 
 
@@ -40,6 +42,7 @@ def read_software(system: System, plan: Plan) -> Software:  # noqa: ARG001 - the
     driver, is_open = read_driver(system)
     torch_version, torch_cuda, nccl_wheel = _wheels() if system.live else (None, None, None)
     kernel = _kernel(system)
+    hosts_lines, hosts_own = _digest_hosts(system)
     return Software(
         python=platform.python_version(),
         executable=sys.executable,
@@ -57,7 +60,8 @@ def read_software(system: System, plan: Plan) -> Software:  # noqa: ARG001 - the
         ofed=_ofed(system),
         torch_cuda=torch_cuda,
         gpu_devices=tuple(f"/dev/{name}" for name in system.names("/dev") if _GPU_DEVICE.fullmatch(name)),
-        hosts_digest=_hosts_digest(system),
+        hosts_lines=hosts_lines,
+        hosts_own=hosts_own,
     )
 
 
@@ -101,19 +105,22 @@ def _ofed(system: System) -> str | None:
     return None if kernel_own else version
 
 
-def _hosts_digest(system: System) -> str | None:
-    """Return a digest of what /etc/hosts says of other hosts, so that it can be compared and gives nothing away."""
+def _digest_hosts(system: System) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    """Return a digest of each line of /etc/hosts, and of those that name this host; None where there is no file."""
     try:
         text = system.text("/etc/hosts")
         own = system.calls.hostname()
     except OSError:
-        return None
-    kept = set()
+        return None, ()
+    lines, own_lines = set(), set()
     for line in text.splitlines():
         address, *names = line.partition("#")[0].split() or [""]
-        if names and not address.startswith(_LOOPBACK) and own not in names and own not in names[0].split("."):
-            kept.add(f"{address} {' '.join(names)}")
-    return hashlib.sha256("\n".join(sorted(kept)).encode()).hexdigest()[:12]
+        if names and not address.startswith(_LOOPBACK):
+            digest = hashlib.sha256(f"{address} {' '.join(names)}".encode()).hexdigest()[:12]
+            lines.add(digest)
+            if own in names or own in names[0].split("."):
+                own_lines.add(digest)
+    return tuple(sorted(lines)[:MOST_HOSTS_LINES]), tuple(sorted(own_lines))
 
 
 def _wheels() -> tuple[str | None, str | None, str | None]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Check, Finding, Outcome
 from ddpdoctor.model.reading import NotRead, Unread, Why
 from ddpdoctor.rules.answers import Answer, Problem
-from ddpdoctor.rules.registry import Group, Scope
+from ddpdoctor.rules.registry import Group, Scope, find_rule
 from ddpdoctor.rules.verdict import order_findings
 
 if TYPE_CHECKING:
@@ -100,9 +100,10 @@ def _draw_findings(rule: Rule, answers: list[tuple[Node | None, Answer]]) -> lis
 
 
 def _finding(rule: Rule, problem: Problem, node: Node | None) -> Finding:
+    named = find_rule(problem.kind) if problem.kind is not None else None
     return Finding(
-        code=rule.code,
-        kind=rule.kind,
+        code=(named or rule).code,
+        kind=(named or rule).kind,
         severity=problem.severity or rule.severity,
         confidence=problem.confidence,
         summary=problem.summary,

@@ -36,8 +36,10 @@ class Software:
     """The CUDA version that the installed torch asks for by its metadata, such as "12.8"; None where it names none."""
     gpu_devices: tuple[str, ...] = ()
     """Device files of GPUs that this machine or container has been given: /dev/nvidia0, /dev/kfd, /dev/dxg."""
-    hosts_digest: str | None = None
-    """Of what /etc/hosts says of other hosts: a machine's own names and loopback addresses are left out."""
+    hosts_lines: tuple[str, ...] | None = None
+    """A digest of each line of /etc/hosts, loopback addresses left out: comparable, and gives nothing away."""
+    hosts_own: tuple[str, ...] = ()
+    """Those of them that name this host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,8 @@ class Problem:
     ranks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
     """Empty in a rule over one node: that node."""
+    kind: str | None = None
+    """The kind of another rule, under which the user looks for this one; None: that of the rule that found it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,8 @@ from ddpdoctor.model.reading import known
 if TYPE_CHECKING:
     from ddpdoctor.model.node import Node, Process
 
+NCCL_CONF = "nccl-conf"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
@@ -22,6 +24,11 @@ class Setting:
 
     def __str__(self) -> str:
         return f"{self.name}={self.value}" + (f" in {self.path}" if self.path else "")
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of what is wrong with the value: whatever stands in one of NCCL's files is ``nccl-conf``."""
+        return NCCL_CONF if self.path else None
 
     @property
     def removal(self) -> str:

@@ -46,7 +46,9 @@ def test_importing_the_package_imports_nothing_more() -> None:
     assert json.loads(run_python(code)) == ["ddpdoctor"]
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("wrap", "--help"), ("explain", "--list"), ("check-env", "--list")])
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("--version",), ("wrap", "--help"), ("explain", "--list"), ("check-env", "--list")]
+)
 def test_what_needs_no_job_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
     status, modules = json.loads(run_python(HELP, *arguments))
 

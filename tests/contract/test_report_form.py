@@ -131,7 +131,23 @@ def at(body, path):
     return body
 
 
-@pytest.mark.parametrize("path", [path for path in PATHS if isinstance(path[-1], str)], ids=str)
+LATER = {("checks", name) for name in ("code", "group", "seen", "hosts")}
+"""Fields that came after the first reports had been saved."""
+
+
+def is_later(path):
+    return (path[0], path[-1]) in LATER
+
+
+def test_a_report_from_before_a_field_was_added_is_read(validator):
+    body = report_to_dict(FULL)
+    for path in filter(is_later, PATHS):
+        del at(body, path[:-1])[path[-1]]
+    validator.validate(body)
+    assert parse_report(json.dumps(body)) == FULL
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if isinstance(path[-1], str) and not is_later(path)], ids=str)
 def test_a_missing_field_is_refused_by_reader_and_schema(validator, path):
     body = copy.deepcopy(report_to_dict(FULL))
     del at(body, path[:-1])[path[-1]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.limits import Clock
     from ddpdoctor.model.node import Fleet, Node
+    from ddpdoctor.model.software import Software
 
 FAR_OFF_S = 15.0
 """Keep-alives of the c10d rendezvous, every 5 s, are held for lost after 3 of them, by comparing wall clocks of two
@@ -61,7 +63,7 @@ def check_clock(fleet: Fleet) -> Answer:
     several = len(fleet.nodes) > 1 or (fleet.nnodes or 1) > 1
     loose = [node for node, clock in read if clock.synchronised is False]
     if not several:
-        return passed(f"one node only; the kernel says that its clock is {_kernel_says(read[0][1])}")
+        return passed(f"one node only; whether the kernel keeps its clock synchronised: {_kernel_says(read[0][1])}")
     offsets = _offsets(read)
     if len(offsets) < 2:
         return judged(_unsynchronised(loose, None), "the clocks could not be compared")
@@ -72,7 +74,7 @@ def check_clock(fleet: Fleet) -> Answer:
 
 
 def _kernel_says(clock: Clock) -> str:
-    words = {True: "synchronised", False: "not synchronised", None: "unknown to it"}
+    words = {True: "yes", False: "no", None: "not known"}
     return words[clock.synchronised]
 
 
@@ -180,7 +182,7 @@ def check_rootfs_same(fleet: Fleet) -> Answer:
     ## How it is told
 
     The path of the Python that ran here, that of torch, PRETTY_NAME of os-release, and a digest of the lines of
-    /etc/hosts that speak of other hosts are compared; a machine's own line and loopback addresses are left out.
+    /etc/hosts are compared; the lines of the nodes themselves and loopback addresses are left out.
 
     ## What to do
 
@@ -190,11 +192,12 @@ def check_rootfs_same(fleet: Fleet) -> Answer:
         return skipped("one node only: there is nothing to compare")
     software = fleet.each(lambda node: node.software)
     torch = [(node, build) for node in fleet.nodes if (build := known(node.torch)) is not None]
+    own = frozenset(line for _, one in software for line in one.hosts_own)
     compared: dict[str, Sequence[Voice[str]]] = {
         "Python": voices_of(software, lambda one: one.executable),
         "torch": voices_of(torch, lambda one: one.path),
         "system": voices_of(software, lambda one: one.os_name or None),
-        "/etc/hosts (digest)": voices_of(software, lambda one: one.hosts_digest),
+        "/etc/hosts (digest)": voices_of(software, lambda one: _digest_others(one, own)),
     }
     splits = [(name, split) for name, voices in compared.items() if (split := compare(voices)) is not None]
     problems = [
@@ -207,3 +210,11 @@ def check_rootfs_same(fleet: Fleet) -> Answer:
         for name, split in splits
     ]
     return judged(problems, f"paths and systems of {len(software)} nodes")
+
+
+def _digest_others(software: Software, own: frozenset[str]) -> str | None:
+    """Return a digest of a host file without the lines of the nodes compared: many hosts know themselves only."""
+    if software.hosts_lines is None:
+        return None
+    others = [line for line in software.hosts_lines if line not in own]
+    return f"{zlib.crc32(' '.join(others).encode()):08x}"

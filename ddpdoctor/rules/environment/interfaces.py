@@ -121,6 +121,7 @@ def _judge_nccl(network: Network, process: Process, setting: Setting) -> Iterato
             evidence=evidence,
             fix=_nccl_fix(network, setting),
             ranks=ranks_of([process]),
+            kind=setting.kind,
         )
     elif wanted.stray_marks:
         yield Problem(
@@ -130,6 +131,7 @@ def _judge_nccl(network: Network, process: Process, setting: Setting) -> Iterato
             fix=f"export {NCCL}={_with_marks_once(setting.value)}",
             severity=Severity.WARNING,
             ranks=ranks_of([process]),
+            kind=setting.kind,
         )
 
 

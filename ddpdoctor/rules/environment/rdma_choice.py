@@ -91,6 +91,7 @@ def _nothing(setting: Setting, wanted: HcaFilter, ports: Ports) -> Problem:
         summary=f"{setting} {what} of this machine: NCCL will use TCP sockets",
         evidence=(f"devices here: {words(names)}", *_second_mark(wanted)),
         fix=setting.removal if setting.path else f"export NCCL_IB_HCA=={all_of_them}",
+        kind=setting.kind,
     )
 
 
@@ -118,6 +119,7 @@ def _stray(setting: Setting, wanted: HcaFilter, token: HcaToken, ports: Ports) -
         evidence=(f"devices here: {words([device.name for device, _ in ports])}", *_second_mark(wanted)),
         fix=f"take {token} out of NCCL_IB_HCA, or see why the device is missing: ls /sys/class/infiniband",
         severity=Severity.WARNING,
+        kind=setting.kind,
     )
 
 
@@ -132,6 +134,7 @@ def _too_many(setting: Setting, wanted: HcaFilter, token: HcaToken, more: list[s
         if setting.path is None
         else f"in {setting.path}: NCCL_IB_HCA={mark}{listed}",
         severity=Severity.WARNING,
+        kind=setting.kind,
     )
 
 
@@ -156,7 +159,8 @@ def check_ib_disabled(node: Node) -> Answer:
 
     A port is active, and it is InfiniBand, or one of several Ethernet cards of 100 Gb/s or more, or named by
     NCCL_IB_HCA (two cards and 100 Gb/s are ours). A single Ethernet card that could do RDMA is the everyday network
-    card of many servers and cloud machines, where NCCL_IB_DISABLE=1 is right.
+    card of many servers and cloud machines, where NCCL_IB_DISABLE=1 is right. NCCL_IB_DISABLE in one of NCCL's own
+    files is for nccl-conf to report.
 
     ## What to do
 
@@ -176,6 +180,7 @@ def check_ib_disabled(node: Node) -> Answer:
         summary=f"{setting} keeps NCCL off the RDMA network of this machine: it will use TCP sockets",
         evidence=(f"active: {names}, {ports[0][1].rate_text or ports[0][1].link_layer}",),
         fix=setting.removal,
+        kind=setting.kind,
     )
     return judged([problem], f"{setting}, and {len(ports)} ports are active")
 
@@ -183,6 +188,6 @@ def check_ib_disabled(node: Node) -> Answer:
 def _off_switch(node: Node) -> Setting | None:
     disable = find_setting(node, node.first, "NCCL_IB_DISABLE")
     if disable is not None and disable.number:
-        return disable
+        return None if disable.path else disable  # in a file it is for nccl-conf to say
     network = find_setting(node, node.first, "NCCL_NET")
     return network if network is not None and network.value.lower() == "socket" else None

@@ -149,6 +149,7 @@ def _by_index(node: Node, ports: Ports, setting: Setting) -> list[Problem]:
             fix=f"{setting.removal} ({PICKS_ITSELF})",
             severity=severity,
             hosts=(node.host,),
+            kind=setting.kind,
         )
         for (what, severity), those in faults.items()
     ]
@@ -186,18 +187,19 @@ def _right_index(ports: Ports) -> str:
 
 def _join_hosts(problems: list[Problem]) -> list[Problem]:
     """Draw together what several hosts have alike."""
-    by_text: dict[tuple[str, str, Severity | None], list[Problem]] = defaultdict(list)
+    by_text: dict[tuple[str, str, Severity | None, str | None], list[Problem]] = defaultdict(list)
     for problem in problems:
-        by_text[problem.summary, problem.fix, problem.severity].append(problem)
+        by_text[problem.summary, problem.fix, problem.severity, problem.kind].append(problem)
     return [
         Problem(
             summary=summary,
             evidence=those[0].evidence,
             fix=fix,
             severity=severity,
+            kind=kind,
             hosts=tuple(dict.fromkeys(host for problem in those for host in problem.hosts)),
         )
-        for (summary, fix, severity), those in by_text.items()
+        for (summary, fix, severity, kind), those in by_text.items()
     ]
 
 

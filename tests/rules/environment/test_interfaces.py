@@ -92,6 +92,7 @@ def test_nothing_is_named(variables):
 def test_a_name_from_a_file_of_nccl():
     check, (finding,) = ask("ifname-exists", machine(conf=(conf_file(NCCL_SOCKET_IFNAME="eno1"),)))
     assert finding.fix == "put NCCL_SOCKET_IFNAME=eth0 into /etc/nccl.conf"
+    assert (finding.code, finding.kind, check.id) == ("DD115", "nccl-conf", "ifname-exists")
     assert check.seen.startswith("NCCL_SOCKET_IFNAME=eno1 in /etc/nccl.conf")
 
 

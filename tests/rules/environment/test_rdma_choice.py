@@ -83,6 +83,7 @@ def test_what_was_meant_so_passes(value):
 def test_a_value_of_a_file_is_named_with_the_file():
     _, (finding,) = ask_hca(None, files=conf(NCCL_IB_HCA="mlx4"))
     assert finding.summary.startswith("NCCL_IB_HCA=mlx4 in /etc/nccl.conf matches no RDMA device")
+    assert (finding.code, finding.kind) == ("DD115", "nccl-conf")
     assert finding.fix == "remove NCCL_IB_HCA from /etc/nccl.conf"
 
 
@@ -124,8 +125,12 @@ def test_a_network_that_is_switched_off_is_a_warning(section, variables, fix):
 
 
 def test_a_file_may_switch_it_off():
-    _, (finding,) = ask_disabled(rdma(), conf(NCCL_IB_DISABLE="1"))
-    assert finding.fix == "remove NCCL_IB_DISABLE from /etc/nccl.conf"
+    _, (finding,) = ask_disabled(rdma(), conf(NCCL_NET="Socket"))
+    assert (finding.kind, finding.fix) == ("nccl-conf", "remove NCCL_NET from /etc/nccl.conf")
+
+
+def test_ib_disable_in_a_file_is_left_to_nccl_conf():
+    assert ask_disabled(rdma(), conf(NCCL_IB_DISABLE="1"))[0].outcome is Outcome.PASSED
 
 
 @pytest.mark.parametrize(
