@@ -39,7 +39,7 @@ def render_checkup(
     """Render a report of checks; ``width`` None is for what is no terminal and wraps nothing."""
     page = Page(width=width, cwd=cwd)
     if verbose:
-        _add_groups(page, report.checks)
+        _add_groups(page, report)
     else:
         _add_untold(page, report.checks)
     several = len(_hosts(report)) > 1
@@ -51,25 +51,32 @@ def render_checkup(
     return draw(page.lines, colour=colour)
 
 
-def _add_groups(page: Page, checks: Iterable[Check]) -> None:
-    """Add every check with what it saw, by group, in the order of the codes."""
+def _add_groups(page: Page, report: Report) -> None:
+    """Add every check with what it saw, by group. One that failed shows how bad that is."""
     groups: dict[str, list[Check]] = {}
-    for check in checks:
+    for check in report.checks:
         groups.setdefault(check.group, []).append(check)
-    width = max((len(check.id) for check in checks), default=0)
+    width = max((len(check.id) for check in report.checks), default=0)
+    worst = {finding.kind: finding.severity for finding in reversed(report.findings)}
     for group, members in groups.items():
         page.gap()
         page.add(group, style="bold")
         for check in members:
-            _add_check(page, check, width)
+            _add_check(page, check, width, worst.get(check.id))
 
 
-def _add_check(page: Page, check: Check, width: int) -> None:
-    word = OUTCOME_WORDS[check.outcome]
+def _add_check(page: Page, check: Check, width: int, worst: Severity | None) -> None:
+    word, style = OUTCOME_WORDS[check.outcome], OUTCOME_STYLES[check.outcome]
+    if check.outcome is Outcome.FAILED and worst is not None:
+        word, style = _severity_word(worst), STYLES[worst]
     where = f"on {format_hosts(check.hosts)}: " if check.hosts else ""
     head = f"  {word.ljust(WORD_WIDTH)}  {check.code}  {check.id.ljust(width)}  "
     text = where + (check.seen or check.reason)
-    page.add(text, first=head, style=OUTCOME_STYLES[check.outcome], styled=2 + len(word))
+    page.add(text, first=head, style=style, styled=2 + len(word))
+
+
+def _severity_word(severity: Severity) -> str:
+    return "note" if severity is Severity.INFO else severity.value
 
 
 def _add_untold(page: Page, checks: Iterable[Check]) -> None:
@@ -86,11 +93,12 @@ def _add_finding(page: Page, finding: Finding, *, several: bool) -> None:
     page.gap()
     blamed = [format_ranks(finding.ranks), f"on {format_hosts(finding.hosts)}" if several and finding.hosts else ""]
     whom = " ".join(part for part in blamed if part)
-    title = f"{finding.severity.value}  {finding.code} {finding.kind}" + (f", {whom}" if whom else "")
+    title = f"{_severity_word(finding.severity)}  {finding.code} {finding.kind}" + (f", {whom}" if whom else "")
     page.add(title, style=STYLES[finding.severity])
-    page.add_labelled("wrong" if finding.severity is not Severity.INFO else "note", [finding.summary])
+    page.add_labelled("note" if finding.severity is Severity.INFO else "wrong", [finding.summary])
     page.add_labelled("seen", finding.evidence)
-    page.add_labelled("to do", [finding.fix] if finding.fix else [])
+    # The terminal wraps it and not we: a command that we break cannot be pasted.
+    page.add_labelled("to do", [finding.fix] if finding.fix else [], whole=True)
 
 
 def _closing_line(report: Report, run_dir: Path | None, *, verbose: bool) -> str:
@@ -108,8 +116,7 @@ def _closing_line(report: Report, run_dir: Path | None, *, verbose: bool) -> str
 
 def _count(report: Report, severity: Severity) -> str:
     count = sum(finding.severity is severity for finding in report.findings)
-    noun = "note" if severity is Severity.INFO else severity.value
-    return plural(count, noun) if count else ""
+    return plural(count, _severity_word(severity)) if count else ""
 
 
 def _who(report: Report) -> str:

@@ -26,19 +26,21 @@ class Page:
     cwd: Path | None
     lines: list[Text] = field(default_factory=list)
 
-    def add(self, text: str, *, first: str = "", style: str = "", styled: int | None = None) -> None:
-        """Add a paragraph; ``style`` holds for the first ``styled`` characters, or for all."""
-        for number, line in enumerate(wrap(self.clean(text), self.width, first=first)):
+    def add(
+        self, text: str, *, first: str = "", style: str = "", styled: int | None = None, whole: bool = False
+    ) -> None:
+        """Add a paragraph, wrapped unless ``whole``; ``style`` holds for its first ``styled`` characters, or for all."""
+        for number, line in enumerate(wrap(self.clean(text), None if whole else self.width, first=first)):
             drawn = Text(line)
             if style and (styled is None or number == 0):
                 drawn.stylize(style, 0, styled)
             self.lines.append(drawn)
 
-    def add_labelled(self, label: str, texts: Iterable[str]) -> None:
+    def add_labelled(self, label: str, texts: Iterable[str], *, whole: bool = False) -> None:
         """Add paragraphs beside a label, which the first of them shows."""
         head = f"  {label.ljust(LABEL_WIDTH)}"
         for text in texts:
-            self.add(text, first=head, style="bold", styled=len(head))
+            self.add(text, first=head, style="bold", styled=len(head), whole=whole)
             head = " " * len(head)
 
     def gap(self) -> None:

@@ -77,7 +77,9 @@ def test_verbose_shows_every_check_in_its_group_with_what_it_saw():
     assert "  passed          DD122  nofile          soft limit 1048576" in text
     assert "  skipped         DD311  xid             there is no GPU" in text
     assert "  could not tell  DD304  gpu-count       NVML hangs" in text
-    assert "info  DD126 omp" in text
+    assert "note  DD126 omp" in text
+    assert "  note            DD126  omp" in text
+    assert "  warning         DD121  shm" in text
 
 
 def test_nothing_wrong_is_one_line():
@@ -96,8 +98,13 @@ def test_hosts_are_named_where_there_are_several():
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_no_line_is_wider_than_the_terminal(width):
-    long = replace(ERROR, summary="much " * 60, fix="do " * 60)
+    long = replace(ERROR, summary="much " * 60, evidence=("many " * 60,))
     assert max(map(len, draw(report((long,)), width=width, verbose=True).splitlines())) <= width
+
+
+def test_a_command_is_never_broken_into_lines():
+    fix = "export NCCL_IB_HCA==mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7; unset NCCL_IB_DISABLE"
+    assert f"  to do   {fix}\n" in draw(report((replace(ERROR, fix=fix),)), width=80)
 
 
 def test_json_meets_the_schema_and_is_read_back():
