@@ -29,7 +29,7 @@ class Page:
     def add(
         self, text: str, *, first: str = "", style: str = "", styled: int | None = None, whole: bool = False
     ) -> None:
-        """Add a paragraph, wrapped unless ``whole``; ``style`` holds for its first ``styled`` characters, or for all."""
+        """Add a paragraph, wrapped unless ``whole``; ``style`` holds for ``styled`` characters, or for all."""
         for number, line in enumerate(wrap(self.clean(text), None if whole else self.width, first=first)):
             drawn = Text(line)
             if style and (styled is None or number == 0):
