@@ -30,21 +30,32 @@ class Ended:
         return lines[-1] if lines else f"it ended with status {self.status}"
 
 
+class Child:
+    """A Python of ours that runs beside us."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start it, in our environment but without what loads the recorder. Raises OSError."""
+        self._process = subprocess.Popen(  # killed below where it does not end
+            [sys.executable, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={name: value for name, value in env.items() if name not in NOT_FOR_CHILDREN},
+        )
+
+    def wait(self, limit_s: float) -> Ended:
+        """Wait until it ends or for ``limit_s``; what it wrote by then is kept."""
+        try:
+            out, err = self._process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired as late:
+            self._process.kill()
+            return Ended(out=_text(late.stdout), err=_text(late.stderr), status=None)
+        return Ended(out=_text(out), err=_text(err), status=self._process.returncode)
+
+
 def run_child(module: str, arguments: Sequence[str], env: Mapping[str, str], limit_s: float) -> Ended:
-    """Run ``python -m module`` until it ends or for ``limit_s``; what it wrote by then is kept. Raises OSError."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={name: value for name, value in env.items() if name not in NOT_FOR_CHILDREN},
-    )
-    try:
-        out, err = child.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired as late:
-        child.kill()
-        return Ended(out=_text(late.stdout), err=_text(late.stderr), status=None)
-    return Ended(out=_text(out), err=_text(err), status=child.returncode)
+    """Run ``python -m module`` until it ends or for ``limit_s``. Raises OSError."""
+    return Child(("-m", module, *arguments), env).wait(limit_s)
 
 
 def _text(data: bytes | None) -> str:

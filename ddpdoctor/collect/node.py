@@ -14,8 +14,8 @@ from ddpdoctor.model.reading import NotRead, Unread, Why
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from ddpdoctor.collect.child import Child
     from ddpdoctor.collect.system import System
-    from ddpdoctor.collect.torch_child import TorchChild
     from ddpdoctor.model.node import Process
 
 LIMIT_S = 2.0
@@ -34,7 +34,7 @@ class Plan:
     """False: versions come from package metadata, and torch is not imported."""
     head: str | None = None
     """The full name of rank 0's host, where it is known."""
-    torch_child: TorchChild | None = None
+    torch_child: Child | None = None
     """One that was started already; None: the collector starts one."""
 
 

@@ -6,11 +6,12 @@ import json
 import signal
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.torch_child import TorchChild
+from ddpdoctor.collect.torch_child import start_torch_child
 from ddpdoctor.model.reading import NotRead, Unread, Why
 from ddpdoctor.model.software import PeerAccess, TorchBuild, TorchDevice
 
 if TYPE_CHECKING:
+    from ddpdoctor.collect.child import Child
     from ddpdoctor.collect.node import Plan
     from ddpdoctor.collect.system import System
 
@@ -27,13 +28,14 @@ def read_torch(system: System, plan: Plan) -> TorchBuild:
         raise NotRead(Unread(why=Why.NOT_ASKED, reason="torch is not imported (--no-torch)"))
     if not system.live:
         raise NotRead(Unread(why=Why.ABSENT, reason="a recorded machine cannot import torch"))
-    child = plan.torch_child if plan.torch_child is not None else TorchChild(system.env)
+    child = plan.torch_child if plan.torch_child is not None else start_torch_child(system.env)
     return wait_for_torch(child, CHILD_LIMIT_S)
 
 
-def wait_for_torch(child: TorchChild, limit_s: float) -> TorchBuild:
+def wait_for_torch(child: Child, limit_s: float) -> TorchBuild:
     """Wait for a child that was started, and turn what it says into facts."""
-    out, err, status = child.wait(limit_s)
+    ended = child.wait(limit_s)
+    out, err, status = ended.out, ended.err, ended.status
     said = [json.loads(line.removeprefix(MARK)) for line in out.splitlines() if line.startswith(MARK)]
     if not said and status is None:
         raise NotRead(Unread(why=Why.TIMEOUT, reason=f"`import torch` took longer than {limit_s:.0f} s"))

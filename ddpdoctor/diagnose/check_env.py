@@ -22,7 +22,7 @@ from ddpdoctor.rules.verdict import pick_verdict
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ddpdoctor.collect.torch_child import TorchChild
+    from ddpdoctor.collect.child import Child
     from ddpdoctor.model.node import Fleet
     from ddpdoctor.rules.registry import Rule
 
@@ -45,7 +45,7 @@ class Wanted:
     master_addr: str | None = None
     master_port: int | None = None
     command: tuple[str, ...] = ()
-    torch_child: TorchChild | None = None
+    torch_child: Child | None = None
     """A Python that imports torch already."""
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
 import ddpdoctor
+from ddpdoctor.collect.child import Child
 from ddpdoctor.collect.node import Plan, read_node
 from ddpdoctor.collect.system import System
 from ddpdoctor.collect.torch_build import read_torch, torch_build, wait_for_torch
-from ddpdoctor.collect.torch_child import TorchChild, start_torch_child
+from ddpdoctor.collect.torch_child import PROBE, start_torch_child
 from ddpdoctor.model.reading import NotRead, Why
 from ddpdoctor.model.software import TorchBuild, TorchDevice
 
@@ -39,7 +39,7 @@ def fake(tmp_path, text):
 
 
 def read_fake(tmp_path, text, limit_s=60.0):
-    return wait_for_torch(TorchChild(fake(tmp_path, text)), limit_s)
+    return wait_for_torch(start_torch_child(fake(tmp_path, text)), limit_s)
 
 
 def test_this_torch():
@@ -55,7 +55,7 @@ def test_this_torch():
 
 
 def test_a_child_that_was_started_before():
-    plan = Plan(sections=frozenset({"torch"}), torch_child=start_torch_child())
+    plan = Plan(sections=frozenset({"torch"}), torch_child=start_torch_child(os.environ))
     node = read_node(System(), plan, ())
     assert isinstance(node.torch, TorchBuild)
     assert node.torch.import_error is None
@@ -93,10 +93,8 @@ def test_a_torch_that_is_broken(text, error, tmp_path):
 
 def test_no_torch_at_all():
     """A Python without site-packages: -S leaves the standard library and what PYTHONPATH names."""
-    command = (sys.executable, "-S", "-m", "ddpdoctor.probes.torch_facts")
-    build = wait_for_torch(
-        TorchChild({**os.environ, "PYTHONPATH": str(Path(ddpdoctor.__file__).parents[1])}, command), 60.0
-    )
+    env = {**os.environ, "PYTHONPATH": str(Path(ddpdoctor.__file__).parents[1])}
+    build = wait_for_torch(Child(("-S", "-m", PROBE), env), 60.0)
     assert (build.import_error, build.path) == ("ModuleNotFoundError: No module named 'torch'", None)
 
 
