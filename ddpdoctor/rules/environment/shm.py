@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
-from ddpdoctor.rules.environment.job_size import size
+from ddpdoctor.rules.environment.job_size import number, size
 from ddpdoctor.rules.registry import Group, node_rule
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ NAMED_FILES = 8
     "/dev/shm is small, full or may not be written to",
     group=Group.LIMITS,
     needs=("limits", "software"),
-    reads="statvfs of /dev/shm, the files in it, loader workers that run here",
+    reads="statvfs of /dev/shm, the files in it, loader workers that run here; with --deep its write speed",
 )
 def check_shm(node: Node) -> Answer:
     """Report shared memory that loader workers and NCCL will run out of.
@@ -79,7 +79,8 @@ def check_shm(node: Node) -> Answer:
 
 def _shm_words(shm: SharedMemory) -> str:
     workers = f", {shm.loader_workers} loader workers" if shm.loader_workers else ""
-    return f"{size(shm.volume.free_bytes)} of {size(shm.volume.total_bytes)} left{workers}"
+    speed = f", writes {number(shm.volume.write_mb_s)} MB/s" if shm.volume.write_mb_s is not None else ""
+    return f"{size(shm.volume.free_bytes)} of {size(shm.volume.total_bytes)} left{workers}{speed}"
 
 
 def _small_shm(shm: SharedMemory, container: str | None) -> Problem | None:

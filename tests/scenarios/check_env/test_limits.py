@@ -246,7 +246,8 @@ def test_a_full_and_a_closed_place_for_temporary_files(tmp_path):
 
 
 def test_deep_measures_how_fast_disks_are(tmp_path):
-    seen = check_env("disk", "--deep", TMPDIR=str(tmp_path))
+    seen = check_env("disk", "shm", "--deep", TMPDIR=str(tmp_path))
+    assert re.search(r", writes [0-9.]+ MB/s$", seen.checks["shm"]["seen"])
     assert re.search(r"writes [\d.]+ MB/s", seen.checks["disk"]["seen"])
     assert list(tmp_path.iterdir()) == []
 
