@@ -80,8 +80,8 @@ def test_two_homes_are_both_read_each_with_the_versions_that_read_it(tmp_path):
 
 
 def test_a_user_that_no_database_knows_has_the_home_of_the_shell(tmp_path):
-    (file,) = read(tmp_path, {"/work/.nccl.conf": "NCCL_DEBUG=INFO\n"}, env={"HOME": "/work"}, home="")
-    assert (file.path, file.since) == ("/work/.nccl.conf", "2.30.3")
+    (file,) = read(tmp_path, {"/home/jane/.nccl.conf": "NCCL_DEBUG=INFO\n"}, env={"HOME": "/home/jane"}, home="")
+    assert (file.path, file.since) == ("/home/jane/.nccl.conf", "2.30.3")
 
 
 @pytest.mark.parametrize(
