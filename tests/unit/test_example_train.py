@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 TRAIN = Path(__file__).parents[2] / "docs" / "examples" / "train.py"
+EXIT_ABORT = "terminate called without an active exception"
 EPOCH = re.compile(r"^epoch (\d+)/(\d+)  loss ([\d.]+)  accuracy ([\d.]+)$", re.MULTILINE)
 
 
@@ -31,7 +32,8 @@ def run(*arguments: str, ranks: int = 2) -> list[tuple[str, ...]]:
     # On a machine with GPUs too: fewer GPUs than ranks would be another test.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
+    # After its last line a job on Gloo is aborted now and then, while the interpreter ends: see exit-abort (DD612).
+    assert done.returncode == 0 or EXIT_ABORT in done.stderr, done.stderr
     return EPOCH.findall(done.stdout)
 
 
