@@ -169,6 +169,7 @@ def _from_ring(content: wire.RingContent, source: Source, context: Context, watc
     on_request, fatal = split_fatal(_read_dump(context.folder, content))
     looks = _looks(evidence) or _signal_looks(on_request, process.get("main"), roots, watched)
     world: dict[str, Any] = next((n for n in reversed(notes) if n.get("k") in ("initialized", "init")), {})
+    leaving: dict[str, Any] = next((n for n in reversed(notes) if n.get("k") == "exit"), {})
     cells = content.cells
     return {
         "recorded": True,
@@ -177,7 +178,8 @@ def _from_ring(content: wire.RingContent, source: Source, context: Context, watc
         "world_size": world.get("world_size") or source.world_size,
         "initialized": bool(cells["initialized"]),
         "main_ended_ns": cells["main_ended_ns"] or None,
-        "exit_call": _frame(next((n["frame"] for n in reversed(notes) if n.get("k") == "exit"), None)),
+        "exit_call": _frame(leaving.get("frame")),
+        "exit_asked": leaving.get("status"),
         "last_place": _last_place(content),
         "fatal_place": _innermost_user(parse_stacks(fatal, process.get("main"), roots)),
         "open_calls": (

@@ -189,6 +189,8 @@ class Rank:
     """When the script's own code had ended and the interpreter began to shut down."""
     exit_call: Frame | None = None
     """The user line of the last sys.exit or os._exit."""
+    exit_asked: str | None = None
+    """The argument of that call, as repr writes it: "3", "None"."""
     last_place: Frame | None = None
     """The last user line seen before the end."""
     fatal_place: Frame | None = None

@@ -203,6 +203,35 @@ def test_abort_at_exit_is_no_failure():
     assert [(f.kind, f.ranks, f.severity) for f in found.findings] == [("exit-abort", (1,), Severity.INFO)]
 
 
+def test_the_dump_of_an_abort_at_exit_may_fault():
+    found = judge(job(ended(0), killed(1, "SIGBUS", main_ended_ns=LONG_AGO - S), ended(2), ended=True))
+    assert [(f.kind, f.ranks, f.severity) for f in found.findings] == [("exit-abort", (1,), Severity.INFO)]
+    assert "SIGBUS" in found.findings[0].evidence[0]
+
+
+def test_a_spawner_that_ends_the_others_after_an_abort_at_exit_is_no_failure():
+    aborted = killed(0, main_ended_ns=LONG_AGO - S, ended_ns=LONG_AGO, **ABORT)
+    fetched = killed(1, "SIGTERM", main_ended_ns=LONG_AGO - S, ended_ns=LONG_AGO + S)
+    assert [f.kind for f in judge(job(aborted, fetched, ended=True, world_size=2)).findings] == ["exit-abort"]
+
+
+@pytest.mark.parametrize(
+    "other", [ended(0), killed(0, main_ended_ns=LONG_AGO - S, ended_ns=LONG_AGO + 2 * S, **ABORT)], ids=["no", "later"]
+)
+def test_sigterm_without_an_abort_before_it_is_a_kill(other):
+    dead = killed(1, "SIGTERM", main_ended_ns=LONG_AGO - S, ended_ns=LONG_AGO + S)
+    assert "killed" in [f.kind for f in judge(job(other, dead, ended=True, world_size=2)).findings]
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind"), [("3", "crash"), ("'no data'", "crash"), ("0", "early-exit"), ("None", "early-exit")]
+)
+def test_an_error_status_is_not_lost_in_an_abort_at_exit(asked, kind):
+    left = killed(1, main_ended_ns=LONG_AGO - S, exit_call=line(14), exit_asked=asked, **ABORT)
+    found = judge(job(failed_in(0, "backward"), left, in_backward(2), ended=True))
+    assert [(f.kind, f.ranks) for f in found.findings if f.kind != "exit-abort"] == [(kind, (1,))]
+
+
 def test_abort_at_exit_after_an_exception_is_a_crash():
     dead = killed(1, main_ended_ns=LONG_AGO, raised=(error(),), **ABORT)
     found = judge(job(in_backward(0), dead, in_backward(2), ended=True))

@@ -47,8 +47,20 @@ class Failure:
 
 def find_failures(job: Job, states: Mapping[int, State]) -> tuple[Failure, ...]:
     """Return all failures, the earliest first. What came after the job was being stopped is none."""
-    found = [f for f in (_failure_of(job, state.rank) for state in states.values()) if f is not None]
+    aborts = [s.rank.ended_ns for s in states.values() if aborted_at_exit(s.rank) and s.rank.ended_ns is not None]
+    since = min(aborts, default=None)
+    found = [
+        failure
+        for state in states.values()
+        if not _was_fetched(state.rank, since) and (failure := _failure_of(job, state.rank)) is not None
+    ]
     return tuple(sorted(found, key=lambda f: (f.time_ns, f.rank.rank)))
+
+
+def _was_fetched(rank: Rank, aborted_ns: int | None) -> bool:
+    """Return whether a spawner ended the rank on its way out, because another had been aborted at its exit."""
+    on_its_way = rank.signal == "SIGTERM" and rank.main_ended_ns is not None and final_error(rank) is None
+    return on_its_way and aborted_ns is not None and (rank.ended_ns or 0) >= aborted_ns
 
 
 def _failure_of(job: Job, rank: Rank) -> Failure | None:

@@ -108,7 +108,9 @@ def check_exit_abort(scene: Scene) -> Ruling:
 
     ## How it is recognised
 
-    The process died of SIGABRT after the interpreter had begun to shut down, and no exception had ended the script.
+    The process died of SIGABRT after the interpreter had begun to shut down, and neither an exception nor an error
+    status had ended the script. SIGBUS and SIGSEGV count too: the dump of an abort may itself fault. A rank that a
+    spawner then ends by SIGTERM, when its script has ended as well, is no failure either.
 
     ## How sure
 
@@ -125,6 +127,7 @@ def check_exit_abort(scene: Scene) -> Ruling:
     aborted = tuple(n for n in sorted(scene.states) if aborted_at_exit(scene.rank(n)) and n not in scene.early)
     if not aborted:
         return Ruling()
+    signals = sorted({scene.rank(n).signal or "a signal" for n in aborted})
     finding = Finding(
         code="DD612",
         kind="exit-abort",
@@ -134,7 +137,7 @@ def check_exit_abort(scene: Scene) -> Ruling:
         summary=f"{rank_list(aborted)} {verb(aborted, 'was', 'were')} aborted at exit, after the script had ended; "
         "training is not affected",
         evidence=(
-            "the process died of SIGABRT while the interpreter shut down: a known fault of Gloo, pytorch#190489",
+            f"died of {' or '.join(signals)} while the interpreter shut down: a known fault of Gloo, pytorch#190489",
         ),
         fix="call dist.barrier() and then dist.destroy_process_group() as the last lines of the script",
     )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from .conflicts import Conflict, find_conflict
 from .failures import Failure, find_failures
 from .groups import Position, group_table, position_of, world_of
-from .states import OVER, Doing, State, states_of
+from .states import OVER, Doing, State, settle, states_of
 from .waits import Waits, find_waits
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ def _is_quiet(job: Job, rank: Rank) -> bool:
 
 def build_scene(job: Job) -> Scene:
     """Work out the states, waits, conflicts and failures of a job."""
+    job = replace(job, ranks=tuple(map(settle, job.ranks)))
     states = states_of(job)
     world = world_of(job)
     detail = job.debug_level.upper() == "DETAIL"

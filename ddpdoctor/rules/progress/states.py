@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -57,6 +57,9 @@ class Doing(Enum):
 
 WAITING = frozenset({Doing.COLLECTIVE, Doing.NATIVE, Doing.PEER, Doing.INIT, Doing.NEW_GROUP})
 """States in which a rank can go on only when other ranks do their part."""
+ABORTS = frozenset({"SIGABRT", "SIGBUS", "SIGSEGV"})
+"""What an abort ends with. The dump that faulthandler writes of one may itself fault in what is left of the threads."""
+GOOD_EXITS = frozenset({"None", "0", "False"})
 OVER = frozenset({Doing.MISSING, Doing.ENDED, Doing.FAILED})
 """States of ranks that no process stands for any longer."""
 
@@ -105,9 +108,18 @@ def ended_well(rank: Rank) -> bool:
 
 
 def aborted_at_exit(rank: Rank) -> bool:
-    """Return whether the rank died of SIGABRT after its script's own code had ended without an error."""
-    aborted = rank.life is Life.SIGNALED and rank.signal == "SIGABRT" and not rank.after_stop
+    """Return whether the rank died of an abort after its script's own code had ended without an error."""
+    aborted = rank.life is Life.SIGNALED and rank.signal in ABORTS and not rank.after_stop
     return aborted and rank.main_ended_ns is not None and final_error(rank) is None
+
+
+def settle(rank: Rank) -> Rank:
+    """Return a rank that asked for an error status, and was aborted on its way out, as one that left with it."""
+    asked = rank.exit_asked
+    if asked is None or asked in GOOD_EXITS or not aborted_at_exit(rank):
+        return rank
+    status = int(asked) if asked.isdecimal() else 1
+    return replace(rank, life=Life.EXITED, exit_code=status, signal=None)
 
 
 def is_stopped(rank: Rank) -> bool:
