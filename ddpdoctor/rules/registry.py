@@ -55,8 +55,6 @@ class Environment:
     """Sections of a node that the rule looks at, so that no others are read when it alone is chosen."""
     reads: str
     """For people: files, calls and variables that it goes by."""
-    deep: bool
-    """Whether it has anything to look at only with --deep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +93,9 @@ def node_rule(  # noqa: PLR0913 - what a rule says of itself, each under its nam
     group: Group,
     needs: tuple[str, ...],
     reads: str,
-    deep: bool = False,
 ) -> Callable[[NodeCheck], NodeCheck]:
     """Register a rule of `check-env` that looks at one node at a time."""
-    more = _environment(group, Scope.NODE, needs, reads, deep=deep)
+    more = _environment(group, Scope.NODE, needs, reads)
 
     def register(check: NodeCheck) -> NodeCheck:
         _register(code, kind, severity, summary, check, more)
@@ -116,10 +113,9 @@ def fleet_rule(  # noqa: PLR0913 - what a rule says of itself, each under its na
     group: Group,
     needs: tuple[str, ...],
     reads: str,
-    deep: bool = False,
 ) -> Callable[[FleetCheck], FleetCheck]:
     """Register a rule of `check-env` that looks at all nodes together."""
-    more = _environment(group, Scope.FLEET, needs, reads, deep=deep)
+    more = _environment(group, Scope.FLEET, needs, reads)
 
     def register(check: FleetCheck) -> FleetCheck:
         _register(code, kind, severity, summary, check, more)
@@ -128,11 +124,11 @@ def fleet_rule(  # noqa: PLR0913 - what a rule says of itself, each under its na
     return register
 
 
-def _environment(group: Group, scope: Scope, needs: tuple[str, ...], reads: str, *, deep: bool) -> Environment:
+def _environment(group: Group, scope: Scope, needs: tuple[str, ...], reads: str) -> Environment:
     for section in needs:
         if section not in SECTIONS:
             raise ValueError(f"a node has no section {section}")
-    return Environment(group=group, scope=scope, needs=needs, reads=reads, deep=deep)
+    return Environment(group=group, scope=scope, needs=needs, reads=reads)
 
 
 def _register(

@@ -22,7 +22,7 @@ LONG_S = 60.0
 
 @node_rule(
     "DD327", "gpu-alloc", Severity.ERROR, "A GPU does not do the work that it is given",
-    group=Group.GPUS, needs=("gpu_trial",), reads="memory and matrix products on every GPU", deep=True,
+    group=Group.GPUS, needs=("gpu_trial",), reads="memory and matrix products on every GPU",
 )  # fmt: skip
 def check_gpu_alloc(node: Node) -> Answer:
     """Report GPUs that hang, fail or compute wrongly when they are given work (`--deep`).

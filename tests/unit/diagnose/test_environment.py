@@ -12,7 +12,7 @@ from tests.rules.environment.build import fleet, node
 def rule(check, *, scope=Scope.NODE):
     return Rule(
         code="DD199", kind="made-up", severity=Severity.WARNING, summary="made up", page="page", check=check,
-        environment=Environment(group=Group.LIMITS, scope=scope, needs=(), reads="nothing", deep=False),
+        environment=Environment(group=Group.LIMITS, scope=scope, needs=(), reads="nothing"),
     )  # fmt: skip
 
 
