@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore
@@ -42,6 +43,16 @@ def launch(port, *, rank=1, agent_store=True):
         launcher=Launcher.TORCHRUN, rank=rank, world_size=2, hosts=("127.0.0.1",), port=port, run="none/0",
         agent_store=agent_store,
     )  # fmt: skip
+
+
+def wait_until_stopped(pid):
+    """A signal is sent before it is heeded: the store's own thread may still answer on another core."""
+    deadline = time.monotonic() + 10
+    while {path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")} != {
+        "T"
+    }:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def test_values_and_counters(agent):
@@ -80,6 +91,7 @@ def test_an_agent_that_does_not_answer_is_not_waited_for_without_end(agent):
     opened = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     store = TorchStore(opened, "ours/", call_limit_s=0.2)
     os.kill(process.pid, signal.SIGSTOP)
+    wait_until_stopped(process.pid)
     with pytest.raises(StoreError, match="did not answer within"):
         store.look("a")
     os.kill(process.pid, signal.SIGCONT)
