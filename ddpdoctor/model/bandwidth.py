@@ -160,7 +160,7 @@ class Arrival:
     rank: int
     host: str
     late_us: float
-    """Median over calls of (median wait of the other ranks − this rank's wait); negative for one that comes early."""
+    """Median over calls of (median wait of the other ranks - this rank's wait); negative for one that comes early."""
     late_p95_us: float
     share: float
     """Of the calls, those in which it was the last to come."""
@@ -354,7 +354,7 @@ class Curve:
     plateau_gb_s: float | None
     """Bus bandwidth; None where it is not reached or not defined."""
     plateau_spread: float | None
-    """(largest − smallest) / plateau, over the sizes of the plateau."""
+    """(largest - smallest) / plateau, over the sizes of the plateau."""
     plateau_from_bytes: int | None
     latency_us: float | None
     """Median time of the small sizes, at which it does not depend on the size."""

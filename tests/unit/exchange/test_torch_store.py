@@ -47,10 +47,9 @@ def launch(port, *, rank=1, agent_store=True):
 
 def wait_until_stopped(pid):
     """A signal is sent before it is heeded: the store's own thread may still answer on another core."""
+    threads = Path(f"/proc/{pid}/task")
     deadline = time.monotonic() + 10
-    while {path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")} != {
-        "T"
-    }:
+    while {stat.read_text().rpartition(")")[2].split()[0] for stat in threads.glob("*/stat")} != {"T"}:
         assert time.monotonic() < deadline
         time.sleep(0.005)
 

@@ -1,0 +1,1 @@
+"""What the ranks of `allreduce-bench` run. torch is imported inside functions."""
