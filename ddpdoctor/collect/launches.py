@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.processes import is_slurm_step, number
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import Launcher
+from ddpdoctor.model.rendezvous import is_loopback
 from ddpdoctor.model.slurm import expand_hosts
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ DEFAULT_PORT = 29500
 SLURM_PORTS = (16_384, 12_288)
 """First port and how many, for steps without torchrun: below Linux's default ip_local_port_range (32768 to 60999) and
 above the ports of common services. The port is first + (31 * job id + step id) modulo how many, on every host."""
+
+
+OWN_VARIABLE = "DDPDOCTOR_RANKS"
+"""Set in ranks that ddpdoctor started: names the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +43,35 @@ def seen_launch(env: Mapping[str, str], by_hand: ByHand) -> Launch:
     no launch: they are judged where they stand. Raises ``UserError`` for options that do not go together.
     """
     return _torchrun(env) or _by_hand(env, by_hand) or _slurm(env) or Launch()
+
+
+def seen_ranks(env: Mapping[str, str]) -> Launch:
+    """Return the launch of a program that is itself what the job runs: who sets RANK and the like started its ranks."""
+    return _own(env) or _torchrun(env) or _environment(env) or _slurm(env) or Launch(nnodes=1, hosts=("127.0.0.1",))
+
+
+def _own(env: Mapping[str, str]) -> Launch | None:
+    run, launch = env.get(OWN_VARIABLE), _environment(env)
+    if run is None or launch is None:
+        return None
+    return replace(launch, launcher=Launcher.OWN, nnodes=1, run=run, agent_store=True)
+
+
+def _environment(env: Mapping[str, str]) -> Launch | None:
+    rank, world_size, port = number(env, "RANK"), number(env, "WORLD_SIZE"), number(env, "MASTER_PORT")
+    address = env.get("MASTER_ADDR", "").strip()
+    if rank is None or world_size is None or port is None or not address or rank >= world_size:
+        return None
+    return Launch(
+        launcher=Launcher.ENVIRONMENT,
+        rank=rank,
+        world_size=world_size,
+        local_rank=number(env, "LOCAL_RANK"),
+        nnodes=1 if is_loopback(address) else None,
+        hosts=(address,),
+        port=port,
+        run=f"{address}:{port}",
+    )
 
 
 def _torchrun(env: Mapping[str, str]) -> Launch | None:

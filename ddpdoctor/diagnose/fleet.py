@@ -45,6 +45,8 @@ INCONCLUSIVE = 4
 FQDN_LIMIT_S = 2.0
 LOOK_EVERY_S = 0.05
 LEAVE_LIMIT_S = 2.0
+SLOWEST_S = 30.0
+"""Ours: how much slower than rank 0 another host may be to read where all have met already."""
 MOST_NAMED = 64
 """So many ranks that did not answer are asked for one by one."""
 
@@ -64,30 +66,59 @@ def gather(launch: Launch, system: System, plan: Plan, timeout_s: float) -> Flee
     Raises ``UserError`` where the store cannot be reached.
     """
     if not launch.gathers:
-        alone = read_fleet(system, plan)
-        return replace(alone, launcher=launch.launcher, world_size=launch.world_size, nnodes=launch.nnodes)
+        return _read_alone(launch, system, plan)
     # First of all: to import torch changes the environment and the affinity of some builds.
-    process = read_process(system, rank=launch.rank, local_rank=launch.local_rank)
-    member = _Member(
+    member = _member(launch, system, plan, timeout_s, Meeting(launch, system.env))
+    try:
+        with member.meeting, closing(member.meeting.open(timeout_s)) as store:
+            gathered = _take_part(member, store)
+            if gathered is None:
+                return None
+            if launch.launcher is Launcher.TORCHRUN:
+                _see_off(member, gathered.facts)
+            return gathered.fleet
+    except StoreError as error:
+        raise _unreachable(launch, error) from error
+
+
+def gather_over(meeting: Meeting, store: Store, launch: Launch, system: System, plan: Plan) -> Fleet | None:
+    """Do the same over a store that is open already, for a program whose ranks go on together afterwards.
+
+    Raises ``StoreError``.
+    """
+    if not launch.gathers:
+        return _read_alone(launch, system, plan)
+    gathered = _take_part(_member(launch, system, plan, SLOWEST_S, meeting), store)
+    return None if gathered is None else gathered.fleet
+
+
+def _read_alone(launch: Launch, system: System, plan: Plan) -> Fleet:
+    alone = read_fleet(system, plan)
+    return replace(alone, launcher=launch.launcher, world_size=launch.world_size, nnodes=launch.nnodes)
+
+
+def _member(launch: Launch, system: System, plan: Plan, timeout_s: float, meeting: Meeting) -> _Member:
+    return _Member(
         launch=launch,
         system=system,
         plan=plan,
         timeout_s=timeout_s,
-        process=process,
+        process=read_process(system, rank=launch.rank, local_rank=launch.local_rank),
         identity=read_identity(system),
-        meeting=Meeting(launch, system.env),
+        meeting=meeting,
     )
-    try:
-        with member.meeting, closing(member.meeting.open(timeout_s)) as store:
-            room = Prefixed(store, f"{store.add('round', 0)}/")
-            room.set(f"hello/{launch.rank}", member.pack(Hello(host=member.identity.host, pid=process.pid)))
-            # Where a mistake has made two processes rank 0, one of them leads.
-            if launch.rank == 0 and room.add("leaders", 1) == 1:
-                return _lead(member, store, room)
-            _follow(member, room)
-            return None
-    except StoreError as error:
-        raise _unreachable(launch, error) from error
+
+
+def _take_part(member: _Member, store: Store) -> _Led | None:
+    """Lead or follow; None on those that follow."""
+    room = Prefixed(store, f"{store.add('round', 0)}/")
+    rank = member.launch.rank
+    room.set(f"hello/{rank}", member.pack(Hello(host=member.identity.host, pid=member.process.pid)))
+    # Where a mistake has made two processes rank 0, one of them leads.
+    if rank == 0 and room.add("leaders", 1) == 1:
+        return _lead(member, store, room)
+    _follow(member, room)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +148,14 @@ class _Member:
         )
 
 
-def _lead(member: _Member, store: Store, room: Prefixed) -> Fleet:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Led:
+    fleet: Fleet
+    facts: tuple[Facts, ...]
+    """Of the others."""
+
+
+def _lead(member: _Member, store: Store, room: Prefixed) -> _Led:
     """Show the head's name and clock, read this host, hear the others, and let them go."""
     try:
         plan = replace(member.plan, head=_read_fqdn(member))
@@ -129,10 +167,8 @@ def _lead(member: _Member, store: Store, room: Prefixed) -> Fleet:
         with suppress(StoreError):
             store.add("round", 1)
             room.set("done", b"1")
-    if member.launch.launcher is Launcher.TORCHRUN:
-        _see_off(member, gathered.facts)
     fleet = assemble(member.launch, [member.facts(node), *gathered.facts], gathered.problems)
-    return replace(fleet, silent_hosts=gathered.silent_hosts)
+    return _Led(fleet=replace(fleet, silent_hosts=gathered.silent_hosts), facts=gathered.facts)
 
 
 def _follow(member: _Member, room: Prefixed) -> None:

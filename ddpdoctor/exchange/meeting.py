@@ -1,4 +1,4 @@
-"""Where the processes of a job meet: the launcher's store where it serves one, else a hub that rank 0 serves."""
+"""Where the processes of a job meet: the launcher's store or hub where it serves one, else a hub of rank 0's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Meeting:
 
     def __enter__(self) -> Self:
         """Serve, on rank 0; raises ``StoreError`` where the port cannot be had."""
-        if self._launch.launcher is not Launcher.TORCHRUN and self._launch.rank == 0:
+        if self._launch.launcher is not Launcher.TORCHRUN and self._launch.rank == 0 and not self._launch.agent_store:
             self._hub = Hub(self._launch.port, self._token or NO_TOKEN, one_host=self._launch.nnodes == 1)
         return self
 

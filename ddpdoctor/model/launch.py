@@ -24,7 +24,7 @@ class Launch:
     run: str = ""
     """Names this run among others that meet at the same place."""
     agent_store: bool = False
-    """Whether torchrun's agent already serves a store there, as it does unless told otherwise."""
+    """Whether the launcher serves a store there itself, as torchrun's agent does unless told otherwise."""
 
     @property
     def gathers(self) -> bool:

@@ -28,6 +28,10 @@ class Launcher(str, Enum):
     SLURM = "slurm"
     NNODES = "nnodes"
     """Started by hand on every node, with --nnodes."""
+    ENVIRONMENT = "environment"
+    """Started by something that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and nothing more."""
+    OWN = "ddpdoctor"
+    """Started by a ddpdoctor that waits for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
