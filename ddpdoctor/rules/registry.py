@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 FAMILIES = ("ddpdoctor.rules.progress.judge",)
 """Modules whose import registers a family of rules."""
-PACKAGES = ("ddpdoctor.rules.environment",)
-"""Packages of which every module registers rules."""
+ENVIRONMENT = "ddpdoctor.rules.environment"
+BANDWIDTH = "ddpdoctor.rules.bandwidth"
+"""Packages of which every module is loaded, and may register rules."""
 
 Check = Callable[..., Any]
 NodeCheck = Callable[[Node], "Answer"]
@@ -156,16 +157,26 @@ def all_rules() -> tuple[Rule, ...]:
     for family in FAMILIES:
         importlib.import_module(family)
     environment_rules()
+    bandwidth_rules()
     return tuple(_rules[code] for code in sorted(_rules))
 
 
 def environment_rules() -> tuple[Rule, ...]:
     """Return the rules of `check-env`, sorted by code."""
-    for name in PACKAGES:
-        package = importlib.import_module(name)
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{name}.{module.name}")
+    _load(ENVIRONMENT)
     return tuple(_rules[code] for code in sorted(_rules) if _rules[code].environment is not None)
+
+
+def bandwidth_rules() -> tuple[Rule, ...]:
+    """Return the rules of `allreduce-bench`, sorted by code. Each is asked with a ``Scene`` of that family."""
+    _load(BANDWIDTH)
+    return tuple(_rules[code] for code in sorted(_rules) if code.startswith("DD4"))
+
+
+def _load(name: str) -> None:
+    package = importlib.import_module(name)
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{name}.{module.name}")
 
 
 def rule_of(check: Check) -> Rule:

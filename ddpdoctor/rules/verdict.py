@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _NO_STEP = 1 << 62
-_FIRST_WITHIN_A_STEP = ("DD504", "DD503", "DD501", "DD505")
-"""A wrong number spreads: non-finite and drifting gradients come before the drift of parameters that they cause."""
+_FIRST_WITHIN_A_STEP = ("DD401", "DD402", "DD403", "DD404", "DD504", "DD503", "DD501", "DD505")
+"""A wrong number spreads: non-finite and drifting gradients come before the drift of parameters that they cause.
+Wrong data come before low figures, and a slow rank, link or node before the low figure of the whole that it causes."""
 
 
 def order_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -1,0 +1,202 @@
+"""`allreduce-bench` from what was measured to the report: curves, comparison, reasons, advice and findings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import ddpdoctor
+from ddpdoctor.exchange.codec import encode
+from ddpdoctor.model.bandwidth import Ending
+from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outcome, RankRow, Report, Severity
+from ddpdoctor.model.secrets import hide_secrets
+from ddpdoctor.rules.answers import Answer
+from ddpdoctor.rules.bandwidth.judge import Scene
+from ddpdoctor.rules.registry import bandwidth_rules
+from ddpdoctor.rules.verdict import order_findings, pick_verdict
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.bandwidth import Bench, Member, Position, Stop
+    from ddpdoctor.model.node import Fleet
+    from ddpdoctor.rules.answers import Problem
+    from ddpdoctor.rules.bandwidth.compare import Baseline
+    from ddpdoctor.rules.registry import Rule
+
+FOUND, DEFECT, UNTOLD, INTERRUPTED = 1, 3, 4, 130
+"""Exit statuses of the design's table."""
+GROUP = "bandwidth"
+"""Under which the checks of this verb are shown."""
+GONE = ("", "X", "Z")
+"""State letters of /proc/PID/stat of a process that has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the user asked for, beyond what is measured."""
+
+    command: tuple[str, ...] = ()
+    started_at: str = ""
+    """ISO 8601, UTC; empty: now."""
+    fleet: Fleet | None = None
+    """The machines, where they were read."""
+    baseline: Baseline | None = None
+    """--compare."""
+    fail_below: float | None = None
+    """--fail-below, as a share: 0.9. None: a baseline is shown, and demands nothing."""
+    expect_gb_s: float | None = None
+    """--expect."""
+    use_reference: bool = True
+    """False: --reference none."""
+    model_size: int | None = None
+    """--model-size, in parameters."""
+
+
+def build_report(bench: Bench, wanted: Wanted) -> Report:
+    """Judge a bench, finished or not, and build its report. A rule that raises is a crashed check."""
+    scene = _set_scene(bench, wanted)
+    answers = [(rule, _ask(rule, scene)) for rule in bandwidth_rules()]
+    found = [_finding(rule, problem) for rule, answer in answers for problem in answer.problems]
+    findings = order_findings([*found, *_stop_findings(bench)])
+    return Report(
+        command=hide_secrets(wanted.command),
+        started_at=wanted.started_at or _now(),
+        ended_at=_now(),
+        job=_job(bench),
+        verdict=pick_verdict(findings),
+        findings=findings,
+        checks=tuple(_check(rule, answer) for rule, answer in answers),
+        ranks=tuple(_row(member, bench.stop) for member in bench.members),
+        data=_data(scene),
+        tool_version=ddpdoctor.__version__,
+    )
+
+
+def exit_status(report: Report, fail_on: Severity | None) -> int:
+    """Return 130 where the bench was interrupted, 1 for findings at or above ``fail_on``, 3 where a check crashed.
+
+    4 says that a check which the user demanded could not tell, or that the bench did not come to its end.
+    """
+    status = None if report.job is None else report.job.status
+    if status is JobStatus.INTERRUPTED:
+        return INTERRUPTED
+    if fail_on is not None and any(finding.severity.order <= fail_on.order for finding in report.findings):
+        return FOUND
+    outcomes = {check.outcome for check in report.checks}
+    if Outcome.CRASHED in outcomes:
+        return DEFECT
+    return UNTOLD if Outcome.INCONCLUSIVE in outcomes or status is not JobStatus.FINISHED else 0
+
+
+def _set_scene(bench: Bench, wanted: Wanted) -> Scene:
+    return Scene(bench=bench, expect_gb_s=wanted.expect_gb_s, fail_below=wanted.fail_below)
+
+
+def _ask(rule: Rule, scene: Scene) -> Answer:
+    try:
+        answer: Answer = rule.check(scene)
+    except Exception as error:  # noqa: BLE001 - the wall around a rule
+        return Answer(outcome=Outcome.CRASHED, seen=f"{type(error).__name__}: {error}")
+    return answer
+
+
+def _check(rule: Rule, answer: Answer) -> Check:
+    ran = answer.outcome in {Outcome.PASSED, Outcome.FAILED}
+    return Check(
+        id=rule.kind,
+        code=rule.code,
+        group=GROUP,
+        outcome=answer.outcome,
+        seen=answer.seen if ran else "",
+        reason="" if ran else answer.seen,
+    )
+
+
+def _finding(rule: Rule, problem: Problem) -> Finding:
+    return Finding(
+        code=rule.code,
+        kind=rule.kind,
+        severity=problem.severity or rule.severity,
+        confidence=problem.confidence,
+        summary=problem.summary,
+        ranks=problem.ranks,
+        hosts=problem.hosts,
+        evidence=problem.evidence,
+        fix=problem.fix,
+    )
+
+
+def _stop_findings(bench: Bench) -> tuple[Finding, ...]:
+    if bench.stop is None:
+        return ()
+    from ddpdoctor.diagnose.bandwidth_stop import stop_findings
+
+    return tuple(stop_findings(bench))
+
+
+def _job(bench: Bench) -> JobSummary:
+    ending = Ending.FINISHED if bench.stop is None else bench.stop.ending
+    return JobSummary(
+        world_size=len(bench.members),
+        nnodes=len({member.host for member in bench.members}),
+        status=JobStatus(ending.value),
+        exit_status=None,
+    )
+
+
+def _row(member: Member, stop: Stop | None) -> RankRow:
+    position = None if stop is None else next((one for one in stop.positions if one.rank == member.rank), None)
+    return RankRow(
+        rank=member.rank,
+        local_rank=member.local_rank,
+        host=member.host,
+        pid=member.pid,
+        state="finished" if stop is None else _state(member.rank, position, stop),
+        gpu=int(member.device.removeprefix("cuda:")) if member.device.startswith("cuda:") else None,
+        stack=() if position is None else position.stack,
+    )
+
+
+def _state(rank: int, position: Position | None, stop: Stop) -> str:
+    if position is None:
+        letters = {one.states[str(rank)] for one in stop.positions if str(rank) in one.states}
+        return "gone" if letters & set(GONE) else "stopped" if letters & {"T", "t"} else "did not answer"
+    if position.error is not None:
+        return f"raised {position.error}"
+    return f"in {position.op}" if position.inside else f"between calls, in phase {position.phase}"
+
+
+def _data(scene: Scene) -> dict[str, Any]:
+    bench = scene.bench
+    return {
+        "verb": "allreduce-bench",
+        "world_size": len(bench.members),
+        "hosts": list(dict.fromkeys(member.host for member in bench.members)),
+        "settings": encode(bench.settings),
+        "members": _encode_all(bench.members),
+        "results": _encode_all(bench.results),
+        "curves": _encode_all(scene.curves),
+        "arrivals": _encode_all(bench.arrivals),
+        "pairs": _encode_all(bench.pairs),
+        "nodes": _encode_all(bench.nodes),
+        "left_out": _encode_all(bench.left_out),
+        "nccl_logs": _encode_all(bench.nccl_logs),
+        "wrong": _encode_all(bench.wrong),
+        "comparison": _encode_one(scene.comparison),
+        "advice": None,
+        "reasons": _encode_all(scene.reasons),
+        "notes": list(bench.notes),
+        "stop": _encode_one(bench.stop),
+    }
+
+
+def _encode_all(records: tuple[Any, ...]) -> list[Any]:
+    return [encode(record) for record in records]
+
+
+def _encode_one(record: object | None) -> Any:
+    return None if record is None else encode(record)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
