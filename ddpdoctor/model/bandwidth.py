@@ -233,6 +233,8 @@ class Position:
     """The first line of the exception that ended it."""
     states: dict[str, str] = field(default_factory=dict)
     """By rank, for the ranks of its own host: the state letter of /proc/PID/stat, "" for a process that is gone."""
+    ends: dict[str, str] = field(default_factory=dict)
+    """By rank, how a process of its own host ended, where that was seen: "SIGKILL", "exit status 3"."""
 
 
 class Ending(str, Enum):
@@ -254,17 +256,6 @@ class Stop:
     positions: tuple[Position, ...] = ()
     signal: str | None = None
     """What interrupted it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """How busy a host's processors were before the bench, with all ranks asleep."""
-
-    host: str
-    cores: int
-    busy_cores: float
-    """Processors' worth of work that others did."""
-    load_average: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +284,6 @@ class Bench:
     pairs: tuple[Pair, ...] = ()
     nodes: tuple[NodeResult, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
-    loads: tuple[Load, ...] = ()
     nccl_logs: tuple[NcclLog, ...] = ()
     notes: tuple[str, ...] = ()
     """What a reader must know of how it was measured."""
