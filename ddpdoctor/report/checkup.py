@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Outcome, Severity
+from ddpdoctor.report.findings import STYLES, add_finding, count_findings, severity_word
 from ddpdoctor.report.hosts import format_hosts
 from ddpdoctor.report.page import Page, draw, plural
-from ddpdoctor.report.ranks import format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ddpdoctor.model.findings import Check, Finding, Report
+    from ddpdoctor.model.findings import Check, Report
 
-STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "cyan"}
 OUTCOME_WORDS = {
     Outcome.PASSED: "passed",
     Outcome.FAILED: "failed",
@@ -41,11 +40,11 @@ def render_checkup(
     if verbose:
         _add_groups(page, report)
     else:
-        _add_untold(page, report.checks)
+        add_untold(page, report.checks)
     several = len(_hosts(report)) > 1
     for finding in reversed(report.findings):
         if verbose or finding.severity is not Severity.INFO:
-            _add_finding(page, finding, several=several)
+            add_finding(page, finding, several=several)
     page.gap()
     page.add(_closing_line(report, run_dir, verbose=verbose))
     return draw(page.lines, colour=colour)
@@ -68,18 +67,14 @@ def _add_groups(page: Page, report: Report) -> None:
 def _add_check(page: Page, check: Check, width: int, worst: Severity | None) -> None:
     word, style = OUTCOME_WORDS[check.outcome], OUTCOME_STYLES[check.outcome]
     if check.outcome is Outcome.FAILED and worst is not None:
-        word, style = _severity_word(worst), STYLES[worst]
+        word, style = severity_word(worst), STYLES[worst]
     where = f"on {format_hosts(check.hosts)}: " if check.hosts else ""
     head = f"  {word.ljust(WORD_WIDTH)}  {check.code}  {check.id.ljust(width)}  "
     text = where + (check.seen or check.reason)
     page.add(text, first=head, style=style, styled=2 + len(word))
 
 
-def _severity_word(severity: Severity) -> str:
-    return "note" if severity is Severity.INFO else severity.value
-
-
-def _add_untold(page: Page, checks: Iterable[Check]) -> None:
+def add_untold(page: Page, checks: Iterable[Check]) -> None:
     """Add what could not be told: it must not read like "passed"."""
     for check in checks:
         if check.outcome in {Outcome.INCONCLUSIVE, Outcome.CRASHED}:
@@ -89,21 +84,8 @@ def _add_untold(page: Page, checks: Iterable[Check]) -> None:
             page.add(f"{check.code} {check.id}: {where}{check.reason}", first=head, style=style, styled=len(head))
 
 
-def _add_finding(page: Page, finding: Finding, *, several: bool) -> None:
-    page.gap()
-    blamed = [format_ranks(finding.ranks), f"on {format_hosts(finding.hosts)}" if several and finding.hosts else ""]
-    whom = " ".join(part for part in blamed if part)
-    title = f"{_severity_word(finding.severity)}  {finding.code} {finding.kind}" + (f", {whom}" if whom else "")
-    page.add(title, style=STYLES[finding.severity])
-    page.add_labelled("note" if finding.severity is Severity.INFO else "wrong", [finding.summary])
-    page.add_labelled("seen", finding.evidence)
-    # The terminal wraps it and not we: a command that we break cannot be pasted.
-    page.add_labelled("to do", [finding.fix] if finding.fix else [], whole=True)
-
-
 def _closing_line(report: Report, run_dir: Path | None, *, verbose: bool) -> str:
-    found = [_count(report, severity) for severity in Severity]
-    findings = ", ".join(part for part in found if part) or "no problem found"
+    findings = count_findings(report.findings) or "no problem found"
     counts = [
         f"{sum(check.outcome is outcome for check in report.checks)} {OUTCOME_WORDS[outcome]}"
         for outcome in (Outcome.PASSED, Outcome.SKIPPED, Outcome.INCONCLUSIVE, Outcome.CRASHED)
@@ -112,11 +94,6 @@ def _closing_line(report: Report, run_dir: Path | None, *, verbose: bool) -> str
     more = "" if verbose else " (-v shows each)"
     where = "" if run_dir is None else f"; report in {run_dir}"
     return f"ddpdoctor: {_who(report)}{findings}; checks: {', '.join(counts)}{more}{where}"
-
-
-def _count(report: Report, severity: Severity) -> str:
-    count = sum(finding.severity is severity for finding in report.findings)
-    return plural(count, _severity_word(severity)) if count else ""
 
 
 def _who(report: Report) -> str:

@@ -6,6 +6,7 @@ import io
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -56,6 +57,11 @@ class Page:
 def plural(count: int, noun: str) -> str:
     """Write a count with its noun: "1 rank", "2 ranks"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def width_of(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    return cell_len(text)
 
 
 def draw(lines: list[Text], *, colour: bool) -> str:

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len
-from rich.text import Text
-
 from ddpdoctor.model.findings import JobStatus, Outcome, Severity
-from ddpdoctor.report.classes import RankClass, classify, merge_findings, merge_places
+from ddpdoctor.report.classes import merge_findings, merge_places
+from ddpdoctor.report.findings import STYLES
 from ddpdoctor.report.page import LABEL_WIDTH, Page, draw, plural
+from ddpdoctor.report.rank_table import add_ranks
 from ddpdoctor.report.ranks import format_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.model.findings import Finding, Report
-
-MAX_CLASSES = 40
-"""More rows than this do not help on a screen; the report file has them all."""
-MAX_RANKS_WIDTH = 28
-"""A longer list of ranks stands on lines of its own."""
-STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "cyan"}
 
 
 def render_text(
@@ -41,7 +34,7 @@ def render_text(
     if report.verdict is not None:
         _add_status(page, report, run_dir)
     if _ended_badly(report):
-        _add_ranks(page, report)
+        add_ranks(page, report)
     _add_checks(page, report)
     _add_others(page, others)
     if report.verdict is not None:
@@ -90,36 +83,6 @@ def _count_findings(report: Report) -> str:
 def _crashed_words(report: Report) -> list[str]:
     crashed = sum(check.outcome is Outcome.CRASHED for check in report.checks)
     return [f"{plural(crashed, 'check')} crashed"] if crashed else []
-
-
-def _add_ranks(page: Page, report: Report) -> None:
-    """Add the ranks, those that stand at the same place in one row; ">" marks whom the verdict blames."""
-    classes = classify(report)
-    if not classes:
-        return
-    page.gap()
-    shown = classes[:MAX_CLASSES]
-    names = [format_ranks(one.ranks) for one in shown]
-    names_width = min(max(map(len, names)), MAX_RANKS_WIDTH)
-    state_width = max(cell_len(page.clean(one.state)) for one in shown)
-    for one, name in zip(shown, names, strict=True):
-        _add_class(page, one, name.ljust(names_width), state_width)
-    if len(classes) > len(shown):
-        page.add(f"and {len(classes) - len(shown)} more rows in report.json", first="  ")
-
-
-def _add_class(page: Page, one: RankClass, name: str, state_width: int) -> None:
-    mark, style = ("> ", "bold") if one.blamed else ("  ", "")
-    state = page.clean(one.state)
-    padding = " " * (state_width - cell_len(state))
-    whole = f"{mark}{name}  {state}{padding}  {page.clean(one.place)}".rstrip()
-    if len(name) <= MAX_RANKS_WIDTH and (page.width is None or cell_len(whole) <= page.width):
-        page.lines.append(Text(whole, style=style))
-        return
-    page.add(name.rstrip(), first=mark, style=style)
-    page.add(state, first="      ", style=style)
-    if one.place:
-        page.add(one.place, first="      ", style=style)
 
 
 def _add_checks(page: Page, report: Report) -> None:

@@ -1,0 +1,1 @@
+"""Reports of `allreduce-bench`; one file a format, and the parts that they share."""

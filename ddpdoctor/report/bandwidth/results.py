@@ -1,0 +1,113 @@
+"""The table of what was measured: a row a size, latency and throughput of the same size side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.bandwidth import Mode
+from ddpdoctor.report.bandwidth.columns import Column
+from ddpdoctor.report.bandwidth.words import NOT_DEFINED, format_gb_s, format_share, format_size, format_us
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ddpdoctor.model.bandwidth import Collective, Measurement
+
+MISSING = "-"
+"""Where this size was not measured in this mode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One collective, dtype and place, over all its sizes, in the modes that were measured."""
+
+    collective: Collective
+    dtype: str
+    redop: str | None
+    in_place: bool
+    rows: tuple[dict[Mode, Measurement], ...]
+    """By size, the smallest first."""
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """The modes measured, latency first."""
+        return tuple(mode for mode in Mode if any(mode in row for row in self.rows))
+
+
+def sort_series(results: Iterable[Measurement]) -> tuple[Series, ...]:
+    """Sort what was measured into series, in the order in which they were measured."""
+    series: dict[tuple[Collective, str, str | None, bool], dict[int, dict[Mode, Measurement]]] = {}
+    for one in results:
+        sizes = series.setdefault((one.collective, one.dtype, one.redop, one.in_place), {})
+        sizes.setdefault(one.size_bytes, {})[one.mode] = one
+    return tuple(
+        Series(
+            collective=collective,
+            dtype=dtype,
+            redop=redop,
+            in_place=in_place,
+            rows=tuple(sizes[size] for size in sorted(sizes)),
+        )
+        for (collective, dtype, redop, in_place), sizes in series.items()
+    )
+
+
+def list_columns(series: Series) -> tuple[Column, ...]:
+    """List all columns of a series, with weights for where they do not all fit."""
+    measured = [next(iter(row.values())) for row in series.rows]
+    sizes = Column(
+        group="", name="size", unit="", cells=tuple(format_size(one.size_bytes) for one in measured), weight=100
+    )
+    counts = Column(group="", name="count", unit="elements", cells=tuple(str(one.count) for one in measured), weight=5)
+    wrong = Column(
+        group="", name="wrong", unit="", cells=tuple(_format_wrong(row.values()) for row in series.rows), weight=90
+    )
+    both = len(series.modes) > 1
+    timed = [
+        column
+        for mode in series.modes
+        for column in _list_timed(series.rows, mode, beside=both and mode is Mode.LATENCY)
+    ]
+    return (sizes, counts, *timed, wrong)
+
+
+@dataclass(frozen=True, slots=True)
+class _Quantity:
+    name: str
+    unit: str
+    write: Callable[[Measurement], str]
+    weight: int
+    weight_beside: int
+    """Of the latency's column beside throughput, whose bandwidths are the ones to read."""
+
+
+_QUANTITIES = (
+    _Quantity("calls", "", lambda one: str(one.iterations), 20, 20),
+    _Quantity("first", "us", lambda one: format_us(one.first_us), 6, 15),
+    _Quantity("min", "us", lambda one: format_us(one.min_us), 11, 60),
+    _Quantity("p50", "us", lambda one: format_us(one.p50_us), 95, 95),
+    _Quantity("p95", "us", lambda one: format_us(one.p95_us), 11, 60),
+    _Quantity("cv", "", lambda one: format_share(one.cv), 50, 55),
+    _Quantity("algbw", "GB/s", lambda one: format_gb_s(one.algbw_gb_s), 70, 2),
+    _Quantity("busbw", "GB/s", lambda one: format_gb_s(one.busbw_gb_s), 92, 3),
+)
+
+
+def _list_timed(rows: Sequence[dict[Mode, Measurement]], mode: Mode, *, beside: bool) -> list[Column]:
+    return [
+        Column(
+            group=mode.value,
+            name=quantity.name,
+            unit=quantity.unit,
+            cells=tuple(quantity.write(row[mode]) if mode in row else MISSING for row in rows),
+            weight=quantity.weight_beside if beside else quantity.weight,
+        )
+        for quantity in _QUANTITIES
+    ]
+
+
+def _format_wrong(row: Iterable[Measurement]) -> str:
+    """Both modes share one correctness pass; what it could not check is not "0"."""
+    known = [one.wrong for one in row if one.wrong is not None]
+    return str(max(known)) if known else NOT_DEFINED

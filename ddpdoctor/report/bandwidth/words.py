@@ -1,0 +1,69 @@
+"""Sizes, times, bandwidths and shares as a reader wants them: no more digits than mean something."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.bandwidth import Change, Curve, Measurement
+
+NOT_DEFINED = "n/a"
+UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+def format_size(size_bytes: int) -> str:
+    """Write a size in the largest binary unit in which it is a whole number, so that rounding is never hidden."""
+    for unit, size in UNITS:
+        if size_bytes >= size and size_bytes % size == 0:
+            return f"{size_bytes // size} {unit}"
+    return f"{size_bytes} B"
+
+
+def format_about(size_bytes: float) -> str:
+    """Write a size that is an estimate: "5.3 MiB"."""
+    for unit, size in UNITS:
+        if size_bytes >= size:
+            return f"{size_bytes / size:.3g} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def format_us(time_us: float) -> str:
+    """Write microseconds as nccl-tests does: two decimals below 100, one below 10000, then none."""
+    if not math.isfinite(time_us):
+        return NOT_DEFINED
+    return f"{time_us:.{2 if time_us < 100 else 1 if time_us < 10000 else 0}f}"
+
+
+def format_time(time_us: float) -> str:
+    """Write a time with the unit that fits: "18 us", "2.5 ms", "1.2 s"."""
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if abs(time_us) >= size:
+            return f"{time_us / size:.3g} {unit}"
+    return f"{time_us:.3g} us"
+
+
+def format_gb_s(gb_s: float | None) -> str:
+    """Write a bandwidth with two decimals as nccl-tests does, with four below 1; "n/a" where there is none."""
+    if gb_s is None or not math.isfinite(gb_s):
+        return NOT_DEFINED
+    return f"{gb_s:.{2 if gb_s >= 1 else 4}f}"
+
+
+def format_rate(gb_s: float) -> str:
+    """Write a bandwidth in a sentence: "462 GB/s", "0.0312 GB/s"."""
+    return f"{gb_s:.0f} GB/s" if gb_s >= 100 else f"{gb_s:.3g} GB/s"
+
+
+def format_share(share: float) -> str:
+    """Write a share as a percentage: "3 %", "0.4 %"."""
+    if not math.isfinite(share):
+        return NOT_DEFINED
+    percent = share * 100
+    return f"{percent:.1f} %" if 0 < abs(percent) < 1 else f"{percent:.0f} %"
+
+
+def name_series(one: Measurement | Curve | Change) -> str:
+    """Name what was measured, without its mode: "all_reduce float32 sum, in place"."""
+    place = ", in place" if one.in_place else ""
+    return " ".join(part for part in (one.collective.value, one.dtype, one.redop) if part) + place
