@@ -48,6 +48,8 @@ class Collector:
     module: str
     function: str
     limit_s: float = LIMIT_S
+    alone: bool = False
+    """It is read once all others have ended, since they would disturb it."""
 
 
 COLLECTORS = {
@@ -64,19 +66,31 @@ COLLECTORS = {
     "gpu_trial": Collector(module="ddpdoctor.collect.gpu_trial", function="read_gpu_trial", limit_s=TRIAL_LIMIT_S),
     "pci": Collector(module="ddpdoctor.collect.pci", function="read_pci", limit_s=5.0),
     "rdma": Collector(module="ddpdoctor.collect.rdma", function="read_rdma", limit_s=5.0),
+    "load": Collector(module="ddpdoctor.collect.load", function="read_load", alone=True),
 }
 """By section. Each holds its own look-ups, commands and children to shorter limits of their own, so that one dead
 server costs one fact and not the section."""
 
 
+SECTIONS_FOR_BENCH = frozenset({"conf_files", "gpus", "limits", "load", "names", "network", "pci", "rdma"})
+"""What could explain a low bandwidth. Nothing of it imports torch or gives the GPUs work."""
+
+
 def read_node(system: System, plan: Plan, processes: tuple[Process, ...]) -> Node:
     """Read the planned sections of a node; what does not answer in time is left, and said to be so."""
+    together = [name for name in plan.sections if not COLLECTORS[name].alone]
+    found = _read(system, plan, together)
+    for name in sorted(plan.sections.difference(together)):
+        found |= _read(system, plan, [name])
+    return Node(host=system.calls.hostname(), processes=processes, **found)
+
+
+def _read(system: System, plan: Plan, sections: Collection[str]) -> dict[str, Any]:
     started = time.monotonic()
-    running = [_Reader(name, system, plan) for name in _in_order(plan.sections)]
+    running = [_Reader(name, system, plan) for name in _in_order(sections)]
     for reader in running:
         reader.start()
-    found: dict[str, Any] = {reader.section: reader.result(started) for reader in running}
-    return Node(host=system.calls.hostname(), processes=processes, **found)
+    return {reader.section: reader.result(started) for reader in running}
 
 
 def _in_order(sections: Collection[str]) -> list[str]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.gpus import Gpus, GpuTrial, KernelView, StuckProcess
     from ddpdoctor.model.limits import Clock, Limits
     from ddpdoctor.model.links import Pci, Rdma
+    from ddpdoctor.model.load import Load
     from ddpdoctor.model.network import Names, Network
     from ddpdoctor.model.software import Software, TorchBuild
 
@@ -104,6 +105,7 @@ class Node:
     gpu_trial: GpuTrial | Unread = NOT_ASKED
     pci: Pci | Unread = NOT_ASKED
     rdma: Rdma | Unread = NOT_ASKED
+    load: Load | Unread = NOT_ASKED
 
     @property
     def ranks(self) -> tuple[int, ...]:

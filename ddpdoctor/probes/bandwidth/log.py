@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import (
         Arrival,
         LeftOut,
-        Load,
         Measurement,
         Member,
         NcclLog,
@@ -40,7 +39,6 @@ class Log:
         self.pairs: list[Pair] = []
         self.nodes: list[NodeResult] = []
         self.left_out: list[LeftOut] = []
-        self.loads: tuple[Load, ...] = ()
         self.nccl_logs: tuple[NcclLog, ...] = ()
         self.notes: list[str] = []
         self._lock = threading.Lock()
@@ -62,7 +60,6 @@ class Log:
             pairs=tuple(self.pairs),
             nodes=tuple(self.nodes),
             left_out=tuple(self.left_out),
-            loads=self.loads,
             nccl_logs=self.nccl_logs,
             notes=tuple(self.notes),
             stop=stop,
