@@ -1,0 +1,97 @@
+"""NCCL's own log of this rank: which network and which ways between ranks it chose.
+
+What is read are the lines of the subsystem INIT, which NCCL writes while it connects and never while it measures. Their
+forms are those of src/init.cc, src/transport/{p2p,shm,net,nvls}.cc and src/transport/net_{ib,socket}.cc, 2.18 to 2.30.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.bandwidth import NcclLog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+FILE = "nccl.%h.%p.log"
+"""NCCL puts the host's name and the process id in."""
+MOST_BYTES = 16 * 2**20
+"""Ours: the log of a rank among thousands is smaller than this."""
+
+NETWORK = re.compile(r"NCCL INFO Using network (.+?)\s*$", re.MULTILINE)
+WAY = re.compile(
+    r"NCCL INFO Channel \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\] (?:\[(?:send|receive)\] )?via "
+    r"(?:(?P<near>P2P/direct pointer|P2P/\w+|SHM)|(?P<net>(?:NET|COLLNET)/[^/\n]+)/\d+(?:\(\d+\))?(?P<gdr>/GDRDMA)?)"
+)
+"""A channel to another rank: "[send] via NET/IB/3/GDRDMA", where 3 is the card, or "NET/IB/3(5)" through rank 5."""
+CARDS = re.compile(r"NCCL INFO NET/IB : Using (.*?)(?:; OOB.*)?$", re.MULTILINE)
+CARD = re.compile(r"([\w.-]+:\d+)/(?:IB|RoCE)")
+"""In "[0]mlx5_0:1/IB", and in "[0]={[0] mlx5_2:1/RoCE, [1] mlx5_3:1/RoCE}" where NCCL makes one of two ports."""
+SOCKETS = re.compile(r"NCCL INFO NET/Socket : Using (.*)$", re.MULTILINE)
+INTERFACE = re.compile(r"\[\d+\]([^\s:]+):")
+MULTICAST = re.compile(r"NCCL INFO NVLS multicast support is (not )?available")
+NVLS_CHANNELS = re.compile(r"NCCL INFO .*?(\d+) nvls channels")
+
+
+def nccl_log_environment(env: Mapping[str, str], folder: str) -> dict[str, str]:
+    """Return the variables that make NCCL log to a folder of ours; none where the user has it log already.
+
+    They must be set before the first communicator is made. Nothing is lost to the user: without NCCL_DEBUG, NCCL writes
+    nothing at all, and torch's errors repeat its last warning.
+    """
+    if env.get("NCCL_DEBUG") or env.get("NCCL_DEBUG_FILE"):
+        return {}
+    file = f"{folder.replace('%', '%%')}/{FILE}"
+    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT", "NCCL_DEBUG_FILE": file}
+
+
+def read_nccl_log(folder: str, rank: int) -> NcclLog | None:
+    """Return what NCCL has logged to the folder so far; None where it has said nothing of its network."""
+    texts = []
+    for path in sorted(Path(folder).glob("nccl.*.log")):
+        try:
+            with path.open("rb") as file:
+                texts.append(file.read(MOST_BYTES).decode(errors="replace"))
+        except OSError:
+            continue
+    return parse_nccl_log("\n".join(texts), rank)
+
+
+def parse_nccl_log(text: str, rank: int) -> NcclLog | None:
+    """Return what a log says, of all communicators together; None where there is no line about the network."""
+    networks = NETWORK.findall(text)
+    if not networks:
+        return None
+    return NcclLog(
+        rank=rank,
+        network=networks[0],
+        interfaces=tuple(dict.fromkeys(_interfaces(text, networks[0]))),
+        transports=dict(Counter(_ways(text))),
+        nvls=_nvls(text),
+    )
+
+
+def _interfaces(text: str, network: str) -> Iterator[str]:
+    """Yield the ports of RDMA cards, or the interfaces of TCP; a plugin of another kind says neither."""
+    lines, each = (SOCKETS, INTERFACE) if network == "Socket" else (CARDS, CARD)
+    for line in lines.findall(text):
+        yield from each.findall(line)
+
+
+def _ways(text: str) -> Iterator[str]:
+    for match in WAY.finditer(text):
+        yield match["near"] or match["net"] + (match["gdr"] or "")
+
+
+def _nvls(text: str) -> bool | None:
+    """Return whether NVLink SHARP is used; None where NCCL did not look for it, as with two GPUs.
+
+    A communicator of two ranks has no NVLS channels, whatever there is for larger ones, so any that has them counts.
+    """
+    found = MULTICAST.findall(text)
+    if not found:
+        return None
+    return any(int(count) for count in NVLS_CHANNELS.findall(text))
