@@ -1,0 +1,126 @@
+"""What a collective reads and writes: in memory that is really there, once or so often that no cache holds it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.bandwidth import Collective
+from ddpdoctor.probes.bandwidth.cases import ALWAYS_IN_PLACE, DTYPES
+
+if TYPE_CHECKING:
+    import torch
+
+    from ddpdoctor.model.bandwidth import Case
+    from ddpdoctor.probes.bandwidth.group import Group
+
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+COLD_FACTOR = 2
+"""Buffers that rotate take so many times the last-level cache: ours; as much again as is needed to push out what was
+used first, as caches do not replace strictly the oldest line."""
+MAX_SETS = 2048
+"""Ours: more calls of a case than are ever made (``timing``), so that with so many buffers none is used twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffers:
+    """Input and output of a call; the same tensor, or one a part of the other, in place."""
+
+    source: torch.Tensor
+    target: torch.Tensor
+
+
+def make_sets(group: Group, case: Case, *, cold: bool = False) -> tuple[Buffers, ...]:
+    """Return the buffers that calls take in turn: one set, or as many as exceed the cache."""
+    sets = tuple(make_buffers(group, case) for _ in range(count_sets(group.device, case, group.size, cold=cold)))
+    if cold:
+        _push_out(group.device)
+    return sets
+
+
+def make_buffers(group: Group, case: Case) -> Buffers:
+    """Return one set, with zeros.
+
+    Zeros stay what they are under every operator. Repeated sums in place would overflow, and arithmetic on what is not
+    finite may take another path.
+    """
+    source_count, target_count = counts(case, group.size)
+    if case.collective in ALWAYS_IN_PLACE:
+        both = _touched(case, target_count, group.device)
+        return Buffers(source=both, target=both)
+    if not case.in_place:
+        return Buffers(
+            source=_touched(case, source_count, group.device), target=_touched(case, target_count, group.device)
+        )
+    whole = _touched(case, case.count, group.device)
+    share = case.count // group.size
+    own = whole[group.index * share : (group.index + 1) * share]
+    gathers = case.collective is Collective.ALL_GATHER
+    return Buffers(source=own, target=whole) if gathers else Buffers(source=whole, target=own)
+
+
+def counts(case: Case, size: int) -> tuple[int, int]:
+    """Return the elements of input and output."""
+    share = case.count // size
+    if case.collective is Collective.ALL_GATHER:
+        return share, case.count
+    if case.collective is Collective.REDUCE_SCATTER:
+        return case.count, share
+    return case.count, case.count
+
+
+def set_bytes(case: Case, size: int) -> int:
+    """Return what one set takes."""
+    if case.in_place:
+        return case.size_bytes
+    return sum(counts(case, size)) * DTYPES[case.dtype]
+
+
+def count_sets(device: torch.device, case: Case, size: int, *, cold: bool) -> int:
+    """Return how many sets calls rotate over."""
+    if not cold:
+        return 1
+    return min(MAX_SETS, math.ceil(COLD_FACTOR * cache_bytes(device) / set_bytes(case, size)) + 1)
+
+
+def cache_bytes(device: torch.device) -> int:
+    """Return the size of the last-level cache."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    return read_cache_bytes(CACHES)
+
+
+def read_cache_bytes(caches: Path) -> int:
+    """Return the largest cache that a folder of sysfs names ("32768K" in ``index3/size``).
+
+    Where there is none, as in some virtual machines, 64 MiB: more than most have.
+    """
+    sizes = [_parse_size(file) for file in caches.glob("index*/size")]
+    return max(sizes, default=0) or 64 * 2**20
+
+
+def _parse_size(file: Path) -> int:
+    try:
+        text = file.read_text(encoding="ascii").strip()
+        unit = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1:])
+        return int(text[:-1]) * unit if unit else int(text)
+    except (OSError, ValueError):
+        return 0
+
+
+def _touched(case: Case, count: int, device: torch.device) -> torch.Tensor:
+    """Return zeros that have been written: torch.zeros leaves page faults to the first call."""
+    import torch
+
+    return torch.empty(count, dtype=getattr(torch, case.dtype), device=device).fill_(0)
+
+
+def _push_out(device: torch.device) -> None:
+    """Write more than the cache holds, so that nothing of the buffers just touched is left in it."""
+    import torch
+
+    torch.empty(COLD_FACTOR * cache_bytes(device), dtype=torch.uint8, device=device).fill_(1)

@@ -1,0 +1,123 @@
+"""Which cases a bench has: sizes, rounding, element types and operators, by nccl-tests' conventions. No torch."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.bandwidth import Case, Collective, LeftOut
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.model.bandwidth import Settings
+
+DTYPES: dict[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int8": 1,
+    "uint8": 1,
+}
+"""Bytes of an element, by torch's name. These are what Gloo and NCCL both carry and reduce (torch 2.13 with real
+ranks); int16, float8 and the wider unsigned types are not, bool and complex have sums of another kind."""
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+REDOPS = ("sum", "prod", "min", "max", "avg")
+BACKENDS = ("gloo", "nccl")
+ALIGNMENT_BYTES = 16
+"""What each rank gets of a buffer is a multiple of this, as in nccl-tests (its ``-(16/eltSize)`` masks)."""
+
+SHARED = frozenset({Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL})
+"""Collectives whose buffer is shared out over the ranks."""
+ALWAYS_IN_PLACE = frozenset({Collective.ALL_REDUCE, Collective.BROADCAST, Collective.REDUCE})
+"""torch.distributed has one buffer for these, which is input and output."""
+NEVER_IN_PLACE = frozenset({Collective.ALL_TO_ALL, Collective.SEND_RECV})
+"""nccl-tests does not check these in place either: it prints N/A."""
+
+
+def list_cases(settings: Settings, world_size: int) -> tuple[Case, ...]:
+    """Return what is to be measured: small sizes first, at each size one collective and dtype after the other.
+
+    Sizes are rounded to what can be shared out over the ranks; those that come out alike are one. The settings must be
+    ones that make sense: 0 < ``min_size_bytes`` <= ``max_size_bytes``, a factor above 1.
+    """
+    sizes = list_sizes(settings.min_size_bytes, settings.max_size_bytes, settings.factor)
+    wanted = product(sizes, settings.collectives, settings.dtypes, settings.modes)
+    cases = (
+        Case(
+            collective=collective,
+            dtype=dtype,
+            redop=settings.redop if collective.reduces else None,
+            mode=mode,
+            in_place=is_in_place(collective, asked=settings.in_place),
+            size_bytes=(rounded := round_size(collective, size, DTYPES[dtype], world_size)),
+            count=rounded // DTYPES[dtype],
+        )
+        for size, collective, dtype, mode in wanted
+        if _has_partner(collective, world_size)
+    )
+    return tuple(dict.fromkeys(cases))
+
+
+def list_impossible(settings: Settings, world_size: int) -> tuple[LeftOut, ...]:
+    """Return what ``list_cases`` cannot have with so many ranks, and why."""
+    sizes = tuple(list_sizes(settings.min_size_bytes, settings.max_size_bytes, settings.factor))
+    return tuple(
+        LeftOut(
+            collective=one, dtype=dtype, mode=None, sizes_bytes=sizes, reason="it takes two ranks, and there is one"
+        )
+        for one, dtype in product(settings.collectives, settings.dtypes)
+        if not _has_partner(one, world_size)
+    )
+
+
+def _has_partner(collective: Collective, world_size: int) -> bool:
+    # Gloo refuses to send to the own rank.
+    return collective is not Collective.SEND_RECV or world_size > 1
+
+
+def list_sizes(min_bytes: int, max_bytes: int, factor: int) -> Iterator[int]:
+    """Yield ``min_bytes``, ``factor`` times that, and so on, and ``max_bytes`` in any case."""
+    size = min_bytes
+    while size < max_bytes:
+        yield size
+        size *= factor
+    yield max_bytes
+
+
+def round_size(collective: Collective, size_bytes: int, element_bytes: int, world_size: int) -> int:
+    """Return the size really used: rounded down to whole elements, or equal aligned shares, but never to nothing."""
+    if collective not in SHARED:
+        return max(element_bytes, size_bytes - size_bytes % element_bytes)
+    share = size_bytes // world_size
+    return max(ALIGNMENT_BYTES, share - share % ALIGNMENT_BYTES) * world_size
+
+
+def is_in_place(collective: Collective, *, asked: bool) -> bool:
+    """Say whether input and output share memory: of some collectives torch.distributed has one form only."""
+    if collective in ALWAYS_IN_PLACE:
+        return True
+    return asked and collective not in NEVER_IN_PLACE
+
+
+def reducible(backend: str, dtype: str, redop: str) -> bool:
+    """Say whether the backend can reduce this.
+
+    An average of whole numbers is none: Gloo refuses it, NCCL cuts off the fraction.
+    """
+    return backend in BACKENDS and dtype in DTYPES and redop in REDOPS and (redop != "avg" or dtype in FLOATS)
+
+
+def possible(backend: str) -> str:
+    """Return what can be reduced with a backend, for a message."""
+    if backend not in BACKENDS:
+        return f"backends are {_listed(BACKENDS)}"
+    every = tuple(redop for redop in REDOPS if all(reducible(backend, dtype, redop) for dtype in DTYPES))
+    return f"{backend} can reduce {_listed(tuple(DTYPES))} by {_listed(every)}, and {_listed(FLOATS)} by avg too"
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
