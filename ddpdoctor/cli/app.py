@@ -8,7 +8,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from ddpdoctor import __version__
-from ddpdoctor.cli import check_env, demo, explain, report, wrap
+from ddpdoctor.cli import allreduce_bench, check_env, demo, explain, report, wrap
+from ddpdoctor.cli.output import print_error, show_error
 from ddpdoctor.model.errors import UserError
 
 DEFECT = 3
@@ -32,6 +33,9 @@ app.command(
 app.command("check-env", short_help="Check whether machines are fit to train; under a launcher, all of them.")(
     check_env.check_env
 )
+app.command("allreduce-bench", short_help="Measure collectives; say whether that is good, and what is slow.")(
+    allreduce_bench.allreduce_bench
+)
 app.command("demo", short_help="Run a tiny job with a seeded fault and diagnose it.")(demo.demo)
 app.command("report", short_help="Draw a saved report again, offline.")(report.report)
 app.command("explain", short_help="Explain a finding; --list shows all codes.")(explain.explain)
@@ -42,12 +46,12 @@ def main() -> NoReturn:
     try:
         app(prog_name="ddpdoctor")
     except UserError as error:
-        _print_error(f"error: {error.message}", error.help)
+        show_error(error)
         sys.exit(error.status)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Exception as error:  # noqa: BLE001  the outermost wall: no traceback ever reaches the terminal
-        _print_error(f"a defect of ddpdoctor: {type(error).__name__}. {_save_traceback()}", ISSUES_HINT)
+        print_error(f"a defect of ddpdoctor: {type(error).__name__}. {_save_traceback()}", ISSUES_HINT)
         sys.exit(DEFECT)
     sys.exit(0)
 
@@ -65,15 +69,6 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-def _print_error(message: str, hint: str) -> None:
-    from ddpdoctor.cli.output import say, write
-    from ddpdoctor.report.lines import clean
-
-    say(sys.stderr, message)
-    if hint:
-        write(sys.stderr, f"  {clean(hint)}\n")
 
 
 def _save_traceback() -> str:

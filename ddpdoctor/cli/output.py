@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddpdoctor.launch.options import ReportFormat
+    from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.findings import Report, Severity
 
 
@@ -73,6 +74,20 @@ def say(stream: TextIO, message: str) -> None:
     from ddpdoctor.report.lines import clean
 
     write(stream, f"ddpdoctor: {clean(message)}\n")
+
+
+def show_error(error: UserError) -> None:
+    """Write what the user can put right, and how, to stderr."""
+    print_error(f"error: {error.message}", error.help)
+
+
+def print_error(message: str, hint: str) -> None:
+    """Write a message to stderr, and a hint below it where there is one."""
+    from ddpdoctor.report.lines import clean
+
+    say(sys.stderr, message)
+    if hint:
+        write(sys.stderr, f"  {clean(hint)}\n")
 
 
 def write(stream: TextIO, text: str) -> None:

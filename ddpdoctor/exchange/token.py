@@ -31,7 +31,12 @@ def job_token(launch: Launch, env: Mapping[str, str]) -> bytes | None:
     """Return the token of the job; None where it has none."""
     given = env.get(VARIABLE, "")
     if given:
-        return hashlib.sha256(given.encode(errors="surrogateescape")).digest()
+        return token_bytes(given)
     if launch.launcher is Launcher.SLURM:
         return hashlib.sha256(f"ddpdoctor {launch.run} user {os.getuid()}".encode()).digest()
     return None
+
+
+def token_bytes(given: str) -> bytes:
+    """Return the token that a value of ``DDPDOCTOR_TOKEN`` stands for."""
+    return hashlib.sha256(given.encode(errors="surrogateescape")).digest()

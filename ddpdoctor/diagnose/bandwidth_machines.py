@@ -1,0 +1,36 @@
+"""Which job a rank of the bench belongs to, and the machines of that job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.launches import seen_ranks
+from ddpdoctor.collect.node import SECTIONS_FOR_BENCH, Plan
+from ddpdoctor.collect.system import System
+from ddpdoctor.diagnose.fleet import gather_over
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.exchange.meeting import Meeting
+    from ddpdoctor.exchange.store import Store
+    from ddpdoctor.model.launch import Launch
+    from ddpdoctor.model.node import Fleet
+
+
+def find_launch(env: Mapping[str, str]) -> Launch:
+    """Return the job that this process is a rank of; one rank alone where nothing has started it as one."""
+    return seen_ranks(env)
+
+
+class MachineReader:
+    """Reads the machines when it is called, and keeps them: on rank 0 all of them, on the others none."""
+
+    def __init__(self, launch: Launch, env: Mapping[str, str]) -> None:
+        self._launch, self._env = launch, env
+        self.fleet: Fleet | None = None
+
+    def __call__(self, meeting: Meeting, store: Store) -> None:
+        """Take part in the reading, on every rank. Raises ``StoreError``."""
+        plan = Plan(sections=SECTIONS_FOR_BENCH, use_torch=False)
+        self.fleet = gather_over(meeting, store, self._launch, System(env=self._env), plan)

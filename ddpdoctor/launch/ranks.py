@@ -1,0 +1,143 @@
+"""Starts ranks of a command of our own on this machine, without torchrun, and waits for them.
+
+The ranks meet over a hub that this process serves, so that those that are left can still talk when one has died.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.gpus import count_gpus
+from ddpdoctor.collect.launches import OWN_VARIABLE
+from ddpdoctor.exchange.hub import Hub
+from ddpdoctor.exchange.token import VARIABLE as TOKEN_VARIABLE
+from ddpdoctor.exchange.token import token_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+LOOK_EVERY_S = 0.05
+REPORT_GRACE_S = 60.0
+"""Ours: how long the others may take to notice that a rank has failed and to report, before they are ended."""
+END_GRACE_S = 5.0
+"""Ours: between SIGTERM and SIGKILL."""
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def choose_ranks(env: Mapping[str, str]) -> tuple[int, str]:
+    """Return how many ranks to start where the user did not say, and a sentence about it."""
+    gpus, cores = count_gpus(env), len(os.sched_getaffinity(0))
+    how = "choose with --nproc-per-node"
+    if gpus:
+        return gpus, f"starting {gpus} ranks, one a GPU; {how}" if gpus > 1 else f"starting 1 rank, for the GPU; {how}"
+    if cores > 1:
+        return 2, f"starting 2 ranks, because no GPU was found; {how}"
+    return 1, f"starting 1 rank, because there is neither a GPU nor a second core; {how}"
+
+
+def run_ranks(arguments: Sequence[str], count: int, env: Mapping[str, str]) -> int:
+    """Run ``python -m ddpdoctor`` with ``arguments`` in each of ``count`` ranks; return the status to end with.
+
+    Streams are inherited. Signals are passed on; a second one ends all ranks at once.
+    """
+    token = env.get(TOKEN_VARIABLE) or secrets.token_hex(16)
+    hub = Hub(0, token_bytes(token), one_host=True)
+    ranks = _Ranks()
+    try:
+        with _passing_on(ranks):
+            for rank in range(count):
+                ranks.running.append(_start(arguments, _variables(env, rank, count, hub.port, token)))
+            _wait(ranks)
+    finally:
+        _end(ranks)
+        hub.close()
+    return choose_status([process.returncode for process in ranks.running])
+
+
+def choose_status(statuses: Sequence[int]) -> int:
+    """Return rank 0's own verdict; where a signal ended it, that of the first rank that still had one."""
+    verdicts = [status for status in statuses if status >= 0]
+    if statuses[0] < 0:
+        verdicts = [status for status in verdicts if status > 0]
+    return verdicts[0] if verdicts else 128 - statuses[0]
+
+
+@dataclass(slots=True)
+class _Ranks:
+    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    signals: int = 0
+
+    def living(self) -> list[subprocess.Popen[bytes]]:
+        return [process for process in self.running if process.poll() is None]
+
+    def failed(self) -> bool:
+        return any(process.poll() for process in self.running)
+
+    def send(self, number: int) -> None:
+        for process in self.living():
+            with suppress(ProcessLookupError):
+                process.send_signal(number)
+
+
+def _variables(env: Mapping[str, str], rank: int, count: int, port: int, token: str) -> dict[str, str]:
+    """Return a rank's environment: what torchrun sets too, and where the hub is."""
+    return {
+        "OMP_NUM_THREADS": "1",  # as torchrun does, unless it is set
+        **env,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        OWN_VARIABLE: str(os.getpid()),
+        TOKEN_VARIABLE: token,
+    }
+
+
+def _start(arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    # In a session of its own, or Ctrl-C would reach it twice: from the terminal and from us.
+    return subprocess.Popen([sys.executable, "-m", "ddpdoctor", *arguments], env=env, start_new_session=True)
+
+
+@contextmanager
+def _passing_on(ranks: _Ranks) -> Iterator[None]:
+    def pass_on(number: int, _frame: Any) -> None:
+        ranks.signals += 1
+        ranks.send(number if ranks.signals == 1 else signal.SIGKILL)
+
+    former = {number: signal.signal(number, pass_on) for number in FORWARDED}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _wait(ranks: _Ranks) -> None:
+    """Wait until all have ended, or one has failed and the others do not end by themselves."""
+    deadline: float | None = None
+    while ranks.living():
+        if deadline is None and (ranks.failed() or ranks.signals):
+            deadline = time.monotonic() + REPORT_GRACE_S
+        if deadline is not None and time.monotonic() > deadline:
+            return
+        time.sleep(LOOK_EVERY_S)
+
+
+def _end(ranks: _Ranks) -> None:
+    ranks.send(signal.SIGTERM)
+    deadline = time.monotonic() + END_GRACE_S
+    while ranks.living() and time.monotonic() < deadline:
+        time.sleep(LOOK_EVERY_S)
+    ranks.send(signal.SIGKILL)
+    for process in ranks.running:
+        process.wait()

@@ -1,0 +1,29 @@
+"""Lists of ranks in sentences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """Return "rank 3", "ranks 0 and 2" or "ranks 0-6, 9"."""
+    numbers = sorted(set(ranks))
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    spans = [f"{a}-{b}" if b > a + 1 else f"{a}, {b}" if b > a else str(a) for a, b in _spans(numbers)]
+    if len(numbers) == 2:
+        return f"ranks {numbers[0]} and {numbers[1]}"
+    return "ranks " + ", ".join(spans)
+
+
+def _spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    spans: list[tuple[int, int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1] = (spans[-1][0], number)
+        else:
+            spans.append((number, number))
+    return spans

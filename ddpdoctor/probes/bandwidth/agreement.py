@@ -1,0 +1,199 @@
+"""Before anything is measured: all ranks have come, want the same, and have the same versions, or all end.
+
+Keys, below the round: ``come/RANK`` (how many say they are this rank), ``proposal/RANK``, and ``verdict`` of rank 0.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.bandwidth import Member, Settings
+from ddpdoctor.model.errors import WRONG_USE, UserError
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.probes.bandwidth.possible import check_possible
+from ddpdoctor.probes.bandwidth.member import Gpu
+from ddpdoctor.probes.bandwidth.wording import OPTIONS, describe_setting
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpdoctor.probes.bandwidth.room import Room
+
+AUTO = "auto"
+"""A proposal's backend where the user chose none."""
+UNTOLD = 4
+"""Exit status of the design's table: a rank that never came leaves nothing to measure."""
+LOOK_EVERY_S = 0.02
+NOTHING_TO_WAIT_FOR_S = 3.0
+"""Ours: how long rank 0 waits for the others where its own command line is wrong already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """What one rank wants, and what it is."""
+
+    member: Member
+    settings: Settings | None
+    """None: its command line is wrong."""
+    gpu: Gpu | None = None
+    """What it would use; None where NCCL cannot be had."""
+    problem: str = ""
+    help: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """What all ranks do."""
+
+    settings: Settings
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What rank 0 tells the others."""
+
+    agreed: Agreed | None
+    problem: str = ""
+    help: str = ""
+    status: int = WRONG_USE
+
+
+class Disagreement(UserError):
+    """No bench takes place. Rank 0 tells the user; the others know, end with the same status, and say nothing."""
+
+
+def agree(room: Room, proposal: Proposal, world_size: int, limit_s: float) -> Agreed:
+    """Return what all do; raises ``Disagreement`` on every rank where they do not want the same, ``StoreError``."""
+    rank = proposal.member.rank
+    if room.add(f"come/{rank}", 1) > 1:
+        raise UserError(f"another process says that it is rank {rank}", help="Give each a RANK of its own.")
+    if rank == 0:
+        verdict = _lead(room, proposal, world_size, limit_s)
+        room.send("verdict", verdict)
+    else:
+        room.send(f"proposal/{rank}", proposal)
+        # Rank 0 may start as late as this one may, and then waits as long for the slowest.
+        verdict = room.receive(Verdict, "verdict", 2 * limit_s, "rank 0")
+    if verdict.agreed is None:
+        raise Disagreement(verdict.problem, help=verdict.help, status=verdict.status)
+    return verdict.agreed
+
+
+def _lead(room: Room, own: Proposal, world_size: int, limit_s: float) -> Verdict:
+    heard = {0: own, **_hear(room, world_size, min(limit_s, NOTHING_TO_WAIT_FOR_S) if own.problem else limit_s)}
+    try:
+        return Verdict(agreed=judge([heard[rank] for rank in sorted(heard)], world_size, limit_s))
+    except UserError as error:
+        return Verdict(agreed=None, problem=error.message, help=error.help, status=error.status)
+
+
+def _hear(room: Room, world_size: int, limit_s: float) -> dict[int, Proposal]:
+    """Return the proposals of the other ranks that have come within the limit."""
+    heard: dict[int, Proposal] = {}
+    waiting = set(range(1, world_size))
+    deadline = time.monotonic() + limit_s
+    while waiting:
+        for rank in sorted(waiting):
+            found = room.look_for(Proposal, f"proposal/{rank}", f"rank {rank}")
+            if found is not None:
+                heard[rank] = found
+        waiting -= heard.keys()
+        if waiting and time.monotonic() > deadline:
+            break
+        if waiting:
+            time.sleep(LOOK_EVERY_S)
+    return heard
+
+
+def judge(proposals: Sequence[Proposal], world_size: int, limit_s: float) -> Agreed:
+    """Return what all ranks do; raises ``UserError``. ``proposals`` are of those who came, in the order of ranks."""
+    _check_problems(proposals, world_size)
+    _check_differences(proposals)
+    missing = sorted(set(range(world_size)) - {one.member.rank for one in proposals})
+    if missing:
+        raise UserError(
+            f"{rank_list(missing)} did not come within {limit_s:g} s",
+            help="Start the command on every rank; --timeout gives the slowest more time.",
+            status=UNTOLD,
+        )
+    settings = proposals[0].settings
+    assert settings is not None
+    settings = replace(settings, backend=_choose_backend(settings.backend, proposals))
+    check_possible(settings)
+    return Agreed(settings=settings, members=tuple(_settle(one, settings.backend) for one in proposals))
+
+
+def _settle(proposal: Proposal, backend: str) -> Member:
+    """Return a member with the device that it measures on."""
+    if backend != "nccl" or proposal.gpu is None:
+        return proposal.member
+    return replace(proposal.member, device=f"cuda:{proposal.gpu.index}", device_name=proposal.gpu.name)
+
+
+def _check_problems(proposals: Sequence[Proposal], world_size: int) -> None:
+    wrong = [one for one in proposals if one.problem]
+    if not wrong:
+        return
+    alike = [one.member.rank for one in wrong if one.problem == wrong[0].problem]
+    everywhere = len(alike) == len(proposals) or alike == [0] and len(proposals) < world_size
+    raise UserError(wrong[0].problem if everywhere else f"{rank_list(alike)}: {wrong[0].problem}", help=wrong[0].help)
+
+
+def _check_differences(proposals: Sequence[Proposal]) -> None:
+    differences = find_differences(proposals)
+    if differences:
+        raise UserError(
+            "the ranks do not want the same: " + "; ".join(differences),
+            help="Nothing was measured. Start every rank with the same command line and the same versions.",
+        )
+
+
+def find_differences(proposals: Sequence[Proposal]) -> list[str]:
+    """Return who differs, in what, and with which values: "--max-size: 1 GiB on ranks 0-2, 64 MiB on rank 3 (b)"."""
+    said = [_sayings(one) for one in proposals]
+    hosts = {one.member.rank: one.member.host for one in proposals}
+    found = []
+    for name in said[0]:
+        sides: dict[str, list[int]] = defaultdict(list)
+        for one, sayings in zip(proposals, said, strict=True):
+            sides[sayings[name]].append(one.member.rank)
+        if len(sides) > 1:
+            found.append(f"{name}: " + ", ".join(_side(value, ranks, hosts) for value, ranks in sides.items()))
+    return found
+
+
+def _side(value: str, ranks: list[int], hosts: dict[int, str]) -> str:
+    """Name the hosts too where they are not those of all."""
+    those = dict.fromkeys(hosts[rank] for rank in ranks)
+    where = f" ({', '.join(those)})" if len(those) == 1 and len(set(hosts.values())) > 1 else ""
+    return f"{value} on {rank_list(ranks)}{where}"
+
+
+def _sayings(proposal: Proposal) -> dict[str, str]:
+    """Return what must be the same on all ranks, by what the user knows it as."""
+    assert proposal.settings is not None
+    versions = {
+        "the version of ddpdoctor": proposal.member.version,
+        "the version of torch": proposal.member.torch.partition("+")[0],
+        "the version of NCCL": ".".join((proposal.member.nccl or "none").split(".")[:2]),
+    }
+    return {option: describe_setting(proposal.settings, name) for name, option in OPTIONS.items()} | versions
+
+
+def _choose_backend(asked: str, proposals: Sequence[Proposal]) -> str:
+    """NCCL where every rank has a GPU of its own, unless the user chose."""
+    users = Counter((one.member.host, one.gpu.uuid) for one in proposals if one.gpu is not None)
+    lacking = [one.member.rank for one in proposals if one.gpu is None or users[one.member.host, one.gpu.uuid] > 1]
+    if asked == AUTO:
+        return "gloo" if lacking else "nccl"
+    if asked == "nccl" and lacking:
+        raise UserError(
+            f"--backend nccl needs a GPU of its own for every rank; {rank_list(lacking)} "
+            f"{'has' if len(lacking) == 1 else 'have'} none",
+            help="Start as many ranks as there are GPUs (--nproc-per-node), or measure --backend gloo.",
+        )
+    return asked

@@ -1,0 +1,96 @@
+"""What this rank is: its processor and GPU, and the versions of what it measures with. Imports torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ddpdoctor
+from ddpdoctor.model.bandwidth import Member
+from ddpdoctor.model.variables import find_variable, select_variables
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.model.launch import Launch
+
+BEARING = frozenset({"nccl", "torch", "gloo", "cuda", "openmp"})
+"""Whose variables bear on a measurement."""
+DRIVER_VERSION = Path("/sys/module/nvidia/version")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """The GPU that a rank would use."""
+
+    index: int
+    """Among those that the process sees."""
+    name: str
+    uuid: str
+    """Tells whether two ranks would share it."""
+
+
+def read_member(launch: Launch, env: Mapping[str, str]) -> Member:
+    """Return this rank with the processor as its device."""
+    import torch
+
+    return Member(
+        rank=launch.rank,
+        local_rank=launch.local_rank or 0,
+        host=os.uname().nodename,
+        pid=os.getpid(),
+        device="cpu",
+        device_name=_processor(),
+        cores=len(os.sched_getaffinity(0)),
+        version=ddpdoctor.__version__,
+        torch=str(torch.__version__),
+        nccl=_nccl_version(torch),
+        driver=_driver(),
+        variables=_variables(env),
+    )
+
+
+def read_gpu(launch: Launch) -> Gpu | None:
+    """Return the GPU that this rank would use with NCCL; None where there is none for it."""
+    import torch
+    from torch import distributed
+
+    if not torch.cuda.is_available() or not distributed.is_nccl_available():
+        return None
+    count, local_rank = torch.cuda.device_count(), launch.local_rank or 0
+    # Where a launcher shows each task its own GPU only, that is number 0 for all.
+    index = 0 if count == 1 else local_rank
+    if index >= count:
+        return None
+    properties = torch.cuda.get_device_properties(index)
+    return Gpu(index=index, name=str(properties.name), uuid=str(getattr(properties, "uuid", index)))
+
+
+def _nccl_version(torch: Any) -> str | None:
+    if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
+        return None
+    return ".".join(str(part) for part in torch.cuda.nccl.version()[:3])
+
+
+def _variables(env: Mapping[str, str]) -> dict[str, str]:
+    listed, _ = select_variables(env)
+    return {name: value for name, value in listed.items() if getattr(find_variable(name), "component", "") in BEARING}
+
+
+def _processor() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.machine()
+
+
+def _driver() -> str | None:
+    try:
+        return DRIVER_VERSION.read_text().strip() or None
+    except OSError:
+        return None

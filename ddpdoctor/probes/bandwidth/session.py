@@ -1,0 +1,174 @@
+"""One rank of a bench from its start to its end: meet, agree, look at the machine, connect, measure, report, leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from ddpdoctor.exchange.meeting import Meeting
+from ddpdoctor.exchange.store import StoreError, wait_for
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.probes.bandwidth.agreement import UNTOLD, Agreed, Disagreement, Proposal, agree
+from ddpdoctor.probes.bandwidth.log import Log
+from ddpdoctor.probes.bandwidth.nccl_log import nccl_log_environment, read_nccl_log
+from ddpdoctor.probes.bandwidth.room import Room
+from ddpdoctor.probes.bandwidth.tracker import Tracker
+from ddpdoctor.probes.bandwidth.watch import Watched, Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ddpdoctor.exchange.store import Store
+    from ddpdoctor.model.bandwidth import Bench, Settings
+    from ddpdoctor.model.launch import Launch
+
+REPORT_LIMIT_S = 120.0
+"""Ours: how long rank 0 may take to judge and draw; a first import of a plotting library takes several seconds."""
+LEAVE_LIMIT_S = 5.0
+"""Ours: how long rank 0, which may serve the store, waits for the others to have heard the status."""
+LOOK_EVERY_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the command line hands to a rank."""
+
+    launch: Launch
+    env: Mapping[str, str]
+    settings: Settings | None
+    """None where the command line is wrong; then ``error`` says how."""
+    error: UserError | None
+    timeout_s: float
+    """For the slowest rank to come."""
+    read_machines: Callable[[Meeting, Store], None]
+    """Called on every rank, over a store of its own keys, with nothing else running. Raises ``StoreError``."""
+    report: Callable[[Bench], int]
+    """Judges and shows a bench on the rank that reports; returns the exit status."""
+    show_error: Callable[[UserError], None]
+    progress: Callable[[str, float, float | None], None]
+
+
+def run_rank(job: Job) -> int:
+    """Take part in a bench; return this rank's exit status, which is the same on all ranks.
+
+    Raises ``UserError`` where the ranks cannot meet.
+    """
+    try:
+        with Meeting(job.launch, job.env) as meeting, closing(meeting.open(job.timeout_s)) as store:
+            return _take_part(job, Room(meeting, store), meeting)
+    except StoreError as error:
+        raise _unreachable(job.launch, error) from error
+
+
+def _take_part(job: Job, room: Room, meeting: Meeting) -> int:
+    try:
+        agreed = _agree(job, room)
+    except Disagreement as error:
+        if job.launch.rank == 0:
+            job.show_error(error)
+        return _leave(job.launch, room, error.status)
+    log, tracker = Log(agreed.settings, agreed.members), Tracker()
+    with Watcher(_watched(job, room, meeting, log, tracker)):
+        _read_machines(job, room, meeting, log)
+        _measure(job, room, log, tracker)
+    return _leave(job.launch, room, job.report(log.bench()) if job.launch.rank == 0 else 0)
+
+
+def _agree(job: Job, room: Room) -> Agreed:
+    from ddpdoctor.probes.bandwidth.member import read_gpu, read_member
+
+    proposal = Proposal(
+        member=read_member(job.launch, job.env),
+        gpu=read_gpu(job.launch),
+        settings=job.settings,
+        problem=job.error.message if job.error else "",
+        help=job.error.help if job.error else "",
+    )
+    return agree(room, proposal, job.launch.world_size, job.timeout_s)
+
+
+def _watched(job: Job, room: Room, meeting: Meeting, log: Log, tracker: Tracker) -> Watched:
+    return Watched(
+        rank=job.launch.rank,
+        members=log.members,
+        tracker=tracker,
+        store=room,
+        messages=meeting,
+        hang_timeout_s=log.settings.hang_timeout_s,
+        finish=lambda stop: job.report(log.bench(stop)),
+    )
+
+
+def _read_machines(job: Job, room: Room, meeting: Meeting, log: Log) -> None:
+    try:
+        job.read_machines(meeting, room)
+    except StoreError as error:
+        log.note(f"the machines could not be read: {error}")
+
+
+def _measure(job: Job, room: Room, log: Log, tracker: Tracker) -> None:
+    import torch
+    from torch import distributed
+
+    from ddpdoctor.probes.bandwidth.connect import open_process_group
+    from ddpdoctor.probes.bandwidth.group import Group
+    from ddpdoctor.probes.bandwidth.localise import run_nodes, run_pairs
+    from ddpdoctor.probes.bandwidth.sweep import run_sweep
+
+    member = log.members[job.launch.rank]
+    hosts = [one.host for one in log.members]
+    tracker.at("connect", allowance_s=job.timeout_s)
+    with TemporaryDirectory(prefix="ddpdoctor-", ignore_cleanup_errors=True) as folder:
+        os.environ.update(nccl_log_environment(os.environ, folder))
+        store = open_process_group(job.launch, room, log.settings, member, job.timeout_s)
+        group = Group(None, tuple(range(len(hosts))), torch.device(member.device), log.settings.backend, tracker)
+        run_sweep(group, log.settings, hosts, log, job.progress)
+        if log.settings.pairs:
+            run_pairs(group, log.settings, hosts, log, job.progress)
+        if log.settings.by_node:
+            run_nodes(group, log.settings, hosts, log, job.progress)
+        tracker.at("end")
+        own = read_nccl_log(folder, job.launch.rank)
+        log.nccl_logs = (own,) if own is not None else ()
+        distributed.destroy_process_group()
+        del store
+
+
+def _leave(launch: Launch, room: Room, status: int) -> int:
+    """End together and with one status: torchrun stops those that are left when one ends badly."""
+    if launch.rank == 0:
+        room.set("status", b"%d" % status)
+        _see_off(launch, room)
+        room.leave()
+        return status
+    told = wait_for(room, "status", REPORT_LIMIT_S)
+    # From here on nothing is left to do that a launcher's SIGTERM should cut short.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    room.add("left", 1)
+    return UNTOLD if told is None else int(told)
+
+
+def _see_off(launch: Launch, room: Room) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    deadline = time.monotonic() + LEAVE_LIMIT_S
+    with suppress(StoreError):
+        while room.add("left", 0) < launch.world_size - 1 and time.monotonic() < deadline:
+            time.sleep(LOOK_EVERY_S)
+
+
+def _unreachable(launch: Launch, error: StoreError) -> UserError:
+    place = f"{launch.hosts[0]}:{launch.port}"
+    if launch.rank == 0:
+        return UserError(
+            f"the ranks cannot meet at {place}: {error}", help="Choose another MASTER_PORT.", status=UNTOLD
+        )
+    return UserError(
+        f"rank {launch.rank} cannot go on without rank 0 at {place}: {error}",
+        help="Is the command running on rank 0's host? Check MASTER_ADDR, MASTER_PORT and firewalls.",
+        status=UNTOLD,
+    )
