@@ -61,6 +61,8 @@ class HubStore:
                 self._connection.sendall(pack_request(operation, key, value))
                 answer = _receive_answer(self._connection)
         except OSError as error:
+            # An answer that comes too late must not be taken for the next one's.
+            self._connection.close()
             raise StoreError(f"the connection to rank 0 failed: {describe(error)}") from error
         status, rest = answer[0], answer[1:]
         if status == Status.REFUSED:

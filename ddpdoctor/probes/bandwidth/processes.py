@@ -1,0 +1,127 @@
+"""The processes of the ranks on this host: whether they run, are stopped, or are gone, and how they ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+GONE = frozenset({"", "Z", "X"})
+"""State letters of a process that has ended; "" where there is none any longer."""
+FROZEN = frozenset({"T", "t"})
+"""State letters of a process that a signal or a debugger has stopped."""
+_STARTED, _EXIT_CODE = 19, 49
+"""Places in /proc/PID/stat behind the name, counted from the state (proc(5): fields 22 and 52)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """Which process a rank is. Pids mean the same process only where ``space`` is the same."""
+
+    space: str
+    """The machine since it was booted, and the pid namespace."""
+    pid: int
+    started_ticks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stat:
+    """What the kernel says of a process."""
+
+    state: str
+    started_ticks: int
+    wait_status: int
+    """As waitpid(2) gives it; 0 while it lives, and where this process may not see it."""
+
+
+def read_stat(pid: int, proc: Path = PROC) -> Stat | None:
+    """Return what the kernel says of a process; None where there is none."""
+    try:
+        text = (proc / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    words = text.rpartition(")")[2].split()
+    if len(words) <= _EXIT_CODE:
+        return None
+    return Stat(state=words[0], started_ticks=int(words[_STARTED]), wait_status=int(words[_EXIT_CODE]))
+
+
+def read_home(proc: Path = PROC) -> Home | None:
+    """Return which process this is; None where /proc does not say."""
+    stat = read_stat(os.getpid(), proc)
+    try:
+        boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
+        space = f"{boot} {(proc / 'self/ns/pid').readlink()}"
+    except OSError:
+        return None
+    return None if stat is None else Home(space=space, pid=os.getpid(), started_ticks=stat.started_ticks)
+
+
+def describe_end(wait_status: int) -> str:
+    """Return how a process ended: "SIGKILL", "exit status 3"."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+class Neighbours:
+    """The other ranks' processes that this one can see."""
+
+    def __init__(self, own: Home | None) -> None:
+        """Take which process this is; without it none can be seen."""
+        self._own = own
+        self._homes: dict[int, Home] = {}
+        self._pidfds: dict[int, int] = {}
+        self.ends: dict[int, str] = {}
+        """By rank, how those ended of which that was seen: for a moment, until their parent has taken notice."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Those that can be seen, in order."""
+        return tuple(sorted(self._homes))
+
+    def add(self, rank: int, home: Home) -> int | None:
+        """Add a rank that says where it lives; return a descriptor that is readable once it ends, where there is one.
+
+        One that lives elsewhere is left out.
+        """
+        if self._own is None or home.space != self._own.space:
+            return None
+        self._homes[rank] = home
+        with contextlib.suppress(OSError, AttributeError):  # an old kernel, or a sandbox
+            self._pidfds[rank] = os.pidfd_open(home.pid)
+            return self._pidfds[rank]
+        return None
+
+    def states(self) -> dict[int, str]:
+        """Return the state letter of each, "" for one that is gone; and remember how they ended."""
+        return {rank: self._state(rank, home) for rank, home in self._homes.items()}
+
+    def gone(self) -> frozenset[int]:
+        """Return the ranks whose processes have ended."""
+        return frozenset(rank for rank, state in self.states().items() if state in GONE)
+
+    def unable(self) -> frozenset[int]:
+        """Return the ranks whose processes cannot answer: they have ended or are stopped."""
+        return frozenset(rank for rank, state in self.states().items() if state in GONE | FROZEN)
+
+    def close(self) -> None:
+        """Let go of the descriptors."""
+        for descriptor in self._pidfds.values():
+            os.close(descriptor)
+        self._pidfds.clear()
+
+    def _state(self, rank: int, home: Home) -> str:
+        stat = read_stat(home.pid)
+        if stat is None or stat.started_ticks != home.started_ticks:
+            return ""
+        if stat.state in GONE and rank not in self.ends:
+            self.ends[rank] = describe_end(stat.wait_status)
+        return stat.state

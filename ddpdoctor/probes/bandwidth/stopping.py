@@ -1,0 +1,144 @@
+"""Ends a bench after an alarm: all ranks say where they are, one of them reports, and all end with its status.
+
+The main thread may sit in a call that never returns, and so may that of any other rank: the watchers do all this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.model.bandwidth import Ending, Stop
+from ddpdoctor.probes.bandwidth.processes import FROZEN, GONE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ddpdoctor.model.bandwidth import Member, Position
+    from ddpdoctor.probes.bandwidth.alarm import Alarm, AlarmRoom
+    from ddpdoctor.probes.bandwidth.processes import Neighbours
+
+ANSWER_LIMIT_S = 4.0
+"""Ours: how long a rank may take to answer. Watchers look once a second; a busy machine may delay them for as long
+again, and a launcher that ends the ranks gives them some thirty seconds."""
+TURN_S, NEXT_TURN_S, MOST_TURNS = 3.0, 0.25, 8
+"""Ours: how long a rank leaves it to lower ones to report, and how much longer each further one does."""
+REPORT_LIMIT_S = 20.0
+"""Ours: how long a report may take to be judged and written."""
+HEAR_LIMIT_S = 2.0
+"""Ours: how long the reporter stays for the others to hear how it went."""
+LOOK_EVERY_S = 0.05
+FOUND, DEFECT, INTERRUPTED = 1, 3, 130
+"""Exit statuses of a rank that cannot learn the reporter's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reporting:
+    """What is needed to end a bench."""
+
+    rank: int
+    members: tuple[Member, ...]
+    neighbours: Neighbours
+    finish: Callable[[Stop], int]
+    """Writes the report of what there is, and returns the exit status."""
+
+
+def stop_together(reporting: Reporting, room: AlarmRoom, alarm: Alarm, position: Position) -> int:
+    """Return the status to end with, after one rank has reported; raises ``StoreError`` before that."""
+    room.say_position(position)
+    # Rank 0 may have come to its end just now: then it has all there is, and reports that.
+    if room.end_of(0) is not None or not _becomes_reporter(reporting, room):
+        return _hear_status(room, alarm)
+    positions = (position, *_gather(reporting, room))
+    status = _report(reporting, alarm, positions)
+    with contextlib.suppress(StoreError):  # the report is written
+        room.say_status(status, len(positions) - 1, HEAR_LIMIT_S)
+    return status
+
+
+def stop_alone(reporting: Reporting, alarm: Alarm, position: Position) -> int:
+    """Do the same where the store is lost: on every host the lowest rank that can reports what it knows."""
+    lower = [rank for rank in reporting.neighbours.ranks if rank < reporting.rank]
+    able = [rank for rank in lower if rank not in reporting.neighbours.unable()]
+    if not able:
+        return _report(reporting, alarm, (position,))
+    deadline = time.monotonic() + REPORT_LIMIT_S
+    while able[0] not in reporting.neighbours.gone() and time.monotonic() < deadline:
+        time.sleep(LOOK_EVERY_S)
+    return _untold(alarm)
+
+
+def end_process(status: int) -> NoReturn:
+    """End this process without its main thread, which cannot be asked to."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any longer
+            stream.flush()
+    os._exit(status)
+
+
+def _becomes_reporter(reporting: Reporting, room: AlarmRoom) -> bool:
+    """Return whether this rank is to report: the lowest of those that answer. Only one ever is."""
+    unable = reporting.neighbours.unable()
+    before = sum(member.rank < reporting.rank and member.rank not in unable for member in reporting.members)
+    wait_s = TURN_S + NEXT_TURN_S * min(before, MOST_TURNS) if before else 0.0
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline:
+        if room.has_reporter():
+            return False
+        time.sleep(LOOK_EVERY_S)
+    return room.become_reporter()
+
+
+def _gather(reporting: Reporting, room: AlarmRoom) -> list[Position]:
+    """Return the positions of the others that answer in time. Those whose process cannot are not waited for."""
+    positions: dict[int, Position] = {}
+    missing = {member.rank for member in reporting.members} - {reporting.rank}
+    deadline = time.monotonic() + ANSWER_LIMIT_S
+    with contextlib.suppress(StoreError):  # what has come is reported
+        while missing:
+            found = {rank: position for rank in missing if (position := room.position_of(rank)) is not None}
+            positions |= found
+            missing -= found.keys()
+            if not missing - _unable(reporting, positions.values()) or time.monotonic() >= deadline:
+                break
+            time.sleep(LOOK_EVERY_S)
+    return [positions[rank] for rank in sorted(positions)]
+
+
+def _unable(reporting: Reporting, positions: Iterable[Position]) -> set[int]:
+    """Return the ranks that cannot answer, by what is seen on this host and told from others."""
+    told = {int(rank) for one in positions for rank, state in one.states.items() if state in GONE | FROZEN}
+    return told | reporting.neighbours.unable()
+
+
+def _hear_status(room: AlarmRoom, alarm: Alarm) -> int:
+    status = None
+    with contextlib.suppress(StoreError):  # the reporter may have served the store, and be gone
+        status = room.hear_status(ANSWER_LIMIT_S + REPORT_LIMIT_S)
+    return _untold(alarm) if status is None else status
+
+
+def _untold(alarm: Alarm) -> int:
+    return INTERRUPTED if alarm.ending is Ending.INTERRUPTED else FOUND
+
+
+def _report(reporting: Reporting, alarm: Alarm, positions: Sequence[Position]) -> int:
+    stop = Stop(ending=_ending(alarm, positions), phase=alarm.phase, positions=tuple(positions), signal=alarm.signal)
+    try:
+        return reporting.finish(stop)
+    except Exception as error:  # noqa: BLE001 - the process must end, and nobody else can say why
+        print(f"ddpdoctor: the report could not be written: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        return DEFECT
+
+
+def _ending(alarm: Alarm, positions: Sequence[Position]) -> Ending:
+    """Return how the bench ended: where nothing moved because a rank had failed, it failed."""
+    ended = {one.rank for one in positions if one.phase == "end"}
+    gone = {int(rank) for one in positions for rank, state in one.states.items() if state in GONE} - ended
+    failed = gone or any(one.error is not None for one in positions)
+    return Ending.FAILED if failed and alarm.ending is Ending.HUNG else alarm.ending

@@ -1,0 +1,268 @@
+"""Watches a rank of the bench from a thread: for a hang, a signal, an exception, the death of another rank.
+
+Whatever it is, partial results are reported and all ranks end. In a healthy bench it looks at one counter of the store
+once a second, and does nothing else that a timed call could notice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.model.bandwidth import Ending
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.probes.bandwidth.alarm import Alarm, AlarmRoom, Told
+from ddpdoctor.probes.bandwidth.positions import Failure, describe_failure, take_position
+from ddpdoctor.probes.bandwidth.processes import Neighbours, read_home
+from ddpdoctor.probes.bandwidth.signals import CaughtSignals
+from ddpdoctor.probes.bandwidth.stopping import ANSWER_LIMIT_S, Reporting, end_process, stop_alone, stop_together
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from ddpdoctor.model.bandwidth import Member, Position, Stop
+    from ddpdoctor.probes.bandwidth.room import Room
+    from ddpdoctor.probes.bandwidth.tracker import Tracker
+
+Given = TypeVar("Given")
+
+LOOK_EVERY_S = 1.0
+"""Ours: often enough for a user who waits, and one call in thousands that it could disturb."""
+SIGTERM_LIMIT_S = 2.0
+"""Ours: how long the reason of a SIGTERM is looked for. torchrun sends one within 0.1 s of a rank's death."""
+ASK_LATER_S, MOST_LATER = 0.25, 16
+"""Ours: how much later than the rank before it a rank asks whether anything moves, so that few do."""
+STILL_SHARE = 0.5
+"""Ours: a rank that is asked stands still where it has done so for this share of the hang timeout: the last call before
+a hang may have ended a little later there."""
+SOON_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """A rank of a bench, as its watcher knows it."""
+
+    rank: int
+    members: tuple[Member, ...]
+    tracker: Tracker
+    room: Room
+    """Threads share it."""
+    hang_timeout_s: float
+    finish: Callable[[Stop], int]
+    """Writes the report of what there is, and returns the exit status. Called in one rank, in the watcher's thread."""
+
+
+class Watcher:
+    """A context around all phases, for the main thread.
+
+    Inside it, signals and exceptions lead to a report and the end of the process: then it is not left again.
+    ``UserError`` is passed on.
+    """
+
+    def __init__(self, watched: Watched) -> None:
+        """Take what is to be watched."""
+        self._watched = watched
+        self._room = AlarmRoom(watched.room, watched.rank)
+        self._neighbours = Neighbours(read_home())
+        self._unknown = {member.rank for member in watched.members if _lives_beside(watched, member)}
+        self._signals = CaughtSignals()
+        self._lock = threading.Lock()
+        self._leaving = self._stopping = False
+        self._failure: Failure | None = None
+        self._ended: set[int] = set()
+        self._answered = 0
+        self._ask_not_before_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="ddpdoctor-watch", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Start to watch."""
+        self._signals.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the watch; an exception of the bench ends the process instead."""
+        if isinstance(error, Exception) and not isinstance(error, UserError):
+            self.failed(error)
+        with self._lock:
+            self._leaving = not self._stopping
+        self._signals.wake()
+        # Where a stop is under way the thread ends the process.
+        self._thread.join()
+        with contextlib.suppress(StoreError):
+            self._room.say_ended(replace(self._position(), phase="end"))
+        self._signals.__exit__()
+        self._neighbours.close()
+
+    def failed(self, error: BaseException) -> NoReturn:
+        """Report an exception of the main thread, and end the process."""
+        self._failure = describe_failure(error)
+        self._signals.wake()
+        self._thread.join()
+        end_process(1)
+
+    def _run(self) -> None:
+        self._introduce()
+        while True:
+            caught = self._signals.wait(LOOK_EVERY_S)
+            if self._leaving:
+                return
+            alarm = self._look(caught)
+            if alarm is not None and self._begins_to_stop():
+                self._stop(alarm)
+
+    def _introduce(self) -> None:
+        home = read_home()
+        if home is not None:
+            self._try(lambda: self._room.say_home(home), None)
+
+    def _begins_to_stop(self) -> bool:
+        """Return False where the main thread has come to its end at this very moment."""
+        with self._lock:
+            self._stopping = not self._leaving
+        return self._stopping
+
+    def _look(self, caught: list[signal.Signals]) -> Alarm | None:
+        if self._failure is not None:
+            return self._raise(Ending.FAILED)
+        if signal.SIGTERM in caught:
+            return self._explain_sigterm()
+        if caught:
+            return self._raise(Ending.INTERRUPTED, caught[0])
+        self._meet_neighbours()
+        told = self._try(self._room.look, Told(alarm=False, questions=0))
+        if told.alarm:
+            return self._hear_alarm()
+        self._answer(told.questions)
+        if self._somebody_died():
+            return self._raise(Ending.FAILED)
+        return self._raise(Ending.HUNG) if self._all_stand_still() else None
+
+    def _meet_neighbours(self) -> None:
+        for rank in sorted(self._unknown):
+            home = self._try(partial(self._room.home_of, rank), None)
+            if home is None:
+                continue
+            self._unknown.discard(rank)
+            descriptor = self._neighbours.add(rank, home)
+            if descriptor is not None:
+                self._signals.listen_to(descriptor)
+
+    def _explain_sigterm(self) -> Alarm:
+        """Tell whether a launcher sends it because a rank has failed, or somebody wants the bench to end."""
+        deadline = time.monotonic() + SIGTERM_LIMIT_S
+        while time.monotonic() < deadline:
+            if self._failure is not None or self._somebody_died(where_unknown=True):
+                return self._raise(Ending.FAILED)
+            if self._try(self._room.look, Told(alarm=False, questions=0)).alarm:
+                return self._hear_alarm()
+            self._signals.wait(SOON_S)
+        return self._raise(Ending.INTERRUPTED, signal.SIGTERM)
+
+    def _somebody_died(self, *, where_unknown: bool = False) -> bool:
+        """Return whether a process on this host is gone without a word. A lost store does not say whether it left one.
+
+        What then looks like a death may be the good end of rank 0, which may have served the store.
+        """
+        for rank in self._neighbours.gone() - self._ended:
+            try:
+                left_word = self._room.end_of(rank) is not None
+            except StoreError:
+                left_word = not where_unknown
+            if not left_word:
+                return True
+            self._ended.add(rank)
+        return False
+
+    def _all_stand_still(self) -> bool:
+        """Return whether no call has been completed for too long: here, and on every rank that answers."""
+        later_s = ASK_LATER_S * min(self._watched.rank, MOST_LATER)
+        if self._still_s() < self._watched.hang_timeout_s + later_s or time.monotonic() < self._ask_not_before_s:
+            return False
+        try:
+            moving = self._ask_whether_moving()
+        except StoreError:
+            moving = False
+        if moving:
+            self._ask_not_before_s = time.monotonic() + self._watched.hang_timeout_s * STILL_SHARE
+        return not moving and self._still_s() >= self._watched.hang_timeout_s
+
+    def _ask_whether_moving(self) -> bool:
+        """Ask all ranks; those that do not answer in time are taken to stand still."""
+        question = self._room.ask()
+        self._answer(question)
+        deadline = time.monotonic() + ANSWER_LIMIT_S
+        while time.monotonic() < deadline:
+            moving, still = self._room.answers(question)
+            if moving:
+                return True
+            if still >= len(self._watched.members) - len(self._neighbours.unable()):
+                return False
+            self._answer(self._room.look().questions)
+            time.sleep(SOON_S)
+        return False
+
+    def _answer(self, questions: int) -> None:
+        """Answer what has been asked since the last time."""
+        moving = self._still_s() < self._watched.hang_timeout_s * STILL_SHARE
+        for question in range(self._answered + 1, questions + 1):
+            self._try(partial(self._room.answer, question, moving=moving), None)
+            # Whoever asked is about to decide.
+            self._ask_not_before_s = time.monotonic() + ANSWER_LIMIT_S
+        self._answered = max(self._answered, questions)
+
+    def _still_s(self) -> float:
+        """Return for how long no call has been completed here, beyond what one may well take."""
+        tracker = self._watched.tracker
+        return time.monotonic() - tracker.moved_s - tracker.allowance_s
+
+    def _hear_alarm(self) -> Alarm:
+        # Where the rank that raised it failed to say why, that it did is all that is known.
+        return self._try(self._room.raised, self._alarm(Ending.FAILED))
+
+    def _raise(self, ending: Ending, number: signal.Signals | None = None) -> Alarm:
+        alarm = self._alarm(ending, number)
+        return self._try(lambda: self._room.raise_alarm(alarm), alarm)
+
+    def _alarm(self, ending: Ending, number: signal.Signals | None = None) -> Alarm:
+        name = None if number is None else number.name
+        return Alarm(ending=ending, rank=self._watched.rank, phase=self._watched.tracker.phase, signal=name)
+
+    def _position(self) -> Position:
+        states = self._neighbours.states()
+        return take_position(self._watched.rank, self._watched.tracker, self._failure, states, self._neighbours.ends)
+
+    def _stop(self, alarm: Alarm) -> NoReturn:
+        watched = self._watched
+        reporting = Reporting(
+            rank=watched.rank, members=watched.members, neighbours=self._neighbours, finish=watched.finish
+        )
+        position = self._position()
+        try:
+            status = stop_together(reporting, self._room, alarm, position)
+        except StoreError:
+            status = stop_alone(reporting, alarm, position)
+        end_process(status)
+
+    def _try(self, call: Callable[[], Given], otherwise: Given) -> Given:
+        """Return what a call of the store returns, or something else where the store is lost, for now or for good."""
+        try:
+            return call()
+        except StoreError:
+            return otherwise
+
+
+def _lives_beside(watched: Watched, member: Member) -> bool:
+    own = next(one for one in watched.members if one.rank == watched.rank)
+    return member.rank != own.rank and member.host == own.host
