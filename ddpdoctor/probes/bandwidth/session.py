@@ -73,7 +73,7 @@ def _take_part(job: Job, room: Room, meeting: Meeting) -> int:
             job.show_error(error)
         return _leave(job.launch, room, error.status)
     log, tracker = Log(agreed.settings, agreed.members), Tracker()
-    with Watcher(_watched(job, room, meeting, log, tracker)):
+    with Watcher(_watched(job, room, log, tracker)):
         _read_machines(job, room, meeting, log)
         _measure(job, room, log, tracker)
     return _leave(job.launch, room, job.report(log.bench()) if job.launch.rank == 0 else 0)
@@ -92,13 +92,12 @@ def _agree(job: Job, room: Room) -> Agreed:
     return agree(room, proposal, job.launch.world_size, job.timeout_s)
 
 
-def _watched(job: Job, room: Room, meeting: Meeting, log: Log, tracker: Tracker) -> Watched:
+def _watched(job: Job, room: Room, log: Log, tracker: Tracker) -> Watched:
     return Watched(
         rank=job.launch.rank,
         members=log.members,
         tracker=tracker,
-        store=room,
-        messages=meeting,
+        room=room,
         hang_timeout_s=log.settings.hang_timeout_s,
         finish=lambda stop: job.report(log.bench(stop)),
     )
@@ -125,7 +124,9 @@ def _measure(job: Job, room: Room, log: Log, tracker: Tracker) -> None:
     tracker.at("connect", allowance_s=job.timeout_s)
     with TemporaryDirectory(prefix="ddpdoctor-", ignore_cleanup_errors=True) as folder:
         os.environ.update(nccl_log_environment(os.environ, folder))
+        tracker.enter("init_process_group", tuple(range(len(hosts))))
         store = open_process_group(job.launch, room, log.settings, member, job.timeout_s)
+        tracker.leave()
         group = Group(None, tuple(range(len(hosts))), torch.device(member.device), log.settings.backend, tracker)
         run_sweep(group, log.settings, hosts, log, job.progress)
         if log.settings.pairs:
