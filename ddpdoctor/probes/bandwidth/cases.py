@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -22,11 +24,14 @@ DTYPES: dict[str, int] = {
     "int8": 1,
     "uint8": 1,
 }
-"""Bytes of an element, by torch's name. These are what Gloo and NCCL both carry and reduce (torch 2.13 with real
-ranks); int16, float8 and the wider unsigned types are not, bool and complex have sums of another kind."""
+"""Bytes of an element, by torch's name. These are what Gloo and NCCL both carry and reduce, in torch 2.6 as in 2.13;
+int16, float8 and wider unsigned types are not, and sums of bool and of complex numbers are of another kind."""
 FLOATS = ("float64", "float32", "float16", "bfloat16")
-REDOPS = ("sum", "prod", "min", "max", "avg")
+EXACT_REDOPS = ("sum", "prod", "min", "max")
+REDOPS = (*EXACT_REDOPS, "avg")
 BACKENDS = ("gloo", "nccl")
+GLOO_AVERAGES_SINCE = (2, 8)
+"""https://github.com/pytorch/pytorch/pull/149781; torch 2.6 says "Cannot use ReduceOp.AVG with Gloo"."""
 ALIGNMENT_BYTES = 16
 """What each rank gets of a buffer is a multiple of this, as in nccl-tests (its ``-(16/eltSize)`` masks)."""
 
@@ -103,20 +108,38 @@ def is_in_place(collective: Collective, *, asked: bool) -> bool:
     return asked and collective not in NEVER_IN_PLACE
 
 
-def reducible(backend: str, dtype: str, redop: str) -> bool:
-    """Say whether the backend can reduce this.
+def reducible(backend: str, dtype: str, redop: str, torch: str | None = None) -> bool:
+    """Say whether the backend can reduce this; ``torch`` is its version, None for the one that is installed.
 
     An average of whole numbers is none: Gloo refuses it, NCCL cuts off the fraction.
     """
-    return backend in BACKENDS and dtype in DTYPES and redop in REDOPS and (redop != "avg" or dtype in FLOATS)
+    known = backend in BACKENDS and dtype in DTYPES and redop in REDOPS
+    return known and (redop != "avg" or (dtype in FLOATS and _averages(backend, torch)))
 
 
-def possible(backend: str) -> str:
+def possible(backend: str, torch: str | None = None) -> str:
     """Return what can be reduced with a backend, for a message."""
     if backend not in BACKENDS:
-        return f"backends are {_listed(BACKENDS)}"
-    every = tuple(redop for redop in REDOPS if all(reducible(backend, dtype, redop) for dtype in DTYPES))
-    return f"{backend} can reduce {_listed(tuple(DTYPES))} by {_listed(every)}, and {_listed(FLOATS)} by avg too"
+        return f"Backends are {_listed(BACKENDS)}."
+    text = f"{backend} can reduce {_listed(tuple(DTYPES))} by {_listed(EXACT_REDOPS)}"
+    if _averages(backend, torch):
+        return f"{text}, and {_listed(FLOATS)} by avg."
+    return f"{text}; by avg from torch {GLOO_AVERAGES_SINCE[0]}.{GLOO_AVERAGES_SINCE[1]} on."
+
+
+def _averages(backend: str, torch: str | None) -> bool:
+    if backend != "gloo":
+        return True
+    found = re.match(r"(\d+)\.(\d+)", torch or _installed())
+    return found is None or (int(found[1]), int(found[2])) >= GLOO_AVERAGES_SINCE
+
+
+def _installed() -> str:
+    """Return the version of torch without the seconds that its import takes; "" where it is not told."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -1,0 +1,141 @@
+"""The timed loops: each call by itself after a barrier, or batches of calls back to back.
+
+A call's time runs from its start to its completion on this rank. On the CPU that is when the wait for it returns; on
+CUDA events are recorded on the stream that waits for the collective, and the host's clock runs beside them, since an
+event on the wrong stream would see no more than the start of the work. Nothing but the call and the clock is within.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.probes.bandwidth.collectives import Call
+    from ddpdoctor.probes.bandwidth.group import Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans:
+    """What one rank saw, in microseconds: one of each a call, or a batch."""
+
+    times_us: tuple[float, ...]
+    host_us: tuple[float, ...]
+    """By the host's clock; the same on the CPU."""
+    waits_us: tuple[float, ...]
+    """How long this rank waited for the others in the barrier before, less how long it then took to hand in the call:
+    a rank that is late for either has little. Of batches it is the wait alone."""
+
+
+def time_calls(group: Group, op: str, calls: Iterator[Call], count: int) -> Spans:
+    """Time each of so many calls by itself, with a barrier before it."""
+    with _no_collections():
+        if group.device.type == "cuda":
+            return _time_calls_on_stream(group, op, calls, count)
+        return _time_calls_on_host(group, op, calls, count)
+
+
+def time_batches(group: Group, op: str, calls: Iterator[Call], batches: int, count: int) -> Spans:
+    """Time so many batches of ``count`` calls each, with a barrier before each batch."""
+    with _no_collections():
+        if group.device.type == "cuda":
+            return _time_batches_on_stream(group, op, calls, batches, count)
+        return _time_batches_on_host(group, op, calls, batches, count)
+
+
+def _time_calls_on_host(group: Group, op: str, calls: Iterator[Call], count: int) -> Spans:
+    clock, tracker, ranks = time.perf_counter_ns, group.tracker, group.ranks
+    times_us, waits_us = [], []
+    for call in islice(calls, count):
+        waited_s = group.barrier()
+        tracker.enter(op, ranks)
+        began = clock()
+        work = call(True)  # noqa: FBT003 - async_op
+        handed_in = clock()
+        if work is not None:
+            work.wait()
+        ended = clock()
+        tracker.leave()
+        times_us.append((ended - began) / 1e3)
+        waits_us.append(waited_s * 1e6 - (handed_in - began) / 1e3)
+    return Spans(times_us=tuple(times_us), host_us=tuple(times_us), waits_us=tuple(waits_us))
+
+
+def _time_batches_on_host(group: Group, op: str, calls: Iterator[Call], batches: int, count: int) -> Spans:
+    clock, tracker, ranks = time.perf_counter_ns, group.tracker, group.ranks
+    times_us, waits_us = [], []
+    for _ in range(batches):
+        waits_us.append(group.barrier() * 1e6)
+        tracker.enter(op, ranks)
+        began = clock()
+        for call in islice(calls, count):
+            call(False)  # noqa: FBT003 - async_op
+        ended = clock()
+        tracker.leave()
+        times_us.append((ended - began) / 1e3)
+    return Spans(times_us=tuple(times_us), host_us=tuple(times_us), waits_us=tuple(waits_us))
+
+
+def _time_calls_on_stream(group: Group, op: str, calls: Iterator[Call], count: int) -> Spans:
+    clock, tracker, ranks = time.perf_counter_ns, group.tracker, group.ranks
+    before, after = _events()
+    times_us, host_us, waits_us = [], [], []
+    for call in islice(calls, count):
+        waited_s = group.barrier()
+        tracker.enter(op, ranks)
+        began = clock()
+        before.record()
+        call(False)  # noqa: FBT003 - async_op
+        handed_in = clock()
+        after.record()
+        after.synchronize()
+        ended = clock()
+        tracker.leave()
+        times_us.append(before.elapsed_time(after) * 1e3)
+        host_us.append((ended - began) / 1e3)
+        waits_us.append(waited_s * 1e6 - (handed_in - began) / 1e3)
+    return Spans(times_us=tuple(times_us), host_us=tuple(host_us), waits_us=tuple(waits_us))
+
+
+def _time_batches_on_stream(group: Group, op: str, calls: Iterator[Call], batches: int, count: int) -> Spans:
+    clock, tracker, ranks = time.perf_counter_ns, group.tracker, group.ranks
+    before, after = _events()
+    times_us, host_us, waits_us = [], [], []
+    for _ in range(batches):
+        waits_us.append(group.barrier() * 1e6)
+        tracker.enter(op, ranks)
+        began = clock()
+        before.record()
+        for call in islice(calls, count):
+            call(False)  # noqa: FBT003 - async_op
+        after.record()
+        after.synchronize()
+        ended = clock()
+        tracker.leave()
+        times_us.append(before.elapsed_time(after) * 1e3)
+        host_us.append((ended - began) / 1e3)
+    return Spans(times_us=tuple(times_us), host_us=tuple(host_us), waits_us=tuple(waits_us))
+
+
+def _events() -> tuple[Any, Any]:
+    import torch
+
+    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Keep Python's garbage collector from running in between."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,190 @@
+"""Measures one case: the first call, a warm-up, then as many timed calls as the first rank finds time for."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.bandwidth import Measurement, Mode
+from ddpdoctor.probes.bandwidth.buffers import make_sets
+from ddpdoctor.probes.bandwidth.collectives import bus_factor, make_call
+from ddpdoctor.probes.bandwidth.spans import time_batches, time_calls
+from ddpdoctor.probes.bandwidth.spread import coefficient_of_variation, median_interval, quantile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddpdoctor.model.bandwidth import Case
+    from ddpdoctor.probes.bandwidth.buffers import Buffers
+    from ddpdoctor.probes.bandwidth.collectives import Call
+    from ddpdoctor.probes.bandwidth.group import Group
+    from ddpdoctor.probes.bandwidth.spans import Spans
+
+LEAST_CALLS = 5
+"""Timed calls a case in latency mode, however little time there is. Ours: the fewest whose range is an interval of 94 %
+for the median."""
+MOST_CALLS = 1000
+"""Ours: the median lies between the 469th and the 532nd of so many then, and more time is better spent elsewhere."""
+LEAST_BATCHES = 3
+MOST_BATCHES = 30
+"""Batches a case in throughput mode. Ours: more calls make longer batches rather than more of them."""
+LEAST_BATCH_S = 0.005
+"""Ours: a thread that is woken late, some tens of microseconds, does not show in so long a batch."""
+MOST_WARMUP = 5
+WARMUP_SHARE = 0.1
+"""Ours: warm-up takes up to so much of the time for a case, and at least one call."""
+CLOCKS_DIFFER = 0.1
+SPAN_OVERHEAD_US = 100.0
+"""Host and events may differ by a tenth, and by what it takes to launch a kernel and to be told of its end; ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much to measure. Only the first rank's counts, where time decides."""
+
+    warmup: int | None = None
+    iterations: int | None = None
+    """Timed calls; None: as many as ``seconds`` allow."""
+    seconds: float = 0.5
+    """For the timed calls, barriers included. A few are made even where they take longer."""
+    cold: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A case, measured; the same on every rank."""
+
+    measurement: Measurement
+    waits_us: tuple[tuple[float, ...], ...]
+    """One row a rank, one value a call: as in ``Spans``. Empty in throughput mode, which has no barrier before each."""
+    note: str = ""
+    """What is odd about it, as a sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """So many batches of so many calls each; in latency mode every batch is one call."""
+
+    batches: int
+    calls: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timed:
+    """One row a rank."""
+
+    first_us: tuple[float, ...]
+    times_us: tuple[tuple[float, ...], ...]
+    host_us: tuple[tuple[float, ...], ...]
+    waits_us: tuple[tuple[float, ...], ...]
+
+
+def measure(group: Group, case: Case, effort: Effort, sets: Sequence[Buffers] = ()) -> Measured:
+    """Measure a case; all ranks of the group call this at once, and all get the same.
+
+    ``sets`` are buffers for the case where there are some already. What torch raises goes through.
+    """
+    calls = cycle([make_call(group, case, one) for one in sets or make_sets(group, case, cold=effort.cold)])
+    first = time_calls(group, case.collective.value, calls, 1)
+    each_s = _warm_up(group, case, calls, effort, group.agree(first.host_us[0] / 1e6))
+    plan = plan_calls(case.mode, effort, group.agree(each_s))
+    spans = _run(group, case, calls, plan)
+    timed = _gather(group, first, spans)
+    measurement = summarise(case, timed.first_us, timed.times_us, plan.calls, group.size, warm=not effort.cold)
+    latency = case.mode is Mode.LATENCY
+    return Measured(measurement=measurement, waits_us=timed.waits_us if latency else (), note=_compare_clocks(timed))
+
+
+def _warm_up(group: Group, case: Case, calls: Iterator[Call], effort: Effort, first_s: float) -> float:
+    """Make calls that do not count, of the kind that will; return the seconds of one as this rank saw it."""
+    count = effort.warmup
+    if count is None:
+        count = max(1, min(MOST_WARMUP, math.floor(WARMUP_SHARE * effort.seconds / max(first_s, 1e-9))))
+    if count == 0:
+        return first_s
+    if case.mode is Mode.LATENCY:
+        spans = time_calls(group, case.collective.value, calls, count)
+        # A call costs its barrier too.
+        return (sum(spans.host_us) + sum(map(abs, spans.waits_us))) / count / 1e6
+    return time_batches(group, case.collective.value, calls, 1, count).host_us[0] / count / 1e6
+
+
+def plan_calls(mode: Mode, effort: Effort, each_s: float) -> _Plan:
+    """Return how many calls are timed, where one takes so many seconds. In throughput mode they are rounded up."""
+    each_s = max(each_s, 1e-9)
+    affordable = math.floor(effort.seconds / each_s)
+    if mode is Mode.LATENCY:
+        return _Plan(batches=effort.iterations or max(LEAST_CALLS, min(MOST_CALLS, affordable)), calls=1)
+    if effort.iterations is not None:
+        calls = math.ceil(effort.iterations / MOST_BATCHES)
+        return _Plan(batches=math.ceil(effort.iterations / calls), calls=calls)
+    calls = max(1, math.ceil(LEAST_BATCH_S / each_s), min(affordable, MOST_CALLS) // MOST_BATCHES)
+    return _Plan(batches=max(LEAST_BATCHES, min(MOST_BATCHES, affordable // calls)), calls=calls)
+
+
+def _run(group: Group, case: Case, calls: Iterator[Call], plan: _Plan) -> Spans:
+    if case.mode is Mode.LATENCY:
+        return time_calls(group, case.collective.value, calls, plan.batches)
+    return time_batches(group, case.collective.value, calls, plan.batches, plan.calls)
+
+
+def _gather(group: Group, first: Spans, spans: Spans) -> _Timed:
+    count = len(spans.times_us)
+    rows = group.gather([first.times_us[0], *spans.times_us, *spans.host_us, *spans.waits_us])
+    return _Timed(
+        first_us=tuple(row[0] for row in rows),
+        times_us=tuple(tuple(row[1 : count + 1]) for row in rows),
+        host_us=tuple(tuple(row[count + 1 : 2 * count + 1]) for row in rows),
+        waits_us=tuple(tuple(row[2 * count + 1 :]) for row in rows),
+    )
+
+
+def summarise(  # noqa: PLR0913 - what a measurement is made of
+    case: Case,
+    first_us: Sequence[float],
+    times_us: Sequence[Sequence[float]],
+    calls: int,
+    size: int,
+    *,
+    warm: bool,
+) -> Measurement:
+    """Reduce over ranks first, the slowest of each iteration, then over iterations. ``times_us`` has a row a rank."""
+    slowest = [max(column) / calls for column in zip(*times_us, strict=True)]
+    p50_us = statistics.median(slowest)
+    low_us, high_us = median_interval(slowest)
+    algbw_gb_s = case.size_bytes / p50_us / 1e3
+    factor = bus_factor(case.collective, size)
+    return Measurement(
+        collective=case.collective,
+        dtype=case.dtype,
+        redop=case.redop,
+        mode=case.mode,
+        in_place=case.in_place,
+        size_bytes=case.size_bytes,
+        count=case.count,
+        iterations=len(slowest) * calls,
+        first_us=max(first_us),
+        min_us=min(slowest),
+        p50_us=p50_us,
+        p95_us=quantile(slowest, 0.95),
+        p50_low_us=low_us,
+        p50_high_us=high_us,
+        cv=coefficient_of_variation(slowest),
+        algbw_gb_s=algbw_gb_s,
+        busbw_gb_s=None if factor is None else algbw_gb_s * factor,
+        warm=warm,
+        wrong=None,
+    )
+
+
+def _compare_clocks(timed: _Timed) -> str:
+    """Say where the device's clock and the host's disagree over all calls: one of them saw something else."""
+    device_us = max(map(sum, timed.times_us))
+    host_us = max(map(sum, timed.host_us))
+    allowed_us = CLOCKS_DIFFER * host_us + SPAN_OVERHEAD_US * len(timed.times_us[0])
+    if abs(host_us - device_us) <= allowed_us:
+        return ""
+    return f"the device's clock counted {device_us / 1e3:.3g} ms for all timed calls, the host's {host_us / 1e3:.3g} ms"
