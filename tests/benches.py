@@ -12,6 +12,7 @@ from ddpdoctor.model.bandwidth import (
     Collective,
     Comparison,
     Curve,
+    Ending,
     Fit,
     LeftOut,
     Measurement,
@@ -26,7 +27,7 @@ from ddpdoctor.model.bandwidth import (
     Standing,
     Stop,
 )
-from ddpdoctor.model.findings import Check, Confidence, Finding, JobStatus, JobSummary, Outcome, Report, Severity
+from ddpdoctor.model.findings import Check, Confidence, Finding, JobStatus, JobSummary, Outcome, RankRow, Report, Severity
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 SIZES = tuple(KIB * 4**power for power in range(11))
@@ -175,6 +176,15 @@ LEFT_OUT = LeftOut(
     collective=Collective.ALL_REDUCE, dtype="float32", mode=None, sizes_bytes=(4 * GIB, 16 * GIB),
     reason="needs 48 GiB of 12 GiB free on rank 3",
 )  # fmt: skip
+HUNG_RANKS = tuple(
+    RankRow(rank=rank, local_rank=rank, host="node0", pid=4000 + rank, state="stopped" if rank == 3 else "in all_reduce")
+    for rank in range(8)
+)
+STOPPED = Finding(
+    code="DD606", kind="stopped", severity=Severity.ERROR, confidence=Confidence.HIGH, ranks=(3,), hosts=("node0",),
+    summary="Rank 3 is stopped (state T); the others wait for it in all_reduce.",
+    fix="kill -CONT 4003, and look for what stopped it.",
+)  # fmt: skip
 NCCL_LOG = NcclLog(
     rank=0, network="IB", interfaces=("mlx5_0:1", "mlx5_1:1"), transports={"P2P/CUMEM": 32, "NET/IB/GDRDMA": 4}
 )
@@ -234,6 +244,6 @@ def everything():
 
 def hung():
     return report(
-        rows=results(SIZES[:4]), curves=(), status=JobStatus.HUNG,
-        stop=Stop(ending="hung", phase="measure"),
+        rows=results(SIZES[:4]), curves=(), status=JobStatus.HUNG, findings=(STOPPED,),
+        stop=Stop(ending=Ending.HUNG, phase="measure"), rank_rows=HUNG_RANKS,
     )  # fmt: skip

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.launch.options import ReportFormat
+    from ddpdoctor.launch.options import SavedFormat
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.findings import Report, Severity
 
 
 def show_report(
     report: Report,
-    output_format: ReportFormat,
+    output_format: SavedFormat,
     stream: TextIO,
     run_dir: Path | None,
     *,
@@ -30,22 +30,51 @@ def show_report(
     """
     if output_format == "text":
         write(stream, _draw_text(report, stream, run_dir, verbose=verbose))
-    elif output_format == "json":
+    else:
+        write(stream, render(report, output_format, fail_on=fail_on))
+
+
+def render(report: Report, output_format: SavedFormat, *, fail_on: Severity | None = None) -> str:
+    """Render a report as it is the same on every stream; text as for a pipe."""
+    if output_format == "json":
         from ddpdoctor.report.json_format import render_json
 
-        write(stream, render_json(report))
-    elif output_format == "junit":
+        return render_json(report)
+    if output_format == "junit":
         from ddpdoctor.report.junit import render_junit
 
-        write(stream, render_junit(report, fail_on))
-    else:
-        from ddpdoctor.report.markdown import render_markdown
+        return render_junit(report, fail_on)
+    if output_format == "csv":
+        from ddpdoctor.report.bandwidth.csv_format import render_csv
 
-        write(stream, render_markdown(report))
+        return render_csv(report)
+    if output_format == "nccl-tests":
+        from ddpdoctor.report.bandwidth.nccl_tests import render_nccl_tests
+
+        return render_nccl_tests(report)
+    return _render_markdown(report)
+
+
+def _render_markdown(report: Report) -> str:
+    from ddpdoctor.report.bandwidth.reading import is_bandwidth
+
+    if is_bandwidth(report):
+        from ddpdoctor.report.bandwidth.markdown import render_bandwidth_markdown
+
+        return render_bandwidth_markdown(report)
+    from ddpdoctor.report.markdown import render_markdown
+
+    return render_markdown(report)
 
 
 def _draw_text(report: Report, stream: TextIO, run_dir: Path | None, *, verbose: bool) -> str:
+    from ddpdoctor.report.bandwidth.reading import is_bandwidth
+
     width, colour = read_width(stream), has_colour(stream, os.environ)
+    if is_bandwidth(report):
+        from ddpdoctor.report.bandwidth.text import render_bandwidth
+
+        return render_bandwidth(report, width=width, colour=colour, verbose=verbose, run_dir=run_dir, cwd=_read_cwd())
     if report.job is None:
         from ddpdoctor.report.checkup import render_checkup
 

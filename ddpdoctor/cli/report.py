@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.launch.options import ReportFormat
+from ddpdoctor.launch.options import SavedFormat
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
@@ -20,7 +20,10 @@ RUN_MARK = "run.json"
 
 def report(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run folder, or the report.json in it.")],
-    format: Annotated[ReportFormat, typer.Option(help="How the report is written to stdout.")] = "text",  # noqa: A002
+    format: Annotated[  # noqa: A002 - the option's name
+        SavedFormat,
+        typer.Option(help="How the report is written to stdout; csv and nccl-tests of allreduce-bench only."),
+    ] = "text",
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Of check-env: show every check with what it saw.")
     ] = False,

@@ -12,6 +12,8 @@ OnHang = Literal["kill", "report"]
 DebugLevel = Literal["DETAIL", "INFO", "OFF"]
 OutputFormat = Literal["text", "json"]
 ReportFormat = Literal["text", "json", "junit", "markdown"]
+SavedFormat = Literal["text", "json", "junit", "markdown", "csv", "nccl-tests"]
+"""The last two hold for reports of `allreduce-bench` only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

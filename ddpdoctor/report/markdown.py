@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def render_markdown(report: Report) -> str:
     """Render findings, worst first, and a table of all checks."""
     blocks = [f"## ddpdoctor: {_headline(report)}"]
-    blocks += [_write_finding(finding) for finding in report.findings]
+    blocks += [write_finding(finding) for finding in report.findings]
     if report.checks:
-        blocks.append(_write_checks(report.checks))
+        blocks.append(write_checks(report.checks))
     blocks.append(f"ddpdoctor {report.tool_version}, {report.started_at}")
     return "\n\n".join(blocks) + "\n"
 
@@ -33,18 +33,20 @@ def _headline(report: Report) -> str:
     return ", ".join([*status, found])
 
 
-def _write_finding(finding: Finding) -> str:
+def write_finding(finding: Finding) -> str:
+    """Write a finding under a title of its own."""
     whom = [format_ranks(finding.ranks), f"on {format_hosts(finding.hosts)}" if finding.hosts else ""]
     title = ", ".join(part for part in (f"{finding.code} {finding.kind}", " ".join(filter(None, whom))) if part)
-    lines = [f"### {finding.severity.value}: {_inline(title)}", "", _inline(finding.summary), ""]
-    lines += [f"- at {_inline(place)}" for place in merge_places(finding.where)]
-    lines += [f"- {_inline(line)}" for line in finding.evidence]
+    lines = [f"### {finding.severity.value}: {inline(title)}", "", inline(finding.summary), ""]
+    lines += [f"- at {inline(place)}" for place in merge_places(finding.where)]
+    lines += [f"- {inline(line)}" for line in finding.evidence]
     if finding.fix:
         lines += ["", "To do:", "", *(f"    {line}" for line in clean(finding.fix).splitlines())]
     return "\n".join(lines)
 
 
-def _write_checks(checks: tuple[Check, ...]) -> str:
+def write_checks(checks: tuple[Check, ...]) -> str:
+    """Write a table of all checks, folded away."""
     rows = [
         f"| {OUTCOME_WORDS[check.outcome]} | {check.code} | `{check.id}` | {_cell(check)} |"
         for check in sorted(checks, key=lambda check: list(Outcome).index(check.outcome))
@@ -55,9 +57,9 @@ def _write_checks(checks: tuple[Check, ...]) -> str:
 
 def _cell(check: Check) -> str:
     where = f"on {format_hosts(check.hosts)}: " if check.hosts else ""
-    return _inline(where + (check.seen or check.reason))
+    return inline(where + (check.seen or check.reason))
 
 
-def _inline(text: str) -> str:
+def inline(text: str) -> str:
     """Keep what was collected from being read as markup."""
     return re.sub(r"([\\`*_<>\[\]|#])", r"\\\1", " ".join(clean(text).split()))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.bandwidth import Mode
 from ddpdoctor.report.bandwidth.columns import Column
-from ddpdoctor.report.bandwidth.words import NOT_DEFINED, format_gb_s, format_share, format_size, format_us
+from ddpdoctor.report.bandwidth.words import NOT_DEFINED, format_gb_s, format_share, format_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

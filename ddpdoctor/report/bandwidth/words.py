@@ -7,22 +7,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Change, Curve, Measurement
+    from ddpdoctor.report.bandwidth.results import Series
 
 NOT_DEFINED = "n/a"
-UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
-
-
-def format_size(size_bytes: int) -> str:
-    """Write a size in the largest binary unit in which it is a whole number, so that rounding is never hidden."""
-    for unit, size in UNITS:
-        if size_bytes >= size and size_bytes % size == 0:
-            return f"{size_bytes // size} {unit}"
-    return f"{size_bytes} B"
+_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 def format_about(size_bytes: float) -> str:
     """Write a size that is an estimate: "5.3 MiB"."""
-    for unit, size in UNITS:
+    for unit, size in _UNITS:
         if size_bytes >= size:
             return f"{size_bytes / size:.3g} {unit}"
     return f"{size_bytes:.0f} B"
@@ -63,7 +56,7 @@ def format_share(share: float) -> str:
     return f"{percent:.1f} %" if 0 < abs(percent) < 1 else f"{percent:.0f} %"
 
 
-def name_series(one: Measurement | Curve | Change) -> str:
+def name_series(one: Measurement | Curve | Change | Series) -> str:
     """Name what was measured, without its mode: "all_reduce float32 sum, in place"."""
     place = ", in place" if one.in_place else ""
     return " ".join(part for part in (one.collective.value, one.dtype, one.redop) if part) + place

@@ -1,0 +1,160 @@
+"""Who reaches whom how fast: bus bandwidths between ranks or hosts, as numbers that need no colour."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ddpdoctor.report.bandwidth.words import NOT_DEFINED, format_gb_s, format_rate
+from ddpdoctor.report.page import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ddpdoctor.model.bandwidth import NodeResult, Pair
+    from ddpdoctor.model.findings import Report
+    from ddpdoctor.report.bandwidth.reading import Bandwidth
+
+MAX_ENDS = 32
+"""Of a matrix where nothing is wrapped: wider, nobody reads it."""
+MAX_LISTED = 8
+"""Of the slowest pairs, where the matrix is too wide."""
+EMPTY, LOWEST, BLAMED = ".", "<", "> "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """Symmetrical: bus bandwidths by the places of both ends, the lower one first; both the same: one end by itself."""
+
+    title: str
+    noun: str
+    """What an end is: "rank", "host"."""
+    ends: tuple[str, ...]
+    heads: tuple[str, ...]
+    """Short names of the ends, over the columns."""
+    cells: dict[tuple[int, int], float]
+    blamed: frozenset[int]
+    """Places of the ends that a finding names."""
+
+    @property
+    def between(self) -> dict[tuple[int, int], float]:
+        """The cells of two ends: what one end does by itself is of another kind."""
+        return {at: value for at, value in self.cells.items() if at[0] != at[1] and math.isfinite(value)}
+
+    @property
+    def lowest(self) -> tuple[int, int] | None:
+        """The slowest pair; None where all are as fast."""
+        between = self.between
+        if not between or min(between.values()) == max(between.values()):
+            return None
+        return min(between, key=lambda at: between[at])
+
+
+def make_pair_matrix(pairs: Sequence[Pair], blamed: Iterable[int]) -> Matrix:
+    """Make the matrix of ranks; ``blamed`` are ranks that findings name."""
+    hosts = {rank: host for pair in pairs for rank, host in zip(pair.ranks, pair.hosts, strict=True)}
+    ranks = sorted(hosts)
+    place = {rank: at for at, rank in enumerate(ranks)}
+    several = len(set(hosts.values())) > 1
+    return Matrix(
+        title=f"pairs of ranks: busbw in GB/s, {_how(all(pair.alone for pair in pairs))}",
+        noun="rank",
+        ends=tuple(f"{rank} {hosts[rank]}" if several else str(rank) for rank in ranks),
+        heads=tuple(map(str, ranks)),
+        cells={_key(place[pair.ranks[0]], place[pair.ranks[1]]): pair.busbw_gb_s for pair in pairs},
+        blamed=frozenset(place[rank] for rank in blamed if rank in place),
+    )
+
+
+def make_node_matrix(nodes: Sequence[NodeResult], blamed: Iterable[str]) -> Matrix:
+    """Make the matrix of hosts, each by itself on the diagonal; ``blamed`` are hosts that findings name."""
+    hosts = tuple(dict.fromkeys(name for node in nodes for name in (node.host, node.peer) if name is not None))
+    place = {host: at for at, host in enumerate(hosts)}
+    heads = hosts if max(map(len, hosts)) <= len("1234.56") else tuple(f"[{at}]" for at in range(len(hosts)))
+    alone = all(node.alone for node in nodes if node.peer is not None)
+    return Matrix(
+        title=f"hosts: busbw in GB/s of two together, {_how(alone)}; on the diagonal of one by itself",
+        noun="host",
+        ends=hosts if heads == hosts else tuple(f"{head} {host}" for head, host in zip(heads, hosts, strict=True)),
+        heads=heads,
+        cells={
+            _key(place[node.host], place[node.peer or node.host]): node.busbw_gb_s
+            for node in nodes
+            if node.busbw_gb_s is not None
+        },
+        blamed=frozenset(place[host] for host in blamed if host in place),
+    )
+
+
+def make_matrices(report: Report, bench: Bandwidth) -> list[Matrix]:
+    """Make the matrices of what was measured, with the ranks and hosts that findings name."""
+    ranks = {rank for finding in report.findings for rank in finding.ranks}
+    hosts = {host for finding in report.findings for host in finding.hosts}
+    pairs = [make_pair_matrix(bench.pairs, ranks)] if bench.pairs else []
+    nodes = [make_node_matrix(bench.nodes, hosts)] if bench.nodes else []
+    return [*pairs, *nodes]
+
+
+def draw_matrix(matrix: Matrix, width: int | None) -> list[str]:
+    """Draw a matrix with its legend, or where it is too wide the slowest of its pairs."""
+    lines = _draw_full(matrix) if len(matrix.ends) <= MAX_ENDS else []
+    if not lines or (width is not None and max(map(len, lines)) > width):
+        return _list_slowest(matrix)
+    return [*lines, *_legend(matrix)]
+
+
+def _draw_full(matrix: Matrix) -> list[str]:
+    texts = [
+        [_write_cell(matrix, row, column) for column in range(len(matrix.ends))] for row in range(len(matrix.ends))
+    ]
+    widths = [max(len(head) + 1, *(len(row[at]) for row in texts)) for at, head in enumerate(matrix.heads)]
+    label = max(map(len, matrix.ends))
+    # One blank stands for the mark, so that the heads are over the digits.
+    head = " " * (len(BLAMED) + label) + "".join(
+        f"  {name} ".rjust(width + 2) for name, width in zip(matrix.heads, widths, strict=True)
+    )
+    rows = [
+        (BLAMED if at in matrix.blamed else " " * len(BLAMED))
+        + end.ljust(label)
+        + "".join("  " + cell.rjust(width) for cell, width in zip(texts[at], widths, strict=True))
+        for at, end in enumerate(matrix.ends)
+    ]
+    return [line.rstrip() for line in (head, *rows)]
+
+
+def _write_cell(matrix: Matrix, row: int, column: int) -> str:
+    at = _key(row, column)
+    if at not in matrix.cells:
+        return EMPTY + " " if row == column else NOT_DEFINED + " "
+    return format_gb_s(matrix.cells[at]) + (LOWEST if at == matrix.lowest else " ")
+
+
+def _list_slowest(matrix: Matrix) -> list[str]:
+    between = matrix.between
+    slowest = sorted(between, key=lambda at: between[at])[:MAX_LISTED]
+    width = max((len(format_gb_s(between[at])) for at in slowest), default=0)
+    lines = [
+        f"  {format_gb_s(between[at]).rjust(width)}  {matrix.ends[at[0]]} - {matrix.ends[at[1]]}" for at in slowest
+    ]
+    middle = f"; the median is {format_rate(median(between.values()))}" if between else ""
+    return [*lines, f"  the slowest {len(slowest)} of {plural(len(between), 'pair')}{middle}; report.json has them all"]
+
+
+def _legend(matrix: Matrix) -> list[str]:
+    between, lowest = matrix.between, matrix.lowest
+    lines = []
+    if lowest is not None:
+        one, other = (matrix.ends[at] for at in lowest)
+        middle = format_rate(median(between.values()))
+        lines = [f"  {LOWEST} the slowest: {one} - {other}, {format_rate(between[lowest])}; the median is {middle}"]
+    return [*lines, f"  {BLAMED.strip()} a {matrix.noun} that a finding names"] if matrix.blamed else lines
+
+
+def _key(one: int, other: int) -> tuple[int, int]:
+    return (one, other) if one <= other else (other, one)
+
+
+def _how(alone: bool) -> str:  # noqa: FBT001 - a word for it
+    return "one after the other" if alone else "several at once"

@@ -1,0 +1,141 @@
+"""What was measured in the form in which nccl-tests prints it, so that what reads its output reads this.
+
+The lines are those of ``src/common.cu`` and ``src/util.cu`` of https://github.com/NVIDIA/nccl-tests: a block a
+collective, its rows out of place on the left and in place on the right. Two things differ and are said in the
+output: the time is the median over iterations of the slowest rank, where that tool has the mean over both; and a half
+that was not measured is "N/A" where that tool always measures both.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.bandwidth import Collective, Mode
+from ddpdoctor.report.bandwidth.reading import read_bandwidth
+from ddpdoctor.report.lines import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpdoctor.model.bandwidth import Measurement, Member, Settings
+    from ddpdoctor.model.findings import Report
+    from ddpdoctor.report.bandwidth.reading import Bandwidth
+
+PROGRAMS = {
+    Collective.ALL_REDUCE: "all_reduce_perf",
+    Collective.ALL_GATHER: "all_gather_perf",
+    Collective.REDUCE_SCATTER: "reduce_scatter_perf",
+    Collective.BROADCAST: "broadcast_perf",
+    Collective.REDUCE: "reduce_perf",
+    Collective.ALL_TO_ALL: "alltoall_perf",
+    Collective.SEND_RECV: "sendrecv_perf",
+}
+TYPES = {"float32": "float", "float64": "double", "float16": "half"}
+"""The other names are the same."""
+SHARED_OUT = {Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL}
+"""Of these that tool counts what one rank has of the buffer."""
+ROOTED = {Collective.BROADCAST, Collective.REDUCE}
+ROOT, NO_ROOT = 0, -1
+ABSENT = "N/A"
+
+TITLE = f"#{'out-of-place':>74}{'in-place':>31}{'':10}"
+HEAD = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}" + "  {:>7}  {:>6}  {:>6} {:>6}" * 2
+NAMES = ("time", "algbw", "busbw", "#wrong")
+UNITS = ("(us)", "(GB/s)", "(GB/s)", "")
+VALUES = "  {:>7}  {:>6}  {:>6}  {:>5}" * 2
+
+Half = tuple[str, str, str, str]
+NOT_MEASURED: Half = (ABSENT, ABSENT, ABSENT, ABSENT)
+
+
+def render_nccl_tests(report: Report) -> str:
+    """Render a block a collective: throughput where it was measured, which is what that tool measures."""
+    bench = read_bandwidth(report)
+    collectives = dict.fromkeys(row.collective for row in bench.results)
+    lines = [line for collective in collectives for line in _block(bench, collective)]
+    return "".join(f"{clean(line)}\n" for line in lines)
+
+
+def _block(bench: Bandwidth, collective: Collective) -> list[str]:
+    measured = [row for row in bench.results if row.collective is collective]
+    mode = Mode.THROUGHPUT if any(row.mode is Mode.THROUGHPUT for row in measured) else Mode.LATENCY
+    rows = [row for row in measured if row.mode is mode]
+    return [
+        f"# Collective test starting: {PROGRAMS[collective]}",
+        _describe_settings(bench.settings, rows),
+        "#",
+        f"# ddpdoctor allreduce-bench, {mode.value}: time is the median over iterations of the slowest rank",
+        "#",
+        "# Using devices",
+        *map(_describe_device, bench.members),
+        "#",
+        TITLE,
+        HEAD.format("size", "count", "type", "redop", "root", *NAMES, *NAMES),
+        HEAD.format("(B)", "(elements)", "", "", "", *UNITS, *UNITS),
+        *_rows(rows, len(bench.members)),
+        *_foot(rows),
+        "#",
+        f"# Collective test concluded: {PROGRAMS[collective]}",
+        "#",
+    ]
+
+
+def _describe_settings(settings: Settings, rows: Sequence[Measurement]) -> str:
+    """Say what was asked for; "auto" where the time budget chose."""
+    sizes = [row.size_bytes for row in rows]
+    warmup = "auto" if settings.warmup is None else settings.warmup
+    iterations = "auto" if settings.iterations is None else settings.iterations
+    checked = int(any(row.wrong is not None for row in rows))
+    return (
+        f"# nThread 1 nGpus 1 minBytes {min(sizes)} maxBytes {max(sizes)} step: {settings.factor}(factor) "
+        f"warmup iters: {warmup} iters: {iterations} agg iters: 1 validation: {checked} graph: 0"
+    )
+
+
+def _describe_device(member: Member) -> str:
+    return (
+        f"#  Rank {member.rank:2d} Group  0 Pid {member.pid:6d} on {member.host:>10} device {member.local_rank:2d} "
+        f"[{member.device}] {member.device_name}"
+    )
+
+
+def _rows(rows: Sequence[Measurement], ranks: int) -> list[str]:
+    """Draw a line a size and dtype, with both halves where both were measured."""
+    halves: dict[tuple[str, int], dict[bool, Measurement]] = {}
+    for row in rows:
+        halves.setdefault((row.dtype, row.size_bytes), {})[row.in_place] = row
+    return [_row(places, ranks) for places in halves.values()]
+
+
+def _row(places: dict[bool, Measurement], ranks: int) -> str:
+    one = next(iter(places.values()))
+    count = one.count // ranks if one.collective in SHARED_OUT else one.count
+    root = ROOT if one.collective in ROOTED else NO_ROOT
+    dtype = TYPES.get(one.dtype, one.dtype)
+    out_of_place, in_place = (_half(places[place]) if place in places else NOT_MEASURED for place in (False, True))
+    head = f"{one.size_bytes:12d}  {count:12d}  {dtype:>8}  {one.redop or 'none':>6}  {root:6d}"
+    return head + VALUES.format(*out_of_place, *in_place)
+
+
+def _half(row: Measurement) -> Half:
+    # That tool prints 0 for one rank, where the factor is 0; a reader of numbers would stumble over anything else.
+    busbw = 0.0 if row.busbw_gb_s is None else row.busbw_gb_s
+    wrong = ABSENT if row.wrong is None else f"{row.wrong:g}"
+    return _time(row.p50_us), f"{row.algbw_gb_s:.2f}", f"{busbw:.2f}", wrong
+
+
+def _time(time_us: float) -> str:
+    if time_us >= 10000.0:
+        return f"{time_us:.0f}"
+    return f"{time_us:.1f}" if time_us >= 100.0 else f"{time_us:.2f}"
+
+
+def _foot(rows: Sequence[Measurement]) -> list[str]:
+    wrong = sum(1 for row in rows if row.wrong)
+    known = [row.busbw_gb_s or 0.0 for row in rows if math.isfinite(row.busbw_gb_s or 0.0)]
+    average = sum(known) / len(known) if known else 0.0
+    return [
+        f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
+        f"# Avg bus bandwidth    : {average:g} ",
+    ]

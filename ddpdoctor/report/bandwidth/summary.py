@@ -1,0 +1,69 @@
+"""What a curve comes to, in words: how good it is, its plateau, its latency and its fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.amounts import format_size
+from ddpdoctor.model.bandwidth import Mode, Standing
+from ddpdoctor.report.bandwidth.words import format_about, format_rate, format_share, format_time
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpdoctor.model.bandwidth import Curve, Fit
+    from ddpdoctor.report.bandwidth.results import Series
+    from ddpdoctor.report.page import Page
+
+STYLES = {
+    Standing.HEALTHY: "green",
+    Standing.BELOW: "bold red",
+    Standing.NOISY: "bold yellow",
+    Standing.NOT_REACHED: "bold",
+    Standing.NO_REFERENCE: "bold",
+    Standing.NOT_DEFINED: "bold",
+}
+MODE_WIDTH = max(len(mode.value) for mode in Mode)
+
+
+def pick_curves(curves: Sequence[Curve], series: Series) -> tuple[Curve, ...]:
+    """Return the curves of a series, latency first."""
+    own = [curve for curve in curves if _key(curve) == _key(series)]
+    return tuple(sorted(own, key=lambda curve: list(Mode).index(curve.mode)))
+
+
+def add_curve(page: Page, curve: Curve) -> None:
+    """Add the verdict of one curve, and beneath it the figures that it rests on."""
+    head = f"  {curve.mode.value.ljust(MODE_WIDTH)}  "
+    page.add(curve.verdict, first=head, style=STYLES[curve.standing], styled=len(head))
+    for line in describe_curve(curve):
+        page.add(line, first=" " * len(head))
+
+
+def describe_curve(curve: Curve) -> list[str]:
+    """Say what was found of a curve, in a line or two."""
+    small = [] if curve.latency_us is None else [f"{format_time(curve.latency_us)} at small sizes"]
+    lines = [*_plateau(curve), *small]
+    return [text for text in ("; ".join(lines), _fit(curve.fit)) if text]
+
+
+def _plateau(curve: Curve) -> list[str]:
+    if curve.plateau_gb_s is None:
+        return []
+    since = "" if curve.plateau_from_bytes is None else f" from {format_size(curve.plateau_from_bytes)} on"
+    spread = "" if curve.plateau_spread is None else f" (spread {format_share(curve.plateau_spread)})"
+    half = [] if curve.half_bytes is None else [f"half of it at {format_about(curve.half_bytes)}"]
+    return [f"plateau {format_rate(curve.plateau_gb_s)}{since}{spread}", *half]
+
+
+def _fit(fit: Fit | None) -> str:
+    if fit is None:
+        return ""
+    residual = format_share(fit.residual)
+    if not fit.fits:
+        return f"t = a + S/B does not fit: it is off by {residual}"
+    return f"t = {format_time(fit.alpha_us)} + S / {format_rate(fit.bandwidth_gb_s)} fits within {residual}"
+
+
+def _key(one: Curve | Series) -> tuple[object, ...]:
+    return one.collective, one.dtype, one.redop, one.in_place
