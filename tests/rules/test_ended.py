@@ -274,3 +274,9 @@ def test_a_rank_that_failed_in_a_call_that_needs_nobody_is_no_victim():
     raised = error("RuntimeError", "worker exited", in_call="next_batch", frames=(line(50), AUTOGRAD))
     found = judge(job(crashed(0, raised, recent_calls=(fetch,)), in_user(1), in_backward(2), ended=True))
     assert [(f.kind, f.ranks, f.where[0].line) for f in found.findings] == [("crash", (0,), 50)]
+
+
+def test_a_killed_rank_of_which_no_line_is_known_is_said_to_stand_at_none():
+    found = judge(job(in_call(0), killed(1, last_place=None), in_call(2)))
+    assert [(f.kind, f.ranks, f.where) for f in found.findings] == [("killed", (1,), ())]
+    assert found.findings[0].summary == "rank 1 was killed by SIGKILL"

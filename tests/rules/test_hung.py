@@ -58,6 +58,7 @@ def at_end(number, *stacks, **more):
 
 
 UPLOADER = stack(line(31, "upload"), LOCK, main=False, thread="uploader")
+PAIR = group(3, 2, "1")
 HUNG = {
     "stuck: sleeps before a recorded call": (
         (in_call(0), in_user(1), in_call(2)),
@@ -209,6 +210,18 @@ HUNG = {
             rank(1, 2, open_calls=(call("all_reduce", 3, 21, group="2"),), groups=(group(2, 2, "1"), group(3, 2, "2"))),
         ),
         ("deadlock", [0, 1], [20, 21], True),
+    ),
+    "transport: two are in one of their own, for which the third waits": (
+        (
+            rank(0, open_calls=(call("all_reduce", 3, 20, group="1"),), groups=(PAIR, group(6, 3))),
+            rank(1, open_calls=(call("all_reduce", 3, 20, group="1"),), groups=(PAIR, group(6, 3))),
+            in_call(2),
+        ),
+        ("transport", [0, 1], [20] * 2, True),
+    ),
+    "transport: the root has gone on to the next call": (
+        (in_call(0, "barrier", 8, 21, shape=None, dtype=None), in_call(1, "broadcast"), in_call(2, "broadcast")),
+        ("transport", [0, 1, 2], [21, 20, 20], True),
     ),
     "transport: all in one collective": (
         (in_call(0), in_call(1), in_call(2)),

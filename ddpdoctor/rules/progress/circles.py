@@ -1,6 +1,9 @@
-"""DD608 and DD611, in a first form: ranks that wait for each other, or all in one collective."""
+"""DD608 and DD611: ranks that wait for each other, or that are all inside a collective that does not complete."""
 
 from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Finding, Severity
 from ddpdoctor.rules.registry import rule
@@ -9,7 +12,16 @@ from . import evidence as say
 from .places import places
 from .scene import Cause, Ruling, Scene
 from .states import Doing
-from .words import rank_list
+from .waits import by_position
+from .words import rank_list, verb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .groups import Group, Position
+
+MOST_TOLD = 4
+"""Groups that a summary names."""
 
 
 @rule("DD608", "deadlock", Severity.ERROR, "Ranks wait for each other in a circle")
@@ -39,6 +51,8 @@ def check_deadlock(scene: Scene) -> Ruling:
     waiters = _closed(scene)
     if waiters is None:
         return Ruling(skipped="somebody is to blame who waits for nobody, or nobody waits")
+    if _stalled(scene):
+        return Ruling(skipped="some wait in a collective that all of its ranks have come to")
     groups = {position.group for position in scene.positions.values()}
     circle = _circle(scene)
     if not circle and len(groups) < 2:
@@ -60,7 +74,8 @@ def check_transport(scene: Scene) -> Ruling:
 
     ## How it is recognised
 
-    Every member of the group is inside the collective with the same number, and nobody makes progress.
+    Every member of the group is inside the collective with the same number, or inside one that follows it, and nobody
+    makes progress. Ranks that wait elsewhere wait for these.
 
     ## How sure
 
@@ -78,21 +93,55 @@ def check_transport(scene: Scene) -> Ruling:
     waiters = _closed(scene)
     if waiters is None:
         return Ruling(skipped="somebody is to blame who waits for nobody, or nobody waits")
-    if not scene.sees_all:
+    stalled = _stalled(scene)
+    if not stalled and not scene.sees_all:
         return Ruling(inconclusive="ranks of other nodes were not seen")
-    places_in = set(scene.positions.values())
-    if len(places_in) != 1 or set(scene.positions) != set(waiters):
-        return Ruling()
-    position = places_in.pop()
-    if not set(position.group.members) <= set(waiters) or not scene.stands_still(()):
+    if not stalled or not scene.stands_still(()):
         return Ruling()
     if not set(waiters) <= scene.quiet or not scene.waited_long():
         return Ruling(inconclusive="some ranks still make progress")
-    number = f"collective {position.seq}" if position.seq is not None else "one collective"
-    summary = f"all {len(waiters)} ranks are inside {number} of group {position.group.name}, and it does not complete"
+    blamed = tuple(sorted({member for position in stalled for member in position.group.members}))
     computing = any(scene.states[n].doing is Doing.NATIVE for n in waiters)
-    finding = _finding(scene, "DD611", "transport", waiters, summary)
+    finding = _finding(scene, "DD611", "transport", blamed, _stalled_words(scene, stalled))
     return Ruling(findings=(finding,), certain=not computing)
+
+
+def _stalled(scene: Scene) -> tuple[Position, ...]:
+    """Return the pending collectives that all ranks of their group have come to: of each group the earliest.
+
+    A rank may be done with it and wait in a later one, as the root of a broadcast is before the data have arrived.
+    """
+    by_group: dict[Group, list[int]] = defaultdict(list)
+    for number, position in sorted(scene.positions.items()):
+        if number in position.group.members:
+            by_group[position.group].append(number)
+    found = []
+    for group, inside in by_group.items():
+        waited_in = {scene.positions[number] for number in inside}
+        if len(inside) == len(group.members) and (len(waited_in) == 1 or _numbered(scene, inside)):
+            found.append(min(waited_in, key=lambda position: position.seq or 0))
+    return tuple(found)
+
+
+def _numbered(scene: Scene, numbers: Iterable[int]) -> bool:
+    """Return whether it is certain in which collective each rank is: the counter of C++ may be one off."""
+    positions, states = scene.positions, scene.states
+    return all(positions[n].seq is not None and states[n].doing is Doing.COLLECTIVE for n in numbers)
+
+
+def _stalled_words(scene: Scene, stalled: Sequence[Position]) -> str:
+    inside = by_position(scene.positions)
+    told = [_one_stalled(scene, position, inside[position]) for position in stalled[:MOST_TOLD]]
+    left = len(stalled) - len(told)
+    more = f", and {left} more groups likewise" if left else ""
+    return f"{'; '.join(told)}{more}, and {'it does' if len(stalled) == 1 else 'they do'} not complete"
+
+
+def _one_stalled(scene: Scene, position: Position, inside: list[int]) -> str:
+    number = f"collective {position.seq}" if position.seq is not None else "one collective"
+    who = f"all {len(inside)} ranks" if len(inside) == len(scene.waits.waiters) > 1 else rank_list(inside)
+    come = "" if len(inside) == len(position.group.members) else ", which all of the group have come to"
+    return f"{who} {verb(inside, 'is', 'are')} inside {number} of group {position.group.name}{come}"
 
 
 def _closed(scene: Scene) -> tuple[int, ...] | None:

@@ -202,7 +202,9 @@ def _summary(root: Failure, blamed: tuple[int, ...], where: tuple[Place, ...]) -
     was = verb(blamed, "was", "were")
     how = f"{who} {was} killed by {root.rank.signal}" if root.rank.signal else f"{who} ended and nobody saw how"
     how += ", sent by the kernel's OOM killer" if root.rank.oom_killed else ""
-    return f"{how} {at}" if root.rank.fatal_place is not None else f"{how}; the last line seen is {at}"
+    if root.rank.fatal_place is not None:
+        return f"{how} {at}"
+    return f"{how}; the last line seen is {at}" if where else how
 
 
 def _signal_words(root: Failure) -> list[str]:
