@@ -1,0 +1,129 @@
+"""What could explain a low bandwidth: the checks of `check-env` that bear on it, and reasons of the bench's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from ddpdoctor.diagnose.environment import judge_fleet
+from ddpdoctor.model.bandwidth import Reason
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.node import Fleet
+from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed, order, view
+from ddpdoctor.rules.bandwidth.reasons_cpu import processor_reasons
+from ddpdoctor.rules.bandwidth.reasons_nccl import joined_by_nvlink, nccl_reasons
+from ddpdoctor.rules.bandwidth.reasons_network import network_reasons
+from ddpdoctor.rules.bandwidth.reasons_variables import variable_reasons
+from ddpdoctor.rules.registry import environment_rules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.model.bandwidth import Bench
+    from ddpdoctor.model.findings import Finding
+    from ddpdoctor.rules.bandwidth.reasons import Place, View
+    from ddpdoctor.rules.registry import Rule
+
+
+class Path(Enum):
+    """Which data a check bears on."""
+
+    ALL = "all"
+    INSIDE = "between ranks of one host"
+    PCIE = "between hosts, and inside one whose GPUs NVLink does not join"
+    BETWEEN = "between hosts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bearing:
+    """How a check of `check-env` bears on a bandwidth."""
+
+    effect: Effect
+    path: Path
+    gloo: bool = False
+    """Whether it bears on Gloo too, which uses neither GPUs nor RDMA."""
+    infos: bool = False
+    """Whether its informations count: else they are things that only may be wrong."""
+
+
+CHECKS = {
+    "nvlink": Bearing(effect=Effect.OTHER_WAY, path=Path.INSIDE),
+    "p2p": Bearing(effect=Effect.OTHER_WAY, path=Path.INSIDE, infos=True),
+    "ib-disabled": Bearing(effect=Effect.OTHER_WAY, path=Path.BETWEEN),
+    "ib-hca-env": Bearing(effect=Effect.OTHER_WAY, path=Path.BETWEEN),
+    "uverbs": Bearing(effect=Effect.OTHER_WAY, path=Path.BETWEEN),
+    "roce-gid": Bearing(effect=Effect.OTHER_WAY, path=Path.BETWEEN),
+    "pcie": Bearing(effect=Effect.LIMIT, path=Path.PCIE),
+    "acs-iommu": Bearing(effect=Effect.LIMIT, path=Path.PCIE),
+    "ib-state": Bearing(effect=Effect.LIMIT, path=Path.BETWEEN),
+    "ib-rate": Bearing(effect=Effect.LIMIT, path=Path.BETWEEN),
+    "peermem": Bearing(effect=Effect.LIMIT, path=Path.BETWEEN),
+    "mtu": Bearing(effect=Effect.LIMIT, path=Path.BETWEEN, gloo=True),
+    "throttle": Bearing(effect=Effect.LIMIT, path=Path.ALL),
+    "other-procs": Bearing(effect=Effect.SHARED, path=Path.ALL),
+    "app-clocks": Bearing(effect=Effect.SMALL, path=Path.ALL),
+    "ib-flap": Bearing(effect=Effect.SMALL, path=Path.BETWEEN),
+    "numa": Bearing(effect=Effect.SMALL, path=Path.PCIE),
+    "numa-balancing": Bearing(effect=Effect.SMALL, path=Path.ALL, gloo=True),
+}
+"""By kind. Left out: what ends a job or hangs it (memlock, shm, iface-agree, fabric: the bench would not have come this
+far), what costs time at the start only (persistence), what a collective does not feel (omp, temp-power), and
+cpu-quota, env-danger, env-value and nccl-conf, for which the bench has reasons of its own."""
+
+
+def find_reasons(bench: Bench, fleet: Fleet | None) -> tuple[Reason, ...]:
+    """Return what could explain a low number, those that explain most first; the machines where they were read."""
+    seen = view(bench, fleet)
+    return order(
+        [
+            *nccl_reasons(seen),
+            *variable_reasons(seen),
+            *_checked(seen),
+            *processor_reasons(seen),
+            *network_reasons(seen),
+        ]
+    )
+
+
+def reason_rules() -> tuple[Rule, ...]:
+    """Return the rules of `check-env` that bear on a bandwidth."""
+    return tuple(rule for rule in environment_rules() if rule.kind in CHECKS)
+
+
+def _checked(seen: View) -> Iterator[Weighed]:
+    """Ask the checks of the machines on which ranks ran."""
+    fleet = Fleet(nodes=tuple(place.node for place in seen.places))
+    rules = [rule for rule in reason_rules() if seen.nccl or CHECKS[rule.kind].gloo]
+    by_host = {place.node.host: place for place in seen.places}
+    for finding in judge_fleet(fleet, rules).findings:
+        bearing = CHECKS.get(finding.kind)
+        hosts = [host for host in finding.hosts if host in by_host]
+        if bearing is None or (finding.severity is Severity.INFO and not bearing.infos):
+            continue
+        if any(_goes(bearing.path, seen, by_host[host]) for host in hosts):
+            yield Weighed(effect=bearing.effect, reason=_reason(finding))
+
+
+def _goes(path: Path, seen: View, place: Place) -> bool:
+    """Say whether data took this path on a machine."""
+    inside = len(place.members) > 1
+    if path is Path.INSIDE:
+        return inside
+    if path is Path.BETWEEN:
+        return seen.between_hosts
+    if path is Path.PCIE:
+        shm = any("SHM" in log.transports for log in seen.logs(place))
+        return seen.between_hosts or (inside and (shm or not joined_by_nvlink(place)))
+    return True
+
+
+def _reason(finding: Finding) -> Reason:
+    detail = f" ({finding.evidence[0]})" if finding.evidence else ""
+    return Reason(
+        text=f"{finding.summary}{detail}",
+        source=f"{finding.code} {finding.kind}",
+        hosts=finding.hosts,
+        ranks=finding.ranks,
+        fix=finding.fix,
+    )

@@ -1,0 +1,106 @@
+"""What could explain a low bandwidth: how reasons are weighed, and what each is told from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpdoctor.model.bandwidth import Bench, Member, NcclLog, Reason
+    from ddpdoctor.model.node import Fleet, Node
+
+
+class Effect(IntEnum):
+    """How much a reason can explain, most first; the factors are those that its source gives, or ours."""
+
+    OTHER_WAY = 0
+    """Data takes another way, several times slower: host memory for NVLink, TCP for RDMA."""
+    LIMIT = 1
+    """A part of the way can carry no more: a link with half of its lanes, ranks that take turns on a processor."""
+    SHARED = 2
+    """Others take a part of it."""
+    SMALL = 3
+    """Worth some percent, or more for small messages."""
+    CONTEXT = 4
+    """Nothing is wrong: it says what the figure is a figure of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed:
+    """A reason and how much it can explain."""
+
+    effect: Effect
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A node of the bench and the ranks on it."""
+
+    node: Node
+    members: tuple[Member, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks, sorted."""
+        return tuple(sorted(member.rank for member in self.members))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """All that reasons are told from."""
+
+    bench: Bench
+    places: tuple[Place, ...] = ()
+    """Empty where the machines were not read."""
+
+    @property
+    def nccl(self) -> bool:
+        """Whether NCCL was measured; else it is Gloo."""
+        return self.bench.settings.backend == "nccl"
+
+    @property
+    def between_hosts(self) -> bool:
+        """Whether data went from host to host."""
+        return max(len(self.places), len({member.host for member in self.bench.members})) > 1
+
+    @property
+    def best_gb_s(self) -> float | None:
+        """The highest bus bandwidth that was measured."""
+        return max((one.busbw_gb_s for one in self.bench.results if one.busbw_gb_s is not None), default=None)
+
+    def logs(self, place: Place) -> tuple[NcclLog, ...]:
+        """Return what NCCL said on the ranks of a node."""
+        return tuple(log for log in self.bench.nccl_logs if log.rank in place.ranks)
+
+
+def view(bench: Bench, fleet: Fleet | None) -> View:
+    """Put ranks and machines together. Machines on which no rank of the bench ran are left out."""
+    if fleet is None:
+        return View(bench=bench)
+    found = (Place(node=node, members=_members(bench, node, alone=len(fleet.nodes) == 1)) for node in fleet.nodes)
+    return View(bench=bench, places=tuple(place for place in found if place.members))
+
+
+def _members(bench: Bench, node: Node, *, alone: bool) -> tuple[Member, ...]:
+    """Return the ranks of a node. A single machine that was read without a launcher has no rank, and all are there."""
+    ranks = set(node.ranks)
+    return tuple(member for member in bench.members if member.rank in ranks or (alone and not ranks))
+
+
+def order(found: Iterable[Weighed]) -> tuple[Reason, ...]:
+    """Return the reasons, those that explain most first; what is equal on several hosts is said once."""
+    drawn: dict[tuple[Effect, str, str], Reason] = {}
+    for one in sorted(found, key=lambda weighed: weighed.effect):
+        key = (one.effect, one.reason.text, one.reason.fix)
+        former = drawn.get(key)
+        drawn[key] = one.reason if former is None else _join(former, one.reason)
+    return tuple(drawn.values())
+
+
+def _join(one: Reason, other: Reason) -> Reason:
+    hosts = tuple(dict.fromkeys([*one.hosts, *other.hosts]))
+    return replace(one, hosts=hosts, ranks=tuple(sorted({*one.ranks, *other.ranks})))

@@ -1,0 +1,118 @@
+"""Processors that could explain a low bandwidth: too few, busy with others, or held down."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.bandwidth import Reason
+from ddpdoctor.model.reading import known
+from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.model.load import Governor, Load
+    from ddpdoctor.model.node import Process
+    from ddpdoctor.rules.bandwidth.reasons import Place, View
+
+BUSY_CORES = 0.25
+"""Ours: a quarter of a processor; less is what daemons do in passing."""
+STEAL_SHARE = 0.05
+"""Ours: a twentieth of the time that a virtual machine wanted to work."""
+SELF_CLOCKING = frozenset({"intel_pstate", "amd-pstate-epp", "amd_pstate_epp"})
+"""Drivers whose "powersave" is their everyday one and clocks up under load (Linux, admin-guide/pm/intel_pstate.rst and
+amd-pstate.rst); with all others it is the lowest clock there is."""
+FOLDER = "/sys/devices/system/cpu"
+SAVING = "power"
+"""The energy_performance_preference that puts saving before speed."""
+
+
+def processor_reasons(view: View) -> Iterator[Weighed]:
+    """Yield what the processors of each machine could explain."""
+    for place in view.places:
+        load = known(place.node.load)
+        yield from _crowded(place)
+        if load is not None:
+            yield from _busy(place, load)
+            yield from _stolen(place, load)
+            yield from _held_down(place, load)
+
+
+def _crowded(place: Place) -> Iterator[Weighed]:
+    """Yield that a machine's ranks have fewer CPUs than they are, by affinity or by quota."""
+    cpus = {cpu for process in place.node.processes for cpu in process.cpus}
+    limits = known(place.node.limits)
+    quota = limits.cpu_quota if limits is not None else None
+    ranks, given = len(place.members), min(len(cpus), quota or len(cpus))
+    if not cpus or given >= ranks:
+        return
+    if given < len(cpus):
+        words, source = f"a quota of {given:g} of {_count(len(cpus))}", "cpu.max of the cgroup"
+    else:
+        words, source = _count(len(cpus)), "sched_getaffinity"
+        if limits is not None and limits.cpus_online > len(cpus):
+            words += f" of the machine's {limits.cpus_online}"
+    yield _reason(
+        Effect.LIMIT,
+        place,
+        f"{ranks} ranks share {words}: they take turns, and every collective waits for the one whose turn it is not",
+        source,
+        ranks=place.ranks,
+        fix=f"start no more than {max(1, int(given))} here, or give them more: taskset, srun -c, docker run --cpus",
+    )
+
+
+def _busy(place: Place, load: Load) -> Iterator[Weighed]:
+    """Yield ranks to whom others leave too little of their CPUs; ranks with the same CPUs are judged together."""
+    groups: dict[tuple[int, ...], list[Process]] = {}
+    for process in place.node.processes:
+        groups.setdefault(process.cpus, []).append(process)
+    for cpus, processes in groups.items():
+        taken = sum(one.share for one in load.busy if one.cpu in cpus)
+        # Where all have the same CPUs, ranks that did not look have them too.
+        count = len(place.members) if len(groups) == 1 else len(processes)
+        if taken < BUSY_CORES or count + taken <= len(cpus):
+            continue
+        yield _reason(
+            Effect.SHARED,
+            place,
+            f"others kept {taken:.1f} of {_count(len(cpus))} busy, which {'are' if len(cpus) > 1 else 'is'} all that "
+            f"{'1 rank has' if count == 1 else f'{count} ranks have'} to run on",
+            "/proc/stat, while the ranks slept",
+            ranks=tuple(sorted(process.rank for process in processes if process.rank is not None)),
+            fix="top -o %CPU shows who it is; end what is left over, or run where nobody else does",
+        )
+
+
+def _stolen(place: Place, load: Load) -> Iterator[Weighed]:
+    if load.steal_share is None or load.steal_share < STEAL_SHARE:
+        return
+    text = f"of the time that this virtual machine wanted to work, its host has given {load.steal_share:.0%} to others"
+    fix = "ask for dedicated CPUs, or for another machine"
+    yield _reason(Effect.SHARED, place, text, "/proc/stat: steal, since the start", fix=fix)
+
+
+def _held_down(place: Place, load: Load) -> Iterator[Weighed]:
+    for one in load.governors:
+        if one.name == "powersave" and one.driver not in SELF_CLOCKING:
+            effect, what = Effect.LIMIT, "stay at their lowest clock"
+        elif one.name == "powersave" and one.preference == SAVING:
+            effect, what = Effect.SMALL, "save power first, and are slow to clock up"
+        else:
+            continue
+        text = f"{_count(one.cpus)} {what}: {_words(one)}"
+        yield _reason(effect, place, text, f"{FOLDER}/*/cpufreq", fix="sudo cpupower frequency-set -g performance")
+
+
+def _words(governor: Governor) -> str:
+    preference = f", preference {governor.preference}" if governor.preference else ""
+    return f"governor {governor.name} of {governor.driver or 'an unknown driver'}{preference}"
+
+
+def _reason(effect: Effect, place: Place, text: str, source: str, *, ranks: tuple[int, ...] = (), fix: str) -> Weighed:
+    reason = Reason(text=text, source=source, hosts=(place.node.host,), ranks=ranks, fix=fix)
+    return Weighed(effect=effect, reason=reason)
+
+
+def _count(cpus: int) -> str:
+    return f"{cpus} CPU" + ("" if cpus == 1 else "s")

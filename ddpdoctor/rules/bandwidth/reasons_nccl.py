@@ -1,0 +1,126 @@
+"""Ways between ranks that could explain a low bandwidth, as NCCL's own log tells them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.bandwidth import Collective, Reason
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.reading import known
+from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed
+from ddpdoctor.rules.environment.devices import is_board, is_data_center
+from ddpdoctor.rules.rdma_ports import label, network_ports, words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ddpdoctor.model.bandwidth import NcclLog
+    from ddpdoctor.model.gpus import Gpu
+    from ddpdoctor.rules.bandwidth.reasons import Place, View
+
+SOURCE = "NCCL's log"
+SOCKETS = "NET/Socket"
+NVLS_RANKS = 3
+"""NCCL looks for NVLink SHARP from three GPUs of a host on (src/transport/nvls.cc: gpuCount <= 2 returns)."""
+NVLS_PARTS = ("H20", "H100", "H200", "H800", "B100", "B200", "B300", "GB200", "GB300")
+"""NVLink SHARP is in the third generation of NVSwitch and later, which came with Hopper."""
+
+
+def nccl_reasons(view: View) -> Iterator[Weighed]:
+    """Yield what NCCL's choices could explain; nothing where it was not measured, or did not log to us."""
+    if not view.nccl:
+        return
+    for place in view.places:
+        logs = view.logs(place)
+        if view.between_hosts:
+            yield from _sockets(place, logs)
+            yield from _no_gdr(place, logs)
+        if len(place.members) > 1:
+            yield from _host_memory(place, logs)
+        if len(place.members) >= NVLS_RANKS and Collective.ALL_REDUCE in view.bench.settings.collectives:
+            yield from _no_nvls(place, logs)
+
+
+def joined_by_nvlink(place: Place) -> bool:
+    """Say whether every GPU of the machine has an NVLink that is up."""
+    gpus = _gpus(place)
+    return bool(gpus) and all(any(link.active for link in gpu.nvlinks or ()) for gpu in gpus)
+
+
+def _gpus(place: Place) -> tuple[Gpu, ...]:
+    gpus = known(place.node.gpus)
+    return gpus.devices if gpus is not None else ()
+
+
+def _sockets(place: Place, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
+    """Yield ranks that send over TCP, and whether there would be something better."""
+    those = [log for log in logs if log.network == "Socket" and (SOCKETS in log.transports or not log.transports)]
+    if not those:
+        return
+    names = words([name for log in those for name in log.interfaces]) or "no interface that it names"
+    rdma = known(place.node.rdma)
+    ports = network_ports(place.node, rdma) if rdma is not None else ()
+    if ports:
+        better = words([label(device, port) for device, port in ports])
+        rate = ports[0][1].rate_text or ports[0][1].link_layer
+        text = f"NCCL sends to other hosts over TCP ({names}), although RDMA is up on {better} ({rate})"
+        fix = "look at NCCL_IB_DISABLE, NCCL_NET and NCCL_IB_HCA, and at /dev/infiniband in the container: ddpdoctor check-env"
+        yield _weigh(Effect.OTHER_WAY, place, text, those, fix=fix)
+    else:
+        text = f"NCCL sends to other hosts over TCP ({names}): no RDMA network is up here"
+        yield _weigh(Effect.LIMIT, place, text, those)
+
+
+def _no_gdr(place: Place, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
+    """Yield ranks whose data goes through host memory on its way to an RDMA card, with GPUs that could do without."""
+    those = [log for log in logs if any(_goes_through_memory(way) for way in log.transports)]
+    if those and all(is_data_center(gpu) for gpu in _gpus(place)):
+        way = next(way for way in those[0].transports if _goes_through_memory(way))
+        text = f"NCCL sends to other hosts without GPUDirect RDMA ({way}): data is copied through host memory"
+        fix = "modprobe nvidia-peermem, or a kernel and driver with DMA-BUF; see peermem and acs-iommu of check-env"
+        yield _weigh(Effect.LIMIT, place, text, those, fix=fix)
+
+
+def _goes_through_memory(way: str) -> bool:
+    return way.startswith("NET/") and way != SOCKETS and not way.endswith("/GDRDMA")
+
+
+def _host_memory(place: Place, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
+    """Yield ranks that reach others of their host through its memory."""
+    those = [log for log in logs if "SHM" in log.transports]
+    if not those:
+        return
+    if joined_by_nvlink(place):
+        text = "NCCL goes through host memory (SHM) between GPUs of this host, although NVLink joins them"
+        fix = "nvidia-smi topo -p2p n shows what the driver says; NCCL_P2P_DISABLE and NCCL_P2P_LEVEL must not be set"
+        yield _weigh(Effect.OTHER_WAY, place, text, those, fix=fix)
+    else:
+        text = (
+            "NCCL goes through host memory (SHM) between GPUs of this host: they have no peer access that it would use"
+        )
+        yield _weigh(Effect.LIMIT, place, text, those, fix="nvidia-smi topo -p2p r; see p2p and acs-iommu of check-env")
+
+
+def _no_nvls(place: Place, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
+    those = [log for log in logs if log.nvls is False]
+    gpus = _gpus(place)
+    if not those or not gpus or not all(_has_nvls(gpu) for gpu in gpus):
+        return
+    text = "NCCL does without NVLink SHARP (NVLS), which these GPUs and their switches have: all-reduce goes in a ring"
+    fix = (
+        "systemctl status nvidia-fabricmanager; NVLS needs a driver of CUDA 12.1 or later, and a virtual machine's host"
+    )
+    yield _weigh(Effect.SMALL, place, text, those, fix=fix)
+
+
+def _has_nvls(gpu: Gpu) -> bool:
+    """Say whether a GPU is one for NVLink SHARP behind switches that are set up."""
+    part = any(part in gpu.name.replace("-", " ").split() for part in NVLS_PARTS)
+    return part and is_board(gpu) and gpu.fabric_state == "completed"
+
+
+def _weigh(effect: Effect, place: Place, text: str, logs: Iterable[NcclLog], *, fix: str = "") -> Weighed:
+    ranks = tuple(sorted(log.rank for log in logs))
+    whole = "" if set(ranks) == set(place.ranks) else f"{rank_list(ranks)}: "
+    reason = Reason(text=whole + text, source=SOURCE, hosts=(place.node.host,), ranks=ranks, fix=fix)
+    return Weighed(effect=effect, reason=reason)

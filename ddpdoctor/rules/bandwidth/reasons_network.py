@@ -1,0 +1,170 @@
+"""Interfaces that could explain a low bandwidth: those that Gloo takes, and NCCL where it sends over TCP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.bandwidth import Reason
+from ddpdoctor.model.reading import known
+from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed
+from ddpdoctor.rules.interface_choice import export, is_bridge, is_tunnel, pick_gloo, pick_nccl
+from ddpdoctor.rules.rdma_ports import label, network_ports
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.model.network import Interface, Network
+    from ddpdoctor.rules.bandwidth.reasons import Place, View
+    from ddpdoctor.rules.interface_choice import Pick
+
+GB_S_PER_MB_S = 1e6 / 8 / 1e9
+"""An interface's speed is told in megabits per second."""
+FULL_SHARE = 0.5
+"""Ours: from half of what an interface can carry, the interface is what limits. TCP reaches 94 % of Ethernet's speed
+with packets of 1500 bytes; Gloo, which waits between the steps of its ring, less."""
+SLOW_MB_S = 1000
+"""Ours: at a gigabit per second an interface limits whatever was measured."""
+MUCH_FASTER = 2
+STACKED = ("bond", "team", "vlan")
+"""Beginnings of the names of interfaces that have no device behind them, and still a real speed."""
+JUMBO_FROM_MB_S = 10_000
+ETHERNET_MTU = 1500
+"""From 10 Gbit/s on, ESnet (fasterdata.es.net, "MTU issues") advises packets of 9000 bytes."""
+ROCE_HEADERS = 96
+"""What the kernel takes off an interface's MTU before it looks for the largest of RDMA's own that fits: GRH, UDP, BTH,
+XRC, AtomicETH and ICRC (iboe_get_mtu, include/rdma/ib_addr.h)."""
+ROCE_SIZES = (4096, 2048, 1024, 512, 256)
+
+
+def network_reasons(view: View) -> Iterator[Weighed]:
+    """Yield what the interfaces could explain, by the library that was measured."""
+    if not view.nccl:
+        yield from _gloo(view)
+    elif view.between_hosts:
+        yield from _nccl(view)
+
+
+def _gloo(view: View) -> Iterator[Weighed]:
+    for place in view.places:
+        network, names = known(place.node.network), known(place.node.names)
+        if network is None:
+            continue
+        picks = pick_gloo(place.node.first, network, names.own if names is not None else None) or ()
+        if view.between_hosts:
+            yield from _tcp(view, place, "Gloo", picks, network)
+        elif len(place.members) > 1:
+            yield _loopback(place, picks)
+
+
+def _loopback(place: Place, picks: tuple[Pick, ...]) -> Weighed:
+    """Say what a figure of ranks on one host is: the kernel sends to an own address over loopback, whichever it is."""
+    own = f", whose address {picks[0].ip} is this host's own" if picks and not picks[0].ip.is_loopback else ""
+    name = picks[0].interface.name if picks else "loopback"
+    return _weigh(
+        Effect.CONTEXT,
+        place,
+        f"all ranks are on one host: Gloo's data goes through the kernel, over {name}{own}; the figure is one of its "
+        "CPUs and memory, and of no network",
+        "GLOO_SOCKET_IFNAME, the host name's address",
+    )
+
+
+def _nccl(view: View) -> Iterator[Weighed]:
+    for place in view.places:
+        logs = view.logs(place)
+        network = known(place.node.network)
+        if logs and all(log.network == "Socket" for log in logs):
+            if network is not None:
+                picks = pick_nccl(place.node, place.node.first, network)
+                yield from _tcp(view, place, "NCCL", picks, network)
+        elif any(log.network != "Socket" for log in logs):
+            yield from _roce_mtu(place)
+
+
+def _tcp(view: View, place: Place, library: str, picks: tuple[Pick, ...], network: Network) -> Iterator[Weighed]:
+    """Yield what is slow about the interfaces over which a library sends from host to host."""
+    for interface in dict.fromkeys(pick.interface for pick in picks):
+        if is_tunnel(interface.name):
+            text = f"{library} sends over {interface.name}, by its name a VPN's: slower than the network below it"
+            fix = f"{export(f'{library.upper()}_SOCKET_IFNAME', network)} on all hosts"
+            yield _weigh(Effect.OTHER_WAY, place, text, "/sys/class/net", fix=fix)
+    speeds = [_speed(pick.interface) for pick in picks]
+    if picks and None not in speeds:
+        yield from _slow(view, place, library, picks, sum(speed or 0 for speed in speeds), network)
+    yield from _small_packets(place, library, picks)
+
+
+def _slow(
+    view: View, place: Place, library: str, picks: tuple[Pick, ...], speed_mb_s: int, network: Network
+) -> Iterator[Weighed]:
+    most = speed_mb_s * GB_S_PER_MB_S
+    faster = _faster(network, picks, speed_mb_s)
+    full = view.best_gb_s is not None and view.best_gb_s >= FULL_SHARE * most
+    if not full and speed_mb_s > SLOW_MB_S and faster is None:
+        return
+    names = " and ".join(dict.fromkeys(pick.interface.name for pick in picks))
+    text = f"{library} sends over {names}, {_gbit(speed_mb_s)}: no more than {most:.3g} GB/s leaves a host"
+    if full:
+        text += f", and {view.best_gb_s:.3g} GB/s were measured"
+    if faster is not None:
+        text += f"; {faster.name} has {_gbit(faster.speed_mb_s or 0)}"
+    fix = f"export {library.upper()}_SOCKET_IFNAME={faster.name} on all hosts" if faster is not None else ""
+    yield _weigh(Effect.LIMIT, place, text, "/sys/class/net/*/speed", fix=fix)
+
+
+def _speed(interface: Interface) -> int | None:
+    """Return a speed that means something: that of a virtual interface is a made-up one, such as veth's 10 Gbit/s."""
+    if interface.virtual and not interface.name.startswith(STACKED) and "." not in interface.name:
+        return None
+    return interface.speed_mb_s
+
+
+def _faster(network: Network, picks: tuple[Pick, ...], speed_mb_s: int) -> Interface | None:
+    taken = {pick.interface.name for pick in picks}
+    usable = [one for one in network.interfaces if one.running and one.addresses and not one.loopback]
+    found = [one for one in usable if one.name not in taken and not is_bridge(one.name) and not is_tunnel(one.name)]
+    best = max(found, key=lambda one: _speed(one) or 0, default=None)
+    return best if best is not None and (_speed(best) or 0) >= MUCH_FASTER * speed_mb_s else None
+
+
+def _small_packets(place: Place, library: str, picks: tuple[Pick, ...]) -> Iterator[Weighed]:
+    for interface in dict.fromkeys(pick.interface for pick in picks):
+        speed = _speed(interface)
+        if speed is None or speed < JUMBO_FROM_MB_S or interface.mtu > ETHERNET_MTU:
+            continue
+        text = (
+            f"{interface.name}, over which {library} sends with {_gbit(speed)}, has an MTU of {interface.mtu}: "
+            "larger packets take less of the CPUs"
+        )
+        fix = f"ip link set dev {interface.name} mtu 9000 on all hosts, if the switches take it"
+        yield _weigh(Effect.SMALL, place, text, f"/sys/class/net/{interface.name}/mtu", fix=fix)
+
+
+def _roce_mtu(place: Place) -> Iterator[Weighed]:
+    """Yield RoCE ports whose packets are smaller than RDMA's largest, since their interface's MTU is."""
+    rdma, network = known(place.node.rdma), known(place.node.network)
+    if rdma is None or network is None:
+        return
+    mtus = {interface.name: interface.mtu for interface in network.interfaces}
+    small: dict[int, list[str]] = {}
+    for device, port in network_ports(place.node, rdma):
+        sizes = [mtus[name] for name in device.netdevs if name in mtus]
+        if port.link_layer == "Ethernet" and sizes and min(sizes) - ROCE_HEADERS < ROCE_SIZES[0]:
+            small.setdefault(min(sizes), []).append(label(device, port))
+    for mtu, ports in small.items():
+        size = next(size for size in ROCE_SIZES if size <= max(mtu - ROCE_HEADERS, ROCE_SIZES[-1]))
+        text = f"RoCE sends packets of {size} bytes over {_listed(ports)}, where 4096 are possible: the MTU is {mtu}"
+        fix = "set an MTU of 4200 or more on these interfaces of all hosts, and on the switches"
+        yield _weigh(Effect.SMALL, place, text, "/sys/class/net/*/mtu", fix=fix)
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} ports"
+
+
+def _gbit(speed_mb_s: int) -> str:
+    return f"{speed_mb_s / 1000:g} Gbit/s"
+
+
+def _weigh(effect: Effect, place: Place, text: str, source: str, *, fix: str = "") -> Weighed:
+    return Weighed(effect=effect, reason=Reason(text=text, source=source, hosts=(place.node.host,), fix=fix))

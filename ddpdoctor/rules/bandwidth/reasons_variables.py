@@ -1,0 +1,130 @@
+"""Variables left set that could explain a low bandwidth, from the environment and from NCCL's own files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.bandwidth import Reason
+from ddpdoctor.model.reading import known
+from ddpdoctor.model.variables import find_variable
+from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed
+from ddpdoctor.rules.rdma_ports import label, network_ports, words
+from ddpdoctor.rules.settings import find_setting
+from ddpdoctor.rules.variable_flaws import find_danger, find_wrong_value, see
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.model.node import Process
+    from ddpdoctor.model.variables import Variable
+    from ddpdoctor.rules.bandwidth.reasons import Place, View
+    from ddpdoctor.rules.settings import Setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bearing:
+    """What a variable bears on."""
+
+    effect: Effect
+    inside: bool = True
+    """On data within a host."""
+    between: bool = True
+    """On data between hosts."""
+    gloo: bool = False
+
+
+_SMALL = Bearing(effect=Effect.SMALL)
+DANGERS = {
+    "NCCL_P2P_DISABLE": Bearing(effect=Effect.OTHER_WAY, between=False),
+    "NCCL_P2P_LEVEL": Bearing(effect=Effect.OTHER_WAY, between=False),
+    "NCCL_SHM_DISABLE": Bearing(effect=Effect.OTHER_WAY, between=False),
+    "NCCL_ALGO": Bearing(effect=Effect.LIMIT),
+    "NCCL_PROTO": Bearing(effect=Effect.LIMIT),
+    "NCCL_NET_GDR_LEVEL": Bearing(effect=Effect.LIMIT, inside=False),
+    "NCCL_MULTI_RANK_GPU_ENABLE": Bearing(effect=Effect.LIMIT),
+    "TORCH_DISTRIBUTED_DEBUG": Bearing(effect=Effect.LIMIT, gloo=True),
+    "TORCH_NCCL_NAN_CHECK": Bearing(effect=Effect.LIMIT),
+    "NCCL_NVLS_ENABLE": Bearing(effect=Effect.SMALL, between=False),
+    "CUDA_LAUNCH_BLOCKING": _SMALL,
+    "TORCH_NCCL_BLOCKING_WAIT": _SMALL,
+    "NCCL_CHECK_POINTERS": _SMALL,
+    "NCCL_DEBUG": _SMALL,
+}
+"""Variables with a value that does harm (the column ``danger`` of model/variables.tsv) to what the bench measures.
+NCCL_IB_DISABLE and NCCL_NET are left to the check ib-disabled, but for what that leaves to nccl-conf."""
+CHANNEL_LIMITS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_RINGS", "NCCL_MAX_CTAS")
+FEW_CHANNELS = 8
+"""Ours: on NVLink NCCL opens 12 channels (V100) and more; over a few network cards it may need no more than this."""
+
+
+def variable_reasons(view: View) -> Iterator[Weighed]:
+    """Yield variables with a value that slows what was measured, by machine and the ranks that have it."""
+    for place in view.places:
+        found: dict[tuple[Effect, str, str, str], list[int]] = {}
+        for process in place.node.processes:
+            for effect, text, source, fix in _judge(view, place, process):
+                ranks = found.setdefault((effect, text, source, fix), [])
+                ranks += [] if process.rank is None else [process.rank]
+        for (effect, text, source, fix), ranks in found.items():
+            reason = Reason(text=text, source=source, hosts=(place.node.host,), ranks=tuple(sorted(ranks)), fix=fix)
+            yield Weighed(effect=effect, reason=reason)
+
+
+def _judge(view: View, place: Place, process: Process) -> Iterator[tuple[Effect, str, str, str]]:
+    scene = see(place.node, process)
+    for name, bearing in DANGERS.items():
+        setting, variable = find_setting(place.node, process, name), find_variable(name)
+        if setting is None or variable is None or not _bears(bearing, view, place):
+            continue
+        flaw = find_danger(variable, setting.value, scene)
+        if flaw is not None:
+            yield bearing.effect, flaw.summary, _source(setting), setting.removal
+    if view.nccl:
+        yield from _few_channels(place, process)
+        yield from _misread(place, process)
+    if view.nccl and view.between_hosts:
+        yield from _off_in_a_file(place, process)
+
+
+def _bears(bearing: Bearing, view: View, place: Place) -> bool:
+    inside, between = len(place.members) > 1, view.between_hosts
+    return (view.nccl or bearing.gloo) and ((bearing.inside and inside) or (bearing.between and between))
+
+
+def _off_in_a_file(place: Place, process: Process) -> Iterator[tuple[Effect, str, str, str]]:
+    setting, rdma = find_setting(place.node, process, "NCCL_IB_DISABLE"), known(place.node.rdma)
+    if setting is None or setting.path is None or not setting.number or rdma is None:
+        return
+    ports = words([label(device, port) for device, port in network_ports(place.node, rdma)])
+    if ports:
+        text = f"{setting} keeps NCCL off {ports}, which are up: it will use TCP sockets"
+        yield Effect.OTHER_WAY, text, _source(setting), setting.removal
+
+
+def _few_channels(place: Place, process: Process) -> Iterator[tuple[Effect, str, str, str]]:
+    for name in CHANNEL_LIMITS:
+        setting = find_setting(place.node, process, name)
+        if setting is not None and setting.number is not None and 0 < setting.number < FEW_CHANNELS:
+            text = f"{setting}: NCCL may open no more than {setting.number} channels, where it opens 12 to 32 on NVLink"
+            yield Effect.LIMIT, text, _source(setting), setting.removal
+
+
+def _misread(place: Place, process: Process) -> Iterator[tuple[Effect, str, str, str]]:
+    """Yield tuning that NCCL reads otherwise than it was meant: NCCL_BUFFSIZE=4M is 4 bytes to it."""
+    scene = see(place.node, process)
+    for name in process.variables:
+        variable, setting = find_variable(name), find_setting(place.node, process, name)
+        if variable is None or setting is None or not _tunes(variable):
+            continue
+        flaw = find_wrong_value(variable, setting.value, scene)
+        if flaw is not None:
+            yield Effect.LIMIT, flaw.summary, "DD112 env-value", setting.removal
+
+
+def _tunes(variable: Variable) -> bool:
+    return variable.component == "nccl" and variable.kind == "tune"
+
+
+def _source(setting: Setting) -> str:
+    return f"DD115 nccl-conf ({setting.path})" if setting.path else "DD114 env-danger"
