@@ -14,8 +14,6 @@ FailOn = Literal["error", "warning", "info", "never"]
 ModeChoice = Literal["latency", "throughput", "both"]
 Backend = Literal["gloo", "nccl"]
 
-WHAT, HOW, WHO, JUDGE, SHOW = "What is measured", "How", "Ranks", "Judgement", "Output"
-
 
 def allreduce_bench(
     *,
@@ -23,8 +21,8 @@ def allreduce_bench(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, send_recv, or all; with commas "
-            "or repeated.  [default: all_reduce]",
+            help="all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, send_recv, or all; with "
+            "commas or repeated.  [default: all_reduce]",
         ),
     ] = None,
     min_size: Annotated[str, typer.Option(metavar="SIZE", help="The smallest size: 1KiB, 4096.")] = "1KiB",
@@ -142,13 +140,13 @@ def allreduce_bench(
         compare=compare,
         fail_below=fail_below,
         expect=expect,
-        use_reference=reference == "auto",
+        reference=reference,
         model_size=model_size,
         format=format,
         output=output,
         plot=plot,
         report_dir=report_dir,
-        fail_on=None if fail_on == "never" else fail_on,
+        fail_on=fail_on,
         hang_timeout=hang_timeout,
         timeout=timeout,
         command=tuple(sys.argv),

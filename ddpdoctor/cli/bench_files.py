@@ -4,14 +4,47 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.model.errors import UserError
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ddpdoctor.cli.bench_options import Asked
 
 
 def check_files(asked: Asked) -> None:
-    """Raise ``UserError`` for a file that cannot be written."""
+    """Raise ``UserError`` for what cannot be written, or not be drawn here. Makes the report folder."""
+    from ddpdoctor.launch.report_dir import make_report_dir
+
+    if asked.plot is not None:
+        _check_writable(asked.plot, "--plot")
+    if asked.output is not None:
+        _check_writable(asked.output, "--output")
+    if asked.output is not None and asked.output == asked.plot:
+        raise UserError(f"--output and --plot are both {asked.output}", help="Give each a file of its own.")
+    if asked.report_dir is not None:
+        make_report_dir(asked.report_dir)
 
 
-def read_compared(asked: Asked) -> Any:
-    """Return the saved run to compare with; None where none was named."""
-    return None
+def read_compared(path: Path | None) -> Any:
+    """Return the saved run to compare with; None where none was named. Raises ``UserError``."""
+    from ddpdoctor.cli.report import read_run
+    from ddpdoctor.diagnose.bandwidth_baseline import read_baseline
+
+    return None if path is None else read_baseline(read_run(path), str(path))
+
+
+def _check_writable(path: Path, option: str) -> None:
+    """Open the file for writing, as permissions alone do not tell; one that was not there before is taken away."""
+    existed = path.exists()
+    if existed and not path.is_file() and not path.is_dir():
+        return  # a pipe or a device: to open it may wait for a reader
+    try:
+        with path.open("a"):
+            pass
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise UserError(
+            f"{option} {path} cannot be written: {error.strerror}", help="Nothing was measured. Choose another file."
+        ) from error

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.cli.durations import parse_duration
 from ddpdoctor.cli.sizes import parse_bandwidth, parse_count, parse_share, parse_size
+from ddpdoctor.diagnose.bandwidth import Wanted
+from ddpdoctor.diagnose.check_env import now
 from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.bandwidth import Collective, Mode, Settings
 from ddpdoctor.model.errors import UserError
@@ -17,6 +19,8 @@ from ddpdoctor.probes.bandwidth.possible import check_possible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ddpdoctor.cli.allreduce_bench import Backend, BenchFormat, FailOn, ModeChoice
 
 ALL = "all"
 MODES = {"latency": (Mode.LATENCY,), "throughput": (Mode.THROUGHPUT,), "both": (Mode.LATENCY, Mode.THROUGHPUT)}
@@ -32,10 +36,10 @@ class Asked:
     factor: int
     dtypes: tuple[str, ...]
     op: str
-    mode: str
+    mode: ModeChoice
     in_place: bool
     cold: bool
-    backend: str | None
+    backend: Backend | None
     nproc: int | None
     budget: str
     iterations: int | None
@@ -45,25 +49,16 @@ class Asked:
     compare: Path | None
     fail_below: str | None
     expect: str | None
-    use_reference: bool
+    reference: str
     model_size: str | None
-    format: str
+    format: BenchFormat
     output: Path | None
     plot: Path | None
     report_dir: Path | None
-    fail_on: str | None
+    fail_on: FailOn
     hang_timeout: str
     timeout: str
     command: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demands:
-    """What the result is held against."""
-
-    fail_below: float | None
-    expect_gb_s: float | None
-    model_size: int | None
 
 
 def read_settings(asked: Asked) -> Settings:
@@ -97,15 +92,23 @@ def read_settings(asked: Asked) -> Settings:
     return settings
 
 
-def read_demands(asked: Asked) -> Demands:
-    """Return what the result is held against. Raises ``UserError``."""
+def read_wanted(asked: Asked) -> Wanted:
+    """Return what the result is held against, the baseline left out. Raises ``UserError``."""
     if asked.fail_below is not None and asked.compare is None:
         raise UserError("--fail-below needs --compare", help="Give the saved run: --compare report.json")
-    return Demands(
+    return Wanted(
+        command=asked.command,
+        started_at=now(),
         fail_below=None if asked.fail_below is None else parse_share(asked.fail_below, "--fail-below"),
         expect_gb_s=None if asked.expect is None else parse_bandwidth(asked.expect, "--expect"),
+        use_reference=asked.reference == "auto",
         model_size=None if asked.model_size is None else parse_count(asked.model_size, "--model-size"),
     )
+
+
+def read_timeout(asked: Asked) -> float:
+    """Return for how long the slowest rank is waited for, in seconds. Raises ``UserError``."""
+    return parse_duration(asked.timeout, "--timeout")
 
 
 def _read_collectives(given: tuple[str, ...]) -> tuple[Collective, ...]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from datetime import datetime, timezone
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ddpdoctor.cli.bench_options import Demands, read_demands, read_settings
-from ddpdoctor.cli.durations import parse_duration
+from ddpdoctor.cli.bench_files import check_files, read_compared
+from ddpdoctor.cli.bench_options import read_settings, read_timeout, read_wanted
 from ddpdoctor.cli.output import save_report, say, show_error, show_report
+from ddpdoctor.cli.progress import ShownProgress
+from ddpdoctor.diagnose.bandwidth import build_report, exit_status
 from ddpdoctor.diagnose.bandwidth_machines import MachineReader, find_launch
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity
@@ -20,8 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddpdoctor.cli.bench_options import Asked
+    from ddpdoctor.diagnose.bandwidth import Wanted
     from ddpdoctor.model.bandwidth import Bench, Settings
+    from ddpdoctor.model.findings import Report
     from ddpdoctor.model.launch import Launch
+
+LONGEST_WAIT_S = 60.0
+"""Ours: for the other ranks, where the command line of this one is wrong and may not say."""
 
 
 def run(asked: Asked, env: Mapping[str, str]) -> int:
@@ -29,91 +35,92 @@ def run(asked: Asked, env: Mapping[str, str]) -> int:
     launch = find_launch(env)
     if launch.launcher is Launcher.NONE:
         return _start_ranks(asked, launch, env)
-    return _be_rank(asked, launch, env)
+    try:
+        prepared = _prepare(asked, launch)
+    except UserError as error:
+        return refuse(error, env)
+    return _be_rank(asked, prepared, launch, env)
 
 
-def _start_ranks(asked: Asked, launch: Launch, env: Mapping[str, str]) -> int:
-    """Check all that can be checked, so that it is said once; then start ranks, unless this one is enough."""
-    from ddpdoctor.launch.ranks import choose_ranks, run_ranks
+def refuse(error: UserError, env: Mapping[str, str]) -> int:
+    """Tell what is wrong with the command line once, though all ranks of a launcher have the same; return the status.
 
-    _prepare(asked)
-    count, note = (asked.nproc, "") if asked.nproc is not None else choose_ranks(env)
-    if note:
-        say(sys.stderr, note)
-    if count == 1:
-        return _be_rank(asked, launch, env)
-    return run_ranks(sys.argv[1:], count, env)
+    Raises the error where there is no launcher.
+    """
+    from ddpdoctor.probes.bandwidth.session import run_wrong_rank
+
+    launch = find_launch(env)
+    if launch.launcher is Launcher.NONE:
+        raise error
+    return run_wrong_rank(launch, env, error, LONGEST_WAIT_S, show_error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prepared:
     settings: Settings
-    demands: Demands
-    baseline: Any
+    wanted: Wanted
+    timeout_s: float
 
 
-def _prepare(asked: Asked) -> _Prepared:
-    """Check the whole command line; raises ``UserError``. Only what is written to is not touched yet."""
-    from ddpdoctor.cli.bench_files import check_files, read_compared
-
-    settings, demands = read_settings(asked), read_demands(asked)
-    parse_duration(asked.timeout, "--timeout")
+def _prepare(asked: Asked, launch: Launch) -> _Prepared:
+    """Check all that can be checked before ranks meet; files on rank 0 only, which is where they are."""
+    if asked.nproc is not None and launch.launcher not in {Launcher.NONE, Launcher.OWN}:
+        raise UserError(
+            f"--nproc-per-node is for a start without a launcher; this process is rank {launch.rank} of one",
+            help="Give the number of ranks to the launcher: torchrun --nproc-per-node, srun --ntasks-per-node.",
+        )
+    prepared = _Prepared(settings=read_settings(asked), wanted=read_wanted(asked), timeout_s=read_timeout(asked))
+    if launch.rank != 0:
+        return prepared
     check_files(asked)
-    return _Prepared(settings=settings, demands=demands, baseline=read_compared(asked))
+    return replace(prepared, wanted=replace(prepared.wanted, baseline=read_compared(asked.compare)))
 
 
-def _be_rank(asked: Asked, launch: Launch, env: Mapping[str, str]) -> int:
+def _start_ranks(asked: Asked, launch: Launch, env: Mapping[str, str]) -> int:
+    """Start ranks on this machine, unless this one is enough."""
+    from ddpdoctor.launch.ranks import choose_ranks, run_ranks
+
+    prepared = _prepare(asked, launch)
+    count, note = (asked.nproc, "") if asked.nproc is not None else choose_ranks(env)
+    if note:
+        say(sys.stderr, note)
+    if count == 1:
+        return _be_rank(asked, prepared, launch, env)
+    return run_ranks(sys.argv[1:], count, env)
+
+
+def _be_rank(asked: Asked, prepared: _Prepared, launch: Launch, env: Mapping[str, str]) -> int:
     from ddpdoctor.probes.bandwidth.session import Job, run_rank
 
-    prepared, error = _try_to_prepare(asked, launch)
     reader = MachineReader(launch, env)
-    started_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-    job = Job(
-        launch=launch,
-        env=env,
-        settings=None if prepared is None else prepared.settings,
-        error=error,
-        timeout_s=parse_duration(asked.timeout, "--timeout"),
-        read_machines=reader,
-        report=partial(_report, asked, prepared, reader, started_at),
-        show_error=show_error,
-        progress=lambda *_: None,
-    )
-    return run_rank(job)
+    with ShownProgress(sys.stderr, wanted=launch.rank == 0) as progress:
+        job = Job(
+            launch=launch,
+            env=env,
+            settings=prepared.settings,
+            timeout_s=prepared.timeout_s,
+            read_machines=reader,
+            report=partial(_report, asked, prepared.wanted, reader, progress),
+            show_error=show_error,
+            progress=progress.show,
+        )
+        return run_rank(job)
 
 
-def _try_to_prepare(asked: Asked, launch: Launch) -> tuple[_Prepared | None, UserError | None]:
-    """Under a launcher all ranks have the same mistake, and rank 0 alone tells it: see the agreement."""
-    try:
-        if asked.nproc is not None and launch.launcher not in {Launcher.NONE, Launcher.OWN}:
-            raise UserError(
-                f"--nproc-per-node is for a start without a launcher, and {launch.launcher.value} has started this rank",
-                help="Give the number of ranks to torchrun or srun instead.",
-            )
-        return _prepare(asked), None
-    except UserError as error:
-        return None, error
-
-
-def _report(asked: Asked, prepared: _Prepared, reader: MachineReader, started_at: str, bench: Bench) -> int:
+def _report(asked: Asked, wanted: Wanted, reader: MachineReader, progress: ShownProgress, bench: Bench) -> int:
     """Judge, show and save a bench, on the rank that reports; return the exit status."""
-    from ddpdoctor.diagnose.bandwidth import Wanted, build_report, exit_status
+    progress.stop()
+    report = build_report(bench, replace(wanted, fleet=reader.fleet))
+    _show(asked, report)
+    return exit_status(report, None if asked.fail_on == "never" else Severity(asked.fail_on))
 
-    report = build_report(
-        bench,
-        Wanted(
-            command=asked.command,
-            started_at=started_at,
-            fleet=reader.fleet,
-            baseline=prepared.baseline,
-            fail_below=prepared.demands.fail_below,
-            expect_gb_s=prepared.demands.expect_gb_s,
-            use_reference=asked.use_reference,
-            model_size=prepared.demands.model_size,
-        ),
-    )
-    if asked.output is None:
-        show_report(report, asked.format, sys.stdout, None)
+
+def _show(asked: Asked, report: Report) -> None:
+    """Save first what was to be saved: a reader who has seen enough may close the pipe."""
     if asked.report_dir is not None:
         save_report(asked.report_dir, report)
-    return exit_status(report, None if asked.fail_on is None else Severity(asked.fail_on))
+    if asked.output is None:
+        show_report(report, asked.format, sys.stdout, asked.report_dir)
+        return
+    with asked.output.open("w", encoding="utf-8") as file:
+        show_report(report, asked.format, file, asked.report_dir)

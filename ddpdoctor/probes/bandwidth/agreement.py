@@ -10,16 +10,15 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.bandwidth import Member, Settings
 from ddpdoctor.model.errors import WRONG_USE, UserError
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.probes.bandwidth.possible import check_possible
-from ddpdoctor.probes.bandwidth.member import Gpu
 from ddpdoctor.probes.bandwidth.wording import OPTIONS, describe_setting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ddpdoctor.model.bandwidth import Member, Settings
     from ddpdoctor.probes.bandwidth.room import Room
 
 AUTO = "auto"
@@ -29,6 +28,17 @@ UNTOLD = 4
 LOOK_EVERY_S = 0.02
 NOTHING_TO_WAIT_FOR_S = 3.0
 """Ours: how long rank 0 waits for the others where its own command line is wrong already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """The GPU that a rank would use."""
+
+    index: int
+    """Among those that the process sees."""
+    name: str
+    uuid: str
+    """Tells whether two ranks would share it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +72,7 @@ class Verdict:
     status: int = WRONG_USE
 
 
-class Disagreement(UserError):
+class Disagreement(UserError):  # noqa: N818 - says what it is
     """No bench takes place. Rank 0 tells the user; the others know, end with the same status, and say nothing."""
 
 
@@ -139,7 +149,7 @@ def _check_problems(proposals: Sequence[Proposal], world_size: int) -> None:
     if not wrong:
         return
     alike = [one.member.rank for one in wrong if one.problem == wrong[0].problem]
-    everywhere = len(alike) == len(proposals) or alike == [0] and len(proposals) < world_size
+    everywhere = len(alike) == len(proposals) or (alike == [0] and len(proposals) < world_size)
     raise UserError(wrong[0].problem if everywhere else f"{rank_list(alike)}: {wrong[0].problem}", help=wrong[0].help)
 
 

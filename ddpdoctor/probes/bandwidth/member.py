@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import re
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ddpdoctor
 from ddpdoctor.model.bandwidth import Member
 from ddpdoctor.model.variables import find_variable, select_variables
+from ddpdoctor.probes.bandwidth.agreement import Gpu
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,21 +24,8 @@ BEARING = frozenset({"nccl", "torch", "gloo", "cuda", "openmp"})
 DRIVER_VERSION = Path("/sys/module/nvidia/version")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """The GPU that a rank would use."""
-
-    index: int
-    """Among those that the process sees."""
-    name: str
-    uuid: str
-    """Tells whether two ranks would share it."""
-
-
-def read_member(launch: Launch, env: Mapping[str, str]) -> Member:
-    """Return this rank with the processor as its device."""
-    import torch
-
+def name_member(launch: Launch) -> Member:
+    """Return only who this rank is; does not import torch."""
     return Member(
         rank=launch.rank,
         local_rank=launch.local_rank or 0,
@@ -47,6 +35,16 @@ def read_member(launch: Launch, env: Mapping[str, str]) -> Member:
         device_name=_processor(),
         cores=len(os.sched_getaffinity(0)),
         version=ddpdoctor.__version__,
+        torch="",
+    )
+
+
+def read_member(launch: Launch, env: Mapping[str, str]) -> Member:
+    """Return this rank with the processor as its device."""
+    import torch
+
+    return replace(
+        name_member(launch),
         torch=str(torch.__version__),
         nccl=_nccl_version(torch),
         driver=_driver(),
@@ -54,14 +52,14 @@ def read_member(launch: Launch, env: Mapping[str, str]) -> Member:
     )
 
 
-def read_gpu(launch: Launch) -> Gpu | None:
+def read_gpu(local_rank: int) -> Gpu | None:
     """Return the GPU that this rank would use with NCCL; None where there is none for it."""
     import torch
     from torch import distributed
 
     if not torch.cuda.is_available() or not distributed.is_nccl_available():
         return None
-    count, local_rank = torch.cuda.device_count(), launch.local_rank or 0
+    count = torch.cuda.device_count()
     # Where a launcher shows each task its own GPU only, that is number 0 for all.
     index = 0 if count == 1 else local_rank
     if index >= count:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from ddpdoctor.exchange.meeting import Meeting
 from ddpdoctor.exchange.store import StoreError, wait_for
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.probes.bandwidth.agreement import UNTOLD, Agreed, Disagreement, Proposal, agree
+from ddpdoctor.probes.bandwidth.agreement import UNTOLD, Disagreement, Proposal, agree
 from ddpdoctor.probes.bandwidth.log import Log
-from ddpdoctor.probes.bandwidth.nccl_log import nccl_log_environment, read_nccl_log
+from ddpdoctor.probes.bandwidth.member import name_member, read_gpu, read_member
+from ddpdoctor.probes.bandwidth.nccl_logs import NcclLogs
 from ddpdoctor.probes.bandwidth.room import Room
 from ddpdoctor.probes.bandwidth.tracker import Tracker
 from ddpdoctor.probes.bandwidth.watch import Watched, Watcher
@@ -40,9 +39,8 @@ class Job:
 
     launch: Launch
     env: Mapping[str, str]
-    settings: Settings | None
-    """None where the command line is wrong; then ``error`` says how."""
-    error: UserError | None
+    settings: Settings
+    """The backend may be left open."""
     timeout_s: float
     """For the slowest rank to come."""
     read_machines: Callable[[Meeting, Store], None]
@@ -65,13 +63,32 @@ def run_rank(job: Job) -> int:
         raise _unreachable(job.launch, error) from error
 
 
-def _take_part(job: Job, room: Room, meeting: Meeting) -> int:
+def run_wrong_rank(
+    launch: Launch, env: Mapping[str, str], error: UserError, limit_s: float, show_error: Callable[[UserError], None]
+) -> int:
+    """Take part only to say that this rank's command line is wrong, as that of all ranks may be; return the status."""
+    proposal = Proposal(member=name_member(launch), settings=None, problem=error.message, help=error.help)
     try:
-        agreed = _agree(job, room)
-    except Disagreement as error:
-        if job.launch.rank == 0:
-            job.show_error(error)
-        return _leave(job.launch, room, error.status)
+        with Meeting(launch, env) as meeting, closing(meeting.open(limit_s)) as store:
+            room = Room(meeting, store)
+            try:
+                agree(room, proposal, launch.world_size, limit_s)
+            except Disagreement as told:
+                return _end_disagreed(launch, room, told, show_error)
+    except StoreError:
+        pass  # nobody hears of it but the user
+    show_error(error)
+    return error.status
+
+
+def _take_part(job: Job, room: Room, meeting: Meeting) -> int:
+    proposal = Proposal(
+        member=read_member(job.launch, job.env), settings=job.settings, gpu=read_gpu(job.launch.local_rank or 0)
+    )
+    try:
+        agreed = agree(room, proposal, job.launch.world_size, job.timeout_s)
+    except Disagreement as told:
+        return _end_disagreed(job.launch, room, told, job.show_error)
     log, tracker = Log(agreed.settings, agreed.members), Tracker()
     with Watcher(_watched(job, room, log, tracker)):
         _read_machines(job, room, meeting, log)
@@ -79,17 +96,10 @@ def _take_part(job: Job, room: Room, meeting: Meeting) -> int:
     return _leave(job.launch, room, job.report(log.bench()) if job.launch.rank == 0 else 0)
 
 
-def _agree(job: Job, room: Room) -> Agreed:
-    from ddpdoctor.probes.bandwidth.member import read_gpu, read_member
-
-    proposal = Proposal(
-        member=read_member(job.launch, job.env),
-        gpu=read_gpu(job.launch),
-        settings=job.settings,
-        problem=job.error.message if job.error else "",
-        help=job.error.help if job.error else "",
-    )
-    return agree(room, proposal, job.launch.world_size, job.timeout_s)
+def _end_disagreed(launch: Launch, room: Room, told: Disagreement, show_error: Callable[[UserError], None]) -> int:
+    if launch.rank == 0:
+        show_error(told)
+    return _leave(launch, room, told.status)
 
 
 def _watched(job: Job, room: Room, log: Log, tracker: Tracker) -> Watched:
@@ -119,25 +129,23 @@ def _measure(job: Job, room: Room, log: Log, tracker: Tracker) -> None:
     from ddpdoctor.probes.bandwidth.localise import run_nodes, run_pairs
     from ddpdoctor.probes.bandwidth.sweep import run_sweep
 
-    member = log.members[job.launch.rank]
-    hosts = [one.host for one in log.members]
+    member, hosts = log.members[job.launch.rank], [one.host for one in log.members]
+    everybody = tuple(range(len(hosts)))
     tracker.at("connect", allowance_s=job.timeout_s)
-    with TemporaryDirectory(prefix="ddpdoctor-", ignore_cleanup_errors=True) as folder:
-        os.environ.update(nccl_log_environment(os.environ, folder))
-        tracker.enter("init_process_group", tuple(range(len(hosts))))
+    with NcclLogs(log.settings.backend) as nccl_logs:
+        tracker.enter("init_process_group", everybody)
         store = open_process_group(job.launch, room, log.settings, member, job.timeout_s)
         tracker.leave()
-        group = Group(None, tuple(range(len(hosts))), torch.device(member.device), log.settings.backend, tracker)
+        group = Group(None, everybody, torch.device(member.device), log.settings.backend, tracker)
         run_sweep(group, log.settings, hosts, log, job.progress)
         if log.settings.pairs:
             run_pairs(group, log.settings, hosts, log, job.progress)
         if log.settings.by_node:
             run_nodes(group, log.settings, hosts, log, job.progress)
         tracker.at("end")
-        own = read_nccl_log(folder, job.launch.rank)
-        log.nccl_logs = (own,) if own is not None else ()
-        distributed.destroy_process_group()
-        del store
+        log.nccl_logs = nccl_logs.share(group, room)
+    distributed.destroy_process_group()
+    del store
 
 
 def _leave(launch: Launch, room: Room, status: int) -> int:

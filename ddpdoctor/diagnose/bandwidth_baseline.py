@@ -1,0 +1,42 @@
+"""A saved report of `allreduce-bench` as what a later bench is compared with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ddpdoctor.exchange.codec import WrongValue, decode
+from ddpdoctor.model.bandwidth import Measurement, Member, Settings
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.rules.bandwidth.compare import Baseline
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.findings import Report
+
+VERB = "allreduce-bench"
+Kind = TypeVar("Kind")
+_HELP = "Give the report.json, or its folder, of an allreduce-bench that was run with --report-dir or --format json."
+
+
+def read_baseline(report: Report, name: str) -> Baseline:
+    """Return what a report holds to compare with; ``name`` is what the user called it. Raises ``UserError``."""
+    data = report.data
+    if data.get("verb") != VERB:
+        raise UserError(f"--compare {name} is no report of allreduce-bench", help=_HELP)
+    try:
+        baseline = Baseline(
+            name=name,
+            results=_decode_all(Measurement, data.get("results")),
+            members=_decode_all(Member, data.get("members")),
+            settings=decode(Settings, data.get("settings")),
+        )
+    except WrongValue as error:
+        raise UserError(f"--compare {name} cannot be read: {error}", help=_HELP) from error
+    if not baseline.results:
+        raise UserError(f"--compare {name} holds no measurement", help=_HELP)
+    return baseline
+
+
+def _decode_all(kind: type[Kind], plain: Any) -> tuple[Kind, ...]:
+    if not isinstance(plain, list):
+        raise WrongValue("a list was expected")
+    return tuple(decode(kind, one) for one in plain)
