@@ -1,0 +1,168 @@
+"""Which rank, link or node is slow: every pair of ranks, every node and every pair of nodes by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.bandwidth import Collective, Mode, NodeResult, Pair
+from ddpdoctor.probes.bandwidth.rounds import circle_rounds
+from ddpdoctor.probes.bandwidth.visits import (
+    LEAST_SLOT_S,
+    SMALL_BYTES,
+    VISITS,
+    Plan,
+    Unit,
+    Visit,
+    slot_seconds,
+    sum_up,
+    visit_units,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddpdoctor.model.bandwidth import Settings
+    from ddpdoctor.probes.bandwidth.group import Group
+    from ddpdoctor.probes.bandwidth.log import Log
+    from ddpdoctor.probes.bandwidth.visits import Progress
+
+PLATEAU_BYTES = {"gloo": 4 * 2**20, "nccl": 64 * 2**20}
+"""Ours: two ranks of Gloo reach nine tenths of their plateau here, with the alpha and beta of a usual machine
+(400 us, 1 GB/s); two GPUs over NVLink do at some tens of MiB."""
+LEAST_BYTES = 2**20
+"""Ours: below it the time is latency, and says little of a bandwidth."""
+CALLS = 5
+"""Ours: calls of the large size that a slot should have room for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Node(Unit):
+    """The ranks of one host, or of two."""
+
+    host: str
+    peer: str | None
+
+
+def run_pairs(world: Group, settings: Settings, hosts: Sequence[str], log: Log, progress: Progress) -> None:
+    """Measure every two ranks by themselves, into ``log.pairs``."""
+    if world.size < 2:
+        log.note("--pairs: one rank has no pairs")
+        return
+    rounds = tuple(
+        tuple(Unit(name=f"ranks {first} and {second}", ranks=(first, second)) for first, second in pairs)
+        for pairs in circle_rounds(world.ranks)
+    )
+    plan, alone = _plan("pairs", rounds, world, settings, log)
+    pairs: dict[Unit, Pair] = {}
+    for unit, visits in _gather_visits(world, plan, progress):
+        pairs[unit] = _sum_up_pair(unit, visits, hosts, alone=alone)
+        log.pairs = list(pairs.values())
+    _note(log, plan, len(pairs), "pairs of ranks", alone=alone)
+
+
+def run_nodes(world: Group, settings: Settings, hosts: Sequence[str], log: Log, progress: Progress) -> None:
+    """Measure the ranks of every host by themselves, and those of every two hosts, into ``log.nodes``.
+
+    All ranks of two hosts take part, and not one of each: so do they in training, and a host with a network card for
+    each GPU has all of its cards in use. A host with one rank has nothing to measure by itself.
+    """
+    members: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        members.setdefault(host, []).append(rank)
+    if len(members) < 2:
+        log.note("--by-node: all ranks are on one host, so there are no nodes to compare")
+        return
+    single = tuple(_node(members, host, None) for host in members if len(members[host]) > 1)
+    rounds = tuple(tuple(_node(members, host, peer) for host, peer in pairs) for pairs in circle_rounds(tuple(members)))
+    plan, alone = _plan("nodes", (single, *rounds) if single else rounds, world, settings, log)
+    nodes: dict[_Node, NodeResult] = {}
+    for unit, visits in _gather_visits(world, plan, progress):
+        assert isinstance(unit, _Node)
+        nodes[unit] = _sum_up_node(unit, visits, alone=alone)
+        log.nodes = list(nodes.values())
+    _note(log, plan, len(nodes), "nodes and pairs of nodes", alone=alone)
+
+
+def _node(members: dict[str, list[int]], host: str, peer: str | None) -> _Node:
+    ranks = [*members[host], *(members[peer] if peer is not None else ())]
+    name = f"node {host}" if peer is None else f"nodes {host} and {peer}"
+    return _Node(name=name, ranks=tuple(sorted(ranks)), host=host, peer=peer)
+
+
+def _plan(
+    phase: str, rounds: Sequence[tuple[Unit, ...]], world: Group, settings: Settings, log: Log
+) -> tuple[Plan, bool]:
+    """Return the plan, and whether each unit runs alone.
+
+    So it does where there is time: at once they share cores, memory and network cards, and one can slow another.
+    """
+    single = tuple((unit,) for unit in chain.from_iterable(rounds))
+    alone = VISITS * len(single) * LEAST_SLOT_S <= settings.budget_s
+    slots = single if alone else tuple(rounds)
+    limit = max(LEAST_BYTES, min(settings.max_size_bytes, PLATEAU_BYTES.get(settings.backend, LEAST_BYTES)))
+    size = _fitting_size(limit, log, slot_seconds(settings.budget_s, VISITS * len(slots)))
+    plan = Plan(phase=phase, slots=slots, size_bytes=int(world.agree(size)), budget_s=settings.budget_s)
+    return plan, alone or all(len(slot) == 1 for slot in slots)
+
+
+def _fitting_size(limit: int, log: Log, slot_s: float) -> int:
+    """Return the largest size whose calls fit into a slot, as far as the whole group's times tell."""
+    times = [
+        (result.size_bytes, result.p50_us)
+        for result in log.results
+        if result.collective is Collective.ALL_REDUCE and result.mode is Mode.LATENCY
+    ]
+    size = limit
+    if times:
+        known_bytes, known_us = max(times)
+        while size > LEAST_BYTES and CALLS * known_us * size / known_bytes > slot_s * 1e6:
+            size //= 2
+    return max(size, LEAST_BYTES)
+
+
+def _gather_visits(world: Group, plan: Plan, progress: Progress) -> Iterator[tuple[Unit, list[Visit]]]:
+    seen: dict[Unit, list[Visit]] = {}
+    for slot in visit_units(world, plan, progress):
+        for unit, visit in slot:
+            seen.setdefault(unit, []).append(visit)
+            yield unit, seen[unit]
+
+
+def _sum_up_pair(unit: Unit, visits: Sequence[Visit], hosts: Sequence[str], *, alone: bool) -> Pair:
+    trend = sum_up(visits)
+    first, second = unit.ranks
+    return Pair(
+        ranks=(first, second),
+        hosts=(hosts[first], hosts[second]),
+        latency_us=trend.latency_us,
+        busbw_gb_s=trend.busbw_gb_s,
+        cv=trend.cv,
+        alone=alone,
+        late_us=(trend.late_us[0], trend.late_us[1]),
+    )
+
+
+def _sum_up_node(unit: _Node, visits: Sequence[Visit], *, alone: bool) -> NodeResult:
+    trend = sum_up(visits)
+    return NodeResult(
+        host=unit.host,
+        peer=unit.peer,
+        ranks=unit.ranks,
+        latency_us=trend.latency_us,
+        busbw_gb_s=trend.busbw_gb_s,
+        cv=trend.cv,
+        alone=alone,
+    )
+
+
+def _note(log: Log, plan: Plan, measured: int, name: str, *, alone: bool) -> None:
+    total = sum(len(slot) for slot in plan.slots)
+    how = "one at a time" if alone else "several at once, which share cores and network cards"
+    log.note(
+        f"--{'pairs' if plan.phase == 'pairs' else 'by-node'}: all_reduce of {SMALL_BYTES} bytes and of "
+        f"{plan.size_bytes // 2**20} MiB, {how}; the best of {VISITS} visits counts"
+    )
+    if measured < total:
+        log.note(f"{measured} of {total} {name} were measured: a budget of {plan.budget_s:g} s has no time for more")

@@ -1,0 +1,157 @@
+"""DD402, DD403 and DD404: a rank, a link or a node that is slow where the others are not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.rules.answers import Answer, judged, skipped, unknown
+from ddpdoctor.rules.bandwidth.localise_late import find_late, say_late
+from ddpdoctor.rules.bandwidth.localise_problems import slow_link, slow_node, slow_node_link, slow_rank
+from ddpdoctor.rules.bandwidth.localise_who import find_who
+from ddpdoctor.rules.bandwidth.localise_words import say_seen, say_time
+from ddpdoctor.rules.registry import rule
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.bandwidth import Bench
+    from ddpdoctor.rules.bandwidth.judge import Scene
+    from ddpdoctor.rules.bandwidth.localise_who import Who
+
+NOT_ASKED = "neither --pairs nor --by-node was asked for"
+
+
+@rule("DD402", "slow-rank", Severity.WARNING, "A rank is slow with every other rank, or comes late to every call")
+def check_slow_rank(scene: Scene) -> Answer:
+    """One rank is slow with every other rank, or comes late to every call, while the others are as fast as each other.
+
+    A collective is as fast as its slowest rank. Two things make a rank slow, and the summary says which it is.
+
+    *Slow with every other rank* is seen with `--pairs`: every two ranks are measured by themselves, five times each,
+    and the best of the five counts, so that a passing disturbance blames nobody. A rank is named if at least three
+    quarters of its pairs are slower than the median of the pairs without it: twice as slow in bandwidth, or three
+    times in latency. Pairs inside a machine are compared with those of the same machine only, and pairs between
+    machines only with each other. It takes three ranks: one pair has two ranks to blame. Evidence says in what it is
+    slow: a rank that is slow in bandwidth alone has a narrow way for its data (PCIe, network card, a rate limit), and
+    one that is slow in latency shares its core with something else, or sits on one that sleeps. If it is only one
+    pair of the rank that is slow, that is DD403 `slow-link`; if all ranks of a machine are slow with other machines,
+    DD404 `slow-node`. A rank that is alone on its machine cannot be told from it.
+
+    *Late* is seen in every run. All ranks meet before each timed call, and how long each waits there tells who came
+    last. A rank is late that comes 2 ms or more after the others at the median, and last in four calls of five. Its
+    own calls are not slow, nor are those of the others: the timed part begins when all have come. In training the
+    same delay makes the *others* look slow, because they wait inside the collective.
+
+    What looks like it: GPUs of which one sits on another socket than the rest (`nvidia-smi topo -m`) are slow with
+    that one by design.
+
+    What to do: look at the rank's GPU, PCIe link, network card and core; what the machine itself tells of them is in
+    the evidence.
+    """
+    bench, who = scene.bench, find_who(scene.bench)
+    late = find_late(bench)
+    # What is handed in late takes long in pairs too.
+    problems = [slow_rank(slow, scene) for slow in who.ranks if late is None or slow.ends != (late.rank,)]
+    if late is not None:
+        problems.append(say_late(late, bench))
+    if problems:
+        return judged(problems, "")
+    untold = _pairs_untold(bench, who)
+    if bench.settings.pairs and untold:
+        return unknown(untold)
+    seen = [say_seen(bench.pairs, "pairs of ranks")] if bench.pairs else []
+    if bench.arrivals:
+        latest = max(bench.arrivals, key=lambda one: one.late_us)
+        seen.append(f"the latest rank comes {say_time(max(latest.late_us, 0.0))} after the others")
+    return judged([], "; ".join(seen)) if seen else skipped("no call was timed, and --pairs was not asked for")
+
+
+@rule("DD403", "slow-link", Severity.WARNING, "Two ranks or nodes are slow with each other and with nobody else")
+def check_slow_link(scene: Scene) -> Answer:
+    """Two ranks, or two nodes, are slow with each other, and both are as fast as usual with everyone else.
+
+    Seen with `--pairs` between ranks and with `--by-node` between nodes; how these are measured is told with DD402
+    `slow-rank`. A pair is named if it is twice as slow in bandwidth, or three times in latency, as the median of the
+    other pairs of *each* of its two ends. Slow ends are named first and their pairs set aside, so that a slow rank is
+    never taken for many slow links. It takes three ranks, or three nodes.
+
+    What looks like it: a machine may be wired so that some pairs are slower than others, such as GPUs on two sockets,
+    or of which some share no NVLink. Where more than a quarter of the pairs is slow in this way no link is named, and
+    the check says how many there are.
+
+    What to do: within a machine look at the NVLink or PCIe path between the two GPUs; between machines at cables,
+    switch ports and routes that only these two use.
+    """
+    bench, who = scene.bench, find_who(scene.bench)
+    problems = [
+        *(slow_link(link, scene) for link in who.links),
+        *(slow_node_link(link, scene) for link in who.node_links),
+    ]
+    if problems:
+        return judged(problems, "")
+    if not bench.settings.pairs and not bench.settings.by_node:
+        return skipped(NOT_ASKED)
+    untold = _pairs_untold(bench, who) if bench.settings.pairs else _nodes_untold(bench, who)
+    if untold:
+        return unknown(untold)
+    return judged([], _seen(bench, who))
+
+
+@rule("DD404", "slow-node", Severity.WARNING, "A node is slow with every other node, or inside")
+def check_slow_node(scene: Scene) -> Answer:
+    """One node is slow with every other node, or its own ranks are slow among themselves where other nodes' are not.
+
+    Seen with `--by-node`: each node is measured by itself, then every two nodes together, with all of their ranks, as
+    in training. It is judged as ranks are (DD402 `slow-rank`): at least three quarters of the node's pairs are twice
+    as slow in bandwidth, or three times in latency, as the median of the pairs without it. It takes three nodes: of
+    two that are slow together, either may be to blame. `--pairs` sees it too, where all ranks of a machine are slow
+    with other machines.
+
+    *Slow with every other node* points at what the node reaches the others by: network card, cable, switch port, a
+    rate limit, a route over the wrong interface. *Slow inside* points at the machine: memory, clocks, PCIe, NVLink,
+    another job; with `--pairs` the rank is named that is at fault, and the node is not named beside it.
+
+    What looks like it: a node in another rack or zone is slow with the others by distance.
+
+    What to do: check the node's card and port, compare the machine with another one, and leave it out of the job
+    until it is mended.
+    """
+    bench, who = scene.bench, find_who(scene.bench)
+    if who.nodes:
+        return judged([slow_node(node, scene) for node in who.nodes], "")
+    if not bench.settings.by_node:
+        return skipped("--by-node was not asked for")
+    untold = _nodes_untold(bench, who)
+    return unknown(untold) if untold else judged([], _seen(bench, who))
+
+
+def _pairs_untold(bench: Bench, who: Who) -> str:
+    if who.pairs_judged:
+        return ""
+    if len(bench.members) < 3:
+        return "it takes three ranks: of the two of a single pair either may be slow"
+    if not bench.pairs:
+        return "no pair was measured"
+    return "no machine has three ranks, and between machines there are too few pairs to compare with each other"
+
+
+def _nodes_untold(bench: Bench, who: Who) -> str:
+    if who.nodes_judged:
+        return ""
+    hosts = len({member.host for member in bench.members})
+    if hosts < 3:
+        return f"it takes three nodes to tell which one is slow, and there {'is one' if hosts == 1 else 'are two'}"
+    return "too few pairs of nodes were measured"
+
+
+def _seen(bench: Bench, who: Who) -> str:
+    seen = [
+        say_seen(results, noun)
+        for results, noun in (
+            (bench.pairs, "pairs of ranks"),
+            ([node for node in bench.nodes if node.peer is not None], "pairs of nodes"),
+        )
+        if results
+    ]
+    if who.wiring:
+        seen.append(f"{who.wiring} of them are slower than others, too many for faults: so the machines are wired")
+    return "; ".join(seen)

@@ -1,0 +1,180 @@
+"""Whom --pairs and --by-node show to be slow: ranks, links and nodes, each named once."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.rules.bandwidth.localise_edges import (
+    SLOW,
+    Edge,
+    Found,
+    Measure,
+    Slow,
+    Slowness,
+    can_judge,
+    find_slow,
+    worst_first,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ddpdoctor.model.bandwidth import Bench, NodeResult, Pair
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowNode:
+    """A host that is slow with the others, or whose own ranks are slow among themselves."""
+
+    host: str
+    slowness: tuple[Slowness, ...]
+    inside: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Who:
+    """All that is slow."""
+
+    ranks: tuple[Slow[int], ...] = ()
+    links: tuple[Slow[int], ...] = ()
+    """Between ranks."""
+    nodes: tuple[SlowNode, ...] = ()
+    node_links: tuple[Slow[str], ...] = ()
+    wiring: int = 0
+    """Pairs that are slower than others by the way the machines are wired."""
+    pairs_judged: bool = False
+    """Whether there was enough to compare."""
+    nodes_judged: bool = False
+
+
+def find_who(bench: Bench) -> Who:
+    """Judge pairs and nodes together: what both show is named once.
+
+    A slow rank slows its whole node, so that the node is not named beside it. A rank that is alone on its host cannot
+    be told from it: asked for nodes, the node is named.
+    """
+    pairs, nodes = _judge_pairs(bench.pairs), _judge_nodes(bench.nodes)
+    ranks_on = Counter(member.host for member in bench.members)
+    host_of = {member.rank: member.host for member in bench.members}
+    of_nodes = {node.host for node in nodes.nodes}
+    linked = {frozenset(link.ends) for link in nodes.node_links}
+    ranks = [
+        slow for slow in pairs.ranks if ranks_on[host_of[slow.ends[0]]] > 1 or host_of[slow.ends[0]] not in of_nodes
+    ]
+    blamed = {host_of[slow.ends[0]] for slow in ranks}
+    return Who(
+        ranks=tuple(ranks),
+        links=tuple(link for link in pairs.links if frozenset(host_of[rank] for rank in link.ends) not in linked),
+        nodes=tuple(node for node in _unite(nodes.nodes, pairs.nodes) if node.host not in blamed),
+        node_links=(*nodes.node_links, *(link for link in pairs.node_links if frozenset(link.ends) not in linked)),
+        wiring=pairs.wiring + nodes.wiring,
+        pairs_judged=pairs.pairs_judged,
+        nodes_judged=nodes.nodes_judged,
+    )
+
+
+def _judge_pairs(pairs: Sequence[Pair]) -> Who:
+    """Compare like with like: pairs inside a host with those of the same host, pairs between hosts with each other."""
+    inside: dict[str, list[Pair]] = {}
+    across: list[Pair] = []
+    for pair in pairs:
+        if pair.hosts[0] == pair.hosts[1]:
+            inside.setdefault(pair.hosts[0], []).append(pair)
+        else:
+            across.append(pair)
+    between = _judge_hosts(across)
+    slow_hosts = {slow.ends[0] for slow in between.ends}
+    slow_links = {frozenset(slow.ends) for slow in between.edges}
+    # What a slow host or a slow way between two hosts explains is no matter of single ranks.
+    left = [pair for pair in across if not slow_hosts & set(pair.hosts) and frozenset(pair.hosts) not in slow_links]
+    kinds = [_edges(kind) for kind in (*inside.values(), left)]
+    found = [find_slow(kind) for kind in kinds]
+    return Who(
+        ranks=_merge(slow for one in found for slow in one.ends),
+        links=tuple(slow for one in found for slow in one.edges),
+        nodes=tuple(SlowNode(host=slow.ends[0], slowness=slow.slowness, inside=False) for slow in between.ends),
+        node_links=between.edges,
+        wiring=between.wiring + sum(one.wiring for one in found),
+        pairs_judged=any(map(can_judge, kinds)) or bool(slow_hosts),
+    )
+
+
+def _edges(pairs: Iterable[Pair]) -> list[Edge[int]]:
+    return [Edge(ends=pair.ranks, busbw_gb_s=pair.busbw_gb_s, latency_us=pair.latency_us) for pair in pairs]
+
+
+def _judge_hosts(across: Sequence[Pair]) -> Found[str]:
+    """Look at hosts by the median of the pairs between them, unless each has one rank: then ranks are looked at."""
+    between: dict[tuple[str, str], list[Pair]] = {}
+    for pair in across:
+        between.setdefault((min(pair.hosts), max(pair.hosts)), []).append(pair)
+    if all(len(pairs) == 1 for pairs in between.values()):
+        return Found(ends=(), edges=(), wiring=0)
+    return find_slow(
+        Edge(
+            ends=hosts,
+            busbw_gb_s=statistics.median(pair.busbw_gb_s for pair in pairs),
+            latency_us=statistics.median(pair.latency_us for pair in pairs),
+        )
+        for hosts, pairs in between.items()
+    )
+
+
+def _judge_nodes(nodes: Sequence[NodeResult]) -> Who:
+    edges = [
+        Edge(ends=(node.host, node.peer), busbw_gb_s=node.busbw_gb_s, latency_us=node.latency_us)
+        for node in nodes
+        if node.peer is not None and node.busbw_gb_s is not None
+    ]
+    found = find_slow(edges)
+    inside = _judge_inside([node for node in nodes if node.peer is None])
+    outside = tuple(SlowNode(host=slow.ends[0], slowness=slow.slowness, inside=False) for slow in found.ends)
+    return Who(
+        nodes=_unite(inside, outside),
+        node_links=found.edges,
+        wiring=found.wiring,
+        nodes_judged=can_judge(edges) or bool(inside),
+    )
+
+
+def _judge_inside(alone: Sequence[NodeResult]) -> tuple[SlowNode, ...]:
+    """Compare nodes that have equally many ranks by what these reach among themselves."""
+    found = []
+    for node in alone:
+        others = [other for other in alone if other is not node and len(other.ranks) == len(node.ranks)]
+        # With one other there are two to blame.
+        if len(others) >= 2:
+            slowness = worst_first(_compare(measure, node, others) for measure in Measure)
+            if slowness:
+                found.append(SlowNode(host=node.host, slowness=slowness, inside=True))
+    return tuple(found)
+
+
+def _compare(measure: Measure, node: NodeResult, others: Iterable[NodeResult]) -> Slowness | None:
+    own, usual = _value(measure, node), statistics.median(_value(measure, other) for other in others)
+    ratio = own / usual if measure is Measure.LATENCY else usual / max(own, 1e-9)
+    if ratio < SLOW[measure]:
+        return None
+    return Slowness(measure=measure, low=own, high=own, usual=usual, ratio=ratio)
+
+
+def _value(measure: Measure, node: NodeResult) -> float:
+    return node.latency_us if measure is Measure.LATENCY else node.busbw_gb_s or 0.0
+
+
+def _merge(found: Iterable[Slow[int]]) -> tuple[Slow[int], ...]:
+    """Name a rank once that is slow both inside its host and with other hosts."""
+    by_rank: dict[int, Slow[int]] = {}
+    for slow in found:
+        by_rank.setdefault(slow.ends[0], slow)
+    return tuple(by_rank.values())
+
+
+def _unite(first: Iterable[SlowNode], second: Iterable[SlowNode]) -> tuple[SlowNode, ...]:
+    by_host: dict[str, SlowNode] = {}
+    for node in (*first, *second):
+        by_host.setdefault(node.host, node)
+    return tuple(by_host.values())
