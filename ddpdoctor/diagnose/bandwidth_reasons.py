@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from ddpdoctor.diagnose.environment import judge_fleet
 from ddpdoctor.model.bandwidth import Reason
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.node import Fleet
 from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed, order, view
 from ddpdoctor.rules.bandwidth.reasons_cpu import processor_reasons
 from ddpdoctor.rules.bandwidth.reasons_nccl import joined_by_nvlink, nccl_reasons
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.bandwidth import Bench
     from ddpdoctor.model.findings import Finding
+    from ddpdoctor.model.node import Fleet
     from ddpdoctor.rules.bandwidth.reasons import Place, View
     from ddpdoctor.rules.registry import Rule
 
@@ -51,7 +51,7 @@ CHECKS = {
     "nvlink": Bearing(effect=Effect.OTHER_WAY, path=Path.INSIDE),
     "p2p": Bearing(effect=Effect.OTHER_WAY, path=Path.INSIDE, infos=True),
     "ib-disabled": Bearing(effect=Effect.OTHER_WAY, path=Path.BETWEEN),
-    "ib-hca-env": Bearing(effect=Effect.OTHER_WAY, path=Path.BETWEEN),
+    "ib-hca-env": Bearing(effect=Effect.LIMIT, path=Path.BETWEEN),
     "uverbs": Bearing(effect=Effect.OTHER_WAY, path=Path.BETWEEN),
     "roce-gid": Bearing(effect=Effect.OTHER_WAY, path=Path.BETWEEN),
     "pcie": Bearing(effect=Effect.LIMIT, path=Path.PCIE),
@@ -79,7 +79,7 @@ def find_reasons(bench: Bench, fleet: Fleet | None) -> tuple[Reason, ...]:
         [
             *nccl_reasons(seen),
             *variable_reasons(seen),
-            *_checked(seen),
+            *([] if fleet is None else _checked(seen, fleet)),
             *processor_reasons(seen),
             *network_reasons(seen),
         ]
@@ -91,9 +91,9 @@ def reason_rules() -> tuple[Rule, ...]:
     return tuple(rule for rule in environment_rules() if rule.kind in CHECKS)
 
 
-def _checked(seen: View) -> Iterator[Weighed]:
+def _checked(seen: View, fleet: Fleet) -> Iterator[Weighed]:
     """Ask the checks of the machines on which ranks ran."""
-    fleet = Fleet(nodes=tuple(place.node for place in seen.places))
+    fleet = replace(fleet, nodes=tuple(place.node for place in seen.places))
     rules = [rule for rule in reason_rules() if seen.nccl or CHECKS[rule.kind].gloo]
     by_host = {place.node.host: place for place in seen.places}
     for finding in judge_fleet(fleet, rules).findings:

@@ -64,7 +64,7 @@ def _sockets(place: Place, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
         better = words([label(device, port) for device, port in ports])
         rate = ports[0][1].rate_text or ports[0][1].link_layer
         text = f"NCCL sends to other hosts over TCP ({names}), although RDMA is up on {better} ({rate})"
-        fix = "look at NCCL_IB_DISABLE, NCCL_NET and NCCL_IB_HCA, and at /dev/infiniband in the container: ddpdoctor check-env"
+        fix = "look at NCCL_IB_DISABLE, NCCL_NET, NCCL_IB_HCA and, in a container, /dev/infiniband: ddpdoctor check-env"
         yield _weigh(Effect.OTHER_WAY, place, text, those, fix=fix)
     else:
         text = f"NCCL sends to other hosts over TCP ({names}): no RDMA network is up here"
@@ -107,9 +107,7 @@ def _no_nvls(place: Place, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
     if not those or not gpus or not all(_has_nvls(gpu) for gpu in gpus):
         return
     text = "NCCL does without NVLink SHARP (NVLS), which these GPUs and their switches have: all-reduce goes in a ring"
-    fix = (
-        "systemctl status nvidia-fabricmanager; NVLS needs a driver of CUDA 12.1 or later, and a virtual machine's host"
-    )
+    fix = "systemctl status nvidia-fabricmanager; it needs a driver of CUDA 12.1 or later, and a virtual machine's host"
     yield _weigh(Effect.SMALL, place, text, those, fix=fix)
 
 
