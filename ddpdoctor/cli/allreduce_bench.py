@@ -5,14 +5,37 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 BenchFormat = Literal["text", "json", "csv", "markdown", "nccl-tests"]
 FailOn = Literal["error", "warning", "info", "never"]
 ModeChoice = Literal["latency", "throughput", "both"]
 Backend = Literal["gloo", "nccl"]
+
+
+UsageError: Any = typer.BadParameter.__bases__[0]
+"""What is raised for a wrong command line: of click, or of the click that newer versions of Typer have in them."""
+
+
+class BenchCommand(TyperCommand):
+    """Has a wrong command line told once, and not by each rank of a launcher."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse; without a launcher, what is wrong is told as with every verb."""
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError as error:
+            from ddpdoctor.cli.benching import refuse
+            from ddpdoctor.model.errors import UserError
+
+            told = UserError(error.format_message(), help="ddpdoctor allreduce-bench --help lists the options.")
+            status = refuse(told, os.environ)
+            if status is None:
+                raise
+            raise typer.Exit(status) from error
 
 
 def allreduce_bench(

@@ -33,9 +33,11 @@ app.command(
 app.command("check-env", short_help="Check whether machines are fit to train; under a launcher, all of them.")(
     check_env.check_env
 )
-app.command("allreduce-bench", short_help="Measure collectives; say whether that is good, and what is slow.")(
-    allreduce_bench.allreduce_bench
-)
+app.command(
+    "allreduce-bench",
+    cls=allreduce_bench.BenchCommand,
+    short_help="Measure collectives; say whether that is good, and what is slow.",
+)(allreduce_bench.allreduce_bench)
 app.command("demo", short_help="Run a tiny job with a seeded fault and diagnose it.")(demo.demo)
 app.command("report", short_help="Draw a saved report again, offline.")(report.report)
 app.command("explain", short_help="Explain a finding; --list shows all codes.")(explain.explain)

@@ -13,9 +13,11 @@ from ddpdoctor.cli.output import save_report, say, show_error, show_report
 from ddpdoctor.cli.progress import ShownProgress
 from ddpdoctor.diagnose.bandwidth import build_report, exit_status
 from ddpdoctor.diagnose.bandwidth_machines import MachineReader, find_launch
+from ddpdoctor.launch.ranks import choose_ranks, end_with_parent, run_ranks
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.node import Launcher
+from ddpdoctor.probes.bandwidth.session import Job, run_rank, run_wrong_rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.launch import Launch
 
-LONGEST_WAIT_S = 60.0
-"""Ours: for the other ranks, where the command line of this one is wrong and may not say."""
+WRONG_LIMIT_S = 10.0
+"""Ours: how long a rank whose command line is wrong tries to tell rank 0, before it tells the user itself."""
 
 
 def run(asked: Asked, env: Mapping[str, str]) -> int:
@@ -35,24 +37,24 @@ def run(asked: Asked, env: Mapping[str, str]) -> int:
     launch = find_launch(env)
     if launch.launcher is Launcher.NONE:
         return _start_ranks(asked, launch, env)
+    if launch.launcher is Launcher.OWN:
+        end_with_parent(int(launch.run))
     try:
         prepared = _prepare(asked, launch)
     except UserError as error:
-        return refuse(error, env)
+        return run_wrong_rank(launch, env, error, WRONG_LIMIT_S, show_error)
     return _be_rank(asked, prepared, launch, env)
 
 
-def refuse(error: UserError, env: Mapping[str, str]) -> int:
-    """Tell what is wrong with the command line once, though all ranks of a launcher have the same; return the status.
+def refuse(error: UserError, env: Mapping[str, str]) -> int | None:
+    """Tell a wrong command line once, though all ranks of a launcher have it; return the status.
 
-    Raises the error where there is no launcher.
+    None where there is no launcher, and nothing has been told.
     """
-    from ddpdoctor.probes.bandwidth.session import run_wrong_rank
-
     launch = find_launch(env)
     if launch.launcher is Launcher.NONE:
-        raise error
-    return run_wrong_rank(launch, env, error, LONGEST_WAIT_S, show_error)
+        return None
+    return run_wrong_rank(launch, env, error, WRONG_LIMIT_S, show_error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +80,6 @@ def _prepare(asked: Asked, launch: Launch) -> _Prepared:
 
 def _start_ranks(asked: Asked, launch: Launch, env: Mapping[str, str]) -> int:
     """Start ranks on this machine, unless this one is enough."""
-    from ddpdoctor.launch.ranks import choose_ranks, run_ranks
-
     prepared = _prepare(asked, launch)
     count, note = (asked.nproc, "") if asked.nproc is not None else choose_ranks(env)
     if note:
@@ -90,8 +90,6 @@ def _start_ranks(asked: Asked, launch: Launch, env: Mapping[str, str]) -> int:
 
 
 def _be_rank(asked: Asked, prepared: _Prepared, launch: Launch, env: Mapping[str, str]) -> int:
-    from ddpdoctor.probes.bandwidth.session import Job, run_rank
-
     reader = MachineReader(launch, env)
     with ShownProgress(sys.stderr, wanted=launch.rank == 0) as progress:
         job = Job(

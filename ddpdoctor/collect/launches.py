@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.processes import is_slurm_step, number
+from ddpdoctor.collect.processes import is_slurm_step, number, read_local_rank
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import Launcher
@@ -23,7 +23,7 @@ above the ports of common services. The port is first + (31 * job id + step id) 
 
 
 OWN_VARIABLE = "DDPDOCTOR_RANKS"
-"""Set in ranks that ddpdoctor started: names the run."""
+"""Set in ranks that ddpdoctor started: the process id of that ddpdoctor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +51,10 @@ def seen_ranks(env: Mapping[str, str]) -> Launch:
 
 
 def _own(env: Mapping[str, str]) -> Launch | None:
-    run, launch = env.get(OWN_VARIABLE), _environment(env)
-    if run is None or launch is None:
+    starter, launch = number(env, OWN_VARIABLE), _environment(env)
+    if starter is None or launch is None:
         return None
-    return replace(launch, launcher=Launcher.OWN, nnodes=1, run=run, agent_store=True)
+    return replace(launch, launcher=Launcher.OWN, nnodes=1, run=str(starter), agent_store=True)
 
 
 def _environment(env: Mapping[str, str]) -> Launch | None:
@@ -62,12 +62,13 @@ def _environment(env: Mapping[str, str]) -> Launch | None:
     address = env.get("MASTER_ADDR", "").strip()
     if rank is None or world_size is None or port is None or not address or rank >= world_size:
         return None
+    local_rank, one_host = read_local_rank(env), is_loopback(address)
     return Launch(
         launcher=Launcher.ENVIRONMENT,
         rank=rank,
         world_size=world_size,
-        local_rank=number(env, "LOCAL_RANK"),
-        nnodes=1 if is_loopback(address) else None,
+        local_rank=rank if local_rank is None and one_host else local_rank,
+        nnodes=1 if one_host else None,
         hosts=(address,),
         port=port,
         run=f"{address}:{port}",

@@ -32,10 +32,9 @@ class Identity:
 
 def read_process(system: System, *, rank: int | None = None, local_rank: int | None = None) -> Process:
     """Return the facts of this process; ``rank`` and ``local_rank`` are for where no variable says them."""
-    in_step = is_slurm_step(system.env)
     variables, others = select_variables(system.env)
-    own_rank = _first_number(system.env, RANK_VARIABLES, in_step=in_step)
-    own_local_rank = _first_number(system.env, LOCAL_RANK_VARIABLES, in_step=in_step)
+    own_rank = _first_number(system.env, RANK_VARIABLES)
+    own_local_rank = read_local_rank(system.env)
     return Process(
         rank=rank if own_rank is None else own_rank,
         local_rank=local_rank if own_local_rank is None else own_local_rank,
@@ -81,8 +80,14 @@ def number(env: Mapping[str, str], *names: str) -> int | None:
     return None
 
 
-def _first_number(env: Mapping[str, str], names: tuple[str, ...], *, in_step: bool) -> int | None:
+def read_local_rank(env: Mapping[str, str]) -> int | None:
+    """Return the number of this rank on its host, where a launcher says it."""
+    return _first_number(env, LOCAL_RANK_VARIABLES)
+
+
+def _first_number(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
     # The batch script's own shell has SLURM_PROCID too, and is no rank.
+    in_step = is_slurm_step(env)
     return number(env, *(name for name in names if in_step or not name.startswith("SLURM_")))
 
 

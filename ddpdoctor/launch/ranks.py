@@ -5,6 +5,7 @@ The ranks meet over a hub that this process serves, so that those that are left 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import signal
@@ -29,6 +30,8 @@ REPORT_GRACE_S = 60.0
 """Ours: how long the others may take to notice that a rank has failed and to report, before they are ended."""
 END_GRACE_S = 5.0
 """Ours: between SIGTERM and SIGKILL."""
+PR_SET_PDEATHSIG = 1
+"""prctl(2), linux/prctl.h."""
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -68,6 +71,15 @@ def choose_status(statuses: Sequence[int]) -> int:
     if statuses[0] < 0:
         verdicts = [status for status in verdicts if status > 0]
     return verdicts[0] if verdicts else 128 - statuses[0]
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """In a rank: have the kernel send SIGTERM when the process that started it is gone, as after its SIGKILL."""
+    libc = ctypes.CDLL(None)
+    with suppress(AttributeError):  # not Linux
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent_pid:  # it was quicker
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 @dataclass(slots=True)
