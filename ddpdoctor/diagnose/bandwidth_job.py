@@ -1,0 +1,217 @@
+"""A bench that did not come to its end, as the facts that the rules of progress judge.
+
+A rank's position becomes what those rules know of a rank. The watchers have seen to it already that nothing moved
+anywhere, so that the time without progress is what they saw.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ddpdoctor
+from ddpdoctor.model.bandwidth import Ending
+from ddpdoctor.model.facts import Call, Frame, GroupState, Job, Life, Look, Raised, Rank, Stack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.model.bandwidth import Bench, Member, Position, Stop
+
+NOW_NS = 10**18
+"""When it was looked, by a clock that the facts have to themselves: ranks of several hosts share none."""
+ENDED_NS = NOW_NS + 1
+"""When a rank failed. What follows from a user's stop comes after it; what comes first else is not known."""
+INIT = "init_process_group"
+GONE = frozenset({"", "X", "Z"})
+_OWN_FOLDER = str(Path(ddpdoctor.__file__).parent) + "/"
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/python3(\.\d+)?/|^<")
+_FRAME = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)")
+
+
+def build_job(bench: Bench, stop: Stop) -> Job:
+    """Return a stopped bench as a job that the rules of progress can judge."""
+    positions = {position.rank: position for position in stop.positions}
+    states = {int(rank): state for one in stop.positions for rank, state in one.states.items()}
+    ends = {int(rank): end for one in stop.positions for rank, end in one.ends.items()}
+    interrupted = stop.ending is Ending.INTERRUPTED
+    ranks = []
+    for member in bench.members:
+        position = _without_victims_error(positions.get(member.rank), bench.members, positions)
+        if position is None:
+            ranks.append(_silent_rank(member, states.get(member.rank), ends.get(member.rank)))
+        else:
+            rank = _rank(member, position, len(bench.members))
+            ranks.append(replace(rank, proc_state=states.get(member.rank)))
+    return Job(
+        now_ns=NOW_NS,
+        hang_timeout_s=_still_s(bench, stop),
+        ranks=tuple(ranks),
+        world_size=len(bench.members),
+        nnodes=len({member.host for member in bench.members}),
+        local_ranks_expected=None,
+        ended=interrupted,
+        stopping_since_ns=NOW_NS if interrupted else None,
+        interrupted_by=(stop.signal or "SIGINT") if interrupted else None,
+    )
+
+
+def _still_s(bench: Bench, stop: Stop) -> float:
+    """Return for how long a rank must have stood still to be blamed: as long as all did that wait for each other."""
+    limit_s = bench.settings.hang_timeout_s
+    if stop.ending is Ending.INTERRUPTED:
+        return limit_s
+    return min([limit_s, *(one.stale_s for one in stop.positions if one.phase != "end")])
+
+
+def _without_victims_error(
+    position: Position | None, members: tuple[Member, ...], positions: Mapping[int, Position]
+) -> Position | None:
+    """Return a rank that gave up waiting for others to connect as one that still waits for them."""
+    if position is None or position.error is None or position.phase != "connect":
+        return position
+    late = [one.rank for one in members if one.rank not in positions or not _has_come(positions[one.rank])]
+    return replace(position, error=None) if late and late != [position.rank] and _has_come(position) else position
+
+
+def _has_come(position: Position) -> bool:
+    """Return whether a rank has come to the making of the process group."""
+    return position.phase not in {"start", "connect"} or position.op == INIT
+
+
+def _rank(member: Member, position: Position, world_size: int) -> Rank:
+    frames = tuple(map(_frame, position.stack))
+    moved_ns = NOW_NS - int(position.stale_s * 1e9)
+    inside = position.inside and _stands_in_call(frames)
+    call = _call(position, frames, moved_ns) if inside else None
+    in_group = bool(position.group) and position.op != INIT
+    return Rank(
+        **_who(member),
+        life=Life.RUNNING,
+        recorded=True,
+        answered=True,
+        world_size=world_size,
+        initialized=_is_connected(position),
+        main_ended_ns=moved_ns if position.phase == "end" else None,
+        open_calls=() if call is None else (call,),
+        groups=(_group(position, arrived=inside or not position.inside),) if in_group else (),
+        looks=(Look(time_ns=NOW_NS, by="sampler", stacks=(_main_stack(frames),)),),
+        raised=() if position.error is None else (_raised(position.error, frames, call),),
+        last_place=_innermost(frames),
+        last_progress_ns=moved_ns,
+    )
+
+
+def _silent_rank(member: Member, state: str | None, end: str | None) -> Rank:
+    """Return a rank of which only the kernel says something, or nobody."""
+    if state in GONE:
+        return Rank(**_who(member), **_end(end), recorded=True, ended_ns=ENDED_NS)
+    # A process that is stopped, or sleeps in the kernel, explains its silence.
+    explained = state in {"T", "t", "D"}
+    return Rank(
+        **_who(member),
+        life=Life.RUNNING,
+        proc_state=state,
+        recorded=explained,
+        lost=None if explained else "it did not answer",
+    )
+
+
+def _who(member: Member) -> dict[str, Any]:
+    return {
+        "rank": member.rank,
+        "local_rank": member.local_rank,
+        "host": member.host,
+        "pid": member.pid,
+        "attempt": 0,
+    }
+
+
+def _end(end: str | None) -> dict[str, Any]:
+    if end is None:
+        return {"life": Life.GONE}
+    if end.startswith("exit status "):
+        return {"life": Life.EXITED, "exit_code": int(end.removeprefix("exit status "))}
+    return {"life": Life.SIGNALED, "signal": end}
+
+
+def _is_connected(position: Position) -> bool:
+    return position.phase not in {"start", "connect"} or (position.op == INIT and not position.inside)
+
+
+def _call(position: Position, frames: tuple[Frame, ...], moved_ns: int) -> Call:
+    return Call(
+        index=1,
+        op=position.op,
+        api=position.op,
+        group="" if position.op == INIT else _group_name(position),
+        seq=None if position.op == INIT else position.calls,
+        dtype=None,
+        shape=None,
+        tensors=1,
+        peer=None,
+        redop=None,
+        site=_innermost(frames),
+        started_ns=moved_ns,
+        ended_ns=None,
+        is_async=False,
+        failed=False,
+        thread_is_main=True,
+    )
+
+
+def _group(position: Position, *, arrived: bool) -> GroupState:
+    return GroupState(
+        name=_group_name(position),
+        ranks=position.group,
+        backend="",
+        enqueued=position.calls if arrived else position.calls - 1,
+    )
+
+
+def _group_name(position: Position) -> str:
+    return " ".join(map(str, position.group))
+
+
+def _raised(error: str, frames: tuple[Frame, ...], call: Call | None) -> Raised:
+    name, _, message = error.partition(": ")
+    return Raised(
+        type=name,
+        message=message,
+        time_ns=ENDED_NS,
+        thread_is_main=True,
+        uncaught=True,
+        in_call=None if call is None else call.op,
+        frames=frames,
+    )
+
+
+def _innermost(frames: tuple[Frame, ...]) -> Frame | None:
+    """Return the innermost frame that is not of the bench or below it, else that of the bench."""
+    user = [frame for frame in frames if frame.user]
+    own = [frame for frame in frames if frame.file.startswith(_OWN_FOLDER)]
+    return next(reversed(user or own), None)
+
+
+def _stands_in_call(frames: tuple[Frame, ...]) -> bool:
+    """Return whether the innermost frame is torch's or ours, which call into C++; what is put between holds it up."""
+    return not frames or _is_call_of_ours(frames[-1].file)
+
+
+def _is_call_of_ours(file: str) -> bool:
+    return "/torch/" in file or file.startswith(_OWN_FOLDER)
+
+
+def _main_stack(frames: tuple[Frame, ...]) -> Stack:
+    return Stack(thread="MainThread", is_main=True, is_daemon=False, frames=frames)
+
+
+def _frame(text: str) -> Frame:
+    match = _FRAME.fullmatch(text)
+    if match is None:
+        return Frame(file=text, line=0, function="", user=False)
+    file = match["file"]
+    user = not file.startswith(_OWN_FOLDER) and _LIBRARY.search(file) is None
+    return Frame(file=file, line=int(match["line"]), function=match["function"], user=user)

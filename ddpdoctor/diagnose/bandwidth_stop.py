@@ -1,0 +1,83 @@
+"""Who is to blame for a bench that did not come to its end: asks the same rules as `wrap`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.diagnose.bandwidth_job import build_job
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.progress.judge import judge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpdoctor.model.bandwidth import Bench, Stop
+    from ddpdoctor.model.findings import Finding
+
+ROOTS = frozenset({"DD601", "DD602", "DD603", "DD604", "DD605", "DD606", "DD607", "DD608", "DD611"})
+"""The findings that mean something of a program of our own."""
+MOST_TOLD = 4
+"""Groups that a summary names."""
+
+
+def stop_findings(bench: Bench) -> tuple[Finding, ...]:
+    """Return who is to blame, the first cause first; nothing of a bench that finished.
+
+    Of one that somebody interrupted, only a hang that had lasted for the hang timeout.
+    """
+    stop = bench.stop
+    if stop is None:
+        return ()
+    found = judge(build_job(bench, stop)).findings
+    return tuple(_in_words_of_bench(one, bench, stop) for one in found if one.code in ROOTS)
+
+
+def _in_words_of_bench(finding: Finding, bench: Bench, stop: Stop) -> Finding:
+    if finding.code == "DD611":
+        finding = _transport(finding, bench, stop)
+    if finding.code == "DD604":
+        finding = replace(finding, fix=_crash_fix(finding.summary))
+    return replace(finding, evidence=(*finding.evidence, *_at_words(stop)))
+
+
+def _at_words(stop: Stop) -> list[str]:
+    """Return what the bench was at when it stopped, as the rank says that had come furthest in it."""
+    whats = [one.what for one in stop.positions if one.phase == stop.phase and one.what]
+    return [f'the bench was in its phase "{stop.phase}"' + (f", at {whats[0]}" if whats else "")]
+
+
+def _crash_fix(summary: str) -> str:
+    if "memory" in summary.lower():
+        return "choose a smaller --max-size, or free memory; the errors of the other ranks follow from it"
+    return "look up this error (NCCL_DEBUG=INFO says more of NCCL's); the errors of the other ranks follow from it"
+
+
+def _transport(finding: Finding, bench: Bench, stop: Stop) -> Finding:
+    """Say which call of the bench does not complete, and among whom."""
+    at = {(one.group, one.what or one.op) for one in stop.positions if one.rank in finding.ranks}
+    told = [f"{rank_list(group)} {_be(group)} in {what}" for group, what in sorted(at)]
+    more = f", and {len(told) - MOST_TOLD} more groups likewise" if len(told) > MOST_TOLD else ""
+    fails = "it does not complete" if len(told) == 1 else "none of these completes"
+    hosts = dict.fromkeys(one.host for one in bench.members if one.rank in finding.ranks)
+    return replace(
+        finding,
+        summary=f"{', '.join(told[:MOST_TOLD])}{more}, and {fails}",
+        fix=_transport_fix(len(hosts), bench.settings.backend),
+    )
+
+
+def _be(ranks: Iterable[int]) -> str:
+    return "is" if len(set(ranks)) == 1 else "are"
+
+
+def _transport_fix(hosts: int, backend: str) -> str:
+    if backend == "nccl":
+        where = "test the network between these hosts (ddpdoctor check-env)" if hosts > 1 else "test the links"
+        return f"{where}, and read what NCCL says with NCCL_DEBUG=INFO"
+    if hosts > 1:
+        return (
+            "test the network between these hosts (ddpdoctor check-env on all of them): a firewall that drops packets, "
+            "a link that is down, an MTU that does not fit, or the wrong GLOO_SOCKET_IFNAME"
+        )
+    return "see whether something on this host drops packets on the interface that GLOO_SOCKET_IFNAME names"
