@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ddpdoctor
+from ddpdoctor.diagnose.bandwidth_reasons import find_reasons
+from ddpdoctor.diagnose.bandwidth_stop import stop_findings
+from ddpdoctor.diagnose.check_env import DEFECT, FOUND, UNTOLD, now
 from ddpdoctor.exchange.codec import encode
 from ddpdoctor.model.bandwidth import Ending
 from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outcome, RankRow, Report, Severity
+from ddpdoctor.model.reading import known
 from ddpdoctor.model.secrets import hide_secrets
 from ddpdoctor.rules.answers import Answer
+from ddpdoctor.rules.bandwidth.compare import compare
+from ddpdoctor.rules.bandwidth.curve import build_curves
+from ddpdoctor.rules.bandwidth.ddp import advise
 from ddpdoctor.rules.bandwidth.judge import Scene
 from ddpdoctor.rules.registry import bandwidth_rules
 from ddpdoctor.rules.verdict import order_findings, pick_verdict
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.bandwidth import Bench, Member, Position, Stop
+    from collections.abc import Callable
+
+    from ddpdoctor.model.bandwidth import Advice, Bench, Comparison, Curve, Member, Position, Stop
     from ddpdoctor.model.node import Fleet
     from ddpdoctor.rules.answers import Problem
     from ddpdoctor.rules.bandwidth.compare import Baseline
     from ddpdoctor.rules.registry import Rule
 
-FOUND, DEFECT, UNTOLD, INTERRUPTED = 1, 3, 4, 130
-"""Exit statuses of the design's table."""
+INTERRUPTED = 130
+"""Exit status of the design's table."""
 GROUP = "bandwidth"
 """Under which the checks of this verb are shown."""
 GONE = ("", "X", "Z")
 """State letters of /proc/PID/stat of a process that has ended."""
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,21 +63,25 @@ class Wanted:
 
 
 def build_report(bench: Bench, wanted: Wanted) -> Report:
-    """Judge a bench, finished or not, and build its report. A rule that raises is a crashed check."""
-    scene = _set_scene(bench, wanted)
+    """Judge a bench, finished or not, and build its report. What raises becomes a crashed check."""
+    crashed: list[Check] = []
+    scene = _set_scene(bench, wanted, crashed)
+    advice = _try("advice", lambda: advise(bench, wanted.model_size), None, crashed)
     answers = [(rule, _ask(rule, scene)) for rule in bandwidth_rules()]
     found = [_finding(rule, problem) for rule, answer in answers for problem in answer.problems]
-    findings = order_findings([*found, *_stop_findings(bench)])
+    nothing: tuple[Finding, ...] = ()
+    stopped = _try("stop", lambda: stop_findings(bench), nothing, crashed)
+    findings = order_findings([*found, *stopped])
     return Report(
         command=hide_secrets(wanted.command),
-        started_at=wanted.started_at or _now(),
-        ended_at=_now(),
+        started_at=wanted.started_at or now(),
+        ended_at=now(),
         job=_job(bench),
         verdict=pick_verdict(findings),
         findings=findings,
-        checks=tuple(_check(rule, answer) for rule, answer in answers),
+        checks=(*(_check(rule, answer) for rule, answer in answers), *crashed),
         ranks=tuple(_row(member, bench.stop) for member in bench.members),
-        data=_data(scene),
+        data=_data(scene, advice, wanted.fleet),
         tool_version=ddpdoctor.__version__,
     )
 
@@ -88,8 +102,31 @@ def exit_status(report: Report, fail_on: Severity | None) -> int:
     return UNTOLD if Outcome.INCONCLUSIVE in outcomes or status is not JobStatus.FINISHED else 0
 
 
-def _set_scene(bench: Bench, wanted: Wanted) -> Scene:
-    return Scene(bench=bench, expect_gb_s=wanted.expect_gb_s, fail_below=wanted.fail_below)
+def _set_scene(bench: Bench, wanted: Wanted, crashed: list[Check]) -> Scene:
+    def draw() -> tuple[Curve, ...]:
+        return build_curves(bench, wanted.expect_gb_s, use_reference=wanted.use_reference)
+
+    def hold() -> Comparison | None:
+        return None if wanted.baseline is None else compare(bench, wanted.baseline, wanted.fail_below)
+
+    return Scene(
+        bench=bench,
+        curves=_try("curves", draw, (), crashed),
+        comparison=_try("comparison", hold, None, crashed),
+        reasons=_try("reasons", lambda: find_reasons(bench, wanted.fleet), (), crashed),
+        expect_gb_s=wanted.expect_gb_s,
+        fail_below=wanted.fail_below,
+    )
+
+
+def _try(name: str, make: Callable[[], Made], instead: Made, crashed: list[Check]) -> Made:
+    """Return what follows from the facts; where that raises, note it: what was measured must not be lost for it."""
+    try:
+        return make()
+    except Exception as error:  # noqa: BLE001 - the wall around a rule: these are the parts that rules share
+        reason = f"{type(error).__name__}: {error}"
+        crashed.append(Check(id=name, group=GROUP, outcome=Outcome.CRASHED, reason=reason))
+        return instead
 
 
 def _ask(rule: Rule, scene: Scene) -> Answer:
@@ -126,14 +163,6 @@ def _finding(rule: Rule, problem: Problem) -> Finding:
     )
 
 
-def _stop_findings(bench: Bench) -> tuple[Finding, ...]:
-    if bench.stop is None:
-        return ()
-    from ddpdoctor.diagnose.bandwidth_stop import stop_findings
-
-    return tuple(stop_findings(bench))
-
-
 def _job(bench: Bench) -> JobSummary:
     ending = Ending.FINISHED if bench.stop is None else bench.stop.ending
     return JobSummary(
@@ -166,7 +195,7 @@ def _state(rank: int, position: Position | None, stop: Stop) -> str:
     return f"in {position.op}" if position.inside else f"between calls, in phase {position.phase}"
 
 
-def _data(scene: Scene) -> dict[str, Any]:
+def _data(scene: Scene, advice: Advice | None, fleet: Fleet | None) -> dict[str, Any]:
     bench = scene.bench
     return {
         "verb": "allreduce-bench",
@@ -180,14 +209,22 @@ def _data(scene: Scene) -> dict[str, Any]:
         "pairs": _encode_all(bench.pairs),
         "nodes": _encode_all(bench.nodes),
         "left_out": _encode_all(bench.left_out),
+        "loads": _loads(fleet),
         "nccl_logs": _encode_all(bench.nccl_logs),
         "wrong": _encode_all(bench.wrong),
         "comparison": _encode_one(scene.comparison),
-        "advice": None,
+        "advice": _encode_one(advice),
         "reasons": _encode_all(scene.reasons),
         "notes": list(bench.notes),
         "stop": _encode_one(bench.stop),
     }
+
+
+def _loads(fleet: Fleet | None) -> list[dict[str, Any]]:
+    """Return how busy each host was with what is not ours, where that was read."""
+    nodes = () if fleet is None else fleet.nodes
+    loads = [(node.host, known(node.load)) for node in nodes]
+    return [{"host": host, **encode(load)} for host, load in loads if load is not None]
 
 
 def _encode_all(records: tuple[Any, ...]) -> list[Any]:
@@ -196,7 +233,3 @@ def _encode_all(records: tuple[Any, ...]) -> list[Any]:
 
 def _encode_one(record: object | None) -> Any:
     return None if record is None else encode(record)
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

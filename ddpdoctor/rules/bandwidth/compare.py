@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.bandwidth import Change, Comparison
+
+from .series import time_bounds
+
 if TYPE_CHECKING:
-    from ddpdoctor.model.bandwidth import Measurement, Member, Settings
+    from collections.abc import Callable, Iterable
+
+    from ddpdoctor.model.bandwidth import Bench, Collective, Measurement, Member, Mode, Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,3 +24,93 @@ class Baseline:
     results: tuple[Measurement, ...]
     members: tuple[Member, ...]
     settings: Settings
+
+
+def compare(bench: Bench, baseline: Baseline, fail_below: float | None) -> Comparison:
+    """Compare case by case. Runs of another number of ranks have nothing in common: the difference says so."""
+    then = {_case(one): one for one in baseline.results} if len(baseline.members) == len(bench.members) else {}
+    pairs = [(now, then.get(_case(now))) for now in bench.results]
+    return Comparison(
+        baseline=baseline.name,
+        differences=find_differences(bench, baseline),
+        changes=tuple(_change(now, former, fail_below) for now, former in pairs if former is not None),
+        missing=sum(former is None for _, former in pairs),
+    )
+
+
+def cannot_tell(change: Change, fail_below: float) -> bool:
+    """Return whether noise forbids to say that a size is not below.
+
+    Its interval has the limit within it, and either the size looks slower, or the interval is so wide that twice the
+    loss which is let pass would not be seen. Ours: a gate that passes such a size would pass anything.
+    """
+    straddles = change.ratio_low < fail_below <= change.ratio_high
+    return straddles and (change.ratio < fail_below or change.ratio_low < 1 - 2 * (1 - fail_below))
+
+
+def find_differences(bench: Bench, baseline: Baseline) -> tuple[str, ...]:
+    """Return what is not alike between the two runs, each as "torch 2.12.0 then, 2.13.0 now"."""
+    now, then = bench.members, baseline.members
+    found = [
+        _differ("ranks", str(len(then)), str(len(now))),
+        _differ("backend", baseline.settings.backend, bench.settings.backend),
+        *(_differ(name, _all(then, value), _all(now, value)) for name, value in _OF_MEMBERS),
+        _differ("buffers", _buffers(baseline.settings), _buffers(bench.settings)),
+        _differ("budget", f"{baseline.settings.budget_s:g} s", f"{bench.settings.budget_s:g} s"),
+        *_variables(then, now),
+    ]
+    return tuple(one for one in found if one)
+
+
+_OF_MEMBERS: tuple[tuple[str, Callable[[Member], str]], ...] = (
+    ("hosts", lambda member: member.host),
+    ("device", lambda member: member.device_name),
+    ("torch", lambda member: member.torch),
+    ("NCCL", lambda member: member.nccl or "none"),
+    ("driver", lambda member: member.driver or "none"),
+    ("ddpdoctor", lambda member: member.version),
+)
+
+
+def _case(one: Measurement) -> tuple[Collective, str, str | None, Mode, bool, int]:
+    return one.collective, one.dtype, one.redop, one.mode, one.in_place, one.size_bytes
+
+
+def _change(now: Measurement, then: Measurement, fail_below: float | None) -> Change:
+    now_low, now_high = time_bounds(now)
+    then_low, then_high = time_bounds(then)
+    ratio_high = then_high / now_low
+    return Change(
+        collective=now.collective,
+        dtype=now.dtype,
+        redop=now.redop,
+        mode=now.mode,
+        in_place=now.in_place,
+        size_bytes=now.size_bytes,
+        now_us=now.p50_us,
+        then_us=then.p50_us,
+        ratio=then.p50_us / now.p50_us,
+        ratio_low=then_low / now_high,
+        ratio_high=ratio_high,
+        below=fail_below is not None and ratio_high < fail_below,
+    )
+
+
+def _all(members: Iterable[Member], value: Callable[[Member], str]) -> str:
+    return ", ".join(dict.fromkeys(map(value, members)))
+
+
+def _buffers(settings: Settings) -> str:
+    return "cold" if settings.cold else "warm"
+
+
+def _variables(then: tuple[Member, ...], now: tuple[Member, ...]) -> list[str]:
+    """Compare the variables of the lowest ranks: that all ranks have the same is another check's concern."""
+    before, after = (members[0].variables if members else {} for members in (then, now))
+    return [
+        _differ(name, before.get(name, "not set"), after.get(name, "not set")) for name in sorted({*before, *after})
+    ]
+
+
+def _differ(name: str, then: str, now: str) -> str:
+    return "" if then == now else f"{name}: {then} then, {now} now"

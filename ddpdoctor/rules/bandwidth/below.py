@@ -1,0 +1,164 @@
+"""DD405: a bandwidth below what the user demands, or below what the hardware gives elsewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.amounts import format_size
+from ddpdoctor.model.bandwidth import Standing
+from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
+from ddpdoctor.rules.registry import rule
+
+from .compare import cannot_tell
+from .references import EXPECT
+from .words import time_words
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.bandwidth import Change, Comparison, Curve
+
+    from .judge import Scene
+
+SHOWN = 6
+"""So many sizes are named as evidence; the table has them all."""
+MEASURE_MORE = "Measure more: --pairs and --by-node name the slow rank, link or host, where there is one."
+UNDECIDED = {Standing.NOISY, Standing.NOT_REACHED, Standing.NOT_DEFINED}
+
+
+@rule("DD405", "below-reference", Severity.WARNING, "The bandwidth is below what is demanded or what is normal")
+def check_below(scene: Scene) -> Answer:
+    """Report a bandwidth below --expect, below a saved run, or below what the same hardware gives elsewhere.
+
+    ## What it means
+
+    Every step of a training job that waits for communication takes longer than it has to.
+
+    ## How it is told
+
+    Against a number, the bus bandwidth at the plateau counts: of the largest sizes, where it no longer changes. It is
+    below only where its whole interval is. Against the table of known hardware, which has the GPU, the number of ranks
+    and hosts, the collective, the least size and a source for each figure, it may be 10 % below and is still healthy:
+    machines differ. Against a saved run each size counts by itself: the ratio of the two medians, with an interval from
+    both. Sizes are never averaged, and what was not measured is not guessed.
+
+    Below the table is a warning. Below `--expect`, or with `--compare` below `--fail-below`, is an error, and where
+    noise or a sweep that is too short forbids to say, the exit status is 4.
+
+    ## What else looks like it
+
+    Noise, which is reported as such (DD406). A sweep that ends before the plateau. Another algorithm: over NVLink 4 and
+    5 a sum is formed in the switch (NVLS), which shows as a bus bandwidth above that of the link; with
+    `NCCL_NVLS_ENABLE=0`, or where that is not available in a container, a ring gives a fifth less.
+
+    ## What to do
+
+    Read what stands beside the figure under "why": a narrow PCIe link, an NVLink that is down, NCCL on sockets, a busy
+    machine. `--pairs` and `--by-node` name the slow rank, link or host. Compare with the same run on another host.
+    """
+    problems = [_against_number(scene, curve) for curve in scene.curves if curve.standing is Standing.BELOW]
+    comparison = scene.comparison
+    if comparison is not None and scene.fail_below is not None:
+        problems += _against_baseline(scene, comparison, scene.fail_below)
+    if problems:
+        return judged(problems, "; ".join(problem.summary for problem in problems))
+    doubts = [*_doubts_of_number(scene), *_doubts_of_baseline(scene)]
+    if doubts:
+        return unknown("; ".join(doubts))
+    return _answer_healthy(scene)
+
+
+def _against_number(scene: Scene, curve: Curve) -> Problem:
+    demanded = curve.reference is not None and curve.reference.source == EXPECT
+    spread = (
+        f"the sizes of the plateau differ by {curve.plateau_spread:.0%}" if curve.plateau_spread is not None else None
+    )
+    return Problem(
+        summary=f"{_name(curve)}: {curve.verdict}",
+        evidence=tuple(one for one in (spread, *_reasons(scene)) if one),
+        fix=_fix(scene),
+        severity=Severity.ERROR if demanded else Severity.WARNING,
+        confidence=_confidence(scene, curve),
+    )
+
+
+def _confidence(scene: Scene, curve: Curve) -> Confidence:
+    """Return how sure it is that the figure is too low: beyond one host the table does not know the network."""
+    assert curve.reference is not None
+    if curve.reference.source == EXPECT:
+        return Confidence.HIGH
+    one_host = len({member.host for member in scene.bench.members}) == 1
+    return Confidence.HIGH if one_host and curve.reference.source.startswith("http") else Confidence.MEDIUM
+
+
+def _against_baseline(scene: Scene, comparison: Comparison, fail_below: float) -> list[Problem]:
+    below = [change for change in comparison.changes if change.below]
+    if not below:
+        return []
+    worst = min(below, key=lambda change: change.ratio)
+    more = f" {len(below) - 1} more of {len(comparison.changes)} sizes are below it." if len(below) > 1 else ""
+    shown = [_change(change) for change in sorted(below, key=lambda change: change.ratio)[:SHOWN]]
+    return [
+        Problem(
+            summary=f"{_change(worst)}: below --fail-below {fail_below:.0%} of {comparison.baseline}.{more}",
+            evidence=(*shown, *comparison.differences, *_reasons(scene)),
+            fix=_fix(scene),
+            severity=Severity.ERROR,
+        )
+    ]
+
+
+def _change(change: Change) -> str:
+    return (
+        f"{_name(change)} {change.mode.value} of {format_size(change.size_bytes)} reaches {change.ratio:.0%} "
+        f"({change.ratio_low:.0%}-{change.ratio_high:.0%}) of what it did: {time_words(change.then_us)} then, "
+        f"{time_words(change.now_us)} now"
+    )
+
+
+def _doubts_of_number(scene: Scene) -> list[str]:
+    """Return why it cannot be told of a curve whether it is as --expect demands."""
+    if scene.expect_gb_s is None:
+        return []
+    if not scene.curves:
+        return ["nothing was measured that --expect could be held to"]
+    held = [curve for curve in scene.curves if curve.standing is not Standing.NO_REFERENCE]
+    return [f"{_name(curve)}: {curve.verdict}" for curve in held if curve.standing in UNDECIDED]
+
+
+def _doubts_of_baseline(scene: Scene) -> list[str]:
+    if scene.fail_below is None:
+        return []
+    comparison = scene.comparison
+    if comparison is None or not comparison.changes:
+        differences = "" if comparison is None else "".join(f" ({one})" for one in comparison.differences[:1])
+        return [f"the baseline has no case in common with this run{differences}"]
+    noisy = [change for change in comparison.changes if cannot_tell(change, scene.fail_below)]
+    if not noisy:
+        return []
+    return [f"too noisy to say of {len(noisy)} of {len(comparison.changes)} sizes: {_change(noisy[-1])}"]
+
+
+def _answer_healthy(scene: Scene) -> Answer:
+    if scene.comparison is not None and scene.fail_below is not None:
+        return judged(
+            (), f"none of {len(scene.comparison.changes)} sizes is below {scene.fail_below:.0%} of the baseline"
+        )
+    healthy = [curve for curve in scene.curves if curve.standing is Standing.HEALTHY]
+    if healthy:
+        return judged((), "; ".join(f"{_name(curve)}: {curve.verdict}" for curve in healthy))
+    verdicts = dict.fromkeys(curve.verdict for curve in scene.curves)
+    return skipped("; ".join(verdicts) or "nothing was measured")
+
+
+def _reasons(scene: Scene) -> tuple[str, ...]:
+    return tuple(f"{reason.text} [{reason.source}]" for reason in scene.reasons)
+
+
+def _fix(scene: Scene) -> str:
+    fixes = [reason.fix for reason in scene.reasons if reason.fix]
+    return fixes[0] if fixes else MEASURE_MORE
+
+
+def _name(one: Curve | Change) -> str:
+    redop = f" {one.redop}" if one.redop not in {None, "sum"} else ""
+    return f"{one.collective.value} {one.dtype}{redop}{' in place' if one.in_place else ''}"

@@ -1,0 +1,219 @@
+"""What the curve of all_reduce means for DistributedDataParallel."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.amounts import format_size
+from ddpdoctor.model.bandwidth import Advice, Collective, Mode
+
+from .fit import fit_line
+from .plateau import find_plateau
+from .series import size_at, sort_series, time_at
+from .words import time_words
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.bandwidth import Bench
+
+    from .fit import Line
+    from .plateau import Plateau
+    from .series import Series
+
+MIB = 2**20
+FIRST_BUCKET_BYTES = MIB
+"""``torch.distributed._DEFAULT_FIRST_BUCKET_BYTES``: small, so that the first all-reduce starts early."""
+BUCKET_BYTES = 25 * MIB
+"""The default of DistributedDataParallel's ``bucket_cap_mb``."""
+SIGMAS = 2.0
+"""Standard deviations on either side of a gain: about 95 %."""
+LEAST_GAIN = 0.02
+"""A gain of a smaller share of the whole time is none. Ours: steps of a training job vary by more."""
+NEAR_FULL = 0.9
+"""Of the plateau: what a bucket should reach for its size to be of no concern."""
+LAST_WORD = (
+    "The true optimum needs the model: it depends on when its gradients become ready and on how much of the "
+    "communication the backward pass hides."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Basis:
+    """The curve that advice goes by."""
+
+    series: Series
+    plateau: Plateau | None
+    line: Line | None
+
+    def time_us(self, size_bytes: float) -> float | None:
+        """Return the time of a size; beyond the largest one measured only by the plateau."""
+        within = time_at(self.series, size_bytes)
+        if within is not None or self.plateau is None:
+            return within
+        last = self.series.points[-1]
+        return last.p50_us * size_bytes / last.size_bytes
+
+    def measured(self, size_bytes: float) -> bool:
+        """Return whether a size lies between the sizes measured."""
+        points = self.series.points
+        return points[0].size_bytes <= size_bytes <= points[-1].size_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Try:
+    """Another bucket size, and what it gains: None of it where there is none to be named, and why not."""
+
+    mib: int | None = None
+    gain_us: float = 0.0
+    low_us: float = 0.0
+    high_us: float = 0.0
+    why_not: str = ""
+
+
+def advise(bench: Bench, model_size: int | None) -> Advice | None:
+    """Return what a DDP job of ``model_size`` parameters can expect; None where no all_reduce over ranks was measured.
+
+    Gradients are taken to have the first dtype measured. Of the two modes throughput is preferred, since DDP starts its
+    all-reduces one after the other without waiting.
+    """
+    series = _pick(bench)
+    if series is None or len(bench.members) < 2:
+        return None
+    basis = _Basis(series=series, plateau=find_plateau(series), line=fit_line(series))
+    model_bytes = None if model_size is None else model_size * series.element_bytes
+    whole_us = None if model_bytes is None else _whole_us(basis, model_bytes)
+    other = _try_other(basis, model_bytes, whole_us)
+    share = _share(basis, BUCKET_BYTES)
+    return Advice(
+        model_bytes=model_bytes,
+        dtype=series.dtype,
+        whole_ms=_ms(whole_us),
+        bucket_mib=BUCKET_BYTES / MIB,
+        bucket_share=share,
+        try_mib=other.mib,
+        gain_ms=other.gain_us / 1e3 if other.mib else None,
+        gain_low_ms=other.low_us / 1e3 if other.mib else None,
+        gain_high_ms=other.high_us / 1e3 if other.mib else None,
+        text=(
+            _say_bucket(basis, share),
+            *_say_whole(basis, model_size, model_bytes, whole_us),
+            *_say_try(other, model_bytes),
+            LAST_WORD,
+        ),
+    )
+
+
+def _pick(bench: Bench) -> Series | None:
+    """Return the curve of all_reduce to go by: throughput before latency, the first dtype before the others."""
+    dtypes = bench.settings.dtypes
+    found = [one for one in sort_series(bench.results) if one.collective is Collective.ALL_REDUCE]
+    found.sort(
+        key=lambda one: (dtypes.index(one.dtype) if one.dtype in dtypes else len(dtypes), one.mode is Mode.LATENCY)
+    )
+    return found[0] if found else None
+
+
+def _whole_us(basis: _Basis, model_bytes: int) -> float | None:
+    """Return the time of all gradients: a first bucket of 1 MiB, full ones, and what is left."""
+    first = min(FIRST_BUCKET_BYTES, model_bytes)
+    full, rest = divmod(model_bytes - first, BUCKET_BYTES)
+    parts = [(1, first), (full, BUCKET_BYTES), (1 if rest else 0, rest)]
+    total = 0.0
+    for count, size in parts:
+        time_us = basis.time_us(size) if count else 0.0
+        if time_us is None:
+            return None
+        total += count * time_us
+    return total
+
+
+def _share(basis: _Basis, size_bytes: int) -> float | None:
+    """Return the part of the plateau that messages of one size reach; None without a plateau or beyond the sizes."""
+    if basis.plateau is None or not basis.measured(size_bytes):
+        return None
+    time_us = time_at(basis.series, size_bytes)
+    point = basis.series.points[-1]
+    if time_us is None or point.busbw_gb_s is None:
+        return None
+    factor = point.busbw_gb_s / point.algbw_gb_s
+    return size_bytes / time_us / 1e3 * factor / basis.plateau.gb_s
+
+
+def _try_other(basis: _Basis, model_bytes: int | None, whole_us: float | None) -> _Try:
+    """Return the bucket near sqrt(alpha * bandwidth * gradients), best with communication fully exposed.
+
+    With t = alpha + S/B, gradients G and buckets of b, that job takes alpha * G/b + G/B, and b/B more since nothing is
+    sent before the first bucket is full. Its minimum over b is the square root. The difference of two such times is
+    linear in alpha and 1/B, so that its variance follows from theirs.
+    """
+    line = basis.line
+    if model_bytes is None or whole_us is None:
+        return _Try()
+    if line is None or not line.fits:
+        return _Try(why_not=_say_misfit(line))
+    best = min(
+        math.sqrt(line.alpha_us / line.us_per_byte * model_bytes), model_bytes, basis.series.points[-1].size_bytes
+    )
+    mib = max(1, round(best / MIB))
+    of_alpha = model_bytes / BUCKET_BYTES - model_bytes / (mib * MIB)
+    of_slope = BUCKET_BYTES - mib * MIB
+    gain = line.alpha_us * of_alpha + line.us_per_byte * of_slope
+    variance = of_alpha**2 * line.var_alpha + of_slope**2 * line.var_slope + 2 * of_alpha * of_slope * line.covariance
+    half = SIGMAS * math.sqrt(max(0.0, variance))
+    if gain - half <= 0 or gain < LEAST_GAIN * whole_us:
+        return _Try(why_not="No other bucket_cap_mb is clearly better than the default of 25.")
+    return _Try(mib=mib, gain_us=gain, low_us=gain - half, high_us=gain + half)
+
+
+def _say_misfit(line: Line | None) -> str:
+    if line is None:
+        return "No other bucket_cap_mb can be named: too few sizes were measured."
+    return (
+        "No other bucket_cap_mb can be named: this curve does not follow alpha + S/B "
+        f"(the residual is {line.residual:.0%}), so that it must be tried."
+    )
+
+
+def _say_bucket(basis: _Basis, share: float | None) -> str:
+    time_us = basis.time_us(BUCKET_BYTES)
+    if time_us is None:
+        largest = format_size(basis.series.points[-1].size_bytes)
+        return f"What DDP's default bucket of 25 MiB takes is not known: the largest size measured is {largest}."
+    said = f"DDP's default bucket of 25 MiB takes {time_words(time_us)}"
+    if share is None or basis.plateau is None:
+        return f"{said}."
+    full = size_at(basis.series, NEAR_FULL * basis.plateau.gb_s)
+    enough = f", and {NEAR_FULL:.0%} of it need {full / MIB:.0f} MiB" if full and full > BUCKET_BYTES else ""
+    return f"{said} and reaches {share:.0%} of the plateau{enough}."
+
+
+def _say_whole(
+    basis: _Basis, model_size: int | None, model_bytes: int | None, whole_us: float | None
+) -> tuple[str, ...]:
+    if model_size is None or model_bytes is None:
+        return ()
+    what = f"{_count(model_size)} gradients in {basis.series.dtype} ({model_bytes / 1e9:.3g} GB)"
+    if whole_us is None:
+        return (f"How long {what} take is not known: measure to 32 MiB or beyond.",)
+    beyond = "" if basis.measured(BUCKET_BYTES) else ", by the plateau, since 25 MiB lie beyond the sizes measured"
+    return (f"{what[0].upper()}{what[1:]} in such buckets take {time_words(whole_us)}, nothing overlapped{beyond}.",)
+
+
+def _say_try(other: _Try, model_bytes: int | None) -> tuple[str, ...]:
+    if other.mib is not None:
+        low, high = time_words(other.low_us), time_words(other.high_us)
+        gain = f"{time_words(other.gain_us)} a step ({low} to {high})"
+        return (f"Worth trying: bucket_cap_mb={other.mib}, which saves about {gain} if no communication is hidden.",)
+    return (other.why_not,) if other.why_not and model_bytes is not None else ()
+
+
+def _count(number: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)
+
+
+def _ms(time_us: float | None) -> float | None:
+    return None if time_us is None else time_us / 1e3

@@ -1,0 +1,62 @@
+"""DD406: the figures vary too much for what was asked of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.bandwidth import Standing
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.registry import rule
+
+from .compare import cannot_tell
+
+if TYPE_CHECKING:
+    from .judge import Scene
+
+FIX = (
+    "Measure longer (--budget 5m), with nothing else on the machines, fewer ranks than processors, and a fixed clock "
+    "(cpupower frequency-set -g performance; nvidia-smi -lgc)."
+)
+
+
+@rule("DD406", "too-noisy", Severity.INFO, "The figures vary too much to be held to a reference or a saved run")
+def check_noise(scene: Scene) -> Answer:
+    """Report figures that vary too much for the question that was asked of them.
+
+    ## What it means
+
+    It cannot be told whether the bandwidth is as it should be: the interval of the median has the limit within it. This
+    is no fault of the network, and never a verdict; where a limit was demanded (`--expect`, `--fail-below`) the exit
+    status is 4.
+
+    ## How it is told
+
+    Every case is timed many times, and the interval of its median follows from the order of the times, whatever their
+    distribution. The plateau's interval is that of its sizes; a ratio to a saved run has those of both. Of fewer than
+    five calls no interval is believed.
+
+    ## What else looks like it
+
+    A network that is shared with other jobs, where the noise itself is the finding.
+
+    ## What to do
+
+    Measure longer (`--budget 5m`) and with nothing else on the machines. With more ranks than processors the scheduler
+    is what is measured. Fix the clocks.
+    """
+    doubts = [
+        f"{curve.collective.value} {curve.dtype} in {curve.mode.value} mode: {curve.verdict}"
+        for curve in scene.curves
+        if curve.standing is Standing.NOISY
+    ]
+    if scene.comparison is not None and scene.fail_below is not None:
+        noisy = sum(cannot_tell(change, scene.fail_below) for change in scene.comparison.changes)
+        if noisy:
+            doubts.append(f"{noisy} of {len(scene.comparison.changes)} sizes against {scene.comparison.baseline}")
+    if not doubts:
+        held = scene.comparison is not None or any(curve.reference is not None for curve in scene.curves)
+        return judged((), "noise leaves no doubt") if held else skipped("the figures are held to nothing")
+    return judged(
+        [Problem(summary=f"Too noisy to say: {doubts[0]}", evidence=tuple(doubts), fix=FIX)], "; ".join(doubts)
+    )

@@ -1,0 +1,123 @@
+"""What a curve is held to: the user's own figure, or what others have measured on the same hardware, or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.bandwidth import Mode, Reference
+from ddpdoctor.model.bandwidth_references import read_references
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpdoctor.model.bandwidth import Bench
+    from ddpdoctor.model.bandwidth_references import Known
+
+    from .series import Series
+
+REFERENCE_MARGIN = 0.10
+"""So far below a figure of the table a system is still healthy. Ours: the gate that Azure sets for its H200 nodes is
+431 GB/s, 9 % below the 473 that others measure on them
+(https://github.com/Azure/azurehpc-health-checks/blob/main/conf/nd96isr_h200_v5.conf)."""
+FLOATS = ("float32", "float16", "bfloat16")
+"""The figures of the table are of sums of these; the switches of NVLink, for one, do not add up integers of 8 bits."""
+EXPECT = "--expect"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yardstick:
+    """What a curve is held to. Without a reference ``note`` says why; with one, what to know of it, or nothing."""
+
+    reference: Reference | None
+    note: str = ""
+    margin: float = 0.0
+    """The share below the reference that is still as good."""
+
+    @property
+    def least_gb_s(self) -> float:
+        """Return the bandwidth below which a plateau is too low."""
+        return 0.0 if self.reference is None else self.reference.gb_s * (1 - self.margin)
+
+
+def find_yardstick(
+    bench: Bench, series: Series, all_series: Sequence[Series], expect_gb_s: float | None, *, use_reference: bool
+) -> Yardstick:
+    """Return what a curve is held to: --expect before the table."""
+    if series.mode is Mode.LATENCY and any(_is_throughput_of(series, other) for other in all_series):
+        return Yardstick(reference=None, note="references are of calls back to back, which throughput mode measures")
+    if expect_gb_s is not None:
+        return Yardstick(reference=_expected(expect_gb_s))
+    if not use_reference:
+        return Yardstick(reference=None, note="it is held to no reference, as asked for")
+    return _look_up(bench, series)
+
+
+def _is_throughput_of(series: Series, other: Series) -> bool:
+    return other.mode is Mode.THROUGHPUT and (series.collective, series.dtype, series.redop, series.in_place) == (
+        other.collective, other.dtype, other.redop, other.in_place
+    )  # fmt: skip
+
+
+def _expected(gb_s: float) -> Reference:
+    return Reference(gb_s=gb_s, high_gb_s=None, text=EXPECT, source=EXPECT, min_size_bytes=0)
+
+
+def _look_up(bench: Bench, series: Series) -> Yardstick:
+    names = sorted({member.device_name for member in bench.members})
+    if all(member.device == "cpu" for member in bench.members):
+        return Yardstick(
+            reference=None, note=f"no reference for {bench.settings.backend} on CPUs: there is no peak to hold it to"
+        )
+    if len(names) > 1:
+        return Yardstick(reference=None, note=f"no reference for mixed hardware: {', '.join(names)}")
+    rows = [row for row in read_references() if row.gpu.fullmatch(names[0])]
+    if not rows or bench.settings.backend != "nccl":
+        return Yardstick(reference=None, note=f"no reference for this hardware: {bench.settings.backend} on {names[0]}")
+    if series.dtype not in FLOATS or series.redop not in {None, "sum"}:
+        return Yardstick(reference=None, note="the references are of sums of float32, float16 and bfloat16")
+    return _choose(bench, series, names[0], rows)
+
+
+def _choose(bench: Bench, series: Series, name: str, rows: list[Known]) -> Yardstick:
+    ranks, nodes = len(bench.members), len({member.host for member in bench.members})
+    fitting = [row for row in rows if row.ranks == ranks and row.nodes == nodes and row.collective is series.collective]
+    if not fitting:
+        there = "; ".join(dict.fromkeys(f"{row.collective.value} of {row.ranks} on {row.nodes}" for row in rows))
+        what = f"{series.collective.value} of {ranks} {name} on {nodes} {'host' if nodes == 1 else 'hosts'}"
+        return Yardstick(reference=None, note=f"no reference for {what} (there is for {there})")
+    off = _switched_off(bench)
+    row = next((row for row in fitting if (row.algorithm == "ring") is bool(off)), fitting[0])
+    note = _beside(row, fitting, off)
+    return Yardstick(reference=_reference(row), note=note, margin=REFERENCE_MARGIN)
+
+
+def _switched_off(bench: Bench) -> str:
+    """Return the variable by which the reduction in the switch is off on some rank; empty where it is not."""
+    for member in bench.members:
+        if member.variables.get("NCCL_NVLS_ENABLE", "").strip() == "0":
+            return "NCCL_NVLS_ENABLE=0"
+        algorithms = member.variables.get("NCCL_ALGO", "")
+        if algorithms and "nvls" not in algorithms.lower() and not algorithms.startswith("^"):
+            return f"NCCL_ALGO={algorithms}"
+    return ""
+
+
+def _beside(row: Known, fitting: list[Known], off: str) -> str:
+    """Say what the other algorithm gives, where there are two."""
+    other = next((one for one in fitting if one is not row), None)
+    if other is None:
+        return ""
+    if row.algorithm == "ring":
+        return f"{off} is set: without it, {other.low_gb_s:.0f} GB/s have been seen"
+    return f"a ring, without the reduction in the switch (NVLS), gives {other.low_gb_s:.0f} GB/s"
+
+
+def _reference(row: Known) -> Reference:
+    return Reference(
+        gb_s=row.low_gb_s,
+        high_gb_s=row.high_gb_s,
+        text=row.text,
+        source=row.source,
+        min_size_bytes=row.min_size_bytes,
+    )

@@ -1,0 +1,120 @@
+"""How a curve stands against what it is held to, in one word, one figure and one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.amounts import format_size
+from ddpdoctor.model.bandwidth import Standing
+
+from .plateau import describe_end, levels_of
+from .references import EXPECT
+from .series import time_bounds
+from .words import gb_words, range_words
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.bandwidth import Reference
+
+    from .plateau import Level, Plateau
+    from .references import Yardstick
+    from .series import Series
+
+FAR = 2.0
+"""Without a plateau a curve is too low only where even so many times the bandwidth that the last step in size came at
+is too low. Ours: a change of algorithm at larger sizes gains less, 1.3 times for NVLS over a ring."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The standing, what there is of the reference as a share, and one sentence."""
+
+    standing: Standing
+    share: float | None
+    text: str
+
+
+def judge(series: Series, plateau: Plateau | None, yardstick: Yardstick) -> Verdict:
+    """Return how a curve stands."""
+    levels = levels_of(series)
+    if not levels:
+        return Verdict(standing=Standing.NOT_DEFINED, share=None, text="n/a: with one rank nothing crosses a link.")
+    reference = yardstick.reference
+    if reference is None:
+        return Verdict(standing=Standing.NO_REFERENCE, share=None, text=f"{_seen(series, plateau)}; {yardstick.note}.")
+    if plateau is None or plateau.to_bytes < reference.min_size_bytes:
+        return _judge_short(series, levels, plateau, yardstick, reference)
+    return _judge_plateau(plateau, yardstick, reference)
+
+
+def _judge_plateau(plateau: Plateau, yardstick: Yardstick, reference: Reference) -> Verdict:
+    share = plateau.gb_s / reference.gb_s
+    seen = f"{gb_words(plateau.gb_s)} from {format_size(plateau.from_bytes)} on"
+    if plateau.high_gb_s < yardstick.least_gb_s:
+        return Verdict(standing=Standing.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}.")
+    if plateau.low_gb_s >= yardstick.least_gb_s:
+        return Verdict(standing=Standing.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}.")
+    interval = range_words(plateau.low_gb_s, plateau.high_gb_s)
+    text = f"Too noisy to say: {interval} from {format_size(plateau.from_bytes)} on, held to {_least(yardstick)}."
+    return Verdict(standing=Standing.NOISY, share=share, text=text)
+
+
+def _judge_short(
+    series: Series, levels: tuple[Level, ...], plateau: Plateau | None, yardstick: Yardstick, reference: Reference
+) -> Verdict:
+    """Judge a sweep that does not reach the sizes at which the reference holds: what it reaches may be enough."""
+    last = levels[-1]
+    share = last.gb_s / reference.gb_s
+    seen = f"{gb_words(last.gb_s)} at {format_size(last.size_bytes)}"
+    if last.low >= yardstick.least_gb_s:
+        return Verdict(standing=Standing.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}.")
+    too_short = plateau is not None
+    ceiling = None if too_short else _ceiling(series)
+    if ceiling is not None and max(ceiling * FAR, *(level.high for level in levels)) < yardstick.least_gb_s:
+        return Verdict(standing=Standing.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}.")
+    why = f"the reference holds from {format_size(reference.min_size_bytes)} on" if too_short else describe_end(series)
+    return Verdict(standing=Standing.NOT_REACHED, share=None, text=f"No plateau reached: {seen}, and {why}.")
+
+
+def _ceiling(series: Series) -> float | None:
+    """Return at which bus bandwidth the last step in size came: the most that t = alpha + S/B lets it rise to.
+
+    None where the two times cannot be told apart.
+    """
+    if len(series.points) < 2:
+        return None
+    before, last = series.points[-2:]
+    step_us = time_bounds(last)[0] - time_bounds(before)[1]
+    if step_us <= 0 or last.busbw_gb_s is None:
+        return None
+    factor = last.busbw_gb_s * last.p50_us / last.size_bytes
+    return factor * (last.size_bytes - before.size_bytes) / step_us
+
+
+def _seen(series: Series, plateau: Plateau | None) -> str:
+    if plateau is not None:
+        return f"{gb_words(plateau.gb_s)} from {format_size(plateau.from_bytes)} on"
+    last = levels_of(series)[-1]
+    return f"{gb_words(last.gb_s)} at {format_size(last.size_bytes)}, no plateau ({describe_end(series)})"
+
+
+def _of(share: float, reference: Reference) -> str:
+    return f"{share:.0%} of {_name(reference)}"
+
+
+def _below(share: float, yardstick: Yardstick, reference: Reference) -> str:
+    source = "" if reference.source == EXPECT else f" [{reference.source}]"
+    note = f"; {yardstick.note}" if yardstick.note else ""
+    return f"{1 - share:.0%} below {_name(reference)}{source}{note}"
+
+
+def _name(reference: Reference) -> str:
+    figure = range_words(reference.gb_s, reference.high_gb_s)
+    return f"{EXPECT} {figure}" if reference.source == EXPECT else f"the reference ({reference.text}: {figure})"
+
+
+def _least(yardstick: Yardstick) -> str:
+    assert yardstick.reference is not None
+    if yardstick.margin == 0:
+        return _name(yardstick.reference)
+    return f"{gb_words(yardstick.least_gb_s)}, {yardstick.margin:.0%} below {_name(yardstick.reference)}"
