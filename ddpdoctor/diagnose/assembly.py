@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import ddpdoctor
 from ddpdoctor.model.node import SECTIONS, Fleet, Node
+from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.reading import Unread, Why
-from ddpdoctor.rules.progress.words import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

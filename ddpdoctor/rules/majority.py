@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.rules.progress.words import rank_list
+from ddpdoctor.model.rank_words import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.reading import NotRead, Unread, Why, need
 from ddpdoctor.model.visible_devices import VARIABLE, Visible, read_visible
 from ddpdoctor.rules.answers import Problem
-from ddpdoctor.rules.progress.words import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

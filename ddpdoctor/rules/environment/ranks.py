@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.node import Launcher
+from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.rendezvous import text_of
 from ddpdoctor.model.slurm import expand_counts, expand_hosts
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.majority import host_list
-from ddpdoctor.rules.progress.words import rank_list, verb
+from ddpdoctor.rules.progress.words import verb
 from ddpdoctor.rules.registry import Group, fleet_rule
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.visible_devices import VARIABLE
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.environment.devices import device_of, keys_of, sees_its_own, visible_to
-from ddpdoctor.rules.progress.words import rank_list
 from ddpdoctor.rules.registry import Group, fleet_rule
 
 if TYPE_CHECKING:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
 from .places import standing_places
 from .scene import Cause, Ruling, Scene, timeout_ns
 from .states import Doing
-from .words import rank_list, seconds, verb
+from .words import seconds, verb
 
 
 @rule("DD606", "stopped", Severity.ERROR, "The process of a rank is frozen")

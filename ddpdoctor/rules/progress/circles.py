@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
@@ -13,7 +14,7 @@ from .places import places
 from .scene import Cause, Ruling, Scene
 from .states import Doing
 from .waits import by_position
-from .words import rank_list, verb
+from .words import verb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
+from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
 from .failures import Failure, failure_line, same_bug
 from .places import places
 from .scene import Cause, Ruling, Scene
-from .words import place_words, rank_list, verb
+from .words import place_words, verb
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Frame, Rank

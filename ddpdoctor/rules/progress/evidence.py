@@ -6,11 +6,12 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.facts import Frame, Life, Rank
+from ddpdoctor.model.rank_words import rank_list
 
 from .places import lines_seen
 from .scene import Scene, moment
 from .states import Doing, State, final_error
-from .words import call_words, first_line, line_of, place_words, rank_list, seconds, verb, without_numbers
+from .words import call_words, first_line, line_of, place_words, seconds, verb, without_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
+from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
 from .places import innermost_user, last_main_stack, lines_seen, other_threads, places
 from .scene import Cause, Ruling, Scene, moment, timeout_ns
 from .states import Doing, aborted_at_exit
-from .words import place_words, rank_list, seconds, verb
+from .words import place_words, seconds, verb
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Child, Frame, Rank

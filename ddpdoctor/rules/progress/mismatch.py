@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Finding, Severity
+from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
 from .places import places
 from .scene import Cause, Ruling, Scene, must_be_quiet
-from .words import call_words, line_of, rank_list, verb
+from .words import call_words, line_of, verb
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Frame

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
+from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
 from .places import standing_places
 from .scene import Cause, Ruling, Scene, must_be_quiet
 from .states import Doing
-from .words import place_words, rank_list, verb
+from .words import place_words, verb
 
 _HOLDS_UP = frozenset({Doing.USER, Doing.DATA, Doing.BACKWARD, Doing.NATIVE})
 

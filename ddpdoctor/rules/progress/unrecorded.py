@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ddpdoctor.model.facts import Life, Rank
 from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
 from .scene import Ruling, Scene
-from .words import rank_list
 
 
 @rule("DD901", "not-recorded", Severity.INFO, "A rank could not be recorded")

@@ -1,4 +1,4 @@
-"""Sentences: lists of ranks, durations, calls, and what groups of ranks do."""
+"""Sentences: durations, calls, and what groups of ranks do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from ddpdoctor.model.facts import Call, Frame
     from ddpdoctor.model.findings import Place
@@ -14,27 +14,6 @@ if TYPE_CHECKING:
 _DIGITS = re.compile(r"\d+")
 MAX_TEXT = 300
 """Characters kept of the text of an exception."""
-
-
-def rank_list(ranks: Iterable[int]) -> str:
-    """Return "rank 3", "ranks 0 and 2" or "ranks 0-6, 9"."""
-    numbers = sorted(set(ranks))
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
-    spans = [f"{a}-{b}" if b > a + 1 else f"{a}, {b}" if b > a else str(a) for a, b in _spans(numbers)]
-    if len(numbers) == 2:
-        return f"ranks {numbers[0]} and {numbers[1]}"
-    return "ranks " + ", ".join(spans)
-
-
-def _spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    spans: list[tuple[int, int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1] = (spans[-1][0], number)
-        else:
-            spans.append((number, number))
-    return spans
 
 
 def verb(ranks: Iterable[int], one: str, many: str) -> str:
