@@ -27,7 +27,17 @@ from ddpdoctor.model.bandwidth import (
     Standing,
     Stop,
 )
-from ddpdoctor.model.findings import Check, Confidence, Finding, JobStatus, JobSummary, Outcome, RankRow, Report, Severity
+from ddpdoctor.model.findings import (
+    Check,
+    Confidence,
+    Finding,
+    JobStatus,
+    JobSummary,
+    Outcome,
+    RankRow,
+    Report,
+    Severity,
+)
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 SIZES = tuple(KIB * 4**power for power in range(11))
@@ -131,29 +141,21 @@ def node_matrix(hosts=3, slow="node2"):
     return (*alone, *together)
 
 
+def change(size, ratio):
+    now_us = measurement(size).p50_us
+    return Change(
+        collective=Collective.ALL_REDUCE, dtype="float32", redop="sum", mode=Mode.THROUGHPUT, in_place=False,
+        size_bytes=size, now_us=now_us, then_us=now_us * ratio, ratio=ratio, ratio_low=ratio - 0.03,
+        ratio_high=ratio + 0.03, below=ratio < 0.9,
+    )  # fmt: skip
+
+
 def comparison(below=1):
-    changes = []
-    for at, size in enumerate(SIZES):
-        ratio = 0.71 if at >= len(SIZES) - below else 1.01
-        changes.append(
-            Change(
-                collective=Collective.ALL_REDUCE,
-                dtype="float32",
-                redop="sum",
-                mode=Mode.THROUGHPUT,
-                in_place=False,
-                size_bytes=size,
-                now_us=100.0 / ratio,
-                then_us=100.0,
-                ratio=ratio,
-                ratio_low=ratio - 0.03,
-                ratio_high=ratio + 0.03,
-                below=ratio < 0.9,
-            )  # fmt: skip
-        )
+    ratios = [0.71 if at >= len(SIZES) - below else 1.01 for at in range(len(SIZES))]
     return Comparison(
-        baseline="monday.json", differences=("torch 2.12.0 then, 2.13.0 now",), changes=tuple(changes), missing=2
-    )
+        baseline="monday.json", differences=("torch 2.12.0 then, 2.13.0 now",),
+        changes=tuple(change(size, ratio) for size, ratio in zip(SIZES, ratios, strict=True)), missing=2,
+    )  # fmt: skip
 
 
 ADVICE = Advice(
@@ -177,7 +179,9 @@ LEFT_OUT = LeftOut(
     reason="needs 48 GiB of 12 GiB free on rank 3",
 )  # fmt: skip
 HUNG_RANKS = tuple(
-    RankRow(rank=rank, local_rank=rank, host="node0", pid=4000 + rank, state="stopped" if rank == 3 else "in all_reduce")
+    RankRow(
+        rank=rank, local_rank=rank, host="node0", pid=4000 + rank, state="stopped" if rank == 3 else "in all_reduce"
+    )
     for rank in range(8)
 )
 STOPPED = Finding(
@@ -213,8 +217,8 @@ def report(
             for name in ("arrivals", "pairs", "nodes", "left_out", "loads", "nccl_logs", "wrong", "reasons", "notes")
         },
     }
-    for name, value in data.items():
-        found[name] = [plain(one) for one in value] if isinstance(value, (tuple, list)) else encode(value)
+    for part, value in data.items():
+        found[part] = [plain(one) for one in value] if isinstance(value, (tuple, list)) else encode(value)
     ordered = tuple(sorted(findings, key=lambda finding: finding.severity.order))
     return Report(
         command=("ddpdoctor", "allreduce-bench"), started_at="2026-01-02T03:04:05.000+00:00",
@@ -232,13 +236,15 @@ def plain(value):
 
 def everything():
     """A run of which every part of the report has something to show."""
+    below = "231 GB/s at the plateau: below the reference, 50 % of 460 GB/s (8 H100 over NVLink4, NVLS)."
+    curves = (
+        curve(standing=Standing.BELOW, plateau_gb_s=231.0, share=0.5, verdict=below),
+        latency_curve(),
+    )
     return report(
-        findings=(SLOW_LINK,), hosts=2, pairs=pair_matrix(), nodes=node_matrix(), comparison=comparison(), advice=ADVICE,
-        arrivals=ARRIVALS, left_out=(LEFT_OUT,), nccl_logs=(NCCL_LOG,), reasons=(REASON,),
-        notes=("8 ranks share 4 cores",),
-        curves=(curve(standing=Standing.BELOW, plateau_gb_s=231.0, share=0.5,
-                      verdict="231 GB/s at the plateau: below the reference, 50 % of 460 GB/s (8 H100 over NVLink4, NVLS)."),
-                latency_curve()),
+        findings=(SLOW_LINK,), hosts=2, pairs=pair_matrix(), nodes=node_matrix(), comparison=comparison(),
+        advice=ADVICE, arrivals=ARRIVALS, left_out=(LEFT_OUT,), nccl_logs=(NCCL_LOG,), reasons=(REASON,),
+        notes=("8 ranks share 4 cores",), curves=curves,
     )  # fmt: skip
 
 

@@ -40,7 +40,9 @@ def headline(report: Report, bench: Bandwidth) -> str:
     if report.verdict is not None:
         found = count_findings(report.findings)
         return ", ".join([*ended, found]) + f": {_sentence(report.verdict.summary)}"
-    return ", ".join([*ended, "no problem found" if not ended else "no cause found"]) + describe_standing(bench.curves)
+    if not bench.results:
+        return ", ".join([*ended, "nothing was measured"])
+    return ", ".join([*ended, "no cause found" if ended else "no problem found"]) + describe_standing(bench.curves)
 
 
 def describe_standing(curves: Sequence[Curve]) -> str:

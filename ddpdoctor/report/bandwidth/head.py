@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddpdoctor.model.bandwidth import Member, NcclLog
+    from ddpdoctor.model.findings import Report
     from ddpdoctor.report.bandwidth.reading import Bandwidth
 
 
@@ -36,6 +37,11 @@ def describe_conventions(bench: Bandwidth) -> str:
     """Say how the numbers are meant."""
     warm = "cold buffers, beyond the cache" if bench.settings.cold else "warm buffers"
     return f"{warm}; a call takes as long as its slowest rank; GB is 1e9 bytes; busbw as in nccl-tests"
+
+
+def describe_time(report: Report) -> str:
+    """Say when it was measured: "2026-01-02 03:04:05 UTC"."""
+    return f"{report.started_at[:19].replace('T', ' ')} UTC"
 
 
 def _describe_log(log: NcclLog) -> str:

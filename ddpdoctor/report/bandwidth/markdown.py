@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.report.bandwidth.changes import count_changes, list_change_columns, pick_changes
 from ddpdoctor.report.bandwidth.closing import headline
 from ddpdoctor.report.bandwidth.columns import fit_columns
-from ddpdoctor.report.bandwidth.head import describe_run
+from ddpdoctor.report.bandwidth.head import describe_run, describe_time
 from ddpdoctor.report.bandwidth.matrix import draw_matrix, make_matrices
 from ddpdoctor.report.bandwidth.reading import read_bandwidth
 from ddpdoctor.report.bandwidth.remarks import describe_left_out, describe_reason
@@ -46,7 +46,7 @@ def render_bandwidth_markdown(report: Report) -> str:
     blocks += _list("Not measured", [describe_left_out(one) for one in bench.left_out])
     blocks += _list("To know", bench.notes)
     blocks += [write_checks(report.checks)] if report.checks else []
-    blocks.append(f"ddpdoctor {report.tool_version}, {report.started_at}")
+    blocks.append(f"ddpdoctor {report.tool_version}, {describe_time(report)}")
     return "\n\n".join(blocks) + "\n"
 
 

@@ -1,0 +1,215 @@
+"""The plot of a run: bus bandwidth and time over the size, and the matrices. It can be read without colour.
+
+Only here and in ``matrix_figure`` is matplotlib used, by its objects: there is no window and no state.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.model.amounts import format_size
+from ddpdoctor.model.bandwidth import Mode
+from ddpdoctor.report.bandwidth.closing import headline
+from ddpdoctor.report.bandwidth.head import describe_members, describe_time
+from ddpdoctor.report.bandwidth.matrix import make_matrices
+from ddpdoctor.report.bandwidth.matrix_figure import draw_matrix_panel
+from ddpdoctor.report.bandwidth.plotted import list_plotted, list_references
+from ddpdoctor.report.bandwidth.results import sort_series
+from ddpdoctor.report.bandwidth.words import format_rate, name_series
+from ddpdoctor.report.lines import clean, wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    from ddpdoctor.model.bandwidth import Reference
+    from ddpdoctor.model.findings import Report
+    from ddpdoctor.report.bandwidth.plotted import Plotted
+    from ddpdoctor.report.bandwidth.reading import Bandwidth
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Told apart by most colour-blind people: Okabe and Ito, https://jfly.uni-koeln.de/color/."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+STYLES = {Mode.THROUGHPUT: "-", Mode.LATENCY: "--"}
+BASELINE_STYLE = ":"
+MAX_LABELLED = 6
+"""More lines are named in a legend: at their ends the names would be on top of each other."""
+WIDTH_IN, CURVES_IN, MATRIX_IN = 13.0, 5.6, 5.2
+DPI = 130
+MAX_LABEL, CHARACTER_IN, AXES_IN, LABEL_HEIGHT = 30, 0.075, 5.6, 0.045
+"""Of the names at the ends of lines: characters at most, width of one and of the axes, height as a share of theirs."""
+TITLE_CHARACTERS = 120
+
+
+def draw_figure(report: Report, bench: Bandwidth, file_format: str) -> bytes:
+    """Draw the figure; ``file_format`` is "png" or "svg". Text is drawn as shapes: fonts differ between machines."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    settings: Any = {"svg.fonttype": "path", "svg.hashsalt": "ddpdoctor", "font.size": 9.5, "axes.grid": True}
+    with mpl.rc_context(settings):
+        matrices = make_matrices(report, bench)
+        heights = (CURVES_IN, MATRIX_IN) if matrices else (CURVES_IN,)
+        figure = Figure(figsize=(WIDTH_IN, sum(heights)), layout="constrained")
+        parts: Any = figure.subfigures(1 + bool(matrices), 1, height_ratios=heights, squeeze=False)
+        busbw, time = parts[0, 0].subplots(1, 2)
+        draw_curves(busbw, time, bench)
+        if matrices:
+            panels = parts[1, 0].subplots(1, len(matrices), squeeze=False)[0]
+            for panel, matrix in zip(panels, matrices, strict=True):
+                draw_matrix_panel(panel, matrix)
+        _add_titles(figure, report, bench)
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=file_format, dpi=DPI, metadata={"Date": None} if file_format == "svg" else None)
+    return drawn.getvalue()
+
+
+def draw_curves(busbw: Axes, time: Axes, bench: Bandwidth) -> None:
+    """Draw bus bandwidth on the left and time on the right, each over the size."""
+    lines = list_plotted(bench)
+    references = list_references(bench)
+    _prepare_axes(busbw, "bus bandwidth in GB/s (1e9 bytes)")
+    _prepare_axes(time, "time of a call in us: median, shaded from min to p95")
+    for line, colour, marker in _styled(lines):
+        known = [(x, y) for x, y in zip(line.sizes_bytes, line.busbw_gb_s, strict=True) if y]
+        _draw_line(busbw, line, known, colour, marker)
+        _draw_line(time, line, list(zip(line.sizes_bytes, line.time_us, strict=True)), colour, marker)
+        if line.low_us:
+            time.fill_between(line.sizes_bytes, line.low_us, line.high_us, color=colour, alpha=0.13, linewidth=0)
+    if not any(value for line in lines for value in line.busbw_gb_s):
+        why = "n/a: one rank has no bus bandwidth" if lines else "nothing was measured"
+        busbw.text(0.5, 0.5, why, transform=busbw.transAxes, ha="center")
+        busbw.set_yticks([], minor=False)
+        busbw.set_yticks([], minor=True)
+    for reference in references:
+        _draw_reference(busbw, reference, lines)
+    for axes in (busbw, time):
+        _finish_axes(axes, lines)
+
+
+def _styled(lines: Sequence[Plotted]) -> list[tuple[Plotted, str, str]]:
+    """Give each line a colour and a mark of its own; a baseline has its line's."""
+    styled: list[tuple[Plotted, str, str]] = []
+    number = -1
+    for line in lines:
+        number += not line.baseline
+        again = number // len(COLOURS)
+        styled.append((line, COLOURS[number % len(COLOURS)], MARKERS[(number + again) % len(MARKERS)]))
+    return styled
+
+
+def _draw_line(axes: Axes, line: Plotted, points: list[tuple[int, float]], colour: str, marker: str) -> None:
+    if not points:
+        return
+    axes.plot(
+        [x for x, _ in points],
+        [y for _, y in points],
+        color=colour,
+        marker=marker,
+        markersize=4.5,
+        markerfacecolor="white" if line.baseline or line.mode is Mode.LATENCY else colour,
+        linestyle=BASELINE_STYLE if line.baseline else STYLES[line.mode],
+        linewidth=1.4,
+        zorder=1.9 if line.baseline else 2,
+        label=line.label,
+    )
+
+
+def _prepare_axes(axes: Axes, title: str) -> None:
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel("size")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.grid(visible=True, which="major", alpha=0.35)
+
+
+def _draw_reference(axes: Axes, reference: Reference, lines: Sequence[Plotted]) -> None:
+    """Draw what a healthy system gives: strong from the size on at which it holds. Its name is where curves are low."""
+    sizes = [size for line in lines for size in line.sizes_bytes]
+    if not sizes:
+        return
+    first, last = min(sizes), max(sizes)
+    start = min(max(reference.min_size_bytes, first), last)
+    axes.plot([first, last], [reference.gb_s] * 2, color="black", linestyle="-.", linewidth=0.6)
+    axes.plot([start, last], [reference.gb_s] * 2, color="black", linestyle="-.", linewidth=1.8)
+    if reference.high_gb_s is not None:
+        axes.fill_between([start, last], reference.gb_s, reference.high_gb_s, color="black", alpha=0.15, linewidth=0)
+    text = f"reference {format_rate(reference.gb_s)}: {clean(reference.text)}"
+    axes.annotate(text, (first, reference.gb_s), xytext=(0, 4), textcoords="offset points", fontsize=8.5, va="bottom")
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, max(high, reference.gb_s * 2))
+
+
+def _finish_axes(axes: Axes, lines: Sequence[Plotted]) -> None:
+    """Name the sizes on the axis, and the lines at their ends or in a legend."""
+    sizes = sorted({size for line in lines for size in line.sizes_bytes})
+    if not sizes:
+        return
+    ticks = _choose_ticks(sizes)
+    axes.set_xticks(ticks, [format_size(tick) for tick in ticks])
+    axes.set_xticks([], minor=True)
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    # Within one decade there may be no major tick at all.
+    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if high / low < 10 else "")
+    named = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
+    longest = max((len(str(line.get_label())) for line in named), default=0)
+    if len(named) > MAX_LABELLED or longest > MAX_LABEL:
+        axes.legend(fontsize=8, framealpha=0.9)
+        return
+    first, last = sizes[0], sizes[-1]
+    room = (longest * CHARACTER_IN + 0.2) / AXES_IN
+    axes.set_xlim(first / 1.5, last * (last * 1.5 / first) ** (room / (1 - room)) * 1.5)
+    _label_ends(axes, named, last)
+
+
+def _choose_ticks(sizes: Sequence[int]) -> list[int]:
+    """Choose at most six sizes at even steps, the first and the powers of it."""
+    first, last = sizes[0], sizes[-1]
+    step = max(1, math.ceil(math.log2(last / first) / 5)) if last > first else 1
+    ticks = [first * 2 ** (step * number) for number in range(6)]
+    return [tick for tick in ticks if tick <= last]
+
+
+def _label_ends(axes: Axes, named: Sequence[Line2D], last: int) -> None:
+    """Write each line's name behind its right end; names that would touch are moved apart, within the axes."""
+    low, high = (math.log(limit) for limit in axes.get_ylim())
+    ordered = sorted(named, key=_end_height)
+    shares = [(math.log(_end_height(line)) - low) / (high - low) for line in ordered]
+    for line, share in zip(ordered, spread_apart(shares, LABEL_HEIGHT), strict=True):
+        height = math.exp(low + share * (high - low))
+        axes.text(last * 1.4, height, str(line.get_label()), fontsize=8.5, color=line.get_color(), va="center")
+
+
+def spread_apart(places: Sequence[float], apart: float) -> list[float]:
+    """Move ascending places between 0 and 1 so that each is ``apart`` from the next; none goes above 1."""
+    spread: list[float] = []
+    for place in places:
+        spread.append(max(place, spread[-1] + apart) if spread else place)
+    ceiling = 1.0 - apart / 2
+    for at in reversed(range(len(spread))):
+        spread[at] = min(spread[at], ceiling)
+        ceiling = spread[at] - apart
+    return spread
+
+
+def _end_height(line: Line2D) -> float:
+    heights: Any = line.get_ydata()
+    return float(heights[-1])
+
+
+def _add_titles(figure: Figure, report: Report, bench: Bandwidth) -> None:
+    series = sort_series(bench.results)
+    what = (
+        name_series(series[0]) if len(series) == 1 else ", ".join(dict.fromkeys(one.collective.value for one in series))
+    )
+    title = "\n".join(wrap(clean(": ".join(filter(None, (what, describe_members(bench))))), TITLE_CHARACTERS))
+    said = "\n".join(wrap(clean(headline(report, bench)), TITLE_CHARACTERS))
+    figure.suptitle(f"{title}\n{said}", fontsize=11)
+    warm = "cold" if bench.settings.cold else "warm"
+    figure.supxlabel(f"ddpdoctor {report.tool_version}, {describe_time(report)}, {warm} buffers", fontsize=8.5)
