@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.cli.output import say, show_report
 from ddpdoctor.model.errors import UserError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ddpdoctor.cli.allreduce_bench import BenchFormat
     from ddpdoctor.cli.bench_options import Asked
+    from ddpdoctor.model.findings import Report
 
 
 def check_files(asked: Asked) -> None:
@@ -17,6 +21,9 @@ def check_files(asked: Asked) -> None:
     from ddpdoctor.launch.report_dir import make_report_dir
 
     if asked.plot is not None:
+        from ddpdoctor.report.plots import check_plot
+
+        check_plot(asked.plot)
         _check_writable(asked.plot, "--plot")
     if asked.output is not None:
         _check_writable(asked.output, "--output")
@@ -48,3 +55,23 @@ def _check_writable(path: Path, option: str) -> None:
         raise UserError(
             f"{option} {path} cannot be written: {error.strerror}", help="Nothing was measured. Choose another file."
         ) from error
+
+
+def save_plot(report: Report, path: Path) -> None:
+    """Draw a report into a file; a full disk costs the file, never the report on the screen."""
+    from ddpdoctor.report.plots import render_plot
+
+    try:
+        path.write_bytes(render_plot(report, path.suffix.lower()))
+    except OSError as error:
+        say(sys.stderr, f"the plot could not be saved: {path}: {error.strerror}")
+
+
+def save_text(report: Report, output_format: BenchFormat, path: Path) -> None:
+    """Write a report to a file as to a pipe; what cannot be written is shown instead."""
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            show_report(report, output_format, file, None)
+    except OSError as error:
+        say(sys.stderr, f"the report could not be saved: {path}: {error.strerror}")
+        show_report(report, output_format, sys.stdout, None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddpdoctor.cli.bench_files import check_files, read_compared
+from ddpdoctor.cli.bench_files import check_files, read_compared, save_plot, save_text
 from ddpdoctor.cli.bench_options import read_settings, read_timeout, read_wanted
 from ddpdoctor.cli.output import save_report, say, show_error, show_report
 from ddpdoctor.cli.progress import ShownProgress
@@ -114,11 +114,12 @@ def _report(asked: Asked, wanted: Wanted, reader: MachineReader, progress: Shown
 
 
 def _show(asked: Asked, report: Report) -> None:
-    """Save first what was to be saved: a reader who has seen enough may close the pipe."""
+    """Save first what is to be saved: a reader who has seen enough may close the pipe."""
     if asked.report_dir is not None:
         save_report(asked.report_dir, report)
+    if asked.plot is not None:
+        save_plot(report, asked.plot)
     if asked.output is None:
         show_report(report, asked.format, sys.stdout, asked.report_dir)
-        return
-    with asked.output.open("w", encoding="utf-8") as file:
-        show_report(report, asked.format, file, asked.report_dir)
+    else:
+        save_text(report, asked.format, asked.output)
