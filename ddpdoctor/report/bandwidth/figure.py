@@ -74,12 +74,13 @@ def draw_curves(busbw: Axes, time: Axes, bench: Bandwidth) -> None:
     lines = list_plotted(bench)
     references = list_references(bench)
     _prepare_axes(busbw, "bus bandwidth in GB/s (1e9 bytes)")
-    _prepare_axes(time, "time of a call in us: median, shaded from min to p95")
+    shaded = len(lines) <= MAX_LABELLED
+    _prepare_axes(time, "time of a call in us: median" + (", shaded from min to p95" if shaded else ""))
     for line, colour, marker in _styled(lines):
         known = [(x, y) for x, y in zip(line.sizes_bytes, line.busbw_gb_s, strict=True) if y]
         _draw_line(busbw, line, known, colour, marker)
         _draw_line(time, line, list(zip(line.sizes_bytes, line.time_us, strict=True)), colour, marker)
-        if line.low_us:
+        if line.low_us and shaded:
             time.fill_between(line.sizes_bytes, line.low_us, line.high_us, color=colour, alpha=0.13, linewidth=0)
     if not any(value for line in lines for value in line.busbw_gb_s):
         why = "n/a: one rank has no bus bandwidth" if lines else "nothing was measured"

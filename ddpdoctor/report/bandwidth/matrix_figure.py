@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ddpdoctor.report.bandwidth.words import format_rate
 from ddpdoctor.report.lines import clean, wrap
 
 if TYPE_CHECKING:
@@ -35,19 +36,24 @@ def draw_matrix_panel(axes: Axes, matrix: Matrix) -> None:
     count = len(matrix.ends)
     if count <= MAX_NUMBERS:
         _write_numbers(axes, values, norm)
-    axes.set_xlabel(
-        "the darker, the slower; framed: the slowest pair" + ("; >: named by a finding" if matrix.blamed else "")
-    )
+    axes.set_xlabel("\n".join(wrap(_describe(matrix), TITLE_CHARACTERS)))
     for one, other in (matrix.lowest, matrix.lowest[::-1]) if matrix.lowest else ():
         axes.add_patch(Rectangle((one - 0.5, other - 0.5), 1, 1, fill=False, linewidth=2.5, edgecolor="#D55E00"))
     _name_ends(axes, matrix)
 
 
+def _describe(matrix: Matrix) -> str:
+    named = "; >: named by a finding" if matrix.blamed else ""
+    if matrix.lowest is None:
+        return f"the darker, the slower{named}"
+    one, other = (clean(matrix.ends[at]) for at in matrix.lowest)
+    return f"the darker, the slower; framed: {one} - {other}, {format_rate(matrix.cells[matrix.lowest])}{named}"
+
+
 def _name_ends(axes: Axes, matrix: Matrix) -> None:
-    """Name as many ends as there is room for, and in any case those that matter."""
+    """Name as many ends as there is room for."""
     step = math.ceil(len(matrix.ends) / MAX_NUMBERS)
-    matter = {*matrix.blamed, *(matrix.lowest or ())}
-    shown = [at for at in range(len(matrix.ends)) if at % step == 0 or at in matter]
+    shown = range(0, len(matrix.ends), step)
     axes.set_yticks(shown, [f"{'> ' if at in matrix.blamed else ''}{clean(matrix.ends[at])}" for at in shown])
     axes.set_xticks(shown, [clean(matrix.heads[at]) for at in shown], rotation=0 if step == 1 else 90)
 
