@@ -72,7 +72,9 @@ COLLECTORS = {
 server costs one fact and not the section."""
 
 
-SECTIONS_FOR_BENCH = frozenset({"conf_files", "gpus", "limits", "load", "names", "network", "pci", "rdma"})
+SECTIONS_FOR_BENCH = frozenset({
+    "conf_files", "gpus", "limits", "load", "names", "network", "pci", "rdma", "software",
+})  # fmt: skip
 """What could explain a low bandwidth. Nothing of it imports torch or gives the GPUs work."""
 
 

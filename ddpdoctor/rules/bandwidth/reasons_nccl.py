@@ -57,7 +57,7 @@ def _sockets(place: Place, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
     those = [log for log in logs if log.network == "Socket" and (SOCKETS in log.transports or not log.transports)]
     if not those:
         return
-    names = words([name for log in those for name in log.interfaces]) or "no interface that it names"
+    names = words([name for log in those for name in log.interfaces] or ["its log names no interface"])
     rdma = known(place.node.rdma)
     ports = network_ports(place.node, rdma) if rdma is not None else ()
     if ports:

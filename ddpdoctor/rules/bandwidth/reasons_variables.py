@@ -96,9 +96,9 @@ def _off_in_a_file(place: Place, process: Process) -> Iterator[tuple[Effect, str
     setting, rdma = find_setting(place.node, process, "NCCL_IB_DISABLE"), known(place.node.rdma)
     if setting is None or setting.path is None or not setting.number or rdma is None:
         return
-    ports = words([label(device, port) for device, port in network_ports(place.node, rdma)])
+    ports = [label(device, port) for device, port in network_ports(place.node, rdma)]
     if ports:
-        text = f"{setting} keeps NCCL off {ports}, which are up: it will use TCP sockets"
+        text = f"{setting} keeps NCCL off the RDMA network that is up on {words(ports)}: it will use TCP sockets"
         yield Effect.OTHER_WAY, text, _source(setting), setting.removal
 
 
