@@ -20,8 +20,6 @@ CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 COLD_FACTOR = 2
 """Buffers that rotate take so many times the last-level cache: ours; as much again as is needed to push out what was
 used first, as caches do not replace strictly the oldest line."""
-MAX_SETS = 2048
-"""Ours: more calls of a case than are ever made (``timing``), so that with so many buffers none is used twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +30,12 @@ class Buffers:
     target: torch.Tensor
 
 
-def make_sets(group: Group, case: Case, *, cold: bool = False) -> tuple[Buffers, ...]:
-    """Return the buffers that calls take in turn: one set, or as many as exceed the cache."""
-    sets = tuple(make_buffers(group, case) for _ in range(count_sets(group.device, case, group.size, cold=cold)))
-    if cold:
-        _push_out(group.device)
-    return sets
+def make_sets(group: Group, case: Case, most: int = 1) -> tuple[Buffers, ...]:
+    """Return the buffers that calls take in turn.
+
+    No more than ``most``, which is 1 where they may be warm, or the number of calls; else as many as exceed the cache.
+    """
+    return tuple(make_buffers(group, case) for _ in range(count_sets(group.device, case, group.size, most)))
 
 
 def make_buffers(group: Group, case: Case) -> Buffers:
@@ -78,11 +76,11 @@ def set_bytes(case: Case, size: int) -> int:
     return sum(counts(case, size)) * DTYPES[case.dtype]
 
 
-def count_sets(device: torch.device, case: Case, size: int, *, cold: bool) -> int:
+def count_sets(device: torch.device, case: Case, size: int, most: int) -> int:
     """Return how many sets calls rotate over."""
-    if not cold:
+    if most == 1:
         return 1
-    return min(MAX_SETS, math.ceil(COLD_FACTOR * cache_bytes(device) / set_bytes(case, size)) + 1)
+    return min(most, math.ceil(COLD_FACTOR * cache_bytes(device) / set_bytes(case, size)) + 1)
 
 
 def cache_bytes(device: torch.device) -> int:
@@ -119,7 +117,7 @@ def _touched(case: Case, count: int, device: torch.device) -> torch.Tensor:
     return torch.empty(count, dtype=getattr(torch, case.dtype), device=device).fill_(0)
 
 
-def _push_out(device: torch.device) -> None:
+def push_out(device: torch.device) -> None:
     """Write more than the cache holds, so that nothing of the buffers just touched is left in it."""
     import torch
 

@@ -34,7 +34,7 @@ def bus_factor(collective: Collective, size: int) -> float | None:
 
 
 def make_call(group: Group, case: Case, buffers: Buffers) -> Call:
-    """Return a function that makes the call: ``call(False)`` waits for it, ``call(True)`` returns what can be waited for.
+    """Return a function that makes the call: ``call(False)`` waits for it, ``call(True)`` returns what to wait for.
 
     Gloo waits until the call is done, NCCL makes the current stream wait for it. The function of torch.distributed is
     looked up at each call, as a training script does.

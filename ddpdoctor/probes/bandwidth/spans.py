@@ -32,6 +32,13 @@ class Spans:
     """How long this rank waited for the others in the barrier before, less how long it then took to hand in the call:
     a rank that is late for either has little. Of batches it is the wait alone."""
 
+    def __add__(self, more: Spans) -> Spans:
+        return Spans(
+            times_us=self.times_us + more.times_us,
+            host_us=self.host_us + more.host_us,
+            waits_us=self.waits_us + more.waits_us,
+        )
+
 
 def time_calls(group: Group, op: str, calls: Iterator[Call], count: int) -> Spans:
     """Time each of so many calls by itself, with a barrier before it."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import Measurement, Mode
-from ddpdoctor.probes.bandwidth.buffers import make_sets
+from ddpdoctor.probes.bandwidth.buffers import make_sets, push_out
 from ddpdoctor.probes.bandwidth.collectives import bus_factor, make_call
 from ddpdoctor.probes.bandwidth.spans import time_batches, time_calls
 from ddpdoctor.probes.bandwidth.spread import coefficient_of_variation, median_interval, quantile
@@ -26,16 +27,21 @@ if TYPE_CHECKING:
 LEAST_CALLS = 5
 """Timed calls a case in latency mode, however little time there is. Ours: the fewest whose range is an interval of 94 %
 for the median."""
-MOST_CALLS = 1000
-"""Ours: the median lies between the 469th and the 532nd of so many then, and more time is better spent elsewhere."""
+MOST_CALLS = 400
+"""Ours: the median lies between the 180th and the 221st of so many, and other sizes have more need of the time."""
 LEAST_BATCHES = 3
 MOST_BATCHES = 30
-"""Batches a case in throughput mode. Ours: more calls make longer batches rather than more of them."""
+"""Batches a case in throughput mode. Ours: more time makes longer batches rather than more of them."""
 LEAST_BATCH_S = 0.005
-"""Ours: a thread that is woken late, some tens of microseconds, does not show in so long a batch."""
+MOST_BATCH_CALLS = 100
+"""A batch lasts so long or has so many calls. Ours: a thread woken late, by tens of microseconds, does not show then."""
 MOST_WARMUP = 5
 WARMUP_SHARE = 0.1
-"""Ours: warm-up takes up to so much of the time for a case, and at least one call."""
+SLOW_CALL_S = 0.1
+"""Ours: warm-up takes up to so much of the time for a case, and at least one call, unless calls are so slow that what
+only the first one does is no part of them that matters."""
+FIRST_SHARE = 0.25
+"""Ours: of the calls that there seems to be time for, so many show how many there really is time for."""
 CLOCKS_DIFFER = 0.1
 SPAN_OVERHEAD_US = 100.0
 """Host and events may differ by a tenth, and by what it takes to launch a kernel and to be told of its end; ours."""
@@ -60,12 +66,14 @@ class Measured:
     measurement: Measurement
     waits_us: tuple[tuple[float, ...], ...]
     """One row a rank, one value a call: as in ``Spans``. Empty in throughput mode, which has no barrier before each."""
+    timed_s: float
+    """How long all timed calls took, barriers included, on this rank."""
     note: str = ""
-    """What is odd about it, as a sentence."""
+    """What is odd about it, as a clause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
+class Plan:
     """So many batches of so many calls each; in latency mode every batch is one call."""
 
     batches: int
@@ -87,48 +95,80 @@ def measure(group: Group, case: Case, effort: Effort, sets: Sequence[Buffers] = 
 
     ``sets`` are buffers for the case where there are some already. What torch raises goes through.
     """
-    calls = cycle([make_call(group, case, one) for one in sets or make_sets(group, case, cold=effort.cold)])
-    first = time_calls(group, case.collective.value, calls, 1)
+    calls = cycle([make_call(group, case, one) for one in sets or make_sets(group, case, most_calls(effort))])
+    if effort.cold:
+        push_out(group.device)
+    first = _run(group, case, calls, 1, 1)
     each_s = _warm_up(group, case, calls, effort, group.agree(first.host_us[0] / 1e6))
     plan = plan_calls(case.mode, effort, group.agree(each_s))
-    spans = _run(group, case, calls, plan)
+    began_s = time.monotonic()
+    spans = _run_within(group, case, calls, effort, plan)
+    timed_s = time.monotonic() - began_s
     timed = _gather(group, first, spans)
     measurement = summarise(case, timed.first_us, timed.times_us, plan.calls, group.size, warm=not effort.cold)
-    latency = case.mode is Mode.LATENCY
-    return Measured(measurement=measurement, waits_us=timed.waits_us if latency else (), note=_compare_clocks(timed))
+    return Measured(
+        measurement=measurement,
+        waits_us=timed.waits_us if case.mode is Mode.LATENCY else (),
+        timed_s=timed_s,
+        note=_compare_clocks(timed),
+    )
+
+
+def most_calls(effort: Effort) -> int:
+    """Return how many calls use different buffers where they are to be cold: all that may be made; else one."""
+    if not effort.cold:
+        return 1
+    timed = effort.iterations or MOST_BATCHES * MOST_BATCH_CALLS
+    return 1 + (MOST_WARMUP if effort.warmup is None else effort.warmup) + timed + MOST_BATCHES
 
 
 def _warm_up(group: Group, case: Case, calls: Iterator[Call], effort: Effort, first_s: float) -> float:
-    """Make calls that do not count, of the kind that will; return the seconds of one as this rank saw it."""
+    """Make calls that do not count, as those that will; return the seconds of one, with its barrier if it has one."""
     count = effort.warmup
     if count is None:
-        count = max(1, min(MOST_WARMUP, math.floor(WARMUP_SHARE * effort.seconds / max(first_s, 1e-9))))
+        affordable = math.floor(WARMUP_SHARE * effort.seconds / max(first_s, 1e-9))
+        count = max(first_s < SLOW_CALL_S, min(MOST_WARMUP, affordable))
     if count == 0:
         return first_s
+    began_s = time.monotonic()
     if case.mode is Mode.LATENCY:
-        spans = time_calls(group, case.collective.value, calls, count)
-        # A call costs its barrier too.
-        return (sum(spans.host_us) + sum(map(abs, spans.waits_us))) / count / 1e6
-    return time_batches(group, case.collective.value, calls, 1, count).host_us[0] / count / 1e6
+        _run(group, case, calls, count, 1)
+        return (time.monotonic() - began_s) / count
+    return _run(group, case, calls, 1, count).host_us[0] / count / 1e6
 
 
-def plan_calls(mode: Mode, effort: Effort, each_s: float) -> _Plan:
+def plan_calls(mode: Mode, effort: Effort, each_s: float) -> Plan:
     """Return how many calls are timed, where one takes so many seconds. In throughput mode they are rounded up."""
     each_s = max(each_s, 1e-9)
     affordable = math.floor(effort.seconds / each_s)
     if mode is Mode.LATENCY:
-        return _Plan(batches=effort.iterations or max(LEAST_CALLS, min(MOST_CALLS, affordable)), calls=1)
+        return Plan(batches=effort.iterations or max(LEAST_CALLS, min(MOST_CALLS, affordable)), calls=1)
     if effort.iterations is not None:
         calls = math.ceil(effort.iterations / MOST_BATCHES)
-        return _Plan(batches=math.ceil(effort.iterations / calls), calls=calls)
-    calls = max(1, math.ceil(LEAST_BATCH_S / each_s), min(affordable, MOST_CALLS) // MOST_BATCHES)
-    return _Plan(batches=max(LEAST_BATCHES, min(MOST_BATCHES, affordable // calls)), calls=calls)
+        return Plan(batches=math.ceil(effort.iterations / calls), calls=calls)
+    longest = max(math.ceil(LEAST_BATCH_S / each_s), min(affordable, MOST_CALLS) // MOST_BATCHES)
+    calls = max(1, min(MOST_BATCH_CALLS, longest))
+    return Plan(batches=max(LEAST_BATCHES, min(MOST_BATCHES, affordable // calls)), calls=calls)
 
 
-def _run(group: Group, case: Case, calls: Iterator[Call], plan: _Plan) -> Spans:
+def _run_within(group: Group, case: Case, calls: Iterator[Call], effort: Effort, plan: Plan) -> Spans:
+    """Time the calls of the plan; where time decides, some of them first, and as many more as these leave time for."""
+    if effort.iterations is not None:
+        return _run(group, case, calls, plan.batches, plan.calls)
+    least, most = (LEAST_CALLS, MOST_CALLS) if case.mode is Mode.LATENCY else (LEAST_BATCHES, MOST_BATCHES)
+    began_s = time.monotonic()
+    count = max(least, math.ceil(FIRST_SHARE * plan.batches))
+    spans = _run(group, case, calls, count, plan.calls)
+    took_s = time.monotonic() - began_s
+    affordable = math.floor((effort.seconds - took_s) / took_s * count)
+    more = int(group.agree(max(0, min(most - count, affordable))))
+    return spans + _run(group, case, calls, more, plan.calls) if more else spans
+
+
+def _run(group: Group, case: Case, calls: Iterator[Call], batches: int, count: int) -> Spans:
     if case.mode is Mode.LATENCY:
-        return time_calls(group, case.collective.value, calls, plan.batches)
-    return time_batches(group, case.collective.value, calls, plan.batches, plan.calls)
+        return time_calls(group, case.collective.value, calls, batches)
+    return time_batches(group, case.collective.value, calls, batches, count)
 
 
 def _gather(group: Group, first: Spans, spans: Spans) -> _Timed:
@@ -142,7 +182,7 @@ def _gather(group: Group, first: Spans, spans: Spans) -> _Timed:
     )
 
 
-def summarise(  # noqa: PLR0913 - what a measurement is made of
+def summarise(
     case: Case,
     first_us: Sequence[float],
     times_us: Sequence[Sequence[float]],

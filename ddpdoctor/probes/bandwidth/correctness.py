@@ -1,0 +1,161 @@
+"""The correctness pass: one call whose result is known, compared element by element on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.bandwidth import Collective, Wrong
+from ddpdoctor.probes.bandwidth.collectives import make_call
+from ddpdoctor.probes.bandwidth.pattern import put_in, reduced, tolerance
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from ddpdoctor.model.bandwidth import Case
+    from ddpdoctor.probes.bandwidth.buffers import Buffers
+    from ddpdoctor.probes.bandwidth.group import Group
+    from ddpdoctor.probes.bandwidth.pattern import Pattern
+
+ROOT = 0
+"""Place in the group of the rank that broadcasts, and that a reduction goes to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A part of the output: from ``start`` on it has to be as the pattern is from ``index`` on."""
+
+    start: int
+    count: int
+    pattern: Pattern
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Miss:
+    """The first wrong element, and how many there are."""
+
+    index: int = 0
+    expected: float = 0.0
+    found: float = 0.0
+    count: int = 0
+
+
+def check(group: Group, case: Case, buffers: Buffers, hosts: Sequence[str]) -> tuple[Wrong, ...]:
+    """Make the call once and return, on every rank, what is wrong on any; the buffers are zeros again afterwards.
+
+    ``hosts`` are by global rank. Nothing of the size of a buffer is allocated. What torch raises goes through.
+    """
+    _fill(group, case, buffers)
+    group.tracker.enter(case.collective.value, group.ranks)
+    make_call(group, case, buffers)(False)  # noqa: FBT003 - async_op
+    group.settle()
+    group.tracker.leave()
+    own = _compare(buffers.target, _expected(group, case), tolerance(case, group))
+    _clear(buffers)
+    rows = group.gather([own.index, own.expected, own.found, own.count])
+    return tuple(_wrong(case, rank, hosts[rank], row) for rank, row in zip(group.ranks, rows, strict=True) if row[3])
+
+
+def _wrong(case: Case, rank: int, host: str, row: Sequence[float]) -> Wrong:
+    return Wrong(
+        rank=rank,
+        host=host,
+        collective=case.collective,
+        dtype=case.dtype,
+        redop=case.redop,
+        in_place=case.in_place,
+        size_bytes=case.size_bytes,
+        index=int(row[0]),
+        expected=row[1],
+        found=row[2],
+        count=int(row[3]),
+    )
+
+
+def _fill(group: Group, case: Case, buffers: Buffers) -> None:
+    """Put in what this rank has to put in; output that is not input too gets a value that no result has."""
+    receives = case.collective is Collective.BROADCAST and group.index != ROOT
+    if receives or buffers.target is not buffers.source:
+        buffers.target.fill_(255 if case.dtype == "uint8" else -1)
+    if receives:
+        return
+    start = group.index * (case.count // group.size) if case.collective is Collective.ALL_GATHER else 0
+    _write(buffers.source, put_in(case, group, group.index), start)
+
+
+def _clear(buffers: Buffers) -> None:
+    buffers.source.zero_()
+    if buffers.target is not buffers.source:
+        buffers.target.zero_()
+
+
+def _write(tensor: torch.Tensor, pattern: Pattern, index: int) -> None:
+    at = 0
+    for piece in pattern.pieces(index, index + tensor.numel()):
+        tensor[at : at + piece.numel()].copy_(piece)
+        at += piece.numel()
+
+
+def _expected(group: Group, case: Case) -> list[_Part]:
+    """Return what has to be in this rank's output."""
+    share, own = case.count // group.size, group.index
+    if case.collective is Collective.ALL_REDUCE or (case.collective is Collective.REDUCE and own == ROOT):
+        return [_Part(start=0, count=case.count, pattern=reduced(case, group), index=0)]
+    if case.collective is Collective.REDUCE:
+        # What is left in the others' buffers is not said.
+        return []
+    if case.collective is Collective.REDUCE_SCATTER:
+        return [_Part(start=0, count=share, pattern=reduced(case, group), index=own * share)]
+    if case.collective is Collective.BROADCAST:
+        return [_Part(start=0, count=case.count, pattern=put_in(case, group, ROOT), index=0)]
+    if case.collective is Collective.SEND_RECV:
+        former = (own - 1) % group.size
+        return [_Part(start=0, count=case.count, pattern=put_in(case, group, former), index=0)]
+    gathers = case.collective is Collective.ALL_GATHER
+    return [
+        _Part(
+            start=rank * share,
+            count=share,
+            pattern=put_in(case, group, rank),
+            index=(rank if gathers else own) * share,
+        )
+        for rank in range(group.size)
+    ]
+
+
+def _compare(output: torch.Tensor, parts: Sequence[_Part], allowed: float) -> _Miss:
+    """Compare in pieces of a pattern's period, so that little memory is needed beside the buffers."""
+    first = _Miss()
+    for part in parts:
+        at = part.start
+        for piece in part.pattern.pieces(part.index, part.index + part.count):
+            missed = _compare_piece(output[at : at + piece.numel()], piece, at, allowed)
+            if missed is not None:
+                known = first if first.count else missed
+                first = _Miss(
+                    index=known.index, expected=known.expected, found=known.found, count=first.count + missed.count
+                )
+            at += piece.numel()
+    return first
+
+
+def _compare_piece(found: torch.Tensor, expected: torch.Tensor, start: int, allowed: float) -> _Miss | None:
+    import torch
+
+    if not allowed and torch.equal(found, expected):
+        return None
+    if allowed:
+        # Also true of what is no number.
+        differs = ~torch.isclose(found.to(torch.float64), expected, rtol=allowed, atol=0.0)
+    else:
+        differs = found != expected
+    places = differs.nonzero()
+    if not places.numel():
+        return None
+    place = int(places[0])
+    return _Miss(
+        index=start + place, expected=float(expected[place]), found=float(found[place]), count=int(places.numel())
+    )

@@ -1,0 +1,116 @@
+"""How much memory a rank may take for its buffers, and how much a case needs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.amounts import format_size
+from ddpdoctor.model.bandwidth import Collective
+from ddpdoctor.probes.bandwidth.buffers import count_sets, set_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from ddpdoctor.model.bandwidth import Case
+    from ddpdoctor.probes.bandwidth.group import Group
+
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+USABLE_SHARE = 0.8
+"""Ours: the rest is for what other processes take meanwhile; a machine short of memory measures its swap."""
+UNLIMITED_BYTES = 2**60
+"""Version 1 of control groups writes "no limit" as the largest multiple of the page size below 2**63."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The memory that the rank with least of it may take; the same on all ranks."""
+
+    free_bytes: int
+    rank: int
+
+    def refuse(self, needed_bytes: int) -> str:
+        """Return why a case cannot be measured, as a phrase; "" where it can."""
+        if needed_bytes <= self.free_bytes * USABLE_SHARE:
+            return ""
+        needed, free = (format_size(round(size / 2**20) * 2**20) for size in (needed_bytes, self.free_bytes))
+        return f"needs {needed} of {free} free on rank {self.rank}"
+
+
+def find_room(group: Group, hosts: Sequence[str]) -> Room:
+    """Return the least room of all ranks; all call this at once, with no buffers held. ``hosts`` are by global rank."""
+    rank = group.ranks[group.index]
+    neighbours = sum(hosts[other] == hosts[rank] for other in group.ranks)
+    free = [row[0] for row in group.gather([read_free_bytes(group.device) / (1 if _is_gpu(group) else neighbours)])]
+    least = min(range(group.size), key=free.__getitem__)
+    return Room(free_bytes=int(free[least]), rank=group.ranks[least])
+
+
+def needed_bytes(case: Case, group: Group, most: int = 1) -> int:
+    """Return what a rank takes for a case: its buffers, ``most`` as for ``make_sets``, and copies of the backend's.
+
+    Gloo gathers into a copy of the output, and reduces a copy of the input of reduce_scatter (seen as the growth of the
+    process with torch 2.13); the other collectives take next to nothing.
+    """
+    copies: bool = group.backend == "gloo" and case.collective in {Collective.ALL_GATHER, Collective.REDUCE_SCATTER}
+    sets = count_sets(group.device, case, group.size, most)
+    return sets * set_bytes(case, group.size) + copies * case.size_bytes
+
+
+def read_free_bytes(device: torch.device, proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
+    """Return the free memory of a GPU, or of this machine as far as the control groups let this process have it."""
+    if device.type == "cuda":
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(device)
+        # What torch keeps of freed tensors is there for new ones.
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _text(proc / "meminfo"), re.MULTILINE)
+    available = int(found[1]) * 1024 if found else UNLIMITED_BYTES
+    return min([available, *(_left_in(folder) for folder in _groups(proc, cgroups))])
+
+
+def _is_gpu(group: Group) -> bool:
+    return bool(group.device.type == "cuda")
+
+
+def _groups(proc: Path, cgroups: Path) -> list[Path]:
+    """Return the folders of the memory groups that hold this process, in either version, and of all above them."""
+    found = [cgroups, cgroups / "memory"]
+    for line in _text(proc / "self/cgroup").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        folder = cgroups / "memory" if controllers else cgroups
+        # A path that leads out of a container's view of the groups names none that can be read.
+        for name in [] if ".." in path else [part for part in path.split("/") if part]:
+            folder /= name
+            found.append(folder)
+    return found
+
+
+def _left_in(folder: Path) -> int:
+    limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
+    if limit is None or limit >= UNLIMITED_BYTES:
+        return UNLIMITED_BYTES
+    used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
+    # Page cache that nobody uses at the moment makes way.
+    cache = re.search(r"^(?:total_)?inactive_file (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
+    return max(0, limit - used + (int(cache[1]) if cache else 0))
+
+
+def _number(file: Path) -> int | None:
+    text = _text(file).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

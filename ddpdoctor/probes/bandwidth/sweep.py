@@ -1,0 +1,130 @@
+"""The bench itself: every size checked and measured, from small to large, within the budget."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.amounts import format_size
+from ddpdoctor.model.bandwidth import LeftOut
+from ddpdoctor.probes.bandwidth.arrival import Arrivals
+from ddpdoctor.probes.bandwidth.budget import Forecast, Slot, Step, share_out
+from ddpdoctor.probes.bandwidth.buffers import make_sets
+from ddpdoctor.probes.bandwidth.cases import is_in_place, list_cases, list_impossible
+from ddpdoctor.probes.bandwidth.correctness import check
+from ddpdoctor.probes.bandwidth.memory import find_room, needed_bytes
+from ddpdoctor.probes.bandwidth.timing import Effort, measure, most_calls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ddpdoctor.model.bandwidth import Case, Settings
+    from ddpdoctor.probes.bandwidth.buffers import Buffers
+    from ddpdoctor.probes.bandwidth.group import Group
+    from ddpdoctor.probes.bandwidth.log import Log
+
+    Progress = Callable[[str, float, float | None], None]
+
+
+def run_sweep(group: Group, settings: Settings, hosts: Sequence[str], log: Log, progress: Progress) -> None:
+    """Check and measure all cases within ``settings.budget_s``; all that is seen is in ``log`` at once, on every rank.
+
+    ``hosts`` are by global rank, and the group is all ranks. What there is no time or no memory for is left out, and
+    said. What torch raises goes through.
+    """
+    log.left_out.extend(list_impossible(settings, group.size))
+    _note_places(settings, log)
+    sweep = _Sweep(group, settings, hosts, log, progress)
+    steps = list_steps(list_cases(settings, group.size))
+    while steps:
+        steps = sweep.take(steps)
+
+
+def list_steps(cases: Sequence[Case]) -> list[Step]:
+    """Draw together the modes of each collective, dtype and size."""
+    groups = groupby(cases, key=lambda case: (case.collective, case.dtype, case.size_bytes))
+    return [Step(cases=tuple(members)) for _, members in groups]
+
+
+def _note_places(settings: Settings, log: Log) -> None:
+    """Say where --in-place is not what is measured."""
+    other = [one.value for one in settings.collectives if not is_in_place(one, asked=True)]
+    if settings.in_place and other:
+        log.note(f"{' and '.join(other)}: measured out of place, there is no form in place")
+
+
+class _Sweep:
+    def __init__(self, group: Group, settings: Settings, hosts: Sequence[str], log: Log, progress: Progress) -> None:
+        self._group = group
+        self._settings = settings
+        self._hosts = hosts
+        self._log = log
+        self._progress = progress
+        self._forecast = Forecast(settings.backend, settings.iterations)
+        self._arrivals = Arrivals([hosts[rank] for rank in group.ranks])
+        self._began_s = time.monotonic()
+
+    def take(self, steps: list[Step]) -> list[Step]:
+        """Measure the first step, or leave out its curve from there on; return the steps that are left."""
+        first = steps[0]
+        elapsed_s = self._group.agree(time.monotonic() - self._began_s)
+        slot = share_out(steps, self._forecast, self._settings.budget_s - elapsed_s)
+        reason = self._refuse(first, slot)
+        if slot is None or reason:
+            return self._leave_out(steps, reason)
+        self._report(first, elapsed_s, slot.left_s)
+        self._measure(first, slot)
+        self._log.arrivals = self._arrivals.summary()
+        return steps[1:]
+
+    def _refuse(self, step: Step, slot: Slot | None) -> str:
+        if slot is None:
+            return f"the budget of {self._settings.budget_s:g} s does not suffice"
+        needed = needed_bytes(step.cases[0], self._group, most_calls(self._effort()))
+        return find_room(self._group, self._hosts).refuse(needed)
+
+    def _leave_out(self, steps: list[Step], reason: str) -> list[Step]:
+        curve = steps[0].curve
+        sizes = tuple(step.size_bytes for step in steps if step.curve == curve)
+        self._log.left_out.append(
+            LeftOut(collective=curve[0], dtype=curve[1], mode=None, sizes_bytes=sizes, reason=reason)
+        )
+        return [step for step in steps if step.curve != curve]
+
+    def _report(self, step: Step, elapsed_s: float, left_s: float | None) -> None:
+        total_s = self._settings.budget_s if left_s is None else elapsed_s + left_s
+        self._progress(name_step(step), elapsed_s / total_s, left_s)
+
+    def _measure(self, step: Step, slot: Slot) -> None:
+        began_s = time.monotonic()
+        group, forecast = self._group, self._forecast
+        group.tracker.at("check", name_step(step), allowance_s=forecast.rest_s(step))
+        sets = make_sets(group, step.cases[0], most_calls(self._effort()))
+        wrong = check(group, step.cases[0], sets[0], self._hosts)
+        self._log.wrong.extend(wrong)
+        timed_s = sum(self._time(step, case, slot, sets, sum(one.count for one in wrong)) for case in step.cases)
+        forecast.see_rest(step, group.agree(time.monotonic() - began_s - timed_s))
+
+    def _time(self, step: Step, case: Case, slot: Slot, sets: Sequence[Buffers], wrong: int) -> float:
+        """Measure one mode; return how long the timed calls took on this rank."""
+        self._group.tracker.at("measure", name_step(step), allowance_s=slot.seconds[case.mode])
+        measured = measure(self._group, case, self._effort(slot.seconds[case.mode]), sets)
+        self._log.results.append(replace(measured.measurement, wrong=wrong))
+        self._arrivals.add(measured.waits_us)
+        if measured.note:
+            self._log.note(f"{name_step(step)}: {measured.note}")
+        each_s = self._group.agree(measured.timed_s / measured.measurement.iterations)
+        self._forecast.see_call(step, case.mode, each_s)
+        return measured.timed_s
+
+    def _effort(self, seconds: float = 0.0) -> Effort:
+        asked = self._settings
+        return Effort(warmup=asked.warmup, iterations=asked.iterations, seconds=seconds, cold=asked.cold)
+
+
+def name_step(step: Step) -> str:
+    """Return "all_reduce float32 1 MiB"."""
+    collective, dtype = step.curve
+    return f"{collective.value} {dtype} {format_size(step.size_bytes)}"
