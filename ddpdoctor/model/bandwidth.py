@@ -174,12 +174,17 @@ class Pair:
     ranks: tuple[int, int]
     hosts: tuple[str, str]
     latency_us: float
+    """Of a small message; as all that stands for the pair, the median of its visits."""
     busbw_gb_s: float
     cv: float
+    """Standard deviation over mean of the bandwidths of its visits."""
     alone: bool
     """False where other pairs ran at the same time."""
     late_us: tuple[float, float] = (0.0, 0.0)
     """Of each of the two, as in ``Arrival``."""
+    latencies_us: tuple[float, ...] = ()
+    """Of each visit: all pairs are visited in turn, again and again."""
+    busbws_gb_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +198,9 @@ class NodeResult:
     busbw_gb_s: float | None
     cv: float
     alone: bool
+    latencies_us: tuple[float, ...] = ()
+    """Of each visit, as in ``Pair``."""
+    busbws_gb_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import Collective, Mode, NodeResult, Pair
 from ddpdoctor.probes.bandwidth.rounds import circle_rounds
+from ddpdoctor.probes.bandwidth.spread import coefficient_of_variation
 from ddpdoctor.probes.bandwidth.visits import (
     LEAST_SLOT_S,
     SMALL_BYTES,
@@ -16,7 +18,6 @@ from ddpdoctor.probes.bandwidth.visits import (
     Unit,
     Visit,
     slot_seconds,
-    sum_up,
     visit_units,
 )
 
@@ -131,29 +132,36 @@ def _gather_visits(world: Group, plan: Plan, progress: Progress) -> Iterator[tup
 
 
 def _sum_up_pair(unit: Unit, visits: Sequence[Visit], hosts: Sequence[str], *, alone: bool) -> Pair:
-    trend = sum_up(visits)
+    latencies_us = tuple(visit.latency_us for visit in visits)
+    busbws_gb_s = tuple(visit.busbw_gb_s for visit in visits)
+    late_us = [statistics.median(late) for late in zip(*(visit.late_us for visit in visits), strict=True)]
     first, second = unit.ranks
     return Pair(
         ranks=(first, second),
         hosts=(hosts[first], hosts[second]),
-        latency_us=trend.latency_us,
-        busbw_gb_s=trend.busbw_gb_s,
-        cv=trend.cv,
+        latency_us=statistics.median(latencies_us),
+        busbw_gb_s=statistics.median(busbws_gb_s),
+        cv=coefficient_of_variation(busbws_gb_s),
         alone=alone,
-        late_us=(trend.late_us[0], trend.late_us[1]),
+        late_us=(late_us[0], late_us[1]),
+        latencies_us=latencies_us,
+        busbws_gb_s=busbws_gb_s,
     )
 
 
 def _sum_up_node(unit: _Node, visits: Sequence[Visit], *, alone: bool) -> NodeResult:
-    trend = sum_up(visits)
+    latencies_us = tuple(visit.latency_us for visit in visits)
+    busbws_gb_s = tuple(visit.busbw_gb_s for visit in visits)
     return NodeResult(
         host=unit.host,
         peer=unit.peer,
         ranks=unit.ranks,
-        latency_us=trend.latency_us,
-        busbw_gb_s=trend.busbw_gb_s,
-        cv=trend.cv,
+        latency_us=statistics.median(latencies_us),
+        busbw_gb_s=statistics.median(busbws_gb_s),
+        cv=coefficient_of_variation(busbws_gb_s),
         alone=alone,
+        latencies_us=latencies_us,
+        busbws_gb_s=busbws_gb_s,
     )
 
 
@@ -162,7 +170,7 @@ def _note(log: Log, plan: Plan, measured: int, name: str, *, alone: bool) -> Non
     how = "one at a time" if alone else "several at once, which share cores and network cards"
     log.note(
         f"--{'pairs' if plan.phase == 'pairs' else 'by-node'}: all_reduce of {SMALL_BYTES} bytes and of "
-        f"{plan.size_bytes // 2**20} MiB, {how}; the best of {VISITS} visits counts"
+        f"{plan.size_bytes // 2**20} MiB, {how}; the median of several visits"
     )
     if measured < total:
         log.note(f"{measured} of {total} {name} were measured: a budget of {plan.budget_s:g} s has no time for more")

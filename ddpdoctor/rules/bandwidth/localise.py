@@ -26,10 +26,10 @@ def check_slow_rank(scene: Scene) -> Answer:
 
     A collective is as fast as its slowest rank. Two things make a rank slow, and the summary says which it is.
 
-    *Slow with every other rank* is seen with `--pairs`: every two ranks are measured by themselves, five times each,
-    and the best of the five counts, so that a passing disturbance blames nobody. A rank is named if at least three
-    quarters of its pairs are slower than the median of the pairs without it: twice as slow in bandwidth, or three
-    times in latency. Pairs inside a machine are compared with those of the same machine only, and pairs between
+    *Slow with every other rank* is seen with `--pairs`: every two ranks are measured by themselves, all pairs in turn,
+    nine times over. A rank is slow in a turn if at least three quarters of its pairs are half as fast as the median of
+    the pairs without it, in bandwidth or in latency, and is named if it is so in two turns of three: what disturbs the
+    machine for a while slows all pairs of a turn, and what disturbs one pair does so in few turns. Pairs inside a machine are compared with those of the same machine only, and pairs between
     machines only with each other. It takes three ranks: one pair has two ranks to blame. Evidence says in what it is
     slow: a rank that is slow in bandwidth alone has a narrow way for its data (PCIe, network card, a rate limit), and
     one that is slow in latency shares its core with something else, or sits on one that sleeps. If it is only one
@@ -70,8 +70,8 @@ def check_slow_link(scene: Scene) -> Answer:
     """Two ranks, or two nodes, are slow with each other, and both are as fast as usual with everyone else.
 
     Seen with `--pairs` between ranks and with `--by-node` between nodes; how these are measured is told with DD402
-    `slow-rank`. A pair is named if it is twice as slow in bandwidth, or three times in latency, as the median of the
-    other pairs of *each* of its two ends. Slow ends are named first and their pairs set aside, so that a slow rank is
+    `slow-rank`. A pair is named if in four turns of five it has half the bandwidth, or less, of the other
+    pairs of *each* of its two ends, by their median. Slow ends are named first and their pairs set aside, so that a slow rank is
     never taken for many slow links. It takes three ranks, or three nodes.
 
     What looks like it: a machine may be wired so that some pairs are slower than others, such as GPUs on two sockets,
@@ -101,9 +101,8 @@ def check_slow_node(scene: Scene) -> Answer:
     """One node is slow with every other node, or its own ranks are slow among themselves where other nodes' are not.
 
     Seen with `--by-node`: each node is measured by itself, then every two nodes together, with all of their ranks, as
-    in training. It is judged as ranks are (DD402 `slow-rank`): at least three quarters of the node's pairs are twice
-    as slow in bandwidth, or three times in latency, as the median of the pairs without it. It takes three nodes: of
-    two that are slow together, either may be to blame. `--pairs` sees it too, where all ranks of a machine are slow
+    in training. It is judged as ranks are (DD402 `slow-rank`): in two turns of three, at least three quarters of
+    the node's pairs are half as fast as the median of the pairs without it. It takes three nodes: of two that are slow together, either may be to blame. `--pairs` sees it too, where all ranks of a machine are slow
     with other machines.
 
     *Slow with every other node* points at what the node reaches the others by: network card, cable, switch port, a

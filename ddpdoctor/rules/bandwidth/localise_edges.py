@@ -1,4 +1,8 @@
-"""Among measured edges between ends (ranks, hosts): which end is slow with everyone, and which edge is slow alone."""
+"""Among measured edges between ends (ranks, hosts): which end is slow with everyone, and which edge is slow alone.
+
+Everything is compared within one turn, in which each edge was visited once: what slows the whole machine for a while
+slows all of them, and what slows one of them for a moment does so in few turns.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 class Measure(str, Enum):
@@ -19,13 +23,18 @@ class Measure(str, Enum):
     LATENCY = "latency"
 
 
-SLOW = {Measure.BANDWIDTH: 2.0, Measure.LATENCY: 3.0}
-"""Ours: how many times slower than usual is slow. Among healthy pairs of one kind, at the best of several visits, the
-widest ratio we have seen is 1.5 for bandwidth and 1.6 for latency, on a machine of two cores in use by others. A link
-that came up at half its rate is at 2.0; a core shared with another process makes latency five times as long."""
+SLOW = 2.0
+"""Ours: so many times slower than usual is slow. A link that came up at half its rate is at 2. Between healthy pairs of
+one kind, by the medians of nine turns, we have seen up to 1.6, on two cores in use by others."""
 EVERYONE = 0.75
 """Ours: the share of its edges that must be slow for an end to be slow with everyone: two of two, three of three, and
 from five ends on all but one in four, since others may have their own trouble."""
+MOST_TURNS = 2 / 3
+"""Ours: in so many turns an end must be slow with everyone. Where a healthy edge looks slow in one turn of three by
+chance, that befalls all edges of one end in six turns of nine less than once in ten thousand times."""
+NEARLY_ALL_TURNS = 0.8
+"""Ours: in so many turns an edge must be slow, which has no other edges to confirm it."""
+LEAST_TURNS = 3
 SEVERAL = 0.25
 """Ours: where more than this share of the edges is slow by themselves, and more than one, that is no fault of links but
 how the machine is wired: pairs across two sockets, or GPUs of which some have no NVLink to each other."""
@@ -34,16 +43,28 @@ End = TypeVar("End", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """What ranks reached that were measured together: one value a turn."""
+
+    busbws_gb_s: tuple[float, ...]
+    latencies_us: tuple[float, ...]
+
+    @property
+    def turns(self) -> int:
+        """In how many turns it was measured; a bench that was cut short has fewer of some."""
+        return min(len(self.busbws_gb_s), len(self.latencies_us))
+
+    def cost(self, measure: Measure, turn: int) -> float:
+        """Return what is the higher the slower it was in a turn."""
+        return self.latencies_us[turn] if measure is Measure.LATENCY else 1.0 / max(self.busbws_gb_s[turn], 1e-9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Edge(Generic[End]):
     """Two ends, measured by themselves."""
 
     ends: tuple[End, End]
-    busbw_gb_s: float
-    latency_us: float
-
-    def cost(self, measure: Measure) -> float:
-        """Return what is the higher the slower the edge is."""
-        return self.latency_us if measure is Measure.LATENCY else 1.0 / max(self.busbw_gb_s, 1e-9)
+    series: Series
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +74,18 @@ class Slowness:
     measure: Measure
     low: float
     high: float
-    """The range of its own edges: GB/s, or microseconds."""
+    """The range of the medians of what is slow: GB/s, or microseconds."""
     usual: float
-    """The median of the others."""
-    ratio: float
-    """How many times slower, at its median."""
+    """The median of what it was compared with."""
+    turns: int
+    of: int
+    """It was slow in so many of so many turns."""
+
+    @property
+    def ratio(self) -> float:
+        """How many times slower, where it is the least so."""
+        least = self.low / self.usual if self.measure is Measure.LATENCY else self.usual / max(self.high, 1e-9)
+        return max(least, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +100,17 @@ class Slow(Generic[End]):
 class Found(Generic[End]):
     """What is slow among edges of one kind."""
 
-    ends: tuple[Slow[End], ...]
-    edges: tuple[Slow[End], ...]
-    wiring: int
+    ends: tuple[Slow[End], ...] = ()
+    edges: tuple[Slow[End], ...] = ()
+    wiring: int = 0
     """How many edges are slow by themselves where they are too many to be faults; they are not in ``edges`` then."""
 
 
 def can_judge(edges: Iterable[Edge[End]]) -> bool:
     """Whether there is anything to compare with: three ends, each with two edges. One edge has two ends to blame."""
-    return sum(len(own) >= 2 for own in _by_end(edges).values()) >= 3
+    known = tuple(edges)
+    ends = sum(len(own) >= 2 for own in _by_end(known).values())
+    return ends >= 3 and min(edge.series.turns for edge in known) >= LEAST_TURNS
 
 
 def find_slow(edges: Iterable[Edge[End]]) -> Found[End]:
@@ -93,53 +123,78 @@ def find_slow(edges: Iterable[Edge[End]]) -> Found[End]:
             break
         ends.append(worst)
         left = tuple(edge for edge in left if worst.ends[0] not in edge.ends)
-    by_end = _by_end(left)
-    slow = [judged for judged in (_judge_edge(edge, by_end) for edge in left) if judged.slowness]
+    slow = _slow_edges(left)
     wiring = len(slow) if len(slow) > max(1.0, SEVERAL * len(left)) else 0
-    slow.sort(key=_severity, reverse=True)
-    return Found(ends=tuple(ends), edges=() if wiring else tuple(slow), wiring=wiring)
+    return Found(ends=tuple(ends), edges=() if wiring else slow, wiring=wiring)
 
 
-def worst_first(found: Iterable[Slowness | None]) -> tuple[Slowness, ...]:
-    """Return what there is of these, that which is slower by the most first."""
-    there = [slowness for slowness in found if slowness is not None]
-    return tuple(sorted(there, key=lambda slowness: slowness.ratio, reverse=True))
-
-
-def _judge_end(end: End, mine: Sequence[Edge[End]], edges: Iterable[Edge[End]]) -> Slow[End]:
-    others = [edge for edge in edges if end not in edge.ends]
+def compare(own: Sequence[Series], others: Sequence[Series]) -> tuple[Slowness, ...]:
+    """Return in what three quarters of ``own`` are slower than the median of ``others``, in most turns."""
     found = []
-    for measure, threshold in SLOW.items():
-        if len(mine) >= 2 and others:
-            usual = statistics.median(edge.cost(measure) for edge in others)
-            slow = [edge for edge in mine if edge.cost(measure) >= threshold * usual]
-            if len(slow) >= EVERYONE * len(mine):
-                found.append(_compare(measure, mine, usual))
-    return Slow(ends=(end,), slowness=worst_first(found))
+    for measure in Measure:
+
+        def slow(turn: int, measure: Measure = measure) -> bool:
+            usual = statistics.median(other.cost(measure, turn) for other in others)
+            return sum(one.cost(measure, turn) >= SLOW * usual for one in own) >= EVERYONE * len(own)
+
+        found.append(_tell(measure, own, others, slow, MOST_TURNS))
+    return _worst_first(found)
+
+
+def _judge_end(end: End, own: Sequence[Edge[End]], edges: Iterable[Edge[End]]) -> Slow[End]:
+    others = [edge.series for edge in edges if end not in edge.ends]
+    enough = len(own) >= 2 and bool(others)
+    return Slow(ends=(end,), slowness=compare([edge.series for edge in own], others) if enough else ())
+
+
+def _slow_edges(edges: Sequence[Edge[End]]) -> tuple[Slow[End], ...]:
+    by_end = _by_end(edges)
+    slow = [judged for judged in (_judge_edge(edge, by_end) for edge in edges) if judged.slowness]
+    return tuple(sorted(slow, key=_severity, reverse=True))
 
 
 def _judge_edge(edge: Edge[End], by_end: Mapping[End, Sequence[Edge[End]]]) -> Slow[End]:
-    """Compare an edge with the other edges of each of its two ends: it must be slow beside both."""
-    beside = [[other for other in by_end[end] if other is not edge] for end in edge.ends]
-    found = []
-    for measure, threshold in SLOW.items():
-        if all(beside):
-            usual = max(statistics.median(other.cost(measure) for other in others) for others in beside)
-            if edge.cost(measure) >= threshold * usual:
-                found.append(_compare(measure, [edge], usual))
-    return Slow(ends=edge.ends, slowness=worst_first(found))
+    """Compare an edge with the other edges of each of its two ends: in bandwidth it must be slow beside both.
+
+    Not in latency: a thread that always wakes late beside just one other is a matter of cores, and a link that
+    answers late loses bandwidth too.
+    """
+    beside = [[other.series for other in by_end[end] if other is not edge] for end in edge.ends]
+    if not all(beside):
+        return Slow(ends=edge.ends, slowness=())
+    measure, series = Measure.BANDWIDTH, edge.series
+
+    def slow(turn: int) -> bool:
+        usual = max(statistics.median(other.cost(measure, turn) for other in others) for others in beside)
+        return series.cost(measure, turn) >= SLOW * usual
+
+    others = [other for group in beside for other in group]
+    return Slow(ends=edge.ends, slowness=_worst_first([_tell(measure, [series], others, slow, NEARLY_ALL_TURNS)]))
 
 
-def _compare(measure: Measure, mine: Sequence[Edge[End]], usual: float) -> Slowness:
-    costs = [edge.cost(measure) for edge in mine]
-    shown = sorted(cost if measure is Measure.LATENCY else 1.0 / cost for cost in costs)
-    return Slowness(
-        measure=measure,
-        low=shown[0],
-        high=shown[-1],
-        usual=usual if measure is Measure.LATENCY else 1.0 / usual,
-        ratio=statistics.median(costs) / usual,
-    )
+def _tell(
+    measure: Measure,
+    own: Sequence[Series],
+    others: Sequence[Series],
+    slow: Callable[[int], bool],
+    least_share: float,
+) -> Slowness | None:
+    turns = min(series.turns for series in (*own, *others))
+    count = sum(slow(turn) for turn in range(turns))
+    if turns < LEAST_TURNS or count < least_share * turns:
+        return None
+    reached = [_middle(measure, series) for series in own]
+    usual = statistics.median(_middle(measure, series) for series in others)
+    return Slowness(measure=measure, low=min(reached), high=max(reached), usual=usual, turns=count, of=turns)
+
+
+def _middle(measure: Measure, series: Series) -> float:
+    return statistics.median(series.latencies_us if measure is Measure.LATENCY else series.busbws_gb_s)
+
+
+def _worst_first(found: Iterable[Slowness | None]) -> tuple[Slowness, ...]:
+    there = [slowness for slowness in found if slowness is not None]
+    return tuple(sorted(there, key=lambda slowness: slowness.ratio, reverse=True))
 
 
 def _severity(slow: Slow[End]) -> float:

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.rules.bandwidth.localise_edges import (
-    SLOW,
     Edge,
     Found,
-    Measure,
+    Series,
     Slow,
     Slowness,
     can_judge,
+    compare,
     find_slow,
-    worst_first,
 )
 
 if TYPE_CHECKING:
@@ -103,7 +102,11 @@ def _judge_pairs(pairs: Sequence[Pair]) -> Who:
 
 
 def _edges(pairs: Iterable[Pair]) -> list[Edge[int]]:
-    return [Edge(ends=pair.ranks, busbw_gb_s=pair.busbw_gb_s, latency_us=pair.latency_us) for pair in pairs]
+    return [Edge(ends=pair.ranks, series=_series(pair)) for pair in pairs]
+
+
+def _series(result: Pair | NodeResult) -> Series:
+    return Series(busbws_gb_s=result.busbws_gb_s, latencies_us=result.latencies_us)
 
 
 def _judge_hosts(across: Sequence[Pair]) -> Found[str]:
@@ -112,23 +115,19 @@ def _judge_hosts(across: Sequence[Pair]) -> Found[str]:
     for pair in across:
         between.setdefault((min(pair.hosts), max(pair.hosts)), []).append(pair)
     if all(len(pairs) == 1 for pairs in between.values()):
-        return Found(ends=(), edges=(), wiring=0)
-    return find_slow(
-        Edge(
-            ends=hosts,
-            busbw_gb_s=statistics.median(pair.busbw_gb_s for pair in pairs),
-            latency_us=statistics.median(pair.latency_us for pair in pairs),
-        )
-        for hosts, pairs in between.items()
+        return Found()
+    return find_slow(Edge(ends=hosts, series=_middle(pairs)) for hosts, pairs in between.items())
+
+
+def _middle(pairs: Sequence[Pair]) -> Series:
+    return Series(
+        busbws_gb_s=tuple(map(statistics.median, zip(*(pair.busbws_gb_s for pair in pairs), strict=False))),
+        latencies_us=tuple(map(statistics.median, zip(*(pair.latencies_us for pair in pairs), strict=False))),
     )
 
 
 def _judge_nodes(nodes: Sequence[NodeResult]) -> Who:
-    edges = [
-        Edge(ends=(node.host, node.peer), busbw_gb_s=node.busbw_gb_s, latency_us=node.latency_us)
-        for node in nodes
-        if node.peer is not None and node.busbw_gb_s is not None
-    ]
+    edges = [Edge(ends=(node.host, node.peer), series=_series(node)) for node in nodes if node.peer is not None]
     found = find_slow(edges)
     inside = _judge_inside([node for node in nodes if node.peer is None])
     outside = tuple(SlowNode(host=slow.ends[0], slowness=slow.slowness, inside=False) for slow in found.ends)
@@ -147,22 +146,10 @@ def _judge_inside(alone: Sequence[NodeResult]) -> tuple[SlowNode, ...]:
         others = [other for other in alone if other is not node and len(other.ranks) == len(node.ranks)]
         # With one other there are two to blame.
         if len(others) >= 2:
-            slowness = worst_first(_compare(measure, node, others) for measure in Measure)
+            slowness = compare([_series(node)], [_series(other) for other in others])
             if slowness:
                 found.append(SlowNode(host=node.host, slowness=slowness, inside=True))
     return tuple(found)
-
-
-def _compare(measure: Measure, node: NodeResult, others: Iterable[NodeResult]) -> Slowness | None:
-    own, usual = _value(measure, node), statistics.median(_value(measure, other) for other in others)
-    ratio = own / usual if measure is Measure.LATENCY else usual / max(own, 1e-9)
-    if ratio < SLOW[measure]:
-        return None
-    return Slowness(measure=measure, low=own, high=own, usual=usual, ratio=ratio)
-
-
-def _value(measure: Measure, node: NodeResult) -> float:
-    return node.latency_us if measure is Measure.LATENCY else node.busbw_gb_s or 0.0
 
 
 def _merge(found: Iterable[Slow[int]]) -> tuple[Slow[int], ...]:

@@ -29,7 +29,8 @@ def say_amount(slowness: Slowness) -> str:
 def say_evidence(found: Sequence[Slowness], whose: str) -> tuple[str, ...]:
     """Say in what it is slow, by how much, and what that rules out; ``whose`` is "the pairs of rank 2"."""
     lines = [
-        f"{whose}: {say_amount(slowness)}, the median of the others: {_times(slowness.ratio)} slower"
+        f"{whose}: {say_amount(slowness)}, the median of the others; at least twice as slow in {slowness.turns} of "
+        f"{slowness.of} turns"
         for slowness in found
     ]
     measures = {slowness.measure for slowness in found}
@@ -61,7 +62,3 @@ def _range(measure: Measure, low: float, high: float) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.0f} times" if ratio >= 10 else f"{ratio:.1f} times"
