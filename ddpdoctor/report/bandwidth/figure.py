@@ -9,7 +9,7 @@ import io
 import math
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.amounts import format_size
+from ddpdoctor.model.amounts import format_rate, format_size
 from ddpdoctor.model.bandwidth import Mode
 from ddpdoctor.report.bandwidth.closing import headline
 from ddpdoctor.report.bandwidth.head import describe_members, describe_time
@@ -17,7 +17,7 @@ from ddpdoctor.report.bandwidth.matrix import make_matrices
 from ddpdoctor.report.bandwidth.matrix_figure import draw_matrix_panel
 from ddpdoctor.report.bandwidth.plotted import list_plotted, list_references
 from ddpdoctor.report.bandwidth.results import sort_series
-from ddpdoctor.report.bandwidth.words import format_rate, name_series
+from ddpdoctor.report.bandwidth.words import name_series
 from ddpdoctor.report.lines import clean, wrap
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ddpdoctor.report.bandwidth.words import NOT_DEFINED, format_gb_s, format_rate
+from ddpdoctor.model.amounts import format_rate
+from ddpdoctor.report.bandwidth.words import NOT_DEFINED, format_gb_s
 from ddpdoctor.report.page import plural
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ddpdoctor.report.bandwidth.words import format_rate
+from ddpdoctor.model.amounts import format_rate
 from ddpdoctor.report.lines import clean, wrap
 
 if TYPE_CHECKING:

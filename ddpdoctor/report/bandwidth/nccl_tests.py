@@ -1,9 +1,10 @@
 """What was measured in the form in which nccl-tests prints it, so that what reads its output reads this.
 
 The lines are those of ``src/common.cu`` and ``src/util.cu`` of https://github.com/NVIDIA/nccl-tests: a block a
-collective, its rows out of place on the left and in place on the right. Two things differ and are said in the
-output: the time is the median over iterations of the slowest rank, where that tool has the mean over both; and a half
-that was not measured is "N/A" where that tool always measures both.
+collective, its rows out of place on the left and in place on the right. What differs is said in the output: the time
+is the median over iterations of the slowest rank, where that tool has the mean over both. And that tool always
+measures both halves; here the half that was not measured repeats the other one and has "N/A" for wrong elements, as
+that tool has where it checks nothing. A blank or "N/A" in place of a number ends most of what reads these lines.
 """
 
 from __future__ import annotations
@@ -46,7 +47,6 @@ UNITS = ("(us)", "(GB/s)", "(GB/s)", "")
 VALUES = "  {:>7}  {:>6}  {:>6}  {:>5}" * 2
 
 Half = tuple[str, str, str, str]
-NOT_MEASURED: Half = (ABSENT, ABSENT, ABSENT, ABSENT)
 
 
 def render_nccl_tests(report: Report) -> str:
@@ -66,6 +66,7 @@ def _block(bench: Bandwidth, collective: Collective) -> list[str]:
         _describe_settings(bench.settings, rows),
         "#",
         f"# ddpdoctor allreduce-bench, {mode.value}: time is the median over iterations of the slowest rank",
+        *_describe_halves(rows),
         "#",
         "# Using devices",
         *map(_describe_device, bench.members),
@@ -93,6 +94,15 @@ def _describe_settings(settings: Settings, rows: Sequence[Measurement]) -> str:
     )
 
 
+def _describe_halves(rows: Sequence[Measurement]) -> list[str]:
+    """Say it where one half repeats the other."""
+    places = {row.in_place for row in rows}
+    if len(places) > 1:
+        return []
+    measured, repeated = ("in place", "out-of-place") if True in places else ("out of place", "in-place")
+    return [f"# measured {measured} only: the {repeated} half repeats it, with {ABSENT} for #wrong"]
+
+
 def _describe_device(member: Member) -> str:
     return (
         f"#  Rank {member.rank:2d} Group  0 Pid {member.pid:6d} on {member.host:>10} device {member.local_rank:2d} "
@@ -113,15 +123,15 @@ def _row(places: dict[bool, Measurement], ranks: int) -> str:
     count = one.count // ranks if one.collective in SHARED_OUT else one.count
     root = ROOT if one.collective in ROOTED else NO_ROOT
     dtype = TYPES.get(one.dtype, one.dtype)
-    out_of_place, in_place = (_half(places[place]) if place in places else NOT_MEASURED for place in (False, True))
+    out_of_place, in_place = (_half(places.get(place, one), measured=place in places) for place in (False, True))
     head = f"{one.size_bytes:12d}  {count:12d}  {dtype:>8}  {one.redop or 'none':>6}  {root:6d}"
     return head + VALUES.format(*out_of_place, *in_place)
 
 
-def _half(row: Measurement) -> Half:
+def _half(row: Measurement, *, measured: bool) -> Half:
     # That tool prints 0 for one rank, where the factor is 0; a reader of numbers would stumble over anything else.
     busbw = 0.0 if row.busbw_gb_s is None else row.busbw_gb_s
-    wrong = ABSENT if row.wrong is None else f"{row.wrong:g}"
+    wrong = f"{row.wrong:g}" if measured and row.wrong is not None else ABSENT
     return _time(row.p50_us), f"{row.algbw_gb_s:.2f}", f"{busbw:.2f}", wrong
 
 

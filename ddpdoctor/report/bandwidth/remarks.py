@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_size
+from ddpdoctor.model.amounts import format_size, format_time
 from ddpdoctor.model.bandwidth import Mode
-from ddpdoctor.report.bandwidth.words import format_share, format_time
+from ddpdoctor.report.bandwidth.words import format_share
 from ddpdoctor.report.hosts import format_hosts
 from ddpdoctor.report.ranks import format_ranks
 

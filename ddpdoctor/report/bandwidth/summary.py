@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_size
+from ddpdoctor.model.amounts import format_rate, format_size, format_time
 from ddpdoctor.model.bandwidth import Mode, Standing
-from ddpdoctor.report.bandwidth.words import format_about, format_rate, format_share, format_time
+from ddpdoctor.report.bandwidth.words import format_about, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -55,7 +55,7 @@ def render_bandwidth(
 
 def _add_series(page: Page, bench: Bandwidth, series: Series) -> None:
     page.gap()
-    page.add(name_series(series), style="bold")
+    page.add(name_series(series) + (", in place" if series.in_place else ""), style="bold")
     lines = draw_columns(fit_columns(list_columns(series), page.width))
     heads = len(lines) - len(series.rows)
     for line in lines[:heads]:

@@ -28,24 +28,11 @@ def format_us(time_us: float) -> str:
     return f"{time_us:.{2 if time_us < 100 else 1 if time_us < 10000 else 0}f}"
 
 
-def format_time(time_us: float) -> str:
-    """Write a time with the unit that fits: "18 us", "2.5 ms", "1.2 s"."""
-    for unit, size in (("s", 1e6), ("ms", 1e3)):
-        if abs(time_us) >= size:
-            return f"{time_us / size:.3g} {unit}"
-    return f"{time_us:.3g} us"
-
-
 def format_gb_s(gb_s: float | None) -> str:
     """Write a bandwidth with two decimals as nccl-tests does, with four below 1; "n/a" where there is none."""
     if gb_s is None or not math.isfinite(gb_s):
         return NOT_DEFINED
     return f"{gb_s:.{2 if gb_s >= 1 else 4}f}"
-
-
-def format_rate(gb_s: float) -> str:
-    """Write a bandwidth in a sentence: "462 GB/s", "0.0312 GB/s"."""
-    return f"{gb_s:.0f} GB/s" if gb_s >= 100 else f"{gb_s:.3g} GB/s"
 
 
 def format_share(share: float) -> str:
@@ -57,6 +44,5 @@ def format_share(share: float) -> str:
 
 
 def name_series(one: Measurement | Curve | Change | Series) -> str:
-    """Name what was measured, without its mode: "all_reduce float32 sum, in place"."""
-    place = ", in place" if one.in_place else ""
-    return " ".join(part for part in (one.collective.value, one.dtype, one.redop) if part) + place
+    """Name what was measured, without its mode: "all_reduce float32 sum"."""
+    return " ".join(part for part in (one.collective.value, one.dtype, one.redop) if part)
