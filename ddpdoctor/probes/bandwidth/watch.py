@@ -44,6 +44,8 @@ ASK_LATER_S, MOST_LATER = 0.25, 16
 STILL_SHARE = 0.5
 """Ours: a rank that is asked stands still where it has done so for this share of the hang timeout: the last call before
 a hang may have ended a little later there."""
+MEET_LIMIT_S = 5.0
+"""Ours: the ranks have just agreed with each other, so that all are about to say which processes they are."""
 SOON_S = 0.05
 
 
@@ -74,6 +76,7 @@ class Watcher:
         self._room = AlarmRoom(watched.room, watched.rank)
         self._neighbours = Neighbours(read_home())
         self._unknown = {member.rank for member in watched.members if _lives_beside(watched, member)}
+        self._meet_until_s = time.monotonic() + MEET_LIMIT_S
         self._signals = CaughtSignals()
         self._lock = threading.Lock()
         self._leaving = self._stopping = False
@@ -86,6 +89,8 @@ class Watcher:
     def __enter__(self) -> Self:
         """Start to watch."""
         self._signals.__enter__()
+        # Not in the thread: a rank that dies at once must have said which process it is.
+        self._introduce()
         self._thread.start()
         return self
 
@@ -113,14 +118,18 @@ class Watcher:
         end_process(1)
 
     def _run(self) -> None:
-        self._introduce()
         while True:
-            caught = self._signals.wait(LOOK_EVERY_S)
+            caught = self._signals.wait(self._pause_s())
             if self._leaving:
                 return
             alarm = self._look(caught)
             if alarm is not None and self._begins_to_stop():
                 self._stop(alarm)
+
+    def _pause_s(self) -> float:
+        """Return how long to rest: less at first, until the ranks of this host have said which processes they are."""
+        meets = bool(self._unknown) and time.monotonic() < self._meet_until_s
+        return SOON_S if meets else LOOK_EVERY_S
 
     def _introduce(self) -> None:
         home = read_home()

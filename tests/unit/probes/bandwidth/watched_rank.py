@@ -1,0 +1,121 @@
+"""A rank that is watched and measures nothing: its calls are barriers over the store, and need no torch.
+
+    watched_rank.py FOLDER RANK WORLD PORT HANG_TIMEOUT FAULT
+
+It leaves ``at-RANK-CALL`` in the folder when it has come to a call, and ``report-RANK`` when it reports. A fault acts
+before call 3.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from ddpdoctor.exchange.codec import encode
+from ddpdoctor.exchange.meeting import Meeting
+from ddpdoctor.model.bandwidth import Member
+from ddpdoctor.model.launch import Launch
+from ddpdoctor.model.node import Launcher
+from ddpdoctor.probes.bandwidth.room import Room
+from ddpdoctor.probes.bandwidth.tracker import Tracker
+from ddpdoctor.probes.bandwidth.watch import Watched, Watcher
+
+FOLDER, RANK, WORLD, PORT, HANG_TIMEOUT_S, FAULT = Path(sys.argv[1]), *sys.argv[2:]
+RANK, WORLD, PORT, HANG_TIMEOUT_S = int(RANK), int(WORLD), int(PORT), float(HANG_TIMEOUT_S)
+REPORT_STATUS = 7
+EVERYBODY = tuple(range(WORLD))
+
+
+def mark(name):
+    (FOLDER / name).touch()
+
+
+def wait_for_file(name):
+    while not (FOLDER / name).exists():
+        time.sleep(0.01)
+
+
+def barrier(room, tracker, ranks):
+    tracker.enter("barrier", ranks)
+    key = f"barrier/{'-'.join(map(str, ranks))}/{tracker.calls}"
+    room.add(key, 1)
+    while room.add(key, 0) < len(ranks):
+        time.sleep(0.005)
+    tracker.leave()
+
+
+def hold_up():
+    while True:
+        time.sleep(60)  # STUCK
+
+
+def pair_up(room, tracker):
+    """Ranks 0 and 1 have much to do with each other, for which rank 2 waits."""
+    for _ in range(40 if RANK < 2 else 0):
+        time.sleep(HANG_TIMEOUT_S / 10)
+        barrier(room, tracker, (0, 1))
+
+
+def act(room, tracker):
+    if FAULT == "stuck":
+        hold_up()
+    if FAULT == "raise":
+        raise ValueError("no such thing\nand more")
+    if FAULT == "exit":
+        os._exit(3)
+    if FAULT == "pair":
+        pair_up(room, tracker)
+    if FAULT == "slow":
+        tracker.at("measure", "a large one", allowance_s=60)
+        time.sleep(3 * HANG_TIMEOUT_S)
+    if FAULT == "wait":
+        wait_for_file("go")
+    if FAULT == "end":
+        return
+    if FAULT == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def run(room, tracker):
+    for number in range(1, 6):
+        tracker.at("measure", f"call {number}")
+        mark(f"at-{RANK}-{number}")
+        if number == 3:
+            act(room, tracker)
+            if FAULT == "end":
+                return
+        barrier(room, tracker, EVERYBODY)
+
+
+def finish(stop):
+    if FAULT == "badreport":
+        raise RuntimeError("the disk is full")
+    (FOLDER / f"report-{RANK}").write_text(json.dumps(encode(stop)))
+    return REPORT_STATUS
+
+
+def main():
+    launch = Launch(
+        launcher=Launcher.OWN, rank=RANK, world_size=WORLD, nnodes=1, hosts=("127.0.0.1",), port=PORT, agent_store=True
+    )  # fmt: skip
+    with Meeting(launch, os.environ) as meeting:
+        room, tracker = Room(meeting, meeting.open(20)), Tracker()
+        members = tuple(
+            Member(
+                rank=rank, local_rank=rank, host="here", pid=0, device="cpu", device_name="", cores=1, version="", torch=""
+            )
+            for rank in EVERYBODY
+        )  # fmt: skip
+        watched = Watched(
+            rank=RANK, members=members, tracker=tracker, room=room, hang_timeout_s=HANG_TIMEOUT_S, finish=finish
+        )
+        with Watcher(watched):
+            run(room, tracker)
+        mark(f"end-{RANK}")
+
+
+main()
