@@ -98,9 +98,18 @@ def _switched_off(bench: Bench) -> str:
         if member.variables.get("NCCL_NVLS_ENABLE", "").strip() == "0":
             return "NCCL_NVLS_ENABLE=0"
         algorithms = member.variables.get("NCCL_ALGO", "")
-        if algorithms and "nvls" not in algorithms.lower() and not algorithms.startswith("^"):
+        if _rules_out_nvls(algorithms):
             return f"NCCL_ALGO={algorithms}"
     return ""
+
+
+def _rules_out_nvls(algorithms: str) -> bool:
+    """Read a value of NCCL_ALGO: "Ring,Tree", "^NVLS", "broadcast:ring;allreduce:tree,ring"."""
+    for part in algorithms.lower().replace(" ", "").split(";"):
+        collective, _, names = part.rpartition(":")
+        if names and collective in {"", "allreduce"}:
+            return ("nvls" in names.removeprefix("^").split(",")) is names.startswith("^")
+    return False
 
 
 def _beside(row: Known, fitting: list[Known], off: str) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_size
-from ddpdoctor.model.bandwidth import Collective
-from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.registry import rule
+
+from .wrong_blame import find_blame
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,23 +18,15 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Bench, Wrong
 
     from .judge import Scene
+    from .wrong_blame import Blame
 
 SHOWN = 8
 """So many wrong elements are named; more would repeat the same."""
-FROM_ONE = frozenset({Collective.BROADCAST, Collective.SEND_RECV})
-"""What one rank receives of another: either of the two may be at fault."""
 FIX = (
     "Do not train with this. Look for memory errors (ddpdoctor check-env: DD307, DD308, DD311; dcgmi diag -r 3; a test "
     "of the host's memory), and run with another transport (NCCL_P2P_DISABLE=1, NCCL_ALGO=Ring): what stays wrong "
     "is the card or the memory."
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Blame:
-    ranks: tuple[int, ...]
-    confidence: Confidence
-    why: str
 
 
 @rule("DD401", "wrong-data", Severity.ERROR, "A collective gave data that are not as they have to be")
@@ -56,7 +47,8 @@ def check_wrong_data(scene: Scene) -> Answer:
 
     A rank whose result is wrong while another rank's is right is to blame: both took part in the same call. Where all
     results are wrong, the wrong number may have come from any rank, and all are named, with low confidence. Of a
-    broadcast or a message from rank to rank, sender and receiver cannot be told apart by one call.
+    message from one rank to another, sender and receiver cannot be told apart, unless one rank has a part in all that
+    arrived wrong.
 
     ## What else looks like it
 
@@ -74,10 +66,12 @@ def check_wrong_data(scene: Scene) -> Answer:
         if not checked:
             return skipped("no result was checked")
         return judged((), f"the results of {checked} measured cases are as they have to be")
-    by_blame: dict[_Blame, list[Wrong]] = defaultdict(list)
+    by_blame: dict[Blame, list[Wrong]] = defaultdict(list)
     for wrongs in _by_case(bench.wrong):
-        by_blame[_blame(bench, wrongs)] += wrongs
-    return judged([_problem(blame, wrongs) for blame, wrongs in by_blame.items()], f"{len(bench.wrong)} wrong results")
+        by_blame[find_blame(bench, wrongs)] += wrongs
+    return judged(
+        [_problem(bench, blame, wrongs) for blame, wrongs in by_blame.items()], f"{len(bench.wrong)} wrong results"
+    )
 
 
 def _by_case(wrongs: Iterable[Wrong]) -> list[list[Wrong]]:
@@ -87,27 +81,7 @@ def _by_case(wrongs: Iterable[Wrong]) -> list[list[Wrong]]:
     return list(cases.values())
 
 
-def _blame(bench: Bench, wrongs: list[Wrong]) -> _Blame:
-    """Say which ranks may be at fault for the wrong results of one case."""
-    world = tuple(sorted(member.rank for member in bench.members))
-    ranks = tuple(sorted({one.rank for one in wrongs}))
-    collective = wrongs[0].collective
-    if collective is Collective.REDUCE:
-        return _Blame(
-            ranks=world, confidence=Confidence.LOW, why="the root alone has the result, of what all ranks sent"
-        )
-    if collective in FROM_ONE:
-        why = "the rank that sent it, or that received it: one call cannot tell"
-        return _Blame(ranks=ranks, confidence=Confidence.MEDIUM if len(ranks) == 1 else Confidence.LOW, why=why)
-    if len(ranks) < len(world):
-        right = rank_list(set(world) - set(ranks))
-        return _Blame(ranks=ranks, confidence=Confidence.HIGH, why=f"the same call gave {right} the right result")
-    alike = len({(one.index, one.found) for one in wrongs}) == 1
-    why = "all ranks have the same wrong number, so one of them sent it" if alike else "no rank has the right result"
-    return _Blame(ranks=world, confidence=Confidence.LOW, why=f"{why}: which one cannot be told")
-
-
-def _problem(blame: _Blame, wrongs: list[Wrong]) -> Problem:
+def _problem(bench: Bench, blame: Blame, wrongs: list[Wrong]) -> Problem:
     first = min(wrongs, key=lambda one: (one.size_bytes, one.rank))
     more = f", and {len(wrongs) - 1} more wrong results" if len(wrongs) > 1 else ""
     shown = [_element(one) for one in wrongs[:SHOWN]]
@@ -119,7 +93,7 @@ def _problem(blame: _Blame, wrongs: list[Wrong]) -> Problem:
         fix=FIX,
         confidence=blame.confidence,
         ranks=blame.ranks,
-        hosts=tuple(dict.fromkeys(one.host for one in sorted(wrongs, key=lambda one: one.rank))),
+        hosts=tuple(dict.fromkeys(member.host for member in bench.members if member.rank in blame.ranks)),
     )
 
 
@@ -128,5 +102,4 @@ def _element(one: Wrong) -> str:
     place = " in place" if one.in_place else ""
     others = f" ({one.count} elements are wrong)" if one.count > 1 else ""
     case = f"{one.collective.value}{redop} {one.dtype}{place} of {format_size(one.size_bytes)}"
-    values = f"{one.found:.17g} where {one.expected:.17g} was due"
-    return f"{case} gave rank {one.rank} at index {one.index} {values}{others}"
+    return f"{case} on rank {one.rank}: element {one.index} is {one.found:.17g} instead of {one.expected:.17g}{others}"
