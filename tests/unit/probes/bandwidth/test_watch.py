@@ -30,9 +30,10 @@ class Ranks:
     def __init__(self, folder, faults, hang_timeout_s=LONG_S):
         self.folder = folder
         self.hub = Hub(0, NO_TOKEN, one_host=True)
+        told = [str(len(faults)), str(self.hub.port), str(hang_timeout_s)]
         self.processes = [
             subprocess.Popen(
-                [sys.executable, RANK, folder, str(rank), str(len(faults)), str(self.hub.port), str(hang_timeout_s), fault],
+                [sys.executable, RANK, folder, str(rank), *told, fault],
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment(),
             )
             for rank, fault in enumerate(faults)

@@ -104,12 +104,8 @@ def main():
     )  # fmt: skip
     with Meeting(launch, os.environ) as meeting:
         room, tracker = Room(meeting, meeting.open(20)), Tracker()
-        members = tuple(
-            Member(
-                rank=rank, local_rank=rank, host="here", pid=0, device="cpu", device_name="", cores=1, version="", torch=""
-            )
-            for rank in EVERYBODY
-        )  # fmt: skip
+        more = {"host": "here", "pid": 0, "device": "cpu", "device_name": "", "cores": 1, "version": "", "torch": ""}
+        members = tuple(Member(rank=rank, local_rank=rank, **more) for rank in EVERYBODY)
         watched = Watched(
             rank=RANK, members=members, tracker=tracker, room=room, hang_timeout_s=HANG_TIMEOUT_S, finish=finish
         )
