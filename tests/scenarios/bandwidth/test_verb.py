@@ -1,0 +1,115 @@
+"""`allreduce-bench` from end to end, on real ranks with tiny sizes."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import jsonschema
+import pytest
+
+from tests.scenarios.bandwidth.running import BENCH, QUICK, bench, by_hand, finish, start, torchrun
+from tests.scenarios.running import SCHEMA
+
+SIZES = [1024, 2048, 4096]
+
+
+def check_results(report, *, ranks, iterations=3):
+    """Hold what every healthy quick run has to have."""
+    data = report["data"]
+    assert report["job"]["status"] == "finished"
+    assert report["job"]["world_size"] == data["world_size"] == ranks
+    assert [member["rank"] for member in data["members"]] == list(range(ranks))
+    assert [row["rank"] for row in report["ranks"]] == list(range(ranks))
+    latency = [one for one in data["results"] if one["mode"] == "latency"]
+    throughput = [one for one in data["results"] if one["mode"] == "throughput"]
+    assert [one["size_bytes"] for one in latency] == [one["size_bytes"] for one in throughput] == SIZES
+    assert {one["iterations"] for one in latency} == {iterations}
+    for one in data["results"]:
+        assert one["wrong"] == 0
+        assert one["count"] == one["size_bytes"] // 4
+        assert one["algbw_gb_s"] == pytest.approx(one["size_bytes"] / one["p50_us"] / 1000)
+        assert 0 < one["min_us"] <= one["p50_us"] <= one["p95_us"]
+    return data
+
+
+def test_by_itself_it_starts_ranks_and_saves_what_it_shows(tmp_path):
+    files = ("--report-dir", "run", "--output", "table.txt", "--plot", "curve.svg")
+    done = bench(*QUICK, *files, cwd=tmp_path)
+
+    assert (done.status, done.stdout, done.stderr) == (0, "", "")
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    jsonschema.validate(report, SCHEMA)
+    data = check_results(report, ranks=2)
+    assert all(one["busbw_gb_s"] == one["algbw_gb_s"] for one in data["results"])  # 2 (n - 1) / n is 1
+    assert data["settings"]["backend"] == "gloo"
+    assert {member["variables"]["OMP_NUM_THREADS"] for member in data["members"]} == {"1"}
+    table = (tmp_path / "table.txt").read_text()
+    assert re.search(r"4 KiB +1024 ", table)
+    assert "busbw" in table
+    assert "<svg" in (tmp_path / "curve.svg").read_text()
+
+    again = finish(start(*BENCH[:3], "report", "run", cwd=tmp_path))
+    assert again.stdout.splitlines()[:8] == table.splitlines()[:8]
+    # Against itself, and the folder is taken now.
+    against = bench(*QUICK, "--compare", "run", "--fail-below", "1%", "--format", "json", cwd=tmp_path)
+    assert against.status == 0
+    assert len(against.report["data"]["comparison"]["changes"]) == 6
+    assert bench(*QUICK, "--report-dir", "run", cwd=tmp_path).status == 2
+
+
+def test_under_torchrun_rank_0_alone_reports(tmp_path):
+    done = torchrun(*QUICK, "--format", "json", "--collective", "all_reduce", "--backend", "gloo", cwd=tmp_path)
+
+    assert done.status == 0
+    check_results(done.report, ranks=2)
+    assert "ddpdoctor:" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_that_only_have_their_number_make_a_job():
+    done = by_hand((*QUICK, "--format", "json"), (*QUICK, "--format", "json"), (*QUICK, "--format", "json"))
+
+    assert [one.status for one in done] == [0, 0, 0]
+    data = check_results(done[0].report, ranks=3)
+    assert [one["busbw_gb_s"] for one in data["results"]] == pytest.approx(
+        [one["algbw_gb_s"] * 4 / 3 for one in data["results"]]
+    )
+    assert [one.stdout for one in done[1:]] == ["", ""]
+    assert [one.stderr for one in done] == ["", "", ""]
+
+
+def test_one_rank_works_and_has_no_bus_bandwidth():
+    done = bench(*QUICK, "--format", "json", "--collective", "all", ranks=1)
+
+    assert done.status == 0
+    assert {one["busbw_gb_s"] for one in done.report["data"]["results"]} == {None}
+    (left_out,) = done.report["data"]["left_out"]
+    assert left_out["collective"] == "send_recv"
+    text = bench(*QUICK, ranks=1)
+    assert (text.status, text.stderr) == (0, "")
+    assert "n/a" in text.stdout
+
+
+def test_all_collectives_in_all_formats():
+    options = ("--collective", "all_reduce,all_gather", "--collective", "send_recv", "--dtype", "float32,bfloat16")
+    done = bench("--min-size", "4KiB", *QUICK, *options, "--format", "csv")
+
+    assert done.status == 0
+    header, *rows = [line.split(",") for line in done.stdout.splitlines()]
+    assert {(row[0], row[1]) for row in rows} == {
+        (collective, dtype)
+        for collective in ("all_reduce", "all_gather", "send_recv")
+        for dtype in ("float32", "bfloat16")
+    }
+    assert header[:6] == ["collective", "dtype", "redop", "mode", "in_place", "size_bytes"]
+
+
+def test_a_demand_that_is_not_met_is_the_status_of_all_ranks():
+    """A curve needs a plateau to be below it: one that is asked for and cannot be told is inconclusive."""
+    options = (*QUICK, "--mode", "throughput", "--expect", "100000GB/s", "--format", "json")
+    done = by_hand(options, options)
+
+    assert {one.status for one in done} <= {1, 4}
+    assert done[0].status == done[1].status
+    assert done[0].report["data"]["curves"][0]["mode"] == "throughput"
