@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.report.bandwidth.closing import headline
 from ddpdoctor.report.bandwidth.figure import draw_figure
 from ddpdoctor.report.bandwidth.head import describe_run, describe_time
-from ddpdoctor.report.bandwidth.remarks import describe_left_out, describe_reason
+from ddpdoctor.report.bandwidth.remarks import describe_left_out, describe_reason, name_reasons
 from ddpdoctor.report.bandwidth.results import list_columns, sort_series
 from ddpdoctor.report.bandwidth.summary import describe_curve, pick_curves
 from ddpdoctor.report.bandwidth.words import name_series
@@ -41,7 +41,7 @@ def render_html(report: Report, bench: Bandwidth) -> str:
         _list("", describe_run(bench)),
         _inline_svg(draw_figure(report, bench, "svg")),
         *(_write_finding(finding) for finding in report.findings),
-        _list("What could explain it", (describe_reason(one, several=several) for one in bench.reasons)),
+        _list(name_reasons(bench).capitalize(), (describe_reason(one, several=several) for one in bench.reasons)),
         *(_write_series(bench, series) for series in sort_series(bench.results)),
         _list("What it means for DDP", bench.advice.text if bench.advice else ()),
         _list("Not measured", (describe_left_out(one) for one in bench.left_out)),

@@ -10,7 +10,7 @@ from ddpdoctor.report.bandwidth.columns import fit_columns
 from ddpdoctor.report.bandwidth.head import describe_run, describe_time
 from ddpdoctor.report.bandwidth.matrix import draw_matrix, make_matrices
 from ddpdoctor.report.bandwidth.reading import read_bandwidth
-from ddpdoctor.report.bandwidth.remarks import describe_left_out, describe_reason
+from ddpdoctor.report.bandwidth.remarks import describe_left_out, describe_reason, name_reasons
 from ddpdoctor.report.bandwidth.results import list_columns, sort_series
 from ddpdoctor.report.bandwidth.summary import describe_curve, pick_curves
 from ddpdoctor.report.bandwidth.words import name_series
@@ -37,7 +37,7 @@ def render_bandwidth_markdown(report: Report) -> str:
     blocks.append("\n".join(f"- {inline(line)}" for line in describe_run(bench)))
     blocks += [write_finding(finding) for finding in report.findings]
     several = len(bench.hosts) > 1
-    blocks += _list("What could explain it", [describe_reason(one, several=several) for one in bench.reasons])
+    blocks += _list(name_reasons(bench).capitalize(), [describe_reason(one, several=several) for one in bench.reasons])
     for series in sort_series(bench.results):
         blocks += _write_series(bench, series)
     blocks += [_write_matrix(matrix) for matrix in make_matrices(report, bench)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_size, format_time
-from ddpdoctor.model.bandwidth import Mode
+from ddpdoctor.model.bandwidth import Mode, Standing
 from ddpdoctor.report.bandwidth.words import format_share
 from ddpdoctor.report.hosts import format_hosts
 from ddpdoctor.report.ranks import format_ranks
@@ -42,6 +42,12 @@ def describe_left_out(one: LeftOut) -> str:
         sizes[0] if len(sizes) == 1 else f"{len(sizes)} sizes from {sizes[0]} to {sizes[-1]}" if sizes else "all sizes"
     )
     return f"{one.collective.value} {one.dtype}{mode}, {span}: {one.reason}"
+
+
+def name_reasons(bench: Bandwidth) -> str:
+    """Name the list of reasons: there may be some where no number is low."""
+    low = any(curve.standing is Standing.BELOW for curve in bench.curves)
+    return "what could explain it" if low else "seen on the machines"
 
 
 def describe_reason(reason: Reason, *, several: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.bandwidth import Ending, Standing
+from ddpdoctor.model.bandwidth import Ending
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.report.bandwidth.changes import add_comparison
 from ddpdoctor.report.bandwidth.closing import closing_line
@@ -12,7 +12,13 @@ from ddpdoctor.report.bandwidth.columns import draw_columns, fit_columns
 from ddpdoctor.report.bandwidth.head import describe_run
 from ddpdoctor.report.bandwidth.matrix import BLAMED, draw_matrix, make_matrices
 from ddpdoctor.report.bandwidth.reading import read_bandwidth
-from ddpdoctor.report.bandwidth.remarks import describe_late, describe_left_out, describe_reason, find_late
+from ddpdoctor.report.bandwidth.remarks import (
+    describe_late,
+    describe_left_out,
+    describe_reason,
+    find_late,
+    name_reasons,
+)
 from ddpdoctor.report.bandwidth.results import list_columns, sort_series
 from ddpdoctor.report.bandwidth.summary import add_curve, pick_curves
 from ddpdoctor.report.bandwidth.terminal_curve import Line, draw_curve
@@ -135,9 +141,8 @@ def _add_ending(page: Page, report: Report, bench: Bandwidth) -> None:
 def _add_reasons(page: Page, bench: Bandwidth) -> None:
     if not bench.reasons:
         return
-    low = any(curve.standing is Standing.BELOW for curve in bench.curves)
     page.gap()
-    page.add("what could explain it" if low else "seen on the machines", style="bold")
+    page.add(name_reasons(bench), style="bold")
     for reason in bench.reasons:
         page.add(describe_reason(reason, several=len(bench.hosts) > 1), first="  - ")
         if reason.fix:
