@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import ddpdoctor
 from ddpdoctor.diagnose.bandwidth_reasons import find_reasons
-from ddpdoctor.diagnose.bandwidth_stop import stop_findings
+from ddpdoctor.diagnose.bandwidth_stop import describe_rank, stop_findings
 from ddpdoctor.diagnose.check_env import DEFECT, FOUND, UNTOLD, now
 from ddpdoctor.exchange.codec import encode
 from ddpdoctor.model.bandwidth import Ending
@@ -25,7 +25,7 @@ from ddpdoctor.rules.verdict import order_findings, pick_verdict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddpdoctor.model.bandwidth import Advice, Bench, Comparison, Curve, Member, Position, Stop
+    from ddpdoctor.model.bandwidth import Advice, Bench, Comparison, Curve, Member, Stop
     from ddpdoctor.model.node import Fleet
     from ddpdoctor.rules.answers import Problem
     from ddpdoctor.rules.bandwidth.compare import Baseline
@@ -35,8 +35,6 @@ INTERRUPTED = 130
 """Exit status of the design's table."""
 GROUP = "bandwidth"
 """Under which the checks of this verb are shown."""
-GONE = ("", "X", "Z")
-"""State letters of /proc/PID/stat of a process that has ended."""
 
 Made = TypeVar("Made")
 
@@ -180,19 +178,10 @@ def _row(member: Member, stop: Stop | None) -> RankRow:
         local_rank=member.local_rank,
         host=member.host,
         pid=member.pid,
-        state="finished" if stop is None else _state(member.rank, position, stop),
+        state="finished" if stop is None else describe_rank(member.rank, stop),
         gpu=int(member.device.removeprefix("cuda:")) if member.device.startswith("cuda:") else None,
         stack=() if position is None else position.stack,
     )
-
-
-def _state(rank: int, position: Position | None, stop: Stop) -> str:
-    if position is None:
-        letters = {one.states[str(rank)] for one in stop.positions if str(rank) in one.states}
-        return "gone" if letters & set(GONE) else "stopped" if letters & {"T", "t"} else "did not answer"
-    if position.error is not None:
-        return f"raised {position.error}"
-    return f"in {position.op}" if position.inside else f"between calls, in phase {position.phase}"
 
 
 def _data(scene: Scene, advice: Advice | None, fleet: Fleet | None) -> dict[str, Any]:

@@ -81,10 +81,21 @@ def _has_come(position: Position) -> bool:
     return position.phase not in {"start", "connect"} or position.op == INIT
 
 
+def is_in_call(position: Position) -> bool:
+    """Return whether a rank is in the call itself: the innermost frame is torch's or ours, which call into C++.
+
+    What somebody has put between, a wrapper or a hook, may hold it up on its way there.
+    """
+    if not position.inside or not position.stack:
+        return position.inside
+    file = _frame(position.stack[-1]).file
+    return "/torch/" in file or file.startswith(_OWN_FOLDER)
+
+
 def _rank(member: Member, position: Position, world_size: int) -> Rank:
     frames = tuple(map(_frame, position.stack))
     moved_ns = NOW_NS - int(position.stale_s * 1e9)
-    inside = position.inside and _stands_in_call(frames)
+    inside = is_in_call(position)
     call = _call(position, frames, moved_ns) if inside else None
     in_group = bool(position.group) and position.op != INIT
     return Rank(
@@ -193,15 +204,6 @@ def _innermost(frames: tuple[Frame, ...]) -> Frame | None:
     user = [frame for frame in frames if frame.user]
     own = [frame for frame in frames if frame.file.startswith(_OWN_FOLDER)]
     return next(reversed(user or own), None)
-
-
-def _stands_in_call(frames: tuple[Frame, ...]) -> bool:
-    """Return whether the innermost frame is torch's or ours, which call into C++; what is put between holds it up."""
-    return not frames or _is_call_of_ours(frames[-1].file)
-
-
-def _is_call_of_ours(file: str) -> bool:
-    return "/torch/" in file or file.startswith(_OWN_FOLDER)
 
 
 def _main_stack(frames: tuple[Frame, ...]) -> Stack:

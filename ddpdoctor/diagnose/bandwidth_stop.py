@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.diagnose.bandwidth_job import build_job
+from ddpdoctor.diagnose.bandwidth_job import GONE, build_job, is_in_call
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.progress.judge import judge
 
@@ -31,6 +31,30 @@ def stop_findings(bench: Bench) -> tuple[Finding, ...]:
         return ()
     found = judge(build_job(bench, stop)).findings
     return tuple(_in_words_of_bench(one, bench, stop) for one in found if one.code in ROOTS)
+
+
+def describe_rank(rank: int, stop: Stop) -> str:
+    """Return one phrase for where a rank was, or what became of it, when the bench stopped."""
+    position = next((one for one in stop.positions if one.rank == rank), None)
+    if position is None:
+        return _describe_silent(str(rank), stop)
+    if position.error is not None:
+        return f"raised {position.error}"
+    if position.phase == "end":
+        return "finished"
+    if is_in_call(position):
+        return f"in {position.op}"
+    return f"on its way into {position.op}" if position.inside else f"between calls, in phase {position.phase}"
+
+
+def _describe_silent(rank: str, stop: Stop) -> str:
+    end = next((one.ends[rank] for one in stop.positions if rank in one.ends), None)
+    if end is not None:
+        return end if end.startswith("exit") else f"killed by {end}"
+    letters = {one.states[rank] for one in stop.positions if rank in one.states}
+    if letters & GONE:
+        return "gone"
+    return "stopped" if letters & {"T", "t"} else "did not answer"
 
 
 def _in_words_of_bench(finding: Finding, bench: Bench, stop: Stop) -> Finding:
