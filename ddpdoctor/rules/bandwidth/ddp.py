@@ -143,27 +143,37 @@ def _share(basis: _Basis, size_bytes: int) -> float | None:
 def _try_other(basis: _Basis, model_bytes: int | None, whole_us: float | None) -> _Try:
     """Return the bucket near sqrt(alpha * bandwidth * gradients), best with communication fully exposed.
 
-    With t = alpha + S/B, gradients G and buckets of b, that job takes alpha * G/b + G/B, and b/B more since nothing is
-    sent before the first bucket is full. Its minimum over b is the square root. The difference of two such times is
-    linear in alpha and 1/B, so that its variance follows from theirs.
+    With t = alpha + S/B, gradients G and buckets of b, all buckets take alpha * G/b + G/B. That nothing is sent before
+    the first bucket is full costs up to b/B more: as much where the backward pass makes gradients no faster than they
+    are sent, nothing where it is in no time. The square root is the minimum with b/B, and the gain is that of it; its
+    interval reaches to the gain without, and has the uncertainty of the fit on either side.
     """
     line = basis.line
     if model_bytes is None or whole_us is None:
         return _Try()
     if line is None or not line.fits:
         return _Try(why_not=_say_misfit(line))
-    best = min(
-        math.sqrt(line.alpha_us / line.us_per_byte * model_bytes), model_bytes, basis.series.points[-1].size_bytes
-    )
-    mib = max(1, round(best / MIB))
-    of_alpha = model_bytes / BUCKET_BYTES - model_bytes / (mib * MIB)
-    of_slope = BUCKET_BYTES - mib * MIB
-    gain = line.alpha_us * of_alpha + line.us_per_byte * of_slope
-    variance = of_alpha**2 * line.var_alpha + of_slope**2 * line.var_slope + 2 * of_alpha * of_slope * line.covariance
-    half = SIGMAS * math.sqrt(max(0.0, variance))
-    if gain - half <= 0 or gain < LEAST_GAIN * whole_us:
+    largest = min(model_bytes, basis.series.points[-1].size_bytes)
+    mib = max(1, round(min(math.sqrt(line.alpha_us / line.us_per_byte * model_bytes), largest) / MIB))
+    fewer_calls = model_bytes / BUCKET_BYTES - model_bytes / (mib * MIB)
+    smaller = BUCKET_BYTES - mib * MIB
+    gain, doubt = _gain(line, fewer_calls, smaller)
+    if gain - doubt <= 0 or gain < LEAST_GAIN * whole_us:
         return _Try(why_not="No other bucket_cap_mb is clearly better than the default of 25.")
-    return _Try(mib=mib, gain_us=gain, low_us=gain - half, high_us=gain + half)
+    other, other_doubt = _gain(line, fewer_calls, 0)
+    low, high = min(gain - doubt, other - other_doubt), max(gain + doubt, other + other_doubt)
+    return _Try(mib=mib, gain_us=gain, low_us=low, high_us=high)
+
+
+def _gain(line: Line, fewer_calls: float, smaller_bytes: float) -> tuple[float, float]:
+    """Return alpha times so many calls and the time of so many bytes in us, and how far off that may be."""
+    variance = (
+        fewer_calls**2 * line.var_alpha
+        + smaller_bytes**2 * line.var_slope
+        + 2 * fewer_calls * smaller_bytes * line.covariance
+    )
+    gain = line.alpha_us * fewer_calls + line.us_per_byte * smaller_bytes
+    return gain, SIGMAS * math.sqrt(max(0.0, variance))
 
 
 def _say_misfit(line: Line | None) -> str:
@@ -171,7 +181,7 @@ def _say_misfit(line: Line | None) -> str:
         return "No other bucket_cap_mb can be named: too few sizes were measured."
     return (
         "No other bucket_cap_mb can be named: this curve does not follow alpha + S/B "
-        f"(the residual is {line.residual:.0%}), so that it must be tried."
+        f"(the residual is {line.residual:.0%}), so that larger and smaller ones must be tried."
     )
 
 
@@ -184,7 +194,7 @@ def _say_bucket(basis: _Basis, share: float | None) -> str:
     if share is None or basis.plateau is None:
         return f"{said}."
     full = size_at(basis.series, NEAR_FULL * basis.plateau.gb_s)
-    enough = f", and {NEAR_FULL:.0%} of it need {full / MIB:.0f} MiB" if full and full > BUCKET_BYTES else ""
+    enough = f", of which {NEAR_FULL:.0%} takes {full / MIB:.0f} MiB" if full and full > BUCKET_BYTES else ""
     return f"{said} and reaches {share:.0%} of the plateau{enough}."
 
 
@@ -202,10 +212,14 @@ def _say_whole(
 
 def _say_try(other: _Try, model_bytes: int | None) -> tuple[str, ...]:
     if other.mib is not None:
-        low, high = time_words(other.low_us), time_words(other.high_us)
-        gain = f"{time_words(other.gain_us)} a step ({low} to {high})"
-        return (f"Worth trying: bucket_cap_mb={other.mib}, which saves about {gain} if no communication is hidden.",)
+        limits = f"between {_saved(other.low_us)} and {_saved(other.high_us)}"
+        saved = f"it saves about {time_words(other.gain_us)} a step ({limits}) if no communication is hidden"
+        return (f"Worth trying: bucket_cap_mb={other.mib}; {saved}.",)
     return (other.why_not,) if other.why_not and model_bytes is not None else ()
+
+
+def _saved(gain_us: float) -> str:
+    return f"{time_words(abs(gain_us))} {'lost' if gain_us < 0 else 'saved'}"
 
 
 def _count(number: int) -> str:
