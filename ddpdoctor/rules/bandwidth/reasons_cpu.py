@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import Reason
+from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed
 
@@ -76,8 +77,8 @@ def _busy(place: Place, load: Load) -> Iterator[Weighed]:
         yield _reason(
             Effect.SHARED,
             place,
-            f"others kept {taken:.1f} of {_count(len(cpus))} busy, which {'are' if len(cpus) > 1 else 'is'} all that "
-            f"{'1 rank has' if count == 1 else f'{count} ranks have'} to run on",
+            f"others kept {taken:.1f} of {_count(len(cpus))} busy ({_named(cpus)}), and no more are there for "
+            f"{'1 rank' if count == 1 else f'{count} ranks'}",
             "/proc/stat, while the ranks slept",
             ranks=tuple(sorted(process.rank for process in processes if process.rank is not None)),
             fix="top -o %CPU shows who it is; end what is left over, or run where nobody else does",
@@ -116,3 +117,8 @@ def _reason(effect: Effect, place: Place, text: str, source: str, *, ranks: tupl
 
 def _count(cpus: int) -> str:
     return f"{cpus} CPU" + ("" if cpus == 1 else "s")
+
+
+def _named(cpus: tuple[int, ...]) -> str:
+    """Return "CPU 3" or "CPUs 0-6, 9"."""
+    return "CPU" + rank_list(cpus).removeprefix("rank")

@@ -109,7 +109,7 @@ def test_a_busy_machine(cpus, busy, expected):
 
 def test_the_words_of_a_busy_machine():
     ((_, reason),) = told(processor_reasons, bench(*TWO), machine(cpus=((0,), (1,)), load=load({1: 0.96})))
-    assert reason.text == "others kept 1.0 of 1 CPU busy, which is all that 1 rank has to run on"
+    assert reason.text == "others kept 1.0 of 1 CPU busy (CPU 1), and no more are there for 1 rank"
     assert reason.hosts == ("node0",)
 
 
