@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     Progress = Callable[[str, float, float | None], None]
 
 
+SLOWEST_GB_S = 0.01
+"""Of a network of 100 Mbit/s: what a first call is given time for, before anything is known. Ours."""
+
+
 def run_sweep(group: Group, settings: Settings, hosts: Sequence[str], log: Log, progress: Progress) -> None:
     """Check and measure all cases within ``settings.budget_s``; all that is seen is in ``log`` at once, on every rank.
 
@@ -65,6 +69,8 @@ class _Sweep:
         self._forecast = Forecast(settings.backend, settings.iterations)
         self._arrivals = Arrivals([hosts[rank] for rank in group.ranks])
         self._began_s = time.monotonic()
+        self._ends_s: float | None = None
+        """When the sweep is expected to end."""
 
     def take(self, steps: list[Step]) -> list[Step]:
         """Measure the first step, or leave out its curve from there on; return the steps that are left."""
@@ -74,7 +80,7 @@ class _Sweep:
         reason = self._refuse(first, slot)
         if slot is None or reason:
             return self._leave_out(steps, reason)
-        self._report(first, elapsed_s, slot.left_s)
+        self._ends_s = None if slot.left_s is None else time.monotonic() + slot.left_s
         self._measure(first, slot)
         self._log.arrivals = self._arrivals.summary()
         return steps[1:]
@@ -93,14 +99,10 @@ class _Sweep:
         )
         return [step for step in steps if step.curve != curve]
 
-    def _report(self, step: Step, elapsed_s: float, left_s: float | None) -> None:
-        total_s = self._settings.budget_s if left_s is None else elapsed_s + left_s
-        self._progress(name_step(step), elapsed_s / total_s, left_s)
-
     def _measure(self, step: Step, slot: Slot) -> None:
         began_s = time.monotonic()
         group, forecast = self._group, self._forecast
-        group.tracker.at("check", name_step(step), allowance_s=forecast.rest_s(step))
+        self._come_to("check", step, self._longest_s(step))
         sets = make_sets(group, step.cases[0], most_calls(self._effort()))
         wrong = check(group, step.cases[0], sets[0], self._hosts)
         self._log.wrong.extend(wrong)
@@ -109,7 +111,7 @@ class _Sweep:
 
     def _time(self, step: Step, case: Case, slot: Slot, sets: Sequence[Buffers], wrong: int) -> float:
         """Measure one mode; return how long the timed calls took on this rank."""
-        self._group.tracker.at("measure", name_step(step), allowance_s=slot.seconds[case.mode])
+        self._come_to("measure", step, max(slot.seconds[case.mode], self._longest_s(step)))
         measured = measure(self._group, case, self._effort(slot.seconds[case.mode]), sets)
         self._log.results.append(replace(measured.measurement, wrong=wrong))
         self._arrivals.add(measured.waits_us)
@@ -118,6 +120,20 @@ class _Sweep:
         each_s = self._group.agree(measured.timed_s / measured.measurement.iterations)
         self._forecast.see_call(step, case.mode, each_s)
         return measured.timed_s
+
+    def _come_to(self, phase: str, step: Step, allowance_s: float) -> None:
+        self._group.tracker.at(phase, name_step(step), allowance_s=allowance_s)
+        now_s = time.monotonic()
+        elapsed_s = now_s - self._began_s
+        left_s = None if self._ends_s is None else max(0.0, self._ends_s - now_s)
+        whole_s = max(elapsed_s, self._settings.budget_s) if left_s is None else elapsed_s + left_s
+        self._progress(name_step(step), elapsed_s / whole_s if whole_s else 0.0, left_s)
+
+    def _longest_s(self, step: Step) -> float:
+        """Return how long a call may take without a hang being suspected."""
+        if self._forecast.knows(step):
+            return self._forecast.rest_s(step)
+        return step.size_bytes / (SLOWEST_GB_S * 1e9)
 
     def _effort(self, seconds: float = 0.0) -> Effort:
         asked = self._settings

@@ -34,7 +34,7 @@ MOST_BATCHES = 30
 """Batches a case in throughput mode. Ours: more time makes longer batches rather than more of them."""
 LEAST_BATCH_S = 0.005
 MOST_BATCH_CALLS = 100
-"""A batch lasts so long or has so many calls. Ours: a thread woken late, by tens of microseconds, does not show then."""
+"""A batch lasts so long or has so many calls. Ours: a thread woken late, by tens of microseconds, hardly shows then."""
 MOST_WARMUP = 5
 WARMUP_SHARE = 0.1
 SLOW_CALL_S = 0.1
