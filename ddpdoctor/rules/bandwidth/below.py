@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.bandwidth import Standing
-from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
+from ddpdoctor.model.findings import Confidence, Outcome, Severity
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.registry import rule
 
 from .compare import cannot_tell
@@ -59,12 +59,11 @@ def check_below(scene: Scene) -> Answer:
     comparison = scene.comparison
     if comparison is not None and scene.fail_below is not None:
         problems += _against_baseline(scene, comparison, scene.fail_below)
-    if problems:
-        return judged(problems, "; ".join(problem.summary for problem in problems))
     doubts = [*_doubts_of_number(scene), *_doubts_of_baseline(scene)]
-    if doubts:
-        return unknown("; ".join(doubts))
-    return _answer_healthy(scene)
+    if doubts and all(problem.severity is not Severity.ERROR for problem in problems):
+        # What was demanded is open, whatever is found beside it.
+        return Answer(outcome=Outcome.INCONCLUSIVE, seen="; ".join(doubts), problems=tuple(problems))
+    return judged(problems, "; ".join(problem.summary for problem in problems)) if problems else _answer_healthy(scene)
 
 
 def _against_number(scene: Scene, curve: Curve) -> Problem:

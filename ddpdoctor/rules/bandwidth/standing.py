@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from .references import Yardstick
     from .series import Series
 
-FAR = 2.0
-"""Without a plateau a curve is too low only where even so many times the bandwidth that the last step in size came at
-is too low. Ours: a change of algorithm at larger sizes gains less, 1.3 times for NVLS over a ring."""
+FAR = 4.0
+"""Short of the plateau a curve is too low only where so many times the bandwidth that the last step in size came at is
+too low. Ours: a disturbed step may come at half of what it should."""
+LEAST_SHARE = 0.01
+"""Of a reference; what is less would read as "100% below"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +70,12 @@ def _judge_short(
     seen = f"{gb_words(last.gb_s)} at {format_size(last.size_bytes)}"
     if last.low >= yardstick.least_gb_s:
         return Verdict(standing=Standing.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}.")
-    too_short = plateau is not None
-    ceiling = None if too_short else _ceiling(series)
+    ceiling = _ceiling(series) if yardstick.steady else None
     if ceiling is not None and max(ceiling * FAR, *(level.high for level in levels)) < yardstick.least_gb_s:
         return Verdict(standing=Standing.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}.")
-    why = f"the reference holds from {format_size(reference.min_size_bytes)} on" if too_short else describe_end(series)
+    why = describe_end(series)
+    if plateau is not None:
+        why = f"the reference holds from {format_size(reference.min_size_bytes)} on"
     return Verdict(standing=Standing.NOT_REACHED, share=None, text=f"No plateau reached: {seen}, and {why}.")
 
 
@@ -105,7 +108,8 @@ def _of(share: float, reference: Reference) -> str:
 def _below(share: float, yardstick: Yardstick, reference: Reference) -> str:
     source = "" if reference.source == EXPECT else f" [{reference.source}]"
     note = f"; {yardstick.note}" if yardstick.note else ""
-    return f"{1 - share:.0%} below {_name(reference)}{source}{note}"
+    how_far = f"{1 - share:.0%} below" if share >= LEAST_SHARE else f"less than {LEAST_SHARE:.0%} of"
+    return f"{how_far} {_name(reference)}{source}{note}"
 
 
 def _name(reference: Reference) -> str:
