@@ -47,7 +47,15 @@ def test_importing_the_package_imports_nothing_more() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--help",), ("--version",), ("wrap", "--help"), ("explain", "--list"), ("check-env", "--list")]
+    "arguments",
+    [
+        ("--help",),
+        ("--version",),
+        ("wrap", "--help"),
+        ("explain", "--list"),
+        ("check-env", "--list"),
+        ("allreduce-bench", "--help"),
+    ],
 )
 def test_what_needs_no_job_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
     status, modules = json.loads(run_python(HELP, *arguments))

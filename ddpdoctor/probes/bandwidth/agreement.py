@@ -1,6 +1,7 @@
 """Before anything is measured: all ranks have come, want the same, and have the same versions, or all end.
 
-Keys, below the round: ``come/RANK`` (how many say they are this rank), ``proposal/RANK``, and ``verdict`` of rank 0.
+Keys, below the round: ``come/RANK`` (how many say they are this rank), ``came`` (how many ranks have come so far),
+``proposal/RANK``, and ``verdict`` of rank 0.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ def agree(room: Room, proposal: Proposal, world_size: int, limit_s: float) -> Ag
     rank = proposal.member.rank
     if room.add(f"come/{rank}", 1) > 1:
         raise UserError(f"another process says that it is rank {rank}", help="Give each a RANK of its own.")
+    room.add("came", 1)
     if rank == 0:
         verdict = _lead(room, proposal, world_size, limit_s)
         room.send("verdict", verdict)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.exchange.meeting import Meeting
 from ddpdoctor.exchange.store import StoreError, wait_for
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.probes.bandwidth.agreement import UNTOLD, Disagreement, Proposal, agree
+from ddpdoctor.probes.bandwidth.agreement import Disagreement, Proposal, agree
 from ddpdoctor.probes.bandwidth.log import Log
 from ddpdoctor.probes.bandwidth.member import name_member, read_gpu, read_member
 from ddpdoctor.probes.bandwidth.nccl_logs import NcclLogs
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Bench, Settings
     from ddpdoctor.model.launch import Launch
 
+DEFECT, UNTOLD = 3, 4
+"""Exit statuses of the design's table."""
 REPORT_LIMIT_S = 120.0
 """Ours: how long rank 0 may take to judge and draw; a first import of a plotting library takes several seconds."""
 LEAVE_LIMIT_S = 5.0
@@ -93,7 +95,7 @@ def _take_part(job: Job, room: Room, meeting: Meeting) -> int:
     with Watcher(_watched(job, room, log, tracker)):
         _read_machines(job, room, meeting, log)
         _measure(job, room, log, tracker)
-    return _leave(job.launch, room, job.report(log.bench()) if job.launch.rank == 0 else 0)
+    return _leave(job.launch, room, _report(job, room, log))
 
 
 def _end_disagreed(launch: Launch, room: Room, told: Disagreement, show_error: Callable[[UserError], None]) -> int:
@@ -148,25 +150,35 @@ def _measure(job: Job, room: Room, log: Log, tracker: Tracker) -> None:
     del store
 
 
+def _report(job: Job, room: Room, log: Log) -> int:
+    """Return the status of rank 0's report; the others report nothing, and hear of it."""
+    if job.launch.rank != 0:
+        return 0
+    try:
+        return job.report(log.bench())
+    except Exception:
+        room.set("status", b"%d" % DEFECT)
+        raise
+
+
 def _leave(launch: Launch, room: Room, status: int) -> int:
     """End together and with one status: torchrun stops those that are left when one ends badly."""
     if launch.rank == 0:
-        room.set("status", b"%d" % status)
-        _see_off(launch, room)
         room.leave()
+        room.set("status", b"%d" % status)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on nothing is left that it should cut short
+        _see_off(room)
         return status
     told = wait_for(room, "status", REPORT_LIMIT_S)
-    # From here on nothing is left to do that a launcher's SIGTERM should cut short.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     room.add("left", 1)
     return UNTOLD if told is None else int(told)
 
 
-def _see_off(launch: Launch, room: Room) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def _see_off(room: Room) -> None:
     deadline = time.monotonic() + LEAVE_LIMIT_S
     with suppress(StoreError):
-        while room.add("left", 0) < launch.world_size - 1 and time.monotonic() < deadline:
+        while room.add("left", 0) < room.add("came", 0) - 1 and time.monotonic() < deadline:
             time.sleep(LOOK_EVERY_S)
 
 
