@@ -26,15 +26,16 @@ def check_slow_rank(scene: Scene) -> Answer:
 
     A collective is as fast as its slowest rank. Two things make a rank slow, and the summary says which it is.
 
-    *Slow with every other rank* is seen with `--pairs`: every two ranks are measured by themselves, all pairs in turn,
-    nine times over. A rank is slow in a turn if at least three quarters of its pairs are half as fast as the median of
-    the pairs without it, in bandwidth or in latency, and is named if it is so in two turns of three: what disturbs the
-    machine for a while slows all pairs of a turn, and what disturbs one pair does so in few turns. Pairs inside a machine are compared with those of the same machine only, and pairs between
-    machines only with each other. It takes three ranks: one pair has two ranks to blame. Evidence says in what it is
-    slow: a rank that is slow in bandwidth alone has a narrow way for its data (PCIe, network card, a rate limit), and
-    one that is slow in latency shares its core with something else, or sits on one that sleeps. If it is only one
-    pair of the rank that is slow, that is DD403 `slow-link`; if all ranks of a machine are slow with other machines,
-    DD404 `slow-node`. A rank that is alone on its machine cannot be told from it.
+    *Slow with every other rank* is seen with `--pairs`: every two ranks are measured by themselves, all pairs in
+    turn, nine times over. A rank is slow in a turn if at least three quarters of its pairs are half as fast as the
+    median of the pairs without it, in bandwidth or in latency, and is named if it is so in two turns of three: what
+    disturbs the machine for a while slows all pairs of a turn, and what disturbs one pair does so in few turns.
+    Pairs inside a machine are compared with those of the same machine only, and pairs between machines only with
+    each other. It takes three ranks: one pair has two ranks to blame. Evidence says in what it is slow: a rank that
+    is slow in bandwidth alone has a narrow way for its data (PCIe, network card, a rate limit), and one that is
+    slow in latency shares its core with something else, or sits on one that sleeps. If it is only one pair of the
+    rank that is slow, that is DD403 `slow-link`; if all ranks of a machine are slow with other machines, DD404
+    `slow-node`. A rank that is alone on its machine cannot be told from it.
 
     *Late* is seen in every run. All ranks meet before each timed call, and how long each waits there tells who came
     last. A rank is late that comes 2 ms or more after the others at the median, and last in four calls of five. Its
@@ -44,8 +45,8 @@ def check_slow_rank(scene: Scene) -> Answer:
     What looks like it: GPUs of which one sits on another socket than the rest (`nvidia-smi topo -m`) are slow with
     that one by design.
 
-    What to do: look at the rank's GPU, PCIe link, network card and core; what the machine itself tells of them is in
-    the evidence.
+    What to do: look at the rank's GPU, PCIe link, network card and core; what the machine itself tells of them is
+    in the evidence.
     """
     bench, who = scene.bench, find_who(scene.bench)
     late = find_late(bench)
@@ -70,13 +71,13 @@ def check_slow_link(scene: Scene) -> Answer:
     """Two ranks, or two nodes, are slow with each other, and both are as fast as usual with everyone else.
 
     Seen with `--pairs` between ranks and with `--by-node` between nodes; how these are measured is told with DD402
-    `slow-rank`. A pair is named if in four turns of five it has half the bandwidth, or less, of the other
-    pairs of *each* of its two ends, by their median. Slow ends are named first and their pairs set aside, so that a slow rank is
-    never taken for many slow links. It takes three ranks, or three nodes.
+    `slow-rank`. A pair is named if in four turns of five it has half the bandwidth, or less, of the other pairs of
+    *each* of its two ends, by their median. Slow ends are named first and their pairs set aside, so that a slow
+    rank is never taken for many slow links. It takes three ranks, or three nodes.
 
-    What looks like it: a machine may be wired so that some pairs are slower than others, such as GPUs on two sockets,
-    or of which some share no NVLink. Where more than a quarter of the pairs is slow in this way no link is named, and
-    the check says how many there are.
+    What looks like it: a machine may be wired so that some pairs are slower than others, such as GPUs on two
+    sockets, or of which some share no NVLink. Where more than a quarter of the pairs is slow in this way no link is
+    named, and the check says how many there are.
 
     What to do: within a machine look at the NVLink or PCIe path between the two GPUs; between machines at cables,
     switch ports and routes that only these two use.
@@ -100,10 +101,11 @@ def check_slow_link(scene: Scene) -> Answer:
 def check_slow_node(scene: Scene) -> Answer:
     """One node is slow with every other node, or its own ranks are slow among themselves where other nodes' are not.
 
-    Seen with `--by-node`: each node is measured by itself, then every two nodes together, with all of their ranks, as
-    in training. It is judged as ranks are (DD402 `slow-rank`): in two turns of three, at least three quarters of
-    the node's pairs are half as fast as the median of the pairs without it. It takes three nodes: of two that are slow together, either may be to blame. `--pairs` sees it too, where all ranks of a machine are slow
-    with other machines.
+    Seen with `--by-node`: each node is measured by itself, then every two nodes together, with all of their ranks,
+    as in training. It is judged as ranks are (DD402 `slow-rank`): in two turns of three, at least three quarters of
+    the node's pairs are half as fast as the median of the pairs without it. It takes three nodes: of two that are
+    slow together, either may be to blame. `--pairs` sees it too, where all ranks of a machine are slow with other
+    machines.
 
     *Slow with every other node* points at what the node reaches the others by: network card, cable, switch port, a
     rate limit, a route over the wrong interface. *Slow inside* points at the machine: memory, clocks, PCIe, NVLink,

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import NodeResult, Pair
     from ddpdoctor.rules.bandwidth.localise_edges import Slowness
 
-NOT_A_PROCESSOR = (
-    "small messages take it no longer than the others: the way of the data is narrow, and the processor is not to blame"
+NARROW = (
+    "small messages do not take twice as long as usual: the way of the data is narrow, rather than a processor slow"
 )
-NOT_A_LINK = "its bandwidth is as usual: it is slow to answer, and its links are not to blame"
+SLOW_TO_ANSWER = "it is slow to answer rather than to carry: look at the core that it runs on before its links"
 
 
 def say_amount(slowness: Slowness) -> str:
@@ -35,9 +35,9 @@ def say_evidence(found: Sequence[Slowness], whose: str) -> tuple[str, ...]:
     ]
     measures = {slowness.measure for slowness in found}
     if measures == {Measure.BANDWIDTH}:
-        lines.append(NOT_A_PROCESSOR)
+        lines.append(NARROW)
     elif measures == {Measure.LATENCY}:
-        lines.append(NOT_A_LINK)
+        lines.append(SLOW_TO_ANSWER)
     return tuple(lines)
 
 
