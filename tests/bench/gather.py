@@ -37,7 +37,7 @@ VARIABLES = {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_DEBUG": "INFO", "OMP_NUM_THREAD
 
 def read_template() -> Node:
     """Return this machine's facts, with GPUs, PCI and RDMA of the recorded node with 8 GPUs."""
-    plan = Plan(sections=frozenset(SECTIONS) - {"gpu_trial"})
+    plan = Plan(sections=frozenset(SECTIONS) - {"gpu_trial", "load"})
     here = read_node(System(), plan, ())
     with tempfile.TemporaryDirectory() as folder:
         machine = load_machine("nvlink8", Path(folder))

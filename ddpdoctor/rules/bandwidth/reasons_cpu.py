@@ -47,20 +47,16 @@ def _crowded(place: Place) -> Iterator[Weighed]:
     ranks, given = len(place.members), min(len(cpus), quota or len(cpus))
     if not cpus or given >= ranks:
         return
+    online = limits.cpus_online if limits is not None else len(cpus)
+    of_all = f" of the machine's {online}" if online > len(cpus) else ""
     if given < len(cpus):
-        words, source = f"a quota of {given:g} of {_count(len(cpus))}", "cpu.max of the cgroup"
+        text = f"{_ranks(ranks)} a quota of {given:.3g} CPUs: the kernel stops all of them whenever it is used up"
+        source = "cpu.max of the cgroup"
     else:
-        words, source = _count(len(cpus)), "sched_getaffinity"
-        if limits is not None and limits.cpus_online > len(cpus):
-            words += f" of the machine's {limits.cpus_online}"
-    yield _reason(
-        Effect.LIMIT,
-        place,
-        f"{ranks} ranks share {words}: they take turns, and every collective waits for the one whose turn it is not",
-        source,
-        ranks=place.ranks,
-        fix=f"start no more than {max(1, int(given))} here, or give them more: taskset, srun -c, docker run --cpus",
-    )
+        text = f"{_ranks(ranks)} {_count(len(cpus))}{of_all}: a collective waits for the rank whose turn it is not"
+        source = "sched_getaffinity"
+    fix = f"start no more than {max(1, int(given))} here, or give them more: taskset, srun -c, docker run --cpus"
+    yield _reason(Effect.LIMIT, place, text, source, ranks=place.ranks, fix=fix)
 
 
 def _busy(place: Place, load: Load) -> Iterator[Weighed]:
@@ -113,6 +109,10 @@ def _words(governor: Governor) -> str:
 def _reason(effect: Effect, place: Place, text: str, source: str, *, ranks: tuple[int, ...] = (), fix: str) -> Weighed:
     reason = Reason(text=text, source=source, hosts=(place.node.host,), ranks=ranks, fix=fix)
     return Weighed(effect=effect, reason=reason)
+
+
+def _ranks(count: int) -> str:
+    return "1 rank has" if count == 1 else f"{count} ranks share"
 
 
 def _count(cpus: int) -> str:

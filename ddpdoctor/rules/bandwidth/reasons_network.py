@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.bandwidth import Reason
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed
-from ddpdoctor.rules.interface_choice import export, is_bridge, is_tunnel, pick_gloo, pick_nccl
+from ddpdoctor.rules.interface_choice import export, is_bridge, is_tunnel, pick_gloo
 from ddpdoctor.rules.rdma_ports import label, network_ports
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _gloo(view: View) -> Iterator[Weighed]:
             continue
         picks = pick_gloo(place.node.first, network, names.own if names is not None else None) or ()
         if view.between_hosts:
-            yield from _tcp(view, place, "Gloo", picks, network)
+            yield from _tcp(view, place, "Gloo", tuple(dict.fromkeys(pick.interface for pick in picks)), network)
         elif len(place.members) > 1:
             yield _loopback(place, picks)
 
@@ -71,38 +71,38 @@ def _loopback(place: Place, picks: tuple[Pick, ...]) -> Weighed:
 
 def _nccl(view: View) -> Iterator[Weighed]:
     for place in view.places:
-        logs = view.logs(place)
-        network = known(place.node.network)
-        if logs and all(log.network == "Socket" for log in logs):
-            if network is not None:
-                picks = pick_nccl(place.node, place.node.first, network)
-                yield from _tcp(view, place, "NCCL", picks, network)
-        elif any(log.network != "Socket" for log in logs):
-            yield from _roce_mtu(place)
+        network, logs = known(place.node.network), view.logs(place)
+        if not logs or network is None:
+            continue
+        if any(log.network != "Socket" for log in logs):
+            yield from _roce_mtu(place, network)
+            continue
+        names = {name for log in logs for name in log.interfaces}
+        used = tuple(interface for interface in network.interfaces if interface.name in names)
+        yield from _tcp(view, place, "NCCL", used, network)
 
 
-def _tcp(view: View, place: Place, library: str, picks: tuple[Pick, ...], network: Network) -> Iterator[Weighed]:
+def _tcp(view: View, place: Place, library: str, used: tuple[Interface, ...], network: Network) -> Iterator[Weighed]:
     """Yield what is slow about the interfaces over which a library sends from host to host."""
-    for interface in dict.fromkeys(pick.interface for pick in picks):
+    for interface in used:
         if is_tunnel(interface.name):
             text = f"{library} sends over {interface.name}, by its name a VPN's: slower than the network below it"
             fix = f"{export(f'{library.upper()}_SOCKET_IFNAME', network)} on all hosts"
             yield _weigh(Effect.OTHER_WAY, place, text, "/sys/class/net", fix=fix)
-    speeds = [_speed(pick.interface) for pick in picks]
-    if picks and None not in speeds:
-        yield from _slow(view, place, library, picks, sum(speed or 0 for speed in speeds), network)
-    yield from _small_packets(place, library, picks)
+    yield from _slow(view, place, library, used, network)
+    yield from _small_packets(place, library, used)
 
 
-def _slow(
-    view: View, place: Place, library: str, picks: tuple[Pick, ...], speed_mb_s: int, network: Network
-) -> Iterator[Weighed]:
-    most = speed_mb_s * GB_S_PER_MB_S
-    faster = _faster(network, picks, speed_mb_s)
+def _slow(view: View, place: Place, library: str, used: tuple[Interface, ...], network: Network) -> Iterator[Weighed]:
+    speeds = [_speed(interface) for interface in used]
+    speed_mb_s = sum(speed or 0 for speed in speeds)
+    if not speeds or None in speeds:
+        return
+    most, faster = speed_mb_s * GB_S_PER_MB_S, _faster(network, used, speed_mb_s)
     full = view.best_gb_s is not None and view.best_gb_s >= FULL_SHARE * most
     if not full and speed_mb_s > SLOW_MB_S and faster is None:
         return
-    names = " and ".join(dict.fromkeys(pick.interface.name for pick in picks))
+    names = " and ".join(interface.name for interface in used)
     text = f"{library} sends over {names}, {_gbit(speed_mb_s)}: no more than {most:.3g} GB/s leaves a host"
     if full:
         text += f", and {view.best_gb_s:.3g} GB/s were measured"
@@ -119,16 +119,15 @@ def _speed(interface: Interface) -> int | None:
     return interface.speed_mb_s
 
 
-def _faster(network: Network, picks: tuple[Pick, ...], speed_mb_s: int) -> Interface | None:
-    taken = {pick.interface.name for pick in picks}
+def _faster(network: Network, used: tuple[Interface, ...], speed_mb_s: int) -> Interface | None:
     usable = [one for one in network.interfaces if one.running and one.addresses and not one.loopback]
-    found = [one for one in usable if one.name not in taken and not is_bridge(one.name) and not is_tunnel(one.name)]
+    found = [one for one in usable if one not in used and not is_bridge(one.name) and not is_tunnel(one.name)]
     best = max(found, key=lambda one: _speed(one) or 0, default=None)
     return best if best is not None and (_speed(best) or 0) >= MUCH_FASTER * speed_mb_s else None
 
 
-def _small_packets(place: Place, library: str, picks: tuple[Pick, ...]) -> Iterator[Weighed]:
-    for interface in dict.fromkeys(pick.interface for pick in picks):
+def _small_packets(place: Place, library: str, used: tuple[Interface, ...]) -> Iterator[Weighed]:
+    for interface in used:
         speed = _speed(interface)
         if speed is None or speed < JUMBO_FROM_MB_S or interface.mtu > ETHERNET_MTU:
             continue
@@ -140,10 +139,10 @@ def _small_packets(place: Place, library: str, picks: tuple[Pick, ...]) -> Itera
         yield _weigh(Effect.SMALL, place, text, f"/sys/class/net/{interface.name}/mtu", fix=fix)
 
 
-def _roce_mtu(place: Place) -> Iterator[Weighed]:
+def _roce_mtu(place: Place, network: Network) -> Iterator[Weighed]:
     """Yield RoCE ports whose packets are smaller than RDMA's largest, since their interface's MTU is."""
-    rdma, network = known(place.node.rdma), known(place.node.network)
-    if rdma is None or network is None:
+    rdma = known(place.node.rdma)
+    if rdma is None:
         return
     mtus = {interface.name: interface.mtu for interface in network.interfaces}
     small: dict[int, list[str]] = {}

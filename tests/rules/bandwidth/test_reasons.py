@@ -70,7 +70,7 @@ def test_machines_without_a_rank_of_the_bench_are_left_out():
         (((0, 1),), {}, []),
         (((0,), (1,)), {}, []),  # each bound to one of its own
         (((0,),), {}, ["LIMIT 2 ranks share 1 CPU of the machine's 8"]),
-        (((0, 1, 2, 3),), {"cpu_quota": 1.5}, ["LIMIT 2 ranks share a quota of 1.5 of 4 CPUs"]),
+        (((0, 1, 2, 3),), {"cpu_quota": 1.5}, ["LIMIT 2 ranks share a quota of 1.5 CPUs"]),
         (((0, 1, 2, 3),), {"cpu_quota": 2.0}, []),
         (((0,),), {"cpu_quota": 4.0}, ["LIMIT 2 ranks share 1 CPU of the machine's 8"]),
         (((),), {}, []),  # nobody says
@@ -81,10 +81,16 @@ def test_more_ranks_than_processors(cpus, changes, expected):
     assert [text.partition(":")[0] for text in seen] == expected
 
 
+def test_one_rank_with_less_than_a_processor():
+    one = machine(ranks=(0,), cpus=((0, 1),), limits=limits(cpu_quota=0.5))
+    (text,) = texts(processor_reasons, bench("node0"), one)
+    assert text.startswith("LIMIT 1 rank has a quota of 0.5 CPUs")
+
+
 def test_more_ranks_than_processors_where_limits_could_not_be_read():
     ((effect, reason),) = told(processor_reasons, bench(*TWO), machine(cpus=((0,),)))
     assert (effect, reason.source, reason.ranks) == ("LIMIT", "sched_getaffinity", (0, 1))
-    assert reason.text.startswith("2 ranks share 1 CPU: they take turns")
+    assert reason.text == "2 ranks share 1 CPU: a collective waits for the rank whose turn it is not"
     assert reason.fix.startswith("start no more than 1 here")
 
 
@@ -256,7 +262,8 @@ def nccl_hosts(*cards, devices=(), **logged):
 
 
 def test_nccl_over_tcp_is_held_to_its_interfaces():
-    seen, nodes = nccl_hosts(card(speed=1000), network="Socket", interfaces=("eth0",), NET_Socket=2)
+    cards = card(speed=1000), card("eth1", "10.1.0.4/24", speed=100)
+    seen, nodes = nccl_hosts(*cards, network="Socket", interfaces=("eth0",), NET_Socket=2)
     assert [text.partition(":")[0] for text in texts(network_reasons, seen, *nodes)] == [
         "LIMIT NCCL sends over eth0, 1 Gbit/s"
     ] * 2

@@ -23,7 +23,8 @@ from ddpdoctor.collect.load import (
 )
 from ddpdoctor.collect.node import Plan
 from ddpdoctor.collect.system import System
-from ddpdoctor.model.load import Governor
+from ddpdoctor.exchange.codec import decode, encode
+from ddpdoctor.model.load import BusyCpu, Governor, Load
 from ddpdoctor.model.reading import NotRead, Why
 from tests.machines import RecordedCalls
 
@@ -116,6 +117,14 @@ def test_governors(tmp_path):
         Governor(name="powersave", driver="acpi-cpufreq", preference="", cpus=2),
     )
     assert read_governors(System(root=tmp_path, calls=RecordedCalls(answers={"cpus": "3"}))) == ()
+
+
+def test_what_is_read_can_be_sent():
+    seen = Load(
+        window_s=0.4, busy=(BusyCpu(cpu=3, share=0.5),), steal_share=None,
+        governors=(Governor(name="performance", driver="", preference="", cpus=1),),
+    )  # fmt: skip
+    assert decode(Load, json.loads(json.dumps(encode(seen)))) == seen
 
 
 READER = """
