@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.exchange.codec import WrongValue, decode
@@ -33,6 +34,9 @@ def read_baseline(report: Report, name: str) -> Baseline:
         raise UserError(f"--compare {name} cannot be read: {error}", help=_HELP) from error
     if not baseline.results:
         raise UserError(f"--compare {name} holds no measurement", help=_HELP)
+    times = [time for one in baseline.results for time in (one.p50_low_us, one.p50_us, one.p50_high_us)]
+    if not all(0 < time < math.inf for time in times):
+        raise UserError(f"--compare {name} holds a time that is none", help=_HELP)
     return baseline
 
 

@@ -148,7 +148,7 @@ def test_a_demand_that_is_open_counts_before_a_warning():
 
     assert answer.outcome is UNTOLD
     assert [problem.severity for problem in answer.problems] == [WARNING]
-    assert "51% below the reference (8 H200" in answer.problems[0].summary
+    assert "52% below the reference (8 H200" in answer.problems[0].summary
 
 
 def test_a_hundredth_is_not_said_to_be_all_below():
