@@ -253,3 +253,14 @@ def hung():
         rows=results(SIZES[:4]), curves=(), status=JobStatus.HUNG, findings=(STOPPED,),
         stop=Stop(ending=Ending.HUNG, phase="measure"), rank_rows=HUNG_RANKS,
     )  # fmt: skip
+
+
+def one_rank():
+    no_value = curve(
+        plateau_gb_s=None, plateau_spread=None, plateau_from_bytes=None, half_bytes=None, fit=None, reference=None,
+        standing=Standing.NOT_DEFINED, share=None, verdict="n/a: with one rank nothing crosses a link.",
+    )  # fmt: skip
+    return report(
+        rows=results(SIZES[:3], modes=(Mode.THROUGHPUT,), ranks=1), curves=(no_value,), ranks=1, backend="gloo",
+        device="cpu", name="AMD EPYC",
+    )  # fmt: skip

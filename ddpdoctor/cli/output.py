@@ -74,7 +74,7 @@ def _draw_text(report: Report, stream: TextIO, run_dir: Path | None, *, verbose:
     if is_bandwidth(report):
         from ddpdoctor.report.bandwidth.text import render_bandwidth
 
-        return render_bandwidth(report, width=width, colour=colour, verbose=verbose, run_dir=run_dir, cwd=_read_cwd())
+        return render_bandwidth(report, width=width, colour=colour, run_dir=run_dir, cwd=_read_cwd())
     if report.job is None:
         from ddpdoctor.report.checkup import render_checkup
 

@@ -27,13 +27,27 @@ def report(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Of check-env: show every check with what it saw.")
     ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Of allreduce-bench: draw its plot too, a .png, .svg or .html.")
+    ] = None,
 ) -> None:
     """Draw the report of a saved run again; needs neither torch nor the machine it ran on."""
     from ddpdoctor.cli.output import show_report
     from ddpdoctor.model.findings import Severity
 
     folder = run_dir.parent if run_dir.is_file() else run_dir
-    show_report(read_run(run_dir), format, sys.stdout, folder, verbose=verbose, fail_on=Severity.ERROR)
+    saved = read_run(run_dir)
+    if plot is not None:
+        _draw(saved, plot)
+    show_report(saved, format, sys.stdout, folder, verbose=verbose, fail_on=Severity.ERROR)
+
+
+def _draw(report: Report, plot: Path) -> None:
+    from ddpdoctor.cli.bench_files import save_plot
+    from ddpdoctor.report.plots import check_plot
+
+    check_plot(plot)
+    save_plot(report, plot)
 
 
 def read_run(path: Path) -> Report:

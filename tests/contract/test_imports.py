@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "ddpdoctor"
-HEAVY = ("torch", "rich", "psutil", "pynvml", "numpy")
+HEAVY = ("torch", "rich", "psutil", "pynvml", "numpy", "matplotlib")
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "demos" not in path.relative_to(PACKAGE).parts)
 
 HELP = """
@@ -102,7 +102,8 @@ def test_finds_an_import_at_start_and_not_one_in_a_function() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_heavy_packages_are_imported_in_functions(path: Path) -> None:
-    assert not packages(imports_at_start(ast.parse(path.read_text()))) & {"torch", "psutil", "pynvml", "numpy"}
+    heavy = {"torch", "psutil", "pynvml", "numpy", "matplotlib"}
+    assert not packages(imports_at_start(ast.parse(path.read_text()))) & heavy
 
 
 def test_pynvml_is_imported_in_one_file() -> None:

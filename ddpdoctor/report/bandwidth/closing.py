@@ -42,7 +42,9 @@ def headline(report: Report, bench: Bandwidth) -> str:
         return ", ".join([*ended, found]) + f": {_sentence(report.verdict.summary)}"
     if not bench.results:
         return ", ".join([*ended, "nothing was measured"])
-    return ", ".join([*ended, "no cause found" if ended else "no problem found"]) + describe_standing(bench.curves)
+    notes = [found] if (found := count_findings(report.findings)) else []
+    nothing = "no cause found" if ended else "no problem found"
+    return ", ".join([*ended, nothing, *notes]) + describe_standing(bench.curves)
 
 
 def describe_standing(curves: Sequence[Curve]) -> str:

@@ -56,7 +56,7 @@ def _draw_groups(columns: Sequence[Column]) -> str:
             spans[-1] = (column.group, spans[-1][1] + GAP + column.width)
         else:
             spans.append((column.group, column.width))
-    drawn = (f" {name} ".center(width, "-") if name else " " * width for name, width in spans)
+    drawn = (f" {name} ".center(width, "-")[:width] if name else " " * width for name, width in spans)
     return (" " * GAP).join(drawn)
 
 

@@ -77,7 +77,7 @@ def draw_curves(busbw: Axes, time: Axes, bench: Bandwidth) -> None:
     shaded = len(lines) <= MAX_LABELLED
     _prepare_axes(time, "time of a call in us: median" + (", shaded from min to p95" if shaded else ""))
     for line, colour, marker in _styled(lines):
-        known = [(x, y) for x, y in zip(line.sizes_bytes, line.busbw_gb_s, strict=True) if y]
+        known = [(x, y) for x, y in zip(line.sizes_bytes, line.busbw_gb_s, strict=True) if y and math.isfinite(y)]
         _draw_line(busbw, line, known, colour, marker)
         _draw_line(time, line, list(zip(line.sizes_bytes, line.time_us, strict=True)), colour, marker)
         if line.low_us and shaded:

@@ -76,7 +76,7 @@ def is_bandwidth(report: Report) -> bool:
 def read_bandwidth(report: Report) -> Bandwidth:
     """Read what was measured; raises ``UserError`` where a file was damaged."""
     if not is_bandwidth(report):
-        raise UserError(f"this is no report of `ddpdoctor {VERB}`", help="Give --format text, json or markdown.")
+        raise UserError(f"this is no report of `ddpdoctor {VERB}`", help="Only its runs hold measured bandwidths.")
     try:
         return _read(Fields(report.data, "data"))
     except FormatError as error:

@@ -47,7 +47,8 @@ class _Scale:
 def draw_curve(lines: Sequence[Line], reference: Line | None, width: int) -> list[str]:
     """Draw the lines; empty where there is too little to draw or too little room."""
     columns = min(width - LABEL_WIDTH - 3, MAX_COLUMNS)
-    drawn = [line for line in lines if len(line.points) > 1][: len(MARKS)]
+    known = [line for line in lines if len(line.points) > 1]
+    drawn = known[: len(MARKS)]
     if not drawn or columns < MIN_COLUMNS:
         return []
     points = [point for line in (*drawn, *([reference] if reference else ())) for point in line.points]
@@ -59,7 +60,8 @@ def draw_curve(lines: Sequence[Line], reference: Line | None, width: int) -> lis
     for mark, line in zip(MARKS, drawn, strict=False):
         for x, y in line.points:
             grid[up.place(y)][across.place(x)] = mark
-    return [*_legend(drawn, reference), *_frame(grid, up), _bottom(across)]
+    title = f"busbw in GB/s over size{'' if known == drawn else f', the first {len(drawn)} of {len(known)} series'}"
+    return [title, *_legend(drawn, reference), *_frame(grid, up), _bottom(across)]
 
 
 def _draw_reference(grid: list[list[str]], reference: Line, across: _Scale, up: _Scale) -> None:
@@ -70,7 +72,7 @@ def _draw_reference(grid: list[list[str]], reference: Line, across: _Scale, up: 
 
 def _legend(lines: Sequence[Line], reference: Line | None) -> list[str]:
     names = [f"{mark} {line.name}" for mark, line in zip(MARKS, lines, strict=False)]
-    return ["busbw in GB/s over size", *names, *([f"{REFERENCE} {reference.name}"] if reference else [])]
+    return [*names, *([f"{REFERENCE} {reference.name}"] if reference else [])]
 
 
 def _frame(grid: list[list[str]], up: _Scale) -> list[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import Ending
-from ddpdoctor.model.findings import Severity
 from ddpdoctor.report.bandwidth.changes import add_comparison
 from ddpdoctor.report.bandwidth.closing import closing_line
 from ddpdoctor.report.bandwidth.columns import draw_columns, fit_columns
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from ddpdoctor.report.bandwidth.results import Series
 
 
-def render_bandwidth(
-    report: Report, *, width: int | None, colour: bool, verbose: bool, run_dir: Path | None, cwd: Path | None
-) -> str:
+def render_bandwidth(report: Report, *, width: int | None, colour: bool, run_dir: Path | None, cwd: Path | None) -> str:
     """Render the report; ``width`` None is for what is no terminal and wraps nothing. Raises ``UserError``."""
     bench = read_bandwidth(report)
     page = Page(width=width, cwd=cwd)
@@ -53,7 +51,7 @@ def render_bandwidth(
         add_comparison(page, bench.comparison)
     _add_lines(page, "what it means for DDP", bench.advice.text if bench.advice else ())
     _add_left_out(page, bench)
-    _add_end(page, report, bench, verbose=verbose)
+    _add_end(page, report, bench)
     page.gap()
     page.add(closing_line(report, bench, run_dir))
     return draw(page.lines, colour=colour)
@@ -93,7 +91,7 @@ def _add_terminal_curve(page: Page, bench: Bandwidth, series: tuple[Series, ...]
 def _points(series: Series) -> tuple[tuple[int, float], ...]:
     mode = series.modes[-1]
     rows = [row[mode] for row in series.rows if mode in row]
-    return tuple((one.size_bytes, one.busbw_gb_s) for one in rows if one.busbw_gb_s)
+    return tuple((one.size_bytes, one.busbw_gb_s) for one in rows if one.busbw_gb_s and math.isfinite(one.busbw_gb_s))
 
 
 def _sizes(lines: list[Line]) -> list[int]:
@@ -118,15 +116,14 @@ def _add_left_out(page: Page, bench: Bandwidth) -> None:
     _add_lines(page, "to know", bench.notes)
 
 
-def _add_end(page: Page, report: Report, bench: Bandwidth, *, verbose: bool) -> None:
+def _add_end(page: Page, report: Report, bench: Bandwidth) -> None:
     """Add how it ended, what could explain a low number, and the findings, the worst last."""
     if bench.ending is not Ending.FINISHED:
         _add_ending(page, report, bench)
     add_untold(page, report.checks)
     _add_reasons(page, bench)
     for finding in reversed(report.findings):
-        if verbose or finding.severity is not Severity.INFO:
-            add_finding(page, finding, several=len(bench.hosts) > 1)
+        add_finding(page, finding, several=len(bench.hosts) > 1)
 
 
 def _add_ending(page: Page, report: Report, bench: Bandwidth) -> None:

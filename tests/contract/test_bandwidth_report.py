@@ -1,0 +1,201 @@
+"""The report of allreduce-bench in each of its forms. The screens are in tests/data/allreduce-bench."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from ddpdoctor.cli.output import render
+from ddpdoctor.model.bandwidth import Ending, Standing, Stop
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.findings import Check, JobStatus, Outcome, Severity
+from ddpdoctor.report.bandwidth.text import render_bandwidth
+from ddpdoctor.report.json_format import parse_report, render_json
+from tests import benches
+
+SCREENS = Path(__file__).parents[1] / "data" / "allreduce-bench"
+SCHEMA = json.loads((files("ddpdoctor.report") / "schema.json").read_text(encoding="utf-8"))
+
+
+def draw(report, *, width=None, colour=False, run_dir=Path("run")):
+    return render_bandwidth(report, width=width, colour=colour, run_dir=run_dir, cwd=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "report", "width"),
+    [
+        ("everything-80", benches.everything(), 80),
+        ("everything-120", benches.everything(), 120),
+        ("everything-pipe", benches.everything(), None),
+        ("hung-80", benches.hung(), 80),
+        ("one-rank-80", benches.one_rank(), 80),
+    ],
+)
+def test_the_whole_screen(name, report, width):
+    assert draw(report, width=width) == (SCREENS / f"{name}.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_no_line_is_wider_than_the_terminal(width):
+    assert max(map(len, draw(benches.everything(), width=width).splitlines())) <= width
+
+
+def test_a_report_from_disk_is_drawn_as_the_one_in_memory():
+    saved = parse_report(render_json(benches.everything()))
+    jsonschema.validate(json.loads(render_json(benches.everything())), SCHEMA)
+
+    assert draw(saved, width=80) == draw(benches.everything(), width=80)
+    assert [render(saved, form) for form in ("csv", "nccl-tests", "markdown")] == [
+        render(benches.everything(), form) for form in ("csv", "nccl-tests", "markdown")
+    ]
+
+
+def test_without_colour_there_is_no_escape_and_with_it_the_text_is_the_same():
+    plain, coloured = draw(benches.everything(), width=80), draw(benches.everything(), width=80, colour=True)
+
+    assert "\x1b" not in plain
+    assert "\x1b" in coloured
+    assert without_colours(coloured) == plain
+
+
+def without_colours(text):
+    from rich.text import Text
+
+    return Text.from_ansi(text).plain
+
+
+def test_what_was_collected_is_never_markup_nor_a_control_character():
+    report = benches.report(notes=("[bold]\x1b[31m",))
+    assert "[bold]\\x1b[31m" in draw(report, width=80)
+
+
+def test_the_curve_is_drawn_on_a_terminal_only():
+    assert "busbw in GB/s over size" in draw(benches.report(), width=80)
+    assert "busbw in GB/s over size" not in draw(benches.report())
+
+
+THREE = tuple(
+    benches.curve(dtype=dtype, standing=standing)
+    for dtype, standing in (
+        ("float32", Standing.HEALTHY),
+        ("bfloat16", Standing.BELOW),
+        ("float16", Standing.NO_REFERENCE),
+    )
+)
+CLOSING = {
+    "no problem found: all_reduce float32 sum: 466 GB/s at the plateau: healthy, 101 % of the reference (8 H100 over "
+    "NVLink4, NVLS: 460-480 GB/s)": benches.report(),
+    "1 warning: The link between ranks 2 and 3 gives 1.25 GB/s, the others 11.8 GB/s": benches.everything(),
+    "hung, results partial, 1 error: Rank 3 is stopped (state T); the others wait for it in all_reduce": benches.hung(),
+    "no problem found; of 3 curves 1 below the reference, 1 healthy, 1 without a reference": benches.report(
+        curves=THREE
+    ),
+    "nothing was measured": benches.report(rows=(), curves=()),
+}
+
+
+@pytest.mark.parametrize(("closing", "report"), CLOSING.items())
+def test_one_line_closes(closing, report):
+    assert draw(report).splitlines()[-1] == f"ddpdoctor: 8 ranks, {closing}; report in run"
+
+
+def test_a_note_is_shown_and_is_no_problem():
+    note = replace(benches.SLOW_LINK, severity=Severity.INFO, code="DD406", kind="too-noisy", summary="Noisy.")
+    text = draw(benches.report(findings=(note,)))
+
+    assert "note  DD406 too-noisy, ranks 2, 3\n  note    Noisy." in text
+    assert "ddpdoctor: 8 ranks, no problem found, 1 note: all_reduce float32 sum: 466 GB/s" in text
+
+
+def test_an_interrupted_run_says_by_what_and_that_it_is_partial():
+    stop = Stop(ending=Ending.INTERRUPTED, phase="measure", signal="SIGINT")
+    text = draw(benches.report(rows=benches.results(benches.SIZES[:2]), status=JobStatus.INTERRUPTED, stop=stop))
+
+    assert "interrupted by SIGINT in phase measure: the results are partial; what is above was measured before" in text
+    assert "ddpdoctor: 8 ranks, interrupted, results partial, no cause found" in text
+
+
+def test_what_could_not_be_judged_never_reads_like_passed():
+    check = Check(id="slow-rank", code="DD402", outcome=Outcome.INCONCLUSIVE, reason="2 ranks cannot be told apart")
+    text = draw(replace(benches.report(), checks=(check,)))
+
+    assert "could not tell  DD402 slow-rank: 2 ranks cannot be told apart" in text
+
+
+def test_reasons_stand_as_an_explanation_only_beside_a_low_number():
+    assert "what could explain it\n  - NCCL_P2P_DISABLE=1" in draw(
+        benches.report(curves=(benches.curve(standing=Standing.BELOW),), reasons=(benches.REASON,))
+    )
+    assert "seen on the machines\n  - NCCL_P2P_DISABLE=1" in draw(benches.report(reasons=(benches.REASON,)))
+
+
+def test_a_rank_that_comes_late_is_named_only_where_it_matters():
+    late = replace(benches.ARRIVALS[3], rank=3)
+
+    def named(arrival):
+        return "comes last to" in draw(benches.report(arrivals=(arrival,)))
+
+    assert named(late)
+    assert not named(replace(late, share=0.4))
+    assert not named(replace(late, late_us=5.0))
+
+
+def test_markdown_starts_with_the_verdict_and_escapes_markup():
+    report = replace(benches.everything(), findings=(replace(benches.SLOW_LINK, evidence=("a | b <c>",)),))
+    text = render(report, "markdown")
+
+    assert text.startswith("## ddpdoctor allreduce-bench: 1 warning: The link between ranks 2 and 3 gives 1.25 GB/s")
+    assert "### warning: DD403 slow-link, ranks 2, 3 on node\\[0, 1\\]" in text
+    assert "- a \\| b \\<c\\>" in text
+    assert "| 1 GiB |" in text
+
+
+def test_a_report_of_another_verb_cannot_be_drawn_in_these_columns():
+    for form in ("csv", "nccl-tests"):
+        with pytest.raises(UserError, match="no report of `ddpdoctor allreduce-bench`"):
+            render(replace(benches.report(), data={}), form)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ({"results": [{"collective": "all_reduce"}]}, r"data\.results\[0\]\.dtype is missing"),
+        ({"members": None}, r"data\.members is NoneType, not list"),
+        ({"curves": [{"collective": "gossip"}]}, "none of all_reduce"),
+        ({"pairs": [{"ranks": [1], "hosts": ["a", "b"]}]}, "has 1 ends, not 2"),
+    ],
+)
+def test_a_damaged_file_is_a_clear_error(damage, said):
+    report = benches.report()
+    with pytest.raises(UserError, match=said):
+        draw(replace(report, data={**report.data, **damage}))
+
+
+def run_report(*arguments):
+    command = [sys.executable, "-m", "ddpdoctor", "report", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("form", ["text", "csv", "nccl-tests", "markdown"])
+def test_a_saved_run_is_drawn_again_in_every_form(tmp_path, form):
+    (tmp_path / "report.json").write_text(render_json(benches.everything()))
+    ran = run_report(tmp_path, "--format", form, "--plot", tmp_path / "a.html")
+
+    expected = draw(benches.everything(), run_dir=tmp_path) if form == "text" else render(benches.everything(), form)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, expected, "")
+    assert (tmp_path / "a.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_plot_that_cannot_be_drawn_is_an_error_before_anything_is_shown(tmp_path):
+    (tmp_path / "report.json").write_text(render_json(benches.everything()))
+    ran = run_report(tmp_path, "--plot", tmp_path / "a.pdf")
+
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "a plot cannot be written as a.pdf" in ran.stderr
