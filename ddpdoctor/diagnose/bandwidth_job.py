@@ -111,7 +111,7 @@ def _rank(member: Member, position: Position, world_size: int) -> Rank:
         looks=(Look(time_ns=NOW_NS, by="sampler", stacks=(_main_stack(frames),)),),
         raised=() if position.error is None else (_raised(position.error, frames, call),),
         last_place=_innermost(frames),
-        last_progress_ns=moved_ns,
+        last_progress_ns=moved_ns if position.error is None else None,
     )
 
 

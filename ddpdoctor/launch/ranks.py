@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.gpus import count_gpus
 from ddpdoctor.collect.launches import OWN_VARIABLE
+from ddpdoctor.collect.proc import read_process
 from ddpdoctor.exchange.hub import Hub
 from ddpdoctor.exchange.token import VARIABLE as TOKEN_VARIABLE
 from ddpdoctor.exchange.token import token_bytes
@@ -140,13 +141,20 @@ def _wait(ranks: _Ranks) -> None:
     while ranks.living():
         if deadline is None and (ranks.failed() or ranks.signals):
             deadline = time.monotonic() + REPORT_GRACE_S
-        if deadline is not None and time.monotonic() > deadline:
+        if deadline is not None and (time.monotonic() > deadline or all(map(_is_frozen, ranks.living()))):
             return
         time.sleep(LOOK_EVERY_S)
 
 
+def _is_frozen(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether a signal or a debugger has stopped a rank: it will not end by itself."""
+    seen = read_process(process.pid)
+    return seen is not None and seen.state in {"T", "t"}
+
+
 def _end(ranks: _Ranks) -> None:
     ranks.send(signal.SIGTERM)
+    ranks.send(signal.SIGCONT)  # else one that is stopped would not hear of it
     deadline = time.monotonic() + END_GRACE_S
     while ranks.living() and time.monotonic() < deadline:
         time.sleep(LOOK_EVERY_S)
