@@ -26,9 +26,11 @@ FIRST_GUESS_GB_S = {"gloo": 1.0, "nccl": 5.0}
 """Algorithm bandwidth that is reckoned with as long as times do not grow with the size: ours; what two ranks on two
 shared cores have, and less than one fast network card gives."""
 REST_CALLS = 8
-"""All else at a size takes as long as so many calls: ours; the check and its passes over memory, and first calls."""
+"""All else at a size, the check with its passes over memory, first calls and warm-up, takes as long as so many: ours."""
 GROWN = 2.0
-"""Times have begun to grow with the size once they are so many times those of the smallest size; ours."""
+LATENCY_S = 0.01
+"""Times grow with the size once they are so many times those of the smallest size, or too long to be latency alone:
+ours; a thread that is woken on a busy machine takes some milliseconds."""
 MULTIPLES = (4, 2, 1)
 """All sizes get so many times the least number of calls, where there is time for that."""
 
@@ -54,6 +56,8 @@ class Step:
 class Growth:
     """How a time grows with the size, from what was seen at the smallest size and at the last."""
 
+    calls: int
+    """How many calls it is the time of."""
     guess_gb_s: float
     first_s: float | None = None
     last_s: float = 0.0
@@ -69,8 +73,8 @@ class Growth:
         if self.first_s is None:
             return 0.0
         slope = self.last_s / self.last_bytes
-        if self.last_s < GROWN * self.first_s:
-            slope = min(slope, 1 / (self.guess_gb_s * 1e9))
+        if self.last_s < min(GROWN * self.first_s, LATENCY_S * self.calls):
+            slope = min(slope, self.calls / (self.guess_gb_s * 1e9))
         return CAUTION * (self.last_s + slope * (size_bytes - self.last_bytes))
 
 
@@ -81,8 +85,8 @@ class Forecast:
         """Know nothing yet; ``iterations`` are the timed calls a case that the user wants, if any."""
         self.iterations = iterations
         guess = FIRST_GUESS_GB_S[backend]
-        self._calls: dict[tuple[Curve, Mode], Growth] = defaultdict(lambda: Growth(guess))
-        self._rests: dict[Curve, Growth] = defaultdict(lambda: Growth(guess / REST_CALLS))
+        self._calls: dict[tuple[Curve, Mode], Growth] = defaultdict(lambda: Growth(1, guess))
+        self._rests: dict[Curve, Growth] = defaultdict(lambda: Growth(REST_CALLS, guess))
 
     def see_call(self, step: Step, mode: Mode, seconds: float) -> None:
         """Take in what a timed call took, its barrier included."""

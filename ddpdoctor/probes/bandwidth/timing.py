@@ -99,8 +99,8 @@ def measure(group: Group, case: Case, effort: Effort, sets: Sequence[Buffers] = 
     if effort.cold:
         push_out(group.device)
     first = _run(group, case, calls, 1, 1)
-    each_s = _warm_up(group, case, calls, effort, group.agree(first.host_us[0] / 1e6))
-    plan = plan_calls(case.mode, effort, group.agree(each_s))
+    plan = plan_calls(case.mode, effort, _warm_up(group, case, calls, effort, first.host_us[0] / 1e6))
+    plan = Plan(batches=_agree(group, plan.batches), calls=_agree(group, plan.calls))
     began_s = time.monotonic()
     spans = _run_within(group, case, calls, effort, plan)
     timed_s = time.monotonic() - began_s
@@ -128,6 +128,7 @@ def _warm_up(group: Group, case: Case, calls: Iterator[Call], effort: Effort, fi
     if count is None:
         affordable = math.floor(WARMUP_SHARE * effort.seconds / max(first_s, 1e-9))
         count = max(first_s < SLOW_CALL_S, min(MOST_WARMUP, affordable))
+    count = _agree(group, count)
     if count == 0:
         return first_s
     began_s = time.monotonic()
@@ -161,7 +162,7 @@ def _run_within(group: Group, case: Case, calls: Iterator[Call], effort: Effort,
     spans = _run(group, case, calls, count, plan.calls)
     took_s = time.monotonic() - began_s
     affordable = math.floor((effort.seconds - took_s) / took_s * count)
-    more = int(group.agree(max(0, min(most - count, affordable))))
+    more = _agree(group, max(0, min(most - count, affordable)))
     return spans + _run(group, case, calls, more, plan.calls) if more else spans
 
 
@@ -169,6 +170,11 @@ def _run(group: Group, case: Case, calls: Iterator[Call], batches: int, count: i
     if case.mode is Mode.LATENCY:
         return time_calls(group, case.collective.value, calls, batches)
     return time_batches(group, case.collective.value, calls, batches, count)
+
+
+def _agree(group: Group, count: int) -> int:
+    """Return the first rank's number: ranks that made another number of calls would wait for ever."""
+    return int(group.agree(count))
 
 
 def _gather(group: Group, first: Spans, spans: Spans) -> _Timed:
