@@ -165,7 +165,7 @@ def _check_differences(proposals: Sequence[Proposal]) -> None:
 
 
 def find_differences(proposals: Sequence[Proposal]) -> list[str]:
-    """Return who differs, in what, and with which values: "--max-size: 1 GiB on ranks 0-2, 64 MiB on rank 3 (b)"."""
+    """Return who differs, in what, with which values: "--max-size: 1 GiB on ranks 0 and 1, 64 MiB on rank 2"."""
     said = [_sayings(one) for one in proposals]
     hosts = {one.member.rank: one.member.host for one in proposals}
     found = []
@@ -179,9 +179,9 @@ def find_differences(proposals: Sequence[Proposal]) -> list[str]:
 
 
 def _side(value: str, ranks: list[int], hosts: dict[int, str]) -> str:
-    """Name the hosts too where they are not those of all."""
-    those = dict.fromkeys(hosts[rank] for rank in ranks)
-    where = f" ({', '.join(those)})" if len(those) == 1 and len(set(hosts.values())) > 1 else ""
+    """Name the host too where it is one of several."""
+    those = {hosts[rank] for rank in ranks}
+    where = f" (host {hosts[ranks[0]]})" if len(those) == 1 < len(set(hosts.values())) else ""
     return f"{value} on {rank_list(ranks)}{where}"
 
 

@@ -33,29 +33,41 @@ def check_results(report, *, ranks, iterations=3):
     return data
 
 
-def test_by_itself_it_starts_ranks_and_saves_what_it_shows(tmp_path):
-    files = ("--report-dir", "run", "--output", "table.txt", "--plot", "curve.svg")
-    done = bench(*QUICK, *files, cwd=tmp_path)
-
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A run of two ranks in a folder, with all files that one can write."""
+    folder = tmp_path_factory.mktemp("saved")
+    done = bench(*QUICK, "--report-dir", "run", "--output", "table.txt", "--plot", "curve.svg", cwd=folder)
     assert (done.status, done.stdout, done.stderr) == (0, "", "")
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    return folder
+
+
+def test_by_itself_it_starts_ranks_and_writes_its_files(saved):
+    report = json.loads((saved / "run" / "report.json").read_text())
     jsonschema.validate(report, SCHEMA)
     data = check_results(report, ranks=2)
     assert all(one["busbw_gb_s"] == one["algbw_gb_s"] for one in data["results"])  # 2 (n - 1) / n is 1
     assert data["settings"]["backend"] == "gloo"
     assert {member["variables"]["OMP_NUM_THREADS"] for member in data["members"]} == {"1"}
-    table = (tmp_path / "table.txt").read_text()
+    table = (saved / "table.txt").read_text()
     assert re.search(r"4 KiB +1024 ", table)
     assert "busbw" in table
-    assert "<svg" in (tmp_path / "curve.svg").read_text()
+    assert "<svg" in (saved / "curve.svg").read_text()
 
-    again = finish(start(*BENCH[:3], "report", "run", cwd=tmp_path))
+    again = finish(start(*BENCH[:3], "report", "run", cwd=saved))
     assert again.stdout.splitlines()[:8] == table.splitlines()[:8]
-    # Against itself, and the folder is taken now.
-    against = bench(*QUICK, "--compare", "run", "--fail-below", "1%", "--format", "json", cwd=tmp_path)
-    assert against.status == 0
-    assert len(against.report["data"]["comparison"]["changes"]) == 6
-    assert bench(*QUICK, "--report-dir", "run", cwd=tmp_path).status == 2
+
+
+def test_a_saved_run_is_compared_with_size_by_size(saved):
+    done = bench(*QUICK, "--compare", "run", "--fail-below", "1%", "--format", "json", cwd=saved)
+
+    assert done.status == 0
+    changes = done.report["data"]["comparison"]["changes"]
+    assert [(one["mode"], one["size_bytes"]) for one in changes if one["mode"] == "latency"] == [
+        ("latency", size) for size in SIZES
+    ]
+    assert len(changes) == 6
+    assert bench(*QUICK, "--report-dir", "run", cwd=saved).status == 2
 
 
 def test_under_torchrun_rank_0_alone_reports(tmp_path):
@@ -91,11 +103,12 @@ def test_one_rank_works_and_has_no_bus_bandwidth():
     assert "n/a" in text.stdout
 
 
-def test_all_collectives_in_all_formats():
+def test_collectives_and_dtypes_each_have_their_rows():
     options = ("--collective", "all_reduce,all_gather", "--collective", "send_recv", "--dtype", "float32,bfloat16")
-    done = bench("--min-size", "4KiB", *QUICK, *options, "--format", "csv")
+    done = finish(start(*BENCH, "--min-size", "4KiB", *QUICK, *options, "--format", "csv"))
 
     assert done.status == 0
+    assert done.stderr.count("choose with --nproc-per-node") == 1
     header, *rows = [line.split(",") for line in done.stdout.splitlines()]
     assert {(row[0], row[1]) for row in rows} == {
         (collective, dtype)

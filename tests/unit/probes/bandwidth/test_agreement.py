@@ -1,0 +1,154 @@
+"""What all ranks do, from what each wants and is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddpdoctor.model.bandwidth import Collective, Member, Mode, Settings
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.probes.bandwidth.agreement import AUTO, Gpu, Proposal, find_differences, judge
+from ddpdoctor.probes.bandwidth.wording import OPTIONS, describe_setting
+
+SETTINGS = Settings(backend=AUTO)
+
+
+def proposal(rank, *, settings=SETTINGS, gpu=None, problem="", **member):
+    facts = {
+        "host": "a", "local_rank": rank, "pid": 100 + rank, "device": "cpu", "device_name": "EPYC", "cores": 8,
+        "version": "1.0", "torch": "2.13.0+cu128", "nccl": "2.27.3", **member,
+    }  # fmt: skip
+    return Proposal(member=Member(rank=rank, **facts), settings=settings, gpu=gpu, problem=problem, help="so")
+
+
+def with_gpus(*uuids):
+    return [
+        proposal(rank, gpu=None if uuid is None else Gpu(index=rank, name="H100", uuid=uuid))
+        for rank, uuid in enumerate(uuids)
+    ]
+
+
+def refusal(proposals, world_size=None):
+    with pytest.raises(UserError) as error:
+        judge(proposals, world_size or len(proposals), 60)
+    return error.value
+
+
+def test_nccl_where_every_rank_has_a_gpu_of_its_own():
+    agreed = judge(with_gpus("x", "y"), 2, 60)
+
+    assert agreed.settings == replace(SETTINGS, backend="nccl")
+    assert [(member.device, member.device_name) for member in agreed.members] == [
+        ("cuda:0", "H100"),
+        ("cuda:1", "H100"),
+    ]
+
+
+@pytest.mark.parametrize("uuids", [("x", "x"), ("x", None), (None, None)])
+def test_gloo_on_processors_elsewhere(uuids):
+    agreed = judge(with_gpus(*uuids), 2, 60)
+
+    assert agreed.settings.backend == "gloo"
+    assert {(member.device, member.device_name) for member in agreed.members} == {("cpu", "EPYC")}
+
+
+def test_gloo_where_it_was_asked_for():
+    asked = [replace(one, settings=Settings(backend="gloo")) for one in with_gpus("x", "y")]
+
+    assert {member.device for member in judge(asked, 2, 60).members} == {"cpu"}
+
+
+def test_equal_gpu_names_on_two_hosts_are_two_gpus():
+    proposals = with_gpus("0", "0")
+    proposals[1] = replace(proposals[1], member=replace(proposals[1].member, host="b"))
+
+    assert judge(proposals, 2, 60).settings.backend == "nccl"
+
+
+@pytest.mark.parametrize(
+    ("uuids", "who"), [(("x", "y", None), "rank 2 has none"), (("x", "x", "y"), "ranks 0 and 1 have none")]
+)
+def test_nccl_without_gpus_is_refused(uuids, who):
+    asked = [replace(one, settings=Settings(backend="nccl")) for one in with_gpus(*uuids)]
+
+    assert refusal(asked).message == f"--backend nccl needs a GPU of its own for every rank; {who}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_size_bytes": 64 * 2**20}, "--max-size: 1 GiB on ranks 0-2 (host a), 64 MiB on rank 3 (host b)"),
+        ({"min_size_bytes": 1000}, "--min-size: 1 KiB on ranks 0-2 (host a), 1000 B on rank 3 (host b)"),
+        (
+            {"collectives": tuple(Collective)[:2]},
+            "--collective: all_reduce on ranks 0-2 (host a), all_reduce,all_gather on",
+        ),
+        ({"modes": (Mode.LATENCY,)}, "--mode: latency,throughput on ranks 0-2 (host a), latency on rank 3 (host b)"),
+        ({"in_place": True}, "--in-place: no on ranks 0-2 (host a), yes on rank 3 (host b)"),
+        ({"budget_s": 5.0}, "--budget: 30 s on ranks 0-2 (host a), 5 s on rank 3 (host b)"),
+        ({"iterations": 5}, "--iters: not set on ranks 0-2 (host a), 5 on rank 3 (host b)"),
+        ({"backend": "gloo"}, "--backend: auto on ranks 0-2 (host a), gloo on rank 3 (host b)"),
+    ],
+)
+def test_a_setting_that_differs_is_named_with_who_and_what(changes, words):
+    proposals = [proposal(rank) for rank in range(3)] + [proposal(3, settings=replace(SETTINGS, **changes), host="b")]
+
+    (difference,) = find_differences(proposals)
+    assert difference.startswith(words)
+    assert refusal(proposals).status == 2
+
+
+@pytest.mark.parametrize(
+    ("member", "words"),
+    [
+        ({"version": "1.1"}, ["the version of ddpdoctor: 1.0 on rank 0, 1.1 on rank 1"]),
+        ({"torch": "2.12.0+cu128"}, ["the version of torch: 2.13.0 on rank 0, 2.12.0 on rank 1"]),
+        ({"nccl": "2.26.2"}, ["the version of NCCL: 2.27 on rank 0, 2.26 on rank 1"]),
+        ({"nccl": None}, ["the version of NCCL: 2.27 on rank 0, none on rank 1"]),
+        ({"nccl": "2.27.5"}, []),
+        ({"torch": "2.13.0+cpu"}, []),
+        ({"cores": 4, "host": "b"}, []),
+    ],
+)
+def test_versions_that_differ(member, words):
+    assert find_differences([proposal(0), proposal(1, **member)]) == words
+
+
+def test_every_setting_is_compared():
+    fields = {name: describe_setting(SETTINGS, name) for name in Settings.__dataclass_fields__}
+
+    assert fields.keys() == OPTIONS.keys()
+    assert all(fields.values())
+
+
+def test_those_that_did_not_come_are_named():
+    error = refusal([proposal(0), proposal(3)], world_size=5)
+
+    assert (error.message, error.status) == ("ranks 1, 2, 4 did not come within 60 s", 4)
+
+
+@pytest.mark.parametrize(
+    ("problems", "world_size", "message"),
+    [
+        (("bad", "bad"), 2, "bad"),
+        (("bad",), 2, "bad"),
+        (("bad", ""), 2, "rank 0: bad"),
+        (("", "bad", "bad"), 3, "ranks 1 and 2: bad"),
+        (("", "bad", "worse"), 3, "rank 1: bad"),
+    ],
+)
+def test_a_wrong_command_line_is_told_with_its_rank_unless_all_have_it(problems, world_size, message):
+    proposals = [
+        proposal(rank, problem=problem, settings=None if problem else SETTINGS) for rank, problem in enumerate(problems)
+    ]
+
+    assert refusal(proposals, world_size).message == message
+
+
+def test_what_the_chosen_backend_cannot_reduce_is_refused():
+    settings = Settings(backend=AUTO, dtypes=("int32",), redop="avg")
+
+    assert "gloo cannot reduce int32 with avg" in refusal([proposal(0, settings=settings)]).message
+    only_moved = replace(settings, collectives=(Collective.ALL_GATHER,))
+    assert judge([proposal(0, settings=only_moved)], 1, 60).settings.backend == "gloo"
