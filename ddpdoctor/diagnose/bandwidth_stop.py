@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,8 @@ def _describe_silent(rank: str, stop: Stop) -> str:
 def _in_words_of_bench(finding: Finding, bench: Bench, stop: Stop) -> Finding:
     if finding.code == "DD611":
         finding = _transport(finding, bench, stop)
+    if finding.code == "DD601" and not {one.rank for one in stop.positions} & set(finding.ranks):
+        finding = _silent(finding, bench, stop)
     if finding.code == "DD604":
         finding = replace(finding, fix=_crash_fix(finding.summary))
     return replace(finding, evidence=(*finding.evidence, *_at_words(stop)))
@@ -75,6 +78,30 @@ def _crash_fix(summary: str) -> str:
     if "memory" in summary.lower():
         return "choose a smaller --max-size, or free memory; the errors of the other ranks follow from it"
     return "look up this error (NCCL_DEBUG=INFO says more of NCCL's); the errors of the other ranks follow from it"
+
+
+def _silent(finding: Finding, bench: Bench, stop: Stop) -> Finding:
+    """Say of ranks that did not answer what can be said: where they stand is not known."""
+    _, _, waiting = finding.summary.partition(" while ")
+    verb = "no longer answers" if len(finding.ranks) == 1 else "no longer answer"
+    seen = {int(rank) for one in stop.positions for rank in one.states}
+    pids = [str(one.pid) for one in bench.members if one.rank in seen & set(finding.ranks)]
+    down = "see whether their hosts, and the network to them, are up: ddpdoctor check-env on all hosts"
+    return replace(
+        finding,
+        summary=f"{rank_list(finding.ranks)} {verb}" + (f" while {waiting}" if waiting else ""),
+        evidence=_others(finding, bench, stop),
+        fix=f"see what they do: py-spy dump --native --pid {' '.join(pids)}" if pids else down,
+    )
+
+
+def _others(finding: Finding, bench: Bench, stop: Stop) -> tuple[str, ...]:
+    """Return where the ranks were that are not to blame, those that were at the same together."""
+    by_words: dict[str, list[int]] = defaultdict(list)
+    for member in bench.members:
+        if member.rank not in finding.ranks:
+            by_words[describe_rank(member.rank, stop)].append(member.rank)
+    return tuple(f"{rank_list(ranks)}: {words}" for words, ranks in by_words.items())
 
 
 def _transport(finding: Finding, bench: Bench, stop: Stop) -> Finding:
