@@ -97,6 +97,7 @@ CLOSING = {
     "no problem found; of 3 curves 1 below the reference, 1 healthy, 1 without a reference": benches.report(
         curves=THREE
     ),
+    "no problem found; all 2 curves healthy": benches.report(curves=(benches.curve(), benches.curve(dtype="bfloat16"))),
     "nothing was measured": benches.report(rows=(), curves=()),
 }
 

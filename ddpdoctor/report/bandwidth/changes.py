@@ -58,6 +58,8 @@ def list_change_columns(changes: Sequence[Change]) -> tuple[Column, ...]:
 def count_changes(comparison: Comparison) -> str:
     """Count the sizes by how they changed: "2 below, 1 slower, 3 faster, 36 alike within the noise"."""
     changes = comparison.changes
+    if not changes:
+        return f"nothing to compare: {plural(comparison.missing, 'size')} not in the baseline"
     below = sum(change.below for change in changes)
     slower = sum(change.ratio_high < 1 and not change.below for change in changes)
     faster = sum(change.ratio_low > 1 for change in changes)

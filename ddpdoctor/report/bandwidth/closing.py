@@ -55,6 +55,8 @@ def describe_standing(curves: Sequence[Curve]) -> str:
     if len(chosen) == 1:
         return f": {name_series(chosen[0])}: {_sentence(chosen[0].verdict)}"
     standings = [curve.standing for curve in chosen]
+    if len(set(standings)) == 1:
+        return f"; all {len(chosen)} curves {WORDS[standings[0]]}"
     counts = [f"{standings.count(standing)} {word}" for standing, word in WORDS.items() if standing in standings]
     return f"; of {len(chosen)} curves {', '.join(counts)}"
 

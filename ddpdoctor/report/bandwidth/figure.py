@@ -43,6 +43,9 @@ WIDTH_IN, CURVES_IN, MATRIX_IN = 13.0, 5.6, 5.2
 DPI = 130
 MAX_LABEL, CHARACTER_IN, AXES_IN, LABEL_HEIGHT = 30, 0.075, 5.6, 0.045
 """Of the names at the ends of lines: characters at most, width of one and of the axes, height as a share of theirs."""
+MAX_TICKS = 6
+NEAR = 0.1
+"""A size that was rounded to share it out over the ranks is that far from a power of two, in powers, or nearer."""
 TITLE_CHARACTERS = 120
 
 
@@ -151,7 +154,7 @@ def _finish_axes(axes: Axes, lines: Sequence[Plotted]) -> None:
     sizes = sorted({size for line in lines for size in line.sizes_bytes})
     if not sizes:
         return
-    ticks = _choose_ticks(sizes)
+    ticks = choose_ticks(sizes)
     axes.set_xticks(ticks, [format_size(tick) for tick in ticks])
     axes.set_xticks([], minor=True)
     low, high = axes.get_ylim()
@@ -169,12 +172,11 @@ def _finish_axes(axes: Axes, lines: Sequence[Plotted]) -> None:
     _label_ends(axes, named, last)
 
 
-def _choose_ticks(sizes: Sequence[int]) -> list[int]:
-    """Choose at most six sizes at even steps, the first and the powers of it."""
-    first, last = sizes[0], sizes[-1]
-    step = max(1, math.ceil(math.log2(last / first) / 5)) if last > first else 1
-    ticks = [first * 2 ** (step * number) for number in range(6)]
-    return [tick for tick in ticks if tick <= last]
+def choose_ticks(sizes: Sequence[int]) -> list[int]:
+    """Choose at most six powers of two between the smallest and the largest size; those two where there is none."""
+    first, last = math.ceil(math.log2(sizes[0]) - NEAR), math.floor(math.log2(sizes[-1]) + NEAR)
+    step = max(1, math.ceil((last - first + 1) / MAX_TICKS))
+    return [2**power for power in range(first, last + 1, step)] or sorted({sizes[0], sizes[-1]})
 
 
 def _label_ends(axes: Axes, named: Sequence[Line2D], last: int) -> None:

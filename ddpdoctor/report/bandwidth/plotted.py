@@ -42,7 +42,7 @@ def list_plotted(bench: Bandwidth) -> tuple[Plotted, ...]:
         for series in every
         for mode in reversed(series.modes if len(every) <= MAX_BOTH_MODES else series.modes[-1:])
     ]
-    names = _name_apart([_parts(series, mode) for series, mode in lines])
+    names = _name_apart([(series.collective.value, series.dtype, mode.value) for series, mode in lines])
     return tuple(
         line
         for (series, mode), name in zip(lines, names, strict=True)
@@ -50,15 +50,10 @@ def list_plotted(bench: Bandwidth) -> tuple[Plotted, ...]:
     )
 
 
-def _parts(series: Series, mode: Mode) -> tuple[str, ...]:
-    place = "in place" if series.in_place else "out of place"
-    return series.collective.value, series.dtype, series.redop or "", place, mode.value
-
-
 def _name_apart(lines: Sequence[tuple[str, ...]]) -> list[str]:
     """Name each line by what the others do not share with it; the only one by its mode."""
     differing = [at for at, values in enumerate(zip(*lines, strict=True)) if len(set(values)) > 1] or [-1]
-    return [" ".join(parts[at] for at in differing if parts[at]) for parts in lines]
+    return [" ".join(parts[at] for at in differing) for parts in lines]
 
 
 def list_references(bench: Bandwidth) -> tuple[Reference, ...]:

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, TypeVar
 from ddpdoctor.model.bandwidth import (
     Advice,
     Arrival,
-    Change,
     Collective,
     Comparison,
     Curve,
     Ending,
-    Fit,
     LeftOut,
     Measurement,
     Member,
@@ -22,11 +20,10 @@ from ddpdoctor.model.bandwidth import (
     NodeResult,
     Pair,
     Reason,
-    Reference,
     Settings,
-    Standing,
 )
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.report.bandwidth.judged import read_advice, read_comparison, read_curve, read_reason
 from ddpdoctor.report.fields import Fields, FormatError
 
 if TYPE_CHECKING:
@@ -89,15 +86,15 @@ def _read(data: Fields) -> Bandwidth:
         settings=_read_settings(data.required("settings")),
         members=_each(data, "members", _read_member),
         results=_each(data, "results", _read_measurement),
-        curves=_each(data, "curves", _read_curve),
+        curves=_each(data, "curves", read_curve),
         arrivals=_each(data, "arrivals", _read_arrival),
         pairs=_each(data, "pairs", _read_pair),
         nodes=_each(data, "nodes", _read_node),
         left_out=_each(data, "left_out", _read_left_out),
         nccl_logs=_each(data, "nccl_logs", _read_nccl_log),
-        comparison=_read_comparison(comparison) if (comparison := data.optional("comparison")) else None,
-        advice=_read_advice(advice) if (advice := data.optional("advice")) else None,
-        reasons=_each(data, "reasons", _read_reason),
+        comparison=read_comparison(comparison) if (comparison := data.optional("comparison")) else None,
+        advice=read_advice(advice) if (advice := data.optional("advice")) else None,
+        reasons=_each(data, "reasons", read_reason),
         notes=data.texts("notes"),
         ending=stop.one_of("ending", Ending) if stop else Ending.FINISHED,
         phase=stop.text("phase") if stop else "",
@@ -164,45 +161,6 @@ def _read_measurement(row: Fields) -> Measurement:
     )
 
 
-def _read_curve(curve: Fields) -> Curve:
-    return Curve(
-        collective=curve.one_of("collective", Collective),
-        dtype=curve.text("dtype"),
-        redop=curve.optional_text("redop"),
-        mode=curve.one_of("mode", Mode),
-        in_place=curve.flag("in_place"),
-        plateau_gb_s=curve.optional_real("plateau_gb_s"),
-        plateau_spread=curve.optional_real("plateau_spread"),
-        plateau_from_bytes=curve.optional_number("plateau_from_bytes"),
-        latency_us=curve.optional_real("latency_us"),
-        fit=_read_fit(fit) if (fit := curve.optional("fit")) else None,
-        half_bytes=curve.optional_number("half_bytes"),
-        standing=curve.one_of("standing", Standing),
-        reference=_read_reference(reference) if (reference := curve.optional("reference")) else None,
-        share=curve.optional_real("share"),
-        verdict=curve.text("verdict"),
-    )
-
-
-def _read_fit(fit: Fields) -> Fit:
-    return Fit(
-        alpha_us=fit.real("alpha_us"),
-        bandwidth_gb_s=fit.real("bandwidth_gb_s"),
-        residual=fit.real("residual"),
-        fits=fit.flag("fits"),
-    )
-
-
-def _read_reference(reference: Fields) -> Reference:
-    return Reference(
-        gb_s=reference.real("gb_s"),
-        high_gb_s=reference.optional_real("high_gb_s"),
-        text=reference.text("text"),
-        source=reference.text("source"),
-        min_size_bytes=reference.number("min_size_bytes"),
-    )
-
-
 def _read_arrival(arrival: Fields) -> Arrival:
     return Arrival(
         rank=arrival.number("rank"),
@@ -260,55 +218,4 @@ def _read_nccl_log(log: Fields) -> NcclLog:
         network=log.optional_text("network"),
         interfaces=log.texts("interfaces"),
         transports={name: transports.number(name) for name in transports.values},
-    )
-
-
-def _read_comparison(comparison: Fields) -> Comparison:
-    return Comparison(
-        baseline=comparison.text("baseline"),
-        differences=comparison.texts("differences"),
-        changes=_each(comparison, "changes", _read_change),
-        missing=comparison.number("missing"),
-    )
-
-
-def _read_change(change: Fields) -> Change:
-    return Change(
-        collective=change.one_of("collective", Collective),
-        dtype=change.text("dtype"),
-        redop=change.optional_text("redop"),
-        mode=change.one_of("mode", Mode),
-        in_place=change.flag("in_place"),
-        size_bytes=change.number("size_bytes"),
-        now_us=change.real("now_us"),
-        then_us=change.real("then_us"),
-        ratio=change.real("ratio"),
-        ratio_low=change.real("ratio_low"),
-        ratio_high=change.real("ratio_high"),
-        below=change.flag("below"),
-    )
-
-
-def _read_advice(advice: Fields) -> Advice:
-    return Advice(
-        model_bytes=advice.optional_number("model_bytes"),
-        dtype=advice.text("dtype"),
-        whole_ms=advice.optional_real("whole_ms"),
-        bucket_mib=advice.real("bucket_mib"),
-        bucket_share=advice.optional_real("bucket_share"),
-        try_mib=advice.optional_number("try_mib"),
-        gain_ms=advice.optional_real("gain_ms"),
-        gain_low_ms=advice.optional_real("gain_low_ms"),
-        gain_high_ms=advice.optional_real("gain_high_ms"),
-        text=advice.texts("text"),
-    )
-
-
-def _read_reason(reason: Fields) -> Reason:
-    return Reason(
-        text=reason.text("text"),
-        source=reason.text("source"),
-        hosts=reason.texts("hosts"),
-        ranks=reason.numbers("ranks"),
-        fix=reason.text("fix"),
     )

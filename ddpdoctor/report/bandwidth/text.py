@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import Ending
+from ddpdoctor.model.findings import Outcome
 from ddpdoctor.report.bandwidth.changes import add_comparison
 from ddpdoctor.report.bandwidth.closing import closing_line
 from ddpdoctor.report.bandwidth.columns import draw_columns, fit_columns
@@ -120,6 +121,8 @@ def _add_end(page: Page, report: Report, bench: Bandwidth) -> None:
     """Add how it ended, what could explain a low number, and the findings, the worst last."""
     if bench.ending is not Ending.FINISHED:
         _add_ending(page, report, bench)
+    if any(check.outcome in {Outcome.INCONCLUSIVE, Outcome.CRASHED} for check in report.checks):
+        page.gap()
     add_untold(page, report.checks)
     _add_reasons(page, bench)
     for finding in reversed(report.findings):

@@ -13,7 +13,7 @@ import pytest
 
 from ddpdoctor.model.bandwidth import Collective, Mode
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.report.bandwidth.figure import spread_apart
+from ddpdoctor.report.bandwidth.figure import choose_ticks, spread_apart
 from ddpdoctor.report.bandwidth.plotted import list_plotted, list_references
 from ddpdoctor.report.bandwidth.reading import read_bandwidth
 from ddpdoctor.report.plots import check_plot, render_plot
@@ -67,6 +67,19 @@ def test_the_same_reference_of_several_curves_is_drawn_once():
 )
 def test_names_at_the_ends_of_lines_are_moved_apart_within_the_axes(places, spread):
     assert spread_apart(places, 0.1) == pytest.approx(spread)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ticks"),
+    [
+        ([2**10, 2**20, 2**30], [2**power for power in (10, 14, 18, 22, 26, 30)]),
+        ([1008, 32736], [2**power for power in range(10, 16)]),
+        ([1536], [1536]),
+        ([2**20], [2**20]),
+    ],
+)
+def test_the_axis_of_sizes_is_marked_at_powers_of_two(sizes, ticks):
+    assert choose_ticks(sizes) == ticks
 
 
 REPORTS = {

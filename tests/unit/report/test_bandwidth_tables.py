@@ -172,6 +172,11 @@ def test_of_a_comparison_the_sizes_below_come_first_then_the_slower_ones():
     )
 
 
+def test_a_baseline_of_other_sizes_has_nothing_to_compare():
+    comparison = replace(benches.comparison(), changes=(), missing=16)
+    assert count_changes(comparison) == "nothing to compare: 16 sizes not in the baseline"
+
+
 @pytest.mark.parametrize(
     ("written", "text"),
     [
