@@ -75,7 +75,7 @@ def _prepare(asked: Asked, launch: Launch) -> _Prepared:
     if launch.rank != 0:
         return prepared
     check_files(asked)
-    return replace(prepared, wanted=replace(prepared.wanted, baseline=read_compared(asked.compare)))
+    return replace(prepared, wanted=replace(prepared.wanted, baseline=read_compared(asked.compare, launch)))
 
 
 def _start_ranks(asked: Asked, launch: Launch, env: Mapping[str, str]) -> int:

@@ -40,6 +40,17 @@ def read_baseline(report: Report, name: str) -> Baseline:
     return baseline
 
 
+def check_ranks(baseline: Baseline, world_size: int) -> None:
+    """Raise ``UserError`` for a run of another number of ranks: its times are of other amounts of data."""
+    ranks = len(baseline.members)
+    if ranks != world_size:
+        raise UserError(
+            f"--compare {baseline.name} is a run of {ranks} {'rank' if ranks == 1 else 'ranks'}, and this one has "
+            f"{world_size}",
+            help="Compare runs of as many ranks.",
+        )
+
+
 def _decode_all(kind: type[Kind], plain: Any) -> tuple[Kind, ...]:
     if not isinstance(plain, list):
         raise WrongValue("a list was expected")

@@ -12,7 +12,7 @@ from ddpdoctor.rules.registry import rule
 
 from .compare import cannot_tell
 from .references import EXPECT
-from .words import time_words
+from .words import name_case, time_words
 
 if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Change, Comparison, Curve
@@ -72,7 +72,7 @@ def _against_number(scene: Scene, curve: Curve) -> Problem:
         f"the sizes of the plateau differ by {curve.plateau_spread:.0%}" if curve.plateau_spread is not None else None
     )
     return Problem(
-        summary=f"{_name(curve)}: {curve.verdict}",
+        summary=f"{name_case(curve)}: {curve.verdict}",
         evidence=tuple(one for one in (spread, *_reasons(scene)) if one),
         fix=_fix(scene),
         severity=Severity.ERROR if demanded else Severity.WARNING,
@@ -108,7 +108,7 @@ def _against_baseline(scene: Scene, comparison: Comparison, fail_below: float) -
 
 def _change(change: Change) -> str:
     return (
-        f"{_name(change)} {change.mode.value} of {format_size(change.size_bytes)} reaches {change.ratio:.0%} "
+        f"{name_case(change)} {change.mode.value} of {format_size(change.size_bytes)} reaches {change.ratio:.0%} "
         f"({change.ratio_low:.0%}-{change.ratio_high:.0%}) of what it did: {time_words(change.then_us)} then, "
         f"{time_words(change.now_us)} now"
     )
@@ -121,7 +121,7 @@ def _doubts_of_number(scene: Scene) -> list[str]:
     if not scene.curves:
         return ["nothing was measured that --expect could be held to"]
     held = [curve for curve in scene.curves if curve.standing is not Standing.NO_REFERENCE]
-    return [f"{_name(curve)}: {curve.verdict}" for curve in held if curve.standing in UNDECIDED]
+    return [f"{name_case(curve)}: {curve.verdict}" for curve in held if curve.standing in UNDECIDED]
 
 
 def _doubts_of_baseline(scene: Scene) -> list[str]:
@@ -144,7 +144,7 @@ def _answer_healthy(scene: Scene) -> Answer:
         )
     healthy = [curve for curve in scene.curves if curve.standing is Standing.HEALTHY]
     if healthy:
-        return judged((), "; ".join(f"{_name(curve)}: {curve.verdict}" for curve in healthy))
+        return judged((), "; ".join(f"{name_case(curve)}: {curve.verdict}" for curve in healthy))
     verdicts = dict.fromkeys(curve.verdict for curve in scene.curves)
     return skipped("; ".join(verdicts) or "nothing was measured")
 
@@ -156,8 +156,3 @@ def _reasons(scene: Scene) -> tuple[str, ...]:
 def _fix(scene: Scene) -> str:
     fixes = [reason.fix for reason in scene.reasons if reason.fix]
     return fixes[0] if fixes else MEASURE_MORE
-
-
-def _name(one: Curve | Change) -> str:
-    redop = f" {one.redop}" if one.redop not in {None, "sum"} else ""
-    return f"{one.collective.value} {one.dtype}{redop}{' in place' if one.in_place else ''}"

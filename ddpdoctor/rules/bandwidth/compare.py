@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import Change, Comparison
+from ddpdoctor.model.variables import find_variable
 
 from .series import time_bounds
 
@@ -106,10 +107,16 @@ def _buffers(settings: Settings) -> str:
 
 def _variables(then: tuple[Member, ...], now: tuple[Member, ...]) -> list[str]:
     """Compare the variables of the lowest ranks: that all ranks have the same is another check's concern."""
-    before, after = (members[0].variables if members else {} for members in (then, now))
+    before, after = (_bearing(members[0].variables) if members else {} for members in (then, now))
     return [
         _differ(name, before.get(name, "not set"), after.get(name, "not set")) for name in sorted({*before, *after})
     ]
+
+
+def _bearing(variables: dict[str, str]) -> dict[str, str]:
+    """Return the variables that can bear on a bandwidth: not those that say what is logged."""
+    kinds = {name: known.kind for name in variables if (known := find_variable(name)) is not None}
+    return {name: value for name, value in variables.items() if kinds.get(name) != "debug"}
 
 
 def _differ(name: str, then: str, now: str) -> str:

@@ -10,6 +10,7 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.registry import rule
 
 from .compare import cannot_tell
+from .words import name_case
 
 if TYPE_CHECKING:
     from .judge import Scene
@@ -46,7 +47,7 @@ def check_noise(scene: Scene) -> Answer:
     is what is measured. Fix the clocks.
     """
     doubts = [
-        f"{curve.collective.value} {curve.dtype} in {curve.mode.value} mode: {curve.verdict}"
+        f"{name_case(curve)} in {curve.mode.value} mode: {curve.verdict}"
         for curve in scene.curves
         if curve.standing is Standing.NOISY
     ]

@@ -48,8 +48,14 @@ def find_yardstick(
     bench: Bench, series: Series, all_series: Sequence[Series], expect_gb_s: float | None, *, use_reference: bool
 ) -> Yardstick:
     """Return what a curve is held to: --expect before the table."""
-    if series.mode is Mode.LATENCY and any(_is_throughput_of(series, other) for other in all_series):
+    found = _find(bench, series, expect_gb_s, use_reference=use_reference)
+    latency = series.mode is Mode.LATENCY and any(_is_throughput_of(series, other) for other in all_series)
+    if latency and found.reference is not None:
         return Yardstick(reference=None, note="references are of calls back to back, which throughput mode measures")
+    return found
+
+
+def _find(bench: Bench, series: Series, expect_gb_s: float | None, *, use_reference: bool) -> Yardstick:
     if expect_gb_s is not None:
         return Yardstick(reference=_expected(expect_gb_s), steady=bench.settings.backend == "gloo")
     if not use_reference:

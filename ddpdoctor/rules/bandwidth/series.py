@@ -30,14 +30,6 @@ class Series:
     points: tuple[Measurement, ...]
 
     @property
-    def name(self) -> str:
-        """Return "all_reduce float32", with the operator and the place where they are not the usual ones."""
-        parts = [self.collective.value, self.dtype]
-        if self.redop not in {None, "sum"}:
-            parts.append(str(self.redop))
-        return " ".join(parts) + (" in place" if self.in_place else "")
-
-    @property
     def element_bytes(self) -> int:
         """Return the size of an element of its dtype."""
         return self.points[0].size_bytes // self.points[0].count

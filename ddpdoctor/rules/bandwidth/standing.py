@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from ddpdoctor.model.bandwidth import Standing
 from .plateau import describe_end, levels_of
 from .references import EXPECT
 from .series import time_bounds
-from .words import gb_words, range_words
+from .words import gb_words, range_words, share_words
 
 if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Reference
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 FAR = 4.0
 """Short of the plateau a curve is too low only where so many times the bandwidth that the last step in size came at is
 too low. Ours: a disturbed step may come at half of what it should."""
+MOST_GB_S = 100.0
+"""Nor does anything rise further where larger sizes take the same way, which is Gloo's, through the kernel's TCP. Ours:
+the fastest network card carries 800 Gbit/s, and processors copy less over loopback."""
 LEAST_SHARE = 0.01
 """Of a reference; what is less would read as "100% below"."""
 
@@ -70,8 +74,8 @@ def _judge_short(
     seen = f"{gb_words(last.gb_s)} at {format_size(last.size_bytes)}"
     if last.low >= yardstick.least_gb_s:
         return Verdict(standing=Standing.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}.")
-    ceiling = _ceiling(series) if yardstick.steady else None
-    if ceiling is not None and max(ceiling * FAR, *(level.high for level in levels)) < yardstick.least_gb_s:
+    reachable = _ceiling(series) if yardstick.steady else math.inf
+    if max(reachable, *(level.high for level in levels)) < yardstick.least_gb_s:
         return Verdict(standing=Standing.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}.")
     why = describe_end(series)
     if plateau is not None:
@@ -79,19 +83,19 @@ def _judge_short(
     return Verdict(standing=Standing.NOT_REACHED, share=None, text=f"No plateau reached: {seen}, and {why}.")
 
 
-def _ceiling(series: Series) -> float | None:
-    """Return at which bus bandwidth the last step in size came: the most that t = alpha + S/B lets it rise to.
+def _ceiling(series: Series) -> float:
+    """Return what larger sizes can reach at most, in GB/s, by the bus bandwidth at which the last step in size came.
 
-    None where the two times cannot be told apart.
+    That is the most that t = alpha + S/B rises to. Where the two times cannot be told apart it bounds nothing.
     """
-    if len(series.points) < 2:
-        return None
-    before, last = series.points[-2:]
+    before, last = series.points[-2:] if len(series.points) > 1 else (None, series.points[-1])
+    if before is None or last.busbw_gb_s is None:
+        return MOST_GB_S
     step_us = time_bounds(last)[0] - time_bounds(before)[1]
-    if step_us <= 0 or last.busbw_gb_s is None:
-        return None
+    if step_us <= 0:
+        return MOST_GB_S
     factor = last.busbw_gb_s * last.p50_us / last.size_bytes
-    return factor * (last.size_bytes - before.size_bytes) / step_us
+    return min(MOST_GB_S, FAR * factor * (last.size_bytes - before.size_bytes) / step_us)
 
 
 def _seen(series: Series, plateau: Plateau | None) -> str:
@@ -102,7 +106,7 @@ def _seen(series: Series, plateau: Plateau | None) -> str:
 
 
 def _of(share: float, reference: Reference) -> str:
-    return f"{share:.0%} of {_name(reference)}"
+    return f"{share_words(share)} {_name(reference)}"
 
 
 def _below(share: float, yardstick: Yardstick, reference: Reference) -> str:

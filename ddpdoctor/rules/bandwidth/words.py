@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.bandwidth import Collective
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.bandwidth import Change, Curve, Wrong
+
+TWO_PLACES = frozenset({Collective.ALL_GATHER, Collective.REDUCE_SCATTER})
+"""What torch offers both in place and out of place; of the others the place goes without saying."""
+
 
 def gb_words(gb_s: float) -> str:
     """Return "466 GB/s", "11.8 GB/s" or "0.85 GB/s": three digits, which is as much as these figures hold."""
@@ -21,6 +31,18 @@ def time_words(microseconds: float) -> str:
         if microseconds >= size:
             return f"{_digits(microseconds / size)} {unit}"
     return f"{_digits(microseconds)} us"
+
+
+def share_words(share: float) -> str:
+    """Return "98% of", or "268 times" where percents do not read well."""
+    return f"{share:.0f} times" if share >= 10 else f"{share:.0%} of"
+
+
+def name_case(one: Curve | Change | Wrong) -> str:
+    """Return "all_reduce float32", with the operator where it is not a sum, and the place where there are two."""
+    redop = f" {one.redop}" if one.redop not in {None, "sum"} else ""
+    place = " in place" if one.in_place and one.collective in TWO_PLACES else ""
+    return f"{one.collective.value} {one.dtype}{redop}{place}"
 
 
 def _digits(value: float) -> str:

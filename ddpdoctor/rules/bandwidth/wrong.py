@@ -10,6 +10,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.registry import rule
 
+from .words import name_case
 from .wrong_blame import find_blame
 
 if TYPE_CHECKING:
@@ -98,8 +99,6 @@ def _problem(bench: Bench, blame: Blame, wrongs: list[Wrong]) -> Problem:
 
 
 def _element(one: Wrong) -> str:
-    redop = f" {one.redop}" if one.redop is not None else ""
-    place = " in place" if one.in_place else ""
     others = f" ({one.count} elements are wrong)" if one.count > 1 else ""
-    case = f"{one.collective.value}{redop} {one.dtype}{place} of {format_size(one.size_bytes)}"
-    return f"{case} on rank {one.rank}: element {one.index} is {one.found:.17g} instead of {one.expected:.17g}{others}"
+    element = f"element {one.index} is {one.found:.17g} instead of {one.expected:.17g}"
+    return f"{name_case(one)} of {format_size(one.size_bytes)} on rank {one.rank}: {element}{others}"

@@ -105,10 +105,10 @@ def test_what_is_not_alike_is_said():
     then = baseline(
         name="NVIDIA H100 80GB HBM3",
         settings=Settings(backend="gloo", cold=True, budget_s=60),
-        variables={"NCCL_ALGO": "Ring", "NCCL_DEBUG": "WARN"},
+        variables={"NCCL_ALGO": "Ring", "NCCL_DEBUG": "WARN", "GLOO_SOCKET_IFNAME": "eth0"},
     )
     then = replace(then, members=tuple(replace(one, host="old", torch="2.12.0", nccl="2.20.5") for one in then.members))
-    now = bench(sweep(CURVE), variables={"NCCL_DEBUG": "INFO"})
+    now = bench(sweep(CURVE), variables={"NCCL_DEBUG": "INFO", "GLOO_SOCKET_IFNAME": "eth1"})
 
     assert compare(now, then, None).differences == (
         "backend: gloo then, nccl now",
@@ -118,8 +118,8 @@ def test_what_is_not_alike_is_said():
         "NCCL: 2.20.5 then, 2.27.7 now",
         "buffers: cold then, warm now",
         "budget: 60 s then, 30 s now",
+        "GLOO_SOCKET_IFNAME: eth0 then, eth1 now",
         "NCCL_ALGO: Ring then, not set now",
-        "NCCL_DEBUG: WARN then, INFO now",
     )
 
 

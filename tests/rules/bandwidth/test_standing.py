@@ -269,3 +269,11 @@ def test_what_is_out_of_reach_needs_no_plateau(expect, backend, standing):
     made = bench(linear(400.0, 5.0, powers(KIB, MIB), noise=0.05), device="cpu", backend=backend)
 
     assert only(made, expect).standing is standing
+
+
+@pytest.mark.parametrize(
+    "rows", [{MIB: 0.5}, {MIB: 0.1, 2 * MIB: 0.9}], ids=["one size", "a larger size that is faster"]
+)
+def test_no_tcp_carries_what_no_card_does(rows):
+    assert only(bench(sweep(rows), device="cpu"), 101.0).standing is BELOW
+    assert only(bench(sweep(rows), device="cpu"), 99.0).standing is NOT_REACHED

@@ -47,7 +47,7 @@ def test_one_element_of_one_rank():
 
     assert answer.outcome is Outcome.FAILED
     (problem,) = answer.problems
-    assert problem.summary == "Wrong data: all_reduce sum float32 of 1 MiB on rank 2: element 17 is 3 instead of 6."
+    assert problem.summary == "Wrong data: all_reduce float32 of 1 MiB on rank 2: element 17 is 3 instead of 6."
     assert (problem.ranks, problem.hosts, problem.confidence) == ((2,), ("node1",), HIGH)
     assert "the same call gave ranks 0, 1, 3 the right result" in problem.evidence
     assert "check-env" in problem.fix
@@ -97,7 +97,7 @@ def test_one_fault_seen_in_many_cases_is_one_finding():
     (problem,) = ask(*wrongs).problems
 
     assert problem.summary == (
-        "Wrong data: all_reduce sum float32 of 1 MiB on rank 1: element 17 is 3 instead of 6 (5 elements are wrong), "
+        "Wrong data: all_reduce float32 of 1 MiB on rank 1: element 17 is 3 instead of 6 (5 elements are wrong), "
         "and 11 more wrong results."
     )
     assert problem.evidence[8] == "4 more"
@@ -113,5 +113,5 @@ def test_faults_of_different_ranks_are_different_findings():
 def test_values_are_exact():
     (problem,) = ask(wrong(1, found=0.1, expected=16777217.0, in_place=True)).problems
 
-    assert "all_reduce sum float32 in place of 1 MiB on rank 1" in problem.summary
+    assert "all_reduce float32 of 1 MiB on rank 1" in problem.summary
     assert "is 0.10000000000000001 instead of 16777217" in problem.summary

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.diagnose.bandwidth import Wanted, build_report, exit_status
-from ddpdoctor.diagnose.bandwidth_baseline import read_baseline
+from ddpdoctor.diagnose.bandwidth_baseline import check_ranks, read_baseline
 from ddpdoctor.exchange.codec import decode
 from ddpdoctor.model.bandwidth import Advice, Comparison, Curve, Ending, Measurement, Member, Position, Stop, Wrong
 from ddpdoctor.model.errors import UserError
@@ -239,3 +239,11 @@ def test_hosts_are_in_the_order_of_their_ranks():
     assert report.data["hosts"] == ["node1", "node0"]
     assert report.job is not None
     assert report.job.nnodes == 2
+
+
+def test_a_baseline_of_another_number_of_ranks_is_wrong_use():
+    baseline = Baseline(name="m.json", results=FULL, members=members(8), settings=bench().settings)
+
+    check_ranks(baseline, 8)
+    with pytest.raises(UserError, match=r"--compare m\.json is a run of 8 ranks, and this one has 2"):
+        check_ranks(baseline, 2)
