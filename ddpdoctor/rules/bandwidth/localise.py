@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.answers import Answer, judged, skipped, unknown
+from ddpdoctor.rules.bandwidth.localise_edges import LEAST_TURNS
 from ddpdoctor.rules.bandwidth.localise_late import find_late, say_late
 from ddpdoctor.rules.bandwidth.localise_problems import slow_link, slow_node, slow_node_link, slow_rank
 from ddpdoctor.rules.bandwidth.localise_who import find_who
@@ -132,6 +133,8 @@ def _pairs_untold(bench: Bench, who: Who) -> str:
         return "it takes three ranks: of the two of a single pair either may be slow"
     if not bench.pairs:
         return "no pair was measured"
+    if min(len(pair.busbws_gb_s) for pair in bench.pairs) < LEAST_TURNS:
+        return "there were too few turns to tell a passing disturbance from a slow rank"
     return "no machine has three ranks, and between machines there are too few pairs to compare with each other"
 
 

@@ -35,9 +35,10 @@ chance, that befalls all edges of one end in six turns of nine less than once in
 NEARLY_ALL_TURNS = 0.8
 """Ours: in so many turns an edge must be slow, which has no other edges to confirm it."""
 LEAST_TURNS = 3
-SEVERAL = 0.25
-"""Ours: where more than this share of the edges is slow by themselves, and more than one, that is no fault of links but
-how the machine is wired: pairs across two sockets, or GPUs of which some have no NVLink to each other."""
+MILD, WIDE = 1.5, 0.5
+"""Ours: where several edges are this many times slower than others, and they touch more than this share of the ends,
+that is no fault of links but how the machine is wired: pairs across two sockets, or GPUs of which some have no NVLink
+to each other."""
 
 End = TypeVar("End", bound=Hashable)
 
@@ -103,7 +104,7 @@ class Found(Generic[End]):
     ends: tuple[Slow[End], ...] = ()
     edges: tuple[Slow[End], ...] = ()
     wiring: int = 0
-    """How many edges are slow by themselves where they are too many to be faults; they are not in ``edges`` then."""
+    """How many edges are slow by themselves where they are too many to be faults; ``edges`` is empty then."""
 
 
 def can_judge(edges: Iterable[Edge[End]]) -> bool:
@@ -123,9 +124,11 @@ def find_slow(edges: Iterable[Edge[End]]) -> Found[End]:
             break
         ends.append(worst)
         left = tuple(edge for edge in left if worst.ends[0] not in edge.ends)
-    slow = _slow_edges(left)
-    wiring = len(slow) if len(slow) > max(1.0, SEVERAL * len(left)) else 0
-    return Found(ends=tuple(ends), edges=() if wiring else slow, wiring=wiring)
+    mild = _slow_edges(left, MILD)
+    touched = {end for edge in mild for end in edge.ends}
+    wired = len(mild) > 1 and len(touched) > WIDE * len(_by_end(left))
+    edges_slow = () if wired else _slow_edges(left, SLOW)
+    return Found(ends=tuple(ends), edges=edges_slow, wiring=len(mild) if wired else 0)
 
 
 def compare(own: Sequence[Series], others: Sequence[Series]) -> tuple[Slowness, ...]:
@@ -147,13 +150,13 @@ def _judge_end(end: End, own: Sequence[Edge[End]], edges: Iterable[Edge[End]]) -
     return Slow(ends=(end,), slowness=compare([edge.series for edge in own], others) if enough else ())
 
 
-def _slow_edges(edges: Sequence[Edge[End]]) -> tuple[Slow[End], ...]:
+def _slow_edges(edges: Sequence[Edge[End]], times: float) -> tuple[Slow[End], ...]:
     by_end = _by_end(edges)
-    slow = [judged for judged in (_judge_edge(edge, by_end) for edge in edges) if judged.slowness]
+    slow = [judged for judged in (_judge_edge(edge, by_end, times) for edge in edges) if judged.slowness]
     return tuple(sorted(slow, key=_severity, reverse=True))
 
 
-def _judge_edge(edge: Edge[End], by_end: Mapping[End, Sequence[Edge[End]]]) -> Slow[End]:
+def _judge_edge(edge: Edge[End], by_end: Mapping[End, Sequence[Edge[End]]], times: float) -> Slow[End]:
     """Compare an edge with the other edges of each of its two ends: in bandwidth it must be slow beside both.
 
     Not in latency: a thread that always wakes late beside just one other is a matter of cores, and a link that
@@ -166,7 +169,7 @@ def _judge_edge(edge: Edge[End], by_end: Mapping[End, Sequence[Edge[End]]]) -> S
 
     def slow(turn: int) -> bool:
         usual = max(statistics.median(other.cost(measure, turn) for other in others) for others in beside)
-        return series.cost(measure, turn) >= SLOW * usual
+        return series.cost(measure, turn) >= times * usual
 
     others = [other for group in beside for other in group]
     return Slow(ends=edge.ends, slowness=_worst_first([_tell(measure, [series], others, slow, NEARLY_ALL_TURNS)]))

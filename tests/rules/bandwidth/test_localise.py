@@ -1,0 +1,207 @@
+"""DD402, DD403 and DD404: who is named where a rank, a link or a node is slow, and where nobody can be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddpdoctor.model.bandwidth import Reason
+from ddpdoctor.model.findings import Confidence, Outcome
+from ddpdoctor.rules.bandwidth.localise import check_slow_link, check_slow_node, check_slow_rank
+from tests.rules.bandwidth.edges import NARROW, TURNS, arrival, nodes, pairs, scene, with_end
+
+RULES = {"rank": check_slow_rank, "link": check_slow_link, "node": check_slow_node}
+ONE = ("a",) * 3
+EIGHT = ("a",) * 8
+THREE = ("a", "b", "c")
+TWO_EACH = ("a", "a", "b", "b", "c", "c")
+FOUR_EACH = ("a",) * 4 + ("b",) * 4
+WIRED = {
+    (one, other): 0.4 for one in range(8) for other in range(one + 1, 8) if (one % 4, other % 4) in {(0, 2), (1, 3)}
+}
+"""Of eight GPUs, eight pairs without NVLink."""
+
+
+def who(asked):
+    """Return who is named by which rule: ranks, and hosts for a node."""
+    answers = {name: rule(asked) for name, rule in RULES.items()}
+    return {
+        name: [problem.hosts if name == "node" else problem.ranks for problem in answer.problems]
+        for name, answer in answers.items()
+        if answer.problems
+    }
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        scene(ONE, pairs=pairs(ONE)),
+        scene(EIGHT, pairs=pairs(EIGHT)),
+        scene(THREE, pairs=pairs(THREE), nodes=nodes(THREE)),
+        scene(TWO_EACH, pairs=pairs(TWO_EACH), nodes=nodes(TWO_EACH)),
+        # Nearly twice as slow is not twice as slow.
+        scene(ONE, pairs=pairs(ONE, with_end(2, 3, 0.7))),
+        # The load of others comes and goes.
+        scene(ONE, pairs=pairs(ONE, latency=with_end(2, 3, 9.0), turns=range(5))),
+        scene(ONE, pairs=pairs(ONE, {(0, 2): NARROW}, turns=range(6))),
+        # Everybody is slow: nobody is.
+        scene(ONE, pairs=pairs(ONE, dict.fromkeys(((0, 1), (0, 2), (1, 2)), NARROW))),
+        # A thread that wakes late for one other rank says nothing of their link.
+        scene(ONE, pairs=pairs(ONE, latency={(0, 2): 9.0})),
+        # So the machine is wired.
+        scene(EIGHT, pairs=pairs(EIGHT, WIRED)),
+        # Pairs between machines are slower than those within.
+        scene(FOUR_EACH, pairs=pairs(FOUR_EACH, {(one, other): 0.1 for one in range(4) for other in range(4, 8)})),
+        scene(("a",) * 2, arrivals=(arrival(0, -300.0, 0.2), arrival(1, 300.0, 0.8))),
+        scene(ONE, arrivals=(arrival(0, 0.0, 0.3), arrival(1, 2500.0, 0.5), arrival(2, 0.0, 0.2))),
+        scene(ONE, arrivals=(arrival(0, -9e3, 0.0, 10), arrival(1, 2e4, 1.0, 10), arrival(2, -9e3, 0.0, 10))),
+    ],
+)
+def test_nobody_is_slow(asked):
+    assert who(asked) == {}
+    assert {rule(asked).outcome for rule in RULES.values()} <= {Outcome.PASSED, Outcome.SKIPPED}
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        (scene(ONE, pairs=pairs(ONE, with_end(2, 3, NARROW))), {"rank": [(2,)]}),
+        (scene(ONE, pairs=pairs(ONE, latency=with_end(0, 3, 5.0))), {"rank": [(0,)]}),
+        (scene(ONE, pairs=pairs(ONE, latency=with_end(0, 3, 5.0), turns=range(6))), {"rank": [(0,)]}),
+        (scene(ONE, pairs=pairs(ONE, {(0, 2): NARROW})), {"link": [(0, 2)]}),
+        (scene(ONE, pairs=pairs(ONE, {(0, 2): NARROW}, turns=range(8))), {"link": [(0, 2)]}),
+        (scene(EIGHT, pairs=pairs(EIGHT, with_end(5, 8, 0.3))), {"rank": [(5,)]}),
+        # Two slow ranks, and a slow link between two others.
+        (
+            scene(EIGHT, pairs=pairs(EIGHT, {**with_end(5, 8, 0.2), **with_end(6, 8, 0.1), (0, 3): 0.3})),
+            {"rank": [(6,), (5,)], "link": [(0, 3)]},
+        ),
+        (scene(EIGHT, pairs=pairs(EIGHT, {(0, 3): 0.3, (1, 2): 0.2})), {"link": [(1, 2), (0, 3)]}),
+        # A slow rank is one within its machine, or between machines; it is named once.
+        (scene(FOUR_EACH, pairs=pairs(FOUR_EACH, with_end(5, 8, 0.2))), {"rank": [(5,)]}),
+        # A rank alone on its host, with pairs only, and with nodes.
+        (scene(THREE, pairs=pairs(THREE, with_end(2, 3, NARROW))), {"rank": [(2,)]}),
+        (
+            scene(
+                THREE,
+                pairs=pairs(THREE, with_end(2, 3, NARROW)),
+                nodes=nodes(THREE, {("a", "c"): NARROW, ("b", "c"): NARROW}),
+            ),
+            {"node": [("c",)]},
+        ),
+        (scene(THREE, nodes=nodes(THREE, {("a", "c"): NARROW, ("b", "c"): NARROW})), {"node": [("c",)]}),
+        (scene(THREE, nodes=nodes(THREE, {("a", "c"): NARROW})), {"link": [(0, 2)]}),
+        (
+            scene(THREE, pairs=pairs(THREE, {(0, 2): NARROW}), nodes=nodes(THREE, {("a", "c"): NARROW})),
+            {"link": [(0, 2)]},
+        ),
+        (scene(TWO_EACH, nodes=nodes(TWO_EACH, {("b", None): 0.3})), {"node": [("b",)]}),
+        # All ranks of a host are slow with other hosts and not with each other.
+        (
+            scene(
+                TWO_EACH,
+                pairs=pairs(TWO_EACH, {**with_end(2, 6, NARROW), **with_end(3, 6, NARROW), (2, 3): 1.0}),
+            ),
+            {"node": [("b",)]},
+        ),
+        # The way between two of three hosts.
+        (
+            scene(TWO_EACH, pairs=pairs(TWO_EACH, {(one, other): NARROW for one in (0, 1) for other in (4, 5)})),
+            {"link": [(0, 1, 4, 5)]},
+        ),
+        # A slow rank makes its node slow, inside and with others, and is named alone.
+        (
+            scene(
+                FOUR_EACH[:3] + FOUR_EACH[4:7] + ("c",) * 3,
+                pairs=pairs(FOUR_EACH[:3] + FOUR_EACH[4:7] + ("c",) * 3, with_end(4, 9, 0.2)),
+                nodes=nodes(
+                    FOUR_EACH[:3] + FOUR_EACH[4:7] + ("c",) * 3,
+                    {("b", None): 0.2, ("a", "b"): 0.2, ("b", "c"): 0.2},
+                ),
+            ),
+            {"rank": [(4,)]},
+        ),
+    ],
+)
+def test_who_is_slow(asked, named):
+    assert who(asked) == named
+
+
+@pytest.mark.parametrize(
+    ("asked", "rule", "why"),
+    [
+        (scene(("a", "a"), pairs=pairs(("a", "a"))), check_slow_rank, "it takes three ranks"),
+        (scene(("a", "a"), pairs=pairs(("a", "a"))), check_slow_link, "it takes three ranks"),
+        (scene(("a", "b"), nodes=nodes(("a", "b"))), check_slow_node, "it takes three nodes"),
+        (scene(ONE, nodes=()), check_slow_node, "there is one"),
+        (scene(ONE, pairs=()), check_slow_link, "no pair was measured"),
+        (scene(("a", "b", "b"), pairs=pairs(("a", "b", "b"))), check_slow_rank, "too few pairs to compare"),
+        (
+            scene(ONE, pairs=tuple(replace(pair, busbws_gb_s=(1.0, 1.0)) for pair in pairs(ONE))),
+            check_slow_rank,
+            "too few turns",
+        ),
+    ],
+)
+def test_what_was_asked_for_and_cannot_be_told(asked, rule, why):
+    answer = rule(asked)
+
+    assert answer.outcome is Outcome.INCONCLUSIVE
+    assert why in answer.seen
+
+
+def test_what_was_not_asked_for():
+    assert {rule(scene(ONE)).outcome for rule in RULES.values()} == {Outcome.SKIPPED}
+
+
+def test_a_rank_with_a_narrow_way():
+    (problem,) = check_slow_rank(scene(ONE, pairs=pairs(ONE, with_end(2, 3, NARROW)))).problems
+
+    assert problem.summary.startswith("rank 2 on a is slow with every other rank: 0.01")
+    assert problem.hosts == ("a",)
+    assert problem.confidence is Confidence.HIGH
+    assert f"at least twice as slow in {TURNS} of {TURNS} turns" in problem.evidence[0]
+    assert "the way of the data is narrow" in problem.evidence[1]
+    assert len(problem.evidence) == 2
+
+
+def test_a_rank_that_is_slow_to_answer_with_what_its_machine_tells():
+    own = Reason(text="others kept CPU 1 busy", source="/proc/stat", ranks=(2,))
+    everybody = Reason(text="others kept CPUs busy", source="/proc/stat", ranks=(0, 1, 2))
+    measured = pairs(ONE, latency=with_end(2, 3, 6.0), alone=False)
+    (problem,) = check_slow_rank(scene(ONE, pairs=measured, reasons=(own, everybody))).problems
+
+    assert "ms for a small message where" in problem.summary
+    assert "look at the core" in problem.evidence[1]
+    assert problem.evidence[2:] == (
+        "others kept CPU 1 busy (/proc/stat)",
+        "several ran at once, so that they may have slowed each other",
+    )
+    assert problem.confidence is Confidence.MEDIUM
+
+
+def test_a_late_rank_is_named_and_the_others_are_not():
+    arrivals = (arrival(0, -10e3, 0.0), arrival(1, 20e3, 0.99), arrival(2, -9.8e3, 0.01))
+    (problem,) = check_slow_rank(scene(ONE, arrivals=arrivals)).problems
+
+    assert problem.ranks == (1,)
+    assert problem.summary == (
+        "rank 1 on a comes 20 ms late to each call: the others wait for it, and none of them is slow"
+    )
+    assert "last in 99%" in problem.evidence[0]
+
+
+def test_a_rank_that_hands_in_late_is_late_and_not_slow():
+    arrivals = (arrival(0, -10e3, 0.0), arrival(1, 20e3, 0.99), arrival(2, -9.8e3, 0.01))
+    measured = pairs(ONE, latency=with_end(1, 3, 50.0))
+    (problem,) = check_slow_rank(scene(ONE, arrivals=arrivals, pairs=measured)).problems
+
+    assert "late to each call" in problem.summary
+
+
+def test_pairs_that_are_slower_by_the_wiring_are_said():
+    answer = check_slow_link(scene(EIGHT, pairs=pairs(EIGHT, WIRED)))
+
+    assert answer.outcome is Outcome.PASSED
+    assert "8 of them are slower than others" in answer.seen
