@@ -77,8 +77,8 @@ def check_slow_link(scene: Scene) -> Answer:
     rank is never taken for many slow links. It takes three ranks, or three nodes.
 
     What looks like it: a machine may be wired so that some pairs are slower than others, such as GPUs on two
-    sockets, or of which some share no NVLink. Where more than a quarter of the pairs is slow in this way no link is
-    named, and the check says how many there are.
+    sockets, or of which some share no NVLink. Where several pairs are slower than others, and more than half of the
+    ranks have such a pair, no link is named, and the check says how many pairs there are.
 
     What to do: within a machine look at the NVLink or PCIe path between the two GPUs; between machines at cables,
     switch ports and routes that only these two use.

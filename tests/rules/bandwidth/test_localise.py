@@ -18,7 +18,7 @@ THREE = ("a", "b", "c")
 TWO_EACH = ("a", "a", "b", "b", "c", "c")
 FOUR_EACH = ("a",) * 4 + ("b",) * 4
 WIRED = {
-    (one, other): 0.4 for one in range(8) for other in range(one + 1, 8) if (one % 4, other % 4) in {(0, 2), (1, 3)}
+    (one, other): 0.25 for one in range(8) for other in range(one + 1, 8) if (one % 4, other % 4) in {(0, 2), (1, 3)}
 }
 """Of eight GPUs, eight pairs without NVLink."""
 
