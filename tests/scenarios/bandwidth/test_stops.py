@@ -1,0 +1,145 @@
+"""A bench that cannot go on ends with what it had measured, and names who is to blame; a healthy one is left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.bandwidth.running import BENCH, QUICK, ROOT, TORCHRUN, Ran, bench, finish, start
+from tests.scenarios.hosts import lent_hosts, require
+from tests.scenarios.running import clean_environment, free_port, wait_for
+
+FAULT = Path(__file__).parent / "stops"
+"""Holds a rank up at the second size: the first has been measured then."""
+OPTIONS = (*QUICK, "--mode", "latency", "--format", "json")
+HANG = ("--hang-timeout", "2s")
+
+
+class Held:
+    """A bench of which one rank is held up at its second size."""
+
+    def __init__(self, folder, rank, how, *options, ranks=2, torchrun=False):
+        self.file = folder / "held"
+        launcher = (*TORCHRUN, f"--nproc-per-node={ranks}", f"--master-port={free_port()}", "-m", *BENCH[2:])
+        own = (*BENCH, "--nproc-per-node", str(ranks))
+        self.process = start(*(launcher if torchrun else own), *OPTIONS, *options, **held_by(self.file, rank, how))
+
+    def send(self, number, *, to_launcher=False):
+        """Wait until the rank stands there; send it, or who started it, a signal."""
+        assert wait_for(self.file.exists)
+        os.kill(self.process.pid if to_launcher else int(self.file.read_text()), number)
+
+    def end(self):
+        return finish(self.process)
+
+
+def held_by(file, rank, how):
+    return {"PYTHONPATH": str(FAULT), "HELD_FILE": str(file), "HELD_RANK": str(rank), "HELD_HOW": how}
+
+
+def line(mark):
+    lines = (FAULT / "sitecustomize.py").read_text().splitlines()
+    return next(number for number, text in enumerate(lines, 1) if text.endswith(mark))
+
+
+def check_partial(done: Ran, status: str, exit_status: int):
+    """Hold what every bench has that stopped at its second size; return the findings about who is to blame."""
+    report = done.report
+    assert done.status == exit_status, done.stderr
+    assert report["job"]["status"] == report["data"]["stop"]["ending"] == status
+    assert [one["size_bytes"] for one in report["data"]["results"]] == [1024]
+    return [finding for finding in report["findings"] if finding["code"].startswith("DD6")]
+
+
+def test_a_rank_that_never_calls_is_named_with_its_line(tmp_path):
+    done = Held(tmp_path, 1, "sleep", *HANG, ranks=3).end()
+
+    (finding,) = check_partial(done, "hung", 1)
+    assert (finding["kind"], finding["ranks"], finding["confidence"]) == ("stuck", [1], "high")
+    assert [(place["rank"], place["line"]) for place in finding["where"]] == [(1, line("# HELD"))]
+    assert [row["state"] for row in done.report["ranks"]] == [
+        "in all_reduce", "on its way into all_reduce", "in all_reduce",
+    ]  # fmt: skip
+    assert done.report["verdict"] == finding
+
+
+def test_a_first_rank_that_is_stopped_is_named_by_the_next(tmp_path):
+    held = Held(tmp_path, 0, "sleep", *HANG)
+    held.send(signal.SIGSTOP)
+
+    (finding,) = check_partial(held.end(), "hung", 1)
+    assert (finding["kind"], finding["ranks"]) == ("stopped", [0])
+
+
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_a_rank_that_is_killed_leaves_what_was_measured(tmp_path, torchrun):
+    victim = 1 if torchrun else 0
+    held = Held(tmp_path, victim, "sleep", torchrun=torchrun)
+    held.send(signal.SIGKILL)
+
+    (finding,) = check_partial(held.end(), "failed", 1)
+    assert (finding["kind"], finding["ranks"]) == ("killed", [victim])
+
+
+def test_an_exception_is_the_verdict_and_no_traceback(tmp_path):
+    done = Held(tmp_path, 1, "raise").end()
+
+    (finding,) = check_partial(done, "failed", 1)
+    assert (finding["kind"], finding["ranks"]) == ("crash", [1])
+    assert "ValueError" in finding["summary"]
+    assert [place["line"] for place in finding["where"]] == [line("# RAISED")]
+    assert done.stderr == ""
+
+
+def test_ctrl_c_leaves_what_was_measured(tmp_path):
+    held = Held(tmp_path, 1, "sleep")
+    held.send(signal.SIGINT, to_launcher=True)
+    done = held.end()
+
+    assert check_partial(done, "interrupted", 130) == []
+    assert done.report["data"]["stop"]["signal"] == "SIGINT"
+    assert done.stderr == ""
+
+
+def test_a_scheduler_that_ends_torchrun_is_no_failure_of_a_rank(tmp_path):
+    held = Held(tmp_path, 1, "sleep", torchrun=True)
+    held.send(signal.SIGTERM, to_launcher=True)
+    done = held.end()
+
+    assert check_partial(done, "interrupted", done.status) == []
+    assert done.report["data"]["stop"]["signal"] == "SIGTERM"
+
+
+def test_a_network_that_drops_what_is_sent_is_told_from_a_late_rank(tmp_path):
+    require("iptables")
+    file, port = tmp_path / "held", str(free_port())
+    with lent_hosts(2) as hosts:
+        started = []
+        for number in range(2):
+            variables = held_by(file, 1, "wait") | {"PYTHONPATH": f"{FAULT}{os.pathsep}{ROOT}"}
+            variables |= {"RANK": str(number), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": hosts.names[0]}
+            env = clean_environment(**variables, MASTER_PORT=port, GLOO_SOCKET_IFNAME="eth0")
+            started.append(hosts.start(number, *BENCH, *OPTIONS, *HANG, env=env, start_new_session=True))
+        assert wait_for(file.exists)
+        # What the ranks say to each other over the hub still arrives, as where a firewall knows its port alone.
+        for way in ("--sport", "--dport"):
+            hosts.run(1, "iptables", "-A", "INPUT", "-p", "tcp", way, port, "-j", "ACCEPT")
+        hosts.run(1, "iptables", "-A", "INPUT", "-s", hosts.address(0), "-j", "DROP")
+        file.unlink()
+        done = [finish(process) for process in started]
+
+    (finding,) = check_partial(done[0], "hung", 1)
+    assert (finding["kind"], finding["ranks"], finding["hosts"]) == ("transport", [0, 1], list(hosts.names))
+    assert "all_reduce float32 2 KiB" in finding["summary"]
+    assert (done[1].status, done[1].stdout, done[1].stderr) == (1, "", "")
+
+
+def test_a_healthy_bench_is_left_alone_however_little_patience_there_is():
+    done = bench(*QUICK, "--collective", "all", "--pairs", "--by-node", *HANG, "--format", "json", ranks=3)
+
+    assert done.report["job"]["status"] == "finished"
+    assert done.report["data"]["stop"] is None
+    assert [one for one in done.report["findings"] if one["code"].startswith("DD6")] == []
