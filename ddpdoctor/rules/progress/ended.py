@@ -199,7 +199,7 @@ def _summary(root: Failure, blamed: tuple[int, ...], where: tuple[Place, ...]) -
         name, _, message = text.partition(": ")
         return f"{who} {child}{name} {at}" + (f": {message}" if message else "")
     if not root.by_signal:
-        return f"{who} left with {say.how_words(root)} {at}"
+        return f"{who} left with {say.how_words(root)}" + (f" {at}" if where else "")
     was = verb(blamed, "was", "were")
     how = f"{who} {was} killed by {root.rank.signal}" if root.rank.signal else f"{who} ended and nobody saw how"
     how += ", sent by the kernel's OOM killer" if root.rank.oom_killed else ""
