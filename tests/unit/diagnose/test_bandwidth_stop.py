@@ -18,9 +18,8 @@ EVERYBODY = (0, 1, 2)
 
 
 def member(rank, host="node0"):
-    return Member(
-        rank=rank, local_rank=rank, host=host, pid=1000 + rank, device="cpu", device_name="", cores=1, version="", torch=""
-    )  # fmt: skip
+    fields = {"device": "cpu", "device_name": "", "cores": 1, "version": "", "torch": ""}
+    return Member(rank=rank, local_rank=rank, host=host, pid=1000 + rank, **fields)
 
 
 def position(rank, *, group=EVERYBODY, calls=7, op="all_reduce", inside=True, stack=(OURS, TORCH), **more):
