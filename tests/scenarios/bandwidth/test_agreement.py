@@ -38,6 +38,15 @@ def test_one_wrong_command_line_is_told_by_rank_0_with_the_rank():
     assert [one.stderr for one in done[1:]] == ["", ""]
 
 
+def test_a_rank_of_a_launcher_starts_no_ranks():
+    options = (*QUICK, "--nproc-per-node", "2")
+    done = by_hand(options, options)
+
+    assert [one.status for one in done] == [2, 2]
+    assert "--nproc-per-node is for a start without a launcher" in done[0].stderr
+    assert done[1].stderr == ""
+
+
 def test_under_torchrun_nonsense_is_told_once():
     done = torchrun("--min-size", "5GiB", "--max-size", "1KiB")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.collect.launches import ByHand, seen_launch
+from ddpdoctor.collect.launches import ByHand, seen_launch, seen_ranks
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import Launcher
@@ -120,3 +120,43 @@ def test_options_that_do_not_go_together(options, words):
     with pytest.raises(UserError, match=words) as error:
         seen({}, **options)
     assert error.value.status == 2
+
+
+OWN = {**ENV, "MASTER_ADDR": "127.0.0.1", "DDPDOCTOR_RANKS": "4711"}
+
+
+def test_a_program_that_the_job_runs_takes_its_rank_from_whoever_set_it():
+    assert seen_ranks(ENV) == Launch(
+        launcher=Launcher.ENVIRONMENT, rank=3, world_size=4, local_rank=1, nnodes=None, hosts=("n0",), port=29500,
+        run="n0:29500",
+    )  # fmt: skip
+    assert seen_ranks(OWN) == Launch(
+        launcher=Launcher.OWN, rank=3, world_size=4, local_rank=1, nnodes=1, hosts=("127.0.0.1",), port=29500,
+        run="4711", agent_store=True,
+    )  # fmt: skip
+    assert seen_ranks(TORCHRUN) == seen(TORCHRUN)
+    assert seen_ranks(STEP) == seen(STEP)
+    assert seen_ranks({**STEP, **ENV}).launcher is Launcher.ENVIRONMENT
+    assert seen_ranks({}) == seen_ranks(BATCH_SHELL) == Launch(nnodes=1, hosts=("127.0.0.1",))
+
+
+@pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
+def test_a_rank_that_does_not_know_all_is_none(missing):
+    env = {name: value for name, value in OWN.items() if name != missing}
+    assert seen_ranks(env).launcher is Launcher.NONE
+
+
+@pytest.mark.parametrize(
+    ("more", "local_rank"),
+    [
+        ({}, 3),
+        ({"LOCAL_RANK": "1"}, 1),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 2),
+        ({**BATCH_SHELL}, 3),
+        ({**STEP}, 1),
+        ({"MASTER_ADDR": "n0"}, None),
+    ],
+)
+def test_on_one_host_the_rank_is_the_number_on_the_host_unless_it_is_told(more, local_rank):
+    env = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", **more}
+    assert seen_ranks(env).local_rank == local_rank

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -12,10 +13,11 @@ from torch.distributed import TCPStore
 
 from ddpdoctor.collect.node import Plan
 from ddpdoctor.collect.system import LiveCalls, System
-from ddpdoctor.diagnose.fleet import gather, read_fleet
+from ddpdoctor.diagnose.fleet import gather, gather_over, read_fleet
 from ddpdoctor.exchange.codec import encode
 from ddpdoctor.exchange.facts import Facts, Hello
-from ddpdoctor.exchange.meeting import Meeting
+from ddpdoctor.exchange.hub import Hub
+from ddpdoctor.exchange.meeting import NO_TOKEN, Meeting
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import Launcher
@@ -151,6 +153,25 @@ def test_a_second_time_over_the_same_store(torchrun):
         first, *others = pool.map(twice, [0, 1, 2])
     assert [(fleet.missing, fleet.problems, len(fleet.nodes)) for fleet in first] == [((), (), 3)] * 2
     assert others == [[None, None]] * 2
+
+
+def test_over_a_store_that_is_open_and_of_the_launcher(launch):
+    """The ranks go on together afterwards, with the same store."""
+    hub = Hub(0, NO_TOKEN, one_host=True)
+    own = replace(launch, launcher=Launcher.OWN, port=hub.port, agent_store=True)
+
+    def meet(rank):
+        system = System(env={}, calls=NamedCalls(f"n{rank}"))
+        with Meeting(replace(own, rank=rank), {}) as meeting, closing(meeting.open(10)) as store:
+            fleet = gather_over(meeting, store, replace(own, rank=rank), system, PLAN)
+            return fleet, store.add("after", 1)
+
+    with ThreadPoolExecutor() as pool:
+        (fleet, _), *others = pool.map(meet, [0, 1, 2])
+    hub.close()
+    assert [node.host for node in fleet.nodes] == ["n0", "n1", "n2"]
+    assert (fleet.launcher, fleet.missing, fleet.problems) == (Launcher.OWN, (), ())
+    assert [found for found, _ in others] == [None, None]
 
 
 def test_two_rank_0s_make_one_report(torchrun):
