@@ -200,3 +200,11 @@ def test_a_plot_that_cannot_be_drawn_is_an_error_before_anything_is_shown(tmp_pa
 
     assert (ran.returncode, ran.stdout) == (2, "")
     assert "a plot cannot be written as a.pdf" in ran.stderr
+
+
+def test_what_could_not_be_told_does_not_read_as_no_problem():
+    untold = Check(id="slow-node", outcome=Outcome.INCONCLUSIVE, reason="it takes two hosts")
+    healthy = benches.report(verdict=None, findings=())
+
+    assert "no problem found" in draw(healthy).splitlines()[-1]
+    assert "could not tell about slow-node" in draw(replace(healthy, checks=(untold,))).splitlines()[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import Ending, Mode, Standing
+from ddpdoctor.model.findings import Outcome
 from ddpdoctor.report.bandwidth.words import name_series
 from ddpdoctor.report.findings import count_findings
 from ddpdoctor.report.page import plural
@@ -43,8 +44,15 @@ def headline(report: Report, bench: Bandwidth) -> str:
     if not bench.results:
         return ", ".join([*ended, "nothing was measured"])
     notes = [found] if (found := count_findings(report.findings)) else []
-    nothing = "no cause found" if ended else "no problem found"
-    return ", ".join([*ended, nothing, *notes]) + describe_standing(bench.curves)
+    return ", ".join([*ended, _nothing_found(report, bench), *notes]) + describe_standing(bench.curves)
+
+
+def _nothing_found(report: Report, bench: Bandwidth) -> str:
+    """Say that there is no verdict; what could not be told must not read like "no problem found"."""
+    if bench.ending is not Ending.FINISHED:
+        return "no cause found"
+    untold = [check.id for check in report.checks if check.outcome is Outcome.INCONCLUSIVE]
+    return f"could not tell about {', '.join(untold)}" if untold else "no problem found"
 
 
 def describe_standing(curves: Sequence[Curve]) -> str:

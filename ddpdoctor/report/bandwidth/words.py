@@ -36,11 +36,11 @@ def format_gb_s(gb_s: float | None) -> str:
 
 
 def format_share(share: float) -> str:
-    """Write a share as a percentage: "3 %", "0.4 %"."""
+    """Write a share as a percentage: "3%", "0.4%"."""
     if not math.isfinite(share):
         return NOT_DEFINED
     percent = share * 100
-    return f"{percent:.1f} %" if 0 < abs(percent) < 1 else f"{percent:.0f} %"
+    return f"{percent:.1f}%" if 0 < abs(percent) < 1 else f"{percent:.0f}%"
 
 
 def name_series(one: Measurement | Curve | Change | Series) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_size
+from ddpdoctor.model.amounts import format_size, format_time
 from ddpdoctor.model.bandwidth import Standing
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
@@ -12,7 +12,7 @@ from ddpdoctor.rules.registry import rule
 
 from .compare import cannot_tell
 from .references import EXPECT
-from .words import name_case, time_words
+from .words import name_case
 
 if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Change, Comparison, Curve
@@ -109,8 +109,8 @@ def _against_baseline(scene: Scene, comparison: Comparison, fail_below: float) -
 def _change(change: Change) -> str:
     return (
         f"{name_case(change)} {change.mode.value} of {format_size(change.size_bytes)} reaches {change.ratio:.0%} "
-        f"({change.ratio_low:.0%}-{change.ratio_high:.0%}) of what it did: {time_words(change.then_us)} then, "
-        f"{time_words(change.now_us)} now"
+        f"({change.ratio_low:.0%}-{change.ratio_high:.0%}) of what it did: {format_time(change.then_us)} then, "
+        f"{format_time(change.now_us)} now"
     )
 
 

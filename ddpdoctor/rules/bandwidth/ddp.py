@@ -6,13 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_size
+from ddpdoctor.model.amounts import format_size, format_time
 from ddpdoctor.model.bandwidth import Advice, Collective, Mode
 
 from .fit import fit_line
 from .plateau import find_plateau
 from .series import size_at, sort_series, time_at
-from .words import time_words
 
 if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Bench
@@ -190,7 +189,7 @@ def _say_bucket(basis: _Basis, share: float | None) -> str:
     if time_us is None:
         largest = format_size(basis.series.points[-1].size_bytes)
         return f"What DDP's default bucket of 25 MiB takes is not known: the largest size measured is {largest}."
-    said = f"DDP's default bucket of 25 MiB takes {time_words(time_us)}"
+    said = f"DDP's default bucket of 25 MiB takes {format_time(time_us)}"
     if share is None or basis.plateau is None:
         return f"{said}."
     full = size_at(basis.series, NEAR_FULL * basis.plateau.gb_s)
@@ -207,19 +206,19 @@ def _say_whole(
     if whole_us is None:
         return (f"How long {what} take is not known: measure to 32 MiB or beyond.",)
     beyond = "" if basis.measured(BUCKET_BYTES) else ", by the plateau, since 25 MiB lie beyond the sizes measured"
-    return (f"{what[0].upper()}{what[1:]} in such buckets take {time_words(whole_us)}, nothing overlapped{beyond}.",)
+    return (f"{what[0].upper()}{what[1:]} in such buckets take {format_time(whole_us)}, nothing overlapped{beyond}.",)
 
 
 def _say_try(other: _Try, model_bytes: int | None) -> tuple[str, ...]:
     if other.mib is not None:
         limits = f"between {_saved(other.low_us)} and {_saved(other.high_us)}"
-        saved = f"it saves about {time_words(other.gain_us)} a step ({limits}) if no communication is hidden"
+        saved = f"it saves about {format_time(other.gain_us)} a step ({limits}) if no communication is hidden"
         return (f"Worth trying: bucket_cap_mb={other.mib}; {saved}.",)
     return (other.why_not,) if other.why_not and model_bytes is not None else ()
 
 
 def _saved(gain_us: float) -> str:
-    return f"{time_words(abs(gain_us))} {'lost' if gain_us < 0 else 'saved'}"
+    return f"{format_time(abs(gain_us))} {'lost' if gain_us < 0 else 'saved'}"
 
 
 def _count(number: int) -> str:

@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_size
+from ddpdoctor.model.amounts import format_rate, format_size
 from ddpdoctor.model.bandwidth import Standing
 
 from .plateau import describe_end, levels_of
 from .references import EXPECT
 from .series import time_bounds
-from .words import gb_words, range_words, share_words
+from .words import range_words, share_words
 
 if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Reference
@@ -55,7 +55,7 @@ def judge(series: Series, plateau: Plateau | None, yardstick: Yardstick) -> Verd
 
 def _judge_plateau(plateau: Plateau, yardstick: Yardstick, reference: Reference) -> Verdict:
     share = plateau.gb_s / reference.gb_s
-    seen = f"{gb_words(plateau.gb_s)} from {format_size(plateau.from_bytes)} on"
+    seen = f"{format_rate(plateau.gb_s)} from {format_size(plateau.from_bytes)} on"
     if plateau.high_gb_s < yardstick.least_gb_s:
         return Verdict(standing=Standing.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}.")
     if plateau.low_gb_s >= yardstick.least_gb_s:
@@ -71,7 +71,7 @@ def _judge_short(
     """Judge a sweep that does not reach the sizes at which the reference holds: what it reaches may be enough."""
     last = levels[-1]
     share = last.gb_s / reference.gb_s
-    seen = f"{gb_words(last.gb_s)} at {format_size(last.size_bytes)}"
+    seen = f"{format_rate(last.gb_s)} at {format_size(last.size_bytes)}"
     if last.low >= yardstick.least_gb_s:
         return Verdict(standing=Standing.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}.")
     reachable = _ceiling(series) if yardstick.steady else math.inf
@@ -100,9 +100,9 @@ def _ceiling(series: Series) -> float:
 
 def _seen(series: Series, plateau: Plateau | None) -> str:
     if plateau is not None:
-        return f"{gb_words(plateau.gb_s)} from {format_size(plateau.from_bytes)} on"
+        return f"{format_rate(plateau.gb_s)} from {format_size(plateau.from_bytes)} on"
     last = levels_of(series)[-1]
-    return f"{gb_words(last.gb_s)} at {format_size(last.size_bytes)}, no plateau ({describe_end(series)})"
+    return f"{format_rate(last.gb_s)} at {format_size(last.size_bytes)}, no plateau ({describe_end(series)})"
 
 
 def _of(share: float, reference: Reference) -> str:
@@ -125,4 +125,4 @@ def _least(yardstick: Yardstick) -> str:
     assert yardstick.reference is not None
     if yardstick.margin == 0:
         return _name(yardstick.reference)
-    return f"{gb_words(yardstick.least_gb_s)}, {yardstick.margin:.0%} below {_name(yardstick.reference)}"
+    return f"{format_rate(yardstick.least_gb_s)}, {yardstick.margin:.0%} below {_name(yardstick.reference)}"
