@@ -30,8 +30,15 @@ def stop_findings(bench: Bench) -> tuple[Finding, ...]:
     stop = bench.stop
     if stop is None:
         return ()
-    found = judge(build_job(bench, stop)).findings
-    return tuple(_in_words_of_bench(one, bench, stop) for one in found if one.code in ROOTS)
+    found = [one for one in judge(build_job(bench, stop)).findings if one.code in ROOTS]
+    # Where a store was lost with the rank that served it, the others could not be asked: that one explains it.
+    explained = [one for one in found if not _is_silence(one, stop)]
+    return tuple(_in_words_of_bench(one, bench, stop) for one in explained or found)
+
+
+def _is_silence(finding: Finding, stop: Stop) -> bool:
+    """Return whether ranks are blamed for nothing but that they did not answer."""
+    return finding.code == "DD601" and not {one.rank for one in stop.positions} & set(finding.ranks)
 
 
 def describe_rank(rank: int, stop: Stop) -> str:
@@ -61,7 +68,7 @@ def _describe_silent(rank: str, stop: Stop) -> str:
 def _in_words_of_bench(finding: Finding, bench: Bench, stop: Stop) -> Finding:
     if finding.code == "DD611":
         finding = _transport(finding, bench, stop)
-    if finding.code == "DD601" and not {one.rank for one in stop.positions} & set(finding.ranks):
+    if _is_silence(finding, stop):
         finding = _silent(finding, bench, stop)
     if finding.code == "DD604":
         finding = replace(finding, fix=_crash_fix(finding.summary))

@@ -317,6 +317,7 @@ def test_a_rank_that_was_not_recorded_is_blamed_with_reserve():
     found = judge(job(in_call(0), in_user(1, recorded=False, looks=(), groups=()), in_call(2)))
     assert next((f.kind, f.ranks, f.confidence) for f in found.findings) == ("stuck", (1,), Confidence.LOW)
     assert found.certain is False
+    assert "rank 1 could not be looked into" in found.findings[0].evidence
 
 
 def test_interrupted_job_without_a_proven_hang_has_no_verdict():

@@ -45,6 +45,8 @@ def doing_words(state: State, *, one: bool = True) -> str:
         return f"{wait} in {what}"
     if state.doing in (Doing.COLLECTIVE, Doing.PEER):
         return f"{wait} in {call_words(state.call)}"
+    if state.doing is Doing.USER and not state.rank.recorded:
+        return "could not be looked into"
     error = final_error(state.rank)
     if state.doing is Doing.SHUTTING_DOWN and error is not None:
         return f"{'ends' if one else 'end'} with {error.type}"

@@ -73,6 +73,10 @@ HUNG = {
         (position(0, states={"1": "T", "2": "S"}), position(2, states={"0": "S", "1": "T"})),
         ("stopped", (1,), [], "high"),
     ),
+    "the rank that served the store is stopped, and a third could not be asked": (
+        (position(1, states={"0": "T", "2": "S"}),),
+        ("stopped", (0,), [], "high"),
+    ),
     "a rank sleeps in the kernel": (
         (position(0, states={"1": "D"}), position(2, states={"1": "D"})),
         ("stopped", (1,), [], "medium"),
