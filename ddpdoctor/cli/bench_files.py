@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.cli.output import say, show_report
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.node import Launcher
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from ddpdoctor.cli.allreduce_bench import BenchFormat
     from ddpdoctor.cli.bench_options import Asked
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.launch import Launch
 
 
 def check_files(asked: Asked) -> None:
@@ -35,16 +33,18 @@ def check_files(asked: Asked) -> None:
         make_report_dir(asked.report_dir)
 
 
-def read_compared(path: Path | None, launch: Launch) -> Any:
-    """Return the saved run to compare with; None where none was named. Raises ``UserError``, also for other ranks."""
+def read_compared(path: Path | None, world_size: int) -> Any:
+    """Return the saved run to compare with; None where none was named.
+
+    Raises ``UserError``, also for a run of another number of ranks.
+    """
     from ddpdoctor.cli.report import read_run
     from ddpdoctor.diagnose.bandwidth_baseline import check_ranks, read_baseline
 
     if path is None:
         return None
     baseline = read_baseline(read_run(path), str(path))
-    if launch.launcher is not Launcher.NONE:
-        check_ranks(baseline, launch.world_size)
+    check_ranks(baseline, world_size)
     return baseline
 
 

@@ -40,7 +40,7 @@ def run(asked: Asked, env: Mapping[str, str]) -> int:
     if launch.launcher is Launcher.OWN:
         end_with_parent(int(launch.run))
     try:
-        prepared = _prepare(asked, launch)
+        prepared = _prepare(asked, launch, launch.world_size)
     except UserError as error:
         return run_wrong_rank(launch, env, error, WRONG_LIMIT_S, show_error)
     return _be_rank(asked, prepared, launch, env)
@@ -64,7 +64,7 @@ class _Prepared:
     timeout_s: float
 
 
-def _prepare(asked: Asked, launch: Launch) -> _Prepared:
+def _prepare(asked: Asked, launch: Launch, world_size: int) -> _Prepared:
     """Check all that can be checked before ranks meet; files on rank 0 only, which is where they are."""
     if asked.nproc is not None and launch.launcher not in {Launcher.NONE, Launcher.OWN}:
         raise UserError(
@@ -75,13 +75,13 @@ def _prepare(asked: Asked, launch: Launch) -> _Prepared:
     if launch.rank != 0:
         return prepared
     check_files(asked)
-    return replace(prepared, wanted=replace(prepared.wanted, baseline=read_compared(asked.compare, launch)))
+    return replace(prepared, wanted=replace(prepared.wanted, baseline=read_compared(asked.compare, world_size)))
 
 
 def _start_ranks(asked: Asked, launch: Launch, env: Mapping[str, str]) -> int:
     """Start ranks on this machine, unless this one is enough."""
-    prepared = _prepare(asked, launch)
     count, note = (asked.nproc, "") if asked.nproc is not None else choose_ranks(env)
+    prepared = _prepare(asked, launch, count)
     if note:
         say(sys.stderr, note)
     if count == 1:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.exchange.codec import WrongValue, decode, encode
+from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.exchange.framing import BadMessage
 from ddpdoctor.exchange.store import Prefixed, StoreError, wait_for
 
