@@ -26,7 +26,7 @@ FIRST_GUESS_GB_S = {"gloo": 1.0, "nccl": 5.0}
 """Algorithm bandwidth that is reckoned with as long as times do not grow with the size: ours; what two ranks on two
 shared cores have, and less than one fast network card gives."""
 REST_CALLS = 8
-"""All else at a size, the check with its passes over memory, first calls and warm-up, takes as long as so many: ours."""
+"""All else at a size, that is memory, the check, first calls and warm-up, takes as long as so many calls: ours."""
 GROWN = 2.0
 LATENCY_S = 0.01
 """Times grow with the size once they are so many times those of the smallest size, or too long to be latency alone:

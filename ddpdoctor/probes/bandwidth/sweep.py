@@ -86,10 +86,11 @@ class _Sweep:
         return steps[1:]
 
     def _refuse(self, step: Step, slot: Slot | None) -> str:
-        if slot is None:
-            return f"the budget of {self._settings.budget_s:g} s does not suffice"
         needed = needed_bytes(step.cases[0], self._group, most_calls(self._effort()))
-        return find_room(self._group, self._hosts).refuse(needed)
+        reason = find_room(self._group, self._hosts).refuse(needed)
+        if slot is None and not reason:
+            return f"the budget of {self._settings.budget_s:g} s does not suffice"
+        return reason
 
     def _leave_out(self, steps: list[Step], reason: str) -> list[Step]:
         curve = steps[0].curve
