@@ -31,7 +31,7 @@ class ShownProgress:
         if self._task is None:
             self._task = self._bar.add_task("", total=1.0, left="")
             self._bar.start()
-        self._bar.update(self._task, description=what, completed=share, left=_describe_left(left_s))
+        self._bar.update(self._task, description=what, completed=share, left=_describe_left(left_s), refresh=True)
 
     def stop(self) -> None:
         """Take the bar away, for good."""
@@ -46,7 +46,8 @@ def _make_bar(stream: TextIO) -> Any:
 
     console = Console(file=stream)
     words, left = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[left]}", markup=False)
-    return Progress(words, BarColumn(), left, console=console, transient=True, refresh_per_second=4)
+    # Drawn when it is told something, between measurements: a thread that draws would take turns with them.
+    return Progress(words, BarColumn(), left, console=console, transient=True, auto_refresh=False)
 
 
 def _describe_left(left_s: float | None) -> str:
