@@ -21,7 +21,9 @@ class NcclLogs:
 
     def __init__(self, backend: str) -> None:
         """Do nothing for another backend."""
-        self._folder = TemporaryDirectory(prefix="ddpdoctor-nccl-") if backend == "nccl" else None
+        self._folder = (
+            TemporaryDirectory(prefix="ddpdoctor-nccl-", ignore_cleanup_errors=True) if backend == "nccl" else None
+        )
 
     def __enter__(self) -> Self:
         """Have NCCL log."""
@@ -31,6 +33,10 @@ class NcclLogs:
 
     def __exit__(self, *_: object) -> None:
         """Take the folder away."""
+        self.close()
+
+    def close(self) -> None:
+        """Take the folder away; a second call does nothing. NCCL may still be writing, and does not mind."""
         if self._folder is not None:
             self._folder.cleanup()
 

@@ -95,9 +95,10 @@ def _take_part(job: Job, room: Room, meeting: Meeting) -> int:
     except Disagreement as told:
         return _end_disagreed(job.launch, room, told, job.show_error)
     log, tracker = Log(agreed.settings, agreed.members), Tracker()
-    with Watcher(_watched(job, room, log, tracker)):
+    nccl_logs = NcclLogs(agreed.settings.backend)
+    with Watcher(_watched(job, room, log, tracker, nccl_logs)):
         _read_machines(job, room, meeting, log)
-        _measure(job, room, log, tracker)
+        _measure(job, room, log, tracker, nccl_logs)
     return _leave(job.launch, room, _report(job, room, log))
 
 
@@ -107,7 +108,7 @@ def _end_disagreed(launch: Launch, room: Room, told: Disagreement, show_error: C
     return _leave(launch, room, told.status)
 
 
-def _watched(job: Job, room: Room, log: Log, tracker: Tracker) -> Watched:
+def _watched(job: Job, room: Room, log: Log, tracker: Tracker, nccl_logs: NcclLogs) -> Watched:
     return Watched(
         rank=job.launch.rank,
         members=log.members,
@@ -115,6 +116,7 @@ def _watched(job: Job, room: Room, log: Log, tracker: Tracker) -> Watched:
         room=room,
         hang_timeout_s=log.settings.hang_timeout_s,
         finish=lambda stop: job.report(log.bench(stop)),
+        clean_up=nccl_logs.close,
     )
 
 
@@ -125,7 +127,7 @@ def _read_machines(job: Job, room: Room, meeting: Meeting, log: Log) -> None:
         log.note(f"the machines could not be read: {error}")
 
 
-def _measure(job: Job, room: Room, log: Log, tracker: Tracker) -> None:
+def _measure(job: Job, room: Room, log: Log, tracker: Tracker, nccl_logs: NcclLogs) -> None:
     import torch
     from torch import distributed
 
@@ -137,7 +139,7 @@ def _measure(job: Job, room: Room, log: Log, tracker: Tracker) -> None:
     member, hosts = log.members[job.launch.rank], [one.host for one in log.members]
     everybody = tuple(range(len(hosts)))
     tracker.at("connect", allowance_s=job.timeout_s)
-    with NcclLogs(log.settings.backend) as nccl_logs:
+    with nccl_logs:
         tracker.enter("init_process_group", everybody)
         store = open_process_group(job.launch, room, log.settings, member, job.timeout_s)
         tracker.leave()

@@ -61,6 +61,8 @@ class Watched:
     hang_timeout_s: float
     finish: Callable[[Stop], int]
     """Writes the report of what there is, and returns the exit status. Called in one rank, in the watcher's thread."""
+    clean_up: Callable[[], None]
+    """Called in every rank before a stop ends its process, past all contexts that the main thread is in."""
 
 
 class Watcher:
@@ -262,6 +264,7 @@ class Watcher:
             status = stop_together(reporting, self._room, alarm, position)
         except StoreError:
             status = stop_alone(reporting, alarm, position)
+        watched.clean_up()
         end_process(status)
 
     def _try(self, call: Callable[[], Given], otherwise: Given) -> Given:
