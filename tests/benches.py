@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddpdoctor.exchange.codec import encode
 from ddpdoctor.model.bandwidth import (
     Advice,
     Arrival,
@@ -27,6 +26,7 @@ from ddpdoctor.model.bandwidth import (
     Standing,
     Stop,
 )
+from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import (
     Check,
     Confidence,

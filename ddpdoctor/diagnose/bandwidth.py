@@ -9,8 +9,8 @@ import ddpdoctor
 from ddpdoctor.diagnose.bandwidth_reasons import find_reasons
 from ddpdoctor.diagnose.bandwidth_stop import describe_rank, stop_findings
 from ddpdoctor.diagnose.check_env import DEFECT, FOUND, UNTOLD, now
-from ddpdoctor.exchange.codec import encode
 from ddpdoctor.model.bandwidth import Ending
+from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outcome, RankRow, Report, Severity
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.secrets import hide_secrets

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.bandwidth import Measurement, Member, Settings
+from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.rules.bandwidth.compare import Baseline
 

@@ -14,7 +14,7 @@ from ddpdoctor.diagnose.environment import judge_fleet
 from ddpdoctor.diagnose.fleet import gather
 from ddpdoctor.diagnose.redact import redact
 from ddpdoctor.diagnose.selection import choose_rules, sections_of
-from ddpdoctor.exchange.codec import encode
+from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import Outcome, Report, Severity
 from ddpdoctor.model.secrets import hide_secrets
 from ddpdoctor.rules.verdict import pick_verdict

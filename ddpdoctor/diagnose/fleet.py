@@ -21,12 +21,12 @@ from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.node import read_node
 from ddpdoctor.collect.processes import read_identity, read_process
 from ddpdoctor.diagnose.assembly import assemble, describe_missing, missing_ranks
-from ddpdoctor.exchange.codec import WrongValue, decode, encode
 from ddpdoctor.exchange.facts import Facts, Head, Hello
 from ddpdoctor.exchange.framing import BadMessage
 from ddpdoctor.exchange.meeting import Meeting
 from ddpdoctor.exchange.store import Prefixed, Store, StoreError, wait_for
 from ddpdoctor.exchange.ticks import Ticker, measure_offset
+from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.node import Fleet, Launcher
 from ddpdoctor.model.reading import Unread

@@ -11,10 +11,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ddpdoctor.exchange.codec import WrongValue, decode, encode
 from ddpdoctor.exchange.facts import Tick
 from ddpdoctor.exchange.framing import BadMessage
 from ddpdoctor.exchange.store import Store, StoreError
+from ddpdoctor.model.codec import WrongValue, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable

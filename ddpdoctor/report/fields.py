@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 Choice = TypeVar("Choice", bound=Enum)
 Kind = TypeVar("Kind")
 _MISSING = object()
-_NOT_FINITE = ("nan", "inf", "-inf")
 
 
 class FormatError(Exception):
@@ -37,22 +36,6 @@ class Fields:
     def number(self, name: str) -> int:
         """Return a whole number; true and false are none."""
         return _expect(self._get(name), int, self._path(name))
-
-    def real(self, name: str) -> float:
-        """Return a number; what JSON has no number for is written as a text: "nan", "inf", "-inf"."""
-        value = self._get(name)
-        if isinstance(value, str) and value in _NOT_FINITE:
-            return float(value)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        return float(_expect(value, int if whole else float, self._path(name)))
-
-    def optional_real(self, name: str) -> float | None:
-        """Return a number, or None for null."""
-        return None if self._get(name) is None else self.real(name)
-
-    def flag(self, name: str) -> bool:
-        """Return true or false."""
-        return _expect(self._get(name), bool, self._path(name))
 
     def optional_text(self, name: str) -> str | None:
         """Return a string, or None for null."""

@@ -21,9 +21,9 @@ from ddpdoctor.collect.processes import read_process
 from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.environment import judge_fleet
 from ddpdoctor.diagnose.fleet import gather
-from ddpdoctor.exchange.codec import encode
 from ddpdoctor.exchange.facts import Facts, Hello
 from ddpdoctor.exchange.meeting import Meeting
+from ddpdoctor.model.codec import encode
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import SECTIONS, Launcher, Node
 from ddpdoctor.rules.registry import environment_rules

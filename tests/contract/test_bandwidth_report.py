@@ -167,10 +167,10 @@ def test_a_report_of_another_verb_cannot_be_drawn_in_these_columns():
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        ({"results": [{"collective": "all_reduce"}]}, r"data\.results\[0\]\.dtype is missing"),
-        ({"members": None}, r"data\.members is NoneType, not list"),
-        ({"curves": [{"collective": "gossip"}]}, "none of all_reduce"),
-        ({"pairs": [{"ranks": [1], "hosts": ["a", "b"]}]}, "has 1 ends, not 2"),
+        ({"results": [{"collective": "all_reduce"}]}, r"data\.results\[0\]\.dtype: it is missing"),
+        ({"members": None}, r"data\.members: a list was expected, and it is nothing"),
+        ({"curves": [{"collective": "gossip"}]}, r"data\.curves\[0\]\.collective: one of all_reduce, "),
+        ({"pairs": [{"ranks": [1], "hosts": ["a", "b"]}]}, r"data\.pairs\[0\]\.ranks: 2 values were expected"),
     ],
 )
 def test_a_damaged_file_is_a_clear_error(damage, said):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.exchange.framing import BadMessage
 from ddpdoctor.exchange.store import Prefixed, StoreError, wait_for
+from ddpdoctor.model.codec import WrongValue, decode, encode
 
 if TYPE_CHECKING:
     from ddpdoctor.exchange.meeting import Meeting

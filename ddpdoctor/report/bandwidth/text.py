@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.bandwidth import Ending
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.report.bandwidth.changes import add_comparison
 from ddpdoctor.report.bandwidth.closing import closing_line
@@ -32,6 +31,7 @@ from ddpdoctor.report.rank_table import add_ranks
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ddpdoctor.model.bandwidth import Stop
     from ddpdoctor.model.findings import Report
     from ddpdoctor.report.bandwidth.reading import Bandwidth
     from ddpdoctor.report.bandwidth.results import Series
@@ -119,8 +119,8 @@ def _add_left_out(page: Page, bench: Bandwidth) -> None:
 
 def _add_end(page: Page, report: Report, bench: Bandwidth) -> None:
     """Add how it ended, what could explain a low number, and the findings, the worst last."""
-    if bench.ending is not Ending.FINISHED:
-        _add_ending(page, report, bench)
+    if bench.stop is not None:
+        _add_stop(page, report, bench, bench.stop)
     if any(check.outcome in {Outcome.INCONCLUSIVE, Outcome.CRASHED} for check in report.checks):
         page.gap()
     add_untold(page, report.checks)
@@ -129,10 +129,10 @@ def _add_end(page: Page, report: Report, bench: Bandwidth) -> None:
         add_finding(page, finding, several=len(bench.hosts) > 1)
 
 
-def _add_ending(page: Page, report: Report, bench: Bandwidth) -> None:
+def _add_stop(page: Page, report: Report, bench: Bandwidth, stop: Stop) -> None:
     page.gap()
-    signal = f" by {bench.signal}" if bench.signal else ""
-    phase = f" in phase {bench.phase}" if bench.phase else ""
+    signal = f" by {stop.signal}" if stop.signal else ""
+    phase = f" in phase {stop.phase}" if stop.phase else ""
     seen = "what is above was measured before" if bench.results else "nothing had been measured"
     page.add(f"{bench.ending.value}{signal}{phase}: the results are partial; {seen}", style="bold red")
     add_ranks(page, report)

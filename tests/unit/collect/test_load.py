@@ -23,7 +23,7 @@ from ddpdoctor.collect.load import (
 )
 from ddpdoctor.collect.node import Plan
 from ddpdoctor.collect.system import System
-from ddpdoctor.exchange.codec import decode, encode
+from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.load import BusyCpu, Governor, Load
 from ddpdoctor.model.reading import NotRead, Why
 from tests.machines import RecordedCalls

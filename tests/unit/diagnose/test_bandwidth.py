@@ -9,8 +9,8 @@ import pytest
 
 from ddpdoctor.diagnose.bandwidth import Wanted, build_report, exit_status
 from ddpdoctor.diagnose.bandwidth_baseline import check_ranks, read_baseline
-from ddpdoctor.exchange.codec import decode
 from ddpdoctor.model.bandwidth import Advice, Comparison, Curve, Ending, Measurement, Member, Position, Stop, Wrong
+from ddpdoctor.model.codec import decode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Check, JobStatus, Outcome, Severity
 from ddpdoctor.report.json_format import parse_report, render_json

@@ -14,10 +14,10 @@ from torch.distributed import TCPStore
 from ddpdoctor.collect.node import Plan
 from ddpdoctor.collect.system import LiveCalls, System
 from ddpdoctor.diagnose.fleet import gather, gather_over, read_fleet
-from ddpdoctor.exchange.codec import encode
 from ddpdoctor.exchange.facts import Facts, Hello
 from ddpdoctor.exchange.hub import Hub
 from ddpdoctor.exchange.meeting import NO_TOKEN, Meeting
+from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import Launcher

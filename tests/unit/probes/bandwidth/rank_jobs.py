@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddpdoctor.model.codec import encode
 from ddpdoctor.model.bandwidth import Case, Collective, Mode, Settings
+from ddpdoctor.model.codec import encode
 from ddpdoctor.probes.bandwidth.arrival import Arrivals
 from ddpdoctor.probes.bandwidth.buffers import make_buffers, make_sets
 from ddpdoctor.probes.bandwidth.cases import DTYPES, REDOPS, list_cases, reducible

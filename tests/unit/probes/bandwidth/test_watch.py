@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.exchange.codec import decode
 from ddpdoctor.exchange.hub import Hub
 from ddpdoctor.exchange.meeting import NO_TOKEN
 from ddpdoctor.model.bandwidth import Ending, Stop
+from ddpdoctor.model.codec import decode
 from tests.scenarios.running import clean_environment, wait_for
 
 RANK = Path(__file__).with_name("watched_rank.py")
@@ -112,6 +112,7 @@ def test_a_rank_that_does_not_come_is_told_with_its_line(start):
     ]  # fmt: skip
     assert at[1].stack[-1] == f"{RANK}:{stuck} hold_up"
     assert all(position.stale_s >= 0.5 for position in stop.positions)
+    assert sorted(path.name for path in ranks.folder.glob("clean-*")) == ["clean-0", "clean-1", "clean-2"]
 
 
 def test_a_stopped_rank_does_not_answer_and_its_state_is_told(start):

@@ -15,9 +15,9 @@ import sys
 import time
 from pathlib import Path
 
-from ddpdoctor.exchange.codec import encode
 from ddpdoctor.exchange.meeting import Meeting
 from ddpdoctor.model.bandwidth import Member
+from ddpdoctor.model.codec import encode
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.probes.bandwidth.room import Room
@@ -107,8 +107,9 @@ def main():
         more = {"host": "here", "pid": 0, "device": "cpu", "device_name": "", "cores": 1, "version": "", "torch": ""}
         members = tuple(Member(rank=rank, local_rank=rank, **more) for rank in EVERYBODY)
         watched = Watched(
-            rank=RANK, members=members, tracker=tracker, room=room, hang_timeout_s=HANG_TIMEOUT_S, finish=finish
-        )
+            rank=RANK, members=members, tracker=tracker, room=room, hang_timeout_s=HANG_TIMEOUT_S, finish=finish,
+            clean_up=lambda: mark(f"clean-{RANK}"),
+        )  # fmt: skip
         with Watcher(watched):
             run(room, tracker)
         mark(f"end-{RANK}")

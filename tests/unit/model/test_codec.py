@@ -12,8 +12,8 @@ from enum import Enum
 
 import pytest
 
-from ddpdoctor.exchange.codec import WrongValue, _hints, decode, encode
 from ddpdoctor.exchange.facts import Facts, Head, Hello, Tick
+from ddpdoctor.model.codec import WrongValue, _hints, decode, encode
 from ddpdoctor.model.limits import Clock, Limit
 from ddpdoctor.model.node import Node, Process
 from ddpdoctor.model.reading import Unread, Why
