@@ -65,7 +65,8 @@ class Measured:
 
     measurement: Measurement
     waits_us: tuple[tuple[float, ...], ...]
-    """One row a rank, one value a call: as in ``Spans``. Empty in throughput mode, which has no barrier before each."""
+    """One row a rank, one value a call: as in ``Spans``, evened out. Empty in throughput mode, which has no barrier
+    before each."""
     timed_s: float
     """How long all timed calls took, barriers included, on this rank."""
     note: str = ""
@@ -108,9 +109,21 @@ def measure(group: Group, case: Case, effort: Effort, sets: Sequence[Buffers] = 
     measurement = summarise(case, timed.first_us, timed.times_us, plan.calls, group.size, warm=not effort.cold)
     return Measured(
         measurement=measurement,
-        waits_us=timed.waits_us if case.mode is Mode.LATENCY else (),
+        waits_us=even_out(timed.waits_us, timed.host_us) if case.mode is Mode.LATENCY else (),
         timed_s=timed_s,
         note=_compare_clocks(timed),
+    )
+
+
+def even_out(waits_us: Sequence[Sequence[float]], calls_us: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
+    """Add to each wait the time that the rank's call before it took; one row a rank.
+
+    A rank whose call ended early waits for the others in the next barrier, although they did not dawdle: behind a slow
+    link, what one rank has sent is with the other a while later. What is left apart is what each does between calls.
+    """
+    return tuple(
+        tuple(wait + before for wait, before in zip(waits, (0.0, *calls), strict=False))
+        for waits, calls in zip(waits_us, calls_us, strict=True)
     )
 
 

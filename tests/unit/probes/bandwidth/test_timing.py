@@ -13,6 +13,7 @@ from ddpdoctor.probes.bandwidth.timing import (
     MOST_CALLS,
     Effort,
     Plan,
+    even_out,
     plan_calls,
     summarise,
 )
@@ -85,3 +86,12 @@ def test_a_batch_counts_as_its_time_over_its_calls():
 
 def test_one_rank_has_no_bus_bandwidth():
     assert summarise(CASE, [1.0], [[100.0]], 1, 1, warm=True).busbw_gb_s is None
+
+
+def test_who_ends_a_call_early_does_not_make_the_others_late():
+    # Rank 0's calls take 100 ms, rank 1's 20: it then waits for rank 0, which did nothing but end later.
+    calls_us = [[100e3, 100e3, 100e3], [20e3, 20e3, 20e3]]
+
+    assert even_out([[5.0, 0.0, 0.0], [5.0, 80e3, 80e3]], calls_us) == ((5.0, 100e3, 100e3), (5.0, 100e3, 100e3))
+    # Here rank 0 dawdles for 20 ms besides.
+    assert even_out([[5.0, 0.0], [5.0, 100e3]], calls_us) == ((5.0, 100e3), (5.0, 120e3))
