@@ -39,6 +39,12 @@ def wait_for_file(name):
         time.sleep(0.01)
 
 
+def wait_for_neighbours(watcher):
+    """Wait until this rank's watcher knows the processes of the others: within milliseconds of its start."""
+    while len(watcher._neighbours.ranks) < WORLD - 1:
+        time.sleep(0.01)
+
+
 def barrier(room, tracker, ranks):
     tracker.enter("barrier", ranks)
     key = f"barrier/{'-'.join(map(str, ranks))}/{tracker.calls}"
@@ -80,8 +86,10 @@ def act(room, tracker):
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def run(room, tracker):
+def run(room, tracker, watcher):
     for number in range(1, 6):
+        if number == 3:
+            wait_for_neighbours(watcher)
         tracker.at("measure", f"call {number}")
         mark(f"at-{RANK}-{number}")
         if number == 3:
@@ -110,8 +118,8 @@ def main():
             rank=RANK, members=members, tracker=tracker, room=room, hang_timeout_s=HANG_TIMEOUT_S, finish=finish,
             clean_up=lambda: mark(f"clean-{RANK}"),
         )  # fmt: skip
-        with Watcher(watched):
-            run(room, tracker)
+        with Watcher(watched) as watcher:
+            run(room, tracker, watcher)
         mark(f"end-{RANK}")
 
 
