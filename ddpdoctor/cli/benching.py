@@ -17,6 +17,7 @@ from ddpdoctor.launch.ranks import choose_ranks, end_with_parent, run_ranks
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.node import Launcher
+from ddpdoctor.probes.bandwidth.member import load_torch
 from ddpdoctor.probes.bandwidth.session import Job, run_rank, run_wrong_rank
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def run(asked: Asked, env: Mapping[str, str]) -> int:
         end_with_parent(int(launch.run))
     try:
         prepared = _prepare(asked, launch, launch.world_size)
+        load_torch()
     except UserError as error:
         return run_wrong_rank(launch, env, error, WRONG_LIMIT_S, show_error)
     return _be_rank(asked, prepared, launch, env)
@@ -85,6 +87,7 @@ def _start_ranks(asked: Asked, launch: Launch, env: Mapping[str, str]) -> int:
     if note:
         say(sys.stderr, note)
     if count == 1:
+        load_torch()
         return _be_rank(asked, prepared, launch, env)
     return run_ranks(sys.argv[1:], count, env)
 

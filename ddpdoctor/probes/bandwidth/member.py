@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import ddpdoctor
 from ddpdoctor.model.bandwidth import Member
+from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.variables import find_variable, select_variables
 from ddpdoctor.probes.bandwidth.agreement import Gpu
 
@@ -22,6 +23,18 @@ if TYPE_CHECKING:
 BEARING = frozenset({"nccl", "torch", "gloo", "cuda", "openmp"})
 """Whose variables bear on a measurement."""
 DRIVER_VERSION = Path("/sys/module/nvidia/version")
+
+
+def load_torch() -> None:
+    """Import torch; raises ``UserError`` where that fails."""
+    # Read as torch is loaded: what its C++ logs is of peers that leave, and of names that do not resolve.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    try:
+        import torch  # noqa: F401 - loaded for all that comes
+    except (ImportError, OSError) as error:
+        raise UserError(
+            f"torch cannot be imported: {error}", help="`ddpdoctor check-env` says what is wrong with it."
+        ) from error
 
 
 def name_member(launch: Launch) -> Member:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from contextlib import closing, suppress
@@ -85,8 +84,6 @@ def run_wrong_rank(
 
 
 def _take_part(job: Job, room: Room, meeting: Meeting) -> int:
-    # Read as torch is loaded. Its warnings are of peers that leave and of names that do not resolve.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     proposal = Proposal(
         member=read_member(job.launch, job.env), settings=job.settings, gpu=read_gpu(job.launch.local_rank or 0)
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.scenarios.bandwidth.running import BENCH, QUICK, by_hand, finish, start, torchrun
+import pytest
+
+from tests.scenarios.bandwidth.running import BENCH, QUICK, bench, by_hand, finish, start, torchrun
 from tests.scenarios.running import free_port
 
 NOTHING = "Nothing was measured"
@@ -53,6 +55,17 @@ def test_under_torchrun_nonsense_is_told_once():
     assert done.stderr.count("--min-size 5 GiB is above --max-size 1 KiB") == 1
     assert done.stderr.count("exitcode  : 2") == 2
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_torch_that_cannot_be_imported_is_told_once(tmp_path, ranks):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libcudnn.so.9: cannot open shared object')")
+    done = bench(*QUICK, ranks=ranks, PYTHONPATH=str(tmp_path))
+
+    assert (done.status, done.stdout) == (2, "")
+    assert done.stderr.count("torch cannot be imported: libcudnn.so.9: cannot open shared object") == 1
+    assert "check-env" in done.stderr
 
 
 def test_a_rank_that_does_not_come_is_named():
