@@ -71,7 +71,7 @@ def _nodes(host: int | None = None, link: tuple[int, int] | None = None) -> Ran:
 
 def _loaded() -> Ran:
     first, last = processors()[0], processors()[-1]
-    with competing(last, 2):
+    with competing(last, 4):
         return bench_bound((first, first, last), *SMALL, "--pairs")
 
 
@@ -80,7 +80,7 @@ EXPERIMENTS = (
     Experiment("100 Mbit/s at host 2 of three", lambda: _nodes(host=2), (("slow-node", (2,)),)),
     Experiment("100 Mbit/s between hosts 0 and 2", lambda: _nodes(link=(0, 2)), (("slow-link", (0, 2)),)),
     Experiment("three ranks", lambda: bench(*SMALL, "--pairs", ranks=3), ()),
-    Experiment("two processes on the core of rank 2", _loaded, (("slow-rank", (2,)),)),
+    Experiment("four processes on the core of rank 2", _loaded, (("slow-rank", (2,)),)),
     Experiment("two ranks", lambda: bench(*ENOUGH), ()),
     Experiment("rank 1 of three comes 20 ms late", lambda: bench(*ENOUGH, ranks=3, **late(1)), (("slow-rank", (1,)),)),
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.bandwidth import Collective, Mode, NodeResult, Pair
 from ddpdoctor.probes.bandwidth.rounds import circle_rounds
 from ddpdoctor.probes.bandwidth.spread import coefficient_of_variation
@@ -60,7 +61,8 @@ def run_pairs(world: Group, settings: Settings, hosts: Sequence[str], log: Log, 
     for unit, visits in _gather_visits(world, plan, progress):
         pairs[unit] = _sum_up_pair(unit, visits, hosts, alone=alone)
         log.pairs = list(pairs.values())
-    _note(log, plan, len(pairs), "pairs of ranks", alone=alone)
+    turns = max(len(pair.busbws_gb_s) for pair in pairs.values())
+    _note(log, plan, len(pairs), "pairs of ranks", turns, alone=alone)
 
 
 def run_nodes(world: Group, settings: Settings, hosts: Sequence[str], log: Log, progress: Progress) -> None:
@@ -83,7 +85,8 @@ def run_nodes(world: Group, settings: Settings, hosts: Sequence[str], log: Log, 
         assert isinstance(unit, _Node)
         nodes[unit] = _sum_up_node(unit, visits, alone=alone)
         log.nodes = list(nodes.values())
-    _note(log, plan, len(nodes), "nodes and pairs of nodes", alone=alone)
+    turns = max(len(node.busbws_gb_s) for node in nodes.values())
+    _note(log, plan, len(nodes), "nodes and pairs of nodes", turns, alone=alone)
 
 
 def _node(members: dict[str, list[int]], host: str, peer: str | None) -> _Node:
@@ -165,12 +168,11 @@ def _sum_up_node(unit: _Node, visits: Sequence[Visit], *, alone: bool) -> NodeRe
     )
 
 
-def _note(log: Log, plan: Plan, measured: int, name: str, *, alone: bool) -> None:
+def _note(log: Log, plan: Plan, measured: int, what: str, turns: int, *, alone: bool) -> None:
     total = sum(len(slot) for slot in plan.slots)
+    left = "" if measured == total else f", for more of which a budget of {plan.budget_s:g} s has no time,"
     how = "one at a time" if alone else "several at once, which share cores and network cards"
     log.note(
-        f"--{'pairs' if plan.phase == 'pairs' else 'by-node'}: all_reduce of {SMALL_BYTES} bytes and of "
-        f"{plan.size_bytes // 2**20} MiB, {how}; the median of several visits"
+        f"--{'pairs' if plan.phase == 'pairs' else 'by-node'}: {measured} of {total} {what}{left} {how}: all_reduce of "
+        f"{format_size(SMALL_BYTES)} and of {format_size(plan.size_bytes)}, medians of {turns} turns"
     )
-    if measured < total:
-        log.note(f"{measured} of {total} {name} were measured: a budget of {plan.budget_s:g} s has no time for more")

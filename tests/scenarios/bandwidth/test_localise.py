@@ -1,0 +1,126 @@
+"""A slow node, link or rank made for real, and a late one: it is named, and nobody else; where all is well, nobody."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.scenarios.bandwidth.running import bench
+from tests.scenarios.bandwidth.slowing import (
+    SMALL,
+    bench_bound,
+    bench_on,
+    competing,
+    late,
+    limit_host,
+    limit_link,
+    named,
+    processors,
+)
+from tests.scenarios.hosts import lent_hosts, require
+
+CALLS = ("--max-size", "1KiB", "--iters", "30", "--warmup", "1", "--mode", "latency", "--format", "json")
+"""As many calls as it takes to say who comes late."""
+
+LARGE = ("--iters", "20", "--warmup", "1", "--collective", "broadcast")
+SOON = ("--budget", "5s")
+"""Turns end earlier, the slow ones above all."""
+
+two_processors = pytest.mark.skipif(len(processors()) < 2, reason="needs two processors")
+
+
+@pytest.fixture
+def hosts():
+    require("tc")
+    with lent_hosts(3) as lent:
+        yield lent
+
+
+def seen(ran, kind):
+    return next(check for check in ran.report["checks"] if check["id"] == kind)
+
+
+def test_three_hosts_that_are_well(hosts):
+    ran = bench_on(hosts, *SMALL, *SOON, "--by-node")
+
+    assert named(ran) == []
+    assert ran.status == 0
+    assert [node["ranks"] for node in ran.report["data"]["nodes"]] == [[1, 2], [0, 2], [0, 1]]
+    assert all(node["alone"] and len(node["busbws_gb_s"]) >= 5 for node in ran.report["data"]["nodes"])
+    assert seen(ran, "slow-node")["seen"].startswith("3 pairs of nodes: ")
+
+
+def test_a_host_that_sends_slowly(hosts):
+    limit_host(hosts, 2)
+
+    ran = bench_on(hosts, *SMALL, *SOON, "--by-node")
+
+    assert named(ran) == [("slow-node", [2], ["dd2"])]
+    (finding,) = ran.report["findings"]
+    assert "0.012 GB/s" in finding["summary"]
+    assert "the way of the data is narrow" in " ".join(finding["evidence"])
+
+
+def test_two_hosts_that_are_slow_with_each_other(hosts):
+    limit_link(hosts, 0, 2)
+
+    ran = bench_on(hosts, *SMALL, *SOON, "--by-node")
+
+    assert named(ran) == [("slow-link", [0, 2], ["dd0", "dd2"])]
+
+
+@two_processors
+def test_a_core_that_a_rank_has_to_share_is_no_link():
+    first, last = processors()[0], processors()[-1]
+    with competing(last, 4):
+        ran = bench_bound((first, first, last), *SMALL, "--pairs")
+
+    assert named(ran) == [("slow-rank", [2], [os.uname().nodename])]
+
+
+def test_a_rank_that_comes_late_to_every_call():
+    ran = bench(*CALLS, ranks=3, **late(1))
+
+    ((kind, ranks, _),) = named(ran)
+    assert (kind, ranks) == ("slow-rank", [1])
+    (finding,) = ran.report["findings"]
+    assert "late to each call" in finding["summary"]
+    arrivals = ran.report["data"]["arrivals"]
+    assert arrivals[1]["late_us"] >= 15_000
+    assert all(arrivals[rank]["late_us"] < 0 for rank in (0, 2))
+
+
+def test_a_slow_network_makes_nobody_late(hosts):
+    limit_host(hosts, 0)
+
+    ran = bench_on(hosts, "--min-size", "512KiB", "--max-size", "1MiB", "--mode", "latency", "--format", "json", *LARGE)
+
+    assert named(ran) == []
+    # What host 0 sends is with the others 40 ms and more after it has sent it.
+    assert all(abs(arrival["late_us"]) < 20_000 for arrival in ran.report["data"]["arrivals"])
+
+
+def test_two_ranks_of_which_neither_comes_late():
+    assert named(bench(*CALLS)) == []
+
+
+def test_pairs_for_which_there_is_no_time():
+    ran = bench(*SMALL, "--budget", "0.2s", "--pairs", ranks=5)
+
+    pairs = ran.report["data"]["pairs"]
+    assert 2 <= len(pairs) < 10
+    assert not any(pair["alone"] for pair in pairs)
+    (note,) = (note for note in ran.report["data"]["notes"] if note.startswith("--pairs"))
+    assert (
+        f"{len(pairs)} of 10 pairs of ranks, for more of which a budget of 0.2 s has no time, several at once" in note
+    )
+
+
+def test_of_two_ranks_it_cannot_be_told_which_is_slow():
+    ran = bench(*SMALL, "--pairs")
+
+    assert ran.status == 4
+    assert named(ran) == []
+    assert len(ran.report["data"]["pairs"]) == 1
+    assert "it takes three ranks" in seen(ran, "slow-link")["reason"]
