@@ -13,6 +13,8 @@ GONE = frozenset({"", "Z", "X"})
 """State letters of a process that has ended; "" where there is none any longer."""
 FROZEN = frozenset({"T", "t"})
 """State letters of a process that a signal or a debugger has stopped."""
+EXITED = "exit status "
+"""Begins what is said of a process that ended by itself."""
 _STARTED, _EXIT_CODE = 19, 49
 """Places in /proc/PID/stat behind the name, counted from the state (proc(5): fields 22 and 52)."""
 
@@ -64,7 +66,7 @@ def describe_end(wait_status: int) -> str:
     """Return how a process ended: "SIGKILL", "exit status 3"."""
     code = os.waitstatus_to_exitcode(wait_status)
     if code >= 0:
-        return f"exit status {code}"
+        return f"{EXITED}{code}"
     try:
         return signal.Signals(-code).name
     except ValueError:

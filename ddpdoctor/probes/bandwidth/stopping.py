@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.bandwidth import Ending, Stop
-from ddpdoctor.probes.bandwidth.processes import FROZEN, GONE
+from ddpdoctor.probes.bandwidth.processes import EXITED, FROZEN, GONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -28,11 +28,13 @@ ANSWER_LIMIT_S = 4.0
 again, and a launcher that ends the ranks gives them some thirty seconds."""
 TURN_S, NEXT_TURN_S, MOST_TURNS = 3.0, 0.25, 8
 """Ours: how long a rank leaves it to lower ones to report, and how much longer each further one does."""
-REPORT_LIMIT_S = 20.0
-"""Ours: how long a report may take to be judged and written."""
+REPORT_LIMIT_S = 60.0
+"""Ours: how long a report may take to be judged, drawn and written; plotting libraries take long to import."""
 HEAR_LIMIT_S = 2.0
 """Ours: how long the reporter stays for the others to hear how it went."""
 LOOK_EVERY_S = 0.05
+SOON_S = 0.01
+"""Often enough to see how a process ended, before its parent has taken notice."""
 FOUND, DEFECT, INTERRUPTED = 1, 3, 130
 """Exit statuses of a rank that cannot learn the reporter's."""
 
@@ -63,14 +65,20 @@ def stop_together(reporting: Reporting, room: AlarmRoom, alarm: Alarm, position:
 
 def stop_alone(reporting: Reporting, alarm: Alarm, position: Position) -> int:
     """Do the same where the store is lost: on every host the lowest rank that can reports what it knows."""
-    lower = [rank for rank in reporting.neighbours.ranks if rank < reporting.rank]
-    able = [rank for rank in lower if rank not in reporting.neighbours.unable()]
-    if not able:
+    neighbours = reporting.neighbours
+    unable = neighbours.unable()
+    before = [rank for rank in neighbours.ranks if rank < reporting.rank and rank not in unable]
+    if all(_dies(neighbours, rank) for rank in before):
         return _report(reporting, alarm, (position,))
-    deadline = time.monotonic() + REPORT_LIMIT_S
-    while able[0] not in reporting.neighbours.gone() and time.monotonic() < deadline:
-        time.sleep(LOOK_EVERY_S)
     return _untold(alarm)
+
+
+def _dies(neighbours: Neighbours, rank: int) -> bool:
+    """Wait for the end of a rank that is about to report; return whether a signal kept it from that."""
+    deadline = time.monotonic() + REPORT_LIMIT_S
+    while rank not in neighbours.gone() and time.monotonic() < deadline:
+        time.sleep(SOON_S)
+    return not neighbours.ends.get(rank, EXITED).startswith(EXITED)
 
 
 def end_process(status: int) -> NoReturn:
