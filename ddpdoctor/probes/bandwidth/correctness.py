@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,20 +44,43 @@ class _Miss:
     count: int = 0
 
 
-def check(group: Group, case: Case, buffers: Buffers, hosts: Sequence[str]) -> tuple[Wrong, ...]:
-    """Make the call once and return, on every rank, what is wrong on any; the buffers are zeros again afterwards.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What the pass saw; the same on every rank."""
+
+    wrong: tuple[Wrong, ...]
+    first_us: float
+    """Of the call, from a barrier on, on the slowest rank: the first of its collective, dtype and size in the group."""
+
+
+def check(group: Group, case: Case, buffers: Buffers, hosts: Sequence[str]) -> Checked:
+    """Make the call once and say what is wrong on any rank; the buffers are zeros again afterwards.
 
     ``hosts`` are by global rank. Nothing of the size of a buffer is allocated. What torch raises goes through.
     """
     _fill(group, case, buffers)
-    group.tracker.enter(case.collective.value, group.ranks)
-    make_call(group, case, buffers)(False)  # noqa: FBT003 - async_op
-    group.settle()
-    group.tracker.leave()
+    call_us = _make(group, case, buffers)
     own = _compare(buffers.target, _expected(group, case), tolerance(case, group))
     _clear(buffers)
-    rows = group.gather([own.index, own.expected, own.found, own.count])
-    return tuple(_wrong(case, rank, hosts[rank], row) for rank, row in zip(group.ranks, rows, strict=True) if row[3])
+    rows = group.gather([call_us, own.count, own.index, own.expected, own.found])
+    return Checked(
+        wrong=tuple(
+            _wrong(case, rank, hosts[rank], row[1:]) for rank, row in zip(group.ranks, rows, strict=True) if row[1]
+        ),
+        first_us=max(row[0] for row in rows),
+    )
+
+
+def _make(group: Group, case: Case, buffers: Buffers) -> float:
+    call = make_call(group, case, buffers)
+    group.barrier()
+    group.tracker.enter(case.collective.value, group.ranks)
+    began = time.perf_counter_ns()
+    call(False)  # noqa: FBT003 - async_op
+    group.settle()
+    ended = time.perf_counter_ns()
+    group.tracker.leave()
+    return (ended - began) / 1e3
 
 
 def _wrong(case: Case, rank: int, host: str, row: Sequence[float]) -> Wrong:
@@ -68,10 +92,10 @@ def _wrong(case: Case, rank: int, host: str, row: Sequence[float]) -> Wrong:
         redop=case.redop,
         in_place=case.in_place,
         size_bytes=case.size_bytes,
-        index=int(row[0]),
-        expected=row[1],
-        found=row[2],
-        count=int(row[3]),
+        index=int(row[1]),
+        expected=row[2],
+        found=row[3],
+        count=int(row[0]),
     )
 
 

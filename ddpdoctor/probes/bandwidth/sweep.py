@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.bandwidth import Case, Settings
     from ddpdoctor.probes.bandwidth.buffers import Buffers
+    from ddpdoctor.probes.bandwidth.correctness import Checked
     from ddpdoctor.probes.bandwidth.group import Group
     from ddpdoctor.probes.bandwidth.log import Log
 
@@ -105,21 +106,24 @@ class _Sweep:
         group, forecast = self._group, self._forecast
         self._come_to("check", step, self._longest_s(step))
         sets = make_sets(group, step.cases[0], most_calls(self._effort()))
-        wrong = check(group, step.cases[0], sets[0], self._hosts)
-        self._log.wrong.extend(wrong)
-        timed_s = sum(self._time(step, case, slot, sets, sum(one.count for one in wrong)) for case in step.cases)
+        checked = check(group, step.cases[0], sets[0], self._hosts)
+        self._log.wrong.extend(checked.wrong)
+        timed_s = sum(self._time(step, case, slot, sets, checked) for case in step.cases)
         forecast.see_rest(step, group.agree(time.monotonic() - began_s - timed_s))
 
-    def _time(self, step: Step, case: Case, slot: Slot, sets: Sequence[Buffers], wrong: int) -> float:
+    def _time(self, step: Step, case: Case, slot: Slot, sets: Sequence[Buffers], checked: Checked) -> float:
         """Measure one mode; return how long the timed calls took on this rank."""
         self._come_to("measure", step, max(slot.seconds[case.mode], self._longest_s(step)))
         measured = measure(self._group, case, self._effort(slot.seconds[case.mode]), sets)
-        self._log.results.append(replace(measured.measurement, wrong=wrong))
+        result = replace(measured.measurement, wrong=sum(one.count for one in checked.wrong))
+        if case == step.cases[0]:
+            # The check has made the call that opens connections and warms up, before any that is timed.
+            result = replace(result, first_us=checked.first_us)
+        self._log.results.append(result)
         self._arrivals.add(measured.waits_us)
         if measured.note:
             self._log.note(f"{name_step(step)}: {measured.note}")
-        each_s = self._group.agree(measured.timed_s / measured.measurement.iterations)
-        self._forecast.see_call(step, case.mode, each_s)
+        self._forecast.see_call(step, case.mode, self._group.agree(measured.timed_s / result.iterations))
         return measured.timed_s
 
     def _come_to(self, phase: str, step: Step, allowance_s: float) -> None:

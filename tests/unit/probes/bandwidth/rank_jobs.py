@@ -51,7 +51,9 @@ def hosts_of(group: Group) -> list[str]:
 
 
 def check_one(group: Group, case: Case) -> list[Any]:
-    return [encode(one) for one in check(group, case, make_buffers(group, case), hosts_of(group))]
+    checked = check(group, case, make_buffers(group, case), hosts_of(group))
+    assert checked.first_us > 0
+    return [encode(one) for one in checked.wrong]
 
 
 def case_of(collective: str, size: int, **changes: Any) -> Case:
