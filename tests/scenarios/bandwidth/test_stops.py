@@ -138,7 +138,8 @@ def test_a_network_that_drops_what_is_sent_is_told_from_a_late_rank(tmp_path):
 
 
 def test_a_healthy_bench_is_left_alone_however_little_patience_there_is():
-    done = bench(*QUICK, "--collective", "all", "--pairs", "--by-node", *HANG, "--format", "json", ranks=3)
+    options = ("--collective", "all", "--pairs", "--by-node", "--hang-timeout", "5s", "--format", "json")
+    done = bench(*QUICK, *options, ranks=3)
 
     assert done.report["job"]["status"] == "finished"
     assert done.report["data"]["stop"] is None

@@ -14,7 +14,7 @@ import pytest
 
 from ddpdoctor.exchange.hub import Hub
 from ddpdoctor.exchange.hub_peer import PROOF_LIMIT_S, REQUEST_LIMIT_S, Peer
-from ddpdoctor.exchange.hub_store import open_hub_store
+from ddpdoctor.exchange.hub_store import HubStore, open_hub_store
 from ddpdoctor.exchange.hub_wire import (
     HELLO,
     LENGTH,
@@ -22,6 +22,8 @@ from ddpdoctor.exchange.hub_wire import (
     NONCE_BYTES,
     PROOF_BYTES,
     Operation,
+    Status,
+    pack_answer,
     pack_request,
     prove,
 )
@@ -323,3 +325,16 @@ def test_closing_ends_the_thread(hub):
     client(hub)
     hub.close()
     assert not hub._thread.is_alive()
+
+
+def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one():
+    ours, theirs = socket.socketpair()
+    store = HubStore(ours)
+    ours.settimeout(0.01)
+    with pytest.raises(StoreError):
+        store.look("a")
+    with contextlib.suppress(OSError):
+        theirs.sendall(pack_answer(Status.DONE, b"of a"))
+    with pytest.raises(StoreError):
+        store.look("b")
+    theirs.close()
