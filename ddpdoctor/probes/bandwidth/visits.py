@@ -31,7 +31,7 @@ FIRST_SHARE = 0.5
 """Of the budget, for the first visits, in which connections are made. What has not had its turn by then is left out."""
 KEPT = 16
 """Ours: how many groups a rank keeps open. A communicator of NCCL holds tens of MiB of GPU memory, a group of Gloo
-two threads; beyond this each is closed after its visit and made again for the next one."""
+two threads; beyond this each is closed after its visit and made again for the next."""
 DTYPE = "float32"
 ELEMENT_BYTES = 4
 WARMUP = 2
@@ -73,7 +73,7 @@ def visit_units(world: Group, plan: Plan, progress: Progress) -> Iterator[list[t
 
     Rank 0's clock decides for all ranks where there is no time for all slots, or for all turns.
     """
-    groups = _Groups(world, keep=_most_groups(plan.slots) <= KEPT)
+    groups = _Groups(world)
     started_s, elapsed_s = time.monotonic(), 0.0
     slots, done = plan.slots, 0
     for turn in range(VISITS):
@@ -99,11 +99,6 @@ def slot_seconds(budget_s: float, slots: int) -> float:
     return min(max(budget_s / max(slots, 1), LEAST_SLOT_S), MOST_SLOT_S)
 
 
-def _most_groups(slots: Sequence[Sequence[Unit]]) -> int:
-    counts = Counter(rank for slot in slots for unit in slot for rank in unit.ranks)
-    return max(counts.values(), default=0)
-
-
 def _tell(progress: Progress, what: str, share: float, elapsed_s: float) -> None:
     progress(what, share, elapsed_s / share - elapsed_s if share else None)
 
@@ -119,7 +114,7 @@ def _visit_mine(groups: _Groups, slot: Sequence[Unit], size_bytes: int, slot_s: 
             large.measurement.busbw_gb_s or 0.0,
             _own_lateness(small.waits_us, group.index),
         ]
-    groups.release()
+    groups.release(slot)
     return mine
 
 
@@ -155,42 +150,44 @@ def _read_visit(unit: Unit, rows: Sequence[Sequence[float]]) -> Visit:
 class _Groups:
     """The groups of the units. All ranks make all of them, in the same order: to make one is a collective call."""
 
-    def __init__(self, world: Group, *, keep: bool) -> None:
-        self.world = world
-        self.keep = keep
-        self.handles: dict[tuple[int, ...], Any] = {}
+    def __init__(self, world: Group) -> None:
+        self._world = world
+        self._rank = world.ranks[world.index]
+        self._handles: dict[tuple[int, ...], Any] = {}
 
     def of(self, slot: Sequence[Unit]) -> list[Group]:
         """Make what is not open yet, and return this rank's own group of the slot: one or none."""
         for unit in slot:
-            if unit.ranks not in self.handles:
-                self.handles[unit.ranks] = self._open(unit.ranks)
-        rank = self.world.ranks[self.world.index]
-        return [self._group(unit.ranks) for unit in slot if rank in unit.ranks]
+            if unit.ranks not in self._handles:
+                self._handles[unit.ranks] = self._open(unit.ranks)
+        return [self._group(unit.ranks) for unit in slot if self._rank in unit.ranks]
 
-    def release(self) -> None:
-        """Close the groups, unless they are kept for the next visit."""
-        if not self.keep:
-            self.close()
+    def release(self, slot: Sequence[Unit]) -> None:
+        """Close the groups of a slot again where a rank has too many. All ranks know of all, and decide alike."""
+        held = Counter(rank for ranks in self._handles for rank in ranks)
+        if max(held.values()) > KEPT:
+            self._close([unit.ranks for unit in slot])
 
     def close(self) -> None:
-        """Close this rank's groups."""
+        """Close all of them."""
+        self._close(list(self._handles))
+
+    def _close(self, closing: Sequence[tuple[int, ...]]) -> None:
         import torch.distributed as dist
 
-        rank = self.world.ranks[self.world.index]
-        for ranks, handle in self.handles.items():
-            if rank in ranks:
+        for ranks in closing:
+            handle = self._handles.pop(ranks)
+            if self._rank in ranks:
                 dist.destroy_process_group(handle)
-        self.handles.clear()
 
     def _open(self, ranks: tuple[int, ...]) -> Any:
         import torch.distributed as dist
 
-        self.world.tracker.enter("new_group", self.world.ranks)
-        handle = dist.new_group(list(ranks), backend=self.world.backend)
-        self.world.tracker.leave()
+        self._world.tracker.enter("new_group", self._world.ranks)
+        handle = dist.new_group(list(ranks), backend=self._world.backend)
+        self._world.tracker.leave()
         return handle
 
     def _group(self, ranks: tuple[int, ...]) -> Group:
-        world = self.world
-        return Group(self.handles[ranks], ranks, world.device, world.backend, world.tracker)
+        world = self._world
+        return Group(self._handles[ranks], ranks, world.device, world.backend, world.tracker)

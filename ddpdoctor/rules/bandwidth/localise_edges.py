@@ -7,13 +7,14 @@ slows all of them, and what slows one of them for a moment does so in few turns.
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
 
 class Measure(str, Enum):
@@ -60,6 +61,10 @@ class Series:
         return self.latencies_us[turn] if measure is Measure.LATENCY else 1.0 / max(self.busbws_gb_s[turn], 1e-9)
 
 
+Rows = dict[Measure, tuple[list[float], ...]]
+"""Sorted costs by turn."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge(Generic[End]):
     """Two ends, measured by themselves."""
@@ -78,9 +83,9 @@ class Slowness:
     """The range of the medians of what is slow: GB/s, or microseconds."""
     usual: float
     """The median of what it was compared with."""
+    slow_turns: int
     turns: int
-    of: int
-    """It was slow in so many of so many turns."""
+    """All of them."""
 
     @property
     def ratio(self) -> float:
@@ -119,89 +124,105 @@ def find_slow(edges: Iterable[Edge[End]]) -> Found[End]:
     left = tuple(edges)
     ends: list[Slow[End]] = []
     while can_judge(left):
-        worst = max((_judge_end(end, own, left) for end, own in _by_end(left).items()), key=_severity)
-        if not worst.slowness:
+        worst = _worst_end(left)
+        if worst is None:
             break
         ends.append(worst)
         left = tuple(edge for edge in left if worst.ends[0] not in edge.ends)
     mild = _slow_edges(left, MILD)
     touched = {end for edge in mild for end in edge.ends}
     wired = len(mild) > 1 and len(touched) > WIDE * len(_by_end(left))
-    edges_slow = () if wired else _slow_edges(left, SLOW)
-    return Found(ends=tuple(ends), edges=edges_slow, wiring=len(mild) if wired else 0)
+    return Found(ends=tuple(ends), edges=() if wired else _slow_edges(left, SLOW), wiring=len(mild) if wired else 0)
 
 
-def compare(own: Sequence[Series], others: Sequence[Series]) -> tuple[Slowness, ...]:
-    """Return in what three quarters of ``own`` are slower than the median of ``others``, in most turns."""
+def compare(own: Sequence[Series], others: Sequence[Series], rows: Rows) -> tuple[Slowness, ...]:
+    """Return in what three quarters of ``own`` are slower than the median of ``others``, in most turns.
+
+    ``rows`` are those of ``own`` and ``others`` together.
+    """
+    if len(others) == 0:
+        return ()
     found = []
     for measure in Measure:
+        slow = 0
+        for turn, row in enumerate(rows[measure]):
+            costs = sorted(one.cost(measure, turn) for one in own)
+            least = SLOW * median_without(row, costs)
+            slow += len(costs) - bisect_left(costs, least) >= EVERYONE * len(costs)
+        if slow >= MOST_TURNS * len(rows[measure]):
+            found.append(_tell(measure, own, others, slow, len(rows[measure])))
+    return tuple(sorted(found, key=lambda slowness: slowness.ratio, reverse=True))
 
-        def slow(turn: int, measure: Measure = measure) -> bool:
-            usual = statistics.median(other.cost(measure, turn) for other in others)
-            return sum(one.cost(measure, turn) >= SLOW * usual for one in own) >= EVERYONE * len(own)
 
-        found.append(_tell(measure, own, others, slow, MOST_TURNS))
-    return _worst_first(found)
+def make_rows(series: Sequence[Series]) -> Rows:
+    """Sort the costs of all, by measure and turn, as far as all have them."""
+    turns = range(min((one.turns for one in series), default=0))
+    return {measure: tuple(sorted(one.cost(measure, turn) for one in series) for turn in turns) for measure in Measure}
 
 
-def _judge_end(end: End, own: Sequence[Edge[End]], edges: Iterable[Edge[End]]) -> Slow[End]:
-    others = [edge.series for edge in edges if end not in edge.ends]
-    enough = len(own) >= 2 and bool(others)
-    return Slow(ends=(end,), slowness=compare([edge.series for edge in own], others) if enough else ())
+def median_without(ordered: Sequence[float], own: Sequence[float]) -> float:
+    """Return the median of what is left of sorted values when some, sorted too, are taken out."""
+    count = len(ordered) - len(own)
+    return (_value_without(ordered, own, (count - 1) // 2) + _value_without(ordered, own, count // 2)) / 2
+
+
+def _value_without(ordered: Sequence[float], own: Sequence[float], place: int) -> float:
+    index = place
+    while (beyond := place + bisect_right(own, ordered[index])) > index:
+        index = beyond
+    return ordered[index]
+
+
+def _worst_end(edges: Sequence[Edge[End]]) -> Slow[End] | None:
+    rows = make_rows([edge.series for edge in edges])
+    slow = []
+    for end, own in _by_end(edges).items():
+        others = [edge.series for edge in edges if end not in edge.ends]
+        slowness = compare([edge.series for edge in own], others, rows) if len(own) >= 2 else ()
+        if slowness:
+            slow.append(Slow(ends=(end,), slowness=slowness))
+    return max(slow, key=_severity, default=None)
 
 
 def _slow_edges(edges: Sequence[Edge[End]], times: float) -> tuple[Slow[End], ...]:
-    by_end = _by_end(edges)
-    slow = [judged for judged in (_judge_edge(edge, by_end, times) for edge in edges) if judged.slowness]
-    return tuple(sorted(slow, key=_severity, reverse=True))
-
-
-def _judge_edge(edge: Edge[End], by_end: Mapping[End, Sequence[Edge[End]]], times: float) -> Slow[End]:
-    """Compare an edge with the other edges of each of its two ends: in bandwidth it must be slow beside both.
+    """Compare each edge with the other edges of each of its two ends: in bandwidth it must be slow beside both.
 
     Not in latency: a thread that always wakes late beside just one other is a matter of cores, and a link that
     answers late loses bandwidth too.
     """
-    beside = [[other.series for other in by_end[end] if other is not edge] for end in edge.ends]
-    if not all(beside):
-        return Slow(ends=edge.ends, slowness=())
-    measure, series = Measure.BANDWIDTH, edge.series
+    by_end = {end: [edge.series for edge in own] for end, own in _by_end(edges).items()}
+    rows = {end: make_rows(own)[Measure.BANDWIDTH] for end, own in by_end.items()}
+    slow = []
+    for edge in edges:
+        one, other = (rows[end] for end in edge.ends)
+        turns = min(len(one), len(other))
+        count = sum(_is_slow(edge.series, turn, (one[turn], other[turn]), times) for turn in range(turns))
+        if turns >= LEAST_TURNS and count >= NEARLY_ALL_TURNS * turns:
+            beside = [series for end in edge.ends for series in by_end[end] if series is not edge.series]
+            told = _tell(Measure.BANDWIDTH, [edge.series], beside, count, turns)
+            slow.append(Slow(ends=edge.ends, slowness=(told,)))
+    return tuple(sorted(slow, key=_severity, reverse=True))
 
-    def slow(turn: int) -> bool:
-        usual = max(statistics.median(other.cost(measure, turn) for other in others) for others in beside)
-        return series.cost(measure, turn) >= times * usual
 
-    others = [other for group in beside for other in group]
-    return Slow(ends=edge.ends, slowness=_worst_first([_tell(measure, [series], others, slow, NEARLY_ALL_TURNS)]))
+def _is_slow(series: Series, turn: int, rows: Sequence[Sequence[float]], times: float) -> bool:
+    cost = series.cost(Measure.BANDWIDTH, turn)
+    return all(len(row) > 1 and cost >= times * median_without(row, (cost,)) for row in rows)
 
 
-def _tell(
-    measure: Measure,
-    own: Sequence[Series],
-    others: Sequence[Series],
-    slow: Callable[[int], bool],
-    least_share: float,
-) -> Slowness | None:
-    turns = min(series.turns for series in (*own, *others))
-    count = sum(slow(turn) for turn in range(turns))
-    if turns < LEAST_TURNS or count < least_share * turns:
-        return None
+def _tell(measure: Measure, own: Sequence[Series], others: Sequence[Series], slow_turns: int, turns: int) -> Slowness:
     reached = [_middle(measure, series) for series in own]
     usual = statistics.median(_middle(measure, series) for series in others)
-    return Slowness(measure=measure, low=min(reached), high=max(reached), usual=usual, turns=count, of=turns)
+    return Slowness(
+        measure=measure, low=min(reached), high=max(reached), usual=usual, slow_turns=slow_turns, turns=turns
+    )
 
 
 def _middle(measure: Measure, series: Series) -> float:
     return statistics.median(series.latencies_us if measure is Measure.LATENCY else series.busbws_gb_s)
 
 
-def _worst_first(found: Iterable[Slowness | None]) -> tuple[Slowness, ...]:
-    there = [slowness for slowness in found if slowness is not None]
-    return tuple(sorted(there, key=lambda slowness: slowness.ratio, reverse=True))
-
-
 def _severity(slow: Slow[End]) -> float:
-    return slow.slowness[0].ratio if slow.slowness else 0.0
+    return slow.slowness[0].ratio
 
 
 def _by_end(edges: Iterable[Edge[End]]) -> dict[End, list[Edge[End]]]:

@@ -16,6 +16,7 @@ from ddpdoctor.rules.bandwidth.localise_edges import (
     can_judge,
     compare,
     find_slow,
+    make_rows,
 )
 
 if TYPE_CHECKING:
@@ -146,7 +147,8 @@ def _judge_inside(alone: Sequence[NodeResult]) -> tuple[SlowNode, ...]:
         others = [other for other in alone if other is not node and len(other.ranks) == len(node.ranks)]
         # With one other there are two to blame.
         if len(others) >= 2:
-            slowness = compare([_series(node)], [_series(other) for other in others])
+            beside = [_series(other) for other in others]
+            slowness = compare([_series(node)], beside, make_rows([_series(node), *beside]))
             if slowness:
                 found.append(SlowNode(host=node.host, slowness=slowness, inside=True))
     return tuple(found)

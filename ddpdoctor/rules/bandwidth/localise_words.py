@@ -29,8 +29,8 @@ def say_amount(slowness: Slowness) -> str:
 def say_evidence(found: Sequence[Slowness], whose: str) -> tuple[str, ...]:
     """Say in what it is slow, by how much, and what that rules out; ``whose`` is "the pairs of rank 2"."""
     lines = [
-        f"{whose}: {say_amount(slowness)}, the median of the others; at least twice as slow in {slowness.turns} of "
-        f"{slowness.of} turns"
+        f"{whose}: {say_amount(slowness)}, the median of the others; at least twice as slow in "
+        f"{slowness.slow_turns} of {slowness.turns} turns"
         for slowness in found
     ]
     measures = {slowness.measure for slowness in found}

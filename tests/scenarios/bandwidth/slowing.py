@@ -96,6 +96,7 @@ def late(rank: int) -> dict[str, str]:
 def named(ran: Ran, kinds: tuple[str, ...] = ("slow-rank", "slow-link", "slow-node")) -> list[tuple[str, Any, Any]]:
     """Return who is named for what."""
     assert ran.stdout, ran.stderr
+    assert ran.report["job"]["status"] == "finished"
     return [
         (finding["kind"], finding["ranks"], finding["hosts"])
         for finding in ran.report["findings"]
