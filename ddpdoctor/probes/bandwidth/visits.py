@@ -81,7 +81,7 @@ def visit_units(world: Group, plan: Plan, progress: Progress) -> Iterator[list[t
             break
         slot_s = slot_seconds(plan.budget_s - elapsed_s, (VISITS - turn) * len(slots))
         for number, slot in enumerate(slots, start=1):
-            what = " | ".join(unit.name for unit in slot)
+            what = _name(slot)
             _tell(progress, f"{plan.phase}: {what}", done / (VISITS * len(slots)), elapsed_s)
             world.tracker.at(plan.phase, f"{what}, visit {turn + 1} of {VISITS}", allowance_s=slot_s)
             mine = _visit_mine(groups, slot, plan.size_bytes, slot_s)
@@ -97,6 +97,11 @@ def visit_units(world: Group, plan: Plan, progress: Progress) -> Iterator[list[t
 def slot_seconds(budget_s: float, slots: int) -> float:
     """Return the time for each of so many slots."""
     return min(max(budget_s / max(slots, 1), LEAST_SLOT_S), MOST_SLOT_S)
+
+
+def _name(slot: Sequence[Unit]) -> str:
+    more = f" and {len(slot) - 1} more at once" if len(slot) > 1 else ""
+    return f"{slot[0].name}{more}"
 
 
 def _tell(progress: Progress, what: str, share: float, elapsed_s: float) -> None:
