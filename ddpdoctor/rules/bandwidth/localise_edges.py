@@ -34,7 +34,7 @@ MOST_TURNS = 2 / 3
 """Ours: in so many turns an end must be slow with everyone. Where a healthy edge looks slow in one turn of three by
 chance, that befalls all edges of one end in six turns of nine less than once in ten thousand times."""
 NEARLY_ALL_TURNS = 0.8
-"""Ours: in so many turns an edge must be slow, which has no other edges to confirm it."""
+"""Ours: in so many turns a single edge, or what a node does by itself, must be slow: nothing else confirms it."""
 LEAST_TURNS = 3
 MILD, WIDE = 1.5, 0.5
 """Ours: where several edges are this many times slower than others, and they touch more than this share of the ends,
@@ -136,7 +136,7 @@ def find_slow(edges: Iterable[Edge[End]]) -> Found[End]:
 
 
 def compare(own: Sequence[Series], others: Sequence[Series], rows: Rows) -> tuple[Slowness, ...]:
-    """Return in what three quarters of ``own`` are slower than the median of ``others``, in most turns.
+    """Return in what three quarters of ``own`` are slower than the median of ``others``, in most turns or nearly all.
 
     ``rows`` are those of ``own`` and ``others`` together.
     """
@@ -149,7 +149,7 @@ def compare(own: Sequence[Series], others: Sequence[Series], rows: Rows) -> tupl
             costs = sorted(one.cost(measure, turn) for one in own)
             least = SLOW * median_without(row, costs)
             slow += len(costs) - bisect_left(costs, least) >= EVERYONE * len(costs)
-        if slow >= MOST_TURNS * len(rows[measure]):
+        if slow >= (MOST_TURNS if len(own) > 1 else NEARLY_ALL_TURNS) * len(rows[measure]):
             found.append(_tell(measure, own, others, slow, len(rows[measure])))
     return tuple(sorted(found, key=lambda slowness: slowness.ratio, reverse=True))
 

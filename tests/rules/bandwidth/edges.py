@@ -32,8 +32,8 @@ def pairs(hosts, bandwidth=None, latency=None, turns=None, *, alone=True):
     )  # fmt: skip
 
 
-def nodes(hosts, bandwidth=None, latency=None, *, alone=True):
-    """Return each host with several ranks by itself, then all pairs of hosts; factors by host or by two of them."""
+def nodes(hosts, bandwidth=None, latency=None, turns=None, *, alone=True):
+    """Return each host with several ranks by itself, then all pairs of hosts; factors by host or by two of them, in the turns given."""
     names = tuple(dict.fromkeys(hosts))
     several = [name for name in names if hosts.count(name) > 1]
     return tuple(
@@ -42,7 +42,7 @@ def nodes(hosts, bandwidth=None, latency=None, *, alone=True):
             ranks=tuple(rank for rank, name in enumerate(hosts) if name in {host, peer}),
             **series(
                 (names.index(host), 0 if peer is None else names.index(peer)),
-                (bandwidth or {}).get((host, peer), 1.0), (latency or {}).get((host, peer), 1.0), None,
+                (bandwidth or {}).get((host, peer), 1.0), (latency or {}).get((host, peer), 1.0), turns,
             ),
         )
         for host, peer in (*((name, None) for name in several), *combinations(names, 2))

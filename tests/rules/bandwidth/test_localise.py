@@ -45,6 +45,7 @@ def who(asked):
         # The load of others comes and goes.
         scene(ONE, pairs=pairs(ONE, latency=with_end(2, 3, 9.0), turns=range(5))),
         scene(ONE, pairs=pairs(ONE, {(0, 2): NARROW}, turns=range(6))),
+        scene(TWO_EACH, nodes=nodes(TWO_EACH, {("b", None): 0.3}, turns=range(7))),
         # Everybody is slow: nobody is.
         scene(ONE, pairs=pairs(ONE, dict.fromkeys(((0, 1), (0, 2), (1, 2)), NARROW))),
         # A thread that wakes late for one other rank says nothing of their link.
