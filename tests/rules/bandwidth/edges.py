@@ -33,7 +33,7 @@ def pairs(hosts, bandwidth=None, latency=None, turns=None, *, alone=True):
 
 
 def nodes(hosts, bandwidth=None, latency=None, turns=None, *, alone=True):
-    """Return each host with several ranks by itself, then all pairs of hosts; factors by host or by two of them, in the turns given."""
+    """Return each host with several ranks by itself, then all pairs of hosts; factors by host or two of them."""
     names = tuple(dict.fromkeys(hosts))
     several = [name for name in names if hosts.count(name) > 1]
     return tuple(
