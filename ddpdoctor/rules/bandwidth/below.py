@@ -52,8 +52,9 @@ def check_below(scene: Scene) -> Answer:
 
     ## What to do
 
-    Read what stands beside the figure under "why": a narrow PCIe link, an NVLink that is down, NCCL on sockets, a busy
-    machine. `--pairs` and `--by-node` name the slow rank, link or host. Compare with the same run on another host.
+    Read "what could explain it", which stands below the figures: a narrow PCIe link, an NVLink that is down, NCCL on
+    sockets, a busy machine. `--pairs` and `--by-node` name the slow rank, link or host. Compare with the same run on
+    another host.
     """
     problems = [_against_number(scene, curve) for curve in scene.curves if curve.standing is Standing.BELOW]
     comparison = scene.comparison
