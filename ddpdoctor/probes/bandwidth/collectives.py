@@ -46,7 +46,8 @@ def _all_reduce(group: Group, case: Case, buffers: Buffers) -> Call:
     import torch.distributed as dist
 
     tensor, op, handle = buffers.target, _operator(case), group.handle
-    return lambda async_op: dist.all_reduce(tensor, op=op, group=handle, async_op=async_op)
+    # By position: names cost up to a microsecond more.
+    return lambda async_op: dist.all_reduce(tensor, op, handle, async_op)
 
 
 def _reduce(group: Group, case: Case, buffers: Buffers) -> Call:
