@@ -192,7 +192,8 @@ def _say_bucket(basis: _Basis, share: float | None) -> str:
     said = f"DDP's default bucket of 25 MiB takes {format_time(time_us)}"
     if share is None or basis.plateau is None:
         return f"{said}."
-    full = size_at(basis.series, NEAR_FULL * basis.plateau.gb_s)
+    # A disturbed size beyond the bucket is no reason to ask for more than reaches the plateau already.
+    full = size_at(basis.series, NEAR_FULL * basis.plateau.gb_s) if share < NEAR_FULL else None
     enough = f", of which {NEAR_FULL:.0%} takes {full / MIB:.0f} MiB" if full and full > BUCKET_BYTES else ""
     return f"{said} and reaches {share:.0%} of the plateau{enough}."
 

@@ -53,7 +53,9 @@ def check_wrong_data(scene: Scene) -> Answer:
 
     ## What else looks like it
 
-    Nothing: the numbers are exact, whatever the order in which they are added up.
+    The numbers are exact, whatever the order in which they are added up. One defect of software is known: Gloo in
+    torch 2.6 sums in `reduce_scatter` whatever `--op` says, so that all ranks are wrong alike with another operator
+    than `sum`.
 
     ## What to do
 

@@ -116,6 +116,14 @@ def test_published_h200():
     assert advice.whole_ms == pytest.approx(53.4 * 0.180, rel=0.01)
 
 
+def test_a_bucket_that_reaches_the_plateau_is_not_called_too_small_for_a_dip_beyond_it():
+    disturbed = {MIB: 1.0, 16 * MIB: 2.0, 32 * MIB: 2.0, 64 * MIB: 1.0, 128 * MIB: 2.0, 256 * MIB: 2.0}
+    advice = advise(bench(sweep(disturbed)), None)
+
+    assert advice is not None
+    assert advice.text[0].endswith("reaches 100% of the plateau.")
+
+
 def test_without_a_model_only_the_default_bucket_is_spoken_of():
     advice = advise(cpus(GLOO), None)
 
