@@ -69,9 +69,10 @@ def make_pair_matrix(pairs: Sequence[Pair], blamed: Iterable[int]) -> Matrix:
     )
 
 
-def make_node_matrix(nodes: Sequence[NodeResult], blamed: Iterable[str]) -> Matrix:
-    """Make the matrix of hosts, each by itself on the diagonal; ``blamed`` are hosts that findings name."""
-    hosts = tuple(dict.fromkeys(name for node in nodes for name in (node.host, node.peer) if name is not None))
+def make_node_matrix(nodes: Sequence[NodeResult], order: Sequence[str], blamed: Iterable[str]) -> Matrix:
+    """Make the matrix of hosts in an order, each by itself on the diagonal; findings name those that are ``blamed``."""
+    seen = {name for node in nodes for name in (node.host, node.peer)}
+    hosts = tuple(host for host in order if host in seen)
     place = {host: at for at, host in enumerate(hosts)}
     heads = hosts if max(map(len, hosts)) <= len("1234.56") else tuple(f"[{at}]" for at in range(len(hosts)))
     alone = all(node.alone for node in nodes if node.peer is not None)
@@ -94,7 +95,7 @@ def make_matrices(report: Report, bench: Bandwidth) -> list[Matrix]:
     ranks = {rank for finding in report.findings for rank in finding.ranks}
     hosts = {host for finding in report.findings for host in finding.hosts}
     pairs = [make_pair_matrix(bench.pairs, ranks)] if bench.pairs else []
-    nodes = [make_node_matrix(bench.nodes, hosts)] if bench.nodes else []
+    nodes = [make_node_matrix(bench.nodes, bench.hosts, hosts)] if bench.nodes else []
     return [*pairs, *nodes]
 
 

@@ -108,10 +108,17 @@ def test_a_matrix_that_is_too_wide_becomes_a_list_of_its_slowest_pairs():
 
 def test_of_hosts_the_diagonal_is_one_by_itself_and_never_the_slowest():
     nodes = [replace(node, busbw_gb_s=0.001) if node.peer is None else node for node in benches.node_matrix(slow="")]
-    lines = draw_matrix(make_node_matrix(nodes, ()), 80)
+    lines = draw_matrix(make_node_matrix(nodes, ("node0", "node1", "node2"), ()), 80)
 
     assert lines[1].split() == ["node0", "0.0010", "11.90", "11.90"]
     assert not [line for line in lines if "<" in line]
+
+
+def test_hosts_stand_in_the_order_of_their_ranks_and_not_of_the_rounds():
+    rounds = sorted(benches.node_matrix(), key=lambda node: node.host, reverse=True)
+    lines = draw_matrix(make_node_matrix(rounds, ("node0", "node1", "node2", "node3"), ()), 80)
+
+    assert lines[0].split() == ["node0", "node1", "node2"]
 
 
 def test_long_names_of_hosts_are_numbered():
@@ -119,7 +126,8 @@ def test_long_names_of_hosts_are_numbered():
         replace(node, host=f"{node.host}.cluster.example", peer=node.peer and f"{node.peer}.cluster.example")
         for node in benches.node_matrix()
     ]
-    lines = draw_matrix(make_node_matrix(nodes, ()), 80)
+    order = tuple(f"node{number}.cluster.example" for number in (0, 1, 2))
+    lines = draw_matrix(make_node_matrix(nodes, order, ()), 80)
 
     assert lines[0].split() == ["[0]", "[1]", "[2]"]
     assert lines[1].split()[:2] == ["[0]", "node0.cluster.example"]
