@@ -71,8 +71,8 @@ def make_pair_matrix(pairs: Sequence[Pair], blamed: Iterable[int]) -> Matrix:
 
 def make_node_matrix(nodes: Sequence[NodeResult], order: Sequence[str], blamed: Iterable[str]) -> Matrix:
     """Make the matrix of hosts in an order, each by itself on the diagonal; findings name those that are ``blamed``."""
-    seen = {name for node in nodes for name in (node.host, node.peer)}
-    hosts = tuple(host for host in order if host in seen)
+    seen = dict.fromkeys(name for node in nodes for name in (node.host, node.peer) if name is not None)
+    hosts = tuple(dict.fromkeys([*(host for host in order if host in seen), *seen]))
     place = {host: at for at, host in enumerate(hosts)}
     heads = hosts if max(map(len, hosts)) <= len("1234.56") else tuple(f"[{at}]" for at in range(len(hosts)))
     alone = all(node.alone for node in nodes if node.peer is not None)
