@@ -1,13 +1,11 @@
-"""Lets one rank come 20 ms late to every barrier: this folder stands on PYTHONPATH, as a faulty plugin would.
+"""Lets one rank come 20 ms late to every barrier: this folder stands on PYTHONPATH.
 
 LATE_RANK says which rank.
 """
 
-import importlib.abc
-import importlib.util
-import os
-import sys
 import time
+
+from tests.scenarios.bandwidth.after_import import put_in_rank
 
 DELAY_S = 0.02
 
@@ -22,23 +20,4 @@ def put_in(dist):
     dist.barrier = late
 
 
-class AfterImport(importlib.abc.MetaPathFinder):
-    """Puts the fault in once torch.distributed has been imported."""
-
-    def find_spec(self, name, path, target=None):  # noqa: ARG002 - the signature that Python calls
-        if name != "torch.distributed":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        run = spec.loader.exec_module
-
-        def exec_module(module):
-            run(module)
-            put_in(module)
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-
-if os.environ.get("RANK") == os.environ.get("LATE_RANK", "none"):
-    sys.meta_path.insert(0, AfterImport())
+put_in_rank("LATE_RANK", put_in)
