@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.exchange.store import StoreError
@@ -56,7 +56,8 @@ def stop_together(reporting: Reporting, room: AlarmRoom, alarm: Alarm, position:
     # Rank 0 may have come to its end just now: then it has all there is, and reports that.
     if room.end_of(0) is not None or not _becomes_reporter(reporting, room):
         return _hear_status(room, alarm)
-    positions = (position, *_gather(reporting, room))
+    others = _gather(reporting, room)
+    positions = (_look_again(reporting, position), *others)
     status = _report(reporting, alarm, positions)
     with contextlib.suppress(StoreError):  # the report is written
         room.say_status(status, len(positions) - 1, HEAR_LIMIT_S)
@@ -69,8 +70,17 @@ def stop_alone(reporting: Reporting, alarm: Alarm, position: Position) -> int:
     unable = neighbours.unable()
     before = [rank for rank in neighbours.ranks if rank < reporting.rank and rank not in unable]
     if all(_dies(neighbours, rank) for rank in before):
-        return _report(reporting, alarm, (position,))
+        return _report(reporting, alarm, (_look_again(reporting, position),))
     return _untold(alarm)
+
+
+def _look_again(reporting: Reporting, position: Position) -> Position:
+    """Return this rank's position with what is known of the processes beside it by now.
+
+    A process that is killed closes its connections before it shows as gone, so that a call may fail in between.
+    """
+    states = {str(rank): state for rank, state in reporting.neighbours.states().items()}
+    return replace(position, states=states, ends={str(rank): end for rank, end in reporting.neighbours.ends.items()})
 
 
 def _dies(neighbours: Neighbours, rank: int) -> bool:
