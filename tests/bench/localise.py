@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from tests.scenarios.bandwidth.running import Ran, bench
 from tests.scenarios.bandwidth.slowing import (
     SMALL,
-    bench_bound,
     bench_on,
-    competing,
+    crowded,
     late,
     limit_host,
     limit_link,
     named,
-    processors,
 )
 from tests.scenarios.hosts import lent_hosts
 
@@ -47,13 +45,24 @@ def main() -> int:
     for number in range(1, runs + 1):
         for experiment in EXPERIMENTS:
             began_s = time.monotonic()
-            found = tuple((kind, tuple(ranks)) for kind, ranks, _ in named(experiment.run()))
+            ran = experiment.run()
+            found = tuple((kind, tuple(ranks)) for kind, ranks, _ in named(ran))
             right[experiment.name] += found == experiment.wanted
             took_s = time.monotonic() - began_s
             print(f"{number:3} {experiment.name}: {_say(found)} ({took_s:.0f} s)", flush=True)
+            if found != experiment.wanted:
+                _show(ran)
     for experiment in EXPERIMENTS:
         print(f"{right[experiment.name]:3} of {runs}  {experiment.name}: {_say(experiment.wanted)}")
     return 0 if all(right[experiment.name] == runs for experiment in EXPERIMENTS) else 1
+
+
+def _show(ran: Ran) -> None:
+    data = ran.report["data"]
+    for result in (*data["nodes"], *data["pairs"]):
+        print(f"    {result['ranks']}: {result['busbws_gb_s']} GB/s, {result['latencies_us']} us")
+    for arrival in data["arrivals"]:
+        print(f"    {arrival}")
 
 
 def _say(found: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
@@ -69,18 +78,16 @@ def _nodes(host: int | None = None, link: tuple[int, int] | None = None) -> Ran:
         return bench_on(hosts, *SMALL, "--by-node")
 
 
-def _loaded() -> Ran:
-    first, last = processors()[0], processors()[-1]
-    with competing(last, 4):
-        return bench_bound((first, first, last), *SMALL, "--pairs")
-
-
 EXPERIMENTS = (
     Experiment("three hosts", _nodes, ()),
     Experiment("100 Mbit/s at host 2 of three", lambda: _nodes(host=2), (("slow-node", (2,)),)),
     Experiment("100 Mbit/s between hosts 0 and 2", lambda: _nodes(link=(0, 2)), (("slow-link", (0, 2)),)),
     Experiment("three ranks", lambda: bench(*SMALL, "--pairs", ranks=3), ()),
-    Experiment("four processes on the core of rank 2", _loaded, (("slow-rank", (2,)),)),
+    Experiment(
+        "a core that rank 2 of three has to share",
+        lambda: bench(*SMALL, "--pairs", ranks=3, **crowded(2)),
+        (("slow-rank", (2,)),),
+    ),
     Experiment("two ranks", lambda: bench(*ENOUGH), ()),
     Experiment("rank 1 of three comes 20 ms late", lambda: bench(*ENOUGH, ranks=3, **late(1)), (("slow-rank", (1,)),)),
 )

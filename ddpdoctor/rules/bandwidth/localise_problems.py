@@ -122,11 +122,13 @@ def _late_in_pairs(rank: int, bench: Bench) -> tuple[str, ...]:
 
 
 def _reasons(scene: Scene, ranks: Collection[int], hosts: Collection[str]) -> tuple[str, ...]:
-    """Return what the machines tell of just these ranks or hosts."""
+    """Return what the machines tell of just these ranks, or of just these hosts among others."""
+    every = {member.host for member in scene.bench.members}
     return tuple(
         f"{reason.text} ({reason.source})"
         for reason in scene.reasons
-        if (reason.ranks or reason.hosts) and set(reason.ranks) <= set(ranks) and set(reason.hosts) <= set(hosts)
+        if (reason.ranks and set(reason.ranks) <= set(ranks))
+        or (not reason.ranks and reason.hosts and set(reason.hosts) <= set(hosts) < every)
     )
 
 

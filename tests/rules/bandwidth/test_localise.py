@@ -170,8 +170,9 @@ def test_a_rank_with_a_narrow_way():
 def test_a_rank_that_is_slow_to_answer_with_what_its_machine_tells():
     own = Reason(text="others kept CPU 1 busy", source="/proc/stat", ranks=(2,))
     everybody = Reason(text="others kept CPUs busy", source="/proc/stat", ranks=(0, 1, 2))
+    machine = Reason(text="all ranks are on one host", source="the host name's address", hosts=("a",))
     measured = pairs(ONE, latency=with_end(2, 3, 6.0), alone=False)
-    (problem,) = check_slow_rank(scene(ONE, pairs=measured, reasons=(own, everybody))).problems
+    (problem,) = check_slow_rank(scene(ONE, pairs=measured, reasons=(own, everybody, machine))).problems
 
     assert "ms for a small message where" in problem.summary
     assert "look at the core" in problem.evidence[1]

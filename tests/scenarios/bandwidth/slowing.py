@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.scenarios.bandwidth.running import BENCH, ROOT, Ran, finish, start
+from tests.scenarios.bandwidth.running import BENCH, ROOT, Ran, finish
 from tests.scenarios.hosts import Hosts
-from tests.scenarios.running import clean_environment, free_port
+from tests.scenarios.running import clean_environment
 
-LATE = Path(__file__).parent / "late"
+FAULTS = Path(__file__).parent
 SMALL = ("--max-size", "1KiB", "--iters", "3", "--warmup", "1", "--mode", "latency", "--format", "json")
 """Next to nothing of the sweep: pairs and nodes are what is wanted."""
 RATE = "100mbit"
 PORT = 29400
 """Each set of hosts has a network of its own, so that no two jobs share it."""
-ON = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); os.execv(sys.argv[2], sys.argv[2:])"
-WORK = "print('working', flush=True)\nwhile True: pass"
 
 
 def limit_host(hosts: Hosts, number: int) -> None:
@@ -57,40 +51,14 @@ def bench_on(hosts: Hosts, *options: str) -> Ran:
     return ran[0]
 
 
-def bench_bound(processors: tuple[int, ...], *options: str) -> Ran:
-    """Run a bench of ranks that are bound to these processors; return what came of rank 0."""
-    common = {"WORLD_SIZE": str(len(processors)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [
-        start(*on(processor, *BENCH, *options), RANK=str(rank), LOCAL_RANK=str(rank), **common)
-        for rank, processor in enumerate(processors)
-    ]
-    ran = [finish(process) for process in ranks]
-    return ran[0]
-
-
-def on(processor: int, *command: str) -> tuple[str, ...]:
-    """Return a command that is bound to one processor with all that it starts."""
-    return (sys.executable, "-c", ON, str(processor), *command)
-
-
-@contextmanager
-def competing(processor: int, count: int) -> Iterator[None]:
-    """Keep a processor busy with so many processes."""
-    others = [subprocess.Popen(on(processor, sys.executable, "-c", WORK), stdout=subprocess.PIPE) for _ in range(count)]
-    try:
-        for other in others:
-            assert other.stdout is not None
-            assert other.stdout.readline() == b"working\n"
-        yield
-    finally:
-        for other in others:
-            other.kill()
-            other.communicate()
-
-
 def late(rank: int) -> dict[str, str]:
     """Return the environment in which this rank comes late to each call."""
-    return {"PYTHONPATH": str(LATE), "LATE_RANK": str(rank)}
+    return {"PYTHONPATH": str(FAULTS / "late"), "LATE_RANK": str(rank)}
+
+
+def crowded(rank: int) -> dict[str, str]:
+    """Return the environment in which this rank has to share its core while pairs are measured."""
+    return {"PYTHONPATH": str(FAULTS / "crowded"), "CROWDED_RANK": str(rank)}
 
 
 def named(ran: Ran, kinds: tuple[str, ...] = ("slow-rank", "slow-link", "slow-node")) -> list[tuple[str, Any, Any]]:
@@ -102,8 +70,3 @@ def named(ran: Ran, kinds: tuple[str, ...] = ("slow-rank", "slow-link", "slow-no
         for finding in ran.report["findings"]
         if finding["kind"] in kinds
     ]
-
-
-def processors() -> list[int]:
-    """Return those that this process may use."""
-    return sorted(os.sched_getaffinity(0))

@@ -9,14 +9,12 @@ import pytest
 from tests.scenarios.bandwidth.running import bench
 from tests.scenarios.bandwidth.slowing import (
     SMALL,
-    bench_bound,
     bench_on,
-    competing,
+    crowded,
     late,
     limit_host,
     limit_link,
     named,
-    processors,
 )
 from tests.scenarios.hosts import lent_hosts, require
 
@@ -26,8 +24,6 @@ CALLS = ("--max-size", "1KiB", "--iters", "30", "--warmup", "1", "--mode", "late
 LARGE = ("--iters", "20", "--warmup", "1", "--collective", "broadcast")
 SOON = ("--budget", "5s")
 """Turns end earlier, the slow ones above all."""
-
-two_processors = pytest.mark.skipif(len(processors()) < 2, reason="needs two processors")
 
 
 @pytest.fixture
@@ -70,13 +66,20 @@ def test_two_hosts_that_are_slow_with_each_other(hosts):
     assert named(ran) == [("slow-link", [0, 2], ["dd0", "dd2"])]
 
 
-@two_processors
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
 def test_a_core_that_a_rank_has_to_share_is_no_link():
-    first, last = processors()[0], processors()[-1]
-    with competing(last, 4):
-        ran = bench_bound((first, first, last), *SMALL, "--pairs")
+    require()
+
+    ran = bench(*SMALL, "--pairs", ranks=3, **crowded(2))
 
     assert named(ran) == [("slow-rank", [2], [os.uname().nodename])]
+
+
+def test_three_ranks_that_are_well():
+    ran = bench(*SMALL, "--pairs", ranks=3)
+
+    assert named(ran) == []
+    assert ran.status == 0
 
 
 def test_a_rank_that_comes_late_to_every_call():
