@@ -29,6 +29,8 @@ MOST_SLOT_S = 0.15
 """Ours: more turns tell more than longer ones."""
 FIRST_SHARE = 0.5
 """Of the budget, for the first visits, in which connections are made. What has not had its turn by then is left out."""
+LEAST_SLOTS = 3
+"""So many have their turn in any case: with the pairs of three it can be told which one is slow."""
 KEPT = 16
 """Ours: how many groups a rank keeps open. A communicator of NCCL holds tens of MiB of GPU memory, a group of Gloo
 two threads; beyond this each is closed after its visit and made again for the next."""
@@ -88,7 +90,7 @@ def visit_units(world: Group, plan: Plan, progress: Progress) -> Iterator[list[t
             rows = world.gather([time.monotonic() - started_s, *mine])
             elapsed_s, done = rows[0][0], done + 1
             yield [(unit, _read_visit(unit, rows)) for unit in slot]
-            if turn == 0 and elapsed_s > FIRST_SHARE * plan.budget_s:
+            if turn == 0 and number >= LEAST_SLOTS and elapsed_s > FIRST_SHARE * plan.budget_s:
                 slots = slots[:number]
                 break
     groups.close()
