@@ -4,12 +4,12 @@ CROWDED_RANK says which rank. The other process has precedence (nice -10) where 
 rank goes. Not from the start, since to import torch on a tenth of a core takes a minute.
 """
 
-import importlib.abc
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.scenarios.bandwidth.after_import import put_in_rank
 
 GREEDY = """
 import os, sys
@@ -38,23 +38,4 @@ def put_in(dist):
     dist.new_group = crowded
 
 
-class AfterImport(importlib.abc.MetaPathFinder):
-    """Puts the fault in once torch.distributed has been imported."""
-
-    def find_spec(self, name, path, target=None):  # noqa: ARG002 - the signature that Python calls
-        if name != "torch.distributed":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        run = spec.loader.exec_module
-
-        def exec_module(module):
-            run(module)
-            put_in(module)
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-
-if os.environ.get("RANK") == os.environ.get("CROWDED_RANK", "none"):
-    sys.meta_path.insert(0, AfterImport())
+put_in_rank("CROWDED_RANK", put_in)
