@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -28,11 +29,16 @@ def require(*tools: str) -> None:
 
 
 class Hosts:
-    """Hosts dd0, dd1, … on a bridge. Names of namespaces and links carry this process's number: runs do not collide."""
+    """Hosts dd0, dd1, … on a bridge. Names of namespaces and links carry numbers of this process and of these hosts.
+
+    So runs do not collide, nor hosts with earlier ones, whose links the kernel may take away a little later.
+    """
+
+    _numbers = itertools.count()
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.tag = f"d{os.getpid() % 0x10000:04x}"
+        self.tag = f"d{os.getpid() % 0x10000:04x}{next(self._numbers) % 0x100:02x}"
         self.subnet = f"10.{64 + os.getpid() // 250 % 64}.{os.getpid() % 250}"
         self.names = tuple(f"dd{number}" for number in range(count))
         self._started: list[subprocess.Popen[str]] = []
@@ -98,6 +104,7 @@ class Hosts:
             for pid in _ip("netns", "pids", name, check=False).split():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
+            _ip("link", "del", f"{self.tag}v{number}", check=False)
             _ip("netns", "del", name, check=False)
             shutil.rmtree(NETNS / name, ignore_errors=True)
         _ip("link", "del", f"{self.tag}br", check=False)
