@@ -1,0 +1,100 @@
+"""DD611: ranks that are all inside a collective that does not complete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.registry import rule
+
+from . import evidence as say
+from .closed import closed, stalled_in
+from .places import places
+from .scene import Ruling
+from .states import Doing
+from .waits import by_position
+from .words import verb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .groups import Position
+    from .scene import Scene
+
+MOST_TOLD = 4
+"""Groups that a summary names."""
+
+
+@rule("DD611", "transport", Severity.ERROR, "All ranks are inside the same collective and it does not complete")
+def check_transport(scene: Scene) -> Ruling:
+    """Report a collective that all ranks have come to and that does not end.
+
+    ## What it means
+
+    No rank is late. The data do not get through: a firewall, a wrong interface, a dead link, a device that hangs.
+
+    ## How it is recognised
+
+    Every member of the group is inside the collective with the same number, or inside one that follows it, and nobody
+    makes progress. Ranks that wait elsewhere wait for these.
+
+    ## How sure
+
+    Low: it may be one very large or slow collective.
+
+    ## What to do
+
+    Test the network between the nodes, set `NCCL_SOCKET_IFNAME` or `GLOO_SOCKET_IFNAME`, and read
+    `NCCL_DEBUG=INFO`'s lines.
+
+    ## Example
+
+        all 4 ranks are inside collective 812 of group 0, and it does not complete
+    """
+    waiters = closed(scene)
+    if waiters is None:
+        return Ruling(skipped="somebody is to blame who waits for nobody, or nobody waits")
+    stalled = stalled_in(scene)
+    if not stalled and not scene.sees_all:
+        return Ruling(inconclusive="ranks of other nodes were not seen")
+    if not stalled or not scene.stands_still(()):
+        return Ruling()
+    if not set(waiters) <= scene.quiet or not scene.waited_long():
+        return Ruling(inconclusive="some ranks still make progress")
+    blamed = tuple(sorted({member for position in stalled for member in position.group.members}))
+    computing = any(scene.states[n].doing is Doing.NATIVE for n in waiters)
+    finding = _finding(scene, blamed, _stalled_words(scene, stalled))
+    return Ruling(findings=(finding,), certain=not computing)
+
+
+def _stalled_words(scene: Scene, stalled: Sequence[Position]) -> str:
+    inside = by_position(scene.positions)
+    told = [_one_stalled(scene, position, inside[position]) for position in stalled[:MOST_TOLD]]
+    left = len(stalled) - len(told)
+    more = f", and {left} more groups likewise" if left else ""
+    return f"{'; '.join(told)}{more}, and {'it does' if len(stalled) == 1 else 'they do'} not complete"
+
+
+def _one_stalled(scene: Scene, position: Position, inside: list[int]) -> str:
+    number = f"collective {position.seq}" if position.seq is not None else "one collective"
+    who = f"all {len(inside)} ranks" if len(inside) == len(scene.waits.waiters) > 1 else rank_list(inside)
+    come = "" if len(inside) == len(position.group.members) else ", which all of the group have come to"
+    return f"{who} {verb(inside, 'is', 'are')} inside {number} of group {position.group.name}{come}"
+
+
+def _finding(scene: Scene, blamed: tuple[int, ...], summary: str) -> Finding:
+    sites = {n: say.line_at(scene.states[n]) for n in blamed}
+    return Finding(
+        code="DD611",
+        kind="transport",
+        severity=Severity.ERROR,
+        confidence=Confidence.LOW,
+        ranks=blamed,
+        hosts=say.hosts_of(scene, blamed),
+        where=tuple(place for n, frame in sites.items() for place in places(n, [frame])[:1]),
+        step=say.step_of(scene, blamed),
+        summary=summary,
+        evidence=(*say.classes(scene, blamed), *say.others(scene, blamed)),
+        fix="test the network between the ranks, and see NCCL_DEBUG=INFO",
+    )
