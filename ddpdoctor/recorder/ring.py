@@ -27,16 +27,17 @@ class Ring:
         self.path = os.path.join(folder, "%d-%d.ring" % (pid, start_ticks))
         self._map = _allocate(self.path, shape.total_bytes)
         self._shape = shape
-        self._slots_at = wire.HEADER_SIZE + shape.journal_bytes
+        self._slots_at = shape.slots_at
         self._used = 0
         self._lock = threading.Lock()
         self._ids: Dict[Any, int] = {}
         self._indexes = itertools.count(1)
         self._done = itertools.count(1)
         self._numbers = itertools.count(1)
+        self._steps = itertools.count(1)
         wire.IDENTITY.pack_into(
             self._map, 0, wire.MAGIC, wire.VERSION, role, wire.HEADER_SIZE, shape.journal_bytes,
-            self._slots_at, wire.SLOT_SIZE, shape.slots, pid, start_ticks,
+            self._slots_at, wire.SLOT_SIZE, shape.slots, pid, start_ticks, shape.steps, shape.lines,
         )  # fmt: skip
         self.set("started_ns", time.monotonic_ns())
         self.set("started_wall_ns", time.time_ns())
@@ -109,6 +110,24 @@ class Ring:
             old = wire.FLAGS.unpack_from(self._map, at + wire.SLOT_FLAGS_OFFSET)[0]
             wire.FLAGS.pack_into(self._map, at + wire.SLOT_FLAGS_OFFSET, old | extra_flags)
         self.set("calls_done", next(self._done))
+
+    def step(self, ended_ns: int, group: int, flags: int, phases_us: Any, waits_us: Any) -> None:
+        """Record a training step that has ended; each of the four phases and waits fits 32 bits."""
+        if not self._shape.steps:
+            return
+        number = next(self._steps)
+        at = self._shape.steps_at + (number - 1) % self._shape.steps * wire.STEP_SIZE
+        wire.STEP.pack_into(self._map, at, number, ended_ns, group, flags, *phases_us, *waits_us)
+        self.set("steps_recorded", number)
+
+    def line(self, entry: int, site: int, phase: int, count: int) -> None:
+        """Write one entry of the table of lines. Only the sampler calls this."""
+        wire.LINE.pack_into(self._map, self._shape.lines_at + entry * wire.LINE_SIZE, site, phase, count)
+
+    @property
+    def line_capacity(self) -> int:
+        """How many entries the table of lines has."""
+        return self._shape.lines
 
     def place(self, file: str, line: int, function: str) -> None:
         """Write the last user line seen. Only the sampler calls this."""

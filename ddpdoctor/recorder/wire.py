@@ -1,6 +1,6 @@
-"""The layout of a ring file, version 1: what a process writes about itself, and how to read it back.
+"""The layout of a ring file, version 2: what a process writes about itself, and how to read it back.
 
-A ring outlives the process that writes it, however that dies. It has three parts:
+A ring outlives the process that writes it, however that dies. It has five parts:
 
 ``header``
     identity, then cells (unsigned 64-bit) that say at any moment how far the process has come,
@@ -10,9 +10,14 @@ A ring outlives the process that writes it, however that dies. It has three part
     later lines are dropped and counted.
 ``slots``
     fixed-size records of calls, written before the call and completed after it; the oldest are overwritten.
+``steps``
+    fixed-size records of training steps that have ended: how long each phase took, and how much of it was waiting.
+    The oldest are overwritten.
+``lines``
+    a table of the user's lines that the sampler has met the main thread at, with how often, by phase of the step.
 
 All numbers are little-endian. Times are CLOCK_MONOTONIC in nanoseconds.
-Version history: 1, the first.
+Version history: 1, the first. 2, steps and lines.
 """
 
 from __future__ import annotations
@@ -22,10 +27,11 @@ import struct
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 MAGIC = b"DDPDOCR\n"
-VERSION = 1
+VERSION = 2
 HEADER_SIZE = 4096
-IDENTITY = struct.Struct("<8sIIQQQQQQQ")
-"""magic, version, role, journal offset and size, slots offset and size of one, their count, pid, start ticks."""
+IDENTITY = struct.Struct("<8sIIQQQQQQQQQ")
+"""magic, version, role, journal offset and size, slots offset and size of one, their count, pid, start ticks, counts of
+steps and lines."""
 
 ROLE_RANK = 1
 ROLE_CHILD = 2
@@ -49,6 +55,7 @@ CELL_NAMES = (
     "started_wall_ns",
     "exited_ns",
     "initialized",
+    "steps_recorded",
 )
 CELL_OFFSETS = {name: CELLS_OFFSET + 8 * i for i, name in enumerate(CELL_NAMES)}
 
@@ -71,6 +78,19 @@ FLAG_FAILED = 2
 FLAG_MAIN = 4
 FLAG_P2P = 8
 
+STEP = struct.Struct("<QQII8I")
+"""number from 1, ended_ns, group, flags, then microseconds: the four phases, and the waiting in each of them."""
+STEP_SIZE = STEP.size
+STEP_REDUCED = 1
+"""Flag of a step that ended with DDP's reduction; without it the step ended with an optimizer's step."""
+
+BEFORE, FORWARD, BETWEEN, BACKWARD = range(4)
+"""The phases of a step: since the step before, forward, from there to backward, backward with its reduction."""
+
+LINE = struct.Struct("<III")
+"""site, phase, how often it was met outside calls that need other ranks. A site of 0 is an entry not yet used."""
+LINE_SIZE = 12
+
 CONTROL_SIZE = 4096
 CONTROL_REQUEST = 0
 """Offset of the number of the latest request for evidence, raised by the watcher."""
@@ -85,15 +105,32 @@ class Shape(NamedTuple):
 
     journal_bytes: int
     slots: int
+    steps: int = 0
+    lines: int = 0
+
+    @property
+    def slots_at(self) -> int:
+        """The offset of the first record of a call."""
+        return HEADER_SIZE + self.journal_bytes
+
+    @property
+    def steps_at(self) -> int:
+        """The offset of the first record of a step."""
+        return self.slots_at + self.slots * SLOT_SIZE
+
+    @property
+    def lines_at(self) -> int:
+        """The offset of the table of lines."""
+        return self.steps_at + self.steps * STEP_SIZE
 
     @property
     def total_bytes(self) -> int:
         """The size of the file."""
-        return HEADER_SIZE + self.journal_bytes + self.slots * SLOT_SIZE
+        return self.lines_at + self.lines * LINE_SIZE
 
 
-RANK_SHAPE = Shape(journal_bytes=512 * 1024, slots=4096)
-CHILD_SHAPE = Shape(journal_bytes=24 * 1024, slots=32)
+RANK_SHAPE = Shape(journal_bytes=512 * 1024, slots=4096, steps=256, lines=256)
+CHILD_SHAPE = Shape(journal_bytes=24 * 1024, slots=32, lines=32)
 
 
 PACKAGE_FOLDERS = ("/site-packages/", "/dist-packages/")
@@ -127,6 +164,25 @@ class Slot(NamedTuple):
     shape: Optional[Tuple[int, ...]]
 
 
+class Step(NamedTuple):
+    """One recorded training step; durations in microseconds, by phase."""
+
+    number: int
+    ended_ns: int
+    group: str
+    flags: int
+    phases_us: Tuple[int, ...]
+    waits_us: Tuple[int, ...]
+
+
+class Line(NamedTuple):
+    """One line of the user's, and how often the main thread was met there in a phase of the step."""
+
+    site: Dict[str, Any]
+    phase: int
+    times: int
+
+
 class RingContent(NamedTuple):
     """All that a ring holds."""
 
@@ -137,6 +193,8 @@ class RingContent(NamedTuple):
     place: Optional[Tuple[str, int, str]]
     notes: List[Dict[str, Any]]
     slots: List[Slot]
+    steps: List[Step]
+    lines: List[Line]
 
 
 def read_identity(data: bytes) -> Tuple[int, Shape, int, int]:
@@ -147,12 +205,14 @@ def read_identity(data: bytes) -> Tuple[int, Shape, int, int]:
     """
     if len(data) < HEADER_SIZE:
         raise DamagedRingError("too short to be a ring")
-    magic, version, role, journal_at, journal, slots_at, slot_size, count, pid, ticks = IDENTITY.unpack_from(data)
+    magic, version, role, journal_at, journal, slots_at, slot_size, count, pid, ticks, *more = IDENTITY.unpack_from(
+        data
+    )
     if magic != MAGIC:
         raise DamagedRingError("not a ring file")
     if version != VERSION:
         raise DamagedRingError("ring version %d, this program reads %d" % (version, VERSION))
-    shape = Shape(journal, count)
+    shape = Shape(journal, count, *more)
     if journal_at != HEADER_SIZE or slots_at != HEADER_SIZE + journal or slot_size != SLOT_SIZE or not count:
         raise DamagedRingError("the ring's header does not fit together")
     if len(data) < shape.total_bytes:
@@ -187,8 +247,9 @@ def read_ring(data: bytes) -> RingContent:
     cells = read_cells(data)
     used = min(cells["journal_used"], shape.journal_bytes)
     strings, sites, notes = _read_journal(bytes(data[HEADER_SIZE : HEADER_SIZE + used]))
-    slots = _read_slots(data, HEADER_SIZE + shape.journal_bytes, shape.slots, strings, sites)
-    return RingContent(role, pid, ticks, cells, read_place(data), notes, slots)
+    slots = _read_slots(data, shape.slots_at, shape.slots, strings, sites)
+    steps = _read_steps(data, shape, cells["steps_recorded"], strings)
+    return RingContent(role, pid, ticks, cells, read_place(data), notes, slots, steps, _read_lines(data, shape, sites))
 
 
 def _read_journal(text: bytes) -> Tuple[Dict[int, str], Dict[int, Dict[str, Any]], List[Dict[str, Any]]]:
@@ -230,3 +291,17 @@ def _read_slots(
         )  # fmt: skip
     found.sort(key=lambda slot: slot.number)
     return found
+
+
+def _read_steps(data: bytes, shape: Shape, recorded: int, strings: Dict[int, str]) -> List[Step]:
+    found = []
+    for number in range(max(1, recorded - shape.steps + 1), recorded + 1):
+        fields = STEP.unpack_from(data, shape.steps_at + (number - 1) % shape.steps * STEP_SIZE)
+        if fields[0] == number:
+            found.append(Step(fields[0], fields[1], strings.get(fields[2], ""), fields[3], fields[4:8], fields[8:]))
+    return found
+
+
+def _read_lines(data: bytes, shape: Shape, sites: Dict[int, Dict[str, Any]]) -> List[Line]:
+    entries = (LINE.unpack_from(data, shape.lines_at + i * LINE_SIZE) for i in range(shape.lines))
+    return [Line(sites[site], phase, times) for site, phase, times in entries if times and site in sites]
