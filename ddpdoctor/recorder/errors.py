@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import _thread
 import os
-import re
 import sys
-import threading
 import time
-from types import TracebackType
-from typing import Any, Dict, List, Optional
 
-from . import frames
+from . import frames, imports
 from .state import describers, guarded, here
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any, Dict, List, Optional
+
 MAX_NOTES = 40
-_WORKER_TEXT = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in (\S+)', re.MULTILINE)
+_WORKER_TEXT = r'^\s*File "([^"\n]+)", line (\d+), in (\S+)'
 _PASSED_ON = ("Original Traceback (most recent call last):", "terminated with the following error:")
 _noted: Dict[int, Optional[str]] = {}
 _installed = False
@@ -42,7 +44,7 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
             "type": type(error).__name__,
             "text": text[:2000],
             "at": time.monotonic_ns(),
-            "main": int(threading.get_ident() == here.main_thread),
+            "main": int(_thread.get_ident() == here.main_thread),
             "uncaught": int(uncaught),
             "call": call,
             "child": int(bool(passed_on)),
@@ -73,8 +75,10 @@ def frames_in_text(text: str) -> List[Dict[str, Any]]:
     """Return the frames of a child's traceback that torch put into an error's text, or none."""
     for mark in _PASSED_ON:
         if mark in text:
-            tail = text.rsplit(mark, 1)[1]
-            return frames.trim([frames.describe(f, int(n), name) for f, n, name in _WORKER_TEXT.findall(tail)])
+            import re
+
+            found = re.findall(_WORKER_TEXT, text.rsplit(mark, 1)[1], re.MULTILINE)
+            return frames.trim([frames.describe(file, int(line), function) for file, line, function in found])
     return []
 
 
@@ -110,21 +114,15 @@ def install() -> None:
         return
     _installed = True
     original = sys.excepthook
-    thread_original = threading.excepthook
 
     def excepthook(kind: Any, error: Any, traceback: Any) -> None:
         _saw_uncaught(error)
         original(kind, error, error.__traceback__ if error is not None else traceback)
 
-    def thread_excepthook(args: Any) -> None:
-        if args.exc_type is not SystemExit:
-            _saw_uncaught(args.exc_value)
-        thread_original(args)
-
     sys.excepthook = excepthook
-    threading.excepthook = thread_excepthook
     _watch_exits()
     _watch_shutdown()
+    imports.when_there("threading", _watch_threads)
 
 
 def _watch_exits() -> None:
@@ -149,13 +147,28 @@ def _note_exit(caller: Any, status: Any) -> None:
     if here.ring is not None and user is not None:
         place = frames.describe(user.f_code.co_filename, user.f_lineno, user.f_code.co_name)
         here.ring.note({"k": "exit", "status": repr(status)[:80], "at": time.monotonic_ns(), "frame": place})
+    handled = sys.exc_info()[1]
+    if handled is not None and status not in (None, 0):
+        note_exception(handled, uncaught=True)  # logged by the script, which then leaves: the reason of its status
 
 
-def _watch_shutdown() -> None:
-    """Note when the script's own code has ended: the first thing that the interpreter does then is to join threads."""
+def _watch_threads(threading: Any) -> None:
+    """Note exceptions in threads, and the end of the script's own code: the interpreter then joins threads first."""
+    original = threading.excepthook
+
+    def excepthook(args: Any) -> None:
+        if args.exc_type is not SystemExit:
+            _saw_uncaught(args.exc_value)
+        original(args)
+
+    threading.excepthook = excepthook
     register = getattr(threading, "_register_atexit", None)
     if register is not None:
         register(_main_ended)
+
+
+def _watch_shutdown() -> None:
+    """Note the end of the script's own code in a process that never had threads."""
     import atexit
 
     atexit.register(_exited)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
-from types import FrameType
-from typing import Any, Dict, List, Optional, Tuple
 
 from . import wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any, Dict, List, Optional, Tuple
 
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 MAX_DEPTH = 200
@@ -18,9 +20,12 @@ _known: Dict[str, bool] = {}
 
 
 def _roots() -> Tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    found = {os.path.realpath(paths[k]) for k in ("stdlib", "platstdlib") if paths.get(k)}
-    found.update(paths[k] for k in ("stdlib", "platstdlib") if paths.get(k))
+    """Return the folders of the standard library, as ``sysconfig`` says; its import costs more than this."""
+    version = os.path.join(getattr(sys, "platlibdir", "lib"), "python%d.%d" % sys.version_info[:2])
+    found = {os.path.join(prefix, version) for prefix in (sys.base_prefix, sys.base_exec_prefix, sys.exec_prefix)}
+    if getattr(os, "__file__", None):
+        found.add(os.path.dirname(os.__file__))
+    found.update([os.path.realpath(path) for path in found])
     return tuple(sorted(path + os.sep for path in found))
 
 

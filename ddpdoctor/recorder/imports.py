@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from importlib.machinery import PathFinder
-from typing import Any, Callable, Dict
 
 from .state import here
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict
 
 patches: Dict[str, Callable[[Any], None]] = {}
 """What to do with which module once it is there."""
@@ -21,6 +23,8 @@ class PatchingFinder:
         patch = patches.get(name)
         if patch is None:
             return None
+        from importlib.machinery import PathFinder
+
         spec = PathFinder.find_spec(name, path, target)
         loader = getattr(spec, "loader", None)
         if loader is None:
@@ -49,7 +53,13 @@ def apply(name: str, module: Any) -> None:
 def install() -> None:
     """Watch imports from now on, and patch what is there already."""
     sys.meta_path.insert(0, PatchingFinder)
-    for name in list(patches):
-        module = sys.modules.get(name)
-        if module is not None:
-            apply(name, module)
+    for name, patch in list(patches.items()):
+        when_there(name, patch)
+
+
+def when_there(name: str, patch: Callable[[Any], None]) -> None:
+    """Have a module patched as soon as it is imported, or now, if it is there already."""
+    patches[name] = patch
+    module = sys.modules.get(name)
+    if module is not None:
+        apply(name, module)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import _thread
 import itertools
-import json
 import mmap
 import os
-import threading
 import time
-from typing import Any, Dict, Optional
 
 from . import wire
+from .encode import to_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Optional
 
 MAX_INTERNED = 8192
 """Interned strings and sites a ring may hold in memory: a bound for scripts that make code at run time."""
@@ -29,7 +32,7 @@ class Ring:
         self._shape = shape
         self._slots_at = shape.slots_at
         self._used = 0
-        self._lock = threading.Lock()
+        self._lock = _thread.allocate_lock()
         self._ids: Dict[Any, int] = {}
         self._indexes = itertools.count(1)
         self._done = itertools.count(1)
@@ -52,7 +55,7 @@ class Ring:
 
     def note(self, entry: Dict[str, Any]) -> bool:
         """Append a line to the journal; False where there is no room, or another thread is at it this moment."""
-        text = json.dumps(entry, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
+        text = to_json(entry).encode("ascii") + b"\n"
         if not self._lock.acquire(False):
             time.sleep(0)
             if not self._lock.acquire(False):

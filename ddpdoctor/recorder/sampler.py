@@ -7,18 +7,21 @@ that it can never end a process.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # what signal is made of; signal itself would load enum
+import _thread
 import faulthandler
-import json
 import mmap
 import os
-import signal
 import sys
-import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from . import frames, wire
-from .state import describers, guarded, here, start_ticks
+from .encode import to_json
+from .state import describers, guarded, here
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 RANK_TICK_S = 0.1
 CHILD_TICK_S = 0.4
@@ -94,9 +97,9 @@ class Sampler:
 
     def write(self, request: int, looks: List[Any], extra: Dict[str, Any]) -> None:
         """Put the answer in place whole, so that no reader sees half of it."""
-        name = os.path.join(here.folder, "evidence", "%d-%d-%d.json" % (os.getpid(), start_ticks(), request))
+        name = os.path.join(here.folder, "evidence", "%d-%d-%d.json" % (os.getpid(), here.ticks, request))
         body = dict(extra, looks=looks, pid=os.getpid(), request=request)
-        write_quietly(name + ".part", json.dumps(body).encode())
+        write_quietly(name + ".part", to_json(body).encode())
         os.replace(name + ".part", name)
 
 
@@ -125,18 +128,19 @@ def _described(name: str, describe: Callable[[], Any]) -> Any:
 
 def take_look() -> Dict[str, Any]:
     """Return the stacks of all threads but our own."""
-    threads = dict(threading._active)  # type: ignore[attr-defined]
-    mine = threading.get_ident()
+    threads = dict(getattr(sys.modules.get("threading"), "_active", ()))
+    mine = _thread.get_ident()
     stacks = []
     for ident, frame in sys._current_frames().items():
         if ident == mine:
             continue
         thread = threads.get(ident)
+        is_main = ident == here.main_thread
         stacks.append(
             {
-                "thread": thread.name if thread is not None else "thread %d" % ident,
-                "main": int(ident == here.main_thread),
-                "daemon": int(thread is None or thread.daemon),
+                "thread": thread.name if thread is not None else "MainThread" if is_main else "thread %d" % ident,
+                "main": int(is_main),
+                "daemon": int(thread.daemon if thread is not None else not is_main),
                 "frames": frames.walk(frame),
             }
         )
@@ -158,18 +162,18 @@ def start() -> None:
     sampler = Sampler(tick)
     if here.role == wire.ROLE_RANK:
         _register_dump()
-    thread = threading.Thread(target=sampler.run, name="ddpdoctor", daemon=True)
-    thread.start()
+    # No threading.Thread: it would be seen by scripts that list their threads, and threading is not loaded for us.
+    _thread.start_new_thread(sampler.run, ())
 
 
 def _register_dump() -> None:
     """Let SIGURG write all stacks to a file, and fatal signals too where the script did not ask for that itself."""
     global _dump_file
-    if signal.getsignal(signal.SIGURG) != signal.SIG_DFL:
+    if _signal.getsignal(_signal.SIGURG) != _signal.SIG_DFL:
         return
-    path = os.path.join(here.folder, "evidence", "%d-%d.dump" % (os.getpid(), start_ticks()))
+    path = os.path.join(here.folder, "evidence", "%d-%d.dump" % (os.getpid(), here.ticks))
     _dump_file = open(path, "wb", buffering=0)  # noqa: SIM115 - lives as long as the process
-    faulthandler.register(signal.SIGURG, file=_dump_file, all_threads=True, chain=False)
+    faulthandler.register(_signal.SIGURG, file=_dump_file, all_threads=True, chain=False)
     if not faulthandler.is_enabled():
         faulthandler.enable(file=_dump_file, all_threads=True)
 
@@ -177,5 +181,5 @@ def _register_dump() -> None:
 def forget_dump() -> None:
     """In a forked child: write no longer into the parent's file."""
     if _dump_file is not None:
-        faulthandler.unregister(signal.SIGURG)
+        faulthandler.unregister(_signal.SIGURG)
         faulthandler.disable()

@@ -1,14 +1,35 @@
-"""Starts the recorder in a Python that ``wrap`` has reached: what kind of process is this, and what does it need."""
+"""Starts the recorder in a Python that ``wrap`` has reached: what kind of process is this, and what does it need.
+
+Most Pythons of a job are helpers that never become a rank. Until one does, nothing is loaded but this and ``imports``.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Callable, List
 
-from . import errors, imports, sampler, wire
+from . import imports
 from .state import AGENT_VARIABLE, MASTER_VARIABLE, describers, guarded, here
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, List
+
+GIVEN_VARIABLE = "DDPDOCTOR_GIVEN"
+"""The number of the rank that this process is, or that has started it."""
+WATCHER_VARIABLE = "DDPDOCTOR_WATCHER"
+"""The pid of ``wrap``."""
+NUMBER_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+"""How torch's launchers, Open MPI, PMIx, MPICH and Slurm tell a process its number."""
+_LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "ddpdoctor"})
+_LAUNCHER_MODULES = (
+    "-m torch.distributed.run",
+    "-m torch.distributed.launch",
+    "-m accelerate",
+    "-m deepspeed",
+    "-m ddpdoctor",
+)
+_OPTIONS_WITH_VALUE = frozenset({"-W", "-X"})
 _HELPERS = ("multiprocessing.spawn", "multiprocessing.forkserver", "--multiprocessing-fork")
 
 
@@ -17,17 +38,24 @@ def install() -> None:
     if getattr(sys, "_ddpdoctor_recorder", None) is not None:
         return
     sys._ddpdoctor_recorder = here  # type: ignore[attr-defined]
-    here.on_start += [errors.install, sampler.start]
+    here.on_start.append(_start_parts)
     _register_patches()
     imports.install()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_forked)
     if is_rank():
+        os.environ[GIVEN_VARIABLE] = given_number()
         os.environ[MASTER_VARIABLE] = store_address()
-        errors.install()
-        here.start(wire.ROLE_RANK)
+        here.start_rank()
     elif any(mark in argument for argument in _arguments() for mark in _HELPERS):
-        here.start(wire.ROLE_CHILD)
+        here.start_child()
+
+
+def _start_parts() -> None:
+    from . import errors, sampler
+
+    errors.install()
+    sampler.start()
 
 
 def store_address() -> str:
@@ -36,8 +64,54 @@ def store_address() -> str:
 
 
 def is_rank() -> bool:
-    """Return whether torch's elastic agent started this very process as a rank."""
-    return "RANK" in os.environ and os.environ.get(AGENT_VARIABLE) == str(os.getppid())
+    """Return whether this very process was started as a rank.
+
+    That is the first Python that a launcher has given a number of its own: what a rank starts has the same number,
+    and is none. Without any number it is the command that ``wrap`` was given, where that runs a script.
+    """
+    given = os.environ.get(GIVEN_VARIABLE, "")
+    agent = os.environ.get(AGENT_VARIABLE)
+    if agent:
+        return "RANK" in os.environ and not given.startswith(agent + " ")
+    if _runs_launcher():
+        return False
+    number = given_number()
+    if number:
+        return number != given
+    return os.environ.get(WATCHER_VARIABLE) == str(os.getppid()) and _runs_script()
+
+
+def given_number() -> str:
+    """Return how launchers have numbered this process, as one text; empty where none has."""
+    if not any(name in os.environ for name in NUMBER_VARIABLES):
+        return ""
+    names = (AGENT_VARIABLE, "LOCAL_RANK", "WORLD_SIZE", *NUMBER_VARIABLES)
+    return " ".join(os.environ.get(name, "-") for name in names)
+
+
+def _program() -> str:
+    """Return the script that this Python runs, or ``-m`` and its module; empty where that cannot be told yet."""
+    words = iter(_arguments()[1:])
+    for word in words:
+        if word == "-m":
+            return "-m " + next(words, "")
+        if word in _OPTIONS_WITH_VALUE:
+            next(words, "")
+        elif not word.startswith("-"):
+            return word
+        elif word.startswith("-c"):
+            break
+    return ""
+
+
+def _runs_launcher() -> bool:
+    program = _program()
+    return program.startswith(_LAUNCHER_MODULES) or os.path.basename(program) in _LAUNCHERS
+
+
+def _runs_script() -> bool:
+    program = _program()
+    return program.endswith(".py") or program.startswith("-m ")
 
 
 def _arguments() -> List[str]:
@@ -48,43 +122,51 @@ def _arguments() -> List[str]:
 def _forked() -> None:
     """Give a forked child a ring of its own; the parent's stays the parent's."""
     had_ring = here.ring is not None
-    here.ring = None
-    sampler.forget_dump()
+    here.forked()
     if had_ring:
-        here.start(wire.ROLE_CHILD)
+        from . import sampler
+
+        sampler.forget_dump()
+        here.start_child()
 
 
 def _register_patches() -> None:
-    def lazily(name: str) -> Callable[[Any], None]:
-        def patch(module: Any) -> None:
-            from . import training
+    training = {
+        "torch.nn.parallel.distributed": "patch_ddp",
+        "torch.autograd": "patch_autograd",
+        "torch.optim.optimizer": "patch_optimizer",
+        "torch.utils.data.dataloader": "patch_loader",
+        "torch.multiprocessing.spawn": "patch_spawn",
+        "multiprocessing.popen_fork": "patch_popen",
+        "torch._dynamo.trace_rules": "patch_dynamo",
+    }
+    imports.patches.update({module: _later("training", name) for module, name in training.items()})
+    imports.patches["torch.distributed.distributed_c10d"] = _patch_groups
+    imports.patches["torch.distributed.elastic.multiprocessing.api"] = _patch_agent
+    imports.patches["multiprocessing.process"] = _later("errors", "note_processes")
 
-            if name == "patch_groups":
-                from . import calls
 
-                describers["groups"] = calls.groups_now
-                describers["flight_recorder"] = training.flight_recorder
-            getattr(training, name)(module)
+def _later(part: str, name: str) -> Callable[[Any], None]:
+    """Return a patch that stands in another file of the recorder, which is loaded when the patch is applied."""
 
-        return patch
+    def patch(module: Any) -> None:
+        from importlib import import_module
 
-    def patch_agent(module: Any) -> None:
-        if not is_rank():
-            from . import agent
+        getattr(import_module("." + part, __package__), name)(module)
 
-            agent.patch(module)
+    return patch
 
-    imports.patches.update(
-        {
-            "torch.distributed.distributed_c10d": lazily("patch_groups"),
-            "torch.nn.parallel.distributed": lazily("patch_ddp"),
-            "torch.autograd": lazily("patch_autograd"),
-            "torch.optim.optimizer": lazily("patch_optimizer"),
-            "torch.utils.data.dataloader": lazily("patch_loader"),
-            "torch.multiprocessing.spawn": lazily("patch_spawn"),
-            "multiprocessing.popen_fork": lazily("patch_popen"),
-            "torch._dynamo.trace_rules": lazily("patch_dynamo"),
-            "torch.distributed.elastic.multiprocessing.api": patch_agent,
-            "multiprocessing.process": lambda _: errors.note_processes(),
-        }
-    )
+
+def _patch_groups(module: Any) -> None:
+    from . import calls, training
+
+    describers["groups"] = calls.groups_now
+    describers["flight_recorder"] = training.flight_recorder
+    training.patch_groups(module)
+
+
+def _patch_agent(module: Any) -> None:
+    if not os.environ.get(AGENT_VARIABLE):
+        from . import agent
+
+        agent.patch(module)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import _thread
 import os
-import threading
+import sys
 import time
-from typing import Any, Callable, Dict, List, Optional
 
-from . import frames, wire
-from .ring import Ring
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional
+
+    from .ring import Ring
 
 FOLDER_VARIABLE = "DDPDOCTOR_RUN"
 """Names the run's folder on this host. Without it every hook returns at once."""
@@ -17,6 +20,13 @@ AGENT_VARIABLE = "DDPDOCTOR_AGENT"
 MASTER_VARIABLE = "DDPDOCTOR_MASTER"
 """Where torch's elastic agent has the store that its ranks join."""
 MAX_FAILURES = 20
+
+_LAUNCH_VARIABLES = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT",
+    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NNODES",
+)  # fmt: skip
+"""How launchers tell a process which of how many it is."""
 
 describers: Dict[str, Callable[[], Any]] = {}
 """What else goes into the evidence, by key: functions that the hooks register."""
@@ -28,21 +38,39 @@ class Recorder:
     def __init__(self) -> None:
         self.folder = os.environ.get(FOLDER_VARIABLE, "")
         self.ring: Optional[Ring] = None
-        self.role = wire.ROLE_CHILD
-        self.main_thread = threading.main_thread().ident
+        self.role = 0
+        """``wire.ROLE_RANK``, ``wire.ROLE_CHILD``, or 0 as long as there is no ring."""
+        self.ticks = 0
+        """When this process started, in clock ticks since boot; with the pid it names the process for good."""
+        self.main_thread = _main_thread()
         self.failures = 0
         self.on_start: List[Callable[[], None]] = []
 
+    def start_rank(self) -> None:
+        """Record this process as a rank."""
+        from . import wire
+
+        self.start(wire.ROLE_RANK)
+
+    def start_child(self) -> None:
+        """Record this process as one that belongs to a rank."""
+        from . import wire
+
+        self.start(wire.ROLE_CHILD)
+
     def start(self, role: int) -> None:
         """Make the ring. Where that fails the process goes on without one, and a note says why."""
+        from . import frames, wire
+        from .ring import Ring
+
+        self.ticks = start_ticks()
         try:
             shape = wire.RANK_SHAPE if role == wire.ROLE_RANK else wire.CHILD_SHAPE
-            ring = Ring(os.path.join(self.folder, "rings"), role, shape, os.getpid(), start_ticks())
+            ring = Ring(os.path.join(self.folder, "rings"), role, shape, os.getpid(), self.ticks)
         except OSError as error:
             self.lost("no ring could be made: %s" % error.strerror)
             return
         self.role = role
-        self.main_thread = threading.main_thread().ident
         self.ring = ring
         ring.note(
             {
@@ -59,6 +87,8 @@ class Recorder:
 
     def promote(self) -> None:
         """Give a process that turned out to be a rank (under mp.spawn) the ring of a rank."""
+        from . import wire
+
         if self.role == wire.ROLE_RANK and self.ring is not None:
             return
         old, self.ring = self.ring, None
@@ -66,10 +96,22 @@ class Recorder:
             old.remove()
         self.start(wire.ROLE_RANK)
 
+    def demote(self) -> None:
+        """Take back the ring of a process that was taken for a rank, and starts ranks."""
+        old, self.ring = self.ring, None
+        if old is not None:
+            self.role = 0
+            old.remove()
+
+    def forked(self) -> None:
+        """Let go of the parent's ring, in a forked child, whose main thread is the one that forked."""
+        self.ring = None
+        self.main_thread = _thread.get_ident()
+
     def lost(self, why: str) -> None:
         """Leave word that this process cannot be recorded; failing that, nothing can be done."""
         try:
-            path = os.path.join(self.folder, "lost-%d-%d" % (os.getpid(), start_ticks()))
+            path = os.path.join(self.folder, "lost-%d-%d" % (os.getpid(), self.ticks))
             fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
             try:
                 os.write(fd, ("%s\n%s" % (os.environ.get("RANK", ""), why)).encode())
@@ -91,9 +133,14 @@ class Recorder:
             pass
 
 
+def _main_thread() -> Optional[int]:
+    """Return the main thread's number. Where nobody has imported ``threading`` yet it is the one that runs."""
+    threading = sys.modules.get("threading")
+    return _thread.get_ident() if threading is None else threading.main_thread().ident
+
+
 def _launch_variables() -> Any:
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT")
-    return {name: os.environ[name] for name in names if name in os.environ}
+    return {name: os.environ[name] for name in _LAUNCH_VARIABLES if name in os.environ}
 
 
 def start_ticks(pid: Optional[int] = None) -> int:

@@ -1,7 +1,7 @@
 """Python imports this at its start because ``wrap`` puts this folder on PYTHONPATH.
 
 It loads the recorder by file path, since a rank's Python may not have ddpdoctor installed, and then the
-``sitecustomize`` that this one stands in front of.
+``sitecustomize`` that this one stands in front of. Every Python of a job runs this: it imports what it must only.
 """
 
 import os
@@ -9,15 +9,10 @@ import sys
 
 
 def _load_recorder():
-    import importlib.util
-
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    name = "_ddpdoctor_recorder"
-    spec = importlib.util.spec_from_file_location(
-        name, os.path.join(home, "__init__.py"), submodule_search_locations=[home]
-    )
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
+    package = type(sys)("_ddpdoctor_recorder")
+    package.__path__ = [home]
+    sys.modules["_ddpdoctor_recorder"] = package
     from _ddpdoctor_recorder import start
 
     start.install()
@@ -25,18 +20,15 @@ def _load_recorder():
 
 def _load_hidden():
     """Import the sitecustomize that would have been found without us, as a module or a package."""
-    from importlib.machinery import PathFinder
-
     here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = path = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != here]
-    spec = PathFinder.find_spec("sitecustomize", path)
-    if spec is None or spec.loader is None:
-        return
-    import importlib.util
-
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["sitecustomize"] = module
-    spec.loader.exec_module(module)
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != here]
+    ours = sys.modules.pop("sitecustomize")
+    try:
+        import sitecustomize  # noqa: F401
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+        sys.modules["sitecustomize"] = ours
 
 
 if os.environ.get("DDPDOCTOR_RUN"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.recorder import wire
+from ddpdoctor.recorder import reading, wire
 from ddpdoctor.recorder.ring import Ring
 
 
@@ -17,8 +17,8 @@ def make(tmp_path: Path, shape: wire.Shape = wire.CHILD_SHAPE) -> Ring:
     return Ring(str(tmp_path), wire.ROLE_RANK, shape, pid=42, start_ticks=7)
 
 
-def read(ring: Ring) -> wire.RingContent:
-    return wire.read_ring(Path(ring.path).read_bytes())
+def read(ring: Ring) -> reading.RingContent:
+    return reading.read_ring(Path(ring.path).read_bytes())
 
 
 def record(ring: Ring, op: str = "all_reduce", seq: int = 1, dims: tuple[int, ...] = (4, 8)) -> int:
@@ -127,8 +127,8 @@ def test_the_last_place(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"x" * 5000, wire.MAGIC + b"\0" * 5000, bytes(9000)])
 def test_what_is_no_ring_is_refused(data: bytes) -> None:
-    with pytest.raises(wire.DamagedRingError):
-        wire.read_ring(data)
+    with pytest.raises(reading.DamagedRingError):
+        reading.read_ring(data)
 
 
 def test_a_truncated_ring_is_refused_and_a_damaged_line_is_passed_over(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_truncated_ring_is_refused_and_a_damaged_line_is_passed_over(tmp_path:
     ring.note({"k": "first"})
     ring.note({"k": "second"})
     data = bytearray(Path(ring.path).read_bytes())
-    with pytest.raises(wire.DamagedRingError, match="truncated"):
-        wire.read_ring(bytes(data[:-1]))
+    with pytest.raises(reading.DamagedRingError, match="truncated"):
+        reading.read_ring(bytes(data[:-1]))
     data[wire.HEADER_SIZE + 2] = 0xFF
-    assert [note["k"] for note in wire.read_ring(bytes(data)).notes] == ["second"]
+    assert [note["k"] for note in reading.read_ring(bytes(data)).notes] == ["second"]
