@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect import ranks
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import GroupState, Job, Rank
-from ddpdoctor.recorder import wire
+from ddpdoctor.recorder import reading
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,13 +117,13 @@ def _read_ranks(folder: Path, agent: AgentLog, watch: dict[str, Any], run: dict[
     return tuple(sorted((ranks.read_rank(source, context) for source in sources), key=lambda rank: rank.rank))
 
 
-def _read_rings(folder: Path, pattern: str = "*.ring") -> dict[int, wire.RingContent]:
+def _read_rings(folder: Path, pattern: str = "*.ring") -> dict[int, reading.RingContent]:
     """Return the rings by pid, the latest where a pid came back. Damaged ones are left out."""
-    found: dict[int, wire.RingContent] = {}
+    found: dict[int, reading.RingContent] = {}
     for path in sorted(folder.glob(pattern)):
         try:
-            content = wire.read_ring(path.read_bytes())
-        except (OSError, wire.DamagedRingError):
+            content = reading.read_ring(path.read_bytes())
+        except (OSError, reading.DamagedRingError):
             continue
         known = found.get(content.pid)
         if known is None or known.start_ticks <= content.start_ticks:
@@ -131,7 +131,7 @@ def _read_rings(folder: Path, pattern: str = "*.ring") -> dict[int, wire.RingCon
     return found
 
 
-def _child_ends(contents: dict[int, wire.RingContent]) -> dict[int, dict[str, Any]]:
+def _child_ends(contents: dict[int, reading.RingContent]) -> dict[int, dict[str, Any]]:
     notes = (note for content in contents.values() for note in content.notes if note.get("k") == "child_end")
     return {int(note["pid"]): note for note in notes}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect import proc
-from ddpdoctor.recorder import wire
+from ddpdoctor.recorder import reading
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,7 @@ def open_rings(folder: Path, known: dict[int, Followed], now_ns: int) -> None:
                 continue
             with path.open("rb") as file:
                 ring = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-            role, _, pid, ticks = wire.read_identity(ring[: len(ring)])
+            role, _, pid, ticks = reading.read_identity(ring[: len(ring)])
         except (OSError, ValueError):
             continue
         known[pid] = Followed(
@@ -70,7 +70,7 @@ def _same_size(old: Followed, path: Path) -> bool:
 
 def follow(process: Followed, now_ns: int, interval_s: float, hang_timeout_s: float, below: frozenset[int]) -> None:
     """Look at one process again. ``below`` are the pids of its descendants."""
-    cells = wire.read_cells(process.ring)
+    cells = reading.read_cells(process.ring)
     old, process.cells = process.cells, cells
     if not old or cells["heartbeat_ns"] != old["heartbeat_ns"]:
         process.heartbeat_changed_ns = now_ns
