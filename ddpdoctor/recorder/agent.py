@@ -40,19 +40,31 @@ _log = Log(here.folder)
 
 def patch(module: Any) -> None:
     """Put our hooks around the contexts that start, poll and close the ranks."""
-    os.environ[AGENT_VARIABLE] = str(os.getpid())
-    _guarded_log(k="agent", pid=os.getpid())
     for name in ("SubprocessContext", "MultiprocessContext"):
         context = getattr(module, name, None)
         if context is not None:
-            context._start = _after(context._start, _started)
+            context._start = _after(_first(context._start, _become_agent), _started)
             context._poll = _after(context._poll, _note_ends)
             context._close = _before(context._close, _closing)
 
 
-@guarded("agent log")
-def _guarded_log(**entry: Any) -> None:
-    _log.write(**entry)
+@guarded("agent")
+def _become_agent(context: Any) -> None:
+    """Say that the children of this process are ranks, and that itself is none, whatever number it was given."""
+    if os.environ.get(AGENT_VARIABLE) == str(os.getpid()):
+        return
+    os.environ[AGENT_VARIABLE] = str(os.getpid())
+    here.demote()
+    _log.write(k="agent", pid=os.getpid())
+
+
+def _first(original: Any, action: Any) -> Any:
+    @functools.wraps(original)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        action(self)
+        return original(self, *args, **kwargs)
+
+    return run
 
 
 def _after(original: Any, action: Any) -> Any:

@@ -56,6 +56,10 @@ def _start_parts() -> None:
 
     errors.install()
     sampler.start()
+    if here.is_rank and not os.environ.get(AGENT_VARIABLE):
+        from . import last_words
+
+        last_words.start()
 
 
 def store_address() -> str:
@@ -144,6 +148,7 @@ def _register_patches() -> None:
     imports.patches["torch.distributed.distributed_c10d"] = _patch_groups
     imports.patches["torch.distributed.elastic.multiprocessing.api"] = _patch_agent
     imports.patches["multiprocessing.process"] = _later("errors", "note_processes")
+    describers["lock_path"] = _lock_path
 
 
 def _later(part: str, name: str) -> Callable[[Any], None]:
@@ -155,6 +160,12 @@ def _later(part: str, name: str) -> Callable[[Any], None]:
         getattr(import_module("." + part, __package__), name)(module)
 
     return patch
+
+
+def _lock_path() -> Any:
+    from . import waits
+
+    return waits.lock_path()
 
 
 def _patch_groups(module: Any) -> None:

@@ -46,6 +46,13 @@ class Recorder:
         self.failures = 0
         self.on_start: List[Callable[[], None]] = []
 
+    @property
+    def is_rank(self) -> bool:
+        """Whether this process is recorded as a rank."""
+        from . import wire
+
+        return self.role == wire.ROLE_RANK
+
     def start_rank(self) -> None:
         """Record this process as a rank."""
         from . import wire
