@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.dumps import parse_stacks, split_fatal
 from ddpdoctor.collect.flight import pending_on_device
+from ddpdoctor.collect.models import read_models
+from ddpdoctor.collect.saved_causes import read_process_causes
 from ddpdoctor.model.facts import PHASES, Call, Child, Frame, GroupState, Life, Look, Raised, Rank, Stack
-from ddpdoctor.recorder import wire
+from ddpdoctor.recorder import reading, wire
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,12 +46,12 @@ class Context:
     ends: dict[int, dict[str, Any]]
     stop_ns: int | None
     watched: dict[str, Any]
-    contents: dict[int, wire.RingContent]
+    contents: dict[int, reading.RingContent]
     lost: dict[int, str]
 
 
 def find_ranks(
-    started: dict[int, dict[str, Any]], contents: dict[int, wire.RingContent], begun_ns: int
+    started: dict[int, dict[str, Any]], contents: dict[int, reading.RingContent], begun_ns: int
 ) -> list[Source]:
     """Return the processes that stand for ranks: the agent's children, or the world that one of those made.
 
@@ -71,17 +73,17 @@ def find_ranks(
     return sources
 
 
-def _made_world(content: wire.RingContent) -> bool:
+def _made_world(content: reading.RingContent) -> bool:
     return any(note.get("k") in ("init", "initialized") for note in content.notes)
 
 
-def _began(content: wire.RingContent) -> int:
+def _began(content: reading.RingContent) -> int:
     return content.cells["started_ns"]
 
 
-def _ancestors(content: wire.RingContent, contents: dict[int, wire.RingContent]) -> list[int]:
+def _ancestors(content: reading.RingContent, contents: dict[int, reading.RingContent]) -> list[int]:
     found: list[int] = []
-    step: wire.RingContent | None = content
+    step: reading.RingContent | None = content
     while step is not None and len(found) < 20:
         ppid = _process_note(step).get("ppid")
         if not isinstance(ppid, int) or ppid in found:
@@ -91,11 +93,11 @@ def _ancestors(content: wire.RingContent, contents: dict[int, wire.RingContent])
     return found
 
 
-def _process_note(content: wire.RingContent) -> dict[str, Any]:
+def _process_note(content: reading.RingContent) -> dict[str, Any]:
     return next((note for note in content.notes if note.get("k") == "process"), {})
 
 
-def _rank_of(content: wire.RingContent | None, default: int) -> int:
+def _rank_of(content: reading.RingContent | None, default: int) -> int:
     for kind in ("initialized", "init"):
         for note in content.notes if content else ():
             if note.get("k") == kind and isinstance(note.get("rank"), int):
@@ -123,11 +125,12 @@ def read_rank(source: Source, context: Context) -> Rank:
         **end,
     }
     if content is None:
-        return Rank(**common, world_size=source.world_size)
+        causes = read_process_causes(watched.get("causes"), [], {})
+        return Rank(**common, world_size=source.world_size, causes=causes)
     return Rank(**common, **_from_ring(content, source, context, watched))
 
 
-def _defects(content: wire.RingContent | None) -> str | None:
+def _defects(content: reading.RingContent | None) -> str | None:
     """Return which hooks of the recorder failed, as on a torch that lacks what they hold on to; None where none did."""
     notes = [note for note in content.notes if note.get("k") == "defect"] if content else []
     return "; ".join(sorted({f"{note.get('hook')}: {note.get('error')}" for note in notes})) or None
@@ -160,7 +163,9 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _from_ring(content: wire.RingContent, source: Source, context: Context, watched: dict[str, Any]) -> dict[str, Any]:
+def _from_ring(
+    content: reading.RingContent, source: Source, context: Context, watched: dict[str, Any]
+) -> dict[str, Any]:
     calls = tuple(_call(slot) for slot in content.slots)
     notes = content.notes
     process = _process_note(content)
@@ -190,14 +195,16 @@ def _from_ring(content: wire.RingContent, source: Source, context: Context, watc
         "groups": _groups(evidence, notes, content.slots),
         "looks": looks,
         "children": _children(watched, context),
+        "causes": read_process_causes(watched.get("causes"), notes, evidence),
         "raised": _raised(notes),
+        "models": read_models(notes),
         "steps": cells["steps"],
         "batches": cells["batches"],
         "epochs": cells["epochs"],
     }
 
 
-def _call(slot: wire.Slot) -> Call:
+def _call(slot: reading.Slot) -> Call:
     return Call(
         index=slot.number,
         op=slot.op,
@@ -215,6 +222,7 @@ def _call(slot: wire.Slot) -> Call:
         is_async=bool(slot.flags & wire.FLAG_ASYNC),
         failed=bool(slot.flags & wire.FLAG_FAILED),
         thread_is_main=bool(slot.flags & wire.FLAG_MAIN),
+        begun=slot.seq if slot.seq >= 0 and slot.op in PHASES else None,
     )
 
 
@@ -231,7 +239,7 @@ def _frames(entries: Any) -> tuple[Frame, ...]:
     return tuple(frame for frame in map(_frame, entries or ()) if frame is not None)
 
 
-def _last_place(content: wire.RingContent) -> Frame | None:
+def _last_place(content: reading.RingContent) -> Frame | None:
     """Return the user's line seen last: that of a call which began after the sampler's last look, else the look's."""
     last = content.slots[-1] if content.slots else None
     looked_ns = content.cells["heartbeat_ns"] - LOOKS_APART_NS
@@ -276,7 +284,7 @@ def _message(note: dict[str, Any]) -> str:
     return lines[-1].removeprefix(f"{note.get('type')}: ") if note.get("child") and lines else text
 
 
-def _groups(evidence: dict[str, Any], notes: list[dict[str, Any]], slots: list[wire.Slot]) -> tuple[GroupState, ...]:
+def _groups(evidence: dict[str, Any], notes: list[dict[str, Any]], slots: list[reading.Slot]) -> tuple[GroupState, ...]:
     """Return the groups as the rank told them last: in its evidence, or when a call failed, or from its calls alone."""
     told: list[dict[str, Any]] = evidence.get("groups") or []
     for note in reversed(notes):
@@ -291,11 +299,12 @@ def _groups(evidence: dict[str, Any], notes: list[dict[str, Any]], slots: list[w
     for slot in slots:
         name = slot.group or DEFAULT_GROUP
         if slot.seq > 0:
-            highest[name] = max(highest.get(name, 0), slot.seq - (1 if slot.group and not slot.ended_ns else 0))
+            pending = slot.group and slot.op not in PHASES and not slot.ended_ns
+            highest[name] = max(highest.get(name, 0), slot.seq - (1 if pending else 0))
     return tuple(GroupState(name=n, ranks=(), backend="", enqueued=seq) for n, seq in sorted(highest.items()))
 
 
-def read_evidence(folder: Path, content: wire.RingContent) -> dict[str, Any]:
+def read_evidence(folder: Path, content: reading.RingContent) -> dict[str, Any]:
     """Return the latest answer of a process, or nothing."""
     pattern = f"{content.pid}-{content.start_ticks}-*.json"
     paths = sorted((folder / "evidence").glob(pattern), key=lambda path: int(path.stem.rsplit("-", 1)[1]))
@@ -309,7 +318,7 @@ def read_evidence(folder: Path, content: wire.RingContent) -> dict[str, Any]:
     return {}
 
 
-def _read_dump(folder: Path, content: wire.RingContent) -> str:
+def _read_dump(folder: Path, content: reading.RingContent) -> str:
     try:
         return (folder / "evidence" / f"{content.pid}-{content.start_ticks}.dump").read_text(errors="replace")
     except OSError:

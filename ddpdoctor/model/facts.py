@@ -8,6 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.causes import HostCauses, ProcessCauses
+    from ddpdoctor.model.node import Node
+    from ddpdoctor.model.transport import NcclLine
 
 
 class Life(str, Enum):
@@ -84,6 +90,8 @@ class Call:
     failed: bool
     """The call ended by raising."""
     thread_is_main: bool
+    begun: int | None = None
+    """Of a phase: how many collectives its group had begun when it started; None where that is not known."""
 
 
 PHASES = frozenset(
@@ -152,6 +160,34 @@ class Child:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSeen:
+    """A parameter or a buffer of a module, as the module names it."""
+
+    name: str
+    shape: tuple[int, ...] | None
+    """None for a parameter of a lazy module that has no shape yet."""
+    dtype: str
+    requires_grad: bool
+    is_buffer: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSeen:
+    """A module as DDP's constructor was given it."""
+
+    group: str
+    """Name of the process group that DDP reduces in."""
+    digest: str
+    """Equal for models whose tensors are equal in number, order, names, shapes, dtypes and ``requires_grad``."""
+    count: int
+    """Parameters and, where DDP synchronizes them, buffers."""
+    tensors: tuple[TensorSeen, ...]
+    """The first of them, in order; fewer than ``count`` where not all found room."""
+    site: Frame | None
+    """The user's line that made the DDP model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
     """All that was seen of one rank."""
 
@@ -203,6 +239,8 @@ class Rank:
     looks: tuple[Look, ...] = ()
     children: tuple[Child, ...] = ()
     raised: tuple[Raised, ...] = ()
+    models: tuple[ModelSeen, ...] = ()
+    """The modules that DDP was given, in the order of its construction."""
     steps: int = 0
     batches: int = 0
     epochs: int = 0
@@ -210,6 +248,8 @@ class Rank:
     """When the parent last saw this rank make progress."""
     lost: str | None = None
     """Why nothing, or not all, could be recorded of this rank."""
+    causes: ProcessCauses | None = None
+    """What was seen of its process that may explain why it stands still or died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,3 +275,9 @@ class Job:
     node_rank: int | None = None
     debug_level: str = "OFF"
     torch_version: str | None = None
+    host_causes: HostCauses | None = None
+    """What its processes share on this host."""
+    machine: Node | None = None
+    """This host's network and GPUs, read where a collective did not complete."""
+    nccl_lines: tuple[NcclLine, ...] = ()
+    """The last warnings of NCCL's own logs."""

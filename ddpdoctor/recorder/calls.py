@@ -323,12 +323,17 @@ def groups_now() -> Any:
     return found
 
 
-def begun_in_default_group() -> int:
-    """Return how many collectives the default group has begun, -1 where there is none. Phases carry this number."""
-    if c10d is None or not c10d.is_initialized():
-        return wire.NO_SEQ
-    group = c10d._get_default_group()
-    return sequence_number(group) - _shift[group.group_name]
+def begun_in(group: Any) -> Tuple[int, int]:
+    """Return a group's interned name, and how many collectives it has begun; the number is -1 where it is not known.
+
+    Without a group the number is that of the default group, and the name is empty.
+    """
+    ring = here.ring
+    if ring is None or c10d is None or not c10d.is_initialized():
+        return 0, wire.NO_SEQ
+    known = group if group is not None else c10d._get_default_group()
+    begun = sequence_number(known) - _shift[known.group_name]
+    return (group_id(ring, group) if group is not None else 0), begun
 
 
 def patch(module: Any) -> None:

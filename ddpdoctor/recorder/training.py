@@ -6,18 +6,18 @@ import functools
 import itertools
 import os
 import time
+import weakref
 from typing import Any, Callable, Optional
 
-from . import calls, detail, frames, wire
+from . import calls, detail, frames, models, wire
 from .errors import note_exception
 from .state import MASTER_VARIABLE, here
-
-MAX_PARAMETERS = 200
-"""Parameters of a DDP model that are written down by name; further ones are counted."""
 
 _steps = itertools.count(1)
 _batches = itertools.count(1)
 _epochs = itertools.count(1)
+_reduced_in: Any = None
+"""A weak reference to the process group of the DDP model whose forward, with gradients, ran last."""
 
 
 def count(cell: str, counter: Any) -> None:
@@ -34,8 +34,12 @@ def phase(
     after: Optional[Callable[..., None]] = None,
     name: Optional[Callable[..., str]] = None,
     ends_with: Any = (),
+    group: Optional[Callable[..., Any]] = None,
 ) -> Callable[..., Any]:
-    """Return ``original`` with a record around it. An exception of ``ends_with`` is an end, not a failure."""
+    """Return ``original`` with a record around it. An exception of ``ends_with`` is an end, not a failure.
+
+    ``group`` returns the process group in which DDP's C++ makes collectives meanwhile, None where it makes none.
+    """
 
     @functools.wraps(original)
     def recorded(*args: Any, **kwargs: Any) -> Any:
@@ -43,7 +47,8 @@ def phase(
         try:
             if before is not None:
                 before(*args, **kwargs)
-            index = calls.begin(name(*args) if name is not None else op, seq=calls.begun_in_default_group())
+            number, begun = calls.begun_in(group(*args, **kwargs) if group is not None else None)
+            index = calls.begin(name(*args) if name is not None else op, number, begun)
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             here.failed(op, error)
         try:
@@ -121,8 +126,26 @@ def _after_init(*args: Any, **kwargs: Any) -> None:
 def patch_ddp(module: Any) -> None:
     """Hooks on torch.nn.parallel.distributed: construction and forward."""
     ddp = module.DistributedDataParallel
-    ddp.__init__ = phase("ddp_init", ddp.__init__, waits=True, before=_before_ddp, after=_after_ddp)
-    ddp.forward = phase("ddp_forward", ddp.forward, name=_forward_name)
+    code = ddp.__init__.__code__
+    positions = {name: i for i, name in enumerate(code.co_varnames[: code.co_argcount])}
+
+    def given(name: str, args: Any, kwargs: Any) -> Any:
+        i = positions.get(name, len(args))
+        return kwargs[name] if name in kwargs else args[i] if i < len(args) else None
+
+    def group_of(*args: Any, **kwargs: Any) -> Any:
+        mesh = given("device_mesh", args, kwargs)
+        own = mesh.get_group(mesh_dim=0) if mesh is not None else given("process_group", args, kwargs)
+        return own if own is not None else calls.c10d._get_default_group()
+
+    def before(*args: Any, **kwargs: Any) -> None:
+        group = group_of(*args, **kwargs)
+        detail.constructing.group = group
+        syncs_buffers = given("broadcast_buffers", args, kwargs) is not False
+        models.note_model(given("module", args, kwargs), group, syncs_buffers)
+
+    ddp.__init__ = phase("ddp_init", ddp.__init__, waits=True, before=before, after=_after_ddp, group=group_of)
+    ddp.forward = phase("ddp_forward", ddp.forward, name=_forward_name, group=_forward_group)
 
 
 def _forward_name(*args: Any) -> str:
@@ -131,13 +154,16 @@ def _forward_name(*args: Any) -> str:
     return "ddp_forward" if torch.is_grad_enabled() and args[0].training else "ddp_forward_no_grad"
 
 
-def _before_ddp(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-    detail.constructing.group = kwargs.get("process_group")
-    if here.ring is None:
-        return
-    named = list(module.named_parameters())
-    rows = [[n, list(p.shape), str(p.dtype), int(p.requires_grad)] for n, p in named[:MAX_PARAMETERS]]
-    here.ring.note({"k": "ddp", "at": time.monotonic_ns(), "parameters": rows, "count": len(named)})
+def _forward_group(*args: Any, **kwargs: Any) -> Any:
+    global _reduced_in
+    group = args[0].process_group
+    if args[0].training and args[0].require_backward_grad_sync:
+        _reduced_in = weakref.ref(group)
+    return group
+
+
+def _backward_group(*args: Any, **kwargs: Any) -> Any:
+    return _reduced_in() if _reduced_in is not None else None
 
 
 def _after_ddp(*args: Any, **kwargs: Any) -> None:
@@ -146,7 +172,7 @@ def _after_ddp(*args: Any, **kwargs: Any) -> None:
 
 def patch_autograd(module: Any) -> None:
     """Put a record around torch.autograd.backward, through which Tensor.backward goes as well."""
-    module.backward = phase("backward", module.backward, waits=True)
+    module.backward = phase("backward", module.backward, waits=True, group=_backward_group)
 
 
 def patch_optimizer(module: Any) -> None:
