@@ -36,6 +36,8 @@ class Plan:
     """The full name of rank 0's host, where it is known."""
     torch_child: Child | None = None
     """One that was started already; None: the collector starts one."""
+    limit_s: float | None = None
+    """No section may take longer; None: each has its own limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +122,10 @@ class _Reader(threading.Thread):
             self._found = Unread(why=Why.ERROR, reason=f"{self.section}: {type(error).__name__}: {error}")
 
     def result(self, started: float) -> Any:
-        self.join(max(0.0, started + self._collector.limit_s - time.monotonic()))
+        limit_s = (
+            self._collector.limit_s if self._plan.limit_s is None else min(self._collector.limit_s, self._plan.limit_s)
+        )
+        self.join(max(0.0, started + limit_s - time.monotonic()))
         if self.is_alive():
-            return Unread(
-                why=Why.TIMEOUT, reason=f"{self.section} did not answer within {self._collector.limit_s:.0f} s"
-            )
+            return Unread(why=Why.TIMEOUT, reason=f"{self.section} did not answer within {limit_s:.0f} s")
         return self._found

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpdoctor.collect import cgroups as cgroups_of
+from ddpdoctor.model.secrets import hide_secrets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,15 @@ class Process:
     cpu_ticks: int
     """Time that its threads have run so far, in clock ticks of 1/100 s on Linux."""
     name: str
+    rss_bytes: int = 0
+    """Memory that it has resident; 0 for one that has ended and was not waited for."""
+    exit_status: int | None = None
+    """Of a zombie, as wait(2) would give it; None where that may not be read."""
+
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+MOST_COMMAND = 200
+"""Characters of a command line that are kept."""
 
 
 def read_process(pid: int, proc: Path = Path("/proc")) -> Process | None:
@@ -40,6 +50,8 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> Process | None:
         start_ticks=int(fields[19]),
         cpu_ticks=int(fields[11]) + int(fields[12]),
         name=head.partition("(")[2],
+        rss_bytes=max(0, int(fields[21])) * PAGE_BYTES if len(fields) > 21 else 0,
+        exit_status=int(fields[49]) if fields[0] == "Z" and len(fields) > 49 else None,
     )
 
 
@@ -61,6 +73,16 @@ def descendants(pid: int, processes: dict[int, Process]) -> tuple[Process, ...]:
         found.extend(below)
         queue.extend(process.pid for process in below)
     return tuple(found)
+
+
+def read_command(pid: int, proc: Path = Path("/proc")) -> str:
+    """Return a process's command line without secrets, cut to ``MOST_COMMAND``; empty where it cannot be read."""
+    try:
+        words = (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return ""
+    text = " ".join(hide_secrets(tuple(word for word in words if word)))
+    return text if len(text) <= MOST_COMMAND else text[: MOST_COMMAND - 1] + "…"
 
 
 def read_io_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect import ranks
+from ddpdoctor.collect.machine import load_machine
+from ddpdoctor.collect.nccl_warnings import read_warnings
+from ddpdoctor.collect.saved_causes import read_host_causes
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import GroupState, Job, Rank
 from ddpdoctor.recorder import reading
@@ -76,6 +79,9 @@ def read_job(folder: Path, attempt: int | None = None) -> Job:
         node_rank=run.get("node_rank"),
         debug_level=str(run.get("debug_level") or "OFF"),
         torch_version=run.get("torch_version"),
+        host_causes=read_host_causes(watch.get("host_causes")),
+        machine=load_machine(folder),
+        nccl_lines=read_warnings(folder),
     )
 
 

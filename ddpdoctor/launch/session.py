@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect import proc
 from ddpdoctor.collect.runfolder import RUN_FORMAT, RUN_VERSION
 from ddpdoctor.launch.guardian import Guardian, is_same, stop_tree
+from ddpdoctor.launch.machine import note_machine
+from ddpdoctor.launch.nccl_log import nccl_log_environment
 from ddpdoctor.launch.watch import Suspicion, Watch
 from ddpdoctor.model.findings import Judgement, Severity
 from ddpdoctor.model.secrets import hide_secrets
@@ -120,6 +122,7 @@ class Session:
         bootstrap = str(Path(__file__).resolve().parent.parent / "recorder" / "bootstrap")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (bootstrap, environment.get("PYTHONPATH"))))
         environment["DDPDOCTOR_RUN"] = str(self.folder)
+        environment |= nccl_log_environment(environment, self.folder)
         if self.options.debug_level is not None:
             environment["TORCH_DISTRIBUTED_DEBUG"] = self.options.debug_level
         return environment
@@ -151,6 +154,8 @@ class Session:
         self.watch.take_evidence()
         self.last_look_ns = time.monotonic_ns()
         judgement = self.judge(self.folder, None)
+        if note_machine(self.folder, judgement):
+            judgement = self.judge(self.folder, None)
         found_any = any(finding.severity is Severity.ERROR for finding in judgement.findings)
         if not found_any or self.watch.has_moved_since(began_ns):
             self.next_look_ns = time.monotonic_ns() + int(self.patience_s * 1e9)
@@ -225,6 +230,8 @@ class Session:
             self.watch.evidence.forget_kept()
             self.watch.save(ended=True, launcher_status=status)
         judgement = self.hang or self.judge(self.folder, None)
+        if self.hang is None and note_machine(self.folder, judgement):
+            judgement = self.judge(self.folder, None)
         _copy_back(self.folder, self.run_dir)
         outcome = self._outcome(status, judgement)
         self.save_report(outcome)

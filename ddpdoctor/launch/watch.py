@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect import proc
 from ddpdoctor.collect.runfolder import AgentLog, read_agent_log
 from ddpdoctor.launch import progress
+from ddpdoctor.launch.causes import CausesSeen
 from ddpdoctor.launch.evidence import Evidence, describe
 from ddpdoctor.recorder import wire
 
@@ -55,6 +56,7 @@ class Watch:
         self._follow_every_s = FOLLOW_EVERY_S
         self._oom_kills = proc.read_oom_kills()
         self._children_seen: dict[int, list[dict[str, Any]]] = {}
+        self._causes = CausesSeen()
 
     def wait(self, seconds: float) -> None:
         """Wait a little, and note at once when a rank ends."""
@@ -80,6 +82,7 @@ class Watch:
             if any(child.last_progress_ns == now_ns and child.role == wire.ROLE_CHILD for child in below):
                 process.last_progress_ns = now_ns
         self._sweep()
+        self._causes.follow_host(now_ns)
         cost_s = (time.monotonic_ns() - now_ns) / 1e9
         self._follow_every_s = min(max(FOLLOW_EVERY_S, cost_s / FOLLOW_SHARE), 2.0)
 
@@ -93,6 +96,8 @@ class Watch:
         if process.role == wire.ROLE_RANK and process.pid not in self._pidfds:
             self._open_pidfd(process.pid)
         self.below[process.pid] = proc.descendants(process.pid, processes)
+        if process.role == wire.ROLE_RANK:
+            self._causes.follow(there, self.below[process.pid])
         pids = frozenset(child.pid for child in self.below[process.pid])
         progress.follow(process, now_ns, interval_s, self.hang_timeout_s, pids)
         if process.last_progress_ns == now_ns:
@@ -170,7 +175,15 @@ class Watch:
     def take_evidence(self) -> None:
         """Ask the ranks, look at the processes twice, and save all of it."""
         self.evidence.take(self.followed, lambda: self.follow(at_once=True))
+        self._look_for_causes()
         self.save(ended=False, launcher_status=None)
+
+    def _look_for_causes(self) -> None:
+        """Read what living ranks are blocked in; of those that have ended the last look stays."""
+        alive = [p for p in self.followed.values() if p.role == wire.ROLE_RANK and p.ended_ns is None]
+        below = {(rank.pid, rank.ticks): self.below.get(rank.pid, ()) for rank in alive}
+        children = (child.pid for children in below.values() for child in children)
+        self._causes.look(below, {*(rank.pid for rank in alive), *children})
 
     def has_moved_since(self, moment_ns: int) -> bool:
         """Return whether a rank has made progress by itself since a moment: then what was seen of it is out of date."""
@@ -192,6 +205,7 @@ class Watch:
             if process.ended_ns is None:
                 self._children_seen[pid] = row["children"]
             row["children"] = self._children_seen.get(pid, [])
+            row["causes"] = self._causes.row(pid, process.ticks)
             processes[str(pid)] = row
         self.evidence.save(
             {
@@ -201,6 +215,7 @@ class Watch:
                 "stopping_since_ns": self.stopping_since_ns,
                 "interrupted_by": self.interrupted_by,
                 "processes": processes,
+                "host_causes": self._causes.host_row(),
             }
         )
 

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from . import frames, imports
+from . import frames, imports, memory
 from .state import describers, guarded, here
 
 TYPE_CHECKING = False
@@ -50,6 +50,7 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
             "child": int(bool(passed_on)),
             "frames": raised_at,
             "groups": _groups() if call else [],
+            "memory": memory.at_error(error, text),
         }
     )
 
@@ -165,6 +166,7 @@ def _watch_threads(threading: Any) -> None:
     register = getattr(threading, "_register_atexit", None)
     if register is not None:
         register(_main_ended)
+        threading._register_atexit = _registering_first(register)  # type: ignore[attr-defined]
 
 
 def _watch_shutdown() -> None:
@@ -172,6 +174,16 @@ def _watch_shutdown() -> None:
     import atexit
 
     atexit.register(_exited)
+
+
+def _registering_first(register: Any) -> Any:
+    """Keep ours the first that is called: the last registered is, and an executor's waits for all of its threads."""
+
+    def _register_atexit(*args: Any, **kwargs: Any) -> None:
+        register(*args, **kwargs)
+        register(_main_ended)
+
+    return _register_atexit
 
 
 @guarded("shutdown")

@@ -1,0 +1,64 @@
+"""Reads what may explain why a rank stands still: its system call, locks, ended children, commands that it runs."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.blocked import read_blocked, read_kernel_function
+from ddpdoctor.collect.file_locks import Line, awaited_lock, locks_of_others, read_lines
+from ddpdoctor.collect.proc import read_command
+from ddpdoctor.model.causes import LostChild, ProcessCauses
+
+if TYPE_CHECKING:
+    from ddpdoctor.collect.proc import Process
+
+MOST_COMMANDS = 3
+PYTHON_NAMES = ("python", "pt_data_worker", "pt_main_thread", "resource_tracke")
+"""How the kernel calls processes that run Python code of the job's own: their stacks tell more than their command."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What is read once for all ranks of one look."""
+
+    family: frozenset[int] = frozenset()
+    """The processes of the job."""
+    locks: tuple[Line, ...] = field(default_factory=read_lines)
+
+
+def read_causes(pid: int, below: tuple[Process, ...], look: Look) -> ProcessCauses:
+    """Return what is to be seen of one living process; ``below`` are its descendants."""
+    awaited = awaited_lock(pid, look.locks)
+    return ProcessCauses(
+        blocked=read_blocked(pid),
+        kernel_function=read_kernel_function(pid),
+        waits_for_lock=awaited,
+        locks_of_others=() if awaited is not None else locks_of_others(pid, look.family, look.locks),
+        lost_children=tuple(lost_child(child) for child in below if child.state == "Z"),
+        commands=tuple((child.pid, read_command(child.pid)) for child in _commands(pid, below)),
+    )
+
+
+def lost_child(child: Process) -> LostChild:
+    """Return how a child ended that its parent has not asked about yet."""
+    if child.exit_status is None:
+        return LostChild(pid=child.pid, name=child.name)
+    number = child.exit_status & 0x7F
+    if number:
+        return LostChild(pid=child.pid, name=child.name, signal=signal_name(number))
+    return LostChild(pid=child.pid, name=child.name, exit_code=child.exit_status >> 8 & 0xFF)
+
+
+def signal_name(number: int) -> str:
+    """Return "SIGKILL" for 9; "signal 34" where Python has no name for it."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _commands(pid: int, below: tuple[Process, ...]) -> list[Process]:
+    own = [child for child in below if child.ppid == pid and child.state not in "ZX"]
+    return [child for child in own if not child.name.startswith(PYTHON_NAMES)][:MOST_COMMANDS]

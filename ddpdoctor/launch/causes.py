@@ -1,0 +1,80 @@
+"""Keeps what was last seen of processes that may die at any moment: memory, and what each was blocked in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect import causes, memory
+from ddpdoctor.model.causes import HostCauses, Memory, ProcessCauses, Space
+from ddpdoctor.model.codec import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpdoctor.collect.proc import Process
+
+HOST_EVERY_NS = 1_000_000_000
+"""How often the memory of the host is read. Ours: a job takes seconds to fill it."""
+
+
+class CausesSeen:
+    """By pid what was seen of ranks, and what their host had in use."""
+
+    def __init__(self) -> None:
+        """Begin with nothing seen."""
+        self._seen: dict[tuple[int, int], ProcessCauses] = {}
+        self._host: dict[str, Space] = {}
+        self._host_ns = 0
+
+    def follow(self, rank: Process, below: tuple[Process, ...]) -> None:
+        """Note the memory of a rank and of all below it, from /proc/PID/stat, which was read in any case."""
+        key = (rank.pid, rank.start_ticks)
+        old = self._seen.get(key, ProcessCauses())
+        used = sum(child.rss_bytes for child in below)
+        more = old.children_memory is None or used >= old.children_memory.most_bytes
+        self._seen[key] = replace(
+            old,
+            memory=_add(old.memory, rank.rss_bytes),
+            children_memory=_add(old.children_memory, used) if below or old.children_memory else None,
+            children_count=len(below) if more else old.children_count,
+        )
+
+    def follow_host(self, now_ns: int) -> None:
+        """Note the most that was in use of the host's memory, its cgroup's and /dev/shm."""
+        if now_ns - self._host_ns < HOST_EVERY_NS:
+            return
+        self._host_ns = now_ns
+        for name, read in memory.READERS.items():
+            now, old = read(), self._host.get(name)
+            if now is not None and (old is None or now.used_bytes >= old.used_bytes):
+                self._host[name] = now
+
+    def look(self, alive: dict[tuple[int, int], tuple[Process, ...]], family: Iterable[int]) -> None:
+        """Read what living ranks are blocked in. ``alive`` holds by pid and start the processes below each."""
+        look = causes.Look(family=frozenset(family))
+        for (pid, ticks), below in alive.items():
+            old = self._seen.get((pid, ticks), ProcessCauses())
+            found = causes.read_causes(pid, below, look)
+            self._seen[pid, ticks] = replace(
+                found,
+                memory=old.memory,
+                children_memory=old.children_memory,
+                children_count=old.children_count,
+            )
+
+    def row(self, pid: int, ticks: int) -> dict[str, Any] | None:
+        """Return what was seen of a rank, as watch.json has it."""
+        seen = self._seen.get((pid, ticks))
+        return None if seen is None else dict(encode(seen))
+
+    def host_row(self) -> dict[str, Any]:
+        """Return what was seen of the host, as watch.json has it."""
+        return dict(encode(HostCauses(**self._host)))
+
+
+def _add(old: Memory | None, used: int) -> Memory:
+    """Return the memory at this look, and the most so far; a process that is just ending has none left."""
+    if old is None:
+        return Memory(used_bytes=used, most_bytes=used)
+    return Memory(used_bytes=used or old.used_bytes, most_bytes=max(used, old.most_bytes))

@@ -1,0 +1,120 @@
+"""What was seen of a process that may explain why it stands still or died: system call, locks, children, memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocked:
+    """The system call that a process's main thread sleeps in."""
+
+    call: str
+    """Its name: "read", "flock", "clock_nanosleep"."""
+    fd: int | None = None
+    """The file descriptor that it was given first, where the call takes one."""
+    file: str | None = None
+    """What the descriptor leads to: a path, "pipe", "socket", "eventfd"."""
+    remote: str | None = None
+    """The other end of a TCP connection, "10.0.0.4:29500"."""
+    alone_on_fd0: bool = False
+    """It waits for input on descriptor 0 and for nothing else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileLock:
+    """A lock on a file, as /proc/locks has it. Processes of other hosts (NFS) and containers have no pid there."""
+
+    path: str | None
+    kind: str
+    """"flock", "fcntl" or "ofd"."""
+    holder_pid: int | None
+    holder: str
+    """The command of the holder; empty where it cannot be seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostChild:
+    """A child process that has ended. Either ``exit_code`` or ``signal`` is set where it is known how."""
+
+    pid: int
+    name: str
+    exit_code: int | None = None
+    signal: str | None = None
+    reaped: bool = False
+    """The parent has asked how it ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Resident memory of a process: at the last look, and the most that was seen."""
+
+    used_bytes: int
+    most_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """What torch's allocator says of one GPU."""
+
+    device: int
+    allocated_bytes: int
+    most_allocated_bytes: int
+    reserved_bytes: int
+    most_reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """A limited space, and how much of it was in use."""
+
+    limit_bytes: int
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtError:
+    """What a process had when an exception left its script."""
+
+    memory: Memory | None = None
+    address_space: Space | None = None
+    """RLIMIT_AS and what counts against it; None where there is no such limit."""
+    devices: tuple[DeviceMemory, ...] = ()
+    shared_memory: Space | None = None
+    """The file system at /dev/shm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessCauses:
+    """All of it, of one rank. What could not be read is None or empty."""
+
+    blocked: Blocked | None = None
+    kernel_function: str | None = None
+    """Where in the kernel the main thread sleeps: /proc/PID/wchan."""
+    waits_for_lock: FileLock | None = None
+    """The lock that the kernel has it wait for."""
+    locks_of_others: tuple[FileLock, ...] = ()
+    """Locks that other processes hold on files: what a process that polls for one may wait for."""
+    lock_path: str | None = None
+    """The lock file that a loop of Python's polls for, as its stack names it."""
+    lost_children: tuple[LostChild, ...] = ()
+    commands: tuple[tuple[int, str], ...] = ()
+    """Pid and command line of its living children that are no Python of its own, secrets removed."""
+    memory: Memory | None = None
+    children_memory: Memory | None = None
+    """Of all its descendants together."""
+    children_count: int = 0
+    """How many of them there were when they used the most."""
+    at_error: AtError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCauses:
+    """What the processes of a host share."""
+
+    group: Space | None = None
+    """The cgroup that leaves the least memory: its limit, and the most that was seen in use."""
+    machine: Space | None = None
+    """All memory of the machine, and the most that was seen in use."""
+    shared_memory: Space | None = None
+    """The file system at /dev/shm, and the most that was seen in use."""

@@ -1,0 +1,40 @@
+"""Names the lock file that a loop of Python's polls for: the kernel knows nothing of such a wait, the stack does."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from .state import here
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Optional
+
+LOOPS = {
+    "/torch/utils/file_baton.py": "lock_file_path",
+    "/filelock/_api.py": "lock_file",
+}
+"""By the end of the file: the attribute of ``self`` that has the path. A baton is made by creating its file, and stays
+taken where the process that made it died; filelock asks for an flock twenty times a second."""
+DEEPEST = 40
+
+
+def lock_path() -> Optional[str]:
+    """Return the path of the lock that the main thread polls for, or None where it is in no such loop."""
+    frame = sys._current_frames().get(here.main_thread or 0)
+    for _ in range(DEEPEST):
+        if frame is None:
+            return None
+        attribute = _attribute(frame.f_code.co_filename)
+        if attribute is not None:
+            path: Any = getattr(frame.f_locals.get("self"), attribute, None)
+            if path:
+                return str(os.path.abspath(os.fspath(path)))
+        frame = frame.f_back
+    return None
+
+
+def _attribute(file: str) -> Optional[str]:
+    path = file.replace("\\", "/")
+    return next((name for end, name in LOOPS.items() if path.endswith(end)), None)
