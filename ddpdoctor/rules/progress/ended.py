@@ -180,8 +180,8 @@ def _failed(scene: Scene, root: Failure, code: str, kind: str) -> Finding:
 
 
 def _lines(failure: Failure) -> list[Frame | None]:
-    """Return the line of a failure; of an error passed on by a child, it is the child's."""
-    return [failure_line(failure)]
+    """Return the line of a failure, and the one at which the script left once it had caught the error."""
+    return [failure_line(failure), failure.rank.exit_call if failure.error is not None else None]
 
 
 def _confidence(root: Failure) -> Confidence:

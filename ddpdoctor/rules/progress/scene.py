@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .conflicts import Conflict, find_conflict
 from .failures import Failure, find_failures
 from .groups import Position, group_table, position_of, world_of
-from .states import OVER, Doing, State, settle, states_of
+from .states import OVER, Doing, State, final_error, settle, states_of
 from .waits import Waits, find_waits
 
 if TYPE_CHECKING:
@@ -162,7 +162,8 @@ def _early(states: Mapping[int, State], waits: Waits, failures: tuple[Failure, .
         state = states[number]
         ended = state.rank.main_ended_ns if state.doing is Doing.SHUTTING_DOWN else state.rank.ended_ns
         before = first is None or (ended is not None and ended <= first)
-        if state.doing in (Doing.ENDED, Doing.SHUTTING_DOWN) and before and not _came_further(state, states, waits):
+        left = state.doing in (Doing.ENDED, Doing.SHUTTING_DOWN) and final_error(state.rank) is None
+        if left and before and not _came_further(state, states, waits):
             found.append(number)
     return tuple(found)
 

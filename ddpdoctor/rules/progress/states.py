@@ -158,8 +158,17 @@ def state_of(rank: Rank, stopping_since_ns: int | None = None) -> State:
     if is_stopped(rank):
         return State(rank=rank, doing=Doing.STOPPED, call=_innermost(rank.open_calls))
     if rank.main_ended_ns is not None:
-        return State(rank=rank, doing=Doing.SHUTTING_DOWN)
+        return _leaving_state(rank)
     return _living_state(rank, _innermost(rank.open_calls))
+
+
+def _leaving_state(rank: Rank) -> State:
+    """Classify a rank whose script is over; one that a peer's end threw out of a collective still waits in it."""
+    if final_error(rank) is not None:
+        state = _failed_state(rank)
+        if state.waiting:
+            return state
+    return State(rank=rank, doing=Doing.SHUTTING_DOWN)
 
 
 def _living_state(rank: Rank, call: Call | None) -> State:
