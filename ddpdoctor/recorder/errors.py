@@ -9,6 +9,7 @@ import time
 
 from . import frames, imports, memory
 from .state import describers, guarded, here
+from .wrappers import standing_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional
 
 MAX_NOTES = 40
+MAX_THREADS_NOTED = 10
+"""Uncaught exceptions of threads that are noted; a server may lose a thread a request."""
+KEPT_WITHOUT_ROOM = 5
 _WORKER_TEXT = r'^\s*File "([^"\n]+)", line (\d+), in (\S+)'
 _PASSED_ON = ("Original Traceback (most recent call last):", "terminated with the following error:")
 _noted: Dict[int, Optional[str]] = {}
@@ -28,9 +32,10 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
     What the user's own code raised inside a recorded call (a model's forward) is not the call's failure.
     """
     ring = here.ring
-    if ring is None or (len(_noted) >= MAX_NOTES and not uncaught):
+    is_main = _thread.get_ident() == here.main_thread
+    if ring is None or not _may_note(uncaught, is_main):
         return
-    text = str(error)
+    text = _text_of(error)
     passed_on = frames_in_text(text)
     raised_at = passed_on or frames_of(error.__traceback__)
     if uncaught:
@@ -38,21 +43,36 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
     elif id(error) in _noted or any(frame["u"] for frame in raised_at):
         return
     _noted[id(error)] = call
-    ring.note(
-        {
-            "k": "raised",
-            "type": type(error).__name__,
-            "text": text[:2000],
-            "at": time.monotonic_ns(),
-            "main": int(_thread.get_ident() == here.main_thread),
-            "uncaught": int(uncaught),
-            "call": call,
-            "child": int(bool(passed_on)),
-            "frames": raised_at,
-            "groups": _groups() if call else [],
-            "memory": memory.at_error(error, text),
-        }
-    )
+    entry = {
+        "k": "raised",
+        "type": type(error).__name__,
+        "text": text[:2000],
+        "at": time.monotonic_ns(),
+        "main": int(is_main),
+        "uncaught": int(uncaught),
+        "call": call,
+        "child": int(bool(passed_on)),
+        "frames": raised_at,
+        "groups": _groups() if call else [],
+        "memory": memory.at_error(error, text),
+    }
+    if not ring.note(entry, vital=uncaught):
+        entry.update(groups=[], text=text[:200], frames=raised_at[-KEPT_WITHOUT_ROOM:])
+        ring.note(entry, vital=uncaught)
+
+
+def _may_note(uncaught: bool, is_main: bool) -> bool:
+    """Return whether to note one more: a script may go on after many errors, and then end by the one that matters."""
+    if uncaught and is_main:
+        return True
+    return len(_noted) < MAX_NOTES + (MAX_THREADS_NOTED if uncaught else 0)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the script's own class may fail here
+        return "(its text could not be had)"
 
 
 def _groups() -> Any:
@@ -101,11 +121,11 @@ def _is_ours(traceback: TracebackType) -> bool:
 @guarded("excepthook")
 def _saw_uncaught(error: Optional[BaseException]) -> None:
     if error is not None:
-        note_exception(error, uncaught=True)
         hide_own_frames(error)
         linked = error.__cause__ or error.__context__
         if linked is not None:
             hide_own_frames(linked)
+        note_exception(error, uncaught=True)
 
 
 def install() -> None:
@@ -120,7 +140,8 @@ def install() -> None:
         _saw_uncaught(error)
         original(kind, error, error.__traceback__ if error is not None else traceback)
 
-    sys.excepthook = excepthook
+    # Both names: who finds them different takes the hook for another library's, and leaves out its own.
+    sys.__excepthook__ = sys.excepthook = standing_for(original)(excepthook)  # type: ignore[misc]
     _watch_exits()
     _watch_shutdown()
     imports.when_there("threading", _watch_threads)
@@ -133,12 +154,15 @@ def _watch_exits() -> None:
 
 
 def _noting_exit(original: Any) -> Any:
+    @standing_for(original)
     def leave(*args: Any, **kwargs: Any) -> Any:
         _note_exit(sys._getframe(1), args[0] if args else None)
-        return original(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
 
-    leave.__name__ = original.__name__
-    leave.__doc__ = original.__doc__
     return leave
 
 
@@ -147,7 +171,8 @@ def _note_exit(caller: Any, status: Any) -> None:
     user = frames.innermost_user(caller)
     if here.ring is not None and user is not None:
         place = frames.describe(user.f_code.co_filename, user.f_lineno, user.f_code.co_name)
-        here.ring.note({"k": "exit", "status": repr(status)[:80], "at": time.monotonic_ns(), "frame": place})
+        entry = {"k": "exit", "status": repr(status)[:80], "at": time.monotonic_ns(), "frame": place}
+        here.ring.note(entry, vital=True)
     handled = sys.exc_info()[1]
     if handled is not None and status not in (None, 0):
         note_exception(handled, uncaught=True)  # logged by the script, which then leaves: the reason of its status
@@ -162,7 +187,9 @@ def _watch_threads(threading: Any) -> None:
             _saw_uncaught(args.exc_value)
         original(args)
 
-    threading.excepthook = excepthook
+    threading.excepthook = standing_for(original)(excepthook)
+    if hasattr(threading, "__excepthook__"):
+        threading.__excepthook__ = threading.excepthook
     register = getattr(threading, "_register_atexit", None)
     if register is not None:
         register(_main_ended)
@@ -192,6 +219,8 @@ def _main_ended() -> None:
     if ring is None or ring.get("main_ended_ns"):
         return
     ring.set("main_ended_ns", time.monotonic_ns())
+    for action in here.on_end:
+        action()
     error = getattr(sys, "last_value", None)
     if error is not None and id(error) not in _noted:
         note_exception(error, uncaught=True)
@@ -210,6 +239,7 @@ def note_processes() -> None:
 
     original = process.BaseProcess.run
 
+    @standing_for(original)
     def run(self: Any) -> Any:
         try:
             return original(self)

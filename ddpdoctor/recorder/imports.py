@@ -32,7 +32,13 @@ class PatchingFinder:
         run = loader.exec_module
 
         def exec_module(module: Any) -> None:
-            run(module)
+            try:
+                run(module)
+            except BaseException as error:
+                from .errors import hide_own_frames
+
+                hide_own_frames(error)
+                raise
             apply(name, module)
 
         try:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 MAX_INTERNED = 8192
 """Interned strings and sites a ring may hold in memory: a bound for scripts that make code at run time."""
+VITAL_BYTES = 96 * 1024
+"""The end of the journal, half of it at most, is kept for what a verdict rests on. Ours: room for eight exceptions of
+the greatest length, and the end of a process."""
 
 
 class Ring:
@@ -32,6 +35,7 @@ class Ring:
         self._shape = shape
         self._slots_at = shape.slots_at
         self._used = 0
+        self._room = shape.journal_bytes - min(VITAL_BYTES, shape.journal_bytes // 2)
         self._lock = _thread.allocate_lock()
         self._ids: Dict[Any, int] = {}
         self._indexes = itertools.count(1)
@@ -53,8 +57,11 @@ class Ring:
         """Read one cell back."""
         return int(wire.CELL.unpack_from(self._map, wire.CELL_OFFSETS[cell])[0])
 
-    def note(self, entry: Dict[str, Any]) -> bool:
-        """Append a line to the journal; False where there is no room, or another thread is at it this moment."""
+    def note(self, entry: Dict[str, Any], vital: bool = False) -> bool:
+        """Append a line to the journal; False where there is no room, or another thread is at it this moment.
+
+        The last room is for entries that are ``vital``. There must be few of those in a process.
+        """
         text = to_json(entry).encode("ascii") + b"\n"
         if not self._lock.acquire(False):
             time.sleep(0)
@@ -62,7 +69,7 @@ class Ring:
                 return self._drop()
         try:
             end = self._used + len(text)
-            if end > self._shape.journal_bytes:
+            if end > (self._shape.journal_bytes if vital else self._room):
                 return self._drop()
             self._map[wire.HEADER_SIZE + self._used : wire.HEADER_SIZE + end] = text
             self._used = end
@@ -153,7 +160,8 @@ class Ring:
         return False
 
     def _remember(self, key: Any, kind: str, entry: Dict[str, Any]) -> int:
-        if len(self._ids) >= MAX_INTERNED:
+        if len(self._ids) >= MAX_INTERNED or self._used + len(str(entry)) > self._room:
+            self._drop()
             return 0
         number = next(self._numbers)
         entry = dict(entry)
@@ -165,9 +173,20 @@ class Ring:
 
 
 def _allocate(path: str, size: int) -> mmap.mmap:
-    """Make a private file with all its blocks, so that no later write can end in SIGBUS on a full disk."""
-    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_CLOEXEC", 0), 0o600)
+    """Make a private file with all its blocks, so that no later write can end in SIGBUS on a full disk.
+
+    Where the same process has one from before it called exec, that one is taken and emptied: the watcher has it mapped.
+    """
+    fd = os.open(path, os.O_CREAT | os.O_RDWR | getattr(os, "O_CLOEXEC", 0), 0o600)
     try:
+        if os.fstat(fd).st_size == size:
+            emptied = mmap.mmap(fd, size)
+            emptied[:] = bytes(size)
+            return emptied
+        if os.fstat(fd).st_size:  # of another size: whoever has that mapped must not lose its end
+            os.close(fd)
+            os.unlink(path)
+            fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_CLOEXEC", 0), 0o600)
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(fd, 0, size)
         else:

@@ -1,21 +1,18 @@
 """A thread of ours that looks at the main thread, and answers the watcher's requests for evidence.
 
 It reads stacks with ``sys._current_frames``, which is safe at any moment. It gives no answer while another thread
-holds the GIL; for that case alone faulthandler is registered for SIGURG, a signal that is ignored by default, so
-that it can never end a process.
+holds the GIL; for that case alone there is ``dump``.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # what signal is made of; signal itself would load enum
 import _thread
-import faulthandler
 import mmap
 import os
 import sys
 import time
 
-from . import frames, wire
+from . import dump, frames, wire
 from .encode import to_json
 from .state import describers, guarded, here
 
@@ -26,8 +23,10 @@ if TYPE_CHECKING:
 RANK_TICK_S = 0.1
 CHILD_TICK_S = 0.4
 LOOKS_APART_S = 0.3
-_dump_file: Any = None
-_owner = 0
+MAX_FUNCTIONS = 1024
+"""Functions kept in mind between two calls: a bound for scripts that make functions at run time."""
+
+_current: Optional[Sampler] = None
 
 
 class Sampler:
@@ -37,6 +36,7 @@ class Sampler:
         self.tick_s = tick_s
         self.control = _map_control(here.folder)
         self.answered = 0
+        self.answer_path = ""
         self.last_function: Optional[Tuple[str, str, int]] = None
         self.seen: Set[Tuple[str, str, int]] = set()
         self.changes = 0
@@ -46,7 +46,7 @@ class Sampler:
         """Look and answer until the process ends."""
         ticks = 0
         pid = os.getpid()
-        while os.getpid() == pid:
+        while os.getpid() == pid and _current is self:
             time.sleep(self.tick_s * (0.75 + ticks % 5 / 8))  # uneven: a loop of the user's must not hide between looks
             ticks += 1
             self.tick()
@@ -59,6 +59,7 @@ class Sampler:
                 return
             ring.set("heartbeat_ns", time.monotonic_ns())
             self.look_at_main(ring)
+            dump.check()
             request = wire.CELL.unpack_from(self.control, wire.CONTROL_REQUEST)[0] if self.control else 0
             if request != self.answered:
                 self.answered = request
@@ -73,8 +74,10 @@ class Sampler:
             return
         code = frame.f_code
         ring.place(code.co_filename, frame.f_lineno or 0, code.co_name)
+        if here.lines is not None:
+            here.lines.count(ring, frame)
         done = ring.get("calls_done")
-        if done != self.calls_seen:
+        if done != self.calls_seen or len(self.seen) >= MAX_FUNCTIONS:
             self.calls_seen = done
             self.seen.clear()
         function = (code.co_filename, code.co_name, code.co_firstlineno)
@@ -101,6 +104,9 @@ class Sampler:
         body = dict(extra, looks=looks, pid=os.getpid(), request=request)
         write_quietly(name + ".part", to_json(body).encode())
         os.replace(name + ".part", name)
+        if self.answer_path not in ("", name):  # a job of days is asked many times, and the last answer is read
+            os.unlink(self.answer_path)
+        self.answer_path = name
 
 
 def write_quietly(path: str, data: bytes) -> None:
@@ -158,28 +164,11 @@ def _map_control(folder: str) -> Any:
 @guarded("sampler start")
 def start() -> None:
     """Start the thread, and register the dump for the case that nobody gives it the GIL."""
-    tick = RANK_TICK_S if here.role == wire.ROLE_RANK else CHILD_TICK_S
-    sampler = Sampler(tick)
+    global _current
+    # The one before is kept, here and in a forked child: to unmap its file would close a number that may be another's.
+    here.kept.append(_current)
+    _current = Sampler(RANK_TICK_S if here.role == wire.ROLE_RANK else CHILD_TICK_S)
     if here.role == wire.ROLE_RANK:
-        _register_dump()
+        dump.register()
     # No threading.Thread: it would be seen by scripts that list their threads, and threading is not loaded for us.
-    _thread.start_new_thread(sampler.run, ())
-
-
-def _register_dump() -> None:
-    """Let SIGURG write all stacks to a file, and fatal signals too where the script did not ask for that itself."""
-    global _dump_file
-    if _signal.getsignal(_signal.SIGURG) != _signal.SIG_DFL:
-        return
-    path = os.path.join(here.folder, "evidence", "%d-%d.dump" % (os.getpid(), here.ticks))
-    _dump_file = open(path, "wb", buffering=0)  # noqa: SIM115 - lives as long as the process
-    faulthandler.register(_signal.SIGURG, file=_dump_file, all_threads=True, chain=False)
-    if not faulthandler.is_enabled():
-        faulthandler.enable(file=_dump_file, all_threads=True)
-
-
-def forget_dump() -> None:
-    """In a forked child: write no longer into the parent's file."""
-    if _dump_file is not None:
-        faulthandler.unregister(_signal.SIGURG)
-        faulthandler.disable()
+    _thread.start_new_thread(_current.run, ())

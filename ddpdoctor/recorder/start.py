@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 GIVEN_VARIABLE = "DDPDOCTOR_GIVEN"
 """The number of the rank that this process is, or that has started it."""
+RANK_PID_VARIABLE = "DDPDOCTOR_RANK_PID"
+"""The pid of the rank that this process is, still, when it has called exec, or that has started it."""
 WATCHER_VARIABLE = "DDPDOCTOR_WATCHER"
 """The pid of ``wrap``."""
 NUMBER_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -44,6 +46,7 @@ def install() -> None:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_forked)
     if is_rank():
+        os.environ[RANK_PID_VARIABLE] = str(os.getpid())
         os.environ[GIVEN_VARIABLE] = given_number()
         os.environ[MASTER_VARIABLE] = store_address()
         here.start_rank()
@@ -73,6 +76,8 @@ def is_rank() -> bool:
     That is the first Python that a launcher has given a number of its own: what a rank starts has the same number,
     and is none. Without any number it is the command that ``wrap`` was given, where that runs a script.
     """
+    if os.environ.get(RANK_PID_VARIABLE) == str(os.getpid()):
+        return True
     given = os.environ.get(GIVEN_VARIABLE, "")
     agent = os.environ.get(AGENT_VARIABLE)
     if agent:

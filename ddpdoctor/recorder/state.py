@@ -45,6 +45,13 @@ class Recorder:
         self.main_thread = _main_thread()
         self.failures = 0
         self.on_start: List[Callable[[], None]] = []
+        self.on_end: List[Callable[[], None]] = []
+        """What is to be done when the script's own code has ended."""
+        self.lines: Any = None
+        """Counts the lines that the sampler meets, once there is training to be measured: ``lines.LineTable``."""
+        self.kept: List[Any] = []
+        """Mapped files that are no longer used. To unmap one closes the number of its file, which may by now be that of
+        a file of the script's: one that closes all files it did not open gets the same numbers again."""
 
     @property
     def is_rank(self) -> bool:
@@ -74,8 +81,9 @@ class Recorder:
         try:
             shape = wire.RANK_SHAPE if role == wire.ROLE_RANK else wire.CHILD_SHAPE
             ring = Ring(os.path.join(self.folder, "rings"), role, shape, os.getpid(), self.ticks)
-        except OSError as error:
-            self.lost("no ring could be made: %s" % error.strerror)
+        except Exception as error:  # noqa: BLE001 - the recorder's wall
+            self.role = role
+            self.lost("no ring could be made: %s" % (getattr(error, "strerror", None) or error))
             return
         self.role = role
         self.ring = ring
@@ -98,25 +106,39 @@ class Recorder:
 
         if self.role == wire.ROLE_RANK and self.ring is not None:
             return
-        old, self.ring = self.ring, None
-        if old is not None:
-            old.remove()
+        self._drop_ring()
         self.start(wire.ROLE_RANK)
 
     def demote(self) -> None:
         """Take back the ring of a process that was taken for a rank, and starts ranks."""
-        old, self.ring = self.ring, None
-        if old is not None:
+        if self.ring is not None:
             self.role = 0
-            old.remove()
+            self._drop_ring()
 
     def forked(self) -> None:
         """Let go of the parent's ring, in a forked child, whose main thread is the one that forked."""
+        self.kept.append(self.ring)
         self.ring = None
         self.main_thread = _thread.get_ident()
 
+    def _drop_ring(self) -> None:
+        old, self.ring = self.ring, None
+        self.kept.append(old)
+        if old is not None:
+            try:  # noqa: SIM105 - contextlib would have to be loaded
+                old.remove()
+            except OSError:  # the folder is gone
+                pass
+
     def lost(self, why: str) -> None:
-        """Leave word that this process cannot be recorded; failing that, nothing can be done."""
+        """Leave word that this rank cannot be recorded; failing that, nothing can be done.
+
+        There may be thousands of children of a rank, and nobody asks for theirs.
+        """
+        from . import wire
+
+        if self.role == wire.ROLE_CHILD:
+            return
         try:
             path = os.path.join(self.folder, "lost-%d-%d" % (os.getpid(), self.ticks))
             fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
@@ -133,11 +155,18 @@ class Recorder:
         if self.failures > MAX_FAILURES:
             return
         try:
-            if self.ring is not None:
-                text = "%s: %s" % (type(error).__name__, str(error)[:200])
-                self.ring.note({"k": "defect", "hook": hook, "error": text, "at": time.monotonic_ns()})
+            text = "%s: %s" % (type(error).__name__, str(error)[:200])
+            if not self._noted_defect(hook, text):
+                self.lost("%s: %s" % (hook, text))
         except Exception:  # noqa: BLE001, S110 - the last wall: nothing of ours reaches training
             pass
+
+    def _noted_defect(self, hook: str, text: str) -> bool:
+        try:
+            entry = {"k": "defect", "hook": hook, "error": text, "at": time.monotonic_ns()}
+            return self.ring is not None and self.ring.note(entry, vital=True)
+        except Exception:  # noqa: BLE001 - the recorder's wall
+            return False
 
 
 def _main_thread() -> Optional[int]:
@@ -159,15 +188,16 @@ def start_ticks(pid: Optional[int] = None) -> int:
         return 0
 
 
-def guarded(hook: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function of ours harmless: what it raises is recorded and swallowed."""
+def guarded(hook: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a function of ours harmless: what it raises is recorded and swallowed, and it returns None then."""
 
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        def run(*args: Any, **kwargs: Any) -> None:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
             try:
-                function(*args, **kwargs)
+                return function(*args, **kwargs)
             except Exception as error:  # noqa: BLE001 - the recorder's wall
                 here.failed(hook, error)
+                return None
 
         return run
 
