@@ -58,6 +58,7 @@ CELL_NAMES = (
     "exited_ns",
     "initialized",
     "steps_recorded",
+    "dumps_on_signal",
 )
 CELL_OFFSETS = {name: CELLS_OFFSET + 8 * i for i, name in enumerate(CELL_NAMES)}
 
