@@ -1,0 +1,43 @@
+"""Python waits at its end for an executor's thread, which waits for ever."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.set_num_threads(1)
+
+
+gate = threading.Event()
+pool = ThreadPoolExecutor(2)
+
+
+def upload():
+    gate.wait()  # FAULT
+
+
+def load(step):
+    if dist.get_rank() == 3 and step == 5:
+        pool.submit(upload)
+    return torch.randn(4, 8)
+
+
+def train(model, steps):
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        opt.zero_grad()
+        model(load(step)).mean().backward()
+        opt.step()
+
+
+def main():
+    dist.init_process_group("gloo")
+    train(DDP(torch.nn.Linear(8, 2)), 60)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

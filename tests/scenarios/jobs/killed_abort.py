@@ -1,0 +1,34 @@
+"""Native code of a rank aborts in the middle of training."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.set_num_threads(1)
+
+
+def load(step):
+    if dist.get_rank() == 1 and step == 20:
+        os.abort()  # FAULT
+    return torch.randn(4, 8)
+
+
+def train(model, steps):
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        opt.zero_grad()
+        model(load(step)).mean().backward()
+        opt.step()
+
+
+def main():
+    dist.init_process_group("gloo")
+    train(DDP(torch.nn.Linear(8, 2)), 60)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

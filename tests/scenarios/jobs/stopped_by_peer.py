@@ -1,0 +1,44 @@
+"""A rank is stopped by another process, while half of the ranks go on for a while."""
+
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.set_num_threads(1)
+
+
+def stop(rank):
+    pids = [None] * dist.get_world_size()
+    dist.all_gather_object(pids, os.getpid())
+    if rank == 0:
+        os.kill(pids[2], signal.SIGSTOP)
+
+
+def load(step):
+    return torch.randn(4, 8)
+
+
+def train(model, steps):
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        opt.zero_grad()
+        model(load(step)).mean().backward()
+        opt.step()
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    stop(rank)
+    for _ in range(100):
+        dist.all_reduce(torch.ones(4), group=halves[rank // 2])
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Jobs that are right stay without a verdict, and end with the status that torchrun alone gives them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.running import run
+
+HEALTHY = {
+    "clean_plain": (2, "OFF"),
+    "clean_one_process": (1, "DETAIL"),
+    "clean_slow_rank0": (3, "DETAIL"),
+    "clean_slow_rank0 off": (3, "OFF"),
+    "clean_rank0_evaluates": (3, "OFF"),
+    "clean_groups": (3, "DETAIL"),
+    "clean_groups_apart": (4, "OFF"),
+    "clean_point_to_point": (3, "DETAIL"),
+    "clean_call_sites": (4, "DETAIL"),
+    "clean_accumulate": (2, "OFF"),
+    "clean_join": (3, "DETAIL"),
+    "clean_join off": (3, "OFF"),
+    "clean_spawn": (1, "DETAIL"),
+    "clean_two_models": (3, "DETAIL"),
+    "clean_caught_errors": (3, "OFF"),
+    "clean_compile": (2, "DETAIL"),
+    "clean_accelerate": (2, "OFF"),
+    "clean_lightning": (2, "DETAIL"),
+    "clean_transformers": (2, "OFF"),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_job_stays_without_verdict(name: str, tmp_path: Path) -> None:
+    ranks, level = HEALTHY[name]
+    ran = run(name.split()[0], tmp_path, "--debug-level", level, ranks=ranks)
+    assert ran.report["verdict"] is None, ran.report["verdict"]
+    assert ran.report["job"]["status"] == "finished", ran.stderr
+    # Gloo itself may abort a rank that is on its way out; torchrun then gives 1, with or without us.
+    aborted = any(finding["kind"] == "exit-abort" for finding in ran.report["findings"])
+    assert ran.status == (1 if aborted else 0), ran.stderr
