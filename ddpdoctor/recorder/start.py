@@ -133,9 +133,9 @@ def _forked() -> None:
     had_ring = here.ring is not None
     here.forked()
     if had_ring:
-        from . import sampler
+        from . import dump
 
-        sampler.forget_dump()
+        dump.forget()
         here.start_child()
 
 
