@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.cli.output import save_report, say, show_report
 from ddpdoctor.launch.options import WrapOptions
 from ddpdoctor.launch.report_dir import make_default_dir, make_report_dir
-from ddpdoctor.launch.script import check_script, choose_ranks, locate_module
+from ddpdoctor.launch.script import check_command, check_script, choose_ranks, locate_module
 from ddpdoctor.model.findings import Severity
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ def prepare(request: Request, env: Mapping[str, str]) -> WrapOptions:
 
     Raises ``UserError`` for a script that cannot run, an unknown code, or a folder that cannot be written to.
     """
-    split = request.split
-    source = _check_source(split)
+    split = _with_variables(request.split, env)
+    source = _check_source(split, env)
     ignore = _check_codes(request.ignore)
-    nproc_args, note = choose_ranks(split.torchrun, source, env)
+    nproc_args, note = ((), None) if split.is_command else choose_ranks(split.torchrun, source, env)
     return WrapOptions(
         hang_timeout_s=request.hang_timeout_s,
         on_hang=request.on_hang,
@@ -64,6 +64,7 @@ def prepare(request: Request, env: Mapping[str, str]) -> WrapOptions:
         torchrun_args=(*nproc_args, *split.torchrun),
         script=split.script,
         is_module=split.is_module,
+        is_command=split.is_command,
         no_python=split.no_python,
         script_args=split.script_args,
         nproc_note=note,
@@ -127,9 +128,26 @@ def _save(options: WrapOptions, outcome: Outcome) -> None:
     save_report(outcome.run_dir, outcome_report(options, outcome))
 
 
-def _check_source(split: SplitCommand) -> bytes | None:
-    """Check the script's source; None where there is none, or none that can be found without importing."""
-    if split.no_python:
+def _with_variables(split: SplitCommand, env: Mapping[str, str]) -> SplitCommand:
+    """Let PET_MODULE and PET_NO_PYTHON stand for their flags, as torchrun does."""
+    if split.is_command:
+        return split
+    return replace(
+        split,
+        is_module=split.is_module or _is_set(env.get("PET_MODULE")),
+        no_python=split.no_python or _is_set(env.get("PET_NO_PYTHON")),
+    )
+
+
+def _is_set(value: str | None) -> bool:
+    """Read a flag's variable; one that is no number is torchrun's to complain about."""
+    return value is not None and value.strip().isdigit() and int(value) != 0
+
+
+def _check_source(split: SplitCommand, env: Mapping[str, str]) -> bytes | None:
+    """Check what is to be run; return a script's source, None where none can be found without importing."""
+    if split.is_command or split.no_python:
+        check_command(split.script, env.get("PATH"))
         return None
     if not split.is_module:
         return check_script(split.script)

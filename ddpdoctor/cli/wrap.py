@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.launch.command import SplitCommand
 
-USAGE = "[OPTIONS] [TORCHRUN OPTIONS] SCRIPT [SCRIPT ARGS]..."
+USAGE = "[OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]... | [OPTIONS] -- COMMAND [ARGS]..."
 DEBUG_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
 _SPLIT = "ddpdoctor.split"
 
@@ -89,7 +89,8 @@ def wrap(
     """Run a training script as torchrun would, and say which rank hung or died, at which line, and why.
 
     Takes torchrun's options too, and passes them on. Everything after SCRIPT belongs to the script; `-m MODULE`
-    runs a module. The exit status is the one that torchrun would have returned, or 124 where a hung job was stopped.
+    runs a module. After `--` comes any COMMAND that starts ranks, or is one: torchrun, accelerate, deepspeed, mpirun,
+    a shell script, `python train.py`. The exit status is the launcher's own, or 124 where a hung job was stopped.
     """
     from ddpdoctor.cli.durations import parse_duration
     from ddpdoctor.cli.running import Request, prepare, run_and_show

@@ -1,4 +1,4 @@
-"""Takes a command line apart: options of ddpdoctor, options of torchrun, the script, and what is the script's."""
+"""Takes a command line apart: options of ddpdoctor, options of torchrun, the script or command, and what is its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 HELP_OPTIONS = frozenset({"--help", "-h"})
-USAGE = "Usage: ddpdoctor wrap [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [SCRIPT ARGS]..., see `ddpdoctor wrap --help`."
+USAGE = (
+    "Usage: ddpdoctor wrap [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]..., or ddpdoctor wrap [OPTIONS] -- COMMAND "
+    "[ARGS]...; see `ddpdoctor wrap --help`."
+)
 _MODULE = frozenset({"-m", "--module"})
 _NO_PYTHON = "--no-python"
 _SHORT_LENGTH = 2
@@ -23,6 +26,7 @@ _SHORT_LENGTH = 2
 class SplitCommand:
     """A command line of ``wrap`` by owner; each part keeps the user's order and spelling.
 
+    ``is_command``: ``script`` is a command that is run as it stands, and not under torchrun.
     ``torchrun`` is without the flags that ``is_module`` and ``no_python`` stand for. ``own`` has long options
     written with dashes. ``script`` is empty only where ``own`` asks for help.
     """
@@ -33,6 +37,7 @@ class SplitCommand:
     is_module: bool
     no_python: bool
     script_args: tuple[str, ...]
+    is_command: bool = False
 
 
 def split_command(
@@ -43,15 +48,16 @@ def split_command(
     """Split ``argv``, where ``own_options`` says of each option of ours whether it takes a value.
 
     The first word that is neither an option nor an option's value is the script, and all after it is the
-    script's. ``ask`` is called for an option that is in neither table. Raises ``UserError`` for an option that
-    nobody knows, a value that is missing, and where there is no script.
+    script's. After ``--`` comes a command. ``ask`` is called for an option that is in neither table. Raises
+    ``UserError`` for an option that nobody knows, a value that is missing, options of torchrun before a command, and
+    where there is neither script nor command.
     """
     words = deque(argv)
     parts = _Parts(own_options=own_options, ask=ask)
     while words and words[0].startswith("-") and words[0] != "-":
         word = words.popleft()
         if word == "--":
-            break
+            return parts.finish_command(words)
         if word in HELP_OPTIONS:
             return parts.finish("", (), own=("--help",))
         parts.take(word, words)
@@ -74,6 +80,8 @@ class _Parts:
     def take(self, word: str, rest: deque[str]) -> None:
         """Sort one option with its value, which may be attached or the next of ``rest``."""
         name, attached = _take_apart(word)
+        if (full := self._complete(name)) != name:
+            name, word = full, word.replace(word.partition("=")[0], full, 1)
         is_own = name in self.own_options
         takes_value = self.own_options[name] if is_own else self._torchrun_takes_value(name, word)
         if attached and not takes_value:
@@ -98,6 +106,32 @@ class _Parts:
             no_python=self.no_python,
             script_args=script_args,
         )
+
+    def finish_command(self, words: deque[str]) -> SplitCommand:
+        """Freeze what was sorted, where ``--`` and a command follow."""
+        if self.torchrun or self.is_module or self.no_python:
+            given = next(iter(self.torchrun), "-m" if self.is_module else _NO_PYTHON)
+            raise UserError(
+                f"{given} is an option of torchrun, but after `--` comes a command, which starts the ranks itself",
+                help="Leave `--` out to start a script under torchrun, or give torchrun as the command: "
+                "`ddpdoctor wrap -- torchrun OPTIONS SCRIPT`.",
+            )
+        if not words:
+            raise UserError("no command to run was given after `--`", help=USAGE)
+        return SplitCommand(
+            own=tuple(self.own), torchrun=(), script=words[0], is_module=False, no_python=False,
+            script_args=tuple(words)[1:], is_command=True,
+        )  # fmt: skip
+
+    def _complete(self, name: str) -> str:
+        """Return the option that ``name`` begins, as argparse does for torchrun; ``name`` itself where it is none."""
+        known = {*self.own_options, *TORCHRUN_OPTIONS}
+        if not name.startswith("--") or name in known:
+            return name
+        meant = sorted(option for option in known if option.startswith(name))
+        if len(meant) > 1:
+            raise UserError(f"the option {name} could be {' or '.join(meant)}", help="Write it out.")
+        return meant[0] if meant else name
 
     def _torchrun_takes_value(self, name: str, word: str) -> bool:
         if name in TORCHRUN_OPTIONS:

@@ -5,27 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect import proc
+from ddpdoctor.launch.stopping import stop_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-GRACE_S = 2.0
+    from pathlib import Path
 
 
 class Guardian:
     """Started before the launcher. ``dismiss`` it when the job has ended."""
 
-    def __init__(self, on_orphaned: Callable[[], None]) -> None:
-        """Fork. ``on_orphaned`` runs in the guardian, after the job was stopped."""
+    def __init__(self, folder: Path, on_orphaned: Callable[[], None]) -> None:
+        """Fork. Recorders write to ``folder``; ``on_orphaned`` runs in the guardian, after the job was stopped."""
         reader, self._writer = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._writer)
-            _guard(reader, on_orphaned)
+            _guard(reader, folder, on_orphaned)
         os.close(reader)
         os.set_inheritable(self._writer, False)  # noqa: FBT003 - positional only
 
@@ -42,7 +40,7 @@ class Guardian:
             os.waitpid(self.pid, 0)
 
 
-def _guard(reader: int, on_orphaned: Callable[[], None]) -> None:
+def _guard(reader: int, folder: Path, on_orphaned: Callable[[], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     text = b""
@@ -51,34 +49,7 @@ def _guard(reader: int, on_orphaned: Callable[[], None]) -> None:
             text += chunk
         lines = text.decode().split()
         if lines and lines[-1] != "done":
-            stop_tree(int(lines[-1]))
+            stop_tree(int(lines[-1]), folder)
             on_orphaned()
     finally:
         os._exit(0)
-
-
-def stop_tree(pid: int) -> None:
-    """Stop a process and all below it: SIGTERM, and after a moment SIGKILL to what is left."""
-    processes = proc.read_processes()
-    targets = [(p.pid, p.start_ticks) for p in proc.descendants(pid, processes)]
-    if pid in processes:
-        targets.append((pid, processes[pid].start_ticks))
-    _signal(targets, signal.SIGTERM)
-    _signal(targets, signal.SIGCONT)
-    limit = time.monotonic() + GRACE_S
-    while time.monotonic() < limit and any(is_same(*target) for target in targets):
-        time.sleep(0.05)
-    _signal(targets, signal.SIGKILL)
-
-
-def is_same(pid: int, start_ticks: int) -> bool:
-    """Return whether the very process still runs, and is no zombie."""
-    process = proc.read_process(pid)
-    return process is not None and process.start_ticks == start_ticks and process.state not in "ZX"
-
-
-def _signal(targets: list[tuple[int, int]], number: signal.Signals) -> None:
-    for target in targets:
-        if is_same(*target):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(target[0], number)

@@ -33,7 +33,10 @@ class WrapOptions:
     torchrun_args: tuple[str, ...]
     """Options for torchrun in the user's order, the number of ranks included where ddpdoctor chose it."""
     script: str
+    """The script, the module, or the command that is run."""
     is_module: bool
+    is_command: bool
+    """``script`` starts the ranks itself, or is the one rank; torchrun is not put in front of it."""
     no_python: bool
     script_args: tuple[str, ...]
     nproc_note: str | None

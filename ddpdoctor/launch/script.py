@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import warnings
 import zipfile
 from pathlib import Path
@@ -48,6 +49,23 @@ def check_script(script: str) -> bytes | None:
     if not path.exists():
         raise UserError(f"the script {script} was not found", help=f"Looked in {Path.cwd()}; check the path.")
     return _read_source(path)
+
+
+def check_command(command: str, path: str | None) -> None:
+    """Raise ``UserError`` where ``command`` cannot be run; ``path`` is the value of PATH."""
+    if shutil.which(command, path=path) is not None:
+        return
+    file = Path(command)
+    if file.is_file() and file.suffix == ".py":
+        raise UserError(
+            f"{command} is a script and no command: it is not executable",
+            help=f"To start its ranks with torchrun: `ddpdoctor wrap {command}`. To run it in one process: "
+            f"`ddpdoctor wrap -- python {command}`.",
+        )
+    if file.is_file() and "/" in command:
+        raise UserError(f"the command {command} is not executable", help=f"Try `ddpdoctor wrap -- bash {command}`.")
+    looked = "check the path" if "/" in command else "no folder of PATH has it"
+    raise UserError(f"the command {command} was not found", help=f"Nothing was started; {looked}.")
 
 
 def locate_module(name: str, search_path: Iterable[str]) -> Path | None:

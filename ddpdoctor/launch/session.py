@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import json
-import os
-import shutil
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,31 +11,29 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect import proc
-from ddpdoctor.collect.runfolder import RUN_FORMAT, RUN_VERSION
-from ddpdoctor.launch.guardian import Guardian, is_same, stop_tree
+from ddpdoctor.launch.guardian import Guardian
 from ddpdoctor.launch.machine import note_machine
-from ddpdoctor.launch.nccl_log import nccl_log_environment
+from ddpdoctor.launch.run_file import write_run_file
+from ddpdoctor.launch.shared_folder import choose_folder, copy_back
+from ddpdoctor.launch.starting import start_launcher
+from ddpdoctor.launch.stopping import is_in_foreground, stop_job, stop_tree
 from ddpdoctor.launch.watch import Suspicion, Watch
 from ddpdoctor.model.findings import Judgement, Severity
-from ddpdoctor.model.secrets import hide_secrets
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import FrameType
+
     from ddpdoctor.launch.options import WrapOptions
 
 LOOK_EVERY_S = 0.1
 LOOK_AGAIN_S = 1.5
-STOP_GRACE_S = 5.0
 LAUNCHER_TAKES_OVER_S = 0.5
 HUNG_STATUS = 124
 INTERRUPTED_STATUS = 130
-STORED_VARIABLES = (
-    "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NCCL_DEBUG",
-    "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SOCKET_IFNAME", "NODE_RANK", "OMP_NUM_THREADS", "RANK",
-    "SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_PROCID", "TORCH_DISTRIBUTED_DEBUG", "WORLD_SIZE",
-)  # fmt: skip
-"""The only environment variables that a run folder holds."""
-SHARED_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs"})
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+OTHER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Batch systems send these to the process that they know, which is ``wrap``, and mean the job (``srun --signal``)."""
 
 Judge = Callable[[Path, int | None], Judgement]
 """Reads a run folder and says what is wrong with an attempt, by default the last. Launch itself knows no rules."""
@@ -79,7 +69,7 @@ class Session:
         self.save_report = save
         self.show = show
         self.run_dir = options.report_dir.resolve()
-        self.folder = _choose_folder(self.run_dir)
+        self.folder = choose_folder(self.run_dir)
         self.started_at = _now()
         self.launched_ns = time.monotonic_ns()
         self.signals: list[tuple[signal.Signals, int]] = []
@@ -97,35 +87,26 @@ class Session:
         """Run the job to its end."""
         write_run_file(self.folder, self.options, self.started_at, self.launched_ns)
         self.watch = Watch(self.folder, self.options.hang_timeout_s, self.launched_ns)
-        guardian = Guardian(self._orphaned)
-        with self._handling_signals():
-            self.launcher = subprocess.Popen(self._command(), env=self._environment())
-            guardian.protect(self.launcher.pid)
-            try:
-                status = self._watch_to_the_end()
-            finally:
-                if self.launcher.poll() is None:
-                    stop_tree(self.launcher.pid)
-                guardian.dismiss()
+        guardian = Guardian(self.folder, self._orphaned)
+        try:
+            with _handling(ENDING_SIGNALS, self._note_signal):
+                self.launcher = start_launcher(self.options, self.folder)
+                guardian.protect(self.launcher.pid)
+                status = self._watch_and_leave_nobody()
+        finally:
+            guardian.dismiss()
         return self._finish(status)
 
-    def _command(self) -> list[str]:
-        options = self.options
-        flags = (["-m"] if options.is_module else []) + (["--no-python"] if options.no_python else [])
-        return [
-            sys.executable, "-m", "torch.distributed.run", *options.torchrun_args, *flags, options.script,
-            *options.script_args,
-        ]  # fmt: skip
+    def _note_signal(self, number: int, _frame: object) -> None:
+        self.signals.append((signal.Signals(number), time.monotonic_ns()))
 
-    def _environment(self) -> dict[str, str]:
-        environment = dict(os.environ)
-        bootstrap = str(Path(__file__).resolve().parent.parent / "recorder" / "bootstrap")
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (bootstrap, environment.get("PYTHONPATH"))))
-        environment["DDPDOCTOR_RUN"] = str(self.folder)
-        environment |= nccl_log_environment(environment, self.folder)
-        if self.options.debug_level is not None:
-            environment["TORCH_DISTRIBUTED_DEBUG"] = self.options.debug_level
-        return environment
+    def _watch_and_leave_nobody(self) -> int:
+        try:
+            with _handling(OTHER_SIGNALS, lambda number, _frame: self.launcher.send_signal(number)):
+                return self._watch_to_the_end()
+        finally:
+            if self.launcher.poll() is None:
+                stop_tree(self.launcher.pid, self.folder)
 
     def _watch_to_the_end(self) -> int:
         while (status := self.launcher.poll()) is None:
@@ -189,11 +170,20 @@ class Session:
             self.watch.evidence.acknowledge()
             if number == signal.SIGINT:
                 self._let_launcher_begin(began_ns)
-            if not self.watch.evidence.has_closed_since(began_ns) and self.launcher.poll() is None:
+            if not self._has_heard(number, began_ns):
                 self.launcher.send_signal(number)
         elif len(self.signals) > 1:
-            stop_tree(self.launcher.pid)
+            stop_tree(self.launcher.pid, self.folder)
         self.watch.evidence.acknowledge()
+
+    def _has_heard(self, number: signal.Signals, began_ns: int) -> bool:
+        """Return whether the launcher needs no signal of ours: it stops its ranks already, or the terminal told it.
+
+        A second Ctrl-C would cut short what a script does at the first, such as saving its last checkpoint.
+        """
+        if self.launcher.poll() is not None or self.watch.evidence.has_closed_since(began_ns):
+            return True
+        return number == signal.SIGINT and self.options.is_command and is_in_foreground()
 
     def _let_launcher_begin(self, began_ns: int) -> None:
         """Wait a moment: a Ctrl-C of the terminal has reached the launcher already; one from kill(1) has not."""
@@ -204,24 +194,9 @@ class Session:
             time.sleep(0.02)
 
     def _stop(self) -> None:
-        """Stop a job that hangs: SIGCONT and SIGTERM, SIGKILL after some seconds."""
+        """Stop a job that hangs."""
         self.watch.stopping_since_ns = time.monotonic_ns()
-        processes = proc.read_processes()
-        below = [(p.pid, p.start_ticks) for p in proc.descendants(self.launcher.pid, processes)]
-        for pid, _ in below:
-            _send(pid, signal.SIGCONT)
-        self.launcher.terminate()
-        limit = time.monotonic() + STOP_GRACE_S
-        while time.monotonic() < limit and self.launcher.poll() is None:
-            self.watch.evidence.acknowledge()
-            time.sleep(0.05)
-        for target in below:
-            if is_same(*target):
-                _send(target[0], signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.launcher.wait(1.0)
-        if self.launcher.poll() is None:
-            self.launcher.kill()
+        stop_job(self.launcher, self.folder, self.watch.evidence.acknowledge)
 
     def _finish(self, status: int) -> Outcome:
         self.watch.follow(at_once=True)
@@ -232,7 +207,7 @@ class Session:
         judgement = self.hang or self.judge(self.folder, None)
         if self.hang is None and note_machine(self.folder, judgement):
             judgement = self.judge(self.folder, None)
-        _copy_back(self.folder, self.run_dir)
+        copy_back(self.folder, self.run_dir)
         outcome = self._outcome(status, judgement)
         self.save_report(outcome)
         return outcome
@@ -250,20 +225,17 @@ class Session:
         )  # fmt: skip
 
     def _orphaned(self) -> None:
-        _copy_back(self.folder, self.run_dir)
+        copy_back(self.folder, self.run_dir)
 
-    @contextlib.contextmanager
-    def _handling_signals(self) -> Any:
-        def note(number: int, _frame: object) -> None:
-            self.signals.append((signal.Signals(number), time.monotonic_ns()))
 
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        before = {number: signal.signal(number, note) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+@contextlib.contextmanager
+def _handling(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 def _shell_status(status: int | None) -> int:
@@ -272,74 +244,5 @@ def _shell_status(status: int | None) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _send(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
-
-
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-
-
-def _choose_folder(run_dir: Path) -> Path:
-    """Return where recorders write: the run folder, or a folder of this host's where that one is shared."""
-    if _file_system(run_dir) not in SHARED_FILE_SYSTEMS:
-        return run_dir
-    return Path(tempfile.mkdtemp(prefix="ddpdoctor-"))
-
-
-def _file_system(path: Path) -> str:
-    best, kind = "", ""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/mounts").read_text().splitlines():
-            _, mount, fs, *_ = line.split()
-            if (path.is_relative_to(mount)) and len(mount) >= len(best):
-                best, kind = mount, fs
-    return kind.removeprefix("fuse.")
-
-
-def _copy_back(folder: Path, run_dir: Path) -> None:
-    if folder != run_dir:
-        with contextlib.suppress(OSError):
-            shutil.copytree(folder, run_dir, dirs_exist_ok=True)
-
-
-def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched_ns: int) -> None:
-    """Write run.json: what was started, when and how."""
-    level = options.debug_level or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF")
-    run = {
-        "format": RUN_FORMAT,
-        "version": RUN_VERSION,
-        "command": hide_secrets(options.command),
-        "started_at": started_at,
-        "launched_ns": launched_ns,
-        "hang_timeout_s": options.hang_timeout_s,
-        "debug_level": level.upper(),
-        "host": socket.gethostname(),
-        "torch_version": _torch_version(),
-        "environment": {name: os.environ[name] for name in STORED_VARIABLES if name in os.environ},
-        **launch_shape(options.torchrun_args),
-    }
-    (folder / "run.json").write_text(json.dumps(run, indent=1))
-
-
-def launch_shape(torchrun_args: tuple[str, ...]) -> dict[str, int | None]:
-    """Return nproc, nnodes and node_rank as far as the options say them in numbers."""
-    values: dict[str, str] = {}
-    for i, argument in enumerate(torchrun_args):
-        name, sep, value = argument.partition("=")
-        following = torchrun_args[i + 1] if i + 1 < len(torchrun_args) else ""
-        values[name.replace("_", "-")] = value if sep else following
-    numbers = {
-        "nproc": values.get("--nproc-per-node", os.environ.get("PET_NPROC_PER_NODE", "")),
-        "nnodes": values.get("--nnodes", os.environ.get("PET_NNODES", "1")).split(":")[0],
-        "node_rank": values.get("--node-rank", os.environ.get("PET_NODE_RANK", "")),
-    }
-    return {name: int(value) if value.isdigit() else None for name, value in numbers.items()}
-
-
-def _torch_version() -> str | None:
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return None

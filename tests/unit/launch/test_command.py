@@ -19,7 +19,7 @@ def split(line, ask=refuse_to_ask):
     return split_command(line.split(), OWN, ask)
 
 
-def expect(script, *, own="", torchrun="", args="", is_module=False, no_python=False):
+def expect(script, *, own="", torchrun="", args="", is_module=False, no_python=False, is_command=False):
     return SplitCommand(
         own=tuple(own.split()),
         torchrun=tuple(torchrun.split()),
@@ -27,6 +27,7 @@ def expect(script, *, own="", torchrun="", args="", is_module=False, no_python=F
         is_module=is_module,
         no_python=no_python,
         script_args=tuple(args.split()),
+        is_command=is_command,
     )
 
 
@@ -57,7 +58,13 @@ def expect(script, *, own="", torchrun="", args="", is_module=False, no_python=F
             expect("pkg", is_module=True, own="--quiet", torchrun="--nnodes 2 --tee 3"),
         ),
         ("--no_python ./run.sh a", expect("./run.sh", no_python=True, args="a")),
-        ("--quiet -- -odd.py --x", expect("-odd.py", own="--quiet", args="--x")),
+        ("-- torchrun --tee 3 t.py", expect("torchrun", args="--tee 3 t.py", is_command=True)),
+        ("--quiet -- -odd --x", expect("-odd", own="--quiet", args="--x", is_command=True)),
+        ("--hang-timeout 8 -- make -- x", expect("make", own="--hang-timeout 8", args="-- x", is_command=True)),
+        ("--nproc 4 t.py", expect("t.py", torchrun="--nproc-per-node 4")),
+        ("--nproc_per=4 t.py", expect("t.py", torchrun="--nproc-per-node=4")),
+        ("--max-rest 1 --mod pkg", expect("pkg", torchrun="--max-restarts 1", is_module=True)),
+        ("--hang 8 t.py", expect("t.py", own="--hang-timeout 8")),
         ("- x", expect("-", args="x")),
         ("--help", expect("", own="--help")),
         ("--tee 3 -h train.py", expect("", own="--help", torchrun="--tee 3")),
@@ -68,10 +75,28 @@ def test_every_word_goes_to_its_owner(line, expected):
     assert split(line) == expected
 
 
-@pytest.mark.parametrize("line", ["", "--quiet", "--tee 3", "--", "-m"])
+@pytest.mark.parametrize("line", ["", "--quiet", "--tee 3", "-m"])
 def test_a_missing_script_is_an_error(line):
     with pytest.raises(UserError, match="no script"):
         split(line)
+
+
+def test_a_missing_command_is_an_error():
+    with pytest.raises(UserError, match="no command"):
+        split("--quiet --")
+
+
+@pytest.mark.parametrize("line", ["--tee 3 -- torchrun t.py", "-m -- pkg", "--no-python -- ./run.sh"])
+def test_torchruns_options_before_a_command_are_an_error(line):
+    with pytest.raises(UserError, match="is an option of torchrun") as error:
+        split(line)
+    assert error.value.status == 2
+
+
+@pytest.mark.parametrize(("line", "meant"), [("--r 3 t.py", "--rdzv-backend"), ("--on t.py", "--on-hang needs")])
+def test_an_abbreviation_that_could_be_two_options_names_them(line, meant):
+    with pytest.raises(UserError, match=meant):
+        split_command(line.split()[:1], OWN, refuse_to_ask)
 
 
 @pytest.mark.parametrize("line", ["--hang-timeout", "--nnodes", "-r"])

@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from ddpdoctor.launch.script import check_script, choose_nproc, choose_ranks, locate_module, starts_ranks
+from ddpdoctor.launch.script import check_command, check_script, choose_nproc, choose_ranks, locate_module, starts_ranks
 from ddpdoctor.model.errors import UserError
 
 
@@ -123,3 +123,28 @@ def test_the_number_of_ranks_and_the_sentence_about_it(source, gpus, ranks, said
 )
 def test_what_the_user_chose_stays(args, env):
     assert choose_ranks(args, b"", env) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "advice"),
+    [("train.py", 0o644, "ddpdoctor wrap -- python"), ("run.sh", 0o644, "ddpdoctor wrap -- bash"), ("gone", None, "")],
+)
+def test_a_command_that_cannot_run_is_an_error_that_says_what_to_type(tmp_path, name, mode, advice):
+    file = tmp_path / name
+    if mode is not None:
+        file.write_text("#!/bin/sh")
+        file.chmod(mode)
+    with pytest.raises(UserError) as error:
+        check_command(str(file), "/usr/bin:/bin")
+    assert error.value.status == 2
+    assert advice in error.value.help
+
+
+def test_a_command_is_looked_for_as_a_shell_does(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("#!/usr/bin/env python")
+    script.chmod(0o755)
+    check_command(str(script), "")
+    check_command("sh", "/usr/bin:/bin")
+    with pytest.raises(UserError, match="not found"):
+        check_command("train.py", str(tmp_path / "bin"))

@@ -1,0 +1,66 @@
+"""Writes run.json: what was started, when and how. The first file of a run folder, and the mark of one."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.runfolder import RUN_FORMAT, RUN_VERSION
+from ddpdoctor.model.secrets import hide_secrets
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ddpdoctor.launch.options import WrapOptions
+
+STORED_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NCCL_DEBUG",
+    "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SOCKET_IFNAME", "NODE_RANK", "OMP_NUM_THREADS", "RANK",
+    "SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_PROCID", "TORCH_DISTRIBUTED_DEBUG", "WORLD_SIZE",
+)  # fmt: skip
+"""The only environment variables that a run folder holds."""
+
+
+def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched_ns: int) -> None:
+    """Write run.json: what was started, when and how."""
+    level = options.debug_level or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF")
+    run = {
+        "format": RUN_FORMAT,
+        "version": RUN_VERSION,
+        "command": hide_secrets(options.command),
+        "started_at": started_at,
+        "launched_ns": launched_ns,
+        "hang_timeout_s": options.hang_timeout_s,
+        "debug_level": level.upper(),
+        "host": socket.gethostname(),
+        "torch_version": _torch_version(),
+        "environment": {name: os.environ[name] for name in STORED_VARIABLES if name in os.environ},
+        "launcher": "command" if options.is_command else "torchrun",
+        **({} if options.is_command else launch_shape(options.torchrun_args)),
+    }
+    (folder / "run.json").write_text(json.dumps(run, indent=1))
+
+
+def launch_shape(torchrun_args: tuple[str, ...]) -> dict[str, int | None]:
+    """Return nproc, nnodes and node_rank as far as the options say them in numbers."""
+    values: dict[str, str] = {}
+    for i, argument in enumerate(torchrun_args):
+        name, sep, value = argument.partition("=")
+        following = torchrun_args[i + 1] if i + 1 < len(torchrun_args) else ""
+        values[name.replace("_", "-")] = value if sep else following
+    numbers = {
+        "nproc": values.get("--nproc-per-node", os.environ.get("PET_NPROC_PER_NODE", "")),
+        "nnodes": values.get("--nnodes", os.environ.get("PET_NNODES", "1")).split(":")[0],
+        "node_rank": values.get("--node-rank", os.environ.get("PET_NODE_RANK", "")),
+    }
+    return {name: int(value) if value.isdigit() else None for name, value in numbers.items()}
+
+
+def _torch_version() -> str | None:
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,58 @@
+"""Starts the launcher: torchrun in front of a script, or the command that was given, and the recorder in both."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpdoctor.launch.nccl_log import nccl_log_environment
+from ddpdoctor.model.errors import UserError
+
+if TYPE_CHECKING:
+    from ddpdoctor.launch.options import WrapOptions
+
+_OF_ANOTHER_JOB = ("DDPDOCTOR_AGENT", "DDPDOCTOR_GIVEN", "DDPDOCTOR_MASTER")
+"""What the recorder of a rank would hand on, were ``wrap`` started by one."""
+
+
+def start_launcher(options: WrapOptions, folder: Path) -> subprocess.Popen[bytes]:
+    """Start what starts the ranks; recorders write to ``folder``. Streams are inherited.
+
+    Raises:
+        UserError: the system cannot run the command, as a script without its first line.
+    """
+    command = launch_command(options)
+    try:
+        return subprocess.Popen(command, env=_environment(options, folder))
+    except OSError as error:
+        raise UserError(
+            f"the command {command[0]} cannot be run: {error.strerror}",
+            help="Nothing was started. A script needs `#!/bin/bash` or the like as its first line, or its interpreter "
+            "as the command: `ddpdoctor wrap -- bash SCRIPT`.",
+        ) from error
+
+
+def launch_command(options: WrapOptions) -> list[str]:
+    """Return the command that starts the ranks."""
+    if options.is_command:
+        return [options.script, *options.script_args]
+    flags = (["-m"] if options.is_module else []) + (["--no-python"] if options.no_python else [])
+    return [
+        sys.executable, "-m", "torch.distributed.run", *options.torchrun_args, *flags, options.script,
+        *options.script_args,
+    ]  # fmt: skip
+
+
+def _environment(options: WrapOptions, folder: Path) -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_JOB}
+    bootstrap = str(Path(__file__).resolve().parent.parent / "recorder" / "bootstrap")
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (bootstrap, environment.get("PYTHONPATH"))))
+    environment["DDPDOCTOR_RUN"] = str(folder)
+    environment["DDPDOCTOR_WATCHER"] = str(os.getpid())
+    environment |= nccl_log_environment(environment, folder)
+    if options.debug_level is not None:
+        environment["TORCH_DISTRIBUTED_DEBUG"] = options.debug_level
+    return environment
