@@ -41,7 +41,6 @@ class Ring:
         self._indexes = itertools.count(1)
         self._done = itertools.count(1)
         self._numbers = itertools.count(1)
-        self._steps = itertools.count(1)
         wire.IDENTITY.pack_into(
             self._map, 0, wire.MAGIC, wire.VERSION, role, wire.HEADER_SIZE, shape.journal_bytes,
             self._slots_at, wire.SLOT_SIZE, shape.slots, pid, start_ticks, shape.steps, shape.lines,
@@ -121,11 +120,16 @@ class Ring:
             wire.FLAGS.pack_into(self._map, at + wire.SLOT_FLAGS_OFFSET, old | extra_flags)
         self.set("calls_done", next(self._done))
 
-    def step(self, ended_ns: int, group: int, flags: int, phases_us: Any, waits_us: Any) -> None:
+    def site_of(self, index: int) -> int:
+        """Return the number of a call's site, 0 where the record was overwritten."""
+        at = self._slot_at(index)
+        here = wire.CELL.unpack_from(self._map, at)[0] == index
+        return int(wire.FLAGS.unpack_from(self._map, at + wire.SLOT_SITE_OFFSET)[0]) if here else 0
+
+    def step(self, number: int, ended_ns: int, group: int, flags: int, phases_us: Any, waits_us: Any) -> None:
         """Record a training step that has ended; each of the four phases and waits fits 32 bits."""
         if not self._shape.steps:
             return
-        number = next(self._steps)
         at = self._shape.steps_at + (number - 1) % self._shape.steps * wire.STEP_SIZE
         wire.STEP.pack_into(self._map, at, number, ended_ns, group, flags, *phases_us, *waits_us)
         self.set("steps_recorded", number)

@@ -70,6 +70,7 @@ SLOT = struct.Struct("<QQQqIIIIIIiiII6q")
 """index, started, ended, seq, op, api, group, site, redop, dtype, peer, tensors, flags, ndim, dims."""
 SLOT_SIZE = 128
 SLOT_ENDED_OFFSET = 16
+SLOT_SITE_OFFSET = 44
 SLOT_FLAGS_OFFSET = 64
 FLAGS = struct.Struct("<I")
 MAX_DIMS = 6
@@ -84,8 +85,11 @@ FLAG_P2P = 8
 STEP = struct.Struct("<QQII8I")
 """number from 1, ended_ns, group, flags, then microseconds: the four phases, and the waiting in each of them."""
 STEP_SIZE = STEP.size
-STEP_REDUCED = 1
-"""Flag of a step that ended with DDP's reduction; without it the step ended with an optimizer's step."""
+STEP_COLLECTIVE, STEP_BACKWARD, STEP_OPTIMIZER, STEP_REDUCED = range(4)
+"""What the step ended with, in the lowest bits of its flags. Numbers begin anew where a higher kind appears."""
+STEP_KIND = 3
+STEP_WAIT_UNKNOWN = 4
+"""Flag: how long backward waited for other ranks could not be told."""
 
 BEFORE, FORWARD, BETWEEN, BACKWARD = range(4)
 """The phases of a step: since the step before, forward, from there to backward, backward with its reduction."""

@@ -1,0 +1,103 @@
+"""Where the main thread is in its training step, and how long each phase of the step has taken so far."""
+
+from __future__ import annotations
+
+import _thread
+import time
+from typing import Any, List, Set
+
+from . import wire
+from .state import here
+
+MOST_US = 2**32 - 1
+
+
+class StepClock:
+    """Where the main thread is in its step, and what the step took so far, in nanoseconds."""
+
+    def __init__(self) -> None:
+        self.phase = wire.BEFORE
+        self.since_ns = 0
+        self.waiting = False
+        self.spent: List[int] = [0, 0, 0, 0]
+        self.waits: List[int] = [0, 0, 0, 0]
+        self.level = -1
+        self.closer: Any = None
+        self.seen: Set[Any] = set()
+        self.number = 0
+
+    def enter(self, phase: int) -> int:
+        """Go on to a phase; return the time."""
+        now = time.monotonic_ns()
+        if self.since_ns:
+            self.spent[self.phase] += now - self.since_ns
+        self.since_ns = now
+        self.phase = phase
+        return now
+
+    def begin_wait(self) -> int:
+        """Begin to wait for other ranks; return the time, 0 where this is not the main thread or it waits already."""
+        if self.waiting or _thread.get_ident() != here.main_thread:
+            return 0
+        self.waiting = True
+        return time.monotonic_ns()
+
+    def end_wait(self, began_ns: int, counts: bool = True) -> None:
+        """End a wait that ``begin_wait`` began. One for a single peer does not count: it is no meeting of all."""
+        if began_ns:
+            self.waiting = False
+            if counts:
+                self.waits[self.phase] += time.monotonic_ns() - began_ns
+
+    def ends_step(self, level: int, key: Any) -> bool:
+        """Return whether an event ends a step. ``level`` says how well its kind marks steps, ``key`` which it is."""
+        if level < self.level:
+            return False
+        if level > self.level:
+            self.level, self.number = level, 0
+        elif key != self.closer and key not in self.seen:
+            self.seen.add(key)
+            return False
+        self.closer = key
+        self.seen.clear()
+        return True
+
+    def take(self) -> Ended:
+        """Return the step that ends now, and begin the next one."""
+        now = self.enter(self.phase)
+        self.number += 1
+        ended = Ended(self.number, now, self.level, self.spent, self.waits)
+        self.spent, self.waits = [0, 0, 0, 0], [0, 0, 0, 0]
+        return ended
+
+
+class Ended:
+    """A step that has ended, until it is written."""
+
+    def __init__(self, number: int, ended_ns: int, flags: int, spent: List[int], waits: List[int]) -> None:
+        self.number = number
+        self.ended_ns = ended_ns
+        self.flags = flags
+        self.spent = spent
+        self.waits = waits
+        self.group = 0
+
+    def write(self) -> None:
+        """Put the step into the ring."""
+        if here.ring is not None:
+            here.ring.step(self.number, self.ended_ns, self.group, self.flags, _us(self.spent), _us(self.waits))
+
+
+def _us(durations: List[int]) -> List[int]:
+    return [min(max(ns, 0) // 1000, MOST_US) for ns in durations]
+
+
+clock = StepClock()
+
+
+def ended_collective(ring: Any, index: int) -> None:
+    """Note that a collective of the main thread has ended: the end of a step where nothing better marks steps."""
+    if clock.level <= wire.STEP_COLLECTIVE and index and _thread.get_ident() == here.main_thread:
+        site = ring.site_of(index)
+        if site and clock.ends_step(wire.STEP_COLLECTIVE, site):
+            clock.take().write()

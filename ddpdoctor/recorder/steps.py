@@ -1,0 +1,197 @@
+"""Measures training steps: how long each phase of a step took, and how much of it was spent waiting for other ranks.
+
+A step ends where all ranks meet: at the end of a backward that reduced gradients (DDP), else at an optimizer's step,
+else at the end of a backward, else at a collective that comes again and again. What comes more than once between two
+ends is no end. When DDP's own last gradient was there, or its first bucket went out, is read from DDP's timers: they
+cost 4 microseconds a step and no hook in autograd.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+import weakref
+from typing import Any, Callable, Optional
+
+from . import calls, wire
+from .lines import LineTable
+from .state import here
+from .stepclock import Ended, clock
+from .wrappers import standing_for
+
+_reducing: Any = None
+"""A weak reference to the DDP model whose forward, with gradients to be reduced, ran last; None after its backward."""
+
+
+class Reduction:
+    """A step that ended in DDP's reduction, until DDP's timers of it can be read: at its next forward."""
+
+    def __init__(self, ended: Ended, ddp: Any, backward_ns: int) -> None:
+        self.ended = ended
+        self.backward_ns = backward_ns
+        self.wall_offset_ns = time.time_ns() - time.monotonic_ns()
+        self.logger = ddp.logger  # holds the parameters, so it goes when the model does
+        self.model = weakref.ref(ddp, lambda _: settle(no_forward=True))
+
+
+_pending: Optional[Reduction] = None
+
+
+def stepped(optimizer: Any) -> None:
+    """Note an optimizer's step."""
+    if clock.ends_step(wire.STEP_OPTIMIZER, id(optimizer)):
+        clock.take().write()
+
+
+def patch_ddp(ddp: Any) -> None:
+    """Measure forwards of DDP, and the wait for rank 0's buffers inside them."""
+    ddp.__init__ = _then(ddp.__init__, _time_every_step)
+    ddp.forward = _forward(ddp.forward)
+    if hasattr(ddp, "_sync_buffers"):
+        ddp._sync_buffers = _waiting(ddp._sync_buffers)
+
+
+def patch_autograd(module: Any) -> None:
+    """Measure torch.autograd.backward, through which Tensor.backward goes as well."""
+    module.backward = _backward(module.backward)
+
+
+def _then(original: Callable[..., Any], action: Callable[[Any], None]) -> Callable[..., Any]:
+    @standing_for(original)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        try:
+            action(self)
+        except Exception as error:  # noqa: BLE001 - the recorder's wall
+            here.failed("steps", error)
+        return result
+
+    return run
+
+
+def _time_every_step(ddp: Any) -> None:
+    """Have DDP time each step, on CPU: there it costs nothing. On a GPU its timers make the host wait.
+
+    Where C++ logs INFO, DDP would write its times to stderr with each of them: then it keeps its own pace.
+    """
+    if ddp.device_type == "cpu" and os.environ.get("TORCH_CPP_LOG_LEVEL", "") not in ("INFO", "0"):
+        ddp._set_ddp_runtime_logging_sample_rate(1)
+
+
+def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+    @standing_for(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        began = clock.begin_wait()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            clock.end_wait(began)
+
+    return run
+
+
+def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+
+    @standing_for(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() or clock.phase == wire.BACKWARD or here.ring is None:
+            return original(self, *args, **kwargs)
+        clock.enter(wire.FORWARD)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            clock.enter(wire.BETWEEN)
+            _forward_ended(self)
+
+    return forward
+
+
+def _forward_ended(ddp: Any) -> None:
+    global _reducing
+    try:
+        if ddp.require_backward_grad_sync:
+            _reducing = weakref.ref(ddp)
+            if _pending is not None and _pending.logger is ddp.logger:
+                settle()
+    except Exception as error:  # noqa: BLE001 - the recorder's wall
+        here.failed("steps", error)
+
+
+def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    @standing_for(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        nested = clock.phase == wire.BACKWARD
+        if nested or here.ring is None or threading.get_ident() != here.main_thread:
+            return original(*args, **kwargs)
+        began = clock.enter(wire.BACKWARD)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            clock.enter(wire.BEFORE)
+            raise
+        clock.enter(wire.BEFORE)
+        try:
+            _backward_ended(began)
+        except Exception as error:  # noqa: BLE001 - the recorder's wall
+            here.failed("steps", error)
+        return result
+
+    return backward
+
+
+def _backward_ended(began_ns: int) -> None:
+    global _pending, _reducing
+    model, _reducing = (_reducing, None)
+    ddp = model() if model is not None else None
+    if ddp is None:
+        if clock.ends_step(wire.STEP_BACKWARD, 0):
+            clock.take().write()
+    elif clock.ends_step(wire.STEP_REDUCED, id(ddp)):
+        settle()
+        ended = clock.take()
+        ended.group = calls.group_id(here.ring, ddp.process_group)
+        _pending = Reduction(ended, ddp, began_ns)
+
+
+def settle(no_forward: bool = False) -> None:
+    """Write the step whose reduction was last, with the wait in it as DDP's timers tell it.
+
+    ``no_forward``: none follows, in which DDP would make its times readable.
+    """
+    global _pending
+    reduction, _pending = _pending, None
+    if reduction is None:
+        return
+    try:
+        if no_forward and reduction.logger is not None:
+            reduction.logger.set_runtime_stats_and_log()
+        _count_reduction(reduction)
+    except Exception as error:  # noqa: BLE001 - the recorder's wall
+        here.failed("steps", error)
+    reduction.ended.write()
+
+
+def _count_reduction(reduction: Reduction) -> None:
+    """Add the wait for other ranks that ended in the reduction.
+
+    Under DETAIL a bucket waits for the others where it is launched, that is, before the last gradient is computed.
+    """
+    ended = reduction.ended
+    if reduction.logger is None:
+        ended.flags |= wire.STEP_WAIT_UNKNOWN
+        return
+    detailed = str(calls.c10d.get_debug_level()).endswith("DETAIL")
+    times = reduction.logger._get_ddp_logging_data().ints_map
+    arrived = times.get("backward_comm_time_start" if detailed else "backward_compute_time_end", 0)
+    arrived_ns = arrived - reduction.wall_offset_ns
+    if reduction.backward_ns <= arrived_ns <= ended.ended_ns:
+        ended.waits[wire.BACKWARD] += ended.ended_ns - arrived_ns
+    else:
+        ended.flags |= wire.STEP_WAIT_UNKNOWN
+
+
+here.lines = LineTable()
+here.on_end.append(functools.partial(settle, no_forward=True))
