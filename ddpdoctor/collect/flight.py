@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.facts import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 DEVICE_BACKENDS = ("nccl",)
 """Backends whose calls return before the collective has completed. Gloo's entries never leave "scheduled"."""
 
 
-def pending_on_device(entries: list[dict[str, Any]], calls: tuple[Call, ...]) -> tuple[Call, ...]:
+def pending_on_device(entries: list[dict[str, Any]], calls: Sequence[Call]) -> tuple[Call, ...]:
     """Return, per group, the oldest collective that was begun and has not completed: the rank waits for it.
 
     ``entries`` are those of ``_dump_fr_trace_json``. A recorded call of the same group and number lends its call site,
     dtype and shape; a collective of DDP's C++ reducer has none.
     """
-    recorded = {(call.group, call.seq): call for call in calls if call.seq is not None}
     oldest: dict[str, dict[str, Any]] = {}
     for entry in entries:
         if not _is_pending(entry):
@@ -24,6 +26,9 @@ def pending_on_device(entries: list[dict[str, Any]], calls: tuple[Call, ...]) ->
         group = _group(entry)
         if group not in oldest or entry["collective_seq_id"] < oldest[group]["collective_seq_id"]:
             oldest[group] = entry
+    if not oldest:
+        return ()
+    recorded = {(call.group, call.seq): call for call in calls if call.seq is not None}
     last = max((call.index for call in calls), default=0)
     return tuple(
         _as_call(entry, recorded.get((group, entry["collective_seq_id"])), last + number)

@@ -9,7 +9,8 @@ import zlib
 from functools import lru_cache
 from typing import Any
 
-from ddpdoctor.model.facts import Frame, ModelSeen, TensorSeen
+from ddpdoctor.collect.frames import read_frame
+from ddpdoctor.model.facts import ModelSeen, TensorSeen
 
 MAX_TEXT_BYTES = 64 * 2**20
 """What packed rows may unpack to. Ours: a run folder may come from elsewhere, and 64 MiB hold a million rows."""
@@ -25,7 +26,7 @@ def read_models(notes: list[dict[str, Any]]) -> tuple[ModelSeen, ...]:
             digest=str(note["digest"]),
             count=int(note.get("count") or 0),
             tensors=unpack(packed.get(str(note["digest"]), "")),
-            site=_frame(note.get("frame")),
+            site=read_frame(note.get("frame")),
         )
         for note in wrapped
     )
@@ -49,15 +50,4 @@ def _tensor(row: list[Any]) -> TensorSeen:
         dtype=str(dtype),
         requires_grad=bool(requires_grad),
         is_buffer=kind == "b",
-    )
-
-
-def _frame(entry: dict[str, Any] | None) -> Frame | None:
-    if not entry:
-        return None
-    return Frame(
-        file=str(entry.get("f", "")),
-        line=int(entry.get("l") or 0),
-        function=str(entry.get("n", "")),
-        user=bool(entry.get("u")),
     )

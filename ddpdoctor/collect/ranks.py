@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.collect.answers import Answers, read_answer, read_looks
+from ddpdoctor.collect.call_logs import read_log
 from ddpdoctor.collect.dumps import parse_stacks, split_fatal
 from ddpdoctor.collect.flight import pending_on_device
+from ddpdoctor.collect.frames import read_frame, read_frames
 from ddpdoctor.collect.models import read_models
 from ddpdoctor.collect.saved_causes import read_process_causes
-from ddpdoctor.model.facts import PHASES, Call, Child, Frame, GroupState, Life, Look, Raised, Rank, Stack
-from ddpdoctor.recorder import reading, wire
+from ddpdoctor.model.facts import Child, Frame, GroupState, Life, Look, Raised, Rank, Stack
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-MAX_RECENT_CALLS = 400
+    from ddpdoctor.model.call_log import CallLog
+    from ddpdoctor.recorder import reading
+
 IDLE_FILES = ("/multiprocessing/queues.py", "/multiprocessing/connection.py", "/multiprocessing/pool.py")
 """Where a child that waits for work stands. What is deeper (select, a lock) has no Python frame or is in the stdlib."""
 DEFAULT_GROUP = "0"
@@ -47,6 +50,7 @@ class Context:
     stop_ns: int | None
     watched: dict[str, Any]
     contents: dict[int, reading.RingContent]
+    answers: Answers
     lost: dict[int, str]
 
 
@@ -166,13 +170,13 @@ def _signal_name(number: int) -> str:
 def _from_ring(
     content: reading.RingContent, source: Source, context: Context, watched: dict[str, Any]
 ) -> dict[str, Any]:
-    calls = tuple(_call(slot) for slot in content.slots)
+    log = read_log(content.slots)
     notes = content.notes
     process = _process_note(content)
     roots = tuple(str(root) for root in process.get("roots") or ())
-    evidence = {} if watched.get("dumps") else read_evidence(context.folder, content)
+    evidence = {} if watched.get("dumps") else read_answer(context.answers, content.pid, content.start_ticks)
     on_request, fatal = split_fatal(_read_dump(context.folder, content))
-    looks = _looks(evidence) or _signal_looks(on_request, process.get("main"), roots, watched)
+    looks = read_looks(evidence) or _signal_looks(on_request, process.get("main"), roots, watched)
     world: dict[str, Any] = next((n for n in reversed(notes) if n.get("k") in ("initialized", "init")), {})
     leaving: dict[str, Any] = next((n for n in reversed(notes) if n.get("k") == "exit"), {})
     cells = content.cells
@@ -183,16 +187,13 @@ def _from_ring(
         "world_size": world.get("world_size") or source.world_size,
         "initialized": bool(cells["initialized"]),
         "main_ended_ns": cells["main_ended_ns"] or None,
-        "exit_call": _frame(leaving.get("frame")),
+        "exit_call": read_frame(leaving.get("frame")),
         "exit_asked": leaving.get("status"),
         "last_place": _last_place(content),
         "fatal_place": _innermost_user(parse_stacks(fatal, process.get("main"), roots)),
-        "open_calls": (
-            *(call for call in calls if call.ended_ns is None),
-            *pending_on_device(evidence.get("flight_recorder") or [], calls),
-        ),
-        "recent_calls": tuple(call for call in calls if call.ended_ns is not None)[-MAX_RECENT_CALLS:],
-        "groups": _groups(evidence, notes, content.slots),
+        "open_calls": (*log.open(), *pending_on_device(evidence.get("flight_recorder") or [], log)),
+        "recent_calls": log.ended(),
+        "groups": _groups(evidence, notes, log),
         "looks": looks,
         "children": _children(watched, context),
         "causes": read_process_causes(watched.get("causes"), notes, evidence),
@@ -204,47 +205,12 @@ def _from_ring(
     }
 
 
-def _call(slot: reading.Slot) -> Call:
-    return Call(
-        index=slot.number,
-        op=slot.op,
-        api=slot.api or slot.op,
-        group=slot.group,
-        seq=slot.seq if slot.seq > 0 and slot.op not in PHASES and slot.group else None,
-        dtype=slot.dtype or None,
-        shape=slot.shape,
-        tensors=slot.tensors,
-        peer=slot.peer if slot.peer >= 0 else None,
-        redop=slot.redop or None,
-        site=_frame(slot.site),
-        started_ns=slot.started_ns,
-        ended_ns=slot.ended_ns or None,
-        is_async=bool(slot.flags & wire.FLAG_ASYNC),
-        failed=bool(slot.flags & wire.FLAG_FAILED),
-        thread_is_main=bool(slot.flags & wire.FLAG_MAIN),
-        begun=slot.seq if slot.seq >= 0 and slot.op in PHASES else None,
-    )
-
-
-def _frame(entry: dict[str, Any] | None) -> Frame | None:
-    if not entry:
-        return None
-    return Frame(
-        file=str(entry.get("f", "")), line=int(entry.get("l") or 0), function=str(entry.get("n", "")),
-        user=bool(entry.get("u")),
-    )  # fmt: skip
-
-
-def _frames(entries: Any) -> tuple[Frame, ...]:
-    return tuple(frame for frame in map(_frame, entries or ()) if frame is not None)
-
-
 def _last_place(content: reading.RingContent) -> Frame | None:
     """Return the user's line seen last: that of a call which began after the sampler's last look, else the look's."""
-    last = content.slots[-1] if content.slots else None
+    last = content.slots[-1] if len(content.slots) else None
     looked_ns = content.cells["heartbeat_ns"] - LOOKS_APART_NS
     if last is not None and last.site is not None and (content.place is None or last.started_ns > looked_ns):
-        return _frame(last.site)
+        return read_frame(last.site)
     return _place(content.place)
 
 
@@ -269,7 +235,7 @@ def _raised(notes: list[dict[str, Any]]) -> tuple[Raised, ...]:
         raised = Raised(
             type=str(note.get("type")), message=_message(note), time_ns=int(note.get("at") or 0),
             thread_is_main=bool(note.get("main")), uncaught=bool(note.get("uncaught")), in_call=note.get("call"),
-            frames=_frames(note.get("frames")), from_child=bool(note.get("child")),
+            frames=read_frames(note.get("frames")), from_child=bool(note.get("child")),
         )  # fmt: skip
         if found and not found[-1].uncaught and (found[-1].type, found[-1].message) == (raised.type, raised.message):
             found.pop()
@@ -284,7 +250,7 @@ def _message(note: dict[str, Any]) -> str:
     return lines[-1].removeprefix(f"{note.get('type')}: ") if note.get("child") and lines else text
 
 
-def _groups(evidence: dict[str, Any], notes: list[dict[str, Any]], slots: list[reading.Slot]) -> tuple[GroupState, ...]:
+def _groups(evidence: dict[str, Any], notes: list[dict[str, Any]], log: CallLog) -> tuple[GroupState, ...]:
     """Return the groups as the rank told them last: in its evidence, or when a call failed, or from its calls alone."""
     told: list[dict[str, Any]] = evidence.get("groups") or []
     for note in reversed(notes):
@@ -296,26 +262,12 @@ def _groups(evidence: dict[str, Any], notes: list[dict[str, Any]], slots: list[r
             for g in told
         )  # fmt: skip
     highest: dict[str, int] = {}
-    for slot in slots:
-        name = slot.group or DEFAULT_GROUP
-        if slot.seq > 0:
-            pending = slot.group and slot.op not in PHASES and not slot.ended_ns
-            highest[name] = max(highest.get(name, 0), slot.seq - (1 if pending else 0))
+    for kind, at in log.last.items():
+        name = kind.group or DEFAULT_GROUP
+        number = log.numbers[at] - (1 if kind.numbered and not log.ended_ns[at] else 0)
+        if log.numbers[at] > 0:
+            highest[name] = max(highest.get(name, 0), number)
     return tuple(GroupState(name=n, ranks=(), backend="", enqueued=seq) for n, seq in sorted(highest.items()))
-
-
-def read_evidence(folder: Path, content: reading.RingContent) -> dict[str, Any]:
-    """Return the latest answer of a process, or nothing."""
-    pattern = f"{content.pid}-{content.start_ticks}-*.json"
-    paths = sorted((folder / "evidence").glob(pattern), key=lambda path: int(path.stem.rsplit("-", 1)[1]))
-    for path in reversed(paths):
-        try:
-            body = json.loads(path.read_text(errors="replace"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(body, dict):
-            return body
-    return {}
 
 
 def _read_dump(folder: Path, content: reading.RingContent) -> str:
@@ -323,21 +275,6 @@ def _read_dump(folder: Path, content: reading.RingContent) -> str:
         return (folder / "evidence" / f"{content.pid}-{content.start_ticks}.dump").read_text(errors="replace")
     except OSError:
         return ""
-
-
-def _looks(evidence: dict[str, Any]) -> tuple[Look, ...]:
-    return tuple(
-        Look(
-            time_ns=int(look.get("at") or 0),
-            by="sampler",
-            stacks=tuple(
-                Stack(thread=str(s.get("thread")), is_main=bool(s.get("main")), is_daemon=bool(s.get("daemon")),
-                      frames=_frames(s.get("frames")))
-                for s in look.get("stacks") or ()
-            ),
-        )
-        for look in evidence.get("looks") or ()
-    )  # fmt: skip
 
 
 def _signal_looks(text: str, main: Any, roots: tuple[str, ...], watched: dict[str, Any]) -> tuple[Look, ...]:
@@ -356,7 +293,7 @@ def _children(watched: dict[str, Any], context: Context) -> tuple[Child, ...]:
         content = context.contents.get(entry["pid"])
         if content is not None and content.start_ticks != entry.get("ticks"):
             content = None
-        looks = _looks(read_evidence(context.folder, content)) if content else ()
+        looks = read_looks(read_answer(context.answers, content.pid, content.start_ticks)) if content else ()
         found.append(
             Child(pid=entry["pid"], name=str(entry.get("name", "")), proc_state=entry.get("state"), looks=looks,
                   idle=is_idle(looks))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect import ranks
+from ddpdoctor.collect.answers import find_answers
 from ddpdoctor.collect.machine import load_machine
 from ddpdoctor.collect.nccl_warnings import read_warnings
 from ddpdoctor.collect.saved_causes import read_host_causes
@@ -118,6 +119,7 @@ def _read_ranks(folder: Path, agent: AgentLog, watch: dict[str, Any], run: dict[
         stop_ns=min(filter(None, [stop_ns, agent.closing_ns]), default=None),
         watched=watch.get("processes") or {},
         contents=contents,
+        answers=find_answers(folder / "evidence"),
         lost=_read_lost(folder),
     )
     return tuple(sorted((ranks.read_rank(source, context) for source in sources), key=lambda rank: rank.rank))
@@ -128,7 +130,7 @@ def _read_rings(folder: Path, pattern: str = "*.ring") -> dict[int, reading.Ring
     found: dict[int, reading.RingContent] = {}
     for path in sorted(folder.glob(pattern)):
         try:
-            content = reading.read_ring(path.read_bytes())
+            content = reading.read_ring_file(path)
         except (OSError, reading.DamagedRingError):
             continue
         known = found.get(content.pid)

@@ -11,6 +11,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddpdoctor.model.causes import HostCauses, ProcessCauses
     from ddpdoctor.model.node import Node
     from ddpdoctor.model.transport import NcclLine
@@ -92,6 +94,8 @@ class Call:
     thread_is_main: bool
     begun: int | None = None
     """Of a phase: how many collectives its group had begun when it started; None where that is not known."""
+    awaits: int | None = None
+    """Of ``work_wait``: the index of the asynchronous call that is waited for."""
 
 
 PHASES = frozenset(
@@ -233,8 +237,8 @@ class Rank:
     """The innermost user line of the dump that a fatal signal left."""
     open_calls: tuple[Call, ...] = ()
     """Calls that have not ended, oldest first."""
-    recent_calls: tuple[Call, ...] = ()
-    """Calls that have ended, oldest first, as many as the ring still holds (capped)."""
+    recent_calls: Sequence[Call] = ()
+    """Calls that have ended, oldest first, as many as the ring still holds: thousands, packed (``CallLog``)."""
     groups: tuple[GroupState, ...] = ()
     looks: tuple[Look, ...] = ()
     children: tuple[Child, ...] = ()

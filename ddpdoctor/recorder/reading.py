@@ -6,33 +6,17 @@ Apart from the layout because no process that is recorded needs it.
 from __future__ import annotations
 
 import json
+import os
 import struct
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from collections.abc import Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from . import wire
+from .slots import Slots, bytes_used, read_slots
 
 
 class DamagedRingError(ValueError):
     """The file is no ring, or not a whole one."""
-
-
-class Slot(NamedTuple):
-    """One recorded call; strings are resolved by ``Ring``."""
-
-    number: int
-    started_ns: int
-    ended_ns: int
-    seq: int
-    op: str
-    api: str
-    group: str
-    site: Optional[Dict[str, Any]]
-    redop: str
-    dtype: str
-    peer: int
-    tensors: int
-    flags: int
-    shape: Optional[Tuple[int, ...]]
 
 
 class Step(NamedTuple):
@@ -44,6 +28,34 @@ class Step(NamedTuple):
     flags: int
     phases_us: Tuple[int, ...]
     waits_us: Tuple[int, ...]
+
+
+class Steps(Sequence):  # type: ignore[type-arg]  # Python 3.8 cannot say of what
+    """The steps that a ring still holds, in order. Each is decoded when it is asked for."""
+
+    def __init__(self, data: bytes, room: int, recorded: int, strings: Dict[int, str]) -> None:
+        """Take the part of a ring that has room for so many steps, of which the oldest are overwritten."""
+        self._data = data
+        self._strings = strings
+        expected = range(max(1, recorded - room + 1), recorded + 1)
+        self._offsets = [(number - 1) % room * wire.STEP_SIZE for number in expected if self._holds(number, room)]
+
+    def _holds(self, number: int, room: int) -> bool:
+        return bool(wire.CELL.unpack_from(self._data, (number - 1) % room * wire.STEP_SIZE)[0] == number)
+
+    def __len__(self) -> int:
+        """Return how many steps there are."""
+        return len(self._offsets)
+
+    def __getitem__(self, at: Any) -> Any:
+        """Return one step, or a list of those of a slice."""
+        if isinstance(at, slice):
+            return [self._decode(offset) for offset in self._offsets[at]]
+        return self._decode(self._offsets[at])
+
+    def _decode(self, offset: int) -> Step:
+        fields = wire.STEP.unpack_from(self._data, offset)
+        return Step(fields[0], fields[1], self._strings.get(fields[2], ""), fields[3], fields[4:8], fields[8:])
 
 
 class Line(NamedTuple):
@@ -63,17 +75,18 @@ class RingContent(NamedTuple):
     cells: Dict[str, int]
     place: Optional[Tuple[str, int, str]]
     notes: List[Dict[str, Any]]
-    slots: List[Slot]
-    steps: List[Step]
+    slots: Slots
+    steps: Steps
     lines: List[Line]
 
 
-def read_identity(data: bytes) -> Tuple[int, wire.Shape, int, int]:
-    """Return role, shape, pid and start ticks.
+def read_identity(data: Any, size: Optional[int] = None) -> Tuple[int, wire.Shape, int, int]:
+    """Return role, shape, pid and start ticks. ``data`` is a ring, or the header of one of ``size`` bytes.
 
     Raises:
         DamagedRingError: the bytes are no ring of this version, or their numbers do not fit together.
     """
+    size = len(data) if size is None else size
     if len(data) < wire.HEADER_SIZE:
         raise DamagedRingError("too short to be a ring")
     magic, version, role, journal_at, journal, slots_at, slot_size, count, pid, ticks, *more = (
@@ -91,8 +104,8 @@ def read_identity(data: bytes) -> Tuple[int, wire.Shape, int, int]:
         or not count
     ):
         raise DamagedRingError("the ring's header does not fit together")
-    if len(data) < shape.total_bytes:
-        raise DamagedRingError("truncated: %d of %d bytes" % (len(data), shape.total_bytes))
+    if size < shape.total_bytes:
+        raise DamagedRingError("truncated: %d of %d bytes" % (size, shape.total_bytes))
     return role, shape, pid, ticks
 
 
@@ -119,13 +132,42 @@ def read_ring(data: bytes) -> RingContent:
     Raises:
         DamagedRingError: see ``read_identity``. Single damaged lines and slots are passed over.
     """
-    role, shape, pid, ticks = read_identity(data)
-    cells = read_cells(data)
-    used = min(cells["journal_used"], shape.journal_bytes)
-    strings, sites, notes = _read_journal(bytes(data[wire.HEADER_SIZE : wire.HEADER_SIZE + used]))
-    slots = _read_slots(data, shape.slots_at, shape.slots, strings, sites)
-    steps = _read_steps(data, shape, cells["steps_recorded"], strings)
-    return RingContent(role, pid, ticks, cells, read_place(data), notes, slots, steps, _read_lines(data, shape, sites))
+    return _read_parts(lambda size, at: data[at : at + size], len(data))
+
+
+def read_ring_file(path: Any) -> RingContent:
+    """Decode the ring in a file, which may be written to, cut short or deleted meanwhile.
+
+    Only what was written to is read, and nothing is mapped: a mapped file that is cut short ends its reader.
+
+    Raises:
+        DamagedRingError: see ``read_identity``.
+        OSError: the file cannot be read.
+    """
+    fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    try:
+        return _read_parts(lambda size, at: os.pread(fd, size, at), os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
+
+
+def _read_parts(read: Callable[[int, int], bytes], size: int) -> RingContent:
+    """Decode a ring by a function that reads so many bytes at an offset."""
+    header = read(wire.HEADER_SIZE, 0)
+    role, shape, pid, ticks = read_identity(header, size)
+    claimed = read_cells(header)["slots_claimed"]
+    records = read(bytes_used(claimed, shape.slots), shape.slots_at)
+    rest = read(shape.total_bytes - shape.steps_at, shape.steps_at)
+    # The journal is read last: it then has the names of all that the records speak of.
+    header = read(wire.HEADER_SIZE, 0)
+    if len(header) < wire.HEADER_SIZE or len(rest) < shape.total_bytes - shape.steps_at:
+        raise DamagedRingError("cut short while it was read")
+    cells = read_cells(header)
+    strings, sites, notes = _read_journal(read(min(cells["journal_used"], shape.journal_bytes), wire.HEADER_SIZE))
+    slots = read_slots(records, claimed, shape.slots, strings, sites)
+    steps = Steps(rest, shape.steps, cells["steps_recorded"], strings)
+    lines = _read_lines(rest[shape.lines_at - shape.steps_at :], shape.lines, sites)
+    return RingContent(role, pid, ticks, cells, read_place(header), notes, slots, steps, lines)
 
 
 def _read_journal(text: bytes) -> Tuple[Dict[int, str], Dict[int, Dict[str, Any]], List[Dict[str, Any]]]:
@@ -148,36 +190,6 @@ def _read_journal(text: bytes) -> Tuple[Dict[int, str], Dict[int, Dict[str, Any]
     return strings, sites, notes
 
 
-def _read_slots(
-    data: bytes, offset: int, count: int, strings: Dict[int, str], sites: Dict[int, Dict[str, Any]]
-) -> List[Slot]:
-    found = []
-    for i in range(count):
-        fields = wire.SLOT.unpack_from(data, offset + i * wire.SLOT_SIZE)
-        index, started, ended, seq, op, api, group, site, redop, dtype, peer, tensors, flags, ndim = fields[:14]
-        if index == 0 or (index - 1) % count != i:
-            continue
-        names = [strings.get(n, "") for n in (op, api, group, redop, dtype)]
-        shape = tuple(fields[14 : 14 + ndim]) if dtype and ndim <= wire.MAX_DIMS else None
-        found.append(
-            Slot(
-                index, started, ended, seq, names[0], names[1], names[2], sites.get(site), names[3], names[4],
-                peer, tensors, flags, shape,
-            )
-        )  # fmt: skip
-    found.sort(key=lambda slot: slot.number)
-    return found
-
-
-def _read_steps(data: bytes, shape: wire.Shape, recorded: int, strings: Dict[int, str]) -> List[Step]:
-    found = []
-    for number in range(max(1, recorded - shape.steps + 1), recorded + 1):
-        fields = wire.STEP.unpack_from(data, shape.steps_at + (number - 1) % shape.steps * wire.STEP_SIZE)
-        if fields[0] == number:
-            found.append(Step(fields[0], fields[1], strings.get(fields[2], ""), fields[3], fields[4:8], fields[8:]))
-    return found
-
-
-def _read_lines(data: bytes, shape: wire.Shape, sites: Dict[int, Dict[str, Any]]) -> List[Line]:
-    entries = (wire.LINE.unpack_from(data, shape.lines_at + i * wire.LINE_SIZE) for i in range(shape.lines))
+def _read_lines(data: bytes, count: int, sites: Dict[int, Dict[str, Any]]) -> List[Line]:
+    entries = (wire.LINE.unpack_from(data, i * wire.LINE_SIZE) for i in range(count))
     return [Line(sites[site], phase, times) for site, phase, times in entries if times and site in sites]

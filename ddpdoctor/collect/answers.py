@@ -1,0 +1,64 @@
+"""Reads what processes answered when they were asked for evidence."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.frames import read_frames
+from ddpdoctor.model.facts import Look, Stack
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Answers = dict[tuple[int, int], list[tuple[int, str]]]
+"""By pid and start ticks: the number of each request that was answered, and the file with the answer."""
+
+
+def find_answers(folder: Path) -> Answers:
+    """Return the answers in the folder of the evidence: one look at it serves all ranks."""
+    found: Answers = {}
+    for name in _names(folder):
+        stem, dot, kind = name.partition(".")
+        numbers = stem.split("-")
+        if dot and kind == "json" and len(numbers) == 3 and all(number.isdigit() for number in numbers):
+            pid, ticks, request = map(int, numbers)
+            found.setdefault((pid, ticks), []).append((request, str(folder / name)))
+    return found
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208 - thousands of names, of which no path is needed
+    except OSError:
+        return []
+
+
+def read_answer(answers: Answers, pid: int, ticks: int) -> dict[str, Any]:
+    """Return the latest answer of a process that can be read, or nothing."""
+    for _, path in sorted(answers.get((pid, ticks), ()), reverse=True):
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123 - a name of thousands, not a path
+                body = json.loads(file.read().decode(errors="replace"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(body, dict):
+            return body
+    return {}
+
+
+def read_looks(answer: dict[str, Any]) -> tuple[Look, ...]:
+    """Return the looks of an answer."""
+    return tuple(
+        Look(
+            time_ns=int(look.get("at") or 0),
+            by="sampler",
+            stacks=tuple(
+                Stack(thread=str(s.get("thread")), is_main=bool(s.get("main")), is_daemon=bool(s.get("daemon")),
+                      frames=read_frames(s.get("frames")))
+                for s in look.get("stacks") or ()
+            ),
+        )
+        for look in answer.get("looks") or ()
+    )  # fmt: skip

@@ -1,0 +1,164 @@
+"""Thousands of recorded calls of a rank, packed: columns of numbers, and what their calls have in common once each."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, overload
+
+from ddpdoctor.model.facts import PHASES, Call, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallKind:
+    """What calls of one line, operation, group, dtype and shape have in common; see ``Call`` for the fields."""
+
+    op: str
+    api: str
+    group: str
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    tensors: int
+    peer: int | None
+    redop: str | None
+    site: Frame | None
+    is_async: bool
+    failed: bool
+    thread_is_main: bool
+
+    @property
+    def numbered(self) -> bool:
+        """Whether a number above zero of such a call is that of a collective within its group."""
+        return bool(self.group) and self.op not in PHASES
+
+
+class CallLog(Sequence[Call]):
+    """Calls in the order of their beginning. A ``Call`` is made when it is asked for, and not kept.
+
+    Columns have one entry a call: ``which`` is its place in ``kinds``, ``indexes`` its index, ``numbers`` its number
+    within the group, or how many collectives a phase found begun (negative where that is not known), and times are in
+    nanoseconds; ``ended_ns`` is 0 while a call is open.
+    """
+
+    def __init__(
+        self,
+        *,
+        kinds: tuple[CallKind, ...],
+        which: array[int],
+        indexes: array[int],
+        numbers: array[int],
+        started_ns: array[int],
+        ended_ns: array[int],
+    ) -> None:
+        self.kinds = kinds
+        self.which = which
+        self.indexes = indexes
+        self.numbers = numbers
+        self.started_ns = started_ns
+        self.ended_ns = ended_ns
+
+    def __len__(self) -> int:
+        """Return how many calls there are."""
+        return len(self.which)
+
+    @overload
+    def __getitem__(self, at: int) -> Call: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> CallLog: ...
+
+    def __getitem__(self, at: int | slice) -> Call | CallLog:
+        """Return one call, or the calls of a slice, packed like these."""
+        if isinstance(at, slice):
+            return self._of_columns([column[at] for column in self._columns()])
+        kind = self.kinds[self.which[at]]
+        number = self.numbers[at]
+        return Call(
+            index=self.indexes[at],
+            op=kind.op,
+            api=kind.api,
+            group=kind.group,
+            seq=number if kind.numbered and number > 0 else None,
+            dtype=kind.dtype,
+            shape=kind.shape,
+            tensors=kind.tensors,
+            peer=kind.peer,
+            redop=kind.redop,
+            site=kind.site,
+            started_ns=self.started_ns[at],
+            ended_ns=self.ended_ns[at] or None,
+            is_async=kind.is_async,
+            failed=kind.failed,
+            thread_is_main=kind.thread_is_main,
+            begun=number if kind.op in PHASES and number >= 0 else None,
+        )
+
+    def __iter__(self) -> Iterator[Call]:
+        """Make the calls one after the other."""
+        return map(self.__getitem__, range(len(self)))
+
+    def ended(self) -> CallLog:
+        """Return the calls that have ended."""
+        if all(self.ended_ns):
+            return self
+        keep = [i for i, moment in enumerate(self.ended_ns) if moment]
+        return self._of_columns([array(c.typecode, map(c.__getitem__, keep)) for c in self._columns()])
+
+    def open(self) -> tuple[Call, ...]:
+        """Return the calls that have not ended."""
+        return tuple(self[i] for i, moment in enumerate(self.ended_ns) if not moment)
+
+    @cached_property
+    def counts(self) -> dict[CallKind, int]:
+        """How many calls there are of each kind."""
+        return {self.kinds[which]: count for which, count in Counter(self.which).items()}
+
+    @cached_property
+    def last(self) -> dict[CallKind, int]:
+        """Where the last call of each kind is."""
+        return {self.kinds[which]: at for which, at in dict(zip(self.which, range(len(self)), strict=True)).items()}
+
+    def _columns(self) -> tuple[array[int], ...]:
+        return self.which, self.indexes, self.numbers, self.started_ns, self.ended_ns
+
+    def _of_columns(self, columns: list[array[int]]) -> CallLog:
+        which, indexes, numbers, started_ns, ended_ns = columns
+        return CallLog(
+            kinds=self.kinds, which=which, indexes=indexes, numbers=numbers, started_ns=started_ns, ended_ns=ended_ns
+        )
+
+
+def pack_calls(calls: Sequence[Call]) -> CallLog:
+    """Return calls packed; those that are packed already as they are."""
+    if isinstance(calls, CallLog):
+        return calls
+    places: dict[CallKind, int] = {}
+    which = array("L", [places.setdefault(kind_of(call), len(places)) for call in calls])
+    return CallLog(
+        kinds=tuple(places),
+        which=which,
+        indexes=array("Q", [call.index for call in calls]),
+        numbers=array("q", [_number(call) for call in calls]),
+        started_ns=array("Q", [call.started_ns for call in calls]),
+        ended_ns=array("Q", [call.ended_ns or 0 for call in calls]),
+    )
+
+
+def kind_of(call: Call) -> CallKind:
+    """Return what a call has in common with others."""
+    return CallKind(
+        op=call.op, api=call.api, group=call.group, dtype=call.dtype, shape=call.shape, tensors=call.tensors,
+        peer=call.peer, redop=call.redop, site=call.site, is_async=call.is_async, failed=call.failed,
+        thread_is_main=call.thread_is_main,
+    )  # fmt: skip
+
+
+def _number(call: Call) -> int:
+    known: Iterable[int | None] = (call.seq, call.begun)
+    return next((number for number in known if number is not None), -1)

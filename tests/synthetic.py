@@ -1,0 +1,306 @@
+"""Makes run folders of jobs that never ran: real ring files, evidence and logs of any number of ranks.
+
+A job of data and tensor parallelism: every rank is in the world, in a group of the ranks beside it ("tp") and in a
+group of those at the same place of the other tp groups ("dp"). Each step has a batch, a forward with two collectives in
+tp, a backward with one bucket of DDP's, a collective in dp, and one in the world; each tenth ends with a barrier.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddpdoctor.recorder import wire
+from ddpdoctor.recorder.ring import Ring
+
+S = 1_000_000_000
+LAUNCHED = 1000 * S
+CALL_NS = 2_000_000
+WAITED = 60 * S
+TORCH = "/usr/lib/python3/site-packages/torch"
+SCRIPT = "/home/me/train.py"
+FIRST_PID = 100_000
+LINES = {
+    "init_process_group": 10, "new_group": 12, "ddp_init": 15, "next_batch": 20, "ddp_forward": 21, "tp": 33,
+    "backward": 23, "dp": 24, "world": 25, "barrier": 27,
+}  # fmt: skip
+STUCK_LINE = 41
+DDP_PHASES = ("ddp_init", "ddp_forward", "backward")
+SITUATIONS = ("stuck", "short", "deadlock", "healthy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One call of the script: a phase (``kind`` "") or a collective in the world, in tp or in dp."""
+
+    op: str
+    kind: str
+    line: int
+    dims: tuple[int, ...] = ()
+    native: bool = False
+    """DDP's C++ makes a collective of the world meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a synthetic job is like, and what is wrong with it."""
+
+    world: int
+    steps: int
+    situation: str
+    culprit: int = 1
+    tp: int = 8
+
+    @property
+    def width(self) -> int:
+        """The size of the tp groups."""
+        return min(self.tp, self.world)
+
+    def members(self, rank: int, kind: str) -> tuple[int, ...]:
+        """Return the ranks of a group that a rank is in."""
+        if kind == "tp":
+            first = rank - rank % self.width
+            return tuple(range(first, min(first + self.width, self.world)))
+        return tuple(range(rank % self.width, self.world, self.width)) if kind == "dp" else tuple(range(self.world))
+
+    def name(self, rank: int, kind: str) -> str:
+        """Return torch's name of a group that a rank is in: groups are numbered as they are made."""
+        tp_groups = -(-self.world // self.width)
+        return {"tp": str(1 + rank // self.width), "dp": str(1 + tp_groups + rank % self.width)}.get(kind, "0")
+
+
+@dataclass(kw_only=True)
+class Tape:
+    """The calls of one rank so far."""
+
+    records: list[tuple[Event, int]] = field(default_factory=list)
+    """Each call with its number: of a collective its own, of a phase how many the world has begun."""
+    begun: dict[str, int] = field(default_factory=lambda: {"world": 0, "tp": 0, "dp": 0})
+    collectives: list[tuple[Event, str, int]] = field(default_factory=list)
+    """What a flight recorder sees: each collective with its group and number, DDP's own among them."""
+    open: bool = False
+    """The last call has not ended."""
+
+    def add(self, event: Event) -> None:
+        """Make a call."""
+        if event.kind:
+            self._count(event, event.kind)
+        self.records.append((event, self.begun[event.kind or "world"]))
+        if event.native:
+            self._count(event, "world")
+
+    def _count(self, event: Event, kind: str) -> None:
+        self.begun[kind] += 1
+        self.collectives.append((event, kind, self.begun[kind]))
+
+
+def phase(op: str, *, native: bool = False) -> Event:
+    """Return a phase of training."""
+    return Event(op=op, kind="", line=LINES[op], native=native)
+
+
+def collective(op: str, kind: str, dims: tuple[int, ...] = ()) -> Event:
+    """Return a recorded collective."""
+    return Event(op=op, kind=kind, line=LINES["barrier" if op == "barrier" else kind], dims=dims)
+
+
+TP = collective("all_reduce", "tp", (8, 512))
+DP = collective("all_reduce", "dp", (1024,))
+LOSS = collective("all_reduce", "world", (1,))
+BARRIER = collective("barrier", "world")
+BACKWARD = phase("backward", native=True)
+BEGIN_STEP = (phase("next_batch"), phase("ddp_forward"), TP, TP, BACKWARD)
+
+
+def prologue(job: Job) -> Iterator[Event]:
+    """Return the calls before the first step."""
+    yield phase("init_process_group")
+    for _ in range(-(-job.world // job.width) + job.width):
+        yield phase("new_group")
+    yield phase("ddp_init")
+
+
+def step(number: int) -> tuple[Event, ...]:
+    """Return the calls of one step; each tenth has a barrier."""
+    return (*BEGIN_STEP, DP, LOSS, *((BARRIER,) if number % 10 == 9 else ()))
+
+
+def last_step(job: Job, rank: int) -> tuple[tuple[Event, ...], bool]:
+    """Return a rank's calls of the step in which the job comes to its end, and whether the last of them is open."""
+    culprit = rank == job.culprit
+    if job.situation == "stuck":
+        return ((*BEGIN_STEP, DP), False) if culprit else ((*BEGIN_STEP, DP, LOSS), True)
+    if job.situation == "short":
+        return (*BEGIN_STEP, DP, *((BARRIER,) if culprit else (LOSS,))), True
+    if job.situation == "deadlock":
+        return (*BEGIN_STEP[:2], DP if rank in reversed_ranks(job) else TP), True
+    return (*BEGIN_STEP, DP, LOSS, BARRIER), False
+
+
+def reversed_ranks(job: Job) -> tuple[int, int]:
+    """Return the ranks that use dp before tp in a deadlock: each keeps the tp group that the other's dp needs."""
+    return 0, job.width + 1
+
+
+def tape_of(job: Job, rank: int) -> Tape:
+    """Return all calls of a rank."""
+    tape = Tape()
+    for event in prologue(job):
+        tape.add(event)
+    for number in range(job.steps):
+        for event in step(number):
+            tape.add(event)
+    last, tape.open = last_step(job, rank)
+    for event in last:
+        tape.add(event)
+    return tape
+
+
+def steps_for(world: int, records: int) -> int:
+    """Return how many steps it takes until each rank has about so many records."""
+    before = sum(1 for _ in prologue(Job(world=world, steps=0, situation="healthy")))
+    return round((records - before) / 7.1) - 1
+
+
+def ended_ns(tapes: list[Tape]) -> int:
+    """Return when the job came to its end or to a halt."""
+    return LAUNCHED + max(len(tape.records) for tape in tapes) * CALL_NS
+
+
+def write_folder(folder: Path, job: Job) -> None:
+    """Write the whole run folder of a job."""
+    for name in ("rings", "evidence"):
+        (folder / name).mkdir(parents=True)
+    now = LAUNCHED + (len(tape_of(job, 0).records) + 1) * CALL_NS + WAITED
+    rows = {}
+    with (folder / "agent.jsonl").open("w") as agent:
+        for rank in range(job.world):
+            tape = tape_of(job, rank)
+            write_ring(folder, job, rank, tape)
+            write_evidence(folder, job, rank, tape, now)
+            write_agent(agent, job, rank, now)
+            rows[str(FIRST_PID + rank)] = watched(job, now)
+    write_json(folder / "watch.json", {
+        "now_ns": now, "ended": job.situation == "healthy", "stopping_since_ns": None, "interrupted_by": None,
+        "launcher_status": 0 if job.situation == "healthy" else None, "processes": rows,
+    })  # fmt: skip
+    write_json(folder / "run.json", {
+        "format": "ddpdoctor-run", "version": 1, "command": ["ddpdoctor", "wrap", "torchrun", "train.py"],
+        "started_at": "2026-01-01T00:00:00.000+00:00", "launched_ns": LAUNCHED, "hang_timeout_s": 10.0,
+        "debug_level": "OFF", "host": "node0", "torch_version": "2.13.0", "environment": {}, "nproc": job.world,
+        "nnodes": 1, "node_rank": 0,
+    })  # fmt: skip
+
+
+def write_json(path: Path, body: Any) -> None:
+    """Write a value as JSON."""
+    path.write_text(json.dumps(body))
+
+
+def write_agent(log: Any, job: Job, rank: int, now: int) -> None:
+    """Write what torch's agent says of one rank."""
+    common = {"pid": FIRST_PID + rank, "attempt": 0}
+    start = {"k": "rank", "local_rank": rank, "rank": rank, "world_size": job.world, "at": LAUNCHED - S}
+    log.write(json.dumps({**start, **common}) + "\n")
+    if job.situation == "healthy":
+        log.write(json.dumps({"k": "end", "code": 0, "at": now - WAITED, **common}) + "\n")
+
+
+def watched(job: Job, now: int) -> dict[str, Any]:
+    """Return what the watcher says of a process."""
+    ended = now - WAITED if job.situation == "healthy" else None
+    return {
+        "state": None if ended else "S", "cpu_share": None if ended else 0.0, "tracer": 0, "ended_ns": ended,
+        "last_progress_ns": now - WAITED, "oom": False if ended else None, "dumps": [], "children": [],
+    }  # fmt: skip
+
+
+def write_ring(folder: Path, job: Job, rank: int, tape: Tape) -> None:
+    """Write a rank's ring as its recorder would have left it."""
+    ring = Ring(str(folder / "rings"), wire.ROLE_RANK, wire.RANK_SHAPE, FIRST_PID + rank, 7)
+    ring.note({"k": "process", "ppid": 1, "main": 1, "roots": ["/usr/lib/python3.11/"], "env": {}, "at": LAUNCHED})
+    ring.note({"k": "init", "rank": rank, "world_size": job.world, "at": LAUNCHED})
+    ring.note({"k": "initialized", "rank": rank, "world_size": job.world, "backend": "gloo", "at": LAUNCHED})
+    cells = {
+        "started_ns": LAUNCHED, "initialized": 1, "slots_claimed": len(tape.records), "steps": job.steps,
+        "batches": job.steps + 1, "calls_done": len(tape.records) - tape.open,
+        "main_ended_ns": LAUNCHED + len(tape.records) * CALL_NS if job.situation == "healthy" else 0,
+    }  # fmt: skip
+    for name, value in cells.items():
+        ring.set(name, value)
+    data = pack_slots(ring, job, rank, tape)
+    fd = os.open(ring.path, os.O_RDWR)
+    try:
+        os.pwrite(fd, data, wire.IDENTITY.unpack(os.pread(fd, wire.IDENTITY.size, 0))[5])
+    finally:
+        os.close(fd)
+
+
+def pack_slots(ring: Ring, job: Job, rank: int, tape: Tape) -> bytes:
+    """Return the records of a tape, the oldest overwritten where there are more than a ring holds."""
+    count = wire.RANK_SHAPE.slots
+    data = bytearray(min(len(tape.records), count) * wire.SLOT_SIZE)
+    last = len(tape.records)
+    float32 = ring.intern("torch.float32")
+    kinds: dict[int, tuple[int, ...]] = {}
+    for index, (event, seq) in enumerate(tape.records, start=1):
+        if last - index >= count:
+            continue
+        known = kinds.get(id(event))
+        if known is None:
+            site = ring.intern_site((SCRIPT, event.line), {"f": SCRIPT, "l": event.line, "n": "main", "u": 1})
+            op = ring.intern(event.op)
+            group = ring.intern(job.name(rank, event.kind)) if event.kind or event.op in DDP_PHASES else 0
+            dims = (*event.dims, 0, 0, 0, 0, 0, 0)[: wire.MAX_DIMS]
+            tensors = 1 if event.dims else 0
+            redop = ring.intern("SUM") if event.op == "all_reduce" else 0
+            known = kinds[id(event)] = (
+                op, op, group, site, redop, float32 if event.dims else 0, wire.NO_PEER, tensors, wire.FLAG_MAIN,
+                len(event.dims), *dims,
+            )  # fmt: skip
+        began = LAUNCHED + index * CALL_NS
+        ended = 0 if tape.open and index == last else began + CALL_NS // 2
+        at = ((index - 1) % count) * wire.SLOT_SIZE
+        wire.SLOT.pack_into(data, at, index, began, ended, seq, *known)
+    return bytes(data)
+
+
+def write_evidence(folder: Path, job: Job, rank: int, tape: Tape, now: int) -> None:
+    """Write a rank's answer: two looks at its threads, and how far its groups have come."""
+    if job.situation == "healthy":
+        return
+    pid = FIRST_PID + rank
+    kinds = ("world", "tp", "dp")
+    groups = [
+        {"name": job.name(rank, k), "ranks": list(job.members(rank, k)), "backend": "gloo", "enqueued": tape.begun[k]}
+        for k in kinds
+    ]
+    looks = [{"at": now - at, "stacks": stacks(tape)} for at in (S, S // 2)]
+    body = {"groups": groups, "flight_recorder": [], "looks": looks, "pid": pid, "request": 1}
+    write_json(folder / "evidence" / f"{pid}-7-1.json", body)
+
+
+def stacks(tape: Tape) -> list[dict[str, Any]]:
+    """Return the threads of a rank that stands in its last call, or behind it."""
+    event = tape.records[-1][0]
+    line = event.line if tape.open else STUCK_LINE
+    frames = [frame(SCRIPT, 60, "<module>", 1), frame(SCRIPT, line, "main", 1)]
+    if tape.open:
+        frames += [
+            frame(f"{TORCH}/distributed/c10d_logger.py", 83, "wrapper"),
+            frame(f"{TORCH}/distributed/distributed_c10d.py", 3000, event.op),
+        ]
+    waits = [frame("/usr/lib/python3.11/threading.py", line, "wait") for line in (1002, 982, 629, 324)]
+    return [
+        {"thread": "MainThread", "main": 1, "daemon": 0, "frames": frames},
+        {"thread": "Thread-1 (_pin_memory_loop)", "main": 0, "daemon": 1, "frames": waits},
+    ]
+
+
+def frame(file: str, line: int, function: str, user: int = 0) -> dict[str, Any]:
+    """Return a frame as the recorder writes it."""
+    return {"f": file, "l": line, "n": function, "u": user}
