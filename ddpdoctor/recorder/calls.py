@@ -13,8 +13,10 @@ import weakref
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from . import detail, frames, wire
-from .errors import note_exception
-from .state import here
+from .errors import hide_own_frames, note_exception
+from .state import guarded, here
+from .stepclock import clock, ended_collective
+from .wrappers import standing_for
 
 COLLECTIVES = {
     "all_reduce": "tensor",
@@ -57,7 +59,8 @@ def call_site() -> Tuple[int, int]:
     while frame is not None and depth < frames.MAX_DEPTH:
         code = frame.f_code
         if frames.is_user_file(code.co_filename):
-            key = (code, frame.f_lineno)
+            # No code object: one that a script has made at run time would live for as long as the ring.
+            key = (code.co_filename, frame.f_lineno, code.co_name)
             site = ring.known_site(key)  # type: ignore[union-attr]
             if site is None:
                 place = frames.describe(code.co_filename, frame.f_lineno or 0, code.co_name)
@@ -97,11 +100,13 @@ def _about(ring: Any, about: Any) -> Tuple[int, Any, int]:
 class Waiting:
     """Tells the watcher since when the main thread has been inside a call that needs other ranks."""
 
+    @guarded("wait begins")
     def __enter__(self) -> None:
         depth = _depth.n = getattr(_depth, "n", 0) + 1
         if depth == 1 and here.ring is not None and threading.get_ident() == here.main_thread:
             here.ring.set("wait_since_ns", time.monotonic_ns())
 
+    @guarded("wait ends")
     def __exit__(self, *unused: object) -> None:
         _depth.n -= 1
         if _depth.n == 0 and here.ring is not None and threading.get_ident() == here.main_thread:
@@ -111,20 +116,20 @@ class Waiting:
 waiting = Waiting()
 
 
+@guarded("call ends")
 def ended(index: int) -> None:
     """Record that a call has returned."""
     if index and here.ring is not None:
         here.ring.end(index)
 
 
+@guarded("call failed")
 def failed(index: int, op: str, error: BaseException) -> None:
-    """Record that a call has raised."""
-    try:
-        if index and here.ring is not None:
-            here.ring.end(index, wire.FLAG_FAILED)
-            note_exception(error, uncaught=False, call=op)
-    except Exception as defect:  # noqa: BLE001 - the recorder's wall
-        here.failed("call failed", defect)
+    """Record that a call has raised, and let its error read as if nothing of ours stood in between."""
+    hide_own_frames(error)
+    if index and here.ring is not None:
+        here.ring.end(index, wire.FLAG_FAILED)
+        note_exception(error, uncaught=False, call=op)
 
 
 class _Hook:
@@ -218,9 +223,17 @@ def group_id(ring: Any, group: Any) -> int:
     """Return the interned name of a group."""
     known = _group_names.get(id(group))
     if known is None or known[0]() is not group:
-        known = (weakref.ref(group), ring.intern(str(group.group_name)))
+        gone = functools.partial(_forget_group, id(group), str(group.group_name))
+        known = (weakref.ref(group, gone), ring.intern(str(group.group_name)))
         _group_names[id(group)] = known
     return known[1]
+
+
+def _forget_group(key: int, name: str, reference: Any) -> None:
+    """Drop what is kept of a group that is no more; a script may make thousands, and use a name again."""
+    if _group_names.get(key, (None,))[0] is reference:
+        del _group_names[key]
+        _shift.pop(name, None)
 
 
 def settle() -> None:
@@ -239,21 +252,26 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
     """Return ``original`` with a record around each call."""
     hook = _Hook(op, original, tensor, p2p)
 
-    @functools.wraps(original)
+    @standing_for(original)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         try:
             index, group, before = hook.begin(args, kwargs)
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             here.failed(op, error)
             return original(*args, **kwargs)
+        began = clock.begin_wait()
         try:
             with waiting:
                 result = _run(hook, group, original, args, kwargs)
         except BaseException as error:
             failed(index, op, error)
             raise
+        finally:
+            clock.end_wait(began, counts=not p2p)
         try:
             hook.end(index, group, before, result)
+            if not p2p:
+                ended_collective(here.ring, index)
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             here.failed(op, error)
         return result
@@ -275,20 +293,23 @@ def _run(hook: _Hook, group: Any, original: Callable[..., Any], args: Any, kwarg
 def wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``Work.wait`` with a record of which call is waited for."""
 
-    @functools.wraps(original)
+    @standing_for(original)
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         index = 0
         try:
             if self in _works:
-                index = begin("work_wait", peer=wire.NO_PEER)
+                index = begin("work_wait", seq=_works[self])
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             here.failed("wait", error)
+        began = clock.begin_wait()
         try:
             with waiting:
                 result = original(self, *args, **kwargs)
         except BaseException as error:
             failed(index, "work_wait", error)
             raise
+        finally:
+            clock.end_wait(began, counts=index != 0)
         ended(index)
         try:
             call = _works.pop(self, 0)

@@ -119,7 +119,8 @@ def _is_ours(traceback: TracebackType) -> bool:
 
 
 @guarded("excepthook")
-def _saw_uncaught(error: Optional[BaseException]) -> None:
+def saw_uncaught(error: Optional[BaseException]) -> None:
+    """Note an exception that ends its process or thread, and let it read as if nothing of ours stood in between."""
     if error is not None:
         hide_own_frames(error)
         linked = error.__cause__ or error.__context__
@@ -137,7 +138,7 @@ def install() -> None:
     original = sys.excepthook
 
     def excepthook(kind: Any, error: Any, traceback: Any) -> None:
-        _saw_uncaught(error)
+        saw_uncaught(error)
         original(kind, error, error.__traceback__ if error is not None else traceback)
 
     # Both names: who finds them different takes the hook for another library's, and leaves out its own.
@@ -184,7 +185,7 @@ def _watch_threads(threading: Any) -> None:
 
     def excepthook(args: Any) -> None:
         if args.exc_type is not SystemExit:
-            _saw_uncaught(args.exc_value)
+            saw_uncaught(args.exc_value)
         original(args)
 
     threading.excepthook = standing_for(original)(excepthook)
@@ -233,10 +234,8 @@ def _exited() -> None:
         here.ring.set("exited_ns", time.monotonic_ns())
 
 
-def note_processes() -> None:
-    """Note exceptions in multiprocessing's children, which catch them and print."""
-    from multiprocessing import process
-
+def note_processes(process: Any) -> None:
+    """Note exceptions in multiprocessing's children, which catch them and print. ``process`` is its module."""
     original = process.BaseProcess.run
 
     @standing_for(original)
@@ -244,7 +243,7 @@ def note_processes() -> None:
         try:
             return original(self)
         except Exception as error:
-            _saw_uncaught(error)
+            saw_uncaught(error)
             raise
 
-    process.BaseProcess.run = run  # type: ignore[method-assign]
+    process.BaseProcess.run = run

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import time
 import weakref
 from typing import Any, Callable, Optional
 
-from . import calls, detail, frames, models, wire
-from .errors import note_exception
-from .state import MASTER_VARIABLE, here
+from . import calls, detail, frames, models, steps, wire
+from .errors import hide_own_frames, saw_uncaught
+from .state import MASTER_VARIABLE, guarded, here
+from .wrappers import standing_for
 
+MAX_BAD_ENDS = 64
+"""Children that were no ranks whose bad end is noted. Ours: a pool that is terminated ends all of its workers badly."""
+
+_bad_ends = 0
 _steps = itertools.count(1)
 _batches = itertools.count(1)
 _epochs = itertools.count(1)
@@ -41,7 +45,7 @@ def phase(
     ``group`` returns the process group in which DDP's C++ makes collectives meanwhile, None where it makes none.
     """
 
-    @functools.wraps(original)
+    @standing_for(original)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         index = 0
         try:
@@ -57,7 +61,8 @@ def phase(
                     result = original(*args, **kwargs)
             else:
                 result = original(*args, **kwargs)
-        except ends_with:
+        except ends_with as end:
+            hide_own_frames(end)
             calls.ended(index)
             raise
         except BaseException as error:
@@ -83,9 +88,14 @@ def patch_groups(module: Any) -> None:
     )
     module.new_group = phase("new_group", module.new_group, waits=True)
     module.destroy_process_group = phase(
-        "destroy_process_group", module.destroy_process_group, before=lambda *args, **kwargs: detail.forget_helpers()
+        "destroy_process_group", module.destroy_process_group, before=_before_destroy
     )
     detail.make_safe(module)
+
+
+def _before_destroy(*args: Any, **kwargs: Any) -> None:
+    steps.settle(no_forward=True)
+    detail.forget_helpers()
 
 
 def _before_init(*args: Any, **kwargs: Any) -> None:
@@ -144,6 +154,7 @@ def patch_ddp(module: Any) -> None:
         syncs_buffers = given("broadcast_buffers", args, kwargs) is not False
         models.note_model(given("module", args, kwargs), group, syncs_buffers)
 
+    steps.patch_ddp(ddp)
     ddp.__init__ = phase("ddp_init", ddp.__init__, waits=True, before=before, after=_after_ddp, group=group_of)
     ddp.forward = phase("ddp_forward", ddp.forward, name=_forward_name, group=_forward_group)
 
@@ -172,14 +183,17 @@ def _after_ddp(*args: Any, **kwargs: Any) -> None:
 
 def patch_autograd(module: Any) -> None:
     """Put a record around torch.autograd.backward, through which Tensor.backward goes as well."""
+    steps.patch_autograd(module)
     module.backward = phase("backward", module.backward, waits=True, group=_backward_group)
 
 
 def patch_optimizer(module: Any) -> None:
     """Count optimizer steps by the global hook that torch has for it."""
 
-    def stepped(*unused: Any) -> None:
+    @guarded("optimizer step")
+    def stepped(optimizer: Any, *unused: Any) -> None:
         count("steps", _steps)
+        steps.stepped(optimizer)
 
     module.register_optimizer_step_post_hook(stepped)
 
@@ -197,7 +211,7 @@ def patch_spawn(module: Any) -> None:
     """Note the exception of a rank that mp.spawn started: torch catches it and passes on its text."""
     original = module._wrap
 
-    @functools.wraps(original)
+    @standing_for(original)
     def _wrap(function: Any, *args: Any, **kwargs: Any) -> Any:
         return original(_noting(function), *args, **kwargs)
 
@@ -205,12 +219,12 @@ def patch_spawn(module: Any) -> None:
 
 
 def _noting(function: Any) -> Any:
-    @functools.wraps(function)
+    @standing_for(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            note_exception(error, uncaught=True)
+            saw_uncaught(error)
             raise
 
     return run
@@ -220,15 +234,35 @@ def patch_popen(module: Any) -> None:
     """Note how children of multiprocessing ended, which only their parent learns."""
     original = module.Popen.poll
 
-    @functools.wraps(original)
+    @standing_for(original)
     def poll(self: Any, *args: Any, **kwargs: Any) -> Any:
         known = self.returncode is not None
         code = original(self, *args, **kwargs)
-        if code is not None and not known and here.ring is not None:
-            here.ring.note({"k": "child_end", "pid": self.pid, "code": code, "at": time.monotonic_ns()})
+        if code is not None and not known:
+            _child_ended(self.pid, code)
         return code
 
     module.Popen.poll = poll
+
+
+@guarded("child ends")
+def _child_ended(pid: int, code: int) -> None:
+    """Note the end of a child that was a rank, and of the first few others that ended badly; there may be thousands."""
+    global _bad_ends
+    if here.ring is None:
+        return
+    if not _was_rank(pid):
+        _bad_ends += code != 0
+        if code == 0 or _bad_ends > MAX_BAD_ENDS:
+            return
+    here.ring.note({"k": "child_end", "pid": pid, "code": code, "at": time.monotonic_ns()})
+
+
+def _was_rank(pid: int) -> bool:
+    """Return whether a process that has ended left the ring of a rank."""
+    rings = os.path.join(here.folder, "rings")
+    names = [name for name in os.listdir(rings) if name.startswith("%d-" % pid)]
+    return any(os.path.getsize(os.path.join(rings, name)) == wire.RANK_SHAPE.total_bytes for name in names)
 
 
 def patch_dynamo(module: Any) -> None:
