@@ -105,14 +105,23 @@ class CallLog(Sequence[Call]):
 
     def ended(self) -> CallLog:
         """Return the calls that have ended."""
-        if all(self.ended_ns):
-            return self
-        keep = [i for i, moment in enumerate(self.ended_ns) if moment]
-        return self._of_columns([array(c.typecode, map(c.__getitem__, keep)) for c in self._columns()])
+        columns = [column[:] for column in self._columns()]
+        for at in reversed(self._open_places()):
+            for column in columns:
+                del column[at]
+        return self._of_columns(columns)
 
     def open(self) -> tuple[Call, ...]:
         """Return the calls that have not ended."""
-        return tuple(self[i] for i, moment in enumerate(self.ended_ns) if not moment)
+        return tuple(map(self.__getitem__, self._open_places()))
+
+    def _open_places(self) -> list[int]:
+        found: list[int] = []
+        try:
+            while True:
+                found.append(self.ended_ns.index(0, found[-1] + 1 if found else 0))
+        except ValueError:
+            return found
 
     @cached_property
     def counts(self) -> dict[CallKind, int]:
