@@ -13,6 +13,7 @@ from ddpdoctor.collect.flight import pending_on_device
 from ddpdoctor.collect.frames import read_frame, read_frames
 from ddpdoctor.collect.models import read_models
 from ddpdoctor.collect.saved_causes import read_process_causes
+from ddpdoctor.collect.steps import read_lines, read_steps
 from ddpdoctor.model.facts import Child, Frame, GroupState, Life, Look, Raised, Rank, Stack
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Context:
     stop_ns: int | None
     watched: dict[str, Any]
     contents: dict[int, reading.RingContent]
+    children: dict[int, list[reading.RingContent]]
     answers: Answers
     lost: dict[int, str]
 
@@ -199,6 +201,8 @@ def _from_ring(
         "causes": read_process_causes(watched.get("causes"), notes, evidence),
         "raised": _raised(notes),
         "models": read_models(notes),
+        "step_times": read_steps(content),
+        "lines_seen": read_lines(content, context.children.get(content.pid, ())),
         "steps": cells["steps"],
         "batches": cells["batches"],
         "epochs": cells["epochs"],

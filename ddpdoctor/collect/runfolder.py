@@ -11,6 +11,7 @@ from ddpdoctor.collect.answers import find_answers
 from ddpdoctor.collect.machine import load_machine
 from ddpdoctor.collect.nccl_warnings import read_warnings
 from ddpdoctor.collect.saved_causes import read_host_causes
+from ddpdoctor.collect.steps import find_children
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import GroupState, Job, Rank
 from ddpdoctor.recorder import reading
@@ -119,6 +120,7 @@ def _read_ranks(folder: Path, agent: AgentLog, watch: dict[str, Any], run: dict[
         stop_ns=min(filter(None, [stop_ns, agent.closing_ns]), default=None),
         watched=watch.get("processes") or {},
         contents=contents,
+        children=find_children(contents),
         answers=find_answers(folder / "evidence"),
         lost=_read_lost(folder),
     )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.causes import HostCauses, ProcessCauses
     from ddpdoctor.model.node import Node
+    from ddpdoctor.model.steps import LineSeen, StepTimes
     from ddpdoctor.model.transport import NcclLine
 
 
@@ -245,6 +246,10 @@ class Rank:
     raised: tuple[Raised, ...] = ()
     models: tuple[ModelSeen, ...] = ()
     """The modules that DDP was given, in the order of its construction."""
+    step_times: StepTimes | None = None
+    """How long its last training steps took; None where none were seen."""
+    lines_seen: tuple[LineSeen, ...] = ()
+    """Lines at which it was met while it trained, the most frequent first."""
     steps: int = 0
     batches: int = 0
     epochs: int = 0

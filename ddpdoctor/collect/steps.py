@@ -1,0 +1,64 @@
+"""Reads what a ring says of training steps, and of the lines that the main thread was met at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.frames import read_frame
+from ddpdoctor.model.steps import LineSeen, Phase, StepEnd, StepTimes
+from ddpdoctor.recorder import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ddpdoctor.recorder.reading import RingContent
+
+_ENDS = {
+    wire.STEP_COLLECTIVE: StepEnd.COLLECTIVE,
+    wire.STEP_BACKWARD: StepEnd.BACKWARD,
+    wire.STEP_OPTIMIZER: StepEnd.OPTIMIZER,
+    wire.STEP_REDUCED: StepEnd.REDUCTION,
+}
+
+
+def read_steps(content: RingContent) -> StepTimes | None:
+    """Return the last steps that ended in the same way as the latest one; None where there is none."""
+    if not len(content.steps):
+        return None
+    steps = content.steps[:]
+    last = steps[-1]
+    kind = last.flags & wire.STEP_KIND
+    alike = [s for s in steps if s.flags == kind and s.group == last.group]
+    none: tuple[tuple[int, ...], ...] = ((), (), (), ())
+    return StepTimes(
+        ends_with=_ENDS[kind],
+        group=last.group,
+        numbers=tuple(step.number for step in alike),
+        phases_us=tuple(zip(*(step.phases_us for step in alike), strict=True)) or none,
+        waits_us=tuple(zip(*(step.waits_us for step in alike), strict=True)) or none,
+    )
+
+
+def read_lines(content: RingContent, children: Iterable[RingContent]) -> tuple[LineSeen, ...]:
+    """Return the lines at which a rank and its children were met, the most frequent first."""
+    found = [*_lines(content, in_child=False)]
+    for child in children:
+        found += _lines(child, in_child=True)
+    return tuple(sorted(found, key=lambda line: -line.times))
+
+
+def _lines(content: RingContent, *, in_child: bool) -> Iterable[LineSeen]:
+    for line in content.lines:
+        frame = read_frame(line.site)
+        if frame is not None and line.phase < len(Phase):
+            yield LineSeen(frame=frame, phase=Phase(line.phase), times=line.times, in_child=in_child)
+
+
+def find_children(contents: Mapping[int, RingContent]) -> dict[int, list[RingContent]]:
+    """Return the recorded children of each process, by its pid."""
+    found: dict[int, list[RingContent]] = {}
+    for content in contents.values():
+        process = next((note for note in content.notes if note.get("k") == "process"), {})
+        if content.role == wire.ROLE_CHILD and isinstance(process.get("ppid"), int):
+            found.setdefault(process["ppid"], []).append(content)
+    return found
