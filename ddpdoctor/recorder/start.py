@@ -140,6 +140,9 @@ def _forked() -> None:
 
 
 def _register_patches() -> None:
+    imports.patches["torch.distributed.elastic.multiprocessing.api"] = _patch_agent
+    if _runs_launcher():  # it imports all of torch and trains nothing: hooks would only keep the ranks waiting
+        return
     training = {
         "torch.nn.parallel.distributed": "patch_ddp",
         "torch.autograd": "patch_autograd",
@@ -151,7 +154,6 @@ def _register_patches() -> None:
     }
     imports.patches.update({module: _later("training", name) for module, name in training.items()})
     imports.patches["torch.distributed.distributed_c10d"] = _patch_groups
-    imports.patches["torch.distributed.elastic.multiprocessing.api"] = _patch_agent
     imports.patches["multiprocessing.process"] = _later("errors", "note_processes")
     describers["lock_path"] = _lock_path
 
