@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import ddpdoctor
 from ddpdoctor.collect.runfolder import read_job, read_run
+from ddpdoctor.diagnose.paces import pace_rows
 from ddpdoctor.diagnose.progress import judge_folder
 from ddpdoctor.diagnose.rows import rank_row
 from ddpdoctor.model.facts import Job, Life
@@ -95,7 +96,7 @@ def _as_earlier(finding: Finding, attempt: int) -> Finding:
 def _data(run: dict[str, Any], job: Job) -> dict[str, Any]:
     names = ("hang_timeout_s", "debug_level", "torch_version", "environment")
     attempts = max((rank.attempt for rank in job.ranks), default=0) + 1
-    return {"run": {name: run.get(name) for name in names}, "attempts": attempts}
+    return {"run": {name: run.get(name) for name in names}, "attempts": attempts, "steps": pace_rows(job)}
 
 
 def _now() -> str:

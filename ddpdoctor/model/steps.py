@@ -1,4 +1,4 @@
-"""The training steps that a rank recorded: how long their phases took, how much of that was waiting, and at which lines."""
+"""The training steps that a rank recorded: how long their phases took, how much was waiting, and at which lines."""
 
 from __future__ import annotations
 

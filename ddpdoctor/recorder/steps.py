@@ -59,7 +59,6 @@ def patch_autograd(module: Any) -> None:
 
 
 def _then(original: Callable[..., Any], action: Callable[[Any], None]) -> Callable[..., Any]:
-    @standing_for(original)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         try:
@@ -68,7 +67,7 @@ def _then(original: Callable[..., Any], action: Callable[[Any], None]) -> Callab
             here.failed("steps", error)
         return result
 
-    return run
+    return standing_for(original)(run)  # type: ignore[no-any-return]
 
 
 def _time_every_step(ddp: Any) -> None:
@@ -81,7 +80,6 @@ def _time_every_step(ddp: Any) -> None:
 
 
 def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
-    @standing_for(original)
     def run(*args: Any, **kwargs: Any) -> Any:
         began = clock.begin_wait()
         try:
@@ -89,13 +87,12 @@ def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             clock.end_wait(began)
 
-    return run
+    return standing_for(original)(run)  # type: ignore[no-any-return]
 
 
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     import torch
 
-    @standing_for(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or clock.phase == wire.BACKWARD or here.ring is None:
             return original(self, *args, **kwargs)
@@ -106,7 +103,7 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
             clock.enter(wire.BETWEEN)
             _forward_ended(self)
 
-    return forward
+    return standing_for(original)(forward)  # type: ignore[no-any-return]
 
 
 def _forward_ended(ddp: Any) -> None:
@@ -121,7 +118,6 @@ def _forward_ended(ddp: Any) -> None:
 
 
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    @standing_for(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
         nested = clock.phase == wire.BACKWARD
         if nested or here.ring is None or threading.get_ident() != here.main_thread:
@@ -139,7 +135,7 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
             here.failed("steps", error)
         return result
 
-    return backward
+    return standing_for(original)(backward)  # type: ignore[no-any-return]
 
 
 def _backward_ended(began_ns: int) -> None:

@@ -8,7 +8,7 @@ from ddpdoctor.model.findings import Check, Finding, Judgement, Outcome
 from ddpdoctor.rules.registry import rule_of
 from ddpdoctor.rules.verdict import order_findings
 
-from . import absent, circles, ended, leaving, mismatch, stuck, transport, unrecorded
+from . import absent, circles, ended, leaving, mismatch, straggler, stuck, transport, unrecorded
 from .scene import Ruling, Scene, build_scene
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ CHECKS = (
     absent.check_missing,
     circles.check_deadlock,
     leaving.check_exit_hang,
+    straggler.check_straggler,
     transport.check_transport,
     leaving.check_exit_abort,
     unrecorded.check_recorded,

@@ -1,0 +1,145 @@
+"""Which ranks of a group come late to its steps, and what that costs the others.
+
+Ranks of several hosts share no clock, so arrivals are compared by waits: all members end a step together, and who
+waits least in it has come last. What even the last one waits is the communication itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.steps import Pace, Phase, StepTimes, pace_of, step_totals, wait_totals
+
+from .groups import group_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ddpdoctor.model.facts import Job
+
+MIN_STEPS = 20
+"""Steps below which nothing is said: the design's figure."""
+LATE_SHARE = 0.8
+"""In how many of the steps a rank must come last: the design's figure."""
+COST_SHARE = 0.2
+"""How much of the median step the others must wait for it: the design's figure."""
+COST_MS = 20.0
+"""How long the others must wait, at the median: the design's figure."""
+CLEAR_GAP = 0.5
+"""Ranks are told apart at the first gap between their waits that is so much of the widest. Ours: two ranks that are
+slow by the same cause differ by less, and one that is slow behind a slower one is not the one the others wait for."""
+OUTLIERS = 0.01
+"""How many of the other ranks may come later still in a step. Ours: of a thousand one is late by chance in any step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pacing:
+    """Members of a group whose steps can be compared."""
+
+    steps: int
+    """How many steps all of them have."""
+    waits_ms: Mapping[int, tuple[float, ...]]
+    """By rank, for each of those steps."""
+    paces: Mapping[int, Pace]
+    step_ms: float
+    """The usual step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Late:
+    """Ranks that the others of their group wait for."""
+
+    ranks: tuple[int, ...]
+    others: tuple[int, ...]
+    last_in: Mapping[int, int]
+    """By late rank, in how many steps it came after all the others."""
+    cost_ms: float
+    """How long the others wait for them in the usual step."""
+    pacing: Pacing
+
+    @property
+    def is_costly(self) -> bool:
+        """Return whether they are so late so often that it matters."""
+        often = min(self.last_in.values()) >= LATE_SHARE * self.pacing.steps
+        return often and self.cost_ms >= max(COST_MS, COST_SHARE * self.pacing.step_ms)
+
+
+def find_pacings(job: Job) -> tuple[Pacing, ...]:
+    """Return the steps of each group of which two or more ranks recorded some."""
+    table = group_table(job)
+    together: dict[object, dict[int, StepTimes]] = {}
+    for rank in job.ranks:
+        times = rank.step_times
+        if times is not None and times.numbers:
+            group = table.get((rank.rank, times.group))
+            members = group.members if group is not None else ()
+            together.setdefault((times.ends_with, times.group, members), {})[rank.rank] = times
+    return tuple(_pacing(members) for members in together.values() if len(members) > 1)
+
+
+def _pacing(members: Mapping[int, StepTimes]) -> Pacing:
+    common = set.intersection(*(set(times.numbers) for times in members.values()))
+    paces = {number: pace_of(times) for number, times in members.items()}
+    waits = {number: _common(times, wait_totals(times), common) for number, times in members.items()}
+    totals = [_common(times, step_totals(times), common) for times in members.values()]
+    return Pacing(
+        steps=len(common),
+        waits_ms=waits,
+        paces={number: pace for number, pace in paces.items() if pace is not None},
+        step_ms=median(map(median, totals)) if common else 0.0,
+    )
+
+
+def _common(times: StepTimes, values_us: Iterable[int], common: set[int]) -> tuple[float, ...]:
+    return tuple(value / 1e3 for number, value in zip(times.numbers, values_us, strict=True) if number in common)
+
+
+def find_late(pacing: Pacing) -> Late | None:
+    """Return the ranks that wait least, at most half of all; None where there are too few steps to tell."""
+    if pacing.steps < MIN_STEPS:
+        return None
+    usual = {number: median(waits) for number, waits in pacing.waits_ms.items()}
+    order = sorted(usual, key=lambda number: usual[number])
+    split = _split([usual[number] for number in order])
+    late, others = order[:split], order[split:]
+    return Late(
+        ranks=tuple(sorted(late)),
+        others=tuple(sorted(others)),
+        last_in=_last_in(pacing, late, others),
+        cost_ms=_cost_ms(pacing, late, others),
+        pacing=pacing,
+    )
+
+
+def _split(waits_ms: Sequence[float]) -> int:
+    """Return how many of the ranks, sorted by their usual waits, are set apart from the rest by waiting less."""
+    gaps = [after - before for before, after in pairwise(waits_ms)][: len(waits_ms) // 2]
+    widest = max(gaps)
+    return 1 + next(i for i, gap in enumerate(gaps) if gap >= CLEAR_GAP * widest)
+
+
+def _last_in(pacing: Pacing, late: Iterable[int], others: Sequence[int]) -> dict[int, int]:
+    spared = int(len(others) * OUTLIERS)
+    first = [sorted(waits)[spared] for waits in zip(*(pacing.waits_ms[number] for number in others), strict=True)]
+    return {
+        number: sum(own < least for own, least in zip(pacing.waits_ms[number], first, strict=True)) for number in late
+    }
+
+
+def _cost_ms(pacing: Pacing, late: Iterable[int], others: Iterable[int]) -> float:
+    """Return what the usual step costs the usual other rank."""
+    own = map(max, zip(*(pacing.waits_ms[number] for number in late), strict=True))
+    theirs = map(median, zip(*(pacing.waits_ms[number] for number in others), strict=True))
+    costs: list[float] = [max(0.0, waited - least) for waited, least in zip(theirs, own, strict=True)]
+    return median(costs)
+
+
+def slow_phase(late: Late, rank: int) -> tuple[Phase, float, float]:
+    """Return the phase in which a late rank loses most, its usual time in it, and the others', in milliseconds."""
+    paces = late.pacing.paces
+    usual = [median(paces[number].busy_ms[phase] for number in late.others) for phase in Phase]
+    phase = max(Phase, key=lambda phase: paces[rank].busy_ms[phase] - usual[phase])
+    return phase, paces[rank].busy_ms[phase], usual[phase]

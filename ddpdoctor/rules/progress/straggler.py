@@ -1,0 +1,218 @@
+"""DD610: a rank that is slow, not hung: the others wait for it in step after step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.call_log import pack_calls
+from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.steps import Phase, StepEnd
+from ddpdoctor.rules.registry import rule
+
+from . import evidence as say
+from .pace import MIN_STEPS, Late, find_late, find_pacings, slow_phase
+from .places import places
+from .scene import Cause, Ruling, Scene
+from .words import place_words, verb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpdoctor.model.facts import Frame, Rank
+    from ddpdoctor.model.steps import LineSeen
+
+SECOND_LINE = 0.25
+"""A second line is named where the rank is met there so often as the first. Ours: a loop's body has two or three lines,
+and a line that is met once in a while has no part in it."""
+EXPLAINED = 0.5
+"""How much of the cost the slow phase must explain for high confidence. Ours: most of it."""
+
+_SITES = {Phase.FORWARD: "ddp_forward", Phase.BACKWARD: "backward"}
+"""The recorded call whose line stands for a phase in which the rank was never met."""
+_WORDS = {
+    Phase.BEFORE: "before forward",
+    Phase.FORWARD: "in forward",
+    Phase.BETWEEN: "between forward and backward",
+    Phase.BACKWARD: "in backward",
+}
+_SAME_WORK = (
+    "give all ranks inputs of the same size; where the work is the same, look for a throttled GPU or a neighbour on "
+    "its cores: ddpdoctor check-env"
+)
+_FIXES = {
+    Phase.BEFORE: "make data and host code before forward as cheap as on the other ranks: more workers "
+    "(DataLoader(num_workers=...)), prefetching, no logging, saving or evaluation on one rank alone in each step",
+    Phase.FORWARD: _SAME_WORK,
+    Phase.BETWEEN: "do what is computed beside the loss on all ranks or more rarely, and without waiting for it",
+    Phase.BACKWARD: _SAME_WORK,
+}
+
+
+@rule("DD610", "straggler", Severity.WARNING, "A rank is slow, and the others wait for it in step after step")
+def check_straggler(scene: Scene) -> Ruling:
+    """Report a rank that comes last to nearly every step and costs the others a fifth of it.
+
+    ## What it means
+
+    All ranks end a step together, so the slowest one sets the pace of the job. This one is slow for a reason of its
+    own: nothing hangs, and every step takes as long as it needs.
+
+    ## How it is recognised
+
+    Of each step it is recorded how long its phases took and how much of that the rank waited in collectives. Who waits
+    least has come last; no common clock is needed. A rank, or up to half of the ranks, must come after all others in
+    80 % of at least 20 steps, and cost them a median of 20 % of the step and of 20 ms. The last 256 steps are looked
+    at. A few long pauses (a checkpoint, an evaluation) change no median. Waits for a single peer (send, recv) do not
+    count: the stages of a pipeline are not compared.
+
+    ## How sure
+
+    High where the time that it loses is seen in one phase of the step and at a line of the script, else medium.
+
+    ## What to do
+
+    Before forward: data loading or host code; more workers, prefetching, nothing that one rank does alone. In forward
+    or backward: inputs of different sizes, a throttled GPU, a neighbour on the core; `ddpdoctor check-env` looks for
+    the last two.
+
+    ## Example
+
+        the others wait for rank 2 in 58 of 60 steps: it is slow before forward, in augment at train.py:31
+    """
+    if scene.cause is not Cause.NONE:
+        return Ruling(skipped=scene.cause.value)
+    pacings = find_pacings(scene.job)
+    if not pacings:
+        return Ruling(skipped="no steps of two ranks were recorded")
+    judged = [late for late in map(find_late, pacings) if late is not None]
+    if not judged:
+        most = max(pacing.steps for pacing in pacings)
+        return Ruling(skipped=f"{most} steps were recorded, fewer than {MIN_STEPS}")
+    return Ruling(findings=tuple(_finding(scene, late) for late in judged if late.is_costly))
+
+
+def _finding(scene: Scene, late: Late) -> Finding:
+    by_phase: dict[Phase, list[int]] = defaultdict(list)
+    for number in late.ranks:
+        by_phase[slow_phase(late, number)[0]].append(number)
+    where = tuple(place for number in late.ranks for place in _places(scene, late, number))
+    main = max(by_phase, key=lambda phase: len(by_phase[phase]))
+    return Finding(
+        code="DD610",
+        kind="straggler",
+        severity=Severity.WARNING,
+        confidence=_sureness(scene, late),
+        ranks=late.ranks,
+        hosts=say.hosts_of(scene, late.ranks),
+        where=where,
+        summary=_summary(scene, late, main, where),
+        evidence=(*_waits(late), *(_spends(scene, late, phase, ranks) for phase, ranks in by_phase.items())),
+        fix=_FIXES[main],
+    )
+
+
+def _sureness(scene: Scene, late: Late) -> Confidence:
+    for number in late.ranks:
+        phase, own, usual = slow_phase(late, number)
+        if own - usual < EXPLAINED * late.cost_ms or not _lines(scene.rank(number), phase):
+            return Confidence.MEDIUM
+    return Confidence.HIGH
+
+
+def _summary(scene: Scene, late: Late, phase: Phase, where: Sequence[Place]) -> str:
+    late_words = rank_list(late.ranks)
+    lines = {(place.file, place.line) for place in where}
+    at = f", {place_words(where[0])}" if where and (len(late.ranks) == 1 or len(lines) == 1) else ""
+    return (
+        f"the others wait for {late_words} in {_often(late)} steps: {verb(late.ranks, 'it is', 'they are')} slow "
+        f"{_phase_words(scene, late, phase)}{at}"
+    )
+
+
+def _often(late: Late) -> str:
+    return f"{min(late.last_in.values())} of {late.pacing.steps}"
+
+
+def _waits(late: Late) -> list[str]:
+    """Return who came last how often, and who waited how long."""
+    found = []
+    by_count: dict[int, list[int]] = defaultdict(list)
+    for number, times in late.last_in.items():
+        by_count[times].append(number)
+    for times, ranks in sorted(by_count.items()):
+        found.append(f"{rank_list(ranks)} came after all the others in {times} of {late.pacing.steps} steps")
+    step = late.pacing.step_ms
+    waited = [late.pacing.paces[number].waited_ms for number in late.others]
+    between = f", {_ms(min(waited))} to {_ms(max(waited))}" if _ms(min(waited)) != _ms(max(waited)) else ""
+    found.append(
+        f"{rank_list(late.others)} waited {_ms(late.cost_ms)} longer than {rank_list(late.ranks)} (median), "
+        f"{late.cost_ms / step:.0%} of a step of {_ms(step)}; {_ms(median(waited))} in all{between}"
+    )
+    return found
+
+
+def _spends(scene: Scene, late: Late, phase: Phase, ranks: Sequence[int]) -> str:
+    own = median(slow_phase(late, number)[1] for number in ranks)
+    usual = slow_phase(late, ranks[0])[2]
+    return (
+        f"{rank_list(ranks)} {verb(ranks, 'spends', 'spend')} {_ms(own)} {_phase_words(scene, late, phase)}, "
+        f"the others {_ms(usual)}"
+    )
+
+
+def _phase_words(scene: Scene, late: Late, phase: Phase) -> str:
+    """Return the name of a phase; before forward is all but backward where no forward is seen."""
+    times = scene.rank(late.ranks[0]).step_times
+    if phase is not Phase.BEFORE or times is None or times.ends_with is StepEnd.REDUCTION:
+        return _WORDS[phase]
+    return "between collectives" if times.ends_with is StepEnd.COLLECTIVE else "outside backward"
+
+
+def _ms(value: float) -> str:
+    return f"{value:.0f} ms" if value >= 10 else f"{value:.1f} ms"
+
+
+def _places(scene: Scene, late: Late, number: int) -> tuple[Place, ...]:
+    """Return the lines at which a late rank was met most in its slow phase, else that phase's own line."""
+    rank = scene.rank(number)
+    phase = slow_phase(late, number)[0]
+    frames = _lines(rank, phase) or _site(rank, phase)
+    return places(number, frames)
+
+
+def _lines(rank: Rank, phase: Phase) -> tuple[Frame, ...]:
+    own = [line for line in rank.lines_seen if line.phase is phase and not line.in_child]
+    if not own:
+        return ()
+    often = [line.frame for line in own if line.times >= SECOND_LINE * own[0].times]
+    loaders = _loader_sites(rank)
+    if phase is Phase.BEFORE and _key(often[0]) in loaders:
+        return (*_worker_lines(rank, loaders)[:1], *often)
+    return tuple(often)
+
+
+def _loader_sites(rank: Rank) -> set[tuple[str, int]]:
+    """Return the lines at which a rank takes batches: met there, it waits for its loader."""
+    return {_key(kind.site) for kind in pack_calls(rank.recent_calls).kinds if kind.op == "next_batch" and kind.site}
+
+
+def _worker_lines(rank: Rank, loaders: set[tuple[str, int]]) -> tuple[Frame, ...]:
+    """Return where the workers were met. An idle one, forked, still has its parent's line on its stack."""
+    found: dict[tuple[str, int], list[LineSeen]] = defaultdict(list)
+    for line in rank.lines_seen:
+        if line.in_child and _key(line.frame) not in loaders:
+            found[_key(line.frame)].append(line)
+    most = sorted(found.values(), key=lambda lines: -sum(line.times for line in lines))
+    return tuple(lines[0].frame for lines in most)
+
+
+def _site(rank: Rank, phase: Phase) -> tuple[Frame, ...]:
+    kinds = pack_calls(rank.recent_calls).kinds
+    return tuple(kind.site for kind in kinds if kind.op == _SITES.get(phase) and kind.site is not None)
+
+
+def _key(frame: Frame) -> tuple[str, int]:
+    return frame.file, frame.line
