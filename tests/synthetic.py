@@ -54,14 +54,20 @@ class Job:
     situation: str
     culprit: int = 1
     tp: int = 8
+    """Ranks in a tp group; 0 for a job of plain data parallelism, whose collectives are all in the world."""
 
     @property
     def width(self) -> int:
         """The size of the tp groups."""
         return min(self.tp, self.world)
 
+    def kind(self, kind: str) -> str:
+        """Return the kind of group that a call for such a group is made in."""
+        return kind if self.tp or not kind else "world"
+
     def members(self, rank: int, kind: str) -> tuple[int, ...]:
         """Return the ranks of a group that a rank is in."""
+        kind = self.kind(kind)
         if kind == "tp":
             first = rank - rank % self.width
             return tuple(range(first, min(first + self.width, self.world)))
@@ -69,8 +75,14 @@ class Job:
 
     def name(self, rank: int, kind: str) -> str:
         """Return torch's name of a group that a rank is in: groups are numbered as they are made."""
-        tp_groups = -(-self.world // self.width)
-        return {"tp": str(1 + rank // self.width), "dp": str(1 + tp_groups + rank % self.width)}.get(kind, "0")
+        if self.kind(kind) == "world":
+            return "0"
+        return str(1 + rank // self.width) if kind == "tp" else str(1 + self.tp_groups + rank % self.width)
+
+    @property
+    def tp_groups(self) -> int:
+        """How many tp groups there are."""
+        return -(-self.world // self.width)
 
 
 @dataclass(kw_only=True)
@@ -79,6 +91,7 @@ class Tape:
 
     records: list[tuple[Event, int]] = field(default_factory=list)
     """Each call with its number: of a collective its own, of a phase how many the world has begun."""
+    job: Job
     begun: dict[str, int] = field(default_factory=lambda: {"world": 0, "tp": 0, "dp": 0})
     collectives: list[tuple[Event, str, int]] = field(default_factory=list)
     """What a flight recorder sees: each collective with its group and number, DDP's own among them."""
@@ -87,9 +100,10 @@ class Tape:
 
     def add(self, event: Event) -> None:
         """Make a call."""
-        if event.kind:
-            self._count(event, event.kind)
-        self.records.append((event, self.begun[event.kind or "world"]))
+        kind = self.job.kind(event.kind)
+        if kind:
+            self._count(event, kind)
+        self.records.append((event, self.begun[kind or "world"]))
         if event.native:
             self._count(event, "world")
 
@@ -119,7 +133,7 @@ BEGIN_STEP = (phase("next_batch"), phase("ddp_forward"), TP, TP, BACKWARD)
 def prologue(job: Job) -> Iterator[Event]:
     """Return the calls before the first step."""
     yield phase("init_process_group")
-    for _ in range(-(-job.world // job.width) + job.width):
+    for _ in range(job.tp_groups + job.width if job.tp else 0):
         yield phase("new_group")
     yield phase("ddp_init")
 
@@ -148,7 +162,7 @@ def reversed_ranks(job: Job) -> tuple[int, int]:
 
 def tape_of(job: Job, rank: int) -> Tape:
     """Return all calls of a rank."""
-    tape = Tape()
+    tape = Tape(job=job)
     for event in prologue(job):
         tape.add(event)
     for number in range(job.steps):
@@ -274,10 +288,9 @@ def write_evidence(folder: Path, job: Job, rank: int, tape: Tape, now: int) -> N
     if job.situation == "healthy":
         return
     pid = FIRST_PID + rank
-    kinds = ("world", "tp", "dp")
     groups = [
         {"name": job.name(rank, k), "ranks": list(job.members(rank, k)), "backend": "gloo", "enqueued": tape.begun[k]}
-        for k in kinds
+        for k in (("world", "tp", "dp") if job.tp else ("world",))
     ]
     looks = [{"at": now - at, "stacks": stacks(tape)} for at in (S, S // 2)]
     body = {"groups": groups, "flight_recorder": [], "looks": looks, "pid": pid, "request": 1}
