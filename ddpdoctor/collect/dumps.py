@@ -8,6 +8,8 @@ from ddpdoctor.model.facts import Frame, Stack
 from ddpdoctor.recorder import wire
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x([0-9a-fA-F]+)[^\n]*\(most recent call first\)")
+_ALONE = re.compile(r"^Stack \(most recent call first\)")
+"""What faulthandler writes above the one thread that it was asked for: the main thread, which runs the handlers."""
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 FATAL = "Fatal Python error:"
 
@@ -16,13 +18,14 @@ def parse_stacks(text: str, main_ident: int | None, roots: tuple[str, ...]) -> t
     """Return the stacks of one dump. ``roots`` are the folders of the rank's standard library."""
     stacks: list[Stack] = []
     frames: list[Frame] | None = None
-    thread = ""
+    thread: str | None = None
     for line in [*text.splitlines(), ""]:
         head = _THREAD.match(line)
-        if head or not line.startswith("  "):
+        alone = _ALONE.match(line)
+        if head or alone or not line.startswith("  "):
             if frames:
                 stacks.append(_stack(thread, frames, main_ident))
-            frames, thread = ([], head.group(2)) if head else (None, "")
+            frames, thread = ([] if head or alone else None), (head.group(2) if head else None)
         elif frames is not None and (match := _FRAME.match(line)):
             frames.append(_frame(match, roots))
     return tuple(stacks)
@@ -34,9 +37,9 @@ def split_fatal(text: str) -> tuple[str, str]:
     return before, mark + after if mark else ""
 
 
-def _stack(thread: str, frames: list[Frame], main_ident: int | None) -> Stack:
-    is_main = main_ident is not None and int(thread, 16) == main_ident
-    name = "MainThread" if is_main else f"thread 0x{thread.lstrip('0')}"
+def _stack(thread: str | None, frames: list[Frame], main_ident: int | None) -> Stack:
+    is_main = thread is None or (main_ident is not None and int(thread, 16) == main_ident)
+    name = "MainThread" if thread is None or is_main else f"thread 0x{thread.lstrip('0')}"
     return Stack(thread=name, is_main=is_main, is_daemon=False, frames=tuple(reversed(frames)))
 
 

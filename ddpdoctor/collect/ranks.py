@@ -13,6 +13,7 @@ from ddpdoctor.collect.flight import pending_on_device
 from ddpdoctor.collect.frames import read_frame, read_frames
 from ddpdoctor.collect.models import read_models
 from ddpdoctor.collect.saved_causes import read_process_causes
+from ddpdoctor.collect.sources import Source, process_note
 from ddpdoctor.collect.steps import read_lines, read_steps
 from ddpdoctor.model.facts import Child, Frame, GroupState, Life, Look, Raised, Rank, Stack
 
@@ -27,17 +28,6 @@ IDLE_FILES = ("/multiprocessing/queues.py", "/multiprocessing/connection.py", "/
 DEFAULT_GROUP = "0"
 LOOKS_APART_NS = 150_000_000
 """The sampler looks at the user's line a little more often than this."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Which process stands for a rank. ``rank`` is None where the process never said so."""
-
-    pid: int
-    rank: int
-    local_rank: int | None
-    world_size: int | None
-    from_agent: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,61 +46,6 @@ class Context:
     lost: dict[int, str]
 
 
-def find_ranks(
-    started: dict[int, dict[str, Any]], contents: dict[int, reading.RingContent], begun_ns: int
-) -> list[Source]:
-    """Return the processes that stand for ranks: the agent's children, or the world that one of those made.
-
-    A child of the agent that started ranks itself (mp.spawn) and joined no group is their launcher, and no rank.
-    """
-    sources = []
-    spawned = [c for pid, c in contents.items() if pid not in started and _made_world(c) and _began(c) >= begun_ns]
-    launchers = {ancestor for content in spawned for ancestor in _ancestors(content, contents)}
-    for pid, entry in started.items():
-        if pid in launchers and not (pid in contents and _made_world(contents[pid])):
-            continue
-        sources.append(
-            Source(pid=pid, rank=_rank_of(contents.get(pid), int(entry["rank"])), local_rank=entry.get("local_rank"),
-                   world_size=entry.get("world_size"), from_agent=True)
-        )  # fmt: skip
-    for number, content in enumerate(sorted(spawned, key=lambda c: c.pid)):
-        rank = _rank_of(content, number)
-        sources.append(Source(pid=content.pid, rank=rank, local_rank=rank, world_size=None, from_agent=False))
-    return sources
-
-
-def _made_world(content: reading.RingContent) -> bool:
-    return any(note.get("k") in ("init", "initialized") for note in content.notes)
-
-
-def _began(content: reading.RingContent) -> int:
-    return content.cells["started_ns"]
-
-
-def _ancestors(content: reading.RingContent, contents: dict[int, reading.RingContent]) -> list[int]:
-    found: list[int] = []
-    step: reading.RingContent | None = content
-    while step is not None and len(found) < 20:
-        ppid = _process_note(step).get("ppid")
-        if not isinstance(ppid, int) or ppid in found:
-            break
-        found.append(ppid)
-        step = contents.get(ppid)
-    return found
-
-
-def _process_note(content: reading.RingContent) -> dict[str, Any]:
-    return next((note for note in content.notes if note.get("k") == "process"), {})
-
-
-def _rank_of(content: reading.RingContent | None, default: int) -> int:
-    for kind in ("initialized", "init"):
-        for note in content.notes if content else ():
-            if note.get("k") == kind and isinstance(note.get("rank"), int):
-                return int(note["rank"])
-    return default
-
-
 def read_rank(source: Source, context: Context) -> Rank:
     """Return all that is known of one rank."""
     content = context.contents.get(source.pid)
@@ -127,7 +62,7 @@ def read_rank(source: Source, context: Context) -> Rank:
         "traced_by": watched.get("tracer") or None,
         "oom_killed": watched.get("oom"),
         "last_progress_ns": watched.get("last_progress_ns"),
-        "lost": context.lost.get(source.pid) or _defects(content),
+        "lost": context.lost.get(source.pid) or _defects(content) or watched.get("why"),
         **end,
     }
     if content is None:
@@ -174,11 +109,12 @@ def _from_ring(
 ) -> dict[str, Any]:
     log = read_log(content.slots)
     notes = content.notes
-    process = _process_note(content)
+    process = process_note(content)
     roots = tuple(str(root) for root in process.get("roots") or ())
     evidence = {} if watched.get("dumps") else read_answer(context.answers, content.pid, content.start_ticks)
     on_request, fatal = split_fatal(_read_dump(context.folder, content))
     looks = read_looks(evidence) or _signal_looks(on_request, process.get("main"), roots, watched)
+    looks = looks or _last_look(context.folder, content, roots)
     world: dict[str, Any] = next((n for n in reversed(notes) if n.get("k") in ("initialized", "init")), {})
     leaving: dict[str, Any] = next((n for n in reversed(notes) if n.get("k") == "exit"), {})
     cells = content.cells
@@ -269,7 +205,7 @@ def _groups(evidence: dict[str, Any], notes: list[dict[str, Any]], log: CallLog)
     for kind, at in log.last.items():
         name = kind.group or DEFAULT_GROUP
         number = log.numbers[at] - (1 if kind.numbered and not log.ended_ns[at] else 0)
-        if log.numbers[at] > 0:
+        if log.numbers[at] > 0 and kind.op != "work_wait":
             highest[name] = max(highest.get(name, 0), number)
     return tuple(GroupState(name=n, ranks=(), backend="", enqueued=seq) for n, seq in sorted(highest.items()))
 
@@ -289,6 +225,16 @@ def _signal_looks(text: str, main: Any, roots: tuple[str, ...], watched: dict[st
         if stacks:
             looks.append(Look(time_ns=moment, by="signal", stacks=stacks))
     return tuple(looks)
+
+
+def _last_look(folder: Path, content: reading.RingContent, roots: tuple[str, ...]) -> tuple[Look, ...]:
+    """Return what a rank stood in when it was told to end, where it was never asked for evidence in time."""
+    path = folder / "evidence" / f"{content.pid}-{content.start_ticks}.term"
+    try:
+        stacks = parse_stacks(path.read_text(errors="replace"), None, roots)
+    except OSError:
+        return ()
+    return (Look(time_ns=content.cells["heartbeat_ns"], by="signal", stacks=stacks),) if stacks else ()
 
 
 def _children(watched: dict[str, Any], context: Context) -> tuple[Child, ...]:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect import ranks
 from ddpdoctor.collect.answers import find_answers
+from ddpdoctor.collect.ends import find_ends, stop_of_others
 from ddpdoctor.collect.machine import load_machine
 from ddpdoctor.collect.nccl_warnings import read_warnings
 from ddpdoctor.collect.saved_causes import read_host_causes
+from ddpdoctor.collect.sources import Seen, Source, find_ranks, is_on_one_host
 from ddpdoctor.collect.steps import find_children
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import GroupState, Job, Rank
@@ -33,6 +35,8 @@ class AgentLog:
     ends: dict[int, dict[str, Any]] = field(default_factory=dict)
     """By pid: code, at."""
     closing_ns: int | None = None
+    superseded_ns: int | None = None
+    """When the next attempt began."""
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -59,24 +63,25 @@ def read_job(folder: Path, attempt: int | None = None) -> Job:
         UserError: see ``read_run``.
     """
     run = read_run(folder)
-    watch = _load(folder / "watch.json")
-    watch = watch if isinstance(watch, dict) else {}
+    watch = _read_watch(folder, attempt)
     agent = read_agent_log(folder / "agent.jsonl", attempt)
-    found = _read_ranks(folder, agent, watch, run)
+    processes = _read_processes(folder, agent, watch)
+    stop_ns = _stop_ns(agent, watch, processes)
+    found = _read_ranks(folder, agent, watch, run, processes, stop_ns)
     now_ns = int(watch.get("now_ns") or max([r.ended_ns or r.last_progress_ns or 0 for r in found], default=0))
-    nproc, nnodes = run.get("nproc"), int(run.get("nnodes") or 1)
-    asked = nproc * nnodes if isinstance(nproc, int) else None
+    shape = _read_shape(run, agent, processes)
     return Job(
         now_ns=now_ns,
         hang_timeout_s=float(run.get("hang_timeout_s") or 300),
         ranks=_share_groups(found),
-        world_size=asked if asked != 1 or not found else None,
-        nnodes=nnodes,
-        local_ranks_expected=nproc if isinstance(nproc, int) else None,
+        world_size=shape.world_size if shape.world_size != 1 or not found else None,
+        nnodes=shape.nnodes,
+        local_ranks_expected=shape.local_ranks,
+        may_run_elsewhere=shape.may_run_elsewhere,
         ended=bool(watch.get("ended", True)),
         launcher_status=watch.get("launcher_status"),
         launched_ns=int(run.get("launched_ns") or 0),
-        stopping_since_ns=watch.get("stopping_since_ns") or agent.closing_ns,
+        stopping_since_ns=stop_ns,
         interrupted_by=watch.get("interrupted_by"),
         node_rank=run.get("node_rank"),
         debug_level=str(run.get("debug_level") or "OFF"),
@@ -85,6 +90,16 @@ def read_job(folder: Path, attempt: int | None = None) -> Job:
         machine=load_machine(folder),
         nccl_lines=read_warnings(folder),
     )
+
+
+def _read_watch(folder: Path, attempt: int | None) -> dict[str, Any]:
+    """Return what the watcher saw: of an attempt that was restarted as it was saved then, else the last."""
+    names = [] if attempt is None else [f"watch-{attempt}.json"]
+    for name in (*names, "watch.json"):
+        watch = _load(folder / name)
+        if isinstance(watch, dict):
+            return watch
+    return {}
 
 
 def read_agent_log(path: Path, attempt: int | None = None) -> AgentLog:
@@ -104,27 +119,94 @@ def read_agent_log(path: Path, attempt: int | None = None) -> AgentLog:
         started={int(e["pid"]): e for e in mine if e.get("k") == "rank"},
         ends={int(e["pid"]): e for e in mine if e.get("k") == "end"},
         closing_ns=next((int(e["at"]) for e in mine if e.get("k") == "closing"), None),
+        superseded_ns=min((int(e["at"]) for e in entries if int(e.get("attempt", -1)) == wanted + 1), default=None),
     )
 
 
-def _read_ranks(folder: Path, agent: AgentLog, watch: dict[str, Any], run: dict[str, Any]) -> tuple[Rank, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Processes:
+    """The processes of one attempt: what they wrote, which of them stand for ranks, and how they ended."""
+
+    contents: dict[int, reading.RingContent]
+    sources: list[Source]
+    ends: dict[int, dict[str, Any]]
+
+
+def _read_processes(folder: Path, agent: AgentLog, watch: dict[str, Any]) -> _Processes:
     contents = _read_rings(folder / "rings") | _read_rings(folder / "evidence", "*.held")
-    begun = min((int(e["at"]) for e in agent.started.values()), default=0)
-    sources = ranks.find_ranks(agent.started, contents, begun)
-    stop_ns = watch.get("stopping_since_ns") or agent.closing_ns
+    watched = watch.get("processes") or {}
+    sources = find_ranks(
+        Seen(started=agent.started, contents=contents, watched=watched, until_ns=agent.superseded_ns)
+    )  # fmt: skip
+    told = agent.ends | _child_ends(contents) | _launcher_end(watch)
+    return _Processes(contents=contents, sources=sources, ends=find_ends(sources, contents, folder, watch, told))
+
+
+def _launcher_end(watch: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """Return the end of the command itself, which may be a rank."""
+    pid, code = watch.get("launcher_pid"), watch.get("launcher_status")
+    if not isinstance(pid, int) or not isinstance(code, int):
+        return {}
+    row = (watch.get("processes") or {}).get(str(pid)) or {}
+    return {pid: {"code": code, "at": row.get("ended_ns") or watch.get("now_ns") or 0}}
+
+
+def _stop_ns(agent: AgentLog, watch: dict[str, Any], processes: _Processes) -> int | None:
+    """Return when somebody began to stop the ranks: the agent, ddpdoctor, the user, or another launcher."""
+    moments = [watch.get("stopping_since_ns"), agent.closing_ns]
+    if not agent.started:
+        moments.append(stop_of_others(processes.sources, processes.ends, watch.get("processes") or {}))
+    return min((int(moment) for moment in moments if moment), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """How many ranks a job has, and on how many hosts."""
+
+    world_size: int | None
+    nnodes: int
+    local_ranks: int | None
+    may_run_elsewhere: bool
+
+
+def _read_shape(run: dict[str, Any], agent: AgentLog, processes: _Processes) -> _Shape:
+    """Return the shape as torchrun was asked for, as its agent tells it, or as the ranks were told."""
+    nproc, nnodes = run.get("nproc"), int(run.get("nnodes") or 1)
+    if run.get("launcher") != "command":
+        world = nproc * nnodes if isinstance(nproc, int) else None
+        local = nproc if isinstance(nproc, int) else None
+        return _Shape(world_size=world, nnodes=nnodes, local_ranks=local, may_run_elsewhere=nnodes > 1)
+    if agent.started:
+        local = len(agent.started)
+        world = max(local, *(int(entry.get("world_size") or 0) for entry in agent.started.values()))
+        nnodes = -(-world // local)
+        return _Shape(world_size=world, nnodes=nnodes, local_ranks=local, may_run_elsewhere=nnodes > 1)
+    here = is_on_one_host(processes.contents.values())
+    return _Shape(world_size=None, nnodes=1, local_ranks=None, may_run_elsewhere=not here)
+
+
+def _read_ranks(
+    folder: Path,
+    agent: AgentLog,
+    watch: dict[str, Any],
+    run: dict[str, Any],
+    processes: _Processes,
+    stop_ns: int | None,
+) -> tuple[Rank, ...]:
+    contents = processes.contents
     context = ranks.Context(
         folder=folder,
         host=str(run.get("host") or "localhost"),
         attempt=max(agent.attempt, 0),
-        ends=agent.ends | _child_ends(contents),
-        stop_ns=min(filter(None, [stop_ns, agent.closing_ns]), default=None),
+        ends=processes.ends,
+        stop_ns=stop_ns,
         watched=watch.get("processes") or {},
         contents=contents,
         children=find_children(contents),
         answers=find_answers(folder / "evidence"),
         lost=_read_lost(folder),
     )
-    return tuple(sorted((ranks.read_rank(source, context) for source in sources), key=lambda rank: rank.rank))
+    return tuple(sorted((ranks.read_rank(source, context) for source in processes.sources), key=lambda rank: rank.rank))
 
 
 def _read_rings(folder: Path, pattern: str = "*.ring") -> dict[int, reading.RingContent]:

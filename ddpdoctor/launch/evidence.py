@@ -112,7 +112,7 @@ class Evidence:
         sent = []
         for process in held:
             path = self.folder / "evidence" / f"{process.pid}-{process.ticks}.dump"
-            if path.exists() and proc.catches_signal(process.pid, signal.SIGURG):
+            if process.cells.get("dumps_on_signal") and proc.catches_signal(process.pid, signal.SIGURG):
                 before = path.stat().st_size
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(process.pid, signal.SIGURG)
@@ -125,13 +125,22 @@ class Evidence:
             if size > before:
                 self.dumps[process.pid] = [(before, size, time.monotonic_ns())]
 
-    def save(self, facts: dict[str, Any]) -> None:
+    def told_to_end_ns(self, process: Followed) -> int | None:
+        """Return when a rank wrote its last words, which it does the moment it is sent SIGTERM."""
+        try:
+            seen = (self.folder / "evidence" / f"{process.pid}-{process.ticks}.term").stat()
+        except OSError:
+            return None
+        since_boot_ns = process.cells.get("started_ns", 0) - process.cells.get("started_wall_ns", 0)
+        return seen.st_mtime_ns + since_boot_ns if seen.st_size else None
+
+    def save(self, facts: dict[str, Any], name: str) -> None:
         """Write what the watcher itself saw, whole or not at all."""
         text = json.dumps(facts)
-        part = self.folder / "watch.json.part"
+        part = self.folder / f"{name}.part"
         with contextlib.suppress(OSError):  # a disk that is full costs this look, not the job
             part.write_text(text)
-            part.replace(self.folder / "watch.json")
+            part.replace(self.folder / name)
 
     def release(self) -> None:
         """Give the reserved space to the evidence."""
@@ -171,6 +180,7 @@ def describe(
         "cpu_share": _cpu_share(process, now) if now is not None and same else None,
         "tracer": int(tracer) if tracer.isdigit() else 0,
         "ended_ns": process.ended_ns,
+        "code": process.exit_code,
         "last_progress_ns": process.last_progress_ns,
         "oom": oom,
         "dumps": dumps.get(process.pid, []),

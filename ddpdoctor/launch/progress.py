@@ -38,6 +38,8 @@ class Followed:
     """Time and CPU ticks at the last progress."""
     heartbeat_changed_ns: int = 0
     ended_ns: int | None = None
+    exit_code: int | None = None
+    """A signal's number below zero; None where the kernel did not say."""
 
     @property
     def waits_since_ns(self) -> int:

@@ -10,10 +10,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect import proc
+from ddpdoctor.collect.exits import read_exit_code
 from ddpdoctor.collect.runfolder import AgentLog, read_agent_log
 from ddpdoctor.launch import progress
 from ddpdoctor.launch.causes import CausesSeen
 from ddpdoctor.launch.evidence import Evidence, describe
+from ddpdoctor.launch.unrecorded import Strangers
 from ddpdoctor.recorder import wire
 
 if TYPE_CHECKING:
@@ -57,6 +59,8 @@ class Watch:
         self._oom_kills = proc.read_oom_kills()
         self._children_seen: dict[int, list[dict[str, Any]]] = {}
         self._causes = CausesSeen()
+        self._strangers = Strangers()
+        self.launcher_pid: int | None = None
 
     def wait(self, seconds: float) -> None:
         """Wait a little, and note at once when a rank ends."""
@@ -82,9 +86,15 @@ class Watch:
             if any(child.last_progress_ns == now_ns and child.role == wire.ROLE_CHILD for child in below):
                 process.last_progress_ns = now_ns
         self._sweep()
+        self._follow_strangers(processes)
         self._causes.follow_host(now_ns)
         cost_s = (time.monotonic_ns() - now_ns) / 1e9
         self._follow_every_s = min(max(FOLLOW_EVERY_S, cost_s / FOLLOW_SHARE), 2.0)
+
+    def _follow_strangers(self, processes: dict[int, proc.Process]) -> None:
+        """Look for ranks without a recorder; those of torch's elastic agent are in its log."""
+        if self.launcher_pid is not None and not self.agent.started:
+            self._strangers.follow(proc.descendants(self.launcher_pid, processes), self.followed)
 
     def _follow_one(
         self, process: progress.Followed, processes: dict[int, proc.Process], now_ns: int, interval_s: float
@@ -111,9 +121,10 @@ class Watch:
 
     def _ended(self, pid: int) -> None:
         process = self.followed.get(pid)
+        fd = self._pidfds.get(pid, -1)
         if process is not None and process.ended_ns is None:
             process.ended_ns = time.monotonic_ns()
-        fd = self._pidfds.get(pid, -1)
+            process.exit_code = read_exit_code(pid, process.ticks, fd if fd >= 0 else None)
         if fd >= 0:
             self._poller.unregister(fd)
             os.close(fd)
@@ -127,6 +138,8 @@ class Watch:
                 del self.followed[pid]
                 self.below.pop(pid, None)
                 (self.folder / "rings" / f"{pid}-{process.ticks}.ring").unlink(missing_ok=True)
+                for path in (self.folder / "evidence").glob(f"{pid}-{process.ticks}[-.]*"):
+                    path.unlink(missing_ok=True)
 
     def ranks(self) -> list[progress.Followed]:
         """Return the processes of the last attempt that stand for ranks, alive or not."""
@@ -191,12 +204,12 @@ class Watch:
             self.follow(at_once=True)
         return any(rank.last_progress_ns > moment_ns for rank in self.ranks() if rank.ended_ns is None)
 
-    def save(self, *, ended: bool, launcher_status: int | None) -> None:
-        """Write watch.json: what the watcher alone can know."""
+    def save(self, *, ended: bool, launcher_status: int | None, attempt: int | None = None) -> None:
+        """Write watch.json, of an ``attempt`` that is over a file of its own: what the watcher alone can know."""
         kernel = proc.read_kernel_oom_pids()
         now_kills = proc.read_oom_kills()
         kills = now_kills - self._oom_kills if now_kills is not None and self._oom_kills is not None else None
-        processes = {}
+        processes = self._strangers.rows()
         for pid, process in self.followed.items():
             if process.role != wire.ROLE_RANK:
                 continue
@@ -205,18 +218,21 @@ class Watch:
             if process.ended_ns is None:
                 self._children_seen[pid] = row["children"]
             row["children"] = self._children_seen.get(pid, [])
+            row["told_ns"] = self.evidence.told_to_end_ns(process)
             row["causes"] = self._causes.row(pid, process.ticks)
             processes[str(pid)] = row
         self.evidence.save(
             {
                 "now_ns": time.monotonic_ns(),
                 "ended": ended,
+                "launcher_pid": self.launcher_pid,
                 "launcher_status": launcher_status,
                 "stopping_since_ns": self.stopping_since_ns,
                 "interrupted_by": self.interrupted_by,
                 "processes": processes,
                 "host_causes": self._causes.host_row(),
-            }
+            },
+            "watch.json" if attempt is None else f"watch-{attempt}.json",
         )
 
 

@@ -282,6 +282,8 @@ class Job:
     interrupted_by: str | None = None
     """``SIGINT`` or ``SIGTERM`` where the user or the scheduler ended the job."""
     node_rank: int | None = None
+    may_run_elsewhere: bool = False
+    """Nobody has said that all ranks run on this host, where they can be seen."""
     debug_level: str = "OFF"
     torch_version: str | None = None
     host_causes: HostCauses | None = None

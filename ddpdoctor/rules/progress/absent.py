@@ -7,6 +7,8 @@ from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
+from .causes import clues_of
+from .clues import fix_of, sentences
 from .places import standing_places
 from .scene import Cause, Ruling, Scene, timeout_ns
 from .states import Doing
@@ -60,6 +62,7 @@ def _stopped(scene: Scene, blamed: tuple[int, ...]) -> Ruling:
     how = f"held by a debugger (process {traced[0]})" if traced else f"stopped (state {ranks[0].proc_state})"
     pids = " ".join(str(rank.pid) for rank in ranks)
     waiters = say.waiters_words(scene, blamed)
+    clues = {n: clues_of(scene, n) for n in blamed[: say.MAX_CLASSES]} if asleep else {}
     finding = Finding(
         code="DD606",
         kind="stopped",
@@ -70,8 +73,15 @@ def _stopped(scene: Scene, blamed: tuple[int, ...]) -> Ruling:
         where=where,
         step=say.step_of(scene, blamed),
         summary=f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} {how}" + (f" {waiters}" if waiters else ""),
-        evidence=(*say.process_words(scene, blamed), *say.others(scene, blamed), *say.progress_words(scene, blamed)),
-        fix=_stopped_fix(pids, traced=bool(traced), asleep=asleep),
+        evidence=(
+            *sentences(clues),
+            *say.process_words(scene, blamed),
+            *say.others(scene, blamed),
+            *say.progress_words(scene, blamed),
+        ),
+        fix=fix_of(
+            (clue for found in clues.values() for clue in found), _stopped_fix(pids, traced=bool(traced), asleep=asleep)
+        ),
     )
     return Ruling(findings=(finding,), certain=scene.stands_still(blamed))
 
@@ -130,7 +140,7 @@ def _missing(scene: Scene, absent: tuple[int, ...]) -> Ruling:
     ]
     seen += [f"the launcher was asked to start {asked} ranks here"] if asked is not None else []
     seen += _duplicates(scene)
-    alone = scene.job.nnodes <= 1
+    alone = scene.sees_all
     finding = Finding(
         code="DD607",
         kind="missing",

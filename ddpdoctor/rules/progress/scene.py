@@ -58,7 +58,8 @@ class Scene:
     @property
     def sees_all(self) -> bool:
         """Whether ranks that are not here cannot be on another node."""
-        return self.job.nnodes <= 1 or len(self.states) >= self.world
+        alone = self.job.nnodes <= 1 and not self.job.may_run_elsewhere
+        return alone or len(self.states) >= self.world
 
     def rank(self, number: int) -> Rank:
         """Return the facts of a rank."""

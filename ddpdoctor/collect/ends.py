@@ -1,0 +1,132 @@
+"""How processes ended: as their parent, the kernel, their own last words or the launcher's status tell it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from ddpdoctor.collect.sources import Source
+    from ddpdoctor.recorder.reading import RingContent
+
+SHELL_SIGNAL = 128
+"""A shell's status for a command that a signal ended is this and the signal's number."""
+LAST_SIGNAL = 64
+SIGTERM = 15
+TOLD_TOGETHER_NS = 30_000_000
+"""Ranks that are told to end within this time are told by one launcher. Ours: writing its stack takes a rank 16 ms."""
+_FATAL = {
+    "Segmentation fault": 11,
+    "Aborted": 6,
+    "Bus error": 7,
+    "Floating-point exception": 8,
+    "Illegal instruction": 4,
+}  # fmt: skip
+"""What faulthandler calls the signals that it dumps at."""
+
+End = dict[str, Any]
+"""``code``: an exit status, or a signal's number below zero; ``at``: when."""
+
+
+def find_ends(
+    sources: Iterable[Source],
+    contents: Mapping[int, RingContent],
+    folder: Path,
+    watch: Mapping[str, Any],
+    known: Mapping[int, End],
+) -> dict[int, End]:
+    """Return how processes ended, by pid. ``known`` is what their parents said; the rest is worked out."""
+    ends = dict(known)
+    watched = watch.get("processes") or {}
+    unexplained = []
+    for source in sources:
+        row = watched.get(str(source.pid)) or {}
+        shell = known.get(source.stands_for or 0)
+        gone_ns = row.get("ended_ns") or (shell["at"] if shell else None)
+        if source.pid in ends or gone_ns is None:
+            continue
+        code = row.get("code")
+        if code is None:
+            code = _code_of(contents.get(source.pid), folder, shell)
+        if code is None:
+            unexplained.append((source.pid, gone_ns))
+        else:
+            ends[source.pid] = {"code": code, "at": gone_ns}
+    signal = _signal_in(watch.get("launcher_status"))
+    if len(unexplained) == 1 and signal is not None:
+        pid, gone_ns = unexplained[0]
+        ends[pid] = {"code": -signal, "at": gone_ns}
+    return ends
+
+
+def stop_of_others(
+    sources: Iterable[Source], ends: Mapping[int, End], watched: Mapping[str, Any]
+) -> int | None:  # fmt: skip
+    """Return when a launcher began to stop the ranks that were left, None where none did.
+
+    The first that is told to end is no victim, where nobody had ended before and the others are told later.
+    """
+    told, others = [], []
+    for source in sources:
+        end = ends.get(source.pid)
+        if end is not None and end["code"] == -SIGTERM:
+            told.append(int((watched.get(str(source.pid)) or {}).get("told_ns") or end["at"]))
+        elif end is not None and end["code"] != 0:
+            others.append(int(end["at"]))
+    told.sort()
+    if not told or (others and min(others) < told[0]):
+        return told[0] if told else None
+    if len(told) == 1:
+        return None
+    return told[1] if told[1] - told[0] > TOLD_TOGETHER_NS else told[0]
+
+
+def _code_of(content: RingContent | None, folder: Path, shell: End | None) -> int | None:
+    """Return an exit status or signal from what the process itself left, or from the shell that waited for it."""
+    if content is None:
+        return _of_shell(shell)
+    name = f"{content.pid}-{content.start_ticks}"
+    fatal = re.search(r"^Fatal Python error: (.*)$", _text(folder / "evidence" / f"{name}.dump"), re.MULTILINE)
+    if fatal is not None and fatal.group(1) in _FATAL:
+        return -_FATAL[fatal.group(1)]
+    if _text(folder / "evidence" / f"{name}.term"):
+        return -SIGTERM
+    left = _left_by_itself(content)
+    return left if left is not None else _of_shell(shell)
+
+
+def _left_by_itself(content: RingContent) -> int | None:
+    """Return the status of a process that raised, called an exit, or came to the end of its script."""
+    if any(n.get("k") == "raised" and n.get("uncaught") and n.get("main") for n in content.notes):
+        return 1
+    leaving = next((note for note in reversed(content.notes) if note.get("k") == "exit"), None)
+    if leaving is not None:
+        asked = str(leaving.get("status"))
+        return int(asked) if asked.isdecimal() else int(asked not in ("None", "False"))
+    return 0 if content.cells["main_ended_ns"] or content.cells["exited_ns"] else None
+
+
+def _of_shell(shell: End | None) -> int | None:
+    if shell is None:
+        return None
+    signal = _signal_in(shell["code"])
+    return -signal if signal is not None else int(shell["code"])
+
+
+def _signal_in(status: int | None) -> int | None:
+    """Return the signal that a status speaks of: a shell's, or that of a process that a signal ended."""
+    if status is None or status == 0:
+        return None
+    if status < 0:
+        return -status
+    return status - SHELL_SIGNAL if SHELL_SIGNAL < status <= SHELL_SIGNAL + LAST_SIGNAL else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
