@@ -9,12 +9,12 @@ import typer
 
 from ddpdoctor import __version__
 from ddpdoctor.cli import allreduce_bench, check_env, demo, explain, report, wrap
-from ddpdoctor.cli.output import print_error, show_error
+from ddpdoctor.cli.defects import show_defect
+from ddpdoctor.cli.output import show_error
 from ddpdoctor.model.errors import UserError
 
 DEFECT = 3
 INTERRUPTED = 130
-ISSUES_HINT = "Please report it with that file; your script and your files are as they were."
 
 app = typer.Typer(
     name="ddpdoctor",
@@ -53,7 +53,7 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Exception as error:  # noqa: BLE001  the outermost wall: no traceback ever reaches the terminal
-        print_error(f"a defect of ddpdoctor: {type(error).__name__}. {_save_traceback()}", ISSUES_HINT)
+        show_defect(error)
         sys.exit(DEFECT)
     sys.exit(0)
 
@@ -71,18 +71,3 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-def _save_traceback() -> str:
-    """Save the traceback of the error that is being handled; say where, or why it could not be saved."""
-    import tempfile
-    import traceback
-
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="ddpdoctor-defect-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
-        ) as file:
-            file.write(f"ddpdoctor {__version__}, Python {sys.version}\n{traceback.format_exc()}")
-    except OSError as error:
-        return f"The traceback could not be saved: {error.strerror}."
-    return f"The traceback is in {file.name}"

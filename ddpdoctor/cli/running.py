@@ -8,10 +8,12 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddpdoctor.cli.output import save_report, say, show_report
+from ddpdoctor.cli.defects import show_defect
+from ddpdoctor.cli.output import save_report, say, show_error, show_report
 from ddpdoctor.launch.options import WrapOptions
 from ddpdoctor.launch.report_dir import make_default_dir, make_report_dir
 from ddpdoctor.launch.script import check_command, check_script, choose_ranks, locate_module
+from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity
 
 if TYPE_CHECKING:
@@ -80,8 +82,24 @@ def run_and_show(options: WrapOptions) -> Outcome:
     _say_notes(options)
     show, save = partial(_show, options), partial(_save, options)
     outcome = Session(options, judge_folder, save, show).run()
-    show(outcome)
+    failure = outcome.failure
+    try:
+        show(outcome)
+    except Exception as error:  # noqa: BLE001 - the job has ended, and its status is told whatever fails here
+        failure = failure or error
+    if failure is not None:
+        _say_failure(failure, outcome)
     return outcome
+
+
+def _say_failure(failure: Exception, outcome: Outcome) -> None:
+    """Say that the job was not watched or judged in full. Of a folder that is gone, the rest is no defect."""
+    if not (outcome.folder / "run.json").exists():
+        say(sys.stderr, f"there is no report: the run folder {outcome.run_dir} was removed while the job ran")
+    elif isinstance(failure, UserError):
+        show_error(failure)
+    else:
+        show_defect(failure)
 
 
 def outcome_report(options: WrapOptions, outcome: Outcome) -> Report:

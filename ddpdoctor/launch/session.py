@@ -57,6 +57,8 @@ class Outcome:
     """What was wrong with attempts that the launcher has restarted."""
     started_at: str
     ended_at: str
+    failure: Exception | None
+    """What first went wrong with the watching or judging itself; the job's own status stands all the same."""
 
 
 class Session:
@@ -82,6 +84,7 @@ class Session:
         self.shown_until_ns = 0
         self.patience_s = 1.0
         self.shown: tuple[Any, ...] = ()
+        self.failure: Exception | None = None
 
     def run(self) -> Outcome:
         """Run the job to its end."""
@@ -92,10 +95,14 @@ class Session:
             with _handling(ENDING_SIGNALS, self._note_signal):
                 self.launcher = start_launcher(self.options, self.folder)
                 guardian.protect(self.launcher.pid)
+                self.watch.launcher_pid = self.launcher.pid
                 status = self._watch_and_leave_nobody()
         finally:
             guardian.dismiss()
-        return self._finish(status)
+        outcome: Outcome | None = None
+        with self._job_goes_first():
+            outcome = self._finish(status)
+        return outcome or self._outcome(status)
 
     def _note_signal(self, number: int, _frame: object) -> None:
         self.signals.append((signal.Signals(number), time.monotonic_ns()))
@@ -110,17 +117,35 @@ class Session:
 
     def _watch_to_the_end(self) -> int:
         while (status := self.launcher.poll()) is None:
-            self.watch.wait(LOOK_EVERY_S)
-            self.watch.follow()
-            self._note_restart()
-            if self.signals:
-                self._pass_on_signal()
-            elif self.watch.evidence.closing_ns():
-                self.watch.take_evidence()
-                self.watch.evidence.acknowledge()
-            elif self.hang is None and self._is_time(self.watch.suspicion()):
-                self._examine()
+            with self._job_goes_first():
+                self.watch.wait(LOOK_EVERY_S)
+                self.watch.follow()
+                self._note_restart()
+            with self._job_goes_first():
+                self._react()
         return status
+
+    def _react(self) -> None:
+        if self.signals:
+            self._pass_on_signal()
+        elif self.watch.evidence.closing_ns():
+            self._take_evidence()
+            self.watch.evidence.acknowledge()
+        elif self.hang is None and self._is_time(self.watch.suspicion()):
+            self._examine()
+
+    @contextlib.contextmanager
+    def _job_goes_first(self) -> Iterator[None]:
+        """Keep what goes wrong with our own work for the end: a job is not stopped since its folder is gone."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - nothing of ours ends a job, or changes how it ends
+            self.failure = self.failure or error
+            time.sleep(LOOK_EVERY_S)
+
+    def _take_evidence(self) -> None:
+        with self._job_goes_first():
+            self.watch.take_evidence()
 
     def _is_time(self, suspicion: Suspicion) -> bool:
         """Return whether to take evidence now: soon where somebody stands still, ever more rarely where all wait."""
@@ -156,7 +181,7 @@ class Session:
     def _note_restart(self) -> None:
         """Judge an attempt that the launcher has given up, before the next one covers it."""
         if self.watch.agent.attempt > self.attempt:
-            self.watch.save(ended=True, launcher_status=None)
+            self.watch.save(ended=True, launcher_status=None, attempt=self.attempt)
             self.earlier.append(self.judge(self.folder, self.attempt))
             self.attempt = self.watch.agent.attempt
 
@@ -165,7 +190,7 @@ class Session:
         number, began_ns = self.signals[0]
         if self.watch.interrupted_by is None:
             self.watch.interrupted_by = number.name
-            self.watch.take_evidence()
+            self._take_evidence()
             self.watch.stopping_since_ns = time.monotonic_ns()
             self.watch.evidence.acknowledge()
             if number == signal.SIGINT:
@@ -221,7 +246,7 @@ class Session:
         return Outcome(
             folder=self.folder, run_dir=self.run_dir, judgement=found, hung=hung, launcher_status=status,
             exit_status=exit_status, interrupted_by=self.watch.interrupted_by, earlier=tuple(self.earlier),
-            started_at=self.started_at, ended_at=_now(),
+            started_at=self.started_at, ended_at=_now(), failure=self.failure,
         )  # fmt: skip
 
     def _orphaned(self) -> None:
@@ -230,7 +255,9 @@ class Session:
 
 @contextlib.contextmanager
 def _handling(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in numbers}
+    # A SIGHUP that nohup has had ignored stays so, here and in the launcher.
+    taken = [number for number in numbers if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in taken}
     try:
         yield
     finally:
