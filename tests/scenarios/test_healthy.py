@@ -8,33 +8,32 @@ import pytest
 
 from tests.scenarios.running import run
 
-HEALTHY = {
-    "clean_plain": (2, "OFF"),
-    "clean_one_process": (1, "DETAIL"),
-    "clean_slow_rank0": (3, "DETAIL"),
-    "clean_slow_rank0 off": (3, "OFF"),
-    "clean_rank0_evaluates": (3, "OFF"),
-    "clean_groups": (3, "DETAIL"),
-    "clean_groups_apart": (4, "OFF"),
-    "clean_point_to_point": (3, "DETAIL"),
-    "clean_call_sites": (4, "DETAIL"),
-    "clean_accumulate": (2, "OFF"),
-    "clean_join": (3, "DETAIL"),
-    "clean_join off": (3, "OFF"),
-    "clean_spawn": (1, "DETAIL"),
-    "clean_two_models": (3, "DETAIL"),
-    "clean_caught_errors": (3, "OFF"),
-    "clean_compile": (2, "DETAIL"),
-    "clean_accelerate": (2, "OFF"),
-    "clean_lightning": (2, "DETAIL"),
-    "clean_transformers": (2, "OFF"),
-}
+BOTH = ("DETAIL", "OFF")
+HEALTHY = (
+    ("clean_plain", 2, ("OFF",)),
+    ("clean_one_process", 1, ("DETAIL",)),
+    ("clean_slow_rank0", 3, BOTH),
+    ("clean_rank0_evaluates", 3, ("OFF",)),
+    ("clean_groups", 3, ("DETAIL",)),
+    ("clean_groups_apart", 4, ("OFF",)),
+    ("clean_point_to_point", 3, BOTH),
+    ("clean_call_sites", 4, ("DETAIL",)),
+    ("clean_accumulate", 2, ("OFF",)),
+    ("clean_join", 3, BOTH),
+    ("clean_spawn", 1, ("DETAIL",)),
+    ("clean_two_models", 3, ("DETAIL",)),
+    ("clean_caught_errors", 3, ("OFF",)),
+    ("clean_compile", 2, ("DETAIL",)),
+    ("clean_accelerate", 2, ("OFF",)),
+    ("clean_lightning", 2, ("DETAIL",)),
+    ("clean_transformers", 2, ("OFF",)),
+)
+RUNS = [pytest.param(job, ranks, level, id=f"{job}-{level}") for job, ranks, levels in HEALTHY for level in levels]
 
 
-@pytest.mark.parametrize("name", HEALTHY)
-def test_a_healthy_job_stays_without_verdict(name: str, tmp_path: Path) -> None:
-    ranks, level = HEALTHY[name]
-    ran = run(name.split()[0], tmp_path, "--debug-level", level, ranks=ranks)
+@pytest.mark.parametrize(("job", "ranks", "level"), RUNS)
+def test_a_healthy_job_stays_without_verdict(job: str, ranks: int, level: str, tmp_path: Path) -> None:
+    ran = run(job, tmp_path, "--debug-level", level, ranks=ranks)
     assert ran.report["verdict"] is None, ran.report["verdict"]
     assert ran.report["job"]["status"] == "finished", ran.stderr
     # Gloo itself may abort a rank that is on its way out; torchrun then gives 1, with or without us.
