@@ -11,15 +11,17 @@ from ddpdoctor.collect.answers import find_answers
 from ddpdoctor.collect.ends import find_ends, stop_of_others
 from ddpdoctor.collect.machine import load_machine
 from ddpdoctor.collect.nccl_warnings import read_warnings
+from ddpdoctor.collect.rings import read_rings
 from ddpdoctor.collect.saved_causes import read_host_causes
 from ddpdoctor.collect.sources import Seen, Source, find_ranks, is_on_one_host
 from ddpdoctor.collect.steps import find_children
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import GroupState, Job, Rank
-from ddpdoctor.recorder import reading
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ddpdoctor.recorder import reading
 
 RUN_FORMAT = "ddpdoctor-run"
 RUN_VERSION = 1
@@ -128,18 +130,25 @@ class _Processes:
     """The processes of one attempt: what they wrote, which of them stand for ranks, and how they ended."""
 
     contents: dict[int, reading.RingContent]
+    damaged: dict[int, str]
     sources: list[Source]
     ends: dict[int, dict[str, Any]]
 
 
 def _read_processes(folder: Path, agent: AgentLog, watch: dict[str, Any]) -> _Processes:
-    contents = _read_rings(folder / "rings") | _read_rings(folder / "evidence", "*.held")
+    rings = read_rings(folder)
+    contents = rings.contents
     watched = watch.get("processes") or {}
     sources = find_ranks(
         Seen(started=agent.started, contents=contents, watched=watched, until_ns=agent.superseded_ns)
     )  # fmt: skip
     told = agent.ends | _child_ends(contents) | _launcher_end(watch)
-    return _Processes(contents=contents, sources=sources, ends=find_ends(sources, contents, folder, watch, told))
+    return _Processes(
+        contents=contents,
+        damaged=rings.damaged,
+        sources=sources,
+        ends=find_ends(sources, contents, folder, watch, told),
+    )
 
 
 def _launcher_end(watch: dict[str, Any]) -> dict[int, dict[str, Any]]:
@@ -204,23 +213,9 @@ def _read_ranks(
         contents=contents,
         children=find_children(contents),
         answers=find_answers(folder / "evidence"),
-        lost=_read_lost(folder),
+        lost=processes.damaged | _read_lost(folder),
     )
     return tuple(sorted((ranks.read_rank(source, context) for source in processes.sources), key=lambda rank: rank.rank))
-
-
-def _read_rings(folder: Path, pattern: str = "*.ring") -> dict[int, reading.RingContent]:
-    """Return the rings by pid, the latest where a pid came back. Damaged ones are left out."""
-    found: dict[int, reading.RingContent] = {}
-    for path in sorted(folder.glob(pattern)):
-        try:
-            content = reading.read_ring_file(path)
-        except (OSError, reading.DamagedRingError):
-            continue
-        known = found.get(content.pid)
-        if known is None or known.start_ticks <= content.start_ticks:
-            found[content.pid] = content
-    return found
 
 
 def _child_ends(contents: dict[int, reading.RingContent]) -> dict[int, dict[str, Any]]:
@@ -241,9 +236,11 @@ def _read_lost(folder: Path) -> dict[int, str]:
 def _share_groups(found: tuple[Rank, ...]) -> tuple[Rank, ...]:
     """Give groups whose members only some ranks could tell to all ranks that used them."""
     members = {group.name: group.ranks for rank in found for group in rank.groups if group.ranks}
+    shared = {ranks: ranks for ranks in members.values()}  # a thousand ranks would keep a thousand equal lists
 
     def complete(group: GroupState) -> GroupState:
-        return group if group.ranks else replace(group, ranks=members.get(group.name, ()))
+        ranks = group.ranks or members.get(group.name, ())
+        return replace(group, ranks=shared.get(ranks, ranks))
 
     return tuple(replace(rank, groups=tuple(complete(group) for group in rank.groups)) for rank in found)
 
