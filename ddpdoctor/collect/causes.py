@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.blocked import read_blocked, read_kernel_function
@@ -31,8 +32,10 @@ class Look:
 def read_causes(pid: int, below: tuple[Process, ...], look: Look) -> ProcessCauses:
     """Return what is to be seen of one living process; ``below`` are its descendants."""
     awaited = awaited_lock(pid, look.locks)
+    blocked = read_blocked(pid)
     return ProcessCauses(
-        blocked=read_blocked(pid),
+        blocked=blocked,
+        store_port=_store_port(pid) if blocked is not None and blocked.remote else None,
         kernel_function=read_kernel_function(pid),
         waits_for_lock=awaited,
         locks_of_others=() if awaited is not None else locks_of_others(pid, look.family, look.locks),
@@ -57,6 +60,16 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def _store_port(pid: int) -> int | None:
+    """Return MASTER_PORT of the environment that a process began with: of the others nothing is kept."""
+    try:
+        pairs = (Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    port = next((pair.partition(b"=")[2] for pair in pairs if pair.startswith(b"MASTER_PORT=")), b"")
+    return int(port) if port.isdigit() else None
 
 
 def _commands(pid: int, below: tuple[Process, ...]) -> list[Process]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 HOST_EVERY_NS = 1_000_000_000
 """How often the memory of the host is read. Ours: a job takes seconds to fill it."""
+BUSY_EVERY_NS = 2_000_000_000
+"""Ours: over shorter times the kernel's ticks of 10 ms tell too little."""
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class CausesSeen:
@@ -26,6 +31,7 @@ class CausesSeen:
         self._seen: dict[tuple[int, int], ProcessCauses] = {}
         self._host: dict[str, Space] = {}
         self._host_ns = 0
+        self._ticks: dict[tuple[int, int], tuple[int, int]] = {}
 
     def follow(self, rank: Process, below: tuple[Process, ...]) -> None:
         """Note the memory of a rank and of all below it, from /proc/PID/stat, which was read in any case."""
@@ -38,7 +44,17 @@ class CausesSeen:
             memory=_add(old.memory, rank.rss_bytes),
             children_memory=_add(old.children_memory, used) if below or old.children_memory else None,
             children_count=len(below) if more else old.children_count,
+            busy_cores=self._busy(key, rank.cpu_ticks + sum(child.cpu_ticks for child in below), old.busy_cores),
         )
+
+    def _busy(self, key: tuple[int, int], ticks: int, old: float | None) -> float | None:
+        """Return the CPUs that were used since the last time that this was worked out, some seconds ago."""
+        now_ns = time.monotonic_ns()
+        since_ns, before = self._ticks.setdefault(key, (now_ns, ticks))
+        if now_ns - since_ns < BUSY_EVERY_NS:
+            return old
+        self._ticks[key] = (now_ns, ticks)
+        return max(0.0, (ticks - before) / TICKS_PER_S * 1e9 / (now_ns - since_ns))
 
     def follow_host(self, now_ns: int) -> None:
         """Note the most that was in use of the host's memory, its cgroup's and /dev/shm."""
@@ -61,6 +77,7 @@ class CausesSeen:
                 memory=old.memory,
                 children_memory=old.children_memory,
                 children_count=old.children_count,
+                busy_cores=old.busy_cores,
             )
 
     def row(self, pid: int, ticks: int) -> dict[str, Any] | None:

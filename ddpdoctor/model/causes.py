@@ -97,6 +97,8 @@ class ProcessCauses:
     """Locks that other processes hold on files: what a process that polls for one may wait for."""
     lock_path: str | None = None
     """The lock file that a loop of Python's polls for, as its stack names it."""
+    store_port: int | None = None
+    """MASTER_PORT as it was when the process began."""
     lost_children: tuple[LostChild, ...] = ()
     commands: tuple[tuple[int, str], ...] = ()
     """Pid and command line of its living children that are no Python of its own, secrets removed."""
@@ -105,6 +107,8 @@ class ProcessCauses:
     """Of all its descendants together."""
     children_count: int = 0
     """How many of them there were when they used the most."""
+    busy_cores: float | None = None
+    """CPUs that it and all below it used over the last seconds; None where it was not looked at for that long."""
     at_error: AtError | None = None
 
 

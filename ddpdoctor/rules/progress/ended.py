@@ -9,7 +9,9 @@ from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
+from .clues import fix_of, sentences
 from .failures import Failure, failure_line, same_bug
+from .memory_causes import memory_clues
 from .places import places
 from .scene import Cause, Ruling, Scene
 from .words import place_words, verb
@@ -159,6 +161,7 @@ def _failed(scene: Scene, root: Failure, code: str, kind: str) -> Finding:
     together = same_bug(root, scene.failures)
     blamed = tuple(sorted(failure.rank.rank for failure in together))
     where = tuple(place for failure in together for place in places(failure.rank.rank, _lines(failure)))
+    clues = memory_clues(scene, root)
     return Finding(
         code=code,
         kind=kind,
@@ -171,11 +174,12 @@ def _failed(scene: Scene, root: Failure, code: str, kind: str) -> Finding:
         summary=_summary(root, blamed, where),
         evidence=(
             *_signal_words(root),
+            *sentences({root.rank.rank: clues}),
             *say.cascade_words(scene.failures, blamed),
             *say.others(scene, [*blamed, *(failure.rank.rank for failure in scene.failures)]),
             *say.progress_words(scene, blamed),
         ),
-        fix=_fix(root, next(iter(where), None)),
+        fix=fix_of(clues, _fix(root, next(iter(where), None))),
     )
 
 

@@ -9,6 +9,8 @@ from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
+from .causes import clues_of
+from .clues import sentences
 from .places import innermost_user, last_main_stack, lines_seen, other_threads, places
 from .scene import Cause, Ruling, Scene, moment, timeout_ns
 from .states import Doing, aborted_at_exit
@@ -56,7 +58,8 @@ def check_exit_hang(scene: Scene) -> Ruling:
     where = tuple(place for n in blamed for place in _exit_places(scene.rank(n)))
     first = next(iter(where), None)
     since = seconds(now - (scene.rank(blamed[0]).main_ended_ns or now))
-    seen = [*_exit_evidence(scene, blamed), *say.process_words(scene, blamed), *say.others(scene, blamed)]
+    clues = sentences({n: clues_of(scene, n) for n in blamed[: say.MAX_CLASSES]})
+    seen = [*_exit_evidence(scene, blamed), *clues, *say.process_words(scene, blamed), *say.others(scene, blamed)]
     finding = Finding(
         code="DD609",
         kind="exit-hang",

@@ -7,6 +7,8 @@ from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
+from .causes import clues_of, compiles
+from .clues import fix_of, sentences
 from .places import standing_places
 from .scene import Cause, Ruling, Scene, must_be_quiet
 from .states import Doing
@@ -34,7 +36,8 @@ def check_stuck(scene: Scene) -> Ruling:
     ## How sure
 
     High where others wait for it. Medium where no rank waits, or where it stands inside a backward of its own. Low
-    where the rank could not be recorded: it may wait like the others, and the job is not stopped.
+    where the rank could not be recorded, or where some ranks cannot be seen and none here waits: the job is not
+    stopped then.
 
     ## What to do
 
@@ -63,7 +66,7 @@ def check_stuck(scene: Scene) -> Ruling:
 def _sureness(scene: Scene, blamed: tuple[int, ...]) -> Confidence:
     if not _all_recorded(scene, blamed):
         return Confidence.LOW
-    inside = any(scene.states[n].doing in (Doing.BACKWARD, Doing.NATIVE) for n in blamed)
+    inside = any(scene.states[n].doing in (Doing.BACKWARD, Doing.NATIVE) or compiles(scene.rank(n)) for n in blamed)
     return Confidence.MEDIUM if inside else Confidence.HIGH
 
 
@@ -81,7 +84,7 @@ def _all_stuck(scene: Scene) -> Ruling:
         return Ruling()
     if not any(scene.rank(n).initialized for n in scene.states):
         return Ruling(inconclusive="no rank has come to init_process_group, so that none waits")
-    return _stuck(scene, blamed, Confidence.MEDIUM)
+    return _stuck(scene, blamed, Confidence.MEDIUM if scene.sees_all else Confidence.LOW)
 
 
 def _stuck(scene: Scene, blamed: tuple[int, ...], confidence: Confidence) -> Ruling:
@@ -96,6 +99,7 @@ def _stuck(scene: Scene, blamed: tuple[int, ...], confidence: Confidence) -> Rul
     seen = [*say.classes(scene, blamed), *say.others(scene, blamed)]
     seen += [*say.progress_words(scene, blamed), *say.process_words(scene, blamed)]
     seen += say.cascade_words(scene.failures, blamed)
+    clues = {n: clues_of(scene, n) for n in blamed[: say.MAX_CLASSES]}
     finding = Finding(
         code="DD601",
         kind="stuck",
@@ -106,10 +110,19 @@ def _stuck(scene: Scene, blamed: tuple[int, ...], confidence: Confidence) -> Rul
         where=where,
         step=say.step_of(scene, blamed),
         summary=f"{summary} {waiters}" if waiters else f"{summary}, and no rank waits for another",
-        evidence=tuple(seen),
-        fix=_stuck_fix(scene, blamed[0], first),
+        evidence=(*sentences(clues), *seen),
+        fix=fix_of((clue for found in clues.values() for clue in found), _stuck_fix(scene, blamed[0], first)),
     )
-    return Ruling(findings=(finding,), certain=scene.stands_still(blamed) and _all_recorded(scene, blamed))
+    works = any(compiles(scene.rank(n)) for n in blamed)
+    return Ruling(
+        findings=(finding,), certain=_is_certain(scene, blamed) and not works
+    )
+
+
+def _is_certain(scene: Scene, blamed: tuple[int, ...]) -> bool:
+    """Return whether the job cannot go on: ranks that nobody sees may be the ones that a silent rank waits for."""
+    known = scene.sees_all or bool(scene.waits.waiters)
+    return known and scene.stands_still(blamed) and _all_recorded(scene, blamed)
 
 
 def _in_loader(scene: Scene, number: int) -> bool:

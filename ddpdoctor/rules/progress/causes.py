@@ -1,0 +1,204 @@
+"""What a rank that stands still waits for: a person, a compiler, a lock, a child, a file system, the network."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from .clues import Clue
+from .lock_causes import lock_clues
+from .places import is_file, last_main_stack, waits_in_library
+from .states import Doing
+from .words import file_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ddpdoctor.model.causes import Blocked, LostChild, ProcessCauses
+    from ddpdoctor.model.facts import Frame, Rank
+
+    from .scene import Scene
+
+_ASKS = frozenset({"cmdloop", "interact", "interaction", "raw_input", "mainloop", "embed", "prompt"})
+_DEBUGGERS = ("/pdb.py", "/cmd.py", "/code.py", "/IPython/", "/ipdb/", "/pudb/", "/prompt_toolkit/", "/_pyrepl/")
+_COMPILERS = (
+    "/torch/_dynamo/convert_frame.py",
+    "/torch/_dynamo/symbolic_convert.py",
+    "/torch/_inductor/compile_fx.py",
+    "/torch/_inductor/graph.py",
+    "/torch/_inductor/codecache.py",
+    "/torch/_inductor/async_compile.py",
+    "/torch/_inductor/cpp_builder.py",
+    "/torch/utils/cpp_extension.py",
+    "/triton/compiler/",
+    "/triton/runtime/autotuner.py",
+)
+"""Files that are on the stack while something is compiled, and not while what was compiled runs."""
+_BUILDERS = re.compile(r"(?:^|/)(?:ninja|nvcc|cicc|ptxas|c\+\+|g\+\+|gcc|clang(?:\+\+)?|cc1plus|hipcc|cmake)(?: |$)")
+_NETWORK = (
+    "/socket.py", "/ssl.py", "/http/client.py", "/urllib/request.py", "/urllib3/", "/requests/", "/httpx/",
+    "/httpcore/", "/aiohttp/", "/huggingface_hub/", "/botocore/", "/s3fs/", "/gcsfs/", "/wandb/",
+)  # fmt: skip
+_FILE_SYSTEMS = {
+    "NFS": re.compile(r"nfs|^rpc_|xprt"),
+    "Lustre": re.compile(r"ptlrpc|^ldlm|^cl_|^ll_|^osc_|^lov_|^mdc_"),
+    "FUSE": re.compile(r"fuse|request_wait_answer"),
+    "Ceph": re.compile(r"ceph"),
+    "SMB": re.compile(r"cifs|smb"),
+    "9p": re.compile(r"^p9_|^v9fs"),
+    "GPFS": re.compile(r"cxi|mmfs|^gpfs"),
+    "BeeGFS": re.compile(r"beegfs|^Fhgfs"),
+}
+"""By functions of the kernel in which a process waits for a server: names of the symbols of those modules."""
+_SLEEPS = frozenset({"nanosleep", "clock_nanosleep"})
+_WAITS_FOR_CHILD = frozenset({"wait4", "waitid"})
+_RECEIVES = frozenset({"recvfrom", "recvmsg", "read", "poll", "ppoll"})
+_USUAL_ENDS = frozenset({"SIGTERM"})
+"""How a DataLoader ends its workers."""
+MOST_CHILDREN = 3
+BUSY_CORES = 0.3
+"""Ours: a compiler that runs on a machine which has other things to do gets more than this of a core."""
+
+
+def clues_of(scene: Scene, number: int) -> tuple[Clue, ...]:
+    """Return what the process of a living rank shows of the reason for which it stands still, the surest first."""
+    rank = scene.rank(number)
+    causes = rank.causes
+    stack = last_main_stack(rank)
+    frames = stack.frames if stack is not None else ()
+    if causes is None:
+        return tuple(_compile_clue(frames, ()))
+    found = [
+        *_person(frames, causes.blocked),
+        *_compile_clue(frames, causes.commands),
+        *lock_clues(scene, rank, causes),
+        *_lost_children(scene, rank, causes),
+        *_command(frames, causes),
+        *_file_system(rank, causes),
+        *_network(frames, causes),
+    ]
+    return tuple(found or _sleep(frames, causes.blocked))
+
+
+def compiles(rank: Rank) -> bool:
+    """Return whether a rank compiles or builds an extension, with CPUs at work: that takes long and comes to an end."""
+    stack = last_main_stack(rank)
+    busy = rank.causes.busy_cores if rank.causes is not None else rank.cpu_share
+    inside = stack is not None and any(True for _ in _compile_clue(stack.frames, ()))
+    return inside and busy is not None and busy >= BUSY_CORES
+
+
+def _person(frames: tuple[Frame, ...], blocked: Blocked | None) -> Iterator[Clue]:
+    """Find a debugger's prompt, or a read of the standard input: nobody can type into a rank."""
+    asks = next((f for f in frames if f.function in _ASKS and not f.user and is_file(f, *_DEBUGGERS)), None)
+    fix = (
+        "take the breakpoint out, or debug under a debugger that attaches; torch.distributed.breakpoint(rank) stops "
+        "one rank and lets its peers wait"
+    )
+    if asks is not None:
+        yield Clue(said=f"waits for somebody to type into a debugger or console ({file_name(asks.file)})", fix=fix)
+    elif blocked is not None and blocked.alone_on_fd0:
+        where = f" ({blocked.file})" if blocked.file else ""
+        yield Clue(
+            said=f"waits for input on its standard input{where}",
+            fix="take input() or the read of sys.stdin out: nobody answers a rank of a job",
+        )
+
+
+def _compile_clue(frames: tuple[Frame, ...], commands: Iterable[tuple[int, str]]) -> Iterator[Clue]:
+    inside = [frame for frame in frames if is_file(frame, *_COMPILERS)]
+    builders = [f"{command} (process {pid})" for pid, command in commands if _BUILDERS.search(command.split(" -")[0])]
+    if not inside or any(is_file(frame, "/torch/utils/file_baton.py") for frame in frames):
+        return
+    running = f", and runs {builders[0]}" if builders else ""
+    yield Clue(
+        said=f"compiles ({file_name(inside[-1].file)}, {inside[-1].function}){running}",
+        fix="compile before the ranks need each other (a warm-up step on all ranks), keep the cache "
+        "(TORCHINDUCTOR_CACHE_DIR, TORCH_EXTENSIONS_DIR), mark shapes that change as dynamic; if it only takes long, "
+        "raise --hang-timeout",
+    )
+
+
+def _lost_children(scene: Scene, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
+    """Name children that have ended, where the rank waits in a queue, a pipe, a join or for its loader."""
+    stack = last_main_stack(rank)
+    waits = waits_in_library(stack) or scene.states[rank.rank].doing is Doing.DATA
+    pipe = causes.blocked is not None and causes.blocked.file == "pipe"
+    if not (waits or pipe):
+        return
+    lost = [child for child in causes.lost_children if _matters(child)]
+    if not lost:
+        return
+    told = ", ".join(_child_words(child) for child in lost[-MOST_CHILDREN:])
+    yield Clue(
+        said=f"waits, and what it waits for may never come: {told}",
+        fix="find out why that process ended; give the wait a time limit, and look at whether the process still lives",
+    )
+
+
+def _matters(child: LostChild) -> bool:
+    """Return whether the end of a child is news: who was asked for and ended well, or was told to end, is none."""
+    return not child.reaped or (child.signal is not None and child.signal not in _USUAL_ENDS) or bool(child.exit_code)
+
+
+def _child_words(child: LostChild) -> str:
+    who = f"its child {child.pid}" + (f" ({child.name})" if child.name else "")
+    if child.signal is not None:
+        return f"{who} died of {child.signal}"
+    return f"{who} ended" + (f" with status {child.exit_code}" if child.exit_code is not None else "")
+
+
+def _command(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]:
+    in_module = bool(frames) and is_file(frames[-1], "/subprocess.py", "/selectors.py")
+    in_wait = causes.blocked is not None and causes.blocked.call in _WAITS_FOR_CHILD
+    if not causes.commands or not (in_wait or (in_module and any(is_file(f, "/subprocess.py") for f in frames))):
+        return
+    pid, command = causes.commands[0]
+    yield Clue(
+        said=f"waits for the command `{command}` (process {pid})",
+        fix=f"see why `{command}` does not end, and give it a time limit: subprocess.run(..., timeout=60)",
+    )
+
+
+def _file_system(rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
+    function = causes.kernel_function
+    if function is None:
+        return
+    kind = next((name for name, symbol in _FILE_SYSTEMS.items() if symbol.search(function)), None)
+    path = causes.blocked.file if causes.blocked is not None else None
+    file = f", for {path}" if path and path.startswith("/") else ""
+    if kind is not None:
+        yield Clue(
+            said=f"waits in the kernel for a server of {kind} ({function}){file}",
+            fix=f"see whether that file system ({kind}) answers: `timeout 5 ls` on it, and the kernel's log",
+        )
+    elif rank.proc_state == "D":
+        yield Clue(said=f"waits in the kernel, in {function}{file}")
+
+
+def _network(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]:
+    blocked = causes.blocked
+    inside = next((f for f in reversed(frames[-8:]) if not f.user and is_file(f, *_NETWORK)), None)
+    remote = blocked.remote if blocked is not None else None
+    if remote is not None and causes.store_port is not None and remote.endswith(f":{causes.store_port}"):
+        yield Clue(
+            said=f"waits for an answer of the job's store ({remote}): for a key that nobody has set, or a counter",
+            fix="see which rank should have set the key that is waited for, and give store.get or store.wait a "
+            "time limit",
+        )
+    elif inside is not None or (blocked is not None and blocked.call == "connect"):
+        at = f" in {file_name(inside.file)}, {inside.function}" if inside is not None else ""
+        yield Clue(
+            said=f"waits on the network{at}" + (f", for {remote}" if remote else ""),
+            fix="give the request a time limit; download on one rank, before the ranks need each other",
+        )
+    elif remote is not None and blocked is not None and blocked.call in _RECEIVES:
+        yield Clue(said=f"waits for data of {remote}")
+
+
+def _sleep(frames: tuple[Frame, ...], blocked: Blocked | None) -> Iterator[Clue]:
+    if blocked is None or blocked.call not in _SLEEPS or not frames:
+        return
+    last = frames[-1]
+    where = "time.sleep, or another sleep in C" if last.user else f"a sleep of {file_name(last.file)}, {last.function}"
+    yield Clue(said=f"is in {where}")

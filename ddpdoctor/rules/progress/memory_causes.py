@@ -1,0 +1,157 @@
+"""A rank that died of memory: the host's, a cgroup's, a GPU's, or that of /dev/shm, with what was measured."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from .clues import Clue, size_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.model.causes import AtError, DeviceMemory, Space
+    from ddpdoctor.model.facts import Rank
+
+    from .failures import Failure
+    from .scene import Scene
+
+NEARLY_FULL = 0.9
+"""Ours: what is used above this share of a limit was in the way of the next allocation."""
+FRAGMENTED = 0.15
+"""Ours: torch's allocator holds this much of its memory in pieces too small, where a request below it fails."""
+_OF_DEVICE = re.compile(r"(?:CUDA|HIP|XPU) out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
+_OF_HOST = re.compile(r"DefaultCPUAllocator|allocate memory|std::bad_alloc|Unable to allocate")
+_OF_SHARED = re.compile(r"shared memory|</?torch_|\bshm\b|/dev/shm|bus error", re.IGNORECASE)
+_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) (?P<how>.*)")
+LESS = "use less memory a rank: smaller batches, fewer loader workers or less prefetch"
+
+
+def memory_clues(scene: Scene, failure: Failure) -> tuple[Clue, ...]:
+    """Return what was measured, where a rank died of memory, or may have."""
+    rank = failure.rank
+    if failure.error is None:
+        return tuple(_of_signal(scene, rank))
+    text = f"{failure.error.type}: {failure.error.message}"
+    at_error = rank.causes.at_error if rank.causes is not None else None
+    if failure.error.type == "OutOfMemoryError" or _OF_DEVICE.search(text):
+        return tuple(_of_device(at_error))
+    if _WORKER.search(text):
+        return tuple(_of_worker(scene, rank, text))
+    if _OF_SHARED.search(text):
+        return tuple(_of_shared(_shared(scene, at_error)))
+    if failure.error.type == "MemoryError" or _OF_HOST.search(text):
+        return tuple(_of_host(scene, rank, at_error))
+    return ()
+
+
+def _of_signal(scene: Scene, rank: Rank) -> Iterator[Clue]:
+    if rank.signal == "SIGBUS":
+        yield from _of_shared(_shared(scene, None))
+    if rank.signal != "SIGKILL" or rank.oom_killed is False:
+        return
+    space, _ = _limit(scene)
+    if rank.oom_killed or (space is not None and space.used_bytes >= NEARLY_FULL * space.limit_bytes):
+        yield from _use(scene, rank)
+
+
+def _use(scene: Scene, rank: Rank) -> Iterator[Clue]:
+    """Say how much a rank and its children used, of what limit."""
+    if rank.causes is None or rank.causes.memory is None:
+        return
+    space, whose = _limit(scene)
+    said = f"used {size_words(rank.causes.memory.most_bytes)} when it was last looked at"
+    if space is not None:
+        said += f", of the {size_words(space.limit_bytes)} that {whose}"
+    below = rank.causes.children_memory
+    if below is not None and rank.causes.children_count:
+        said += f"; its {rank.causes.children_count} child processes {size_words(below.most_bytes)}"
+    yield Clue(said=said, fix=f"{LESS}, or raise the limit on memory")
+
+
+def _limit(scene: Scene) -> tuple[Space | None, str]:
+    """Return the limit on memory that holds: of the cgroup where it has one, else all of the machine's."""
+    host = scene.job.host_causes
+    if host is None:
+        return None, ""
+    if host.group is not None and (host.machine is None or host.group.limit_bytes < host.machine.limit_bytes):
+        return host.group, "its cgroup allows"
+    return host.machine, "the machine has"
+
+
+def _of_device(at_error: AtError | None) -> Iterator[Clue]:
+    devices = at_error.devices if at_error is not None else ()
+    for one in devices:
+        yield Clue(said=_device_words(one))
+    loose = any(one.reserved_bytes - one.allocated_bytes > FRAGMENTED * one.reserved_bytes for one in devices)
+    more = "; much is reserved and not in use: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" if loose else ""
+    if devices:
+        yield Clue(
+            said="the GPU's memory was used up",
+            fix=f"use less memory of the GPU: a smaller batch, activation checkpointing, sharding{more}",
+        )
+
+
+def _device_words(one: DeviceMemory) -> str:
+    return (
+        f"on GPU {one.device} tensors held {size_words(one.allocated_bytes)} (at most "
+        f"{size_words(one.most_allocated_bytes)}), and torch had reserved {size_words(one.reserved_bytes)} (at most "
+        f"{size_words(one.most_reserved_bytes)})"
+    )
+
+
+def _of_host(scene: Scene, rank: Rank, at_error: AtError | None) -> Iterator[Clue]:
+    if at_error is not None and at_error.address_space is not None:
+        space = at_error.address_space
+        yield Clue(
+            said=f"its address space was {size_words(space.used_bytes)} of the {size_words(space.limit_bytes)} that "
+            "RLIMIT_AS (ulimit -v) allows",
+            fix=f"{LESS}, or raise the limit: ulimit -v unlimited",
+        )
+    if at_error is not None and at_error.memory is not None:
+        memory = at_error.memory
+        had = f"had {size_words(memory.used_bytes)} resident when it failed, {size_words(memory.most_bytes)} at most"
+        space_all, whose = _limit(scene)
+        of = f", of the {size_words(space_all.limit_bytes)} that {whose}" if space_all is not None else ""
+        yield Clue(said=had + of, fix=LESS)
+    else:
+        yield from _use(scene, rank)
+
+
+def _of_worker(scene: Scene, rank: Rank, text: str) -> Iterator[Clue]:
+    """Judge a loader's worker that a signal ended: by a full /dev/shm, or for memory."""
+    match = _WORKER.search(text)
+    how = match["how"] if match is not None else ""
+    at_error = rank.causes.at_error if rank.causes is not None else None
+    if "Bus error" in how or _is_full(_shared(scene, at_error)):
+        yield from _of_shared(_shared(scene, at_error))
+    elif "Killed" in how:
+        yield from _use(scene, rank)
+
+
+def _shared(scene: Scene, at_error: AtError | None) -> Space | None:
+    """Return /dev/shm when it was fullest: an error's own look may come after a worker's files have gone."""
+    host = scene.job.host_causes
+    seen = [
+        at_error.shared_memory if at_error is not None else None,
+        host.shared_memory if host is not None else None,
+    ]
+    return max((one for one in seen if one is not None), key=lambda one: one.used_bytes, default=None)
+
+
+def _is_full(space: Space | None) -> bool:
+    return space is not None and space.used_bytes >= NEARLY_FULL * space.limit_bytes
+
+
+def _of_shared(space: Space | None) -> Iterator[Clue]:
+    if space is None:
+        return
+    used = f"/dev/shm had {size_words(space.used_bytes)} of {size_words(space.limit_bytes)} in use"  # noqa: S108 - a name in a sentence
+    if _is_full(space):
+        yield Clue(
+            said=f"{used}: it was full",
+            fix="give /dev/shm more room (docker run --shm-size=16g or --ipc=host; in Kubernetes an emptyDir of medium "
+            "Memory), or use fewer loader workers",
+        )
+    else:
+        yield Clue(said=f"{used} at most as far as was seen; it may have been full for a moment in between")
