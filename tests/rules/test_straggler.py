@@ -1,0 +1,252 @@
+"""DD610: who is slow, how often, at what cost, in which phase and at which line; and who is not."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from ddpdoctor.model.findings import Confidence, Outcome, Severity
+from ddpdoctor.model.steps import LineSeen, Phase, StepEnd, StepTimes, pace_of
+from ddpdoctor.rules.progress.judge import judge
+from tests.rules.build import LONG_AGO, call, crashed, ended, group, in_backward, in_user, job, line, phase
+
+MS = 1000
+COMMUNICATION_MS = 2.0
+
+
+def trained(*work, steps=60, ends_with=StepEnd.REDUCTION, groups=("",), lines=(), worlds=None):
+    """A job that finished. ``work`` is, by rank, a function of the step's number that returns busy ms by phase."""
+    busy = [[work[rank](number) for number in range(1, steps + 1)] for rank in range(len(work))]
+    ranks = []
+    for rank in range(len(work)):
+        name = groups[rank % len(groups)]
+        fellows = [r for r in range(len(work)) if groups[r % len(groups)] == name]
+        slowest = [max(sum(busy[fellow][i]) for fellow in fellows) + COMMUNICATION_MS for i in range(steps)]
+        ranks.append(
+            ended(
+                rank,
+                len(work),
+                step_times=step_times(busy[rank], slowest, ends_with, name),
+                lines_seen=tuple(seen for number, seen in lines if number == rank),
+                main_ended_ns=LONG_AGO,
+                groups=() if worlds is None else (group(0, 0, name, worlds[name]),),
+            )
+        )
+    return job(*ranks, ended=True, launcher_status=0)
+
+
+def step_times(busy, slowest, ends_with=StepEnd.REDUCTION, name="", first=1):
+    """Who is ready early waits in backward until the slowest has come."""
+    waits = [total - sum(own) for own, total in zip(busy, slowest, strict=True)]
+    phases = [(*own[:3], own[3] + wait) for own, wait in zip(busy, waits, strict=True)]
+    return StepTimes(
+        ends_with=ends_with,
+        group=name,
+        numbers=tuple(range(first, first + len(busy))),
+        phases_us=tuple(tuple(int(step[i] * MS) for step in phases) for i in range(4)),
+        waits_us=(*((0,) * len(busy) for _ in range(3)), tuple(int(wait * MS) for wait in waits)),
+    )
+
+
+def usual(_step):
+    return (5.0, 20.0, 1.0, 30.0)
+
+
+def slower(phase, ms, when=lambda _step: True):
+    def work(step):
+        took = list(usual(step))
+        took[phase] += ms if when(step) else 0
+        return tuple(took)
+
+    return work
+
+
+def met(rank, number, phase=Phase.BEFORE, times=20, *, in_child=False, function="augment"):
+    return rank, LineSeen(frame=line(number, function), phase=phase, times=times, in_child=in_child)
+
+
+def straggler(found):
+    return next((finding for finding in judge(found).findings if finding.kind == "straggler"), None)
+
+
+def outcome(found):
+    return next(check for check in judge(found).checks if check.id == "DD610")
+
+
+@pytest.mark.parametrize(
+    ("phase", "words", "advice"),
+    [
+        (Phase.BEFORE, "slow before forward", "num_workers"),
+        (Phase.FORWARD, "slow in forward", "check-env"),
+        (Phase.BETWEEN, "slow between forward and backward", "loss"),
+        (Phase.BACKWARD, "slow in backward", "check-env"),
+    ],
+)
+def test_the_phase_and_its_line_are_named(phase, words, advice):
+    lines = (met(1, 31, phase), met(1, 9, Phase((phase + 1) % 4), times=90), met(0, 12, phase, times=40))
+    finding = straggler(trained(usual, slower(phase, 40), usual, lines=lines))
+    assert (finding.code, finding.severity, finding.ranks) == ("DD610", Severity.WARNING, (1,))
+    assert [(place.rank, place.line) for place in finding.where] == [(1, 31)]
+    assert finding.confidence is Confidence.HIGH
+    assert words in finding.summary
+    assert "in 60 of 60 steps" in finding.summary
+    assert advice in finding.fix
+
+
+def test_the_evidence_says_who_waited_how_long():
+    finding = straggler(trained(usual, slower(Phase.BEFORE, 44, lambda step: step > 2), usual))
+    assert finding.evidence == (
+        "rank 1 came after all the others in 58 of 60 steps",
+        "ranks 0 and 2 waited 44 ms longer than rank 1 (median), 43% of a step of 102 ms; 46 ms in all",
+        "rank 1 spends 49 ms before forward, the others 5.0 ms",
+    )
+
+
+@pytest.mark.parametrize(
+    ("work", "blamed"),
+    [
+        ((usual, slower(0, 40)), (1,)),
+        ((slower(0, 40), usual, usual), (0,)),
+        ((usual, slower(0, 40), usual, slower(0, 43)), (1, 3)),
+        ((usual, slower(0, 80), usual, slower(0, 35)), (1,)),
+        ((slower(0, 40), *[usual] * 63), (0,)),
+    ],
+)
+def test_exactly_the_slow_ranks_are_blamed(work, blamed):
+    assert straggler(trained(*work)).ranks == blamed
+
+
+def random_lengths(rank):
+    chance = random.Random(rank)  # noqa: S311 - lengths of sequences
+    lengths = [chance.uniform(0, 80) for _ in range(61)]
+    return lambda step: (5.0, 20.0 + lengths[step], 1.0, 30.0)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        (usual, usual, usual),
+        (slower(0, 200), slower(0, 201), slower(0, 199)),
+        (usual, slower(0, 1000, lambda step: step % 10 == 0), usual),
+        (slower(0, 60, lambda step: step % 2 == 0), slower(0, 60, lambda step: step % 2 == 1)),
+        (slower(0, 5000, lambda step: step <= 3), usual),
+        (slower(0, 60, lambda step: step <= 45), usual),
+        (slower(0, 19), usual, usual),
+        (slower(0, 40), slower(0, 40), slower(0, 40), usual),
+        tuple(map(random_lengths, range(4))),
+        tuple(map(random_lengths, range(2))),
+        (usual,),
+    ],
+    ids=[
+        "equal", "all slow", "checkpoints", "in turns", "warm-up", "three quarters of the steps", "19 ms",
+        "one is fast", "random lengths", "random lengths of two", "one rank",
+    ],
+)  # fmt: skip
+def test_no_rank_is_a_straggler(work):
+    assert straggler(trained(*work)) is None
+
+
+def test_a_fifth_of_the_step_is_needed_however_long_that_is():
+    def long(extra):
+        return lambda _step: (500.0, 300.0, 0.0, 200.0 + extra)
+
+    assert straggler(trained(long(190), long(0))) is None
+    assert straggler(trained(long(0), long(300))).ranks == (1,)
+
+
+@pytest.mark.parametrize(("steps", "found"), [(19, False), (20, True)])
+def test_twenty_steps_are_needed(steps, found):
+    seen = trained(usual, slower(0, 40), steps=steps)
+    assert (straggler(seen) is not None) is found
+    if not found:
+        assert outcome(seen).outcome is Outcome.SKIPPED
+        assert "fewer than 20" in outcome(seen).reason
+
+
+def test_only_steps_that_all_ranks_have_are_compared():
+    short, long = trained(usual, slower(0, 40), steps=15), trained(usual, slower(0, 40), steps=60)
+    assert straggler(job(short.ranks[0], long.ranks[1], ended=True, launcher_status=0)) is None
+
+
+def test_members_of_different_groups_are_not_compared():
+    work = (usual, slower(0, 60), usual, slower(0, 60))
+    assert straggler(trained(*work, groups=("even", "odd"))) is None
+    worlds = {"a": (0, 1), "b": (2, 3)}
+    apart = replace_groups(trained(*work), worlds)
+    assert sorted(finding.ranks for finding in judge(apart).findings) == [(1,), (3,)]
+
+
+def replace_groups(found, worlds):
+    """Give two groups the same name: only their members tell them apart."""
+    ranks = [
+        replace(rank, groups=tuple(group(0, 0, "", members) for members in worlds.values() if rank.rank in members))
+        for rank in found.ranks
+    ]
+    return replace(found, ranks=tuple(ranks))
+
+
+def test_waiting_anywhere_in_the_step_counts():
+    """With a barrier after the data, who is early waits there, before forward."""
+    slow = step_times([slower(0, 40)(i) for i in range(30)], [98.0] * 30)
+    early = step_times([usual(i) for i in range(30)], [98.0] * 30)
+    moved = replace(
+        early,
+        phases_us=(tuple(45 * MS for _ in range(30)), *early.phases_us[1:3], tuple(32 * MS for _ in range(30))),
+        waits_us=(tuple(40 * MS for _ in range(30)), *early.waits_us[1:3], tuple(2 * MS for _ in range(30))),
+    )
+    ranks = [ended(0, 2, step_times=moved), ended(1, 2, step_times=slow)]
+    assert straggler(job(*ranks, ended=True, launcher_status=0)).ranks == (1,)
+
+
+def test_without_ddp_the_words_do_not_claim_a_forward():
+    by_hand = trained(usual, slower(0, 60), ends_with=StepEnd.OPTIMIZER)
+    assert "slow outside backward" in straggler(by_hand).summary
+    bare = trained(usual, slower(0, 60), ends_with=StepEnd.COLLECTIVE)
+    assert "slow between collectives" in straggler(bare).summary
+
+
+def test_a_rank_that_was_never_met_has_the_line_of_its_forward():
+    found = trained(usual, slower(Phase.FORWARD, 40))
+    calls = (phase("ddp_forward", 29, open_=False), phase("backward", 30, open_=False))
+    finding = straggler(replace(found, ranks=(found.ranks[0], replace(found.ranks[1], recent_calls=calls))))
+    assert [place.line for place in finding.where] == [29]
+    assert finding.confidence is Confidence.MEDIUM
+
+
+def test_two_lines_at_most_and_none_that_is_rare():
+    lines = (met(1, 31), met(1, 32, times=12), met(1, 33, times=8), met(1, 34, times=1))
+    assert [place.line for place in straggler(trained(usual, slower(0, 40), lines=lines)).where] == [31, 32]
+    lines = (met(1, 31), met(1, 32, times=2))
+    assert [place.line for place in straggler(trained(usual, slower(0, 40), lines=lines)).where] == [31]
+
+
+def test_a_rank_that_waits_for_its_loader_has_the_line_of_the_worker():
+    lines = (met(1, 50, function="<module>"), met(1, 50, times=30, in_child=True), met(1, 17, times=9, in_child=True))
+    found = trained(usual, slower(0, 40), lines=lines)
+    taken = (call("next_batch", None, 50, open_=False),)
+    finding = straggler(replace(found, ranks=(found.ranks[0], replace(found.ranks[1], recent_calls=taken))))
+    assert [place.line for place in finding.where] == [17, 50]
+
+
+def test_a_job_that_hangs_or_fails_has_another_verdict():
+    slow = trained(usual, slower(0, 60), usual).ranks[1].step_times
+    early = trained(usual, slower(0, 60), usual).ranks[0].step_times
+    hung = job(in_backward(0, step_times=early), in_user(1, step_times=slow), in_backward(2, step_times=early))
+    failed = job(crashed(0, step_times=early), crashed(1, step_times=slow), ended=True, launcher_status=1)
+    for found in (hung, failed):
+        assert straggler(found) is None
+        assert outcome(found).outcome is Outcome.SKIPPED
+
+
+def test_a_straggler_stops_no_job():
+    running = trained(usual, slower(0, 60))
+    assert not judge(replace(running, ended=False)).certain
+
+
+def test_a_pace_is_the_median_of_what_was_no_waiting():
+    times = step_times([usual(1), slower(0, 900)(2), usual(3)], [80.0, 1000.0, 80.0])
+    pace = pace_of(times)
+    assert (pace.steps, pace.step_ms, pace.busy_ms, pace.waited_ms) == (3, 80.0, (5.0, 20.0, 1.0, 30.0), 24.0)
+    assert pace_of(replace(times, numbers=(), phases_us=((),) * 4, waits_us=((),) * 4)) is None

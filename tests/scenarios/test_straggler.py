@@ -1,0 +1,40 @@
+"""A rank that is slow in real jobs that finish is found, with its phase and line; jobs whose ranks keep pace are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.running import marked_lines, run
+
+SLOW = {
+    "straggler_before": (3, (1,), "DETAIL", "before forward"),
+    "straggler_forward": (2, (0,), "DETAIL", "in forward"),
+    "straggler_backward": (4, (1, 3), "OFF", "in backward"),
+    "straggler_plain": (3, (2,), "OFF", "between collectives"),
+}
+KEEPING_PACE = {"clean_checkpoints": (2, "DETAIL"), "clean_turns": (2, "OFF")}
+
+
+@pytest.mark.parametrize("job", SLOW)
+def test_the_slow_rank_is_named_with_its_phase_and_line(job: str, tmp_path: Path) -> None:
+    ranks, slow, level, phase = SLOW[job]
+    ran = run(job, tmp_path, "--debug-level", level, ranks=ranks)
+    verdict = ran.report["verdict"]
+    assert verdict is not None, ran.stderr
+    assert (verdict["kind"], tuple(verdict["ranks"]), verdict["severity"]) == ("straggler", slow, "warning"), verdict
+    assert {(place["rank"], place["line"]) for place in verdict["where"]} >= {
+        (rank, line) for rank in slow for line in marked_lines(job)
+    }, verdict
+    assert f"slow {phase}" in verdict["summary"]
+    assert (ran.status, ran.report["job"]["status"]) == (0, "finished"), ran.stderr
+    assert [row["rank"] for row in ran.report["data"]["steps"]] == list(range(ranks))
+
+
+@pytest.mark.parametrize("job", KEEPING_PACE)
+def test_ranks_that_keep_pace_are_left_alone(job: str, tmp_path: Path) -> None:
+    ranks, level = KEEPING_PACE[job]
+    ran = run(job, tmp_path, "--debug-level", level, ranks=ranks)
+    assert ran.report["verdict"] is None, ran.report["verdict"]
+    assert {row["steps"] for row in ran.report["data"]["steps"]} == {30}
