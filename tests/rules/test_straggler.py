@@ -119,7 +119,7 @@ def test_exactly_the_slow_ranks_are_blamed(work, blamed):
 
 
 def random_lengths(rank):
-    chance = random.Random(rank)  # noqa: S311 - lengths of sequences
+    chance = random.Random(rank)
     lengths = [chance.uniform(0, 80) for _ in range(61)]
     return lambda step: (5.0, 20.0 + lengths[step], 1.0, 30.0)
 

@@ -1,4 +1,4 @@
-"""A rank that is slow in real jobs that finish is found, with its phase and line; jobs whose ranks keep pace are not."""
+"""A slow rank in a real job that finishes is found, with its phase and line; jobs whose ranks keep pace are not."""
 
 from __future__ import annotations
 
