@@ -151,6 +151,8 @@ def last_step(job: Job, rank: int) -> tuple[tuple[Event, ...], bool]:
     if job.situation == "short":
         return (*BEGIN_STEP, DP, *((BARRIER,) if culprit else (LOSS,))), True
     if job.situation == "deadlock":
+        if rank // job.width > 1:  # in a tp group of its own, which completes
+            return BEGIN_STEP, True
         return (*BEGIN_STEP[:2], DP if rank in reversed_ranks(job) else TP), True
     return (*BEGIN_STEP, DP, LOSS, BARRIER), False
 
@@ -303,10 +305,12 @@ def stacks(tape: Tape) -> list[dict[str, Any]]:
     line = event.line if tape.open else STUCK_LINE
     frames = [frame(SCRIPT, 60, "<module>", 1), frame(SCRIPT, line, "main", 1)]
     if tape.open:
-        frames += [
-            frame(f"{TORCH}/distributed/c10d_logger.py", 83, "wrapper"),
-            frame(f"{TORCH}/distributed/distributed_c10d.py", 3000, event.op),
-        ]
+        inside = (
+            [("_tensor.py", 630, "backward"), ("autograd/graph.py", 800, "_engine_run_backward")]
+            if event.native
+            else [("distributed/c10d_logger.py", 83, "wrapper"), ("distributed/distributed_c10d.py", 3000, event.op)]
+        )
+        frames += [frame(f"{TORCH}/{file}", number, function) for file, number, function in inside]
     waits = [frame("/usr/lib/python3.11/threading.py", line, "wait") for line in (1002, 982, 629, 324)]
     return [
         {"thread": "MainThread", "main": 1, "daemon": 0, "frames": frames},

@@ -6,6 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.call_log import pack_calls
+
 from .groups import Group, Position, peer_calls, reached
 from .states import NATIVE_PHASES, Doing, State
 
@@ -100,7 +102,8 @@ def _needed_in_new_group(states: Mapping[int, State]) -> set[int]:
 
 
 def _groups_made(rank: Rank) -> int:
-    return sum(call.op == "new_group" for call in (*rank.recent_calls, *rank.open_calls))
+    ended = sum(count for kind, count in pack_calls(rank.recent_calls).counts.items() if kind.op == "new_group")
+    return ended + sum(call.op == "new_group" for call in rank.open_calls)
 
 
 def _needed_peers(states: Mapping[int, State]) -> tuple[set[int], dict[int, int]]:
