@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
@@ -19,6 +20,11 @@ from .words import place_words, seconds, verb
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Child, Frame, Rank
 
+AT_WORK_SHARE = 0.02
+"""A core's share above which a process that ends is at work. Ours: one that waits uses none, one of ten on a core 0.1."""
+TEARDOWN_PATIENCE = 4
+"""Hang timeouts that an interpreter gets to take itself down. Ours: to free torch takes 1 s, on crowded cores 10 s."""
+
 
 @rule("DD609", "exit-hang", Severity.ERROR, "The training code has ended and the process does not")
 def check_exit_hang(scene: Scene) -> Ruling:
@@ -31,7 +37,8 @@ def check_exit_hang(scene: Scene) -> Ruling:
 
     ## How it is recognised
 
-    The script's own code ended longer ago than `--hang-timeout`, and the process is there.
+    The script's own code ended longer ago than `--hang-timeout`, and the process is there. An interpreter that has
+    joined its threads and is at work taking itself down gets four times as long.
 
     ## How sure
 
@@ -50,7 +57,7 @@ def check_exit_hang(scene: Scene) -> Ruling:
         return Ruling(skipped=Cause.FAILURE.value)
     ended = [n for n in scene.living if scene.states[n].doing is Doing.SHUTTING_DOWN and n not in scene.early]
     now = moment(scene.job)
-    blamed = tuple(n for n in ended if now - (scene.rank(n).main_ended_ns or now) >= timeout_ns(scene.job))
+    blamed = tuple(n for n in ended if now - (scene.rank(n).main_ended_ns or now) >= _limit_ns(scene, n))
     if not blamed:
         return (
             Ruling(inconclusive=f"{rank_list(ended)} ended a moment ago") if ended and not scene.job.ended else Ruling()
@@ -76,8 +83,22 @@ def check_exit_hang(scene: Scene) -> Ruling:
     return Ruling(findings=(finding,), certain=set(scene.living) <= {*blamed, *scene.quiet})
 
 
+def _limit_ns(scene: Scene, number: int) -> int:
+    """Return how long a rank may take to end: longer where its own threads are gone and it still computes."""
+    rank = _since_end(scene.rank(number))
+    at_work = rank.proc_state == "R" or (rank.cpu_share or 0) > AT_WORK_SHARE
+    patience = TEARDOWN_PATIENCE if at_work and not rank.looks and not rank.children else 1
+    return patience * timeout_ns(scene.job)
+
+
+def _since_end(rank: Rank) -> Rank:
+    """Return a rank without what was seen of it while its script still ran."""
+    return replace(rank, looks=tuple(look for look in rank.looks if look.time_ns >= (rank.main_ended_ns or 0)))
+
+
 def _exit_places(rank: Rank) -> tuple[Place, ...]:
     """Return what keeps an ended script's process: a thread, an exit function, or a child."""
+    rank = _since_end(rank)
     threads = [stack for stack in other_threads(rank, skip_idle=False) if not stack.is_daemon]
     lines: list[Frame | None] = [innermost_user(stack.frames) for stack in threads]
     lines += [frame for frame in lines_seen(rank.looks) if frame.user]
@@ -93,7 +114,7 @@ def _child_line(child: Child) -> Frame | None:
 def _exit_evidence(scene: Scene, blamed: tuple[int, ...]) -> list[str]:
     found = []
     for number in blamed[: say.MAX_CLASSES]:
-        rank = scene.rank(number)
+        rank = _since_end(scene.rank(number))
         names = [s.thread for s in other_threads(rank, skip_idle=False) if not s.is_daemon]
         found += [f"threads of rank {number} that the interpreter waits for: {', '.join(names)}"] if names else []
         found += [f"children of rank {number}: {', '.join(c.name for c in rank.children)}"] if rank.children else []

@@ -10,11 +10,15 @@ from . import evidence as say
 from .causes import clues_of, compiles
 from .clues import fix_of, sentences
 from .places import standing_places
-from .scene import Cause, Ruling, Scene, must_be_quiet
+from .scene import Cause, Ruling, Scene, moment, must_be_quiet, timeout_ns
 from .states import Doing
 from .words import place_words, verb
 
 _HOLDS_UP = frozenset({Doing.USER, Doing.DATA, Doing.BACKWARD, Doing.NATIVE})
+
+
+ALONE_PATIENCE = 4
+"""Hang timeouts that a rank gets when the others have ended and nobody waits for it. Ours: a last export may be long."""
 
 
 @rule("DD601", "stuck", Severity.ERROR, "A rank makes no progress, and the others wait for it")
@@ -31,7 +35,7 @@ def check_stuck(scene: Scene) -> Ruling:
     Each rank's pending collective is compared with how far every other member of the group has come. The rank that has
     not arrived, and waits for no other rank itself, is the cause. It must have made no progress (no collective, no
     step, no batch, no new function) for `--hang-timeout`. Where no rank waits for another and none makes progress,
-    all are reported.
+    all are reported; ranks that go on when others have ended well get four times as long.
 
     ## How sure
 
@@ -84,7 +88,15 @@ def _all_stuck(scene: Scene) -> Ruling:
         return Ruling()
     if not any(scene.rank(n).initialized for n in scene.states):
         return Ruling(inconclusive="no rank has come to init_process_group, so that none waits")
+    if len(blamed) < len(scene.states) and not all(_is_patience_over(scene, n) for n in blamed):
+        return Ruling(inconclusive=f"{rank_list(blamed)} {verb(blamed, 'goes', 'go')} on alone; nobody waits")
     return _stuck(scene, blamed, Confidence.MEDIUM if scene.sees_all else Confidence.LOW)
+
+
+def _is_patience_over(scene: Scene, number: int) -> bool:
+    rank = scene.rank(number)
+    last = max(rank.last_progress_ns or 0, rank.started_ns or 0)
+    return moment(scene.job) - last >= ALONE_PATIENCE * timeout_ns(scene.job)
 
 
 def _stuck(scene: Scene, blamed: tuple[int, ...], confidence: Confidence) -> Ruling:
