@@ -96,7 +96,8 @@ class CallLog(Sequence[Call]):
             is_async=kind.is_async,
             failed=kind.failed,
             thread_is_main=kind.thread_is_main,
-            begun=number if kind.op in PHASES and number >= 0 else None,
+            begun=number if kind.op in PHASES and kind.op != "work_wait" and number >= 0 else None,
+            awaits=number if kind.op == "work_wait" and number > 0 else None,
         )
 
     def __iter__(self) -> Iterator[Call]:
@@ -169,5 +170,5 @@ def kind_of(call: Call) -> CallKind:
 
 
 def _number(call: Call) -> int:
-    known: Iterable[int | None] = (call.seq, call.begun)
+    known: Iterable[int | None] = (call.seq, call.begun, call.awaits)
     return next((number for number in known if number is not None), -1)

@@ -43,12 +43,13 @@ def phase(op, site=30, **more):
     return call(op, None, site, dtype=None, shape=None, tensors=0, **more)
 
 
-def backwards(count, start=1):
-    """Return the ended calls of so many training steps."""
+def backwards(count, start=1, last=6):
+    """Return the ended calls of so many training steps, of which the last reduced under the number ``last``."""
     found = []
     for i in range(count):
-        found.append(phase("ddp_forward", 29, index=start + 2 * i, open_=False))
-        found.append(phase("backward", 30, index=start + 2 * i + 1, open_=False))
+        begun = last - count + i
+        found.append(phase("ddp_forward", 29, index=start + 2 * i, open_=False, begun=begun))
+        found.append(phase("backward", 30, index=start + 2 * i + 1, open_=False, begun=begun))
     return tuple(found)
 
 
@@ -82,7 +83,7 @@ def in_call(number, op="all_reduce", seq=7, site=20, world=3, recent=(), **more)
 
 
 def in_backward(number, enqueued=7, world=3, site=30, steps=3, **more):
-    pending = phase("backward", site, index=100)
+    pending = phase("backward", site, index=100, begun=None if enqueued is None else enqueued - 1)
     more.setdefault("recent_calls", backwards(steps))
     more.setdefault("groups", (group(enqueued, world),) if enqueued is not None else ())
     more.setdefault("looks", (look(stack(line(site), AUTOGRAD)),))

@@ -121,6 +121,20 @@ def progress_words(scene: Scene, blamed: Iterable[int]) -> list[str]:
     return [f"{rank_list(numbers)} {words}" for words, numbers in said.items()]
 
 
+def counts_words(scene: Scene, numbers: Iterable[int]) -> list[str]:
+    """Return how many steps and batches ranks have had, where they differ in that: loops of unequal length."""
+    had: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for number in numbers:
+        rank = scene.rank(number)
+        had[rank.steps, rank.batches].append(number)
+    if len(had) < 2:
+        return []
+    return [
+        f"{rank_list(ranks)} had done {steps} optimizer steps and {batches} batches of data loaders"
+        for (steps, batches), ranks in sorted(had.items(), key=lambda item: item[1])[:MAX_CLASSES]
+    ]
+
+
 _STATES = {
     "R": "running (R): it computes or spins",
     "S": "sleeping (S)",

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import POINT_TO_POINT, GroupState, Job, Rank
+from ddpdoctor.model.rank_words import rank_list
 
-from .states import NATIVE_PHASES, Doing, State, is_collective
+from .states import NATIVE_PHASES, Doing, State, is_collective, is_collective_op
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -58,6 +60,20 @@ def default_name(rank: Rank) -> str:
     return DEFAULT_GROUP if DEFAULT_GROUP in names or not names else names[0]
 
 
+def native_group(state: State) -> str:
+    """Return the name of the group in which a phase of DDP makes its collectives: that of the model, where noted."""
+    return (state.call.group if state.call is not None else "") or default_name(state.rank)
+
+
+def group_words(group: Group, world: int, among: Iterable[Group] = ()) -> str:
+    """Return a group as its user knows it: by its members, and by torch's name where others have the same ones."""
+    twins = [other for other in among if other.members == group.members and other != group]
+    name = f" ({group.name})" if twins else ""
+    if group.members == tuple(range(world)):
+        return f"the group of all ranks{name}"
+    return f"the group of {rank_list(group.members)}{name}"
+
+
 def find_group(table: Mapping[tuple[int, str], Group], rank: Rank, name: str, world: int) -> Group:
     """Return the group of this name that the rank is in; an unknown name stands for all ranks."""
     return table.get((rank.rank, name)) or Group(name, tuple(range(world)))
@@ -70,20 +86,31 @@ def own_state(rank: Rank, name: str) -> GroupState | None:
 
 def recorded_seq(rank: Rank, name: str) -> int:
     """Return the number of the rank's last recorded collective in the group, 0 for none."""
-    calls = (*rank.recent_calls, *rank.open_calls)
-    return max((c.seq for c in calls if c.seq is not None and c.group == name and is_collective(c)), default=0)
+    log = pack_calls(rank.recent_calls)
+    ended = [log.numbers[at] for kind, at in log.last.items() if kind.group == name and is_collective_op(kind.op)]
+    pending = [c.seq for c in rank.open_calls if c.seq is not None and c.group == name and is_collective(c)]
+    return max([0, *ended, *pending])
 
 
 def native_seq(state: State, name: str, *, detail: bool) -> int | None:
     """Return the number of the C++ collective that the rank waits in, or None where it is not known.
 
-    The group's counter has begun collectives. Under DETAIL the one that is pending in the check of fingerprints is
-    not in it yet.
+    A process that could not be asked has told by its records alone how far the group was when the phase began.
     """
     group = own_state(state.rank, name)
     if group is None or group.enqueued < 0:
         return None
-    return max(group.enqueued + (1 if detail else 0), 1)
+    if not group.backend and state.call is not None and state.call.begun is not None:
+        return state.call.begun + 1
+    return position_number(group.enqueued, detail=detail)
+
+
+def position_number(enqueued: int, *, detail: bool) -> int:
+    """Return the number of the collective that C++ waits in, from the group's counter of collectives begun.
+
+    Under DETAIL the one that is pending in the check of fingerprints is not in it yet.
+    """
+    return max(enqueued + (1 if detail else 0), 1)
 
 
 def position_of(state: State, table: Mapping[tuple[int, str], Group], world: int, *, detail: bool) -> Position | None:
@@ -92,7 +119,7 @@ def position_of(state: State, table: Mapping[tuple[int, str], Group], world: int
     if call is None or state.doing not in (Doing.COLLECTIVE, Doing.NATIVE):
         return None
     if call.op in NATIVE_PHASES:
-        name = default_name(state.rank)
+        name = native_group(state)
         return Position(group=find_group(table, state.rank, name, world), seq=native_seq(state, name, detail=detail))
     return Position(group=find_group(table, state.rank, call.group, world), seq=call.seq)
 
@@ -100,7 +127,7 @@ def position_of(state: State, table: Mapping[tuple[int, str], Group], world: int
 def reached(state: State, name: str, *, detail: bool) -> int | None:
     """Return the last collective of the group at which a rank has arrived; None: in one whose number is not known."""
     recorded = recorded_seq(state.rank, name)
-    if state.doing is Doing.NATIVE and name == default_name(state.rank):
+    if state.doing is Doing.NATIVE and name == native_group(state):
         native = native_seq(state, name, detail=detail)
         return None if native is None else max(recorded, native)
     group = own_state(state.rank, name)

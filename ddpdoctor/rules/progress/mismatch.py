@@ -9,6 +9,7 @@ from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
+from .groups import group_words
 from .places import places
 from .scene import Cause, Ruling, Scene, must_be_quiet
 from .words import call_words, line_of, verb
@@ -16,7 +17,8 @@ from .words import call_words, line_of, verb
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Frame
 
-    from .conflicts import Conflict, Part
+    from .blame import Part
+    from .conflicts import Conflict
 
 
 @rule("DD602", "mismatch", Severity.ERROR, "Ranks disagree about the next collective")
@@ -57,22 +59,23 @@ def check_mismatch(scene: Scene) -> Ruling:
 
 
 def _finding(scene: Scene, conflict: Conflict) -> Finding:
-    blamed = conflict.blamed
+    blamed = conflict.blame.ranks
     departing = [part for part in conflict.parts if part.rank in set(blamed)]
     where = tuple(place for part in departing for place in places(part.rank, [part.site or _last(scene, part.rank)]))
     return Finding(
         code="DD602",
         kind="mismatch",
         severity=Severity.ERROR,
-        confidence=conflict.confidence,
+        confidence=conflict.blame.confidence,
         ranks=blamed,
         hosts=say.hosts_of(scene, blamed),
         where=where,
         step=say.step_of(scene, blamed),
         summary=_summary(conflict, departing),
         evidence=(
-            f"collective {conflict.seq} of group {conflict.group.name}: {conflict.reason}",
+            f"collective {conflict.seq} of {group_words(conflict.group, scene.world)}: {conflict.blame.reason}",
             *_sides(conflict),
+            *say.counts_words(scene, [part.rank for part in conflict.parts]),
             *say.progress_words(scene, blamed),
             *(told.replace(" failed as well", " failed") for told in say.cascade_words(scene.failures, ())),
         ),
@@ -104,7 +107,7 @@ def _call_classes(parts: list[Part]) -> dict[str, list[int]]:
 
 def part_words(part: Part) -> str:
     """Return what a rank called, and at which line."""
-    what = part.call.op if part.native else call_words(part.call)
+    what = part.kind.op if part.native else call_words(part.kind)
     return f"{what} at {line_of(part.site)}"
 
 

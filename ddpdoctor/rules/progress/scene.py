@@ -121,7 +121,9 @@ def build_scene(job: Job) -> Scene:
     positions = {n: position for n, position in found.items() if position is not None}
     waits = find_waits(states, positions, world, detail=detail)
     failures = find_failures(job, states)
-    conflict = find_conflict(states, positions) or _loose_conflict(states, positions, failures)
+    conflict = find_conflict(states, positions, detail=detail)
+    if conflict is None and _aborted_inside(failures):
+        conflict = find_conflict(states, positions, detail=detail, loose=True)
     early = _early(states, waits, failures)
     strict = must_be_quiet(job, failures)
     quiet = frozenset(
@@ -141,13 +143,9 @@ def build_scene(job: Job) -> Scene:
     )
 
 
-def _loose_conflict(
-    states: Mapping[int, State], positions: Mapping[int, Position], failures: tuple[Failure, ...]
-) -> Conflict | None:
-    """Compare the shapes of all operations where a rank was aborted in a collective: some backends want them equal."""
-    if not any(f.call is not None and f.error is None for f in failures):
-        return None
-    return find_conflict(states, positions, loose=True)
+def _aborted_inside(failures: tuple[Failure, ...]) -> bool:
+    """Return whether a rank was aborted in a collective: some backends want the shapes of all operations equal."""
+    return any(f.call is not None and f.error is None for f in failures)
 
 
 def _root_failure(failures: tuple[Failure, ...]) -> Failure | None:

@@ -85,7 +85,12 @@ class State:
 
 def is_collective(call: Call) -> bool:
     """Return whether a call is a recorded collective, and neither a phase nor point-to-point."""
-    return call.op not in _NOT_COLLECTIVES and call.op not in POINT_TO_POINT
+    return is_collective_op(call.op)
+
+
+def is_collective_op(op: str) -> bool:
+    """Return whether an operation is a collective, and neither a phase nor point-to-point."""
+    return op not in _NOT_COLLECTIVES and op not in POINT_TO_POINT
 
 
 def final_error(rank: Rank) -> Raised | None:
@@ -199,8 +204,11 @@ def _innermost(open_calls: Iterable[Call]) -> Call | None:
 
 
 def _awaited(open_calls: Iterable[Call], wait: Call) -> Call:
-    """Return the oldest open asynchronous call that ``Work.wait`` can mean, or the wait itself where none is known."""
+    """Return the call that ``Work.wait`` is for: where that was not noted, the oldest open one that it can mean."""
     works = [call for call in open_calls if call.is_async and call.op != WORK_WAIT]
+    exactly = [call for call in works if call.index == wait.awaits]
+    if exactly:
+        return exactly[0]
     of_group = [call for call in works if not wait.group or call.group == wait.group]
     return min(of_group or works, key=lambda call: call.index, default=wait)
 

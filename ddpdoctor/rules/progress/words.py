@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ddpdoctor.model.call_log import CallKind
     from ddpdoctor.model.facts import Call, Frame
     from ddpdoctor.model.findings import Place
 
@@ -40,7 +41,7 @@ def place_words(frame: Frame | Place | None) -> str:
     return f"in {frame.function} at {line_of(frame)}"
 
 
-def call_words(call: Call | None) -> str:
+def call_words(call: Call | CallKind | None) -> str:
     """Return what was called: operation, dtype and shape."""
     if call is None:
         return "a collective"

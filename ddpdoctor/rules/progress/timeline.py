@@ -1,0 +1,167 @@
+"""What a rank had under each number of a process group: recorded calls, and phases in which C++ made collectives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from ddpdoctor.model.call_log import CallKind, kind_of, pack_calls
+
+from .groups import default_name, native_group, own_state, position_number
+from .states import NATIVE_PHASES, Doing, State, is_collective_op
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
+    from ddpdoctor.model.facts import Call, Frame
+
+MAX_GAP = 4096
+"""Numbers in a row that one phase may have taken; more is a damaged record."""
+
+
+class Entry(NamedTuple):
+    """One number of a group, as one rank has it."""
+
+    kind: CallKind
+    native: bool
+    """C++ made the collective, in the phase ``kind``."""
+    place: int
+    """Index of the call or phase."""
+    started_ns: int
+
+    @property
+    def site(self) -> Frame | None:
+        """The user's line."""
+        return self.kind.site
+
+
+class _Event(NamedTuple):
+    place: int
+    kind: CallKind
+    number: int
+    started_ns: int
+    ended_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """The collectives of one rank in one group, by number."""
+
+    rank: int
+    entries: Mapping[int, Entry]
+    first_places: Mapping[Hashable, int]
+    """Index of the first call or phase of each kind of ``key_of``, whether or not it took a number."""
+
+
+def key_of(kind: CallKind) -> Hashable:
+    """Return the operation and the line, of which patterns of calls are made; a backward is one at whatever line."""
+    site = kind.site
+    return (kind.op, None if kind.op in NATIVE_PHASES or site is None else (site.file, site.line))
+
+
+def read_timeline(state: State, name: str, *, detail: bool, most: int) -> Timeline:
+    """Return what a rank has under the numbers of a group, as far as its last ``most`` records tell.
+
+    A phase of DDP carries how many collectives the group had begun when it started. The numbers between that and the
+    next record of the group are those that C++ took in it.
+    """
+    entries: dict[int, Entry] = {}
+    count = 0
+    phase: _Event | None = None
+    cursor: int | None = None
+    events = _events(state, name, most)
+    for event in events:
+        collective = is_collective_op(event.kind.op)
+        before = event.number - 1 if collective else event.number
+        if phase is not None and cursor is not None:
+            count += _fill(entries, phase, cursor, before)
+        if phase is not None and phase.ended_ns and phase.ended_ns <= event.started_ns:
+            phase = None
+        if collective:
+            entries.setdefault(event.number, _entry(event, native=False))
+        elif event.kind.op in NATIVE_PHASES:
+            phase, count = event, 0
+        cursor = event.number if cursor is None else max(cursor, event.number)
+        if event.kind.failed:
+            break
+    if phase is not None and cursor is not None:
+        told = _last_begun(state, name, detail=detail)
+        waits = state.doing is Doing.NATIVE and native_group(state) == name
+        last = cursor + max(0, _usual(entries, phase) - count) * waits if told is None else told
+        _fill(entries, phase, cursor, last)
+    return Timeline(rank=state.rank.rank, entries=entries, first_places=_first_places(events))
+
+
+def _first_places(events: list[_Event]) -> dict[Hashable, int]:
+    """Return where each kind of call was first made."""
+    kinds = {id(event.kind): event for event in reversed(events)}
+    found: dict[Hashable, int] = {}
+    for event in sorted(kinds.values(), key=lambda event: event.place):
+        found.setdefault(key_of(event.kind), event.place)
+    return found
+
+
+def _fill(entries: dict[int, Entry], phase: _Event, cursor: int, last: int) -> int:
+    """Give a phase the numbers after ``cursor`` up to ``last``; return how many."""
+    if last - cursor > MAX_GAP:
+        return 0
+    entry = _entry(phase, native=True)
+    for number in range(cursor + 1, last + 1):
+        entries.setdefault(number, entry)
+    return max(0, last - cursor)
+
+
+def _usual(entries: Mapping[int, Entry], phase: _Event) -> int:
+    """Return how many numbers such a phase took the last time, at least one."""
+    same = [e.place for e in entries.values() if e.native and e.kind.op == phase.kind.op and e.place != phase.place]
+    return max(1, same.count(same[-1])) if same else 1
+
+
+def _last_begun(state: State, name: str, *, detail: bool) -> int | None:
+    """Return the last number that the group's counter says was begun; None where the process could not be asked."""
+    group = own_state(state.rank, name)
+    if group is None or not group.backend or group.enqueued < 0:
+        return None
+    waits = state.doing is Doing.NATIVE and native_group(state) == name
+    return position_number(group.enqueued, detail=detail) if waits else group.enqueued
+
+
+def _entry(event: _Event, *, native: bool) -> Entry:
+    return Entry(event.kind, native, event.place, event.started_ns)
+
+
+def _events(state: State, name: str, most: int) -> list[_Event]:
+    """Return the records of a group that carry a number, in the order of their beginning."""
+    log = pack_calls(state.rank.recent_calls)
+    taken = [_uses(kind, name, state) for kind in log.kinds]
+    found = [
+        _Event(log.indexes[i], log.kinds[log.which[i]], log.numbers[i], log.started_ns[i], log.ended_ns[i])
+        for i in range(max(0, len(log) - most), len(log))
+        if taken[log.which[i]] and log.numbers[i] >= 0
+    ]
+    still_open = [_open_event(call, state, name) for call in state.rank.open_calls]
+    found += [event for event in still_open if event is not None]
+    return sorted(found, key=lambda event: event.place)
+
+
+def _uses(kind: CallKind, name: str, state: State) -> bool:
+    """Return whether records of a kind carry a number of this group; one without a name stands for the default's."""
+    if kind.op == "work_wait":
+        return False
+    return kind.group == name or (not kind.group and name == default_name(state.rank))
+
+
+def _open_event(call: Call, state: State, name: str) -> _Event | None:
+    kind = kind_of(call)
+    if not _uses(kind, name, state):
+        return None
+    number = call.seq if call.seq is not None else call.begun
+    if number is None and is_collective_op(call.op):
+        number = _next_number(state, name)
+    return None if number is None else _Event(call.index, kind, number, call.started_ns, 0)
+
+
+def _next_number(state: State, name: str) -> int | None:
+    """Return which number a pending call stands at that torch does not count, such as monitored_barrier."""
+    group = own_state(state.rank, name)
+    return group.enqueued + 1 if group is not None and group.backend and group.enqueued >= 0 else None
