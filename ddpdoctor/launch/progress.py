@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 IO_BYTES_PER_S = 64 * 1024
 """I/O above this is work. Ours: a loop that logs a line or polls a small file stays below, any checkpoint above."""
 FAMILIAR_PATIENCE = 4
-"""A process that only moves between functions it was seen in before (a poll loop, or an export part by part)
-counts as moving for this many hang timeouts. Ours: an export of twice the time limit passes, a spin does not."""
+"""A process that only moves between functions it was seen in before (a poll loop, or an export part by part), or
+starts one program after another (a poll by a shell command), counts as moving for this many hang timeouts. Ours: an
+export of twice the time limit passes, a spin does not."""
 
 PROGRESS_CELLS = ("calls_done", "slots_claimed", "steps", "batches", "epochs", "initialized", "main_ended_ns")
 
@@ -76,26 +77,23 @@ def follow(process: Followed, now_ns: int, interval_s: float, hang_timeout_s: fl
     old, process.cells = process.cells, cells
     if not old or cells["heartbeat_ns"] != old["heartbeat_ns"]:
         process.heartbeat_changed_ns = now_ns
-    if _has_advanced(process, old, cells, interval_s, below):
+    has_new_child = bool(below - process.children)
+    process.children = below
+    if _has_advanced(process, old, cells, interval_s):
         process.last_progress_ns = process.last_new_ns = now_ns
         return
     patient = now_ns - process.last_new_ns < FAMILIAR_PATIENCE * hang_timeout_s * 1e9
-    if patient and cells["function_changes"] != old["function_changes"]:
+    if patient and (has_new_child or cells["function_changes"] != old["function_changes"]):
         process.last_progress_ns = now_ns
 
 
-def _has_advanced(
-    process: Followed, old: dict[str, int], cells: dict[str, int], interval_s: float, below: frozenset[int]
-) -> bool:
+def _has_advanced(process: Followed, old: dict[str, int], cells: dict[str, int], interval_s: float) -> bool:
     io_bytes = proc.read_io_bytes(process.pid)
     moved = (io_bytes or 0) - (process.io_bytes if process.io_bytes is not None else io_bytes or 0)
     process.io_bytes = io_bytes
-    new_children = bool(below - process.children)
-    process.children = below
     return (
         not old
         or any(cells[name] != old[name] for name in PROGRESS_CELLS)
         or cells["new_functions"] != old["new_functions"]
         or moved > IO_BYTES_PER_S * interval_s
-        or new_children
     )
