@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Child, Frame, Rank
 
 AT_WORK_SHARE = 0.02
-"""A core's share above which a process that ends is at work. Ours: one that waits uses none, one of ten on a core 0.1."""
+"""A core's share above which a process that ends is at work. Ours: one that waits uses none."""
 TEARDOWN_PATIENCE = 4
 """Hang timeouts that an interpreter gets to take itself down. Ours: to free torch takes 1 s, on crowded cores 10 s."""
 

@@ -18,7 +18,7 @@ _HOLDS_UP = frozenset({Doing.USER, Doing.DATA, Doing.BACKWARD, Doing.NATIVE})
 
 
 ALONE_PATIENCE = 4
-"""Hang timeouts that a rank gets when the others have ended and nobody waits for it. Ours: a last export may be long."""
+"""Hang timeouts that a rank gets when others have ended and nobody waits for it. Ours: a last export may be long."""
 
 
 @rule("DD601", "stuck", Severity.ERROR, "A rank makes no progress, and the others wait for it")
@@ -126,9 +126,7 @@ def _stuck(scene: Scene, blamed: tuple[int, ...], confidence: Confidence) -> Rul
         fix=fix_of((clue for found in clues.values() for clue in found), _stuck_fix(scene, blamed[0], first)),
     )
     works = any(compiles(scene.rank(n)) for n in blamed)
-    return Ruling(
-        findings=(finding,), certain=_is_certain(scene, blamed) and not works
-    )
+    return Ruling(findings=(finding,), certain=_is_certain(scene, blamed) and not works)
 
 
 def _is_certain(scene: Scene, blamed: tuple[int, ...]) -> bool:
