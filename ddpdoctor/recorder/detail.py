@@ -87,9 +87,15 @@ def keep_helpers(module: Any) -> None:
     module._create_process_group_wrapper = _create_process_group_wrapper
 
 
-def forget_helpers() -> None:
-    """Let go of all groups, so that destroy_process_group really ends them."""
-    _helpers.clear()
+def forget_helpers(group: Any) -> None:
+    """Let go of a group that is about to be destroyed, or of all with the default one, so that it really ends.
+
+    The others go on as they are: their members must all take the same way, also those that are in no other group.
+    """
+    if group is None or group is _c10d.GroupMember.WORLD:
+        _helpers.clear()
+    elif _helpers:
+        _helpers.pop(id(_gloo_wrapper(group)), None)
 
 
 def reroute(op: str, group: Any, tensor: Any, peer: Optional[int], tag: int) -> Optional[Callable[[], Any]]:

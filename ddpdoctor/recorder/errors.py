@@ -103,6 +103,7 @@ def frames_in_text(text: str) -> List[Dict[str, Any]]:
     return []
 
 
+@guarded("traceback")
 def hide_own_frames(error: BaseException) -> None:
     """Take the recorder's frames out of a traceback, so that it reads as it would without us."""
     while error.__traceback__ is not None and _is_ours(error.__traceback__):
@@ -142,7 +143,7 @@ def install() -> None:
         original(kind, error, error.__traceback__ if error is not None else traceback)
 
     # Both names: who finds them different takes the hook for another library's, and leaves out its own.
-    sys.__excepthook__ = sys.excepthook = standing_for(original)(excepthook)  # type: ignore[misc]
+    sys.__excepthook__ = sys.excepthook = standing_for(original)(excepthook)
     _watch_exits()
     _watch_shutdown()
     imports.when_there("threading", _watch_threads)
@@ -194,7 +195,7 @@ def _watch_threads(threading: Any) -> None:
     register = getattr(threading, "_register_atexit", None)
     if register is not None:
         register(_main_ended)
-        threading._register_atexit = _registering_first(register)  # type: ignore[attr-defined]
+        threading._register_atexit = _registering_first(register)
 
 
 def _watch_shutdown() -> None:

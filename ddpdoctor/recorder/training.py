@@ -8,7 +8,7 @@ import time
 import weakref
 from typing import Any, Callable, Optional
 
-from . import calls, detail, frames, models, steps, wire
+from . import calls, detail, frames, groups, models, steps, wire
 from .errors import hide_own_frames, saw_uncaught
 from .state import MASTER_VARIABLE, guarded, here
 from .wrappers import standing_for
@@ -51,7 +51,7 @@ def phase(
         try:
             if before is not None:
                 before(*args, **kwargs)
-            number, begun = calls.begun_in(group(*args, **kwargs) if group is not None else None)
+            number, begun = groups.begun_in(group(*args, **kwargs) if group is not None else None)
             index = calls.begin(name(*args) if name is not None else op, number, begun)
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             here.failed(op, error)
@@ -87,15 +87,13 @@ def patch_groups(module: Any) -> None:
         "init_process_group", module.init_process_group, waits=True, before=_before_init, after=_after_init
     )
     module.new_group = phase("new_group", module.new_group, waits=True)
-    module.destroy_process_group = phase(
-        "destroy_process_group", module.destroy_process_group, before=_before_destroy
-    )
+    module.destroy_process_group = phase("destroy_process_group", module.destroy_process_group, before=_before_destroy)
     detail.make_safe(module)
 
 
-def _before_destroy(*args: Any, **kwargs: Any) -> None:
+def _before_destroy(group: Any = None) -> None:
     steps.settle(no_forward=True)
-    detail.forget_helpers()
+    detail.forget_helpers(group)
 
 
 def _before_init(*args: Any, **kwargs: Any) -> None:
@@ -128,8 +126,8 @@ def _leave_agent_store() -> None:
 def _after_init(*args: Any, **kwargs: Any) -> None:
     if here.ring is None:
         return
-    world = {"rank": calls.c10d.get_rank(), "world_size": calls.c10d.get_world_size()}
-    here.ring.note(dict(world, k="initialized", backend=str(calls.c10d.get_backend()), at=time.monotonic_ns()))
+    world = {"rank": groups.c10d.get_rank(), "world_size": groups.c10d.get_world_size()}
+    here.ring.note(dict(world, k="initialized", backend=str(groups.c10d.get_backend()), at=time.monotonic_ns()))
     here.ring.set("initialized", 1)
 
 
@@ -146,7 +144,7 @@ def patch_ddp(module: Any) -> None:
     def group_of(*args: Any, **kwargs: Any) -> Any:
         mesh = given("device_mesh", args, kwargs)
         own = mesh.get_group(mesh_dim=0) if mesh is not None else given("process_group", args, kwargs)
-        return own if own is not None else calls.c10d._get_default_group()
+        return own if own is not None else groups.default()
 
     def before(*args: Any, **kwargs: Any) -> None:
         group = group_of(*args, **kwargs)
@@ -278,7 +276,7 @@ def flight_recorder() -> Any:
 
     native = sys.modules.get("torch._C._distributed_c10d")
     dump = getattr(native, "_dump_fr_trace_json", None) or getattr(native, "_dump_nccl_trace_json", None)
-    if dump is None or calls.c10d is None or not calls.c10d.is_initialized():
+    if dump is None or groups.default() is None:
         return []
     keep = ("process_group", "collective_seq_id", "p2p_seq_id", "is_p2p", "profiling_name", "input_sizes",
             "input_dtypes", "state", "retired")  # fmt: skip
