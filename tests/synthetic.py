@@ -29,6 +29,8 @@ LINES = {
     "backward": 23, "dp": 24, "world": 25, "barrier": 27,
 }  # fmt: skip
 STUCK_LINE = 41
+STEP_US = (500, 3000, 200, 9000)
+STEP_WAITS_US = (0, 400, 0, 900)
 DDP_PHASES = ("ddp_init", "ddp_forward", "backward")
 SITUATIONS = ("stuck", "short", "deadlock", "healthy")
 
@@ -243,17 +245,32 @@ def write_ring(folder: Path, job: Job, rank: int, tape: Tape) -> None:
     ring.note({"k": "initialized", "rank": rank, "world_size": job.world, "backend": "gloo", "at": LAUNCHED})
     cells = {
         "started_ns": LAUNCHED, "initialized": 1, "slots_claimed": len(tape.records), "steps": job.steps,
-        "batches": job.steps + 1, "calls_done": len(tape.records) - tape.open,
+        "batches": job.steps + 1, "steps_recorded": job.steps, "calls_done": len(tape.records) - tape.open,
         "main_ended_ns": LAUNCHED + len(tape.records) * CALL_NS if job.situation == "healthy" else 0,
     }  # fmt: skip
     for name, value in cells.items():
         ring.set(name, value)
-    data = pack_slots(ring, job, rank, tape)
+    parts = {
+        wire.RANK_SHAPE.slots_at: pack_slots(ring, job, rank, tape),
+        wire.RANK_SHAPE.steps_at: pack_steps(job, ring.intern("0")),
+    }
     fd = os.open(ring.path, os.O_RDWR)
     try:
-        os.pwrite(fd, data, wire.IDENTITY.unpack(os.pread(fd, wire.IDENTITY.size, 0))[5])
+        for at, data in parts.items():
+            os.pwrite(fd, data, at)
     finally:
         os.close(fd)
+
+
+def pack_steps(job: Job, group: int) -> bytes:
+    """Return the records of a job's steps, the oldest overwritten; all ranks are equally fast."""
+    room = wire.RANK_SHAPE.steps
+    data = bytearray(min(job.steps, room) * wire.STEP_SIZE)
+    for number in range(max(1, job.steps - room + 1), job.steps + 1):
+        at = (number - 1) % room * wire.STEP_SIZE
+        ended = LAUNCHED + number * 7 * CALL_NS
+        wire.STEP.pack_into(data, at, number, ended, group, wire.STEP_REDUCED, *STEP_US, *STEP_WAITS_US)
+    return bytes(data)
 
 
 def pack_slots(ring: Ring, job: Job, rank: int, tape: Tape) -> bytes:
@@ -270,7 +287,7 @@ def pack_slots(ring: Ring, job: Job, rank: int, tape: Tape) -> bytes:
         if known is None:
             site = ring.intern_site((SCRIPT, event.line), {"f": SCRIPT, "l": event.line, "n": "main", "u": 1})
             op = ring.intern(event.op)
-            group = ring.intern(job.name(rank, event.kind)) if event.kind or event.op in DDP_PHASES else 0
+            group = ring.intern(job.name(rank, event.kind or "world")) if event.kind or event.op in DDP_PHASES else 0
             dims = (*event.dims, 0, 0, 0, 0, 0, 0)[: wire.MAX_DIMS]
             tensors = 1 if event.dims else 0
             redop = ring.intern("SUM") if event.op == "all_reduce" else 0
