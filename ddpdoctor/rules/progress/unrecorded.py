@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ddpdoctor.model.facts import Life, Rank
 from ddpdoctor.model.findings import Confidence, Finding, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
-from .scene import Ruling, Scene
+from .scene import Cause, Ruling, Scene
+from .words import verb
 
 
 @rule("DD901", "not-recorded", Severity.INFO, "A rank could not be recorded")
@@ -21,7 +24,8 @@ def check_recorded(scene: Scene) -> Ruling:
 
     ## How it is recognised
 
-    The recorder left word why it could not start, or a process ran and no record of it was found.
+    The recorder left word why it could not start, or a process ran and no record of it was found. Ranks of the world
+    that no process here stands for run elsewhere, unless the launcher has said that all are here.
 
     ## How sure
 
@@ -30,7 +34,8 @@ def check_recorded(scene: Scene) -> Ruling:
     ## What to do
 
     Free space where the run folder and `/dev/shm` are. A rank that runs under `python -I`, `-E` or `-S`, or with
-    another `PYTHONPATH`, does not load the recorder: start it without.
+    another `PYTHONPATH`, does not load the recorder: start it without. For ranks elsewhere start `ddpdoctor wrap` there
+    too: each looks after its own host.
 
     ## Example
 
@@ -41,7 +46,24 @@ def check_recorded(scene: Scene) -> Ruling:
         why = _why(scene.rank(number))
         if why:
             unseen.setdefault(why, []).append(number)
-    return Ruling(findings=tuple(_finding(scene, why, tuple(ranks)) for why, ranks in unseen.items()))
+    found = [_finding(scene, why, tuple(ranks)) for why, ranks in unseen.items()]
+    return Ruling(findings=(*found, *_elsewhere(scene)))
+
+
+def _elsewhere(scene: Scene) -> list[Finding]:
+    """Report the ranks that no process here stands for; where the user told of other nodes, only if it matters."""
+    there = tuple(sorted(set(range(scene.world)) - set(scene.states)))
+    expected = scene.job.nnodes > 1 and scene.cause is Cause.NONE
+    if scene.sees_all or expected or not scene.states or not there:
+        return []
+    they = verb(there, "it", "them")
+    if any(state.rank.initialized for state in scene.states.values()):
+        where = f"{verb(there, 'runs', 'run')} where ddpdoctor cannot see {they} (another host or container)"
+    else:
+        where = f"{verb(there, 'was', 'were')} not seen here; another host or container may have {they}"
+    fix = "start `ddpdoctor wrap` there too"
+    summary = f"{rank_list(there)} of {scene.world} {where}: {fix}"
+    return [replace(_finding(scene, "", there), hosts=(), summary=summary, fix=fix)]
 
 
 def _why(rank: Rank) -> str:

@@ -1,0 +1,70 @@
+"""Ranks that run where nobody sees them: said plainly, and never taken for a hang of those that are seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddpdoctor.model.facts import Life
+from ddpdoctor.model.findings import Confidence
+from ddpdoctor.rules.progress.judge import judge
+from tests.rules.build import in_call, in_user, job, phase, rank
+
+
+def of_kind(judgement, kind):
+    return [finding for finding in judgement.findings if finding.kind == kind]
+
+
+def in_init(number, world):
+    return rank(number, world, initialized=False, open_calls=(phase("init_process_group"),))
+
+
+def test_ranks_of_a_world_that_is_larger_than_what_is_seen_are_named():
+    found = judge(job(in_call(0, world=8), in_call(1, world=8), world_size=None, may_run_elsewhere=True))
+    (finding,) = found.findings
+    assert (finding.code, finding.ranks, finding.hosts) == ("DD901", (2, 3, 4, 5, 6, 7), ())
+    assert "ranks 2-7 of 8 run where ddpdoctor cannot see them" in finding.summary
+    assert not found.certain
+
+
+def test_whoever_waits_in_init_for_unseen_ranks_is_not_stopped():
+    found = judge(job(in_init(0, 3), in_init(1, 3), world_size=None, may_run_elsewhere=True))
+    (missing,) = of_kind(found, "missing")
+    assert (missing.ranks, missing.confidence) == ((2,), Confidence.LOW)
+    assert "not seen here" in of_kind(found, "not-recorded")[0].summary
+    assert not found.certain
+
+
+def test_where_the_launcher_says_that_all_are_here_they_are_missing():
+    found = judge(job(in_init(0, 3), in_init(1, 3), world_size=None))
+    assert of_kind(found, "missing")[0].confidence is Confidence.HIGH
+    assert of_kind(found, "not-recorded") == []
+    assert found.certain
+
+
+def test_a_silent_rank_may_wait_for_one_that_nobody_sees():
+    seen, whole = (judge(job(in_user(0, world=2), world_size=None, may_run_elsewhere=more)) for more in (True, False))
+    assert (of_kind(seen, "stuck")[0].confidence, seen.certain) == (Confidence.LOW, False)
+    assert of_kind(whole, "not-recorded") == []
+
+
+def test_a_rank_that_others_here_wait_for_is_stuck_whoever_is_elsewhere():
+    found = judge(job(in_call(0, world=3), in_user(1, world=3), world_size=None, may_run_elsewhere=True))
+    assert (of_kind(found, "stuck")[0].ranks, found.certain) == ((1,), True)
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+def test_nodes_that_the_user_told_of_are_named_only_where_something_is_wrong(waiting):
+    here = [in_call(n, world=4) if waiting else rank(n, 4, life=Life.EXITED, exit_code=0) for n in (0, 1)]
+    found = judge(job(*here, world_size=4, nnodes=2, may_run_elsewhere=True))
+    assert bool(of_kind(found, "not-recorded")) is waiting
+
+
+def test_a_rank_that_keeps_the_recorder_out_says_why():
+    kept_out = replace(rank(1, 2), recorded=False, lost="Python was started with -I, which keeps start-up hooks out")
+    found = judge(job(in_call(0, world=2), kept_out))
+    (finding,) = of_kind(found, "not-recorded")
+    assert finding.ranks == (1,)
+    assert "-I" in finding.summary
+    assert not found.certain
