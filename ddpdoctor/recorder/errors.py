@@ -152,7 +152,12 @@ def install() -> None:
 def _watch_exits() -> None:
     """Note the user's line that calls sys.exit or os._exit: an exit leaves no traceback."""
     for module, name in ((sys, "exit"), (os, "_exit")):
-        setattr(module, name, _noting_exit(getattr(module, name)))
+        original = getattr(module, name)
+        leave = _noting_exit(original)
+        setattr(module, name, leave)
+        home = sys.modules.get(getattr(original, "__module__", None) or "")
+        if home is not None:  # os has its own from posix, under whose name it is pickled
+            setattr(home, name, leave)
 
 
 def _noting_exit(original: Any) -> Any:

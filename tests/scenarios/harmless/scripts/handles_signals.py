@@ -1,0 +1,36 @@
+"""Has handlers of its own for signals, put in place twice, in this process and in one that it forks."""
+
+import os
+import signal
+
+NUMBERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG, signal.SIGINT, signal.SIGCHLD)
+
+
+def first(number, frame):
+    print("first", number, frame.f_code.co_name, frame.f_lineno)
+
+
+def second(number, frame):
+    print("second", number, frame.f_code.co_name)
+    first(number, frame)
+
+
+def main():
+    for handler in (first, second):
+        for number in NUMBERS:
+            before = signal.signal(number, handler)
+            print(number, getattr(before, "__name__", before))
+        for number in NUMBERS:
+            os.kill(os.getpid(), number)
+
+
+main()
+print(os.waitstatus_to_exitcode(os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)[1]), flush=True)
+child = os.fork()
+if child == 0:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGURG)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print(signal.getsignal(signal.SIGURG).__name__, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
