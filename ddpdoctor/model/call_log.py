@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, overload
 from ddpdoctor.model.facts import PHASES, Call, Frame
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +133,16 @@ class CallLog(Sequence[Call]):
     def last(self) -> dict[CallKind, int]:
         """Where the last call of each kind is."""
         return {self.kinds[which]: at for which, at in dict(zip(self.which, range(len(self)), strict=True)).items()}
+
+    def of_kinds(self, wanted: Callable[[CallKind], bool]) -> tuple[Call, ...]:
+        """Return the calls of some kinds."""
+        places = {place for place, kind in enumerate(self.kinds) if wanted(kind)}
+        return tuple(self[at] for at, which in enumerate(self.which) if which in places) if places else ()
+
+    def last_of_kinds(self, wanted: Callable[[CallKind], bool]) -> Call | None:
+        """Return the last call of some kinds."""
+        at = max((at for kind, at in self.last.items() if wanted(kind)), default=None)
+        return None if at is None else self[at]
 
     def _columns(self) -> tuple[array[int], ...]:
         return self.which, self.indexes, self.numbers, self.started_ns, self.ended_ns

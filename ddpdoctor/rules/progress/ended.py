@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
@@ -17,7 +18,7 @@ from .scene import Cause, Ruling, Scene
 from .words import place_words, verb
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.facts import Frame, Rank
+    from ddpdoctor.model.facts import Call, Frame, Rank
 
 _FATAL_DUMP = frozenset({"SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT", "SIGILL"})
 _OOM_WORDS = {
@@ -83,8 +84,14 @@ def check_early_exit(scene: Scene) -> Ruling:
 
 def _way_out(rank: Rank) -> Frame | None:
     """Return the line by which a rank left: its exit call, else its last call, else the last line seen."""
-    sites = [call.site for call in (*rank.recent_calls, *rank.open_calls) if call.site is not None]
-    return rank.exit_call or (sites[-1] if sites else None) or rank.last_place
+    last = _last_located(rank)
+    return rank.exit_call or (last.site if last is not None else None) or rank.last_place
+
+
+def _last_located(rank: Rank) -> Call | None:
+    """Return the rank's last call whose line is known: one that has not ended, else the last that has."""
+    still_open = [call for call in rank.open_calls if call.site is not None]
+    return still_open[-1] if still_open else pack_calls(rank.recent_calls).last_of_kinds(lambda kind: bool(kind.site))
 
 
 @rule("DD604", "crash", Severity.ERROR, "A rank raised an exception or left with an error status")
@@ -221,9 +228,9 @@ def _signal_words(root: Failure) -> list[str]:
         found.append(_OOM_WORDS[rank.oom_killed])
     if rank.fatal_place is None and rank.last_place is not None:
         found.append(f"its line is the last one seen before the end: {place_words(rank.last_place)}")
-    calls = [call for call in (*rank.recent_calls, *rank.open_calls) if call.site is not None]
-    if rank.fatal_place is None and calls:
-        found.append(f"its last recorded call was {calls[-1].op} {place_words(calls[-1].site)}")
+    last = _last_located(rank)
+    if rank.fatal_place is None and last is not None:
+        found.append(f"its last recorded call was {last.op} {place_words(last.site)}")
     if rank.signal in _FATAL_DUMP and rank.fatal_place is not None:
         found.append(f"the dump at the signal shows {place_words(rank.fatal_place)}")
     if root.call is not None:
