@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import PHASES, POINT_TO_POINT, Call, Frame, Job, Life, Raised, Rank
 
 from .places import is_file, last_main_stack
@@ -35,6 +37,7 @@ _OWN_ERRORS = frozenset(
 _DISTRIBUTED = "/torch/distributed/"
 _DDP_FILE = "/torch/nn/parallel/distributed.py"
 _AUTOGRAD = ("/torch/autograd/",)
+_LOADER = "/torch/utils/data/"
 
 
 class Doing(Enum):
@@ -231,8 +234,9 @@ def _stands_in_backward(frames: tuple[Frame, ...]) -> bool:
 
 def _reducer_may_wait(rank: Rank, backward: Call) -> bool:
     """Return whether a forward of DDP with gradients came before, so that this backward reduces. No history: yes."""
-    before = [call for call in rank.recent_calls if call.index < backward.index]
-    return not before or any(call.op == "ddp_forward" and not call.failed for call in before)
+    log = pack_calls(rank.recent_calls)
+    before = log[: bisect_left(log.indexes, backward.index)]
+    return not before or any(kind.op == "ddp_forward" and not kind.failed for kind in before.counts)
 
 
 def _failed_state(rank: Rank) -> State:
@@ -260,10 +264,11 @@ def _call_that_raised(rank: Rank, error: Raised) -> Call | None:
     in_call = error.in_call
     if in_call is None or error.from_child or error.type in _OWN_ERRORS or not _raised_by_torch(error):
         return None
-    calls = [c for c in (*rank.recent_calls, *rank.open_calls) if c.op == in_call and (c.failed or c.ended_ns is None)]
+    failed = pack_calls(rank.recent_calls).of_kinds(lambda kind: kind.failed)
+    calls = [c for c in (*failed, *rank.open_calls) if c.op == in_call and (c.failed or c.ended_ns is None)]
     call = max(calls, key=lambda c: c.index, default=None)
     if call is not None and call.op == WORK_WAIT:
-        return _awaited([*rank.open_calls, *(c for c in rank.recent_calls if c.failed)], call)
+        return _awaited([*rank.open_calls, *failed], call)
     if call is not None and (call.op in NATIVE_PHASES or _doing_in(call) in WAITING):
         return call
     return None
@@ -273,7 +278,7 @@ def _raised_by_torch(error: Raised) -> bool:
     """Return whether the innermost frame allows that a collective raised, and not the user's or a layer's own code.
 
     A recorded collective leaves frames of torch.distributed, DDP's forward those of its own file, and backward those
-    of autograd, under which C++ does everything.
+    of autograd, under which C++ does everything. The end of a loader worker is raised wherever the rank stands.
     """
     if not error.frames:
         return True
@@ -282,7 +287,7 @@ def _raised_by_torch(error: Raised) -> bool:
         return is_file(last, *_AUTOGRAD)
     if error.in_call in NATIVE_PHASES:
         return is_file(last, _DISTRIBUTED, _DDP_FILE)
-    return True
+    return not is_file(last, _LOADER)
 
 
 def states_of(job: Job) -> dict[int, State]:
