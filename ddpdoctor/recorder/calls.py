@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import _thread
 import collections
-import functools
 import inspect
 import os
 import sys
-import threading
 import time
 import weakref
 from typing import Any, Callable, Dict, Optional, Tuple
 
-from . import detail, frames, wire
+from . import detail, frames, groups, wire
 from .errors import hide_own_frames, note_exception
 from .state import guarded, here
 from .stepclock import clock, ended_collective
@@ -41,36 +40,38 @@ _PEER = ("dst", "src", "group_dst", "group_src")
 _UNCOUNTED = frozenset({"monitored_barrier", "batch_isend_irecv"})
 _TORCH_DISTRIBUTED = os.sep + os.path.join("torch", "distributed") + os.sep
 
-c10d: Any = None
-_shift: Dict[str, int] = collections.defaultdict(int)
-"""Per group, how much point-to-point calls have moved the backend's sequence number."""
 _pending: collections.deque[Tuple[Any, int]] = collections.deque(maxlen=256)
 _works: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-_depth = threading.local()
-_group_names: Dict[int, Tuple[Any, int]] = {}
+_redops: Dict[int, Tuple[Any, str]] = {}
+MAX_REDOPS = 64
+_NOWHERE = 99
+"""A position that no argument has."""
+_get_ident = _thread.get_ident
+_now_ns = time.monotonic_ns
 
 
-def call_site() -> Tuple[int, int]:
-    """Return the ids of the user's innermost line and of the function of torch that it called."""
+def call_site() -> Tuple[int, str]:
+    """Return the id of the user's innermost line, and the name of the function of torch that it called."""
     ring = here.ring
     frame = sys._getframe(2)
     api = ""
     depth = 0
     while frame is not None and depth < frames.MAX_DEPTH:
         code = frame.f_code
-        if frames.is_user_file(code.co_filename):
+        file = code.co_filename
+        if frames.is_user_file(file):
             # No code object: one that a script has made at run time would live for as long as the ring.
-            key = (code.co_filename, frame.f_lineno, code.co_name)
+            key = (file, frame.f_lineno, code.co_name)
             site = ring.known_site(key)  # type: ignore[union-attr]
             if site is None:
-                place = frames.describe(code.co_filename, frame.f_lineno or 0, code.co_name)
+                place = frames.describe(file, frame.f_lineno or 0, code.co_name)
                 site = ring.intern_site(key, place)  # type: ignore[union-attr]
-            return site, ring.intern(api)  # type: ignore[union-attr]
-        if _TORCH_DISTRIBUTED in code.co_filename and not code.co_filename.endswith("c10d_logger.py"):
+            return site, api
+        if _TORCH_DISTRIBUTED in file and not file.endswith("c10d_logger.py"):
             api = code.co_name
         frame = frame.f_back  # type: ignore[assignment]
         depth += 1
-    return 0, 0
+    return 0, ""
 
 
 def begin(op: str, group: int = 0, seq: int = wire.NO_SEQ, redop: int = 0, about: Any = None, peer: int = wire.NO_PEER,
@@ -81,10 +82,11 @@ def begin(op: str, group: int = 0, seq: int = wire.NO_SEQ, redop: int = 0, about
         return 0
     site, api = call_site()
     op_id = ring.intern(op)
-    dtype, dims, tensors = _about(ring, about)
-    if threading.get_ident() == here.main_thread:
+    dtype, dims, tensors = (0, (), 0) if about is None else _about(ring, about)
+    if _get_ident() == here.main_thread:
         flags |= wire.FLAG_MAIN
-    return ring.begin(op_id, api or op_id, group, site, seq, redop, dtype, peer, tensors, flags, dims)
+    api_id = ring.intern(api) if api else op_id
+    return ring.begin(op_id, api_id or op_id, group, site, seq, redop, dtype, peer, tensors, flags, dims)
 
 
 def _about(ring: Any, about: Any) -> Tuple[int, Any, int]:
@@ -92,28 +94,67 @@ def _about(ring: Any, about: Any) -> Tuple[int, Any, int]:
     if isinstance(about, (list, tuple)):
         tensors = len(about)
         about = about[0] if about else None
-    if about is None or not hasattr(about, "dtype"):
+    dtype = getattr(about, "dtype", None)
+    if dtype is None:
         return 0, (), 0 if about is None else tensors
-    return ring.intern(str(about.dtype)), about.shape, tensors
+    return ring.intern(str(dtype)), about.shape, tensors
 
 
 class Waiting:
     """Tells the watcher since when the main thread has been inside a call that needs other ranks."""
 
+    def __init__(self) -> None:
+        self.depth = 0
+        """How many phases with such calls in them the main thread is in."""
+
     @guarded("wait begins")
     def __enter__(self) -> None:
-        depth = _depth.n = getattr(_depth, "n", 0) + 1
-        if depth == 1 and here.ring is not None and threading.get_ident() == here.main_thread:
-            here.ring.set("wait_since_ns", time.monotonic_ns())
+        if _get_ident() == here.main_thread:
+            self.depth += 1
+            if self.depth == 1 and not clock.waiting and here.ring is not None:
+                here.ring.waits(_now_ns())
 
     @guarded("wait ends")
     def __exit__(self, *unused: object) -> None:
-        _depth.n -= 1
-        if _depth.n == 0 and here.ring is not None and threading.get_ident() == here.main_thread:
-            here.ring.set("wait_since_ns", 0)
+        if _get_ident() == here.main_thread:
+            self.depth -= 1
+            if self.depth == 0 and not clock.waiting and here.ring is not None:
+                here.ring.waits(0)
 
 
 waiting = Waiting()
+
+
+def begin_wait() -> int:
+    """Tell the watcher and the step's clock that the main thread waits; return since when.
+
+    That is 0 in another thread, and where the main thread waits already.
+    """
+    try:
+        if clock.waiting or _get_ident() != here.main_thread:
+            return 0
+        began = _now_ns()
+        if waiting.depth == 0 and here.ring is not None:
+            here.ring.waits(began)
+        clock.waiting = True
+    except Exception as error:  # noqa: BLE001 - the recorder's wall
+        here.failed("wait begins", error)
+        return 0
+    return began
+
+
+def end_wait(began_ns: int, counts: bool) -> None:
+    """End a wait that ``begin_wait`` began. One for a single peer does not count: it is no meeting of all."""
+    if not began_ns:
+        return
+    clock.waiting = False
+    try:
+        if counts:
+            clock.waits[clock.phase] += _now_ns() - began_ns
+        if waiting.depth == 0 and here.ring is not None:
+            here.ring.waits(0)
+    except Exception as error:  # noqa: BLE001 - the recorder's wall
+        here.failed("wait ends", error)
 
 
 @guarded("call ends")
@@ -138,67 +179,74 @@ class _Hook:
     def __init__(self, op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool) -> None:
         self.op = op
         self.p2p = p2p
-        names = inspect.unwrap(original).__code__.co_varnames[: inspect.unwrap(original).__code__.co_argcount]
-        self.at = {name: i for i, name in enumerate(names)}
+        self.counted = not p2p and op not in _UNCOUNTED
+        self.flags = (wire.FLAG_P2P if p2p else 0) | (wire.FLAG_ASYNC if op in ("isend", "irecv") else 0)
+        self.rerouted = p2p and op in detail.OPERATIONS
+        code = inspect.unwrap(original).__code__
+        self.at = {name: i for i, name in enumerate(code.co_varnames[: code.co_argcount])}
+        self.peers = tuple(name for name in _PEER if name in self.at)
         self.tensor = tensor
+        self.is_batch = op == "batch_isend_irecv"
+        self.group_at = self.at.get("group", _NOWHERE)
+        self.async_at = self.at.get("async_op", _NOWHERE)
+        self.op_at = _NOWHERE if p2p else self.at.get("op", _NOWHERE)
+        self.tensor_at = self.at.get(tensor or "", _NOWHERE)
 
-    def argument(self, name: Optional[str], args: Any, kwargs: Any) -> Any:
-        if name is None:
-            return None
-        if name in kwargs:
-            return kwargs[name]
-        i = self.at.get(name, 99)
-        return args[i] if i < len(args) else None
+    def argument(self, name: str, args: Any, kwargs: Any) -> Any:
+        """Return an argument by its name, None where it was not given."""
+        i = self.at.get(name, _NOWHERE)
+        return args[i] if i < len(args) else kwargs.get(name)
 
     def group(self, args: Any, kwargs: Any) -> Any:
-        if self.op == "batch_isend_irecv":
+        """Return the group of a call, None where torch.distributed is not initialized."""
+        if self.is_batch:
             operations = self.argument("p2p_op_list", args, kwargs)
             group = getattr(operations[0], "group", None) if operations else None
         else:
             group = self.argument("group", args, kwargs)
-        return group if group is not None else c10d._get_default_group()
+        return group if group is not None else groups.default()
 
     def peer(self, args: Any, kwargs: Any) -> int:
-        for name in _PEER:
+        """Return the other rank, or the root, by its global number; ``wire.NO_PEER`` where none is named."""
+        for name in self.peers:
             value = self.argument(name, args, kwargs)
             if isinstance(value, int):
                 if name.startswith("group_"):
-                    value = c10d.get_global_rank(self.group(args, kwargs), value)
+                    value = groups.c10d.get_global_rank(self.group(args, kwargs), value)
                 return int(value)
         return wire.NO_PEER
 
     def group_peer(self, args: Any, kwargs: Any) -> Optional[int]:
         """Return the other rank within the group, or None where none is named."""
         peer = self.peer(args, kwargs)
-        return None if peer == wire.NO_PEER else int(c10d.get_group_rank(self.group(args, kwargs), peer))
+        return None if peer == wire.NO_PEER else int(groups.c10d.get_group_rank(self.group(args, kwargs), peer))
 
     def begin(self, args: Any, kwargs: Any) -> Tuple[int, Any, int]:
         """Return the record's index, the group and its sequence number before the call."""
+        given = len(args)
+        group = args[self.group_at] if self.group_at < given else kwargs.get("group")
+        if group is None:
+            group = self.group(args, kwargs)
+        if group is None or isinstance(group, int):  # a number stands for a group that this rank is no member of
+            return 0, None, 0
+        before = groups.sequence_number(group)
         ring = here.ring
-        if c10d is None or not c10d.is_initialized():
-            return 0, None, 0
-        group = self.group(args, kwargs)
-        if isinstance(group, int):  # stands for a group that this rank is no member of
-            return 0, None, 0
-        before = sequence_number(group)
         if ring is None:
             return 0, group, before
-        name = group_id(ring, group)
-        counted = not self.p2p and self.op not in _UNCOUNTED and before >= 0
-        seq = before - _shift[group.group_name] + 1 if counted else wire.NO_SEQ
-        redop = self.argument("op", args, kwargs)
-        flags = wire.FLAG_P2P if self.p2p else 0
-        if self.argument("async_op", args, kwargs) or self.op in ("isend", "irecv"):
+        seq = before - groups.known(group).moved + 1 if self.counted and before >= 0 else wire.NO_SEQ
+        flags = self.flags
+        if args[self.async_at] if self.async_at < given else kwargs.get("async_op"):
             flags |= wire.FLAG_ASYNC
-        redop_id = ring.intern(_redop_name(redop)) if redop is not None and not self.p2p else 0
-        tensor = self.argument(self.tensor, args, kwargs)
-        index = begin(self.op, name, seq, redop_id, tensor, self.peer(args, kwargs), flags)
-        return index, group, before
+        redop = args[self.op_at] if self.op_at < given else None if self.p2p else kwargs.get("op")
+        redop_id = ring.intern(_redop_name(redop)) if redop is not None else 0
+        about = args[self.tensor_at] if self.tensor_at < given else kwargs.get(self.tensor)
+        peer = self.peer(args, kwargs) if self.peers else wire.NO_PEER
+        return begin(self.op, groups.group_id(ring, group), seq, redop_id, about, peer, flags), group, before
 
     def end(self, index: int, group: Any, before: int, result: Any) -> None:
         """Complete the record, or leave it to the work that was handed out."""
-        if group is not None and self.p2p and self.op != "batch_isend_irecv":
-            _shift[group.group_name] += max(0, sequence_number(group) - before)
+        if self.rerouted and group is not None:
+            groups.known(group).moved += max(0, groups.sequence_number(group) - before)
         if result is not None and hasattr(result, "is_completed"):
             _works[result] = index
             _pending.append((weakref.ref(result), index))
@@ -208,32 +256,13 @@ class _Hook:
 
 
 def _redop_name(redop: Any) -> str:
-    return str(redop).rsplit(".", 1)[-1].rstrip(">").split(":")[0]
-
-
-def sequence_number(group: Any) -> int:
-    """Return how many operations the group's backend has begun, those of C++ included; -1 where it does not say."""
-    try:
-        return int(group._get_sequence_number_for_group())
-    except Exception:  # noqa: BLE001 - not every backend counts
-        return -1
-
-
-def group_id(ring: Any, group: Any) -> int:
-    """Return the interned name of a group."""
-    known = _group_names.get(id(group))
-    if known is None or known[0]() is not group:
-        gone = functools.partial(_forget_group, id(group), str(group.group_name))
-        known = (weakref.ref(group, gone), ring.intern(str(group.group_name)))
-        _group_names[id(group)] = known
-    return known[1]
-
-
-def _forget_group(key: int, name: str, reference: Any) -> None:
-    """Drop what is kept of a group that is no more; a script may make thousands, and use a name again."""
-    if _group_names.get(key, (None,))[0] is reference:
-        del _group_names[key]
-        _shift.pop(name, None)
+    """Return ``SUM`` for ReduceOp.SUM, whose own text takes longer than the rest of the record's arguments."""
+    known, name = _redops.get(id(redop), (None, ""))
+    if known is not redop:
+        name = str(redop).rsplit(".", 1)[-1].rstrip(">").split(":")[0]
+        if len(_redops) < MAX_REDOPS:
+            _redops[id(redop)] = (redop, name)
+    return name
 
 
 def settle() -> None:
@@ -259,15 +288,17 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             here.failed(op, error)
             return original(*args, **kwargs)
-        began = clock.begin_wait()
+        began = begin_wait()
         try:
-            with waiting:
+            if hook.rerouted and group is not None:
                 result = _run(hook, group, original, args, kwargs)
+            else:
+                result = original(*args, **kwargs)
         except BaseException as error:
             failed(index, op, error)
             raise
         finally:
-            clock.end_wait(began, counts=not p2p)
+            end_wait(began, not p2p)
         try:
             hook.end(index, group, before, result)
             if not p2p:
@@ -280,13 +311,9 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
 
 
 def _run(hook: _Hook, group: Any, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Make the call; a point-to-point call goes where DETAIL does not stumble over it."""
-    instead = None
-    if hook.p2p and group is not None and hook.op in detail.OPERATIONS:
-        tag = hook.argument("tag", args, kwargs) or 0
-        instead = detail.reroute(
-            hook.op, group, hook.argument("tensor", args, kwargs), hook.group_peer(args, kwargs), tag
-        )
+    """Make a point-to-point call where DETAIL does not stumble over it."""
+    tag = hook.argument("tag", args, kwargs) or 0
+    instead = detail.reroute(hook.op, group, hook.argument("tensor", args, kwargs), hook.group_peer(args, kwargs), tag)
     return original(*args, **kwargs) if instead is None else instead()
 
 
@@ -295,72 +322,46 @@ def wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @standing_for(original)
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        index = 0
+        index = call = 0
+        if _works:
+            try:
+                call = _works.get(self, 0)
+                index = begin("work_wait", seq=call) if call else 0
+            except Exception as error:  # noqa: BLE001 - the recorder's wall
+                here.failed("wait", error)
+        began = begin_wait()
         try:
-            if self in _works:
-                index = begin("work_wait", seq=_works[self])
-        except Exception as error:  # noqa: BLE001 - the recorder's wall
-            here.failed("wait", error)
-        began = clock.begin_wait()
-        try:
-            with waiting:
-                result = original(self, *args, **kwargs)
+            result = original(self, *args, **kwargs)
         except BaseException as error:
             failed(index, "work_wait", error)
             raise
         finally:
-            clock.end_wait(began, counts=index != 0)
-        ended(index)
-        try:
-            call = _works.pop(self, 0)
-            if call and self.is_completed():
-                ended(call)
-        except Exception as error:  # noqa: BLE001 - the recorder's wall
-            here.failed("wait", error)
+            end_wait(began, index != 0)
+        if call:
+            ended(index)
+            _end_waited(self, call)
         return result
 
     return wait
 
 
+@guarded("wait")
+def _end_waited(work: Any, call: int) -> None:
+    """End the record of the call whose work was waited for. A wait with a time limit may come back too early."""
+    _works.pop(work, 0)
+    if work.is_completed():
+        ended(call)
+
+
 def groups_now() -> Any:
     """Describe the groups of this process for the evidence."""
-    if c10d is None or not c10d.is_initialized():
-        return []
     settle()
-    world = c10d._world
-    found = []
-    for group, ranks in list(world.pg_group_ranks.items()):
-        if isinstance(group, int):  # stands for a group that this rank is no member of
-            continue
-        name = str(group.group_name)
-        found.append(
-            {
-                "name": name,
-                "ranks": sorted(int(r) for r in ranks),
-                "backend": str(world.pg_map[group][0]) if group in world.pg_map else "",
-                "enqueued": sequence_number(group) - _shift[name],
-            }
-        )
-    return found
-
-
-def begun_in(group: Any) -> Tuple[int, int]:
-    """Return a group's interned name, and how many collectives it has begun; the number is -1 where it is not known.
-
-    Without a group the number is that of the default group, and the name is empty.
-    """
-    ring = here.ring
-    if ring is None or c10d is None or not c10d.is_initialized():
-        return 0, wire.NO_SEQ
-    known = group if group is not None else c10d._get_default_group()
-    begun = sequence_number(known) - _shift[known.group_name]
-    return (group_id(ring, group) if group is not None else 0), begun
+    return groups.groups_now()
 
 
 def patch(module: Any) -> None:
     """Put the records around the functions of torch.distributed.distributed_c10d."""
-    global c10d
-    c10d = module
+    groups.c10d = module
     for op, tensor in COLLECTIVES.items():
         if hasattr(module, op):
             setattr(module, op, wrap(op, getattr(module, op), tensor, p2p=False))

@@ -6,6 +6,7 @@ import _thread
 import itertools
 import mmap
 import os
+import struct
 import time
 
 from . import wire
@@ -22,6 +23,20 @@ VITAL_BYTES = 96 * 1024
 the greatest length, and the end of a process."""
 
 
+_CLAIMED = wire.CELL_OFFSETS["slots_claimed"]
+_DONE = wire.CELL_OFFSETS["calls_done"]
+_STEPS = wire.CELL_OFFSETS["steps_recorded"]
+_WAIT_SINCE = wire.CELL_OFFSETS["wait_since_ns"]
+_SLOT_SIZE = wire.SLOT_SIZE
+_MAX_DIMS = wire.MAX_DIMS
+_pack_slots = [struct.Struct(wire.SLOT_HEAD + "q" * ndim).pack_into for ndim in range(_MAX_DIMS + 1)]
+"""By the number of dimensions: the rest of a slot is not written, and not read."""
+_pack_step = wire.STEP.pack_into
+_pack_cell = wire.CELL.pack_into
+_unpack_cell = wire.CELL.unpack_from
+_now_ns = time.monotonic_ns
+
+
 class Ring:
     """A ring that this process writes. No method waits for a lock, and none allocates on disk after the start.
 
@@ -34,6 +49,7 @@ class Ring:
         self._map = _allocate(self.path, shape.total_bytes)
         self._shape = shape
         self._slots_at = shape.slots_at
+        self._slots = shape.slots
         self._used = 0
         self._room = shape.journal_bytes - min(VITAL_BYTES, shape.journal_bytes // 2)
         self._lock = _thread.allocate_lock()
@@ -101,24 +117,30 @@ class Ring:
         """Record a call before it is made; return its index. Numbers but ``seq`` and ``peer`` are interned ids."""
         index = next(self._indexes)
         ndim = len(dims)
-        padded = (*dims, 0, 0, 0, 0, 0, 0)[: wire.MAX_DIMS]
-        wire.SLOT.pack_into(
-            self._map, self._slot_at(index), index, time.monotonic_ns(), 0, seq, op, api, group, site, redop, dtype,
-            peer, tensors, flags, ndim, *padded,
+        if ndim > _MAX_DIMS:
+            dims = dims[:_MAX_DIMS]
+        at = self._slots_at + (index - 1) % self._slots * _SLOT_SIZE
+        _pack_slots[len(dims)](
+            self._map, at, index, _now_ns(), 0, seq, op, api, group, site, redop, dtype, peer, tensors, flags, ndim,
+            *dims,
         )  # fmt: skip
-        self.set("slots_claimed", index)
+        _pack_cell(self._map, _CLAIMED, index)
         return index
 
     def end(self, index: int, extra_flags: int = 0) -> None:
         """Complete a record, unless it was overwritten in the meantime."""
-        at = self._slot_at(index)
-        if wire.CELL.unpack_from(self._map, at)[0] != index:
+        at = self._slots_at + (index - 1) % self._slots * _SLOT_SIZE
+        if _unpack_cell(self._map, at)[0] != index:
             return
-        wire.CELL.pack_into(self._map, at + wire.SLOT_ENDED_OFFSET, time.monotonic_ns())
+        _pack_cell(self._map, at + wire.SLOT_ENDED_OFFSET, _now_ns())
         if extra_flags:
             old = wire.FLAGS.unpack_from(self._map, at + wire.SLOT_FLAGS_OFFSET)[0]
             wire.FLAGS.pack_into(self._map, at + wire.SLOT_FLAGS_OFFSET, old | extra_flags)
-        self.set("calls_done", next(self._done))
+        _pack_cell(self._map, _DONE, next(self._done))
+
+    def waits(self, since_ns: int) -> None:
+        """Say since when the main thread waits for other ranks, 0 where it does not."""
+        _pack_cell(self._map, _WAIT_SINCE, since_ns)
 
     def site_of(self, index: int) -> int:
         """Return the number of a call's site, 0 where the record was overwritten."""
@@ -128,11 +150,11 @@ class Ring:
 
     def step(self, number: int, ended_ns: int, group: int, flags: int, phases_us: Any, waits_us: Any) -> None:
         """Record a training step that has ended; each of the four phases and waits fits 32 bits."""
-        if not self._shape.steps:
-            return
-        at = self._shape.steps_at + (number - 1) % self._shape.steps * wire.STEP_SIZE
-        wire.STEP.pack_into(self._map, at, number, ended_ns, group, flags, *phases_us, *waits_us)
-        self.set("steps_recorded", number)
+        shape = self._shape
+        if shape.steps:
+            at = shape.steps_at + (number - 1) % shape.steps * wire.STEP_SIZE
+            _pack_step(self._map, at, number, ended_ns, group, flags, *phases_us, *waits_us)
+            _pack_cell(self._map, _STEPS, number)
 
     def line(self, entry: int, site: int, phase: int, count: int) -> None:
         """Write one entry of the table of lines. Only the sampler calls this."""
@@ -157,7 +179,7 @@ class Ring:
         os.unlink(self.path)
 
     def _slot_at(self, index: int) -> int:
-        return self._slots_at + ((index - 1) % self._shape.slots) * wire.SLOT_SIZE
+        return self._slots_at + (index - 1) % self._slots * _SLOT_SIZE
 
     def _drop(self) -> bool:
         self.set("dropped", self.get("dropped") + 1)

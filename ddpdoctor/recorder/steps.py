@@ -15,7 +15,7 @@ import time
 import weakref
 from typing import Any, Callable, Optional
 
-from . import calls, wire
+from . import groups, wire
 from .lines import LineTable
 from .state import here
 from .stepclock import Ended, clock
@@ -42,7 +42,7 @@ _pending: Optional[Reduction] = None
 def stepped(optimizer: Any) -> None:
     """Note an optimizer's step."""
     if clock.ends_step(wire.STEP_OPTIMIZER, id(optimizer)):
-        clock.take().write()
+        clock.write_step()
 
 
 def patch_ddp(ddp: Any) -> None:
@@ -144,11 +144,11 @@ def _backward_ended(began_ns: int) -> None:
     ddp = model() if model is not None else None
     if ddp is None:
         if clock.ends_step(wire.STEP_BACKWARD, 0):
-            clock.take().write()
+            clock.write_step()
     elif clock.ends_step(wire.STEP_REDUCED, id(ddp)):
         settle()
         ended = clock.take()
-        ended.group = calls.group_id(here.ring, ddp.process_group)
+        ended.group = groups.group_id(here.ring, ddp.process_group)
         _pending = Reduction(ended, ddp, began_ns)
 
 
@@ -179,7 +179,7 @@ def _count_reduction(reduction: Reduction) -> None:
     if reduction.logger is None:
         ended.flags |= wire.STEP_WAIT_UNKNOWN
         return
-    detailed = str(calls.c10d.get_debug_level()).endswith("DETAIL")
+    detailed = str(groups.c10d.get_debug_level()).endswith("DETAIL")
     times = reduction.logger._get_ddp_logging_data().ints_map
     arrived = times.get("backward_comm_time_start" if detailed else "backward_compute_time_end", 0)
     arrived_ns = arrived - reduction.wall_offset_ns

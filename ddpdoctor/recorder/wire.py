@@ -66,7 +66,8 @@ PLACE_OFFSET = 1024
 PLACE_HEAD = struct.Struct("<II")
 PLACE_MAX = 2048
 
-SLOT = struct.Struct("<QQQqIIIIIIiiII6q")
+SLOT_HEAD = "<QQQqIIIIIIiiII"
+SLOT = struct.Struct(SLOT_HEAD + "6q")
 """index, started, ended, seq, op, api, group, site, redop, dtype, peer, tensors, flags, ndim, dims."""
 SLOT_SIZE = 128
 SLOT_ENDED_OFFSET = 16

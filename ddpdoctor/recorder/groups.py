@@ -1,0 +1,101 @@
+"""What the recorder knows of process groups: their names, and how many collectives each has begun."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any, Dict, Tuple
+
+from . import wire
+from .state import here
+
+c10d: Any = None
+"""torch.distributed.distributed_c10d, once the script has imported it."""
+_known: Dict[int, Known] = {}
+
+
+class Known:
+    """What is kept of one group."""
+
+    __slots__ = ("id", "moved", "name", "reference", "ring")
+
+    def __init__(self, group: Any) -> None:
+        self.reference = weakref.ref(group, functools.partial(_forget, _known, id(group)))
+        self.name = str(group.group_name)
+        self.moved = 0
+        """How much point-to-point calls have moved the backend's sequence number."""
+        self.ring: Any = None
+        self.id = 0
+        """The interned name, in ``ring``."""
+
+
+def known(group: Any) -> Known:
+    """Return what is kept of a group."""
+    found = _known.get(id(group))
+    if found is None or found.reference() is not group:
+        found = _known[id(group)] = Known(group)
+    return found
+
+
+def _forget(kept: Dict[int, Known], key: int, gone: Any) -> None:
+    """Drop what is kept of a group that is no more; a script may make thousands, and use a name again.
+
+    This can be called when the interpreter shuts down, and the names of this file are gone.
+    """
+    found = kept.get(key)
+    if found is not None and found.reference is gone:
+        del kept[key]
+
+
+def group_id(ring: Any, group: Any) -> int:
+    """Return the interned name of a group."""
+    found = known(group)
+    if found.ring is not ring:
+        found.id, found.ring = ring.intern(found.name), ring
+    return found.id
+
+
+def default() -> Any:
+    """Return the default group, None where torch.distributed is not initialized."""
+    return None if c10d is None else c10d.GroupMember.WORLD
+
+
+def sequence_number(group: Any) -> int:
+    """Return how many operations the group's backend has begun, those of C++ included; -1 where it does not say."""
+    try:
+        return int(group._get_sequence_number_for_group())
+    except Exception:  # noqa: BLE001 - not every backend counts
+        return -1
+
+
+def begun_in(group: Any) -> Tuple[int, int]:
+    """Return a group's interned name, and how many collectives it has begun; the number is -1 where it is not known.
+
+    Without a group the number is that of the default group, and the name is empty.
+    """
+    ring = here.ring
+    counted = group if group is not None else default()
+    if ring is None or counted is None:
+        return 0, wire.NO_SEQ
+    begun = sequence_number(counted) - known(counted).moved
+    return (group_id(ring, group) if group is not None else 0), begun
+
+
+def groups_now() -> Any:
+    """Describe the groups of this process for the evidence."""
+    if default() is None:
+        return []
+    world = c10d._world
+    found = []
+    for group, ranks in list(world.pg_group_ranks.items()):
+        if isinstance(group, int):  # stands for a group that this rank is no member of
+            continue
+        found.append(
+            {
+                "name": known(group).name,
+                "ranks": sorted(int(r) for r in ranks),
+                "backend": str(world.pg_map[group][0]) if group in world.pg_map else "",
+                "enqueued": sequence_number(group) - known(group).moved,
+            }
+        )
+    return found
