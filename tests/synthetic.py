@@ -32,7 +32,7 @@ STUCK_LINE = 41
 STEP_US = (500, 3000, 200, 9000)
 STEP_WAITS_US = (0, 400, 0, 900)
 DDP_PHASES = ("ddp_init", "ddp_forward", "backward")
-SITUATIONS = ("stuck", "short", "deadlock", "healthy")
+SITUATIONS = ("stuck", "short", "deadlock", "crash", "healthy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,11 @@ class Job:
     culprit: int = 1
     tp: int = 8
     """Ranks in a tp group; 0 for a job of plain data parallelism, whose collectives are all in the world."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """What all ranks ended with; None where they did not end."""
+        return {"healthy": 0, "crash": 1}.get(self.situation)
 
     @property
     def width(self) -> int:
@@ -99,6 +104,8 @@ class Tape:
     """What a flight recorder sees: each collective with its group and number, DDP's own among them."""
     open: bool = False
     """The last call has not ended."""
+    failed: bool = False
+    """The last call has raised."""
 
     def add(self, event: Event) -> None:
         """Make a call."""
@@ -150,6 +157,8 @@ def last_step(job: Job, rank: int) -> tuple[tuple[Event, ...], bool]:
     culprit = rank == job.culprit
     if job.situation == "stuck":
         return ((*BEGIN_STEP, DP), False) if culprit else ((*BEGIN_STEP, DP, LOSS), True)
+    if job.situation == "crash":
+        return (*BEGIN_STEP, DP, *(() if culprit else (LOSS,))), False
     if job.situation == "short":
         return (*BEGIN_STEP, DP, *((BARRIER,) if culprit else (LOSS,))), True
     if job.situation == "deadlock":
@@ -175,6 +184,7 @@ def tape_of(job: Job, rank: int) -> Tape:
     last, tape.open = last_step(job, rank)
     for event in last:
         tape.add(event)
+    tape.failed = job.situation == "crash" and rank != job.culprit
     return tape
 
 
@@ -203,8 +213,8 @@ def write_folder(folder: Path, job: Job) -> None:
             write_agent(agent, job, rank, now)
             rows[str(FIRST_PID + rank)] = watched(job, now)
     write_json(folder / "watch.json", {
-        "now_ns": now, "ended": job.situation == "healthy", "stopping_since_ns": None, "interrupted_by": None,
-        "launcher_status": 0 if job.situation == "healthy" else None, "processes": rows,
+        "now_ns": now, "ended": job.exit_code is not None, "stopping_since_ns": None, "interrupted_by": None,
+        "launcher_status": job.exit_code, "processes": rows,
     })  # fmt: skip
     write_json(folder / "run.json", {
         "format": "ddpdoctor-run", "version": 1, "command": ["ddpdoctor", "wrap", "torchrun", "train.py"],
@@ -224,13 +234,13 @@ def write_agent(log: Any, job: Job, rank: int, now: int) -> None:
     common = {"pid": FIRST_PID + rank, "attempt": 0}
     start = {"k": "rank", "local_rank": rank, "rank": rank, "world_size": job.world, "at": LAUNCHED - S}
     log.write(json.dumps({**start, **common}) + "\n")
-    if job.situation == "healthy":
-        log.write(json.dumps({"k": "end", "code": 0, "at": now - WAITED, **common}) + "\n")
+    if job.exit_code is not None:
+        log.write(json.dumps({"k": "end", "code": job.exit_code, "at": now - WAITED, **common}) + "\n")
 
 
 def watched(job: Job, now: int) -> dict[str, Any]:
     """Return what the watcher says of a process."""
-    ended = now - WAITED if job.situation == "healthy" else None
+    ended = None if job.exit_code is None else now - WAITED
     return {
         "state": None if ended else "S", "cpu_share": None if ended else 0.0, "tracer": 0, "ended_ns": ended,
         "last_progress_ns": now - WAITED, "oom": False if ended else None, "dumps": [], "children": [],
@@ -243,10 +253,12 @@ def write_ring(folder: Path, job: Job, rank: int, tape: Tape) -> None:
     ring.note({"k": "process", "ppid": 1, "main": 1, "roots": ["/usr/lib/python3.11/"], "env": {}, "at": LAUNCHED})
     ring.note({"k": "init", "rank": rank, "world_size": job.world, "at": LAUNCHED})
     ring.note({"k": "initialized", "rank": rank, "world_size": job.world, "backend": "gloo", "at": LAUNCHED})
+    if job.situation == "crash":
+        ring.note(raised(tape))
     cells = {
         "started_ns": LAUNCHED, "initialized": 1, "slots_claimed": len(tape.records), "steps": job.steps,
         "batches": job.steps + 1, "steps_recorded": job.steps, "calls_done": len(tape.records) - tape.open,
-        "main_ended_ns": LAUNCHED + len(tape.records) * CALL_NS if job.situation == "healthy" else 0,
+        "main_ended_ns": LAUNCHED + len(tape.records) * CALL_NS if job.exit_code is not None else 0,
     }  # fmt: skip
     for name, value in cells.items():
         ring.set(name, value)
@@ -260,6 +272,26 @@ def write_ring(folder: Path, job: Job, rank: int, tape: Tape) -> None:
             os.pwrite(fd, data, at)
     finally:
         os.close(fd)
+
+
+def raised(tape: Tape) -> dict[str, Any]:
+    """Return the error of a rank: of its own, or in the call that it was in when another had gone."""
+    at = LAUNCHED + (len(tape.records) + 1) * CALL_NS
+    own = [frame(SCRIPT, 60, "<module>", 1), frame(SCRIPT, STUCK_LINE, "parse", 1)]
+    lost = [
+        frame(SCRIPT, LINES["world"], "main", 1),
+        frame(f"{TORCH}/distributed/distributed_c10d.py", 3000, "all_reduce"),
+    ]
+    told = {
+        "type": "RuntimeError",
+        "text": "Connection closed by peer",
+        "at": at + S,
+        "call": "all_reduce",
+        "frames": lost,
+    }
+    if not tape.failed:
+        told = {"type": "ValueError", "text": "invalid literal for int()", "at": at, "call": None, "frames": own}
+    return {"k": "raised", "main": 1, "uncaught": 1, "child": 0, "groups": [], **told}
 
 
 def pack_steps(job: Job, group: int) -> bytes:
@@ -297,6 +329,8 @@ def pack_slots(ring: Ring, job: Job, rank: int, tape: Tape) -> bytes:
             )  # fmt: skip
         began = LAUNCHED + index * CALL_NS
         ended = 0 if tape.open and index == last else began + CALL_NS // 2
+        if tape.failed and index == last:
+            known = (*known[:8], known[8] | wire.FLAG_FAILED, *known[9:])
         at = ((index - 1) % count) * wire.SLOT_SIZE
         wire.SLOT.pack_into(data, at, index, began, ended, seq, *known)
     return bytes(data)
@@ -304,7 +338,7 @@ def pack_slots(ring: Ring, job: Job, rank: int, tape: Tape) -> bytes:
 
 def write_evidence(folder: Path, job: Job, rank: int, tape: Tape, now: int) -> None:
     """Write a rank's answer: two looks at its threads, and how far its groups have come."""
-    if job.situation == "healthy":
+    if job.exit_code is not None:
         return
     pid = FIRST_PID + rank
     groups = [
