@@ -10,11 +10,19 @@ from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
 from .closed import closed, stalled_in
+from .groups import group_words
 from .places import places
 from .scene import Ruling
+from .wait_graph import find_circles
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .scene import Scene
+    from .wait_graph import Circle
+
+MOST_TOLD = 6
+"""Links of a circle that a sentence names, and circles that are told."""
 
 
 @rule("DD608", "deadlock", Severity.ERROR, "Ranks wait for each other in a circle")
@@ -23,15 +31,18 @@ def check_deadlock(scene: Scene) -> Ruling:
 
     ## What it means
 
-    Two groups are used in opposite order, or two ranks both receive (or both send) first.
+    Two groups are used in opposite order, two ranks both receive (or both send a large tensor) first, or one receives
+    what another will only send after a collective that both have to be in.
 
     ## How it is recognised
 
-    Every rank waits, each for a rank that waits in another group or for another peer; none is outside.
+    Each waiting rank points to the call that it waits in, and that to the ranks that have not come to it. Ranks that
+    lie on a circle of such links can never go on. Ranks that wait for the circle, and are not on it, are not named.
 
     ## How sure
 
-    Medium.
+    High where all links are known. Low where no circle was found although every rank waits, in more than one group:
+    then all are named, and the job is not stopped.
 
     ## What to do
 
@@ -39,52 +50,56 @@ def check_deadlock(scene: Scene) -> Ruling:
 
     ## Example
 
-        ranks 0 and 1 wait for each other: each is in recv, and nobody sends
+        ranks 0 and 1 wait for each other: rank 0 waits in recv for rank 1, which waits in barrier for rank 0
     """
     waiters = closed(scene)
     if waiters is None:
         return Ruling(skipped="somebody is to blame who waits for nobody, or nobody waits")
     if stalled_in(scene):
         return Ruling(skipped="some wait in a collective that all of its ranks have come to")
-    groups = {position.group for position in scene.positions.values()}
-    circle = _circle(scene)
-    if not circle and len(groups) < 2:
+    circles = find_circles(scene.states, scene.positions, detail=scene.detail)
+    if not circles and len({position.group for position in scene.positions.values()}) < 2:
         return Ruling()
     if not scene.stands_still(()) or not set(waiters) <= scene.quiet:
         return Ruling(inconclusive="some ranks still make progress")
-    blamed = circle or waiters
-    summary = f"{rank_list(blamed)} wait for each other"
-    return Ruling(findings=(_finding(scene, blamed, summary),), certain=True)
+    return Ruling(findings=(_finding(scene, circles, waiters),), certain=bool(circles))
 
 
-def _circle(scene: Scene) -> tuple[int, ...]:
-    """Return the ranks of a circle of point-to-point waits, or none."""
-    held = scene.waits.blocked_by_peer
-    seen: set[int] = set()
-    for start in held:
-        path: list[int] = []
-        number: int | None = start
-        while number is not None and number not in seen:
-            seen.add(number)
-            path.append(number)
-            number = held.get(number)
-        if number is not None and number in path:
-            return tuple(sorted(path[path.index(number) :]))
-    return ()
-
-
-def _finding(scene: Scene, blamed: tuple[int, ...], summary: str) -> Finding:
+def _finding(scene: Scene, circles: Sequence[Circle], waiters: tuple[int, ...]) -> Finding:
+    blamed = tuple(sorted(n for circle in circles for n in circle.ranks)) or waiters
     sites = {n: say.line_at(scene.states[n]) for n in blamed}
+    summary = f"{rank_list(blamed)} wait for each other"
+    told = [_around_words(scene, circle) for circle in circles[:MOST_TOLD]]
     return Finding(
         code="DD608",
         kind="deadlock",
         severity=Severity.ERROR,
-        confidence=Confidence.MEDIUM,
+        confidence=Confidence.HIGH if circles else Confidence.LOW,
         ranks=blamed,
         hosts=say.hosts_of(scene, blamed),
         where=tuple(place for n, frame in sites.items() for place in places(n, [frame])[:1]),
         step=say.step_of(scene, blamed),
-        summary=summary,
-        evidence=(*say.classes(scene, blamed), *say.others(scene, blamed)),
+        summary=f"{summary}: {told[0]}" if told else summary,
+        evidence=(*told[1:], *say.classes(scene, blamed), *say.others(scene, blamed)),
         fix="use groups and peers in the same order on all ranks",
     )
+
+
+def _around_words(scene: Scene, circle: Circle) -> str:
+    """Return "rank 0 waits in recv for rank 1, which waits in barrier for rank 0"."""
+    links = circle.links[:MOST_TOLD]
+    parts = [f"waits in {_call_words(scene, link.waiter)} for rank {link.awaited}" for link in links]
+    left = len(circle.links) - len(links)
+    more = f", and so on over {left} more ranks back to rank {circle.links[0].waiter}" if left else ""
+    return f"rank {links[0].waiter} " + ", which ".join(parts) + more
+
+
+def _call_words(scene: Scene, number: int) -> str:
+    """Return the operation, and of a collective its group."""
+    state = scene.states[number]
+    what = state.call.op if state.call is not None else "a call"
+    position = scene.positions.get(number)
+    if position is None:
+        return what
+    among = {other.group for other in scene.positions.values()}
+    return f"{what} of {group_words(position.group, scene.world, among)}"

@@ -61,8 +61,30 @@ def default_name(rank: Rank) -> str:
 
 
 def native_group(state: State) -> str:
-    """Return the name of the group in which a phase of DDP makes its collectives: that of the model, where noted."""
-    return (state.call.group if state.call is not None else "") or default_name(state.rank)
+    """Return the name of the group in which a phase of DDP makes its collectives: that of the model, where noted.
+
+    A backward is noted with the group of the model that ran last. Of several models in groups of their own, it is the
+    one whose counter has moved since.
+    """
+    call = state.call
+    noted = (call.group if call is not None else "") or default_name(state.rank)
+    if call is None or call.op != "backward" or len({model.group for model in state.rank.models} | {noted}) == 1:
+        return noted
+    others = {model.group for model in state.rank.models} - {noted}
+    moved = [name for name in sorted(others) if _has_moved(state.rank, name, _last_known(state.rank, name))]
+    return moved[0] if len(moved) == 1 and not _has_moved(state.rank, noted, call.begun) else noted
+
+
+def _has_moved(rank: Rank, name: str, since: int | None) -> bool:
+    """Return whether the group's counter is above a number; not, where either is not known."""
+    group = own_state(rank, name)
+    return group is not None and bool(group.backend) and since is not None and group.enqueued > since
+
+
+def _last_known(rank: Rank, name: str) -> int:
+    """Return the highest number of a group that any record carries."""
+    log = pack_calls(rank.recent_calls)
+    return max((log.numbers[at] for kind, at in log.last.items() if kind.group == name), default=0)
 
 
 def group_words(group: Group, world: int, among: Iterable[Group] = ()) -> str:
@@ -134,11 +156,11 @@ def reached(state: State, name: str, *, detail: bool) -> int | None:
     return max(recorded, group.enqueued if group is not None else 0)
 
 
-def peer_calls(states: Iterable[State]) -> dict[tuple[int, int | None], str]:
+def peer_calls(states: Iterable[State]) -> dict[tuple[int, int | None], set[str]]:
     """Return the point-to-point operations that are pending, by rank and peer."""
-    found: dict[tuple[int, int | None], str] = {}
+    found: dict[tuple[int, int | None], set[str]] = {}
     for state in states:
         for call in state.rank.open_calls:
             if call.op in POINT_TO_POINT:
-                found[state.rank.rank, call.peer] = call.op
+                found.setdefault((state.rank.rank, call.peer), set()).add(call.op)
     return found

@@ -8,7 +8,7 @@ from ddpdoctor.model.findings import Check, Finding, Judgement, Outcome
 from ddpdoctor.rules.registry import rule_of
 from ddpdoctor.rules.verdict import order_findings
 
-from . import absent, circles, ended, leaving, mismatch, straggler, stuck, transport, unrecorded
+from . import absent, circles, ended, leaving, mismatch, models, straggler, stuck, transport, unrecorded
 from .scene import Ruling, Scene, build_scene
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.registry import Rule
 
 CHECKS = (
+    models.check_models,
     stuck.check_stuck,
     mismatch.check_mismatch,
     ended.check_early_exit,

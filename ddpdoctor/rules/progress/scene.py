@@ -6,10 +6,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.call_log import pack_calls
+
 from .conflicts import Conflict, find_conflict
+from .differences import Difference, find_difference
 from .failures import Failure, find_failures
 from .groups import Position, group_table, position_of, world_of
-from .states import OVER, Doing, State, final_error, settle, states_of
+from .states import NATIVE_PHASES, OVER, Doing, State, final_error, settle, states_of
 from .waits import Waits, find_waits
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ class Cause(Enum):
     """What kind of trouble a job is in, which decides the rules that apply."""
 
     NONE = "no rank failed, and none waits in vain"
+    MODEL = "ranks have given DDP different models"
     EARLY_EXIT = "a rank ended while others waited for it"
     FAILURE = "a rank failed by itself"
     CONFLICT = "ranks disagree about a collective"
@@ -39,6 +43,7 @@ class Scene:
     positions: Mapping[int, Position]
     waits: Waits
     conflict: Conflict | None
+    difference: Difference | None
     failures: tuple[Failure, ...]
     quiet: frozenset[int]
     """Living ranks that have made no progress for the hang timeout, or for which progress does not count."""
@@ -49,6 +54,11 @@ class Scene:
     def living(self) -> tuple[int, ...]:
         """Ranks that a process stands for, or stood for when the job was stopped."""
         return tuple(n for n, state in sorted(self.states.items()) if state.doing not in OVER)
+
+    @property
+    def detail(self) -> bool:
+        """Whether torch checks each collective over all ranks before it runs (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
+        return self.job.debug_level.upper() == "DETAIL"
 
     @property
     def root_failure(self) -> Failure | None:
@@ -124,6 +134,7 @@ def build_scene(job: Job) -> Scene:
     conflict = find_conflict(states, positions, detail=detail)
     if conflict is None and _aborted_inside(failures):
         conflict = find_conflict(states, positions, detail=detail, loose=True)
+    difference = find_difference([state.rank for state in states.values()], table, world)
     early = _early(states, waits, failures)
     strict = must_be_quiet(job, failures)
     quiet = frozenset(
@@ -136,10 +147,13 @@ def build_scene(job: Job) -> Scene:
         positions=positions,
         waits=waits,
         conflict=conflict,
+        difference=difference,
         failures=failures,
         quiet=quiet,
         early=early,
-        cause=_cause(waits, conflict, failures, early),
+        cause=Cause.MODEL
+        if difference is not None and _follows_from_model(states, waits, conflict, failures)
+        else _cause(waits, conflict, failures, early),
     )
 
 
@@ -176,8 +190,19 @@ def _came_further(ended: State, states: Mapping[int, State], waits: Waits) -> bo
 
 def _backwards(rank: Rank) -> tuple[int, int]:
     """Return how far a rank has come, by optimizer steps and by the backwards that are still recorded."""
-    ended = sum(call.op == "backward" and not call.failed for call in rank.recent_calls)
+    counts = pack_calls(rank.recent_calls).counts
+    ended = sum(count for kind, count in counts.items() if kind.op == "backward" and not kind.failed)
     return (rank.steps, ended if rank.steps == 0 else 0)
+
+
+def _follows_from_model(
+    states: Mapping[int, State], waits: Waits, conflict: Conflict | None, failures: tuple[Failure, ...]
+) -> bool:
+    """Return whether the trouble is one that different models make: in DDP, and by no rank's own failure or delay."""
+    root = _root_failure(failures)
+    in_ddp = any(s.doing is Doing.NATIVE and s.call is not None and s.call.op in NATIVE_PHASES for s in states.values())
+    held_up = root is None and conflict is None and any(states[n].doing not in OVER for n in waits.blockers)
+    return in_ddp and not held_up and (root is None or root.call is not None)
 
 
 def _cause(

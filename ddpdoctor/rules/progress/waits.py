@@ -30,8 +30,6 @@ class Waits:
     """Ranks that others wait for and that wait for nobody: the roots."""
     absent: tuple[int, ...]
     """Ranks that others wait for and that no process stands for."""
-    blocked_by_peer: Mapping[int, int]
-    """Point-to-point waiters whose peer is held up in a wait of its own, with that peer."""
 
 
 def find_waits(
@@ -42,8 +40,7 @@ def find_waits(
     needed = _needed_in_groups(states, positions, detail=detail)
     needed |= _needed_in_init(states, world)
     needed |= _needed_in_new_group(states)
-    peers, held = _needed_peers(states)
-    needed |= peers
+    needed |= set(unanswered_peers(states).values())
     absent = {n for n in needed if n not in states or states[n].doing is Doing.MISSING}
     blockers = {n for n in needed - absent if not states[n].waiting}
     if not blockers and not absent:
@@ -52,7 +49,6 @@ def find_waits(
         waiters=waiters,
         blockers=tuple(sorted(blockers)),
         absent=tuple(sorted(absent)),
-        blocked_by_peer=held,
     )
 
 
@@ -96,37 +92,29 @@ def _needed_in_init(states: Mapping[int, State], world: int) -> set[int]:
 
 def _needed_in_new_group(states: Mapping[int, State]) -> set[int]:
     """Return the ranks that have made fewer calls of ``new_group`` than one that waits in it."""
-    made = {n: _groups_made(state.rank) for n, state in states.items()}
+    made = {n: groups_made(state.rank) for n, state in states.items()}
     most = max((made[n] for n, state in states.items() if state.doing is Doing.NEW_GROUP), default=0)
     return {n for n, state in states.items() if not state.waiting and made[n] < most}
 
 
-def _groups_made(rank: Rank) -> int:
+def groups_made(rank: Rank) -> int:
+    """Return how often a rank has called ``new_group``."""
     ended = sum(count for kind, count in pack_calls(rank.recent_calls).counts.items() if kind.op == "new_group")
     return ended + sum(call.op == "new_group" for call in rank.open_calls)
 
 
-def _needed_peers(states: Mapping[int, State]) -> tuple[set[int], dict[int, int]]:
-    """Return the peers that point-to-point waiters need, and the pairs in which the peer waits as well."""
+def unanswered_peers(states: Mapping[int, State]) -> dict[int, int]:
+    """Return the ranks that wait in a point-to-point call whose other half is not pending, each with its peer."""
     pending = peer_calls(states.values())
-    needed: set[int] = set()
-    held: dict[int, int] = {}
+    found: dict[int, int] = {}
     for number, state in states.items():
         call = state.call
-        if state.doing is not Doing.PEER or call is None or call.peer is None:
+        if state.doing is not Doing.PEER or call is None or call.peer is None or call.peer == number:
             continue
-        if _answers(call.op, pending.get((call.peer, number))):
-            continue
-        needed.add(call.peer)
-        peer = states.get(call.peer)
-        if peer is not None and peer.waiting:
-            held[number] = call.peer
-    return needed, held
-
-
-def _answers(op: str, other: str | None) -> bool:
-    """Return whether the peer's pending operation is the other half of ``op``."""
-    return (op in _SENDS and other in _RECEIVES) or (op in _RECEIVES and other in _SENDS)
+        other_half = _RECEIVES if call.op in _SENDS else _SENDS
+        if not pending.get((call.peer, number), frozenset()) & other_half:
+            found[number] = call.peer
+    return found
 
 
 def _behind(states: Mapping[int, State], positions: Mapping[int, Position], *, detail: bool) -> set[int]:

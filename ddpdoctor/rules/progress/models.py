@@ -1,0 +1,124 @@
+"""DD506: the ranks of one group give DDP different models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.registry import rule
+
+from . import evidence as say
+from .groups import group_words
+from .places import places
+from .scene import Cause, Ruling, Scene
+from .words import verb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpdoctor.model.facts import TensorSeen
+
+    from .differences import Difference
+
+
+@rule("DD506", "model-differs", Severity.ERROR, "The ranks of one group give DDP different models")
+def check_models(scene: Scene) -> Ruling:
+    """Report a model whose parameters or buffers are not the same on all ranks that DDP keeps equal.
+
+    ## What it means
+
+    DDP pairs parameters by their order alone. Where number, order, shapes, dtypes or `requires_grad` differ, its
+    constructor raises (on all ranks but rank 0, also where rank 0 is the odd one), the first backward hangs or aborts,
+    or gradients of different parameters are silently averaged with each other.
+
+    ## How it is recognised
+
+    What each rank hands to `DistributedDataParallel(...)` is recorded: names, order, shapes, dtypes, `requires_grad`,
+    and the buffers that are synchronized. The first, second, ... model of each process group is compared within that
+    group only: models of different groups may differ.
+
+    ## How sure
+
+    High where a majority has the same model: the minority is to blame. Otherwise all are named: medium.
+
+    ## What to do
+
+    Build the model from the same arguments on all ranks: no branch on the rank, the same number of classes or
+    tokens, the same frozen layers, layers made in the same order (not from a `set`).
+
+    ## Example
+
+        rank 2 has requires_grad=False for 0.weight, where ranks 0 and 1 have requires_grad=True
+    """
+    difference = scene.difference
+    if difference is None:
+        return Ruling()
+    certain = scene.cause is Cause.MODEL and scene.stands_still(())
+    return Ruling(findings=(_finding(scene, difference),), certain=certain)
+
+
+def _finding(scene: Scene, difference: Difference) -> Finding:
+    blamed = difference.blamed
+    sites = {n: difference.models[n].site for n in blamed}
+    return Finding(
+        code="DD506",
+        kind="model-differs",
+        severity=Severity.ERROR,
+        confidence=Confidence.HIGH if len(blamed) < len(difference.models) else Confidence.MEDIUM,
+        ranks=blamed,
+        hosts=say.hosts_of(scene, blamed),
+        where=tuple(place for n, site in sites.items() for place in places(n, [site])),
+        tensor=difference.tensor,
+        summary=_summary(difference),
+        evidence=(
+            f"model {difference.number} that DDP was given in {group_words(difference.group, scene.world)}",
+            *_counts(difference),
+            *say.cascade_words(scene.failures, ()),
+            *say.others(scene, [failure.rank.rank for failure in scene.failures]),
+        ),
+        fix="build the model from the same arguments, in the same order, on all ranks",
+    )
+
+
+def _summary(difference: Difference) -> str:
+    blamed = difference.blamed
+    rest = [n for n in sorted(difference.models) if n not in set(blamed)]
+    if difference.tensor is None:
+        return f"{rank_list(blamed)} {verb(blamed, 'gives', 'give')} DDP another model than the other ranks"
+    where = f", where {_sides_words(difference, rest)}" if rest else ""
+    return f"the models given to DDP differ at {difference.tensor}: {_sides_words(difference, blamed)}{where}"
+
+
+def _sides_words(difference: Difference, numbers: Iterable[int]) -> str:
+    sides = _sides(difference, numbers)
+    return ", ".join(f"{rank_list(ranks)} {verb(ranks, 'has', 'have')} {what}" for what, ranks in sides)
+
+
+def _sides(difference: Difference, ranks: Iterable[int]) -> list[tuple[str, list[int]]]:
+    """Return what ranks have in the place of the first difference, and which do."""
+    found: dict[str, list[int]] = {}
+    for number in ranks:
+        found.setdefault(_row_words(difference.rows[number]), []).append(number)
+    return list(found.items())[: say.MAX_CLASSES]
+
+
+def _row_words(tensor: TensorSeen | None) -> str:
+    if tensor is None:
+        return "nothing there"
+    shape = "no shape yet" if tensor.shape is None else f"{tensor.dtype}{list(tensor.shape)}"
+    kind = "buffer" if tensor.is_buffer else f"requires_grad={tensor.requires_grad}"
+    return f"{tensor.name} of {shape}, {kind}"
+
+
+def _counts(difference: Difference) -> list[str]:
+    """Return how many parameters and buffers the models have, where that differs."""
+    found: dict[int, list[int]] = {}
+    for number, model in sorted(difference.models.items()):
+        found.setdefault(model.count, []).append(number)
+    if len(found) < 2:
+        return []
+    return [
+        f"{rank_list(ranks)} {verb(ranks, 'has', 'have')} {count} parameters and buffers"
+        for count, ranks in list(found.items())[: say.MAX_CLASSES]
+    ]
