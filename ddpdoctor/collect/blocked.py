@@ -10,6 +10,7 @@ import ipaddress
 import os
 import re
 import socket
+import struct
 import sys
 from pathlib import Path
 
@@ -37,6 +38,10 @@ OF_A_FILE = frozenset({
     "fcntl", "flock", "fsync", "fdatasync",
 })  # fmt: skip
 """Calls whose first argument is a file descriptor."""
+POLLS = frozenset({"poll", "ppoll"})
+POLL_FD = struct.Struct("<ihh")
+"""struct pollfd: the descriptor, what is waited for, what came. It lies in the process's memory."""
+WAITS_FOR_INPUT = frozenset({"read", "readv", "poll", "ppoll"})
 SELECTS = frozenset({"select", "pselect6"})
 """Their first argument is the highest descriptor plus one: 1 is descriptor 0 alone, as readline waits for a key."""
 MOST_SOCKETS = 1 << 20
@@ -53,9 +58,9 @@ def read_blocked(pid: int, proc: Path = PROC, machine: str | None = None) -> Blo
     if call is None:
         return None
     first = int(words[1], 16)
-    if call not in OF_A_FILE:
+    fd = _polled_fd(pid, first, int(words[2], 16), proc) if call in POLLS and len(words) > 2 else first & 0xFFFFFFFF
+    if fd is None or call not in OF_A_FILE | POLLS:
         return Blocked(call=call, alone_on_fd0=call in SELECTS and first == 1)
-    fd = first & 0xFFFFFFFF
     target = _link(proc / str(pid) / "fd" / str(fd))
     kind = _KINDS.match(target)
     return Blocked(
@@ -63,8 +68,21 @@ def read_blocked(pid: int, proc: Path = PROC, machine: str | None = None) -> Blo
         fd=fd,
         file=kind[1] if kind else target or None,
         remote=_remote(target, pid, proc),
-        alone_on_fd0=fd == 0 and call in {"read", "readv"},
+        alone_on_fd0=fd == 0 and call in WAITS_FOR_INPUT,
     )
+
+
+def _polled_fd(pid: int, address: int, count: int, proc: Path) -> int | None:
+    """Return the one descriptor that poll(2) was given; None where there are several, or that may not be read."""
+    if count != 1:
+        return None
+    try:
+        with (proc / str(pid) / "mem").open("rb", buffering=0) as memory:
+            memory.seek(address)
+            found: int = POLL_FD.unpack(memory.read(POLL_FD.size))[0]
+    except (OSError, ValueError, OverflowError, struct.error):
+        return None
+    return found if found >= 0 else None
 
 
 def read_kernel_function(pid: int, proc: Path = PROC) -> str | None:

@@ -22,6 +22,7 @@ FRAGMENTED = 0.15
 """Ours: torch's allocator holds this much of its memory in pieces too small, where a request below it fails."""
 _OF_DEVICE = re.compile(r"(?:CUDA|HIP|XPU) out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
 _OF_HOST = re.compile(r"DefaultCPUAllocator|allocate memory|std::bad_alloc|Unable to allocate")
+_ASKED = re.compile(r"you tried to allocate (\d+) bytes")
 _OF_SHARED = re.compile(r"shared memory|</?torch_|\bshm\b|/dev/shm|bus error", re.IGNORECASE)
 _WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) (?P<how>.*)")
 LESS = "use less memory a rank: smaller batches, fewer loader workers or less prefetch"
@@ -41,7 +42,7 @@ def memory_clues(scene: Scene, failure: Failure) -> tuple[Clue, ...]:
     if _OF_SHARED.search(text):
         return tuple(_of_shared(_shared(scene, at_error)))
     if failure.error.type == "MemoryError" or _OF_HOST.search(text):
-        return tuple(_of_host(scene, rank, at_error))
+        return tuple(_of_host(scene, rank, text))
     return ()
 
 
@@ -100,12 +101,13 @@ def _device_words(one: DeviceMemory) -> str:
     )
 
 
-def _of_host(scene: Scene, rank: Rank, at_error: AtError | None) -> Iterator[Clue]:
+def _of_host(scene: Scene, rank: Rank, text: str) -> Iterator[Clue]:
+    at_error = rank.causes.at_error if rank.causes is not None else None
     if at_error is not None and at_error.address_space is not None:
         space = at_error.address_space
         yield Clue(
             said=f"its address space was {size_words(space.used_bytes)} of the {size_words(space.limit_bytes)} that "
-            "RLIMIT_AS (ulimit -v) allows",
+            f"RLIMIT_AS (ulimit -v) allows{_asked(text)}",
             fix=f"{LESS}, or raise the limit: ulimit -v unlimited",
         )
     if at_error is not None and at_error.memory is not None:
@@ -116,6 +118,12 @@ def _of_host(scene: Scene, rank: Rank, at_error: AtError | None) -> Iterator[Clu
         yield Clue(said=had + of, fix=LESS)
     else:
         yield from _use(scene, rank)
+
+
+def _asked(text: str) -> str:
+    """Return how much was asked for, where torch says it."""
+    match = _ASKED.search(text)
+    return f", and {size_words(int(match[1]))} more were asked for" if match else ""
 
 
 def _of_worker(scene: Scene, rank: Rank, text: str) -> Iterator[Clue]:
