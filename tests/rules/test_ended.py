@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.model.facts import Life
+from ddpdoctor.model.facts import Frame, Life
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.progress.judge import judge
 from ddpdoctor.rules.progress.words import MAX_TEXT
@@ -12,6 +12,7 @@ from ddpdoctor.rules.progress.words import MAX_TEXT
 from .build import (
     AUTOGRAD,
     LONG_AGO,
+    TORCH,
     S,
     backwards,
     call,
@@ -34,6 +35,7 @@ TIMED_OUT = "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed
 WORKER_ERROR = error(
     "KeyError", "Caught KeyError in DataLoader worker process 0.", frames=(line(88, "get"),), from_child=True
 )
+SIGCHLD = Frame(file=f"{TORCH}/utils/data/_utils/signal_handling.py", line=72, function="handler", user=False)
 LAYER_ERROR = error(
     "RuntimeError", "mat1 and mat2 shapes cannot be multiplied", in_call="ddp_forward",
     frames=(line(30), line(12, "step")),
@@ -43,6 +45,12 @@ ABORT = {"signal": "SIGABRT", "last_place": line(20)}
 
 def aborted_in_call(number, **more):
     return killed(number, open_calls=(call(seq=7, **more),), recent_calls=backwards(3), **ABORT)
+
+
+def thrown_out(number, at):
+    """A rank whose backward raised after the stop of the job had begun, and which SIGTERM then ended on its way out."""
+    gone = {"life": Life.SIGNALED, "exit_code": None, "signal": "SIGTERM", "after_stop": True, "main_ended_ns": at + S}
+    return failed_in(number, "backward", at=at, **gone)
 
 
 FAILED = {
@@ -95,6 +103,22 @@ FAILED = {
         ),
         ("crash", [0], [20]),
     ),
+    "crash: the script logs its error, and leaves with a status": (
+        (crashed(0, exit_call=line(99)), failed_in(1, "backward", exit_call=line(99)), in_backward(2)),
+        ("crash", [0], [7, 99]),
+    ),
+    "crash: a loader worker's end is told in the middle of a collective": (
+        (
+            crashed(
+                0,
+                error("RuntimeError", "DataLoader worker is killed", in_call="all_reduce", frames=(line(20), SIGCHLD)),
+                recent_calls=(call(seq=7, failed=True, open_=False),),
+            ),
+            failed_in(1, "all_reduce", 7),
+            in_call(2),
+        ),
+        ("crash", [0], [20]),
+    ),
     "killed: from outside": (
         (failed_in(0, "all_reduce", 7), in_call(1), killed(2)),
         ("killed", [2], [9]),
@@ -123,6 +147,14 @@ FAILED = {
     ),
     "early-exit: the others lost their connection": (
         (failed_in(0, "backward"), ended(1, recent_calls=backwards(3), exit_call=line(12)), failed_in(2, "backward")),
+        ("early-exit", [1], [12]),
+    ),
+    "early-exit: a peer was thrown out while the launcher was about to stop it": (
+        (
+            failed_in(0, "backward"),
+            ended(1, recent_calls=backwards(3), exit_call=line(12)),
+            thrown_out(2, at=LONG_AGO + 2 * S),
+        ),
         ("early-exit", [1], [12]),
     ),
     "early-exit: no exit call, so its last call": (
@@ -172,7 +204,8 @@ FAILED = {
 @pytest.mark.parametrize("name", FAILED)
 def test_failure(name, detail):
     ranks, (kind, blamed, lines) = FAILED[name]
-    stopped = {"stopping_since_ns": LONG_AGO + 5 * S} if any(r.after_stop for r in ranks) else {}
+    since = LONG_AGO + (S if "about to stop" in name else 5 * S)
+    stopped = {"stopping_since_ns": since} if any(r.after_stop for r in ranks) else {}
     found = judge(job(*ranks, debug_level=detail, ended=True, **stopped))
     assert [c for c in found.checks if c.outcome == "crashed"] == []
     errors = [f for f in found.findings if f.severity is Severity.ERROR]

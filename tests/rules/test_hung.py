@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ddpdoctor.model.facts import Life
@@ -55,6 +57,13 @@ def stopped_in_call(number, **more):
 
 def at_end(number, *stacks, **more):
     return rank(number, main_ended_ns=LONG_AGO, looks=(look(stack(LOCK), *stacks),), **more)
+
+
+def tearing_down(number, ended_ns, **more):
+    """A rank whose last look was taken while its script still ran."""
+    early = replace(look(stack(line(8))), time_ns=ended_ns - S)
+    fields = {"main_ended_ns": ended_ns, "looks": (early,), "proc_state": "R", "last_progress_ns": ended_ns}
+    return rank(number, **{**fields, **more})
 
 
 UPLOADER = stack(line(31, "upload"), LOCK, main=False, thread="uploader")
@@ -158,6 +167,15 @@ HUNG = {
         (rank(0, main_ended_ns=LONG_AGO, looks=(look(stack(line(90, "flush"))),)), ended(1), ended(2)),
         ("exit-hang", [0], [90], True),
     ),
+    "exit-hang: a destructor waits": (
+        (tearing_down(0, NOW - 15 * S, proc_state="S", cpu_share=0.0), ended(1), ended(2)),
+        ("exit-hang", [0], [], True),
+    ),
+    "exit-hang: an interpreter takes itself down for ever": (
+        (tearing_down(0, LONG_AGO), ended(1), ended(2)),
+        ("exit-hang", [0], [], True),
+    ),
+    "stuck: alone for long, when the others are done": ((in_user(0), ended(1), ended(2)), ("stuck", [0], [12], True)),
     "mismatch: another operation": (
         (in_call(0, "reduce", 7, 6), in_call(1), in_call(2)),
         ("mismatch", [0], [6], True),
@@ -269,6 +287,8 @@ QUIET_JOBS = {
     "the script ended a moment ago": [rank(0, 1, main_ended_ns=NOW - S)],
     "stopped, but it moved a moment ago": [in_call(0), moving(in_user(1, proc_state="T")), in_call(2)],
     "nothing is known yet": [],
+    "an interpreter at work taking itself down": [tearing_down(0, NOW - 15 * S), ended(1), ended(2)],
+    "a rank goes on for a while when the others are done": [in_user(0, last_progress_ns=NOW - 20 * S), ended(1)],
     "a bare process": [rank(0, 1, initialized=False, world_size=None, recorded=True, looks=(), last_progress_ns=None)],
 }  # fmt: skip
 

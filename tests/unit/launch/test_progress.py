@@ -70,6 +70,13 @@ def test_a_new_child_is_progress_and_one_that_stays_is_none(process: Followed) -
     assert process.last_progress_ns == SECOND
 
 
+def test_one_child_after_another_is_progress_for_some_hang_timeouts_only(process: Followed) -> None:
+    limit = FAMILIAR_PATIENCE * TIMEOUT_S
+    for second in range(1, int(limit) + 10):
+        look(process, second, frozenset({100 + second}))
+    assert process.last_progress_ns == (limit - 1) * SECOND
+
+
 def test_much_io_is_progress_and_a_line_a_second_is_none(process: Followed, tmp_path: Path) -> None:
     look(process, 1, interval_s=1.0)
     begun = process.last_progress_ns
