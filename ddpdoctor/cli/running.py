@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.cli.defects import show_defect
 from ddpdoctor.cli.output import save_report, say, show_error, show_report
@@ -46,9 +46,10 @@ class Request:
     command: tuple[str, ...]
 
 
-def prepare(request: Request, env: Mapping[str, str]) -> WrapOptions:
+def prepare(request: Request, env: Mapping[str, str], outer: Path | None = None) -> WrapOptions:
     """Check everything that can be checked before a start, and make the run folder last.
 
+    ``outer`` is the run folder of a ``wrap`` around this one: none is made then.
     Raises ``UserError`` for a script that cannot run, an unknown code, or a folder that cannot be written to.
     """
     split = _with_variables(request.split, env)
@@ -59,7 +60,7 @@ def prepare(request: Request, env: Mapping[str, str]) -> WrapOptions:
         hang_timeout_s=request.hang_timeout_s,
         on_hang=request.on_hang,
         debug_level=request.debug_level,
-        report_dir=_make_dir(request),
+        report_dir=_make_dir(request) if outer is None else outer,
         format=request.format,
         quiet=request.quiet,
         ignore=ignore,
@@ -72,6 +73,19 @@ def prepare(request: Request, env: Mapping[str, str]) -> WrapOptions:
         nproc_note=note,
         command=request.command,
     )
+
+
+def run_under_outer(options: WrapOptions) -> NoReturn:
+    """Become the launcher: the ``wrap`` around this one watches the job, and reports of it."""
+    from ddpdoctor.launch.nested import become_launcher
+
+    if not options.quiet:
+        folder = options.report_dir
+        say(
+            sys.stderr,
+            f"another ddpdoctor wrap watches this job already, with its own options; its report is in {folder}",
+        )
+    become_launcher(options)
 
 
 def run_and_show(options: WrapOptions) -> Outcome:

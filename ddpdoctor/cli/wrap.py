@@ -93,9 +93,11 @@ def wrap(
     a shell script, `python train.py`. The exit status is the launcher's own, or 124 where a hung job was stopped.
     """
     from ddpdoctor.cli.durations import parse_duration
-    from ddpdoctor.cli.running import Request, prepare, run_and_show
+    from ddpdoctor.cli.running import Request, prepare, run_and_show, run_under_outer
+    from ddpdoctor.launch.nested import find_outer_run
 
     split = cast("SplitCommand", ctx.meta[_SPLIT])
+    outer = find_outer_run(os.environ)
     options = prepare(
         Request(
             split=split,
@@ -109,7 +111,10 @@ def wrap(
             command=tuple(sys.argv),
         ),
         os.environ,
+        outer,
     )
+    if outer is not None:
+        run_under_outer(options)
     raise typer.Exit(run_and_show(options).exit_status)
 
 

@@ -28,11 +28,16 @@ def start_launcher(options: WrapOptions, folder: Path) -> subprocess.Popen[bytes
     try:
         return subprocess.Popen(command, env=_environment(options, folder))
     except OSError as error:
-        raise UserError(
-            f"the command {command[0]} cannot be run: {error.strerror}",
-            help="Nothing was started. A script needs `#!/bin/bash` or the like as its first line, or its interpreter "
-            "as the command: `ddpdoctor wrap -- bash SCRIPT`.",
-        ) from error
+        raise cannot_run(command[0], error) from error
+
+
+def cannot_run(command: str, error: OSError) -> UserError:
+    """Return what to say where the system refuses to run a command."""
+    return UserError(
+        f"the command {command} cannot be run: {error.strerror}",
+        help="Nothing was started. A script needs `#!/bin/bash` or the like as its first line, or its interpreter as "
+        "the command: `ddpdoctor wrap -- bash SCRIPT`.",
+    )
 
 
 def launch_command(options: WrapOptions) -> list[str]:

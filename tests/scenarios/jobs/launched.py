@@ -31,6 +31,8 @@ def main():
     for step in range(5):
         if step == 3 and dist.get_rank() == int(os.environ.get("BAD", "1")):
             fail(os.environ.get("MODE", ""))
+        elif step == 3 and "OTHERS_COMPUTE" in os.environ:
+            time.sleep(60)  # VICTIM
         dist.all_reduce(torch.ones(4))
     dist.barrier()
     dist.destroy_process_group()
