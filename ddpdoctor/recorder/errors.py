@@ -238,6 +238,9 @@ def _exited() -> None:
     _main_ended()
     if here.ring is not None:
         here.ring.set("exited_ns", time.monotonic_ns())
+        from . import sampler
+
+        sampler.stop()
 
 
 def note_processes(process: Any) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 RANK_TICK_S = 0.1
 CHILD_TICK_S = 0.4
 LOOKS_APART_S = 0.3
+STOP_LIMIT_S = 0.05
+"""How long the end of a process waits for the thread. It needs a thousandth of that, unless it is at work."""
 MAX_FUNCTIONS = 1024
 """Functions kept in mind between two calls: a bound for scripts that make functions at run time."""
 
@@ -34,6 +36,10 @@ class Sampler:
 
     def __init__(self, tick_s: float) -> None:
         self.tick_s = tick_s
+        self.wake = _thread.allocate_lock()
+        self.wake.acquire()
+        self.gone = _thread.allocate_lock()
+        self.gone.acquire()
         self.control = _map_control(here.folder)
         self.answered = 0
         self.answer_path = ""
@@ -47,9 +53,19 @@ class Sampler:
         ticks = 0
         pid = os.getpid()
         while os.getpid() == pid and _current is self:
-            time.sleep(self.tick_s * (0.75 + ticks % 5 / 8))  # uneven: a loop of the user's must not hide between looks
+            # Uneven: a loop of the user's must not hide between looks.
+            if self.rests(self.tick_s * (0.75 + ticks % 5 / 8)):
+                break
             ticks += 1
             self.tick()
+        self.gone.release()
+
+    def rests(self, seconds: float) -> bool:
+        """Wait; return whether the process ends, and the thread should."""
+        ends = self.wake.acquire(True, seconds)
+        if ends:
+            self.wake.release()
+        return ends
 
     def tick(self) -> None:
         """Do what one wake-up asks for; guarded, since a failure must not end the thread."""
@@ -94,7 +110,7 @@ class Sampler:
         looks = [take_look()]
         extra = {name: _described(name, describe) for name, describe in describers.items()}
         self.write(request, looks, extra)
-        time.sleep(LOOKS_APART_S)
+        self.rests(LOOKS_APART_S)
         looks.append(take_look())
         self.write(request, looks, extra)
 
@@ -159,6 +175,21 @@ def _map_control(folder: str) -> Any:
             return mmap.mmap(file.fileno(), wire.CONTROL_SIZE, prot=mmap.PROT_READ)
     except (OSError, ValueError):
         return None
+
+
+@guarded("sampler stop")
+def stop() -> None:
+    """End the thread before Python ends.
+
+    It would be ended by pthread_exit, which loads a library first, and aborts the process where that cannot be found: in
+    another root, or with no file left to open.
+    """
+    global _current
+    sampler, _current = _current, None
+    here.kept.append(sampler)
+    if sampler is not None:
+        sampler.wake.release()
+        sampler.gone.acquire(True, STOP_LIMIT_S)
 
 
 @guarded("sampler start")
