@@ -37,7 +37,8 @@ COLLECTIVES = {
 """Name of the call, and of the argument whose dtype and shape are recorded."""
 POINT_TO_POINT = {"send": "tensor", "recv": "tensor", "isend": "tensor", "irecv": "tensor", "batch_isend_irecv": None}
 _PEER = ("dst", "src", "group_dst", "group_src")
-_UNCOUNTED = frozenset({"monitored_barrier", "batch_isend_irecv"})
+MONITORED = "monitored_barrier"
+"""Made of sends and receives: it stands under the next number, as a collective would, and does not use it up."""
 _TORCH_DISTRIBUTED = os.sep + os.path.join("torch", "distributed") + os.sep
 
 _pending: collections.deque[Tuple[Any, int]] = collections.deque(maxlen=256)
@@ -179,9 +180,10 @@ class _Hook:
     def __init__(self, op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool) -> None:
         self.op = op
         self.p2p = p2p
-        self.counted = not p2p and op not in _UNCOUNTED
+        self.counted = not p2p
         self.flags = (wire.FLAG_P2P if p2p else 0) | (wire.FLAG_ASYNC if op in ("isend", "irecv") else 0)
         self.rerouted = p2p and op in detail.OPERATIONS
+        self.moves = self.rerouted or op == MONITORED
         code = inspect.unwrap(original).__code__
         self.at = {name: i for i, name in enumerate(code.co_varnames[: code.co_argcount])}
         self.peers = tuple(name for name in _PEER if name in self.at)
@@ -245,7 +247,7 @@ class _Hook:
 
     def end(self, index: int, group: Any, before: int, result: Any) -> None:
         """Complete the record, or leave it to the work that was handed out."""
-        if self.rerouted and group is not None:
+        if self.moves and group is not None:
             groups.known(group).moved += max(0, groups.sequence_number(group) - before)
         if result is not None and hasattr(result, "is_completed"):
             _works[result] = index
