@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.model.facts import Life
+from ddpdoctor.model.facts import Frame, Life
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.rules.progress.judge import judge
 
@@ -325,6 +325,17 @@ def test_duplicate_numbers_are_evidence():
     found = judge(job(*ranks, world_size=3))
     assert [(f.kind, f.ranks) for f in found.findings] == [("missing", (2,))]
     assert any("4711" in sentence for sentence in found.findings[0].evidence)
+    assert "2 processes took the number of rank 1" in found.findings[0].summary
+    assert "RANK" in found.findings[0].fix
+
+
+def test_a_queue_that_nobody_reads_is_told():
+    feeder = Frame(file="/usr/lib/python3.11/multiprocessing/queues.py", line=201, function="_finalize_join", user=False)
+    stays = rank(0, main_ended_ns=LONG_AGO, looks=(look(stack(feeder, LOCK)),))
+    found = judge(job(stays, ended(1), ended(2))).findings
+    assert [(f.kind, f.ranks) for f in found] == [("exit-hang", (0,))]
+    assert "cancel_join_thread" in found[0].fix
+    assert "Python itself stands in wait at threading.py:324 in rank 0" in found[0].evidence
 
 
 def test_one_blamed_and_one_moving_rank_is_not_certain():

@@ -139,7 +139,7 @@ def _missing(scene: Scene, absent: tuple[int, ...]) -> Ruling:
         f"the world has {scene.world} ranks, {len(scene.states)} were seen",
     ]
     seen += [f"the launcher was asked to start {asked} ranks here"] if asked is not None else []
-    seen += _duplicates(scene)
+    doubled = _duplicates(scene)
     alone = scene.sees_all
     finding = Finding(
         code="DD607",
@@ -148,13 +148,20 @@ def _missing(scene: Scene, absent: tuple[int, ...]) -> Ruling:
         confidence=Confidence.HIGH if alone else Confidence.LOW,
         ranks=absent,
         summary=f"{rank_list(absent)} never came, and {rank_list(scene.waits.waiters)} "
-        f"{verb(scene.waits.waiters, 'waits', 'wait')} for a world of {scene.world}",
-        evidence=tuple(seen),
-        fix="start as many ranks as the world size says (--nproc-per-node, --nnodes, or world_size= in the script)"
-        if alone
-        else "see whether the other nodes were started, and with the same endpoint and number of nodes",
+        f"{verb(scene.waits.waiters, 'waits', 'wait')} for a world of {scene.world}"
+        + "".join(f"; {sentence}" for sentence in doubled[:1]),
+        evidence=(*seen, *doubled),
+        fix=_missing_fix(alone=alone, doubled=bool(doubled)),
     )
     return Ruling(findings=(finding,), certain=alone and scene.stands_still(()))
+
+
+def _missing_fix(*, alone: bool, doubled: bool) -> str:
+    if doubled:
+        return "give each process a rank number of its own: pass on RANK, as the launcher sets it, to rank="
+    if alone:
+        return "start as many ranks as the world size says (--nproc-per-node, --nnodes, or world_size= in the script)"
+    return "see whether the other nodes were started, and with the same endpoint and number of nodes"
 
 
 def _duplicates(scene: Scene) -> list[str]:

@@ -244,5 +244,6 @@ def _fix(root: Failure, place: Place | None) -> str:
     if root.rank.oom_killed:
         return "use less memory a rank (fewer loader workers, smaller batches), or raise the memory limit"
     if root.rank.signal in _FATAL_DUMP:
-        return f"look at the native code that is called {place_words(place)}; SIGBUS may mean a full /dev/shm"
+        full = "; SIGBUS may mean a full /dev/shm, or a mapped file cut short" if root.rank.signal == "SIGBUS" else ""
+        return f"look at the native code that is called {place_words(place)}{full}"
     return "find out who sent the signal: the batch system's log, dmesg, a watchdog"

@@ -12,7 +12,7 @@ from ddpdoctor.rules.registry import rule
 from . import evidence as say
 from .causes import clues_of
 from .clues import sentences
-from .places import innermost_user, last_main_stack, lines_seen, other_threads, places
+from .places import innermost_user, is_file, last_main_stack, lines_seen, other_threads, places
 from .scene import Cause, Ruling, Scene, moment, timeout_ns
 from .states import Doing, aborted_at_exit
 from .words import place_words, seconds, verb
@@ -20,6 +20,8 @@ from .words import place_words, seconds, verb
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Child, Frame, Rank
 
+QUEUES_FILE = "/multiprocessing/queues.py"
+"""Where the interpreter, at its end, waits until all that was put into a queue has been read."""
 AT_WORK_SHARE = 0.02
 """A core's share above which a process that ends is at work. Ours: one that waits uses none."""
 TEARDOWN_PATIENCE = 4
@@ -78,7 +80,7 @@ def check_exit_hang(scene: Scene) -> Ruling:
         summary=f"{rank_list(blamed)} {verb(blamed, 'has', 'have')} finished the script and the process does not end"
         + (f": something still runs {place_words(first)}" if first is not None else ""),
         evidence=(f"the script ended, and the process went on {since}", *seen),
-        fix="end that thread, child or exit function before the script ends, or make the thread a daemon",
+        fix=_exit_fix(scene.rank(blamed[0])),
     )
     return Ruling(findings=(finding,), certain=set(scene.living) <= {*blamed, *scene.quiet})
 
@@ -94,6 +96,13 @@ def _limit_ns(scene: Scene, number: int) -> int:
 def _since_end(rank: Rank) -> Rank:
     """Return a rank without what was seen of it while its script still ran."""
     return replace(rank, looks=tuple(look for look in rank.looks if look.time_ns >= (rank.main_ended_ns or 0)))
+
+
+def _exit_fix(rank: Rank) -> str:
+    stack = last_main_stack(_since_end(rank))
+    if stack is not None and any(is_file(frame, QUEUES_FILE) for frame in stack.frames):
+        return "read what is left in the multiprocessing queue before the script ends, or call cancel_join_thread() on it"
+    return "end that thread, child or exit function before the script ends, or make the thread a daemon"
 
 
 def _exit_places(rank: Rank) -> tuple[Place, ...]:
@@ -118,6 +127,9 @@ def _exit_evidence(scene: Scene, blamed: tuple[int, ...]) -> list[str]:
         names = [s.thread for s in other_threads(rank, skip_idle=False) if not s.is_daemon]
         found += [f"threads of rank {number} that the interpreter waits for: {', '.join(names)}"] if names else []
         found += [f"children of rank {number}: {', '.join(c.name for c in rank.children)}"] if rank.children else []
+        stack = last_main_stack(rank)
+        if stack is not None:
+            found.append(f"Python itself stands {place_words(stack.frames[-1])} in rank {number}")
     return found
 
 
