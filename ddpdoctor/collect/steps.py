@@ -33,6 +33,7 @@ def read_steps(content: RingContent) -> StepTimes | None:
     return StepTimes(
         ends_with=_ENDS[kind],
         group=last.group,
+        unknown=sum(step.flags == kind | wire.STEP_WAIT_UNKNOWN for step in steps),
         numbers=tuple(step.number for step in alike),
         phases_us=tuple(zip(*(step.phases_us for step in alike), strict=True)) or none,
         waits_us=tuple(zip(*(step.waits_us for step in alike), strict=True)) or none,

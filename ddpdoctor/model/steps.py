@@ -45,6 +45,8 @@ class StepTimes:
     """A column a phase."""
     waits_us: tuple[tuple[int, ...], ...]
     """How much of each phase was spent in collectives, a column a phase."""
+    unknown: int = 0
+    """How many steps were left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import sys
 import time
 from typing import Any, List, Set
 
@@ -68,14 +69,14 @@ class StepClock:
         now = self.enter(self.phase)
         self.number += 1
         if here.ring is not None:
-            here.ring.step(self.number, now, 0, self.level, _us(self.spent), _us(self.waits))
+            here.ring.step(self.number, now, 0, self.level | unseen_waits(), _us(self.spent), _us(self.waits))
         self.spent, self.waits = [0, 0, 0, 0], [0, 0, 0, 0]
 
     def take(self) -> Ended:
         """Return the step that ends now, and begin the next one."""
         now = self.enter(self.phase)
         self.number += 1
-        ended = Ended(self.number, now, self.level, self.spent, self.waits)
+        ended = Ended(self.number, now, self.level | unseen_waits(), self.spent, self.waits)
         self.spent, self.waits = [0, 0, 0, 0], [0, 0, 0, 0]
         return ended
 
@@ -97,6 +98,12 @@ class Ended:
             here.ring.step(self.number, self.ended_ns, self.group, self.flags, _us(self.spent), _us(self.waits))
 
 
+def unseen_waits() -> int:
+    """Return the flag of a step whose waits cannot be told: on a GPU a collective returns before it has begun."""
+    cuda = sys.modules.get("torch.cuda")
+    return wire.STEP_WAIT_UNKNOWN if cuda is not None and cuda.is_initialized() else 0
+
+
 def _us(durations: List[int]) -> List[int]:
     before, forward, between, backward = durations
     if before < MOST_NS > forward and between < MOST_NS > backward:  # far cheaper than to look at each
@@ -107,7 +114,7 @@ def _us(durations: List[int]) -> List[int]:
 clock = StepClock()
 
 
-def ended_collective(ring: Any, index: int) -> None:
+def ended_collective(site: int) -> None:
     """Note that a collective of the main thread has ended: the end of a step where nothing better marks steps."""
     if clock.level <= wire.STEP_COLLECTIVE and index and _thread.get_ident() == here.main_thread:
         site = ring.site_of(index)

@@ -67,7 +67,7 @@ def _then(original: Callable[..., Any], action: Callable[[Any], None]) -> Callab
             here.failed("steps", error)
         return result
 
-    return standing_for(original)(run)  # type: ignore[no-any-return]
+    return standing_for(original)(run)
 
 
 def _time_every_step(ddp: Any) -> None:
@@ -87,7 +87,7 @@ def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             clock.end_wait(began)
 
-    return standing_for(original)(run)  # type: ignore[no-any-return]
+    return standing_for(original)(run)
 
 
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,7 +103,7 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
             clock.enter(wire.BETWEEN)
             _forward_ended(self)
 
-    return standing_for(original)(forward)  # type: ignore[no-any-return]
+    return standing_for(original)(forward)
 
 
 def _forward_ended(ddp: Any) -> None:
@@ -135,7 +135,7 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
             here.failed("steps", error)
         return result
 
-    return standing_for(original)(backward)  # type: ignore[no-any-return]
+    return standing_for(original)(backward)
 
 
 def _backward_ended(began_ns: int) -> None:

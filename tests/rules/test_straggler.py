@@ -240,6 +240,14 @@ def test_a_job_that_hangs_or_fails_has_another_verdict():
         assert outcome(found).outcome is Outcome.SKIPPED
 
 
+def test_waits_that_were_not_seen_are_no_sign_of_an_even_pace():
+    found = trained(usual, slower(0, 60))
+    unseen = replace(found.ranks[0].step_times, numbers=(), phases_us=((),) * 4, waits_us=((),) * 4, unknown=60)
+    blind = replace(found, ranks=tuple(replace(rank, step_times=unseen) for rank in found.ranks))
+    assert straggler(blind) is None
+    assert outcome(blind).outcome is Outcome.INCONCLUSIVE
+
+
 def test_a_straggler_stops_no_job():
     running = trained(usual, slower(0, 60))
     assert not judge(replace(running, ended=False)).certain

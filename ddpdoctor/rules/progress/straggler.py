@@ -66,7 +66,8 @@ def check_straggler(scene: Scene) -> Ruling:
     least has come last; no common clock is needed. A rank, or up to half of the ranks, must come after all others in
     80 % of at least 20 steps, and cost them a median of 20 % of the step and of 20 ms. The last 256 steps are looked
     at. A few long pauses (a checkpoint, an evaluation) change no median. Waits for a single peer (send, recv) do not
-    count: the stages of a pipeline are not compared.
+    count: the stages of a pipeline are not compared. On a GPU, where collectives return before they have begun, waits
+    are not measured: the rule then says that it cannot tell.
 
     ## How sure
 
@@ -85,9 +86,11 @@ def check_straggler(scene: Scene) -> Ruling:
     if scene.cause is not Cause.NONE:
         return Ruling(skipped=scene.cause.value)
     pacings = find_pacings(scene.job)
+    judged = [late for late in map(find_late, pacings) if late is not None]
+    if not judged and any(rank.step_times is not None and rank.step_times.unknown for rank in scene.job.ranks):
+        return Ruling(inconclusive="how long ranks waited for each other is not known: on a GPU it is not measured")
     if not pacings:
         return Ruling(skipped="no steps of two ranks were recorded")
-    judged = [late for late in map(find_late, pacings) if late is not None]
     if not judged:
         most = max(pacing.steps for pacing in pacings)
         return Ruling(skipped=f"{most} steps were recorded, fewer than {MIN_STEPS}")

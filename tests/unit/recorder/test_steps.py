@@ -1,0 +1,164 @@
+"""Where steps end, what they take, and at which lines the main thread is met."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ddpdoctor.collect.steps import find_children, read_lines, read_steps
+from ddpdoctor.model.steps import Phase, StepEnd
+from ddpdoctor.recorder import lines, reading, stepclock, wire
+from ddpdoctor.recorder.ring import Ring
+from ddpdoctor.recorder.state import here
+from ddpdoctor.recorder.stepclock import StepClock
+
+ENDS = [wire.STEP_COLLECTIVE, wire.STEP_BACKWARD, wire.STEP_OPTIMIZER, wire.STEP_REDUCED]
+
+
+def make(tmp_path: Path, role: int = wire.ROLE_RANK, shape: wire.Shape = wire.RANK_SHAPE, pid: int = 42) -> Ring:
+    return Ring(str(tmp_path), role, shape, pid=pid, start_ticks=7)
+
+
+def read(ring: Ring) -> reading.RingContent:
+    return reading.read_ring(Path(ring.path).read_bytes())
+
+
+def ends(*events: tuple[int, str]) -> list[int]:
+    """Return which of the events, a level and a key each, end a step."""
+    clock = StepClock()
+    return [i for i, event in enumerate(events) if clock.ends_step(*event)]
+
+
+def test_the_first_end_that_comes_again_ends_each_step() -> None:
+    a, b = (wire.STEP_COLLECTIVE, "a"), (wire.STEP_COLLECTIVE, "b")
+    assert ends(a, b, a, b, a, b) == [0, 2, 4]
+
+
+def test_an_end_that_does_not_come_again_gives_way() -> None:
+    setup, a, b = ((wire.STEP_COLLECTIVE, name) for name in ("setup", "a", "b"))
+    assert ends(setup, a, b, a, b, a) == [0, 3, 5]
+
+
+def test_a_better_mark_of_steps_takes_over() -> None:
+    kinds = [(level, "x") for level in ENDS]
+    assert ends(*kinds, *kinds, *kinds) == [0, 1, 2, 3, 7, 11]
+
+
+def test_steps_are_counted_anew_under_a_better_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = make(tmp_path)
+    monkeypatch.setattr(here, "ring", ring)
+    clock = StepClock()
+    for _ in range(7):
+        assert clock.ends_step(wire.STEP_COLLECTIVE, "site")
+        clock.write_step()
+    for _ in range(3):
+        assert clock.ends_step(wire.STEP_OPTIMIZER, 1)
+        clock.write_step()
+    times = read_steps(read(ring))
+    assert times is not None
+    assert (times.ends_with, times.numbers) == (StepEnd.OPTIMIZER, (1, 2, 3))
+
+
+def test_time_goes_to_the_phase_in_which_it_passed() -> None:
+    clock = StepClock()
+    for phase in (wire.BEFORE, wire.FORWARD, wire.BETWEEN, wire.BACKWARD, wire.BEFORE):
+        clock.enter(phase)
+    began = clock.begin_wait()
+    assert clock.begin_wait() == 0, "a wait inside a wait counts once"
+    assert clock.waiting
+    clock.end_wait(began)
+    assert not clock.waiting
+    clock.end_wait(clock.begin_wait(), counts=False)
+    waited = clock.waits[wire.BEFORE]
+    ended = clock.take()
+    assert all(spent > 0 for spent in ended.spent)
+    assert ended.waits == [waited, 0, 0, 0]
+    assert 0 < waited <= ended.spent[wire.BEFORE]
+    assert clock.spent == clock.waits == [0, 0, 0, 0]
+
+
+def test_a_ring_keeps_the_last_steps(tmp_path: Path) -> None:
+    ring = make(tmp_path)
+    group = ring.intern("7")
+    for number in range(1, 301):
+        ring.step(number, number * 10, group, wire.STEP_REDUCED, [number, 2, 3, 2**32 - 1], [0, 0, 0, number])
+    times = read_steps(read(ring))
+    assert times is not None
+    assert (times.ends_with, times.group, times.numbers) == (StepEnd.REDUCTION, "7", tuple(range(45, 301)))
+    assert [column[-1] for column in times.phases_us] == [300, 2, 3, 2**32 - 1]
+    assert [column[0] for column in times.waits_us] == [0, 0, 0, 45]
+
+
+def test_a_ring_without_steps_tells_none(tmp_path: Path) -> None:
+    assert read_steps(read(make(tmp_path))) is None
+    child = make(tmp_path, wire.ROLE_CHILD, wire.CHILD_SHAPE, pid=43)
+    child.step(1, 1, 0, 0, [0] * 4, [0] * 4)
+    assert read_steps(read(child)) is None
+
+
+def test_a_step_whose_wait_is_not_known_is_left_out_and_counted(tmp_path: Path) -> None:
+    ring = make(tmp_path)
+    for number, flags in ((1, wire.STEP_REDUCED), (2, wire.STEP_REDUCED | wire.STEP_WAIT_UNKNOWN)):
+        ring.step(number, number, 0, flags, [1] * 4, [0] * 4)
+    times = read_steps(read(ring))
+    assert times is not None
+    assert (times.numbers, times.unknown) == ((1,), 1)
+
+
+def test_on_a_gpu_no_wait_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.cuda", SimpleNamespace(is_initialized=lambda: True))  # type: ignore[arg-type]
+    assert StepClock().take().flags & wire.STEP_WAIT_UNKNOWN
+
+
+def frame_at(line: int, function: str = "load") -> SimpleNamespace:
+    code = SimpleNamespace(co_filename=__file__, co_name=function)
+    return SimpleNamespace(f_code=code, f_lineno=line)
+
+
+def test_lines_are_counted_by_phase_outside_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = StepClock()
+    monkeypatch.setattr(lines, "clock", clock)
+    monkeypatch.setattr(here, "role", wire.ROLE_RANK)
+    ring, table = make(tmp_path), lines.LineTable()
+    table.count(ring, frame_at(1))  # before the first step: imports, setup
+    clock.number = 1
+    for _ in range(3):
+        table.count(ring, frame_at(2))
+    clock.phase = wire.BACKWARD
+    table.count(ring, frame_at(2))
+    clock.waiting = True
+    table.count(ring, frame_at(3))
+    seen = read_lines(read(ring), ())
+    assert [(s.frame.line, s.phase, s.times) for s in seen] == [(2, Phase.BEFORE, 3), (2, Phase.BACKWARD, 1)]
+
+
+def test_a_full_table_gives_up_its_rarest_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(here, "role", wire.ROLE_CHILD)
+    ring, table = make(tmp_path, wire.ROLE_CHILD, wire.CHILD_SHAPE), lines.LineTable()
+    for line in range(1, wire.CHILD_SHAPE.lines + 2):
+        for _ in range(1 if line == 5 else 2):
+            table.count(ring, frame_at(line))
+    seen = {s.frame.line for s in read_lines(read(ring), ())}
+    assert seen == set(range(1, wire.CHILD_SHAPE.lines + 2)) - {5}
+
+
+def test_a_forked_child_counts_for_itself_and_belongs_to_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(here, "role", wire.ROLE_CHILD)
+    table, rank = lines.LineTable(), make(tmp_path)
+    for _ in range(5):
+        table.count(rank, frame_at(1))
+    child = make(tmp_path, wire.ROLE_CHILD, wire.CHILD_SHAPE, pid=43)
+    child.note({"k": "process", "ppid": 42})
+    table.count(child, frame_at(1))
+    contents = {42: read(rank), 43: read(child)}
+    seen = read_lines(contents[42], find_children(contents)[42])
+    assert [(s.times, s.in_child) for s in seen] == [(5, False), (1, True)]
+
+
+def test_durations_that_32_bits_do_not_hold_are_cut() -> None:
+    assert stepclock._us([1999, 0, 10**18, 5000]) == [1, 0, 2**32 - 1, 5]
