@@ -317,7 +317,7 @@ def test_missing_nodes_are_named_and_never_certain():
 
 def test_ranks_of_other_nodes_are_not_missing_from_a_collective():
     found = judge(job(in_call(0, world=4), in_call(1, world=4), world_size=4, nnodes=2, local_ranks_expected=2))
-    assert found.findings == ()
+    assert [f.kind for f in found.findings if f.severity is Severity.ERROR] == []
 
 
 def test_duplicate_numbers_are_evidence():
@@ -330,8 +330,9 @@ def test_duplicate_numbers_are_evidence():
 
 
 def test_a_queue_that_nobody_reads_is_told():
-    feeder = Frame(file="/usr/lib/python3.11/multiprocessing/queues.py", line=201, function="_finalize_join", user=False)
-    stays = rank(0, main_ended_ns=LONG_AGO, looks=(look(stack(feeder, LOCK)),))
+    queues = "/usr/lib/python3.11/multiprocessing/queues.py"
+    joins = Frame(file=queues, line=201, function="_finalize_join", user=False)
+    stays = rank(0, main_ended_ns=LONG_AGO, looks=(look(stack(joins, LOCK)),))
     found = judge(job(stays, ended(1), ended(2))).findings
     assert [(f.kind, f.ranks) for f in found] == [("exit-hang", (0,))]
     assert "cancel_join_thread" in found[0].fix

@@ -101,7 +101,7 @@ def _since_end(rank: Rank) -> Rank:
 def _exit_fix(rank: Rank) -> str:
     stack = last_main_stack(_since_end(rank))
     if stack is not None and any(is_file(frame, QUEUES_FILE) for frame in stack.frames):
-        return "read what is left in the multiprocessing queue before the script ends, or call cancel_join_thread() on it"
+        return "read all that is in the multiprocessing queue before the script ends, or call its cancel_join_thread()"
     return "end that thread, child or exit function before the script ends, or make the thread a daemon"
 
 
