@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.frames import read_frames
-from ddpdoctor.model.facts import Look, Stack
+from ddpdoctor.model.facts import GroupState, Look, Stack
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,14 +51,43 @@ def read_answer(answers: Answers, pid: int, ticks: int) -> dict[str, Any]:
 def read_looks(answer: dict[str, Any]) -> tuple[Look, ...]:
     """Return the looks of an answer."""
     return tuple(
-        Look(
-            time_ns=int(look.get("at") or 0),
-            by="sampler",
-            stacks=tuple(
-                Stack(thread=str(s.get("thread")), is_main=bool(s.get("main")), is_daemon=bool(s.get("daemon")),
-                      frames=read_frames(s.get("frames")))
-                for s in look.get("stacks") or ()
-            ),
+        Look(time_ns=_time_of(look), by="sampler", stacks=tuple(map(_read_stack, dicts(look.get("stacks")))))
+        for look in dicts(answer.get("looks"))
+    )
+
+
+def _time_of(look: dict[str, Any]) -> int:
+    moment = look.get("at")
+    return moment if isinstance(moment, int) else 0
+
+
+def _read_stack(entry: dict[str, Any]) -> Stack:
+    return Stack(
+        thread=str(entry.get("thread")),
+        is_main=bool(entry.get("main")),
+        is_daemon=bool(entry.get("daemon")),
+        frames=read_frames(entry.get("frames")),
+    )
+
+
+def read_groups(entries: Any) -> tuple[GroupState, ...]:
+    """Return the process groups that a rank told of."""
+    return tuple(
+        GroupState(
+            name=str(entry["name"]),
+            ranks=tuple(entry["ranks"]),
+            backend=str(entry.get("backend", "")),
+            enqueued=entry["enqueued"],
         )
-        for look in answer.get("looks") or ()
-    )  # fmt: skip
+        for entry in dicts(entries)
+        if "name" in entry and isinstance(entry.get("enqueued"), int) and _are_ranks(entry.get("ranks"))
+    )
+
+
+def _are_ranks(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(rank, int) for rank in value)
+
+
+def dicts(value: Any) -> list[dict[str, Any]]:
+    """Return the objects of a list that was read as JSON; what is none is damaged, and left out."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []

@@ -7,16 +7,20 @@ from typing import Any
 from ddpdoctor.model.facts import Frame
 
 
-def read_frame(entry: dict[str, Any] | None) -> Frame | None:
+def read_frame(entry: Any) -> Frame | None:
     """Return a frame; None where there is none."""
-    if not entry:
+    if not isinstance(entry, dict) or not entry:
         return None
+    line = entry.get("l")
     return Frame(
-        file=str(entry.get("f", "")), line=int(entry.get("l") or 0), function=str(entry.get("n", "")),
+        file=str(entry.get("f", "")),
+        line=line if isinstance(line, int) else 0,
+        function=str(entry.get("n", "")),
         user=bool(entry.get("u")),
-    )  # fmt: skip
+    )
 
 
 def read_frames(entries: Any) -> tuple[Frame, ...]:
     """Return the frames of a list, without those that are none."""
-    return tuple(frame for frame in map(read_frame, entries or ()) if frame is not None)
+    found = map(read_frame, entries if isinstance(entries, list) else ())
+    return tuple(frame for frame in found if frame is not None)

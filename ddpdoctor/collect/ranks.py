@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.answers import Answers, read_answer, read_looks
+from ddpdoctor.collect.answers import Answers, dicts, read_answer, read_groups, read_looks
 from ddpdoctor.collect.call_logs import read_log
 from ddpdoctor.collect.dumps import parse_stacks, split_fatal
 from ddpdoctor.collect.flight import pending_on_device
@@ -47,7 +47,18 @@ class Context:
 
 
 def read_rank(source: Source, context: Context) -> Rank:
-    """Return all that is known of one rank."""
+    """Return all that is known of one rank, and what of it cannot be read."""
+    try:
+        return _read_rank(source, context)
+    except Exception as error:  # noqa: BLE001 - the wall around a collector: one rank's damage hides no other rank
+        why = f"what was collected of it is damaged ({type(error).__name__}: {error})"
+        return Rank(
+            rank=source.rank, local_rank=None, host=context.host, pid=source.pid, attempt=context.attempt,
+            life=Life.GONE, lost=why,
+        )  # fmt: skip
+
+
+def _read_rank(source: Source, context: Context) -> Rank:
     content = context.contents.get(source.pid)
     watched = context.watched.get(str(source.pid)) or {}
     end = _end_of(source.pid, context, watched)
@@ -192,15 +203,11 @@ def _message(note: dict[str, Any]) -> str:
 
 def _groups(evidence: dict[str, Any], notes: list[dict[str, Any]], log: CallLog) -> tuple[GroupState, ...]:
     """Return the groups as the rank told them last: in its evidence, or when a call failed, or from its calls alone."""
-    told: list[dict[str, Any]] = evidence.get("groups") or []
+    told = read_groups(evidence.get("groups"))
     for note in reversed(notes):
-        told = told or (note.get("groups") or [] if note.get("k") == "raised" else [])
+        told = told or (read_groups(note.get("groups")) if note.get("k") == "raised" else ())
     if told:
-        return tuple(
-            GroupState(name=str(g["name"]), ranks=tuple(g["ranks"]), backend=str(g.get("backend", "")),
-                       enqueued=int(g["enqueued"]))
-            for g in told
-        )  # fmt: skip
+        return told
     highest: dict[str, int] = {}
     for kind, at in log.last.items():
         name = kind.group or DEFAULT_GROUP
@@ -239,7 +246,7 @@ def _last_look(folder: Path, content: reading.RingContent, roots: tuple[str, ...
 
 def _children(watched: dict[str, Any], context: Context) -> tuple[Child, ...]:
     found = []
-    for entry in watched.get("children") or ():
+    for entry in dicts(watched.get("children")):
         content = context.contents.get(entry["pid"])
         if content is not None and content.start_ticks != entry.get("ticks"):
             content = None

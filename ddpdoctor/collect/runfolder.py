@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect import ranks
@@ -25,6 +26,19 @@ if TYPE_CHECKING:
 
 RUN_FORMAT = "ddpdoctor-run"
 RUN_VERSION = 1
+KEPT_ATTEMPTS = 10
+"""Earlier attempts that a run folder keeps: with more the folder would grow as long as a launcher restarts."""
+RUN_FIELDS: dict[str, tuple[type, ...]] = {
+    "command": (list, NoneType),
+    "launched_ns": (int, NoneType),
+    "hang_timeout_s": (int, float, NoneType),
+    "nproc": (int, NoneType),
+    "nnodes": (int, NoneType),
+    "node_rank": (int, NoneType),
+}
+"""What run.json must hold in these fields, where it has them."""
+AGENT_NUMBERS = {"rank": ("pid", "rank", "world_size", "at"), "end": ("pid", "code", "at"), "closing": ("at",)}
+"""Fields that the agent's lines must have, by what they tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +69,9 @@ def read_run(folder: Path) -> dict[str, Any]:
         )
     if run.get("version") != RUN_VERSION:
         raise UserError(f"{folder} has version {run.get('version')!r}, this ddpdoctor reads {RUN_VERSION}")
+    wrong = [name for name, kinds in RUN_FIELDS.items() if not isinstance(run.get(name), kinds)]
+    if wrong:
+        raise UserError(f"{folder}: run.json is damaged: {', '.join(wrong)} cannot be read")
     return run
 
 
@@ -65,6 +82,14 @@ def read_job(folder: Path, attempt: int | None = None) -> Job:
         UserError: see ``read_run``.
     """
     run = read_run(folder)
+    try:
+        return _read_job(folder, run, attempt)
+    except Exception as error:  # the wall around a collector
+        told = f"{type(error).__name__}: {error}"
+        raise UserError(f"{folder} is damaged, and cannot be judged ({told})") from error
+
+
+def _read_job(folder: Path, run: dict[str, Any], attempt: int | None) -> Job:
     watch = _read_watch(folder, attempt)
     agent = read_agent_log(folder / "agent.jsonl", attempt)
     processes = _read_processes(folder, agent, watch)
@@ -100,7 +125,9 @@ def _read_watch(folder: Path, attempt: int | None) -> dict[str, Any]:
     for name in (*names, "watch.json"):
         watch = _load(folder / name)
         if isinstance(watch, dict):
-            return watch
+            rows = watch.get("processes")
+            rows = rows if isinstance(rows, dict) else {}
+            return {**watch, "processes": {pid: row for pid, row in rows.items() if isinstance(row, dict)}}
     return {}
 
 
@@ -112,7 +139,7 @@ def read_agent_log(path: Path, attempt: int | None = None) -> AgentLog:
             entry = json.loads(line)
         except ValueError:
             continue
-        if isinstance(entry, dict):
+        if isinstance(entry, dict) and _is_agents(entry):
             entries.append(entry)
     wanted = max((int(e.get("attempt", -1)) for e in entries), default=-1) if attempt is None else attempt
     mine = [e for e in entries if e.get("attempt") == wanted]
@@ -123,6 +150,11 @@ def read_agent_log(path: Path, attempt: int | None = None) -> AgentLog:
         closing_ns=next((int(e["at"]) for e in mine if e.get("k") == "closing"), None),
         superseded_ns=min((int(e["at"]) for e in entries if int(e.get("attempt", -1)) == wanted + 1), default=None),
     )
+
+
+def _is_agents(entry: dict[str, Any]) -> bool:
+    needed = AGENT_NUMBERS.get(str(entry.get("k")), ())
+    return all(isinstance(entry.get(name), int) for name in needed) and isinstance(entry.get("attempt", -1), int)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import ddpdoctor
 from ddpdoctor.collect.runfolder import read_job, read_run
+from ddpdoctor.diagnose.attempts import as_earlier, judge_earlier, last_attempt, last_number
 from ddpdoctor.diagnose.paces import pace_rows
-from ddpdoctor.diagnose.progress import judge_folder
 from ddpdoctor.diagnose.rows import rank_row
+from ddpdoctor.model.codec import encode
 from ddpdoctor.model.facts import Job, Life
-from ddpdoctor.model.findings import Finding, JobStatus, JobSummary, Judgement, Report, Severity
+from ddpdoctor.model.findings import JobStatus, JobSummary, Judgement, Report, Severity
+from ddpdoctor.rules.progress.judge import judge
 from ddpdoctor.rules.verdict import order_findings, pick_verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ddpdoctor.model.attempts import Attempt
 
 
 def build_report(  # noqa: PLR0913 - what a report says of a run, each under its name
@@ -26,27 +29,32 @@ def build_report(  # noqa: PLR0913 - what a report says of a run, each under its
     hung: bool,
     exit_status: int | None,
     interrupted: bool,
-    earlier: tuple[Judgement, ...] = (),
     ignore: tuple[str, ...] = (),
     started_at: str,
     ended_at: str,
+    job: Job | None = None,
 ) -> Report:
-    """Return the report of a job. ``earlier`` are attempts that the launcher restarted; they are no verdict."""
+    """Return the report of a job. Attempts that the launcher restarted have sections of their own.
+
+    ``job`` are the facts that the folder holds, where they were read already.
+    """
     run = read_run(folder)
-    job = read_job(folder)
+    job = read_job(folder) if job is None else job
     status = job_status(job, judgement, hung=hung, interrupted=interrupted)
-    shown = [finding for finding in judgement.findings if finding.code not in ignore]
-    before = [_as_earlier(finding, i) for i, past in enumerate(earlier) for finding in past.findings]
+    shown = tuple(finding for finding in judgement.findings if finding.code not in ignore)
+    earlier = judge_earlier(folder, last_number(job), ignore)
+    before = [finding for attempt in earlier for finding in as_earlier(attempt)]
+    sections = (*earlier, last_attempt(folder, job, status, shown)) if earlier else ()
     return Report(
         command=tuple(run.get("command") or ()),
         started_at=started_at,
         ended_at=ended_at,
         job=JobSummary(world_size=_world_size(job), nnodes=job.nnodes, status=status, exit_status=exit_status),
         verdict=pick_verdict(shown),
-        findings=tuple(order_findings([*shown, *(f for f in before if f.code not in ignore)])),
+        findings=tuple(order_findings([*shown, *before])),
         checks=judgement.checks,
         ranks=tuple(rank_row(rank) for rank in job.ranks),
-        data=_data(run, job),
+        data=_data(run, job, sections),
         tool_version=ddpdoctor.__version__,
     )
 
@@ -58,10 +66,17 @@ def rebuild_report(folder: Path) -> Report:
         UserError: the folder is no run folder.
     """
     run = read_run(folder)
-    judgement = judge_folder(folder)
-    started_at = str(run.get("started_at") or _now())
+    job = read_job(folder)
+    judgement = judge(job)
     return build_report(
-        folder, judgement, hung=False, exit_status=None, interrupted=True, started_at=started_at, ended_at=_now()
+        folder,
+        judgement,
+        hung=False,
+        exit_status=None,
+        interrupted=True,
+        started_at=str(run.get("started_at") or _now()),
+        ended_at=_now(),
+        job=job,
     )
 
 
@@ -86,17 +101,14 @@ def _world_size(job: Job) -> int | None:
     return max(told) if told else job.world_size
 
 
-def _as_earlier(finding: Finding, attempt: int) -> Finding:
-    """Lower a finding: a failure that the launcher got over is a warning at most."""
-    severity = Severity.WARNING if finding.severity is Severity.ERROR else finding.severity
-    summary = f"attempt {attempt}, since restarted: {finding.summary}"
-    return replace(finding, severity=severity, summary=summary)
-
-
-def _data(run: dict[str, Any], job: Job) -> dict[str, Any]:
+def _data(run: dict[str, Any], job: Job, sections: tuple[Attempt, ...]) -> dict[str, Any]:
     names = ("hang_timeout_s", "debug_level", "torch_version", "environment")
-    attempts = max((rank.attempt for rank in job.ranks), default=0) + 1
-    return {"run": {name: run.get(name) for name in names}, "attempts": attempts, "steps": pace_rows(job)}
+    return {
+        "run": {name: run.get(name) for name in names},
+        "attempts": last_number(job) + 1,
+        "steps": pace_rows(job),
+        "sections": [encode(section) for section in sections],
+    }
 
 
 def _now() -> str:

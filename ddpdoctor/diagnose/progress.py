@@ -5,14 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.runfolder import read_job
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.findings import Check, Judgement, Outcome
 from ddpdoctor.rules.progress.judge import judge
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ddpdoctor.model.findings import Judgement
-
 
 def judge_folder(folder: Path, attempt: int | None = None) -> Judgement:
-    """Return what is wrong with one attempt (by default the last) of the job that a run folder holds."""
-    return judge(read_job(folder, attempt))
+    """Return what is wrong with one attempt (by default the last) of the job that a run folder holds.
+
+    A folder that cannot be read is a crashed check: a job that is watched must not suffer from it.
+    """
+    try:
+        job = read_job(folder, attempt)
+    except UserError as error:
+        return Judgement(
+            findings=(), checks=(Check(id="run-folder", outcome=Outcome.CRASHED, reason=error.message),), certain=False
+        )
+    return judge(job)

@@ -14,6 +14,9 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 from . import wire
 from .slots import Slots, bytes_used, read_slots
 
+_NUMBERS = ("at", "pid", "ppid", "code", "rank", "world_size")
+"""Fields of notes that are numbers, or null, wherever they stand."""
+
 
 class DamagedRingError(ValueError):
     """The file is no ring, or not a whole one."""
@@ -181,9 +184,14 @@ def _read_journal(text: bytes) -> Tuple[Dict[int, str], Dict[int, Dict[str, Any]
             strings[entry["s"]] = str(entry.get("v", ""))
         elif isinstance(entry.get("c"), int):
             sites[entry["c"]] = entry
-        else:
+        elif _is_note(entry):
             notes.append(entry)
     return strings, sites, notes
+
+
+def _is_note(entry: Dict[str, Any]) -> bool:
+    """Return whether an entry says what it is about, and has numbers where notes have them."""
+    return isinstance(entry.get("k"), str) and all(isinstance(entry.get(name) or 0, int) for name in _NUMBERS)
 
 
 def _read_entries(lines: List[bytes]) -> List[Any]:
