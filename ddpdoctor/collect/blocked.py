@@ -6,14 +6,12 @@ of those that one started oneself, as the watcher has started the ranks.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
-import socket
 import struct
-import sys
 from pathlib import Path
 
+from ddpdoctor.collect.addresses import parse_end
 from ddpdoctor.model.causes import Blocked
 
 PROC = Path("/proc")
@@ -100,23 +98,8 @@ def _remote(target: str, pid: int, proc: Path) -> str | None:
         for line in _text(proc / str(pid) / "net" / table, MOST_SOCKETS).splitlines()[1:]:
             fields = line.split()
             if len(fields) > 9 and fields[9] == inode:
-                return _address(fields[2])
+                return parse_end(fields[2])
     return None
-
-
-def _address(text: str) -> str | None:
-    """Return "10.0.0.4:29500" for the kernel's "0400000A:733C": words of four bytes in the machine's own order."""
-    host, _, port = text.partition(":")
-    try:
-        raw = bytes.fromhex(host)
-        if sys.byteorder == "little":
-            raw = b"".join(raw[i : i + 4][::-1] for i in range(0, len(raw), 4))
-        if len(raw) == 4:
-            return f"{socket.inet_ntop(socket.AF_INET, raw)}:{int(port, 16)}"
-        ip = ipaddress.IPv6Address(raw)
-    except (ValueError, OSError):
-        return None
-    return f"{ip.ipv4_mapped}:{int(port, 16)}" if ip.ipv4_mapped else f"[{ip}]:{int(port, 16)}"
 
 
 def _link(path: Path) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.blocked import read_blocked, read_kernel_function
+from ddpdoctor.collect.connections import Row, read_connections, read_rows
 from ddpdoctor.collect.file_locks import Line, awaited_lock, locks_of_others, read_lines
 from ddpdoctor.collect.proc import read_command
 from ddpdoctor.model.causes import LostChild, ProcessCauses
@@ -27,6 +28,8 @@ class Look:
     family: frozenset[int] = frozenset()
     """The processes of the job."""
     locks: tuple[Line, ...] = field(default_factory=read_lines)
+    connections: tuple[Row, ...] = ()
+    """Of the network that all of them are in; none: each is asked for its own."""
 
 
 def read_causes(pid: int, below: tuple[Process, ...], look: Look) -> ProcessCauses:
@@ -40,6 +43,7 @@ def read_causes(pid: int, below: tuple[Process, ...], look: Look) -> ProcessCaus
         waits_for_lock=awaited,
         locks_of_others=() if awaited is not None else locks_of_others(pid, look.family, look.locks),
         lost_children=tuple(lost_child(child) for child in below if child.state == "Z"),
+        connections=read_connections(pid, look.connections or read_rows(pid)),
         commands=tuple((child.pid, read_command(child.pid)) for child in _commands(pid, below)),
     )
 

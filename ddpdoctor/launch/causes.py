@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect import causes, memory
+from ddpdoctor.collect.connections import Row, read_rows
 from ddpdoctor.model.causes import HostCauses, Memory, ProcessCauses, Space
 from ddpdoctor.model.codec import encode
 
@@ -68,7 +70,8 @@ class CausesSeen:
 
     def look(self, alive: dict[tuple[int, int], tuple[Process, ...]], family: Iterable[int]) -> None:
         """Read what living ranks are blocked in. ``alive`` holds by pid and start the processes below each."""
-        look = causes.Look(family=frozenset(family))
+        shared = _network(pid for pid, _ in alive)
+        look = causes.Look(family=frozenset(family), connections=shared)
         for (pid, ticks), below in alive.items():
             old = self._seen.get((pid, ticks), ProcessCauses())
             found = causes.read_causes(pid, below, look)
@@ -95,3 +98,17 @@ def _add(old: Memory | None, used: int) -> Memory:
     if old is None:
         return Memory(used_bytes=used, most_bytes=used)
     return Memory(used_bytes=used or old.used_bytes, most_bytes=max(used, old.most_bytes))
+
+
+def _network(pids: Iterable[int]) -> tuple[Row, ...]:
+    """Read the connections once where all ranks are in one network namespace, as they are outside of containers."""
+    pids = list(pids)
+    spaces = {_namespace(pid) for pid in pids}
+    return read_rows(pids[0]) if len(spaces) == 1 and "" not in spaces else ()
+
+
+def _namespace(pid: int) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/ns/net").readlink())
+    except OSError:
+        return ""

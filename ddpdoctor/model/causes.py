@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.transport import Connections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +106,7 @@ class ProcessCauses:
     lost_children: tuple[LostChild, ...] = ()
     commands: tuple[tuple[int, str], ...] = ()
     """Pid and command line of its living children that are no Python of its own, secrets removed."""
+    connections: Connections | None = None
     memory: Memory | None = None
     children_memory: Memory | None = None
     """Of all its descendants together."""

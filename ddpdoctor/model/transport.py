@@ -1,8 +1,31 @@
-"""What NCCL and torch say themselves of a collective that does not complete."""
+"""What the kernel, NCCL and torch say of data that do not get from rank to rank."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """An established TCP connection whose data the other end does not acknowledge. Ends are "10.0.0.4:29500"."""
+
+    local: str
+    remote: str
+    unsent_bytes: int
+    """Written by the process and not acknowledged."""
+    retries: int
+    """How often the kernel has sent the oldest of them again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connections:
+    """The established TCP connections of one process."""
+
+    by_address: tuple[tuple[str, int], ...] = ()
+    """Own addresses, and how many connections each has, most first."""
+    ends: tuple[str, ...] = ()
+    """Own ends of all of them, by which a peer's connection is known to lead here."""
+    stalled: tuple[Connection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,11 @@ from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
 from .closed import closed, stalled_in
+from .clues import fix_of
 from .places import places
 from .scene import Ruling
 from .states import Doing
+from .transport_causes import check_words, likely_causes, lose_packets, transport_clues
 from .waits import by_position
 from .words import verb
 
@@ -63,8 +65,8 @@ def check_transport(scene: Scene) -> Ruling:
     if not set(waiters) <= scene.quiet or not scene.waited_long():
         return Ruling(inconclusive="some ranks still make progress")
     blamed = tuple(sorted({member for position in stalled for member in position.group.members}))
-    computing = any(scene.states[n].doing is Doing.NATIVE for n in waiters)
-    finding = _finding(scene, blamed, _stalled_words(scene, stalled))
+    computing = any(scene.states[n].doing is Doing.NATIVE for n in waiters) and not lose_packets(scene)
+    finding = _finding(scene, stalled, blamed)
     return Ruling(findings=(finding,), certain=not computing)
 
 
@@ -83,18 +85,20 @@ def _one_stalled(scene: Scene, position: Position, inside: list[int]) -> str:
     return f"{who} {verb(inside, 'is', 'are')} inside {number} of group {position.group.name}{come}"
 
 
-def _finding(scene: Scene, blamed: tuple[int, ...], summary: str) -> Finding:
+def _finding(scene: Scene, stalled: Sequence[Position], blamed: tuple[int, ...]) -> Finding:
     sites = {n: say.line_at(scene.states[n]) for n in blamed}
+    group = stalled[0].group
+    clues = transport_clues(scene, group)
     return Finding(
         code="DD611",
         kind="transport",
         severity=Severity.ERROR,
-        confidence=Confidence.LOW,
+        confidence=Confidence.MEDIUM if any(clue.fix for clue in clues) else Confidence.LOW,
         ranks=blamed,
         hosts=say.hosts_of(scene, blamed),
         where=tuple(place for n, frame in sites.items() for place in places(n, [frame])[:1]),
         step=say.step_of(scene, blamed),
-        summary=summary,
-        evidence=(*say.classes(scene, blamed), *say.others(scene, blamed)),
-        fix="test the network between the ranks, and see NCCL_DEBUG=INFO",
+        summary=_stalled_words(scene, stalled),
+        evidence=(*(clue.said for clue in clues), *say.classes(scene, blamed), *say.others(scene, blamed)),
+        fix=fix_of(clues, check_words(likely_causes(scene, group))),
     )

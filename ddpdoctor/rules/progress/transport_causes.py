@@ -1,0 +1,258 @@
+"""Why data do not get through: what to look at first, with which backend and on how many hosts, and what is seen there.
+
+The machine is judged by the rules of `check-env` itself, so that both say the same of it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Outcome
+from ddpdoctor.model.node import Fleet
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.reading import NotRead, known
+from ddpdoctor.rules.interface_choice import choose
+from ddpdoctor.rules.registry import Scope, environment_rules
+
+from .clues import Clue
+from .words import first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.model.network import Network
+    from ddpdoctor.model.node import Node
+    from ddpdoctor.rules.answers import Answer
+    from ddpdoctor.rules.registry import Rule
+
+    from .groups import Group
+    from .scene import Scene
+
+MOST_LINES = 4
+"""Lines of NCCL's, and stalled connections, that are told."""
+_NAMES = ("DD211", "DD212", "DD201", "DD202", "DD203")
+_GPUS = ("DD311", "DD328", "DD322", "DD321", "DD323", "DD320")
+_VARIABLES = ("DD115", "DD112", "DD114")
+_RDMA = ("DD331", "DD333", "DD334", "DD335", "DD336", "DD337", "DD338", "DD339", "DD332")
+_WATCHDOG = re.compile(
+    r"WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, [^)]*?)?(?:, Timeout\(ms\)=(?P<limit>\d+))?[,)]"
+)
+"""ProcessGroupNCCL.cpp: "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, …)"."""
+_GLOO = re.compile(r"Timed out waiting (?P<limit>\d+)ms for (?P<what>send|recv) operation to complete")
+"""gloo/transport/*/unbound_buffer.cc."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Likely:
+    """What to check of a kind of job, the likeliest first."""
+
+    rules: tuple[str, ...]
+    """Codes of `check-env`'s rules."""
+    steps: tuple[str, ...]
+    """For people."""
+
+
+_LIKELY = {
+    ("gloo", False): Likely(
+        rules=("DD218", *_NAMES),
+        steps=(
+            "packet filters, loopback included (nft list ruleset; iptables-save)",
+            "the interface that the connections go over (ip -s link show)",
+            "GLOO_SOCKET_IFNAME",
+        ),
+    ),
+    ("gloo", True): Likely(
+        rules=(*_NAMES, "DD218", "DD206"),
+        steps=(
+            "the interface that Gloo takes (GLOO_SOCKET_IFNAME, the host name's address)",
+            "firewalls between the hosts, for all ports and not for MASTER_PORT alone",
+            "MTU: small messages pass and large ones do not (ping -M do -s 8972 HOST)",
+            "the link (ip -s link show)",
+        ),
+    ),
+    ("nccl", False): Likely(
+        rules=(*_GPUS, *_VARIABLES, "DD121"),
+        steps=(
+            "errors of the GPUs (dmesg | grep Xid)",
+            "copies between GPUs: NCCL_P2P_DISABLE=1 makes it work where ACS or the IOMMU is in the way",
+            "shared memory: NCCL_SHM_DISABLE=1",
+            "NVLink and the fabric manager (nvidia-smi nvlink -s)",
+        ),
+    ),
+    ("nccl", True): Likely(
+        rules=(*_NAMES, *_RDMA, "DD218", *_GPUS, *_VARIABLES),
+        steps=(
+            "the interface that NCCL takes (NCCL_SOCKET_IFNAME)",
+            "InfiniBand or RoCE: with NCCL_IB_DISABLE=1 the job runs if so (NCCL_IB_HCA, NCCL_IB_GID_INDEX)",
+            "firewalls between the hosts, for all ports",
+            "errors of the GPUs (dmesg | grep Xid)",
+        ),
+    ),
+}
+"""By backend, and whether the job has several hosts."""
+
+
+def backend_of(scene: Scene, group: Group) -> str:
+    """Return "nccl" or "gloo", as the ranks say of the group; Gloo where none does."""
+    named = {
+        state.backend.lower()
+        for member in group.members
+        if member in scene.states
+        for state in scene.rank(member).groups
+        if state.name == group.name and state.backend
+    }
+    return "nccl" if any("nccl" in name for name in named) else "gloo"
+
+
+def transport_clues(scene: Scene, group: Group) -> tuple[Clue, ...]:
+    """Return what was seen, the most telling first: connections, the machine, NCCL's lines, texts of time-outs."""
+    found = [*_stalled_connections(scene), *_down_interfaces(scene)]
+    likely = likely_causes(scene, group)
+    if scene.job.machine is not None:
+        found += _machine(scene.job.machine, likely)
+    found += [
+        Clue(said=f"NCCL warns{_source(line.source)}: {line.text}") for line in scene.job.nccl_lines[-MOST_LINES:]
+    ]
+    found += _texts(scene)
+    return (*found, *_ways(scene))
+
+
+def likely_causes(scene: Scene, group: Group) -> Likely:
+    """Return what to check for the backend of a group."""
+    hosts = {scene.rank(number).host for number in scene.states}
+    return _LIKELY[backend_of(scene, group), scene.job.nnodes > 1 or len(hosts) > 1]
+
+
+def check_words(likely: Likely) -> str:
+    """Return the steps as one sentence."""
+    return "check in this order: " + "; ".join(f"{i}. {step}" for i, step in enumerate(likely.steps, start=1))
+
+
+def _stalled_connections(scene: Scene) -> Iterator[Clue]:
+    """Tell connections on which the kernel sends again and again, and which ranks they join."""
+    owner = {end: number for number in scene.states for end in _ends(scene, number)}
+    told = 0
+    for number in sorted(scene.states):
+        causes = scene.rank(number).causes
+        for one in causes.connections.stalled if causes is not None and causes.connections is not None else ():
+            if told == MOST_LINES:
+                return
+            told += 1
+            peer = owner.get(one.remote)
+            to = f"rank {peer}" if peer is not None else "a process that is not seen here"
+            here, there = one.local.rpartition(":")[0], one.remote.rpartition(":")[0]
+            way = f"between {here} and {there}" if here != there else f"of {here} to itself"
+            yield Clue(
+                said=f"what rank {number} sends to {to} is not acknowledged: {one.local} to {one.remote}, "
+                f"{one.unsent_bytes} bytes wait, sent again {one.retries} times",
+                fix=f"packets {way} are lost: look at packet filters (nft list ruleset; iptables-save) and at "
+                "the link (ip -s link show)",
+            )
+
+
+def lose_packets(scene: Scene) -> bool:
+    """Return whether a rank's data have been sent again and again, and nobody has acknowledged them."""
+    return any(True for _ in _stalled_connections(scene))
+
+
+def _ends(scene: Scene, number: int) -> tuple[str, ...]:
+    causes = scene.rank(number).causes
+    return causes.connections.ends if causes is not None and causes.connections is not None else ()
+
+
+def _addresses(scene: Scene) -> dict[str, int]:
+    """Return the addresses that the ranks' connections go over, and how many each has."""
+    found: dict[str, int] = {}
+    for number in scene.states:
+        causes = scene.rank(number).causes
+        for address, count in causes.connections.by_address if causes is not None and causes.connections else ():
+            found[address] = found.get(address, 0) + count
+    return found
+
+
+def _network(scene: Scene) -> Network | None:
+    return known(scene.job.machine.network) if scene.job.machine is not None else None
+
+
+def _carriers(scene: Scene) -> Iterator[tuple[str, str, bool]]:
+    """Yield the interfaces that the connections go over: name, address, and whether it runs."""
+    network = _network(scene)
+    for address in _addresses(scene) if network is not None else ():
+        for one in network.interfaces if network is not None else ():
+            own = [text.partition("/")[0] for text in one.addresses]
+            if address.strip("[]") in own:
+                yield one.name, address, one.running
+
+
+def _down_interfaces(scene: Scene) -> Iterator[Clue]:
+    for name, address, running in _carriers(scene):
+        if not running:
+            yield Clue(
+                said=f"the ranks' connections go over {name} ({address}), which is down",
+                fix=f"ip link set dev {name} up, or name another interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)",
+            )
+    network = _network(scene)
+    here = {text.partition("/")[0] for one in network.interfaces for text in one.addresses} if network else set()
+    gone = [a for a in _addresses(scene) if network and a.strip("[]") not in here and not a.startswith("127.")]
+    for address in gone:
+        yield Clue(
+            said=f"the ranks' connections go over {address}, an address that no interface has any more",
+            fix=f"find out who took {address} away: a DHCP client, a network manager, an interface that went down",
+        )
+
+
+def _machine(node: Node, likely: Likely) -> Iterator[Clue]:
+    """Ask the rules of `check-env` that matter for this kind of job, in their order."""
+    rules = {rule.code: rule for rule in environment_rules()}
+    for code in likely.rules:
+        answer = _answer(rules[code], node)
+        for problem in answer.problems if answer is not None and answer.outcome is Outcome.FAILED else ():
+            yield Clue(said=f"on {node.host}: {problem.summary} ({code})", fix=problem.fix)
+
+
+def _answer(rule: Rule, node: Node) -> Answer | None:
+    assert rule.environment is not None
+    try:
+        answer: Answer = rule.check(Fleet(nodes=(node,)) if rule.environment.scope is Scope.FLEET else node)
+    except NotRead:
+        return None
+    return answer
+
+
+def _source(source: str) -> str:
+    return f" ({source})" if source else ""
+
+
+def _texts(scene: Scene) -> Iterator[Clue]:
+    """Tell which collective NCCL's watchdog or Gloo gave up, as the exceptions have it; equal ones are told once."""
+    said: dict[str, list[int]] = {}
+    for number in sorted(scene.states):
+        for raised in scene.rank(number).raised:
+            words = _text_words(raised.message)
+            if words is not None:
+                said.setdefault(words, []).append(number)
+    for words, numbers in list(said.items())[:MOST_LINES]:
+        yield Clue(said=f"{rank_list(numbers)}: {words}")
+
+
+def _text_words(message: str) -> str | None:
+    watchdog = _WATCHDOG.search(message)
+    if watchdog is not None:
+        limit = f" after {int(watchdog['limit']) / 1000:.0f} s" if watchdog["limit"] else ""
+        return f"NCCL's watchdog gave up {watchdog['op']}, number {watchdog['seq']} of its group{limit}"
+    gloo = _GLOO.search(message)
+    return f"Gloo gave up: {first_line(gloo[0])}" if gloo is not None else None
+
+
+def _ways(scene: Scene) -> Iterator[Clue]:
+    """Say which interfaces are in use, or would be: it is the first thing to compare with what was meant."""
+    used = {f"{name} ({address})" for name, address, _ in _carriers(scene)}
+    if used:
+        yield Clue(said=f"the ranks' TCP connections go over {', '.join(sorted(used))}")
+    network = _network(scene)
+    if network is not None and scene.job.machine is not None:
+        yield Clue(said=f"by its settings, {choose(scene.job.machine, network)}")
+        for chain in known(network.firewall) or ():
+            yield Clue(said=f"a packet filter refuses what it does not let in: {chain.name}, {chain.refusal}")
