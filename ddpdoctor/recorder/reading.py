@@ -16,6 +16,7 @@ from .slots import Slots, bytes_used, read_slots
 
 _NUMBERS = ("at", "pid", "ppid", "code", "rank", "world_size")
 """Fields of notes that are numbers, or null, wherever they stand."""
+_NUMBER = (int, type(None))
 
 
 class DamagedRingError(ValueError):
@@ -191,20 +192,24 @@ def _read_journal(text: bytes) -> Tuple[Dict[int, str], Dict[int, Dict[str, Any]
 
 def _is_note(entry: Dict[str, Any]) -> bool:
     """Return whether an entry says what it is about, and has numbers where notes have them."""
-    return isinstance(entry.get("k"), str) and all(isinstance(entry.get(name) or 0, int) for name in _NUMBERS)
+    return isinstance(entry.get("k"), str) and all(isinstance(entry.get(name), _NUMBER) for name in _NUMBERS)
 
 
 def _read_entries(lines: List[bytes]) -> List[Any]:
     """Return the values of lines of JSON, read at once, which is faster; where one is damaged, those of all others."""
+    written = [line for line in lines if line]
     try:
-        return list(json.loads(b"[%s]" % b",".join(filter(None, lines))))
+        entries = json.loads(b"[%s]" % b",\n".join(written))
     except ValueError:
-        return [entry for entry in map(_read_entry, lines) if entry is not None]
+        entries = []
+    if len(entries) == len(written):
+        return list(entries)
+    return [entry for entry in map(_read_entry, written) if entry is not None]
 
 
 def _read_entry(line: bytes) -> Any:
     try:
-        return json.loads(line) if line else None
+        return json.loads(line)
     except ValueError:
         return None
 
