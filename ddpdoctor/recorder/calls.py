@@ -51,10 +51,11 @@ _get_ident = _thread.get_ident
 _now_ns = time.monotonic_ns
 
 
-def call_site() -> Tuple[int, str]:
-    """Return the id of the user's innermost line, and the name of the function of torch that it called."""
-    ring = here.ring
-    frame = sys._getframe(2)
+def call_site(ring: Any, frame: Any) -> Tuple[int, str]:
+    """Return the id of the user's innermost line, and the name of the function of torch that it called.
+
+    ``frame`` is the one that called a hook: those of the hooks cost time to be made.
+    """
     api = ""
     depth = 0
     while frame is not None and depth < frames.MAX_DEPTH:
@@ -63,31 +64,28 @@ def call_site() -> Tuple[int, str]:
         if frames.is_user_file(file):
             # No code object: one that a script has made at run time would live for as long as the ring.
             key = (file, frame.f_lineno, code.co_name)
-            site = ring.known_site(key)  # type: ignore[union-attr]
+            site = ring.known_site(key)
             if site is None:
                 place = frames.describe(file, frame.f_lineno or 0, code.co_name)
-                site = ring.intern_site(key, place)  # type: ignore[union-attr]
+                site = ring.intern_site(key, place)
             return site, api
         if _TORCH_DISTRIBUTED in file and not file.endswith("c10d_logger.py"):
             api = code.co_name
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
         depth += 1
     return 0, ""
 
 
-def begin(op: str, group: int = 0, seq: int = wire.NO_SEQ, redop: int = 0, about: Any = None, peer: int = wire.NO_PEER,
-          flags: int = 0) -> int:  # fmt: skip
-    """Record that a call begins; ``about`` is the tensor, or the list of tensors, that it is given."""
+def begin(op: str, group: int = 0, seq: int = wire.NO_SEQ) -> int:
+    """Record that a phase of training or a wait begins; return the record's index. Only a hook itself calls this."""
     ring = here.ring
     if ring is None:
         return 0
-    site, api = call_site()
+    site, api = call_site(ring, sys._getframe(2))
     op_id = ring.intern(op)
-    dtype, dims, tensors = (0, (), 0) if about is None else _about(ring, about)
-    if _get_ident() == here.main_thread:
-        flags |= wire.FLAG_MAIN
-    api_id = ring.intern(api) if api else op_id
-    return ring.begin(op_id, api_id or op_id, group, site, seq, redop, dtype, peer, tensors, flags, dims)
+    flags = wire.FLAG_MAIN if _get_ident() == here.main_thread else 0
+    api_id = (ring.intern(api) if api else 0) or op_id
+    return int(ring.begin(op_id, api_id, group, site, seq, 0, 0, wire.NO_PEER, 0, flags, ()))
 
 
 def _about(ring: Any, about: Any) -> Tuple[int, Any, int]:
@@ -223,27 +221,36 @@ class _Hook:
         peer = self.peer(args, kwargs)
         return None if peer == wire.NO_PEER else int(groups.c10d.get_group_rank(self.group(args, kwargs), peer))
 
-    def begin(self, args: Any, kwargs: Any) -> Tuple[int, Any, int]:
-        """Return the record's index, the group and its sequence number before the call."""
+    def begin(self, frame: Any, args: Any, kwargs: Any) -> Tuple[int, Any, int, int]:
+        """Return the record's index, the group and its sequence number before the call, and the number of the line."""
         given = len(args)
         group = args[self.group_at] if self.group_at < given else kwargs.get("group")
         if group is None:
             group = self.group(args, kwargs)
         if group is None or isinstance(group, int):  # a number stands for a group that this rank is no member of
-            return 0, None, 0
+            return 0, None, 0, 0
         before = groups.sequence_number(group)
         ring = here.ring
         if ring is None:
-            return 0, group, before
-        seq = before - groups.known(group).moved + 1 if self.counted and before >= 0 else wire.NO_SEQ
+            return 0, group, before, 0
+        site, api = call_site(ring, frame)
+        known = groups.known(group)
+        seq = before - known.moved + 1 if self.counted and before >= 0 else wire.NO_SEQ
         flags = self.flags
+        if _get_ident() == here.main_thread:
+            flags |= wire.FLAG_MAIN
         if args[self.async_at] if self.async_at < given else kwargs.get("async_op"):
             flags |= wire.FLAG_ASYNC
         redop = args[self.op_at] if self.op_at < given else None if self.p2p else kwargs.get("op")
         redop_id = ring.intern(_redop_name(redop)) if redop is not None else 0
         about = args[self.tensor_at] if self.tensor_at < given else kwargs.get(self.tensor)
+        dtype, dims, tensors = (0, (), 0) if about is None else _about(ring, about)
         peer = self.peer(args, kwargs) if self.peers else wire.NO_PEER
-        return begin(self.op, groups.group_id(ring, group), seq, redop_id, about, peer, flags), group, before
+        op = ring.intern(self.op)
+        api_id = (ring.intern(api) if api else 0) or op
+        name = known.id if known.ring is ring else groups.group_id(ring, group)
+        index = ring.begin(op, api_id, name, site, seq, redop_id, dtype, peer, tensors, flags, dims)
+        return index, group, before, site
 
     def end(self, index: int, group: Any, before: int, result: Any) -> None:
         """Complete the record, or leave it to the work that was handed out."""
@@ -286,7 +293,7 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
     @standing_for(original)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         try:
-            index, group, before = hook.begin(args, kwargs)
+            index, group, before, site = hook.begin(sys._getframe(1), args, kwargs)
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             here.failed(op, error)
             return original(*args, **kwargs)
@@ -303,8 +310,8 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
             end_wait(began, not p2p)
         try:
             hook.end(index, group, before, result)
-            if not p2p:
-                ended_collective(here.ring, index)
+            if site and not p2p:
+                ended_collective(site)
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             here.failed(op, error)
         return result

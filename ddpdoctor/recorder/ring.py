@@ -142,12 +142,6 @@ class Ring:
         """Say since when the main thread waits for other ranks, 0 where it does not."""
         _pack_cell(self._map, _WAIT_SINCE, since_ns)
 
-    def site_of(self, index: int) -> int:
-        """Return the number of a call's site, 0 where the record was overwritten."""
-        at = self._slot_at(index)
-        here = wire.CELL.unpack_from(self._map, at)[0] == index
-        return int(wire.FLAGS.unpack_from(self._map, at + wire.SLOT_SITE_OFFSET)[0]) if here else 0
-
     def step(self, number: int, ended_ns: int, group: int, flags: int, phases_us: Any, waits_us: Any) -> None:
         """Record a training step that has ended; each of the four phases and waits fits 32 bits."""
         shape = self._shape

@@ -115,8 +115,10 @@ clock = StepClock()
 
 
 def ended_collective(site: int) -> None:
-    """Note that a collective of the main thread has ended: the end of a step where nothing better marks steps."""
-    if clock.level <= wire.STEP_COLLECTIVE and index and _thread.get_ident() == here.main_thread:
-        site = ring.site_of(index)
-        if site and clock.ends_step(wire.STEP_COLLECTIVE, site):
-            clock.write_step()
+    """Note that a collective of the main thread has ended: the end of a step where nothing better marks steps.
+
+    ``site`` is the number of its line.
+    """
+    is_step = clock.level <= wire.STEP_COLLECTIVE and _thread.get_ident() == here.main_thread
+    if is_step and clock.ends_step(wire.STEP_COLLECTIVE, site):
+        clock.write_step()

@@ -71,7 +71,6 @@ SLOT = struct.Struct(SLOT_HEAD + "6q")
 """index, started, ended, seq, op, api, group, site, redop, dtype, peer, tensors, flags, ndim, dims."""
 SLOT_SIZE = 128
 SLOT_ENDED_OFFSET = 16
-SLOT_SITE_OFFSET = 44
 SLOT_FLAGS_OFFSET = 64
 FLAGS = struct.Struct("<I")
 MAX_DIMS = 6
