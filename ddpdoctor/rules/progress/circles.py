@@ -13,12 +13,16 @@ from .closed import closed, stalled_in
 from .groups import group_words
 from .places import places
 from .scene import Ruling
+from .states import WORK_WAIT
 from .wait_graph import find_circles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ddpdoctor.model.facts import Frame
+
     from .scene import Scene
+    from .states import State
     from .wait_graph import Circle
 
 MOST_TOLD = 6
@@ -67,7 +71,6 @@ def check_deadlock(scene: Scene) -> Ruling:
 
 def _finding(scene: Scene, circles: Sequence[Circle], waiters: tuple[int, ...]) -> Finding:
     blamed = tuple(sorted(n for circle in circles for n in circle.ranks)) or waiters
-    sites = {n: say.line_at(scene.states[n]) for n in blamed}
     summary = f"{rank_list(blamed)} wait for each other"
     told = [_around_words(scene, circle) for circle in circles[:MOST_TOLD]]
     return Finding(
@@ -77,12 +80,18 @@ def _finding(scene: Scene, circles: Sequence[Circle], waiters: tuple[int, ...]) 
         confidence=Confidence.HIGH if circles else Confidence.LOW,
         ranks=blamed,
         hosts=say.hosts_of(scene, blamed),
-        where=tuple(place for n, frame in sites.items() for place in places(n, [frame])[:1]),
+        where=tuple(place for n in blamed for place in places(n, _lines(scene.states[n]))),
         step=say.step_of(scene, blamed),
         summary=f"{summary}: {told[0]}" if told else summary,
         evidence=(*told[1:], *say.classes(scene, blamed), *say.others(scene, blamed)),
         fix="use groups and peers in the same order on all ranks",
     )
+
+
+def _lines(state: State) -> list[Frame | None]:
+    """Return the line of the call, and of an asynchronous one that at which it is waited for."""
+    waits = [call.site for call in state.rank.open_calls if call.op == WORK_WAIT and call.thread_is_main]
+    return [say.line_at(state), *waits]
 
 
 def _around_words(scene: Scene, circle: Circle) -> str:

@@ -37,6 +37,8 @@ class Conflict:
     seq: int
     parts: tuple[Part, ...]
     blame: Blame
+    passed: bool
+    """The calls fitted each other and went through; what they shifted disagreed later."""
 
 
 def signature(kind: CallKind, *, native: bool, loose: bool = False) -> Hashable:
@@ -74,11 +76,10 @@ def _conflict_in(
     blame = find_blame(parts, lines, seq, lambda part: signature(part.kind, native=part.native, loose=loose))
     earlier = find_departure(lines, blame.ranks, seq)
     if earlier is None:
-        return Conflict(group=group, seq=seq, parts=parts, blame=blame)
+        return Conflict(group=group, seq=seq, parts=parts, blame=blame, passed=False)
     parts = _parts_at(lines, earlier)
-    return Conflict(
-        group=group, seq=earlier, parts=parts, blame=find_blame(parts, lines, earlier, lambda part: part.key)
-    )
+    blame = find_blame(parts, lines, earlier, lambda part: part.key)
+    return Conflict(group=group, seq=earlier, parts=parts, blame=blame, passed=True)
 
 
 def _first_difference(lines: list[Timeline], *, loose: bool) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Frame, Life, Rank
 from ddpdoctor.model.rank_words import rank_list
 
@@ -122,17 +123,22 @@ def progress_words(scene: Scene, blamed: Iterable[int]) -> list[str]:
 
 
 def counts_words(scene: Scene, numbers: Iterable[int]) -> list[str]:
-    """Return how many steps and batches ranks have had, where they differ in that: loops of unequal length."""
-    had: dict[tuple[int, int], list[int]] = defaultdict(list)
+    """Return how far ranks have come, where they differ in that: loops of unequal length."""
+    had: dict[str, list[int]] = defaultdict(list)
     for number in numbers:
-        rank = scene.rank(number)
-        had[rank.steps, rank.batches].append(number)
+        had[_counts(scene.rank(number))].append(number)
     if len(had) < 2:
         return []
-    return [
-        f"{rank_list(ranks)} had done {steps} optimizer steps and {batches} batches of data loaders"
-        for (steps, batches), ranks in sorted(had.items(), key=lambda item: item[1])[:MAX_CLASSES]
-    ]
+    ordered = sorted(had.items(), key=lambda item: item[1])[:MAX_CLASSES]
+    return [f"{rank_list(ranks)} had done {counts}" for counts, ranks in ordered]
+
+
+def _counts(rank: Rank) -> str:
+    """Return the steps and batches of a rank; of one without both, the backwards that its records still hold."""
+    if rank.steps or rank.batches:
+        return f"{rank.steps} optimizer steps and {rank.batches} batches"
+    kinds = pack_calls(rank.recent_calls).counts.items()
+    return f"{sum(count for kind, count in kinds if kind.op == 'backward')} backwards, as far as recorded"
 
 
 _STATES = {

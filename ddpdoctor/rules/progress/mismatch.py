@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from .conflicts import Conflict
 
 
+_CONDITION = "look for a collective under a condition that differs between ranks, and for loops of unequal length"
+_UNEVEN = (
+    "give every rank the same number of batches (DistributedSampler, drop_last=True), or use model.join(); else look "
+    "for a collective, a break or a continue under a condition that differs between ranks"
+)
+
+
 @rule("DD602", "mismatch", Severity.ERROR, "Ranks disagree about the next collective")
 def check_mismatch(scene: Scene) -> Ruling:
     """Report ranks that call another collective than the others, or with another shape or dtype.
@@ -60,6 +67,7 @@ def check_mismatch(scene: Scene) -> Ruling:
 
 def _finding(scene: Scene, conflict: Conflict) -> Finding:
     blamed = conflict.blame.ranks
+    counts = say.counts_words(scene, [part.rank for part in conflict.parts])
     departing = [part for part in conflict.parts if part.rank in set(blamed)]
     where = tuple(place for part in departing for place in places(part.rank, [part.site or _last(scene, part.rank)]))
     return Finding(
@@ -75,11 +83,11 @@ def _finding(scene: Scene, conflict: Conflict) -> Finding:
         evidence=(
             f"collective {conflict.seq} of {group_words(conflict.group, scene.world)}: {conflict.blame.reason}",
             *_sides(conflict),
-            *say.counts_words(scene, [part.rank for part in conflict.parts]),
+            *counts,
             *say.progress_words(scene, blamed),
             *(told.replace(" failed as well", " failed") for told in say.cascade_words(scene.failures, ())),
         ),
-        fix="look for a collective under a condition that differs between ranks, and for loops of unequal length",
+        fix=_UNEVEN if counts else _CONDITION,
     )
 
 
@@ -89,13 +97,19 @@ def _last(scene: Scene, number: int) -> Frame | None:
 
 def _summary(conflict: Conflict, departing: list[Part]) -> str:
     agreeing = [part for part in conflict.parts if part not in departing]
-    mine = _call_classes(departing)
     if not agreeing:
-        return "ranks disagree: " + ", ".join(f"{rank_list(ranks)} in {what}" for what, ranks in mine.items())
-    theirs = _call_classes(agreeing)
-    left = ", ".join(f"{rank_list(ranks)} {verb(ranks, 'is', 'are')} in {what}" for what, ranks in mine.items())
-    right = ", ".join(f"{rank_list(ranks)} {verb(ranks, 'is', 'are')} in {what}" for what, ranks in theirs.items())
-    return f"{left}, where {right}"
+        sides = _call_classes(departing).items()
+        return "ranks disagree: " + ", ".join(f"{rank_list(ranks)} in {what}" for what, ranks in sides)
+    return f"{_side_words(conflict, departing)}, where {_side_words(conflict, agreeing)}"
+
+
+def _side_words(conflict: Conflict, parts: list[Part]) -> str:
+    """Return "rank 0 is in reduce at train.py:6", or what it called where that went through."""
+    told = []
+    for what, ranks in _call_classes(parts).items():
+        now = verb(ranks, "is in", "are in")
+        told.append(f"{rank_list(ranks)} {'called' if conflict.passed else now} {what}")
+    return ", ".join(told)
 
 
 def _call_classes(parts: list[Part]) -> dict[str, list[int]]:

@@ -12,6 +12,7 @@ from .conflicts import Conflict, find_conflict
 from .differences import Difference, find_difference
 from .failures import Failure, find_failures
 from .groups import Position, group_table, position_of, world_of
+from .places import is_file
 from .states import NATIVE_PHASES, OVER, Doing, State, final_error, settle, states_of
 from .waits import Waits, find_waits
 
@@ -195,6 +196,11 @@ def _backwards(rank: Rank) -> tuple[int, int]:
     return (rank.steps, ended if rank.steps == 0 else 0)
 
 
+def _out_of_torch(failure: Failure) -> bool:
+    """Return whether the error came out of torch.distributed's own Python code, as from unpickling foreign bytes."""
+    return failure.error is not None and any(is_file(frame, "/torch/distributed/") for frame in failure.error.frames)
+
+
 def _follows_from_model(
     states: Mapping[int, State], waits: Waits, conflict: Conflict | None, failures: tuple[Failure, ...]
 ) -> bool:
@@ -208,10 +214,10 @@ def _follows_from_model(
 def _cause(
     waits: Waits, conflict: Conflict | None, failures: tuple[Failure, ...], early: tuple[int, ...]
 ) -> Cause:  # fmt: skip
-    if early:
+    if early and conflict is None:
         return Cause.EARLY_EXIT
     root = _root_failure(failures)
-    if root is not None and root.call is None:
+    if root is not None and root.call is None and not (conflict is not None and _out_of_torch(root)):
         return Cause.FAILURE
     if conflict is not None:
         return Cause.CONFLICT
