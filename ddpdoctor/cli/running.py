@@ -126,7 +126,6 @@ def outcome_report(options: WrapOptions, outcome: Outcome) -> Report:
         hung=outcome.hung,
         exit_status=outcome.exit_status,
         interrupted=outcome.interrupted_by is not None,
-        earlier=outcome.earlier,
         ignore=options.ignore,
         started_at=outcome.started_at,
         ended_at=outcome.ended_at,

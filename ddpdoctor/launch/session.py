@@ -53,8 +53,6 @@ class Outcome:
     launcher_status: int | None
     exit_status: int
     interrupted_by: str | None
-    earlier: tuple[Judgement, ...]
-    """What was wrong with attempts that the launcher has restarted."""
     started_at: str
     ended_at: str
     failure: Exception | None
@@ -77,7 +75,6 @@ class Session:
         self.signals: list[tuple[signal.Signals, int]] = []
         """What the watcher was sent, and when."""
         self.hang: Judgement | None = None
-        self.earlier: list[Judgement] = []
         self.attempt = 0
         self.last_look_ns = 0
         self.next_look_ns = 0
@@ -179,10 +176,9 @@ class Session:
             self.show(self._outcome(None, judgement))
 
     def _note_restart(self) -> None:
-        """Judge an attempt that the launcher has given up, before the next one covers it."""
+        """Save what was seen of an attempt that the launcher has given up, before the next one covers it."""
         if self.watch.agent.attempt > self.attempt:
             self.watch.save(ended=True, launcher_status=None, attempt=self.attempt)
-            self.earlier.append(self.judge(self.folder, self.attempt))
             self.attempt = self.watch.agent.attempt
 
     def _pass_on_signal(self) -> None:
@@ -245,7 +241,7 @@ class Session:
         found = judgement or self.hang or Judgement(findings=(), checks=(), certain=False)
         return Outcome(
             folder=self.folder, run_dir=self.run_dir, judgement=found, hung=hung, launcher_status=status,
-            exit_status=exit_status, interrupted_by=self.watch.interrupted_by, earlier=tuple(self.earlier),
+            exit_status=exit_status, interrupted_by=self.watch.interrupted_by,
             started_at=self.started_at, ended_at=_now(), failure=self.failure,
         )  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import JobStatus, Outcome, Severity
+from ddpdoctor.report.attempts import add_earlier, read_attempts, without_earlier
 from ddpdoctor.report.classes import merge_findings, merge_places
 from ddpdoctor.report.findings import STYLES
 from ddpdoctor.report.page import LABEL_WIDTH, Page, draw, plural
@@ -30,9 +31,11 @@ def render_text(
     Paths below ``cwd`` are shown relative to it. A job that ended well without findings is one line.
     """
     page = Page(width=width, cwd=cwd)
-    others = tuple(finding for finding in report.findings if finding != report.verdict)
+    attempts = read_attempts(report)
+    others = without_earlier(tuple(f for f in report.findings if f != report.verdict), attempts)
     if report.verdict is not None:
         _add_status(page, report, run_dir)
+    add_earlier(page, report, attempts)
     if _ended_badly(report):
         add_ranks(page, report)
     _add_checks(page, report)
@@ -52,7 +55,9 @@ def _add_status(page: Page, report: Report, run_dir: Path | None) -> None:
     """Add the line that says how the job ended: the only one where it ended well."""
     if page.lines:
         page.gap()
-    parts = [*_job_words(report), *([] if report.verdict else [_count_findings(report)])]
+    restarts = len(read_attempts(report)) - 1
+    parts = [*_job_words(report), *([f"after {plural(restarts, 'restart')}"] if restarts > 0 else [])]
+    parts += [] if report.verdict else [_count_findings(report)]
     parts += _crashed_words(report)
     where = "" if run_dir is None else f"; report in {run_dir}"
     page.add(f"ddpdoctor: {', '.join(parts)}{where}")

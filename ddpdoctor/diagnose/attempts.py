@@ -1,0 +1,84 @@
+"""Judges every attempt of a job that its launcher restarted, each from what the run folder keeps of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.runfolder import KEPT_ATTEMPTS, read_job, read_run
+from ddpdoctor.diagnose.rows import rank_row
+from ddpdoctor.model.attempts import Attempt, restarted_words
+from ddpdoctor.model.findings import Finding, JobStatus, Judgement, Severity
+from ddpdoctor.rules.progress.judge import judge
+from ddpdoctor.rules.verdict import order_findings, pick_verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ddpdoctor.model.facts import Job
+
+
+def judge_earlier(folder: Path, last: int, ignore: tuple[str, ...]) -> tuple[Attempt, ...]:
+    """Return the attempts before the last, the oldest of many left out, without findings of the codes in ``ignore``."""
+    run = read_run(folder)
+    jobs = {number: read_job(folder, number) for number in range(max(0, last - KEPT_ATTEMPTS), last)}
+    return tuple(_restarted(number, job, judge(job), run, ignore) for number, job in jobs.items())
+
+
+def last_attempt(folder: Path, job: Job, status: JobStatus, findings: tuple[Finding, ...]) -> Attempt:
+    """Return the last attempt as a section like the others."""
+    return _section(last_number(job), job, status, findings, read_run(folder))
+
+
+def last_number(job: Job) -> int:
+    """Return the number of the attempt that a job's ranks belong to, counted from 0."""
+    return max((rank.attempt for rank in job.ranks), default=0)
+
+
+def as_earlier(attempt: Attempt) -> tuple[Finding, ...]:
+    """Return an attempt's findings for the job as a whole: what the launcher got over is a warning at most."""
+    return tuple(
+        replace(
+            finding,
+            severity=Severity.WARNING if finding.severity is Severity.ERROR else finding.severity,
+            summary=restarted_words(attempt.attempt) + finding.summary,
+        )
+        for finding in attempt.findings
+    )
+
+
+def _restarted(
+    number: int, job: Job, judgement: Judgement, run: dict[str, Any], ignore: tuple[str, ...]
+) -> Attempt:  # fmt: skip
+    findings = tuple(finding for finding in judgement.findings if finding.code not in ignore)
+    failed = any(finding.severity is Severity.ERROR for finding in judgement.findings)
+    return _section(number, job, JobStatus.FAILED if failed else JobStatus.INTERRUPTED, findings, run)
+
+
+def _section(
+    number: int, job: Job, status: JobStatus, findings: tuple[Finding, ...], run: dict[str, Any]
+) -> Attempt:  # fmt: skip
+    began = min((rank.started_ns for rank in job.ranks if rank.started_ns is not None), default=None)
+    ended = max((rank.ended_ns for rank in job.ranks if rank.ended_ns is not None), default=None)
+    return Attempt(
+        attempt=number,
+        started_at=_wall(began, job, run),
+        ended_at=_wall(ended, job, run),
+        seconds=round((ended - began) / 1e9, 3) if began is not None and ended is not None else None,
+        status=status,
+        verdict=pick_verdict(findings),
+        findings=tuple(order_findings(findings)),
+        ranks=tuple(rank_row(rank) for rank in job.ranks),
+    )
+
+
+def _wall(moment_ns: int | None, job: Job, run: dict[str, Any]) -> str | None:
+    """Return the time of day of a moment, by that of the launch."""
+    try:
+        launched = datetime.fromisoformat(str(run.get("started_at")))
+    except ValueError:
+        return None
+    if moment_ns is None:
+        return None
+    return (launched + timedelta(microseconds=(moment_ns - job.launched_ns) / 1000)).isoformat(timespec="milliseconds")
