@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import random
 import sys
+from dataclasses import replace
 
-from ddpdoctor.model.facts import Life
+import pytest
+
+from ddpdoctor.model.call_log import pack_calls
+from ddpdoctor.model.facts import Call, Life
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.progress.judge import judge
 
@@ -14,6 +18,7 @@ from .build import (
     crashed,
     ended,
     failed_in,
+    group,
     in_backward,
     in_call,
     in_user,
@@ -25,16 +30,16 @@ from .build import (
 )  # fmt: skip
 
 
-def count_calls(world, culprit):
-    """Return how many Python functions a judgement enters: a measure of its cost that no busy machine disturbs."""
-    recent = tuple(call(seq=n, index=n, open_=False) for n in range(1, 41))
-    ranks = [in_call(n, seq=41, world=world, recent=recent) for n in range(world)]
-    ranks[3] = culprit(3, world)
+def count_entries(ranks, code=None):
+    """Return how many Python functions a judgement enters: a measure of its cost that no busy machine disturbs.
+
+    With ``code`` only that function counts.
+    """
     entered = 0
 
-    def count(_frame, event, _argument):
+    def count(frame, event, _argument):
         nonlocal entered
-        entered += event == "call"
+        entered += event == "call" and code in (None, frame.f_code)
 
     before = sys.getprofile()
     sys.setprofile(count)
@@ -44,6 +49,13 @@ def count_calls(world, culprit):
         sys.setprofile(before)
     assert [f.ranks for f in found.findings] == [(3,)]
     return entered
+
+
+def count_calls(world, culprit):
+    recent = tuple(call(seq=n, index=n, open_=False) for n in range(1, 41))
+    ranks = [in_call(n, seq=41, world=world, recent=recent) for n in range(world)]
+    ranks[3] = culprit(3, world)
+    return count_entries(ranks)
 
 
 def test_cost_of_a_hang_grows_with_the_ranks_and_not_with_their_pairs():
@@ -58,6 +70,51 @@ def test_cost_of_a_mismatch_grows_with_the_ranks_and_not_with_their_pairs():
         return in_call(number, "reduce", 41, 6, world=world)
 
     assert count_calls(512, differs) < 3 * count_calls(256, differs)
+
+
+def history(records):
+    """Return the packed calls of a long job, in which every fourth record is a collective."""
+    found = []
+    for n in range(1, records + 1, 4):
+        found += [
+            phase("next_batch", 28, index=n, open_=False),
+            phase("ddp_forward", 29, index=n + 1, open_=False),
+            phase("backward", 30, index=n + 2, open_=False),
+            call(seq=1 + n // 4, index=n + 3, open_=False),
+        ]
+    return pack_calls(found)
+
+
+def after(records, make):
+    """Return eight ranks that wait after a long history, and a fourth among them that is different."""
+    past = history(records)
+    last = {"recent_calls": past, "groups": (group(len(past) // 4, 8),)}
+    ranks = [replace(in_call(n, seq=1 + records // 4, world=8, index=records + 9), recent_calls=past) for n in range(8)]
+    ranks[3] = replace(make(3, records), **last)
+    return ranks
+
+
+def sleeping(number, _records):
+    return in_user(number, world=8)
+
+
+def calling_another(number, records):
+    return in_call(number, "reduce", 1 + records // 4, 6, world=8, index=records + 9)
+
+
+def gone(number, _records):
+    return ended(number, world=8)
+
+
+@pytest.mark.parametrize("make", [sleeping, calling_another, gone])
+def test_few_calls_are_made_of_a_long_packed_history(make):
+    made = count_entries(after(4000, make), Call.__init__.__code__)
+    assert made <= 8
+
+
+@pytest.mark.parametrize("make", [sleeping, calling_another, gone])
+def test_cost_grows_with_the_records_and_not_with_their_pairs(make):
+    assert count_entries(after(4000, make)) < 3 * count_entries(after(2000, make))
 
 
 def some_rank(dice, number):
