@@ -81,6 +81,23 @@ HUNG = {
         (in_call(0), in_user(1, looks=(), last_place=line(77)), in_call(2)),
         ("stuck", [1], [77], True),
     ),
+    "stuck: its answer is older than its last call, so the last line seen": (
+        (
+            in_call(0),
+            in_user(
+                1,
+                looks=(replace(look(stack(line(40))), time_ns=LONG_AGO - S),),
+                recent_calls=(call("all_reduce", 6, 20, open_=False),),
+                last_place=line(77),
+            ),
+            in_call(2),
+        ),
+        ("stuck", [1], [77], True),
+    ),
+    "transport: an answer from before a backward says nothing of it": (
+        (in_backward(0), in_backward(1, looks=(replace(look(stack(line(44))), time_ns=LONG_AGO - S),)), in_backward(2)),
+        ("transport", [0, 1, 2], [30] * 3, False),
+    ),
     "stuck: a loader worker holds its rank up": (
         (in_backward(0), held_in_loader(1), in_backward(2)),
         ("stuck", [1], [88, 50], True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Place
@@ -49,6 +50,17 @@ def last_main_stack(rank: Rank | Child) -> Stack | None:
         if stack is not None and stack.frames:
             return stack
     return None
+
+
+def without_stale_looks(rank: Rank) -> Rank:
+    """Return a rank without the looks that its main thread's last call came after: it had answered an earlier request.
+
+    On crowded cores a rank may not answer in time, and then its last answer is an old one.
+    """
+    calls = (*rank.open_calls, *rank.recent_calls[-1:])
+    last = max((call.started_ns for call in calls if call.thread_is_main), default=0)
+    fresh = tuple(look for look in rank.looks if look.time_ns >= last)
+    return rank if len(fresh) == len(rank.looks) else replace(rank, looks=fresh)
 
 
 def innermost_user(frames: Iterable[Frame]) -> Frame | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import PHASES, POINT_TO_POINT, Call, Frame, Job, Life, Raised, Rank
 
-from .places import is_file, last_main_stack
+from .places import is_file, last_main_stack, without_stale_looks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -122,7 +122,11 @@ def aborted_at_exit(rank: Rank) -> bool:
 
 
 def settle(rank: Rank) -> Rank:
-    """Return a rank that asked for an error status, and was aborted on its way out, as one that left with it."""
+    """Return a rank without looks that are out of date.
+
+    One that asked for an error status, and was aborted on its way out, becomes one that left with it.
+    """
+    rank = without_stale_looks(rank)
     asked = rank.exit_asked
     if asked is None or asked in GOOD_EXITS or not aborted_at_exit(rank):
         return rank
