@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import PHASES, POINT_TO_POINT, Call, Frame, Job, Life, Raised, Rank
 
-from .places import is_file, last_main_stack, without_stale_looks
+from .places import is_file, last_main_stack, waits_in_library
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -184,6 +184,7 @@ def _leaving_state(rank: Rank) -> State:
 
 
 def _living_state(rank: Rank, call: Call | None) -> State:
+    call = call or _call_of_thread(rank)
     if call is None:
         return State(rank=rank, doing=Doing.USER)
     if call.op == WORK_WAIT:
@@ -201,11 +202,19 @@ def _doing_in(call: Call) -> Doing:
     return by_phase.get(call.op, Doing.COLLECTIVE if is_collective(call) else Doing.USER)
 
 
-def _innermost(open_calls: Iterable[Call]) -> Call | None:
-    """Return the call that the main thread is in: the last begun that holds it up."""
+def _call_of_thread(rank: Rank) -> Call | None:
+    """Return the collective that another thread is in, where the main thread waits in a join, a lock or a queue."""
+    call = _innermost(rank.open_calls, main=False)
+    if call is None or not (is_collective(call) or call.op in POINT_TO_POINT):
+        return None
+    return call if waits_in_library(last_main_stack(rank)) else None
+
+
+def _innermost(open_calls: Iterable[Call], *, main: bool = True) -> Call | None:
+    """Return the call that the main thread is in, or another thread: the last begun that holds it up."""
     found = None
     for call in open_calls:
-        if call.thread_is_main and call.op not in _PASSED_OVER and (not call.is_async or call.op == WORK_WAIT):
+        if call.thread_is_main is main and call.op not in _PASSED_OVER and (not call.is_async or call.op == WORK_WAIT):
             found = call if found is None or call.index >= found.index else found
     return found
 
@@ -258,7 +267,7 @@ def call_at_failure(rank: Rank) -> Call | None:
     if error is not None:
         return _call_that_raised(rank, error)
     if rank.life is Life.SIGNALED and rank.signal == "SIGABRT":
-        call = _innermost(rank.open_calls)
+        call = _innermost(rank.open_calls) or _innermost(rank.open_calls, main=False)
         state = _living_state(rank, call)
         return state.call if state.waiting else None
     return None
