@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect import ranks
+from ddpdoctor.collect.agent_log import AgentLog, read_agent_log
 from ddpdoctor.collect.answers import find_answers
 from ddpdoctor.collect.ends import find_ends, stop_of_others
 from ddpdoctor.collect.machine import load_machine
 from ddpdoctor.collect.nccl_warnings import read_warnings
 from ddpdoctor.collect.rings import read_rings
+from ddpdoctor.collect.run_format import RUN_FORMAT, RUN_VERSION
 from ddpdoctor.collect.saved_causes import read_host_causes
 from ddpdoctor.collect.sources import Seen, Source, find_ranks, is_on_one_host
 from ddpdoctor.collect.steps import find_children
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.recorder import reading
 
-RUN_FORMAT = "ddpdoctor-run"
-RUN_VERSION = 1
 KEPT_ATTEMPTS = 10
 """Earlier attempts that a run folder keeps: with more the folder would grow as long as a launcher restarts."""
 RUN_FIELDS: dict[str, tuple[type, ...]] = {
@@ -37,22 +37,6 @@ RUN_FIELDS: dict[str, tuple[type, ...]] = {
     "node_rank": (int, NoneType),
 }
 """What run.json must hold in these fields, where it has them."""
-AGENT_NUMBERS = {"rank": ("pid", "rank", "world_size", "at"), "end": ("pid", "code", "at"), "closing": ("at",)}
-"""Fields that the agent's lines must have, by what they tell."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentLog:
-    """What torch's elastic agent said of one attempt."""
-
-    attempt: int = -1
-    started: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """By pid: rank, local_rank, world_size, at."""
-    ends: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """By pid: code, at."""
-    closing_ns: int | None = None
-    superseded_ns: int | None = None
-    """When the next attempt began."""
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -129,32 +113,6 @@ def _read_watch(folder: Path, attempt: int | None) -> dict[str, Any]:
             rows = rows if isinstance(rows, dict) else {}
             return {**watch, "processes": {pid: row for pid, row in rows.items() if isinstance(row, dict)}}
     return {}
-
-
-def read_agent_log(path: Path, attempt: int | None = None) -> AgentLog:
-    """Return what the agent logged of one attempt, by default the last."""
-    entries = []
-    for line in _text(path).splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict) and _is_agents(entry):
-            entries.append(entry)
-    wanted = max((int(e.get("attempt", -1)) for e in entries), default=-1) if attempt is None else attempt
-    mine = [e for e in entries if e.get("attempt") == wanted]
-    return AgentLog(
-        attempt=wanted,
-        started={int(e["pid"]): e for e in mine if e.get("k") == "rank"},
-        ends={int(e["pid"]): e for e in mine if e.get("k") == "end"},
-        closing_ns=next((int(e["at"]) for e in mine if e.get("k") == "closing"), None),
-        superseded_ns=min((int(e["at"]) for e in entries if int(e.get("attempt", -1)) == wanted + 1), default=None),
-    )
-
-
-def _is_agents(entry: dict[str, Any]) -> bool:
-    needed = AGENT_NUMBERS.get(str(entry.get("k")), ())
-    return all(isinstance(entry.get(name), int) for name in needed) and isinstance(entry.get("attempt", -1), int)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

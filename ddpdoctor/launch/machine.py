@@ -7,9 +7,6 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.machine import FILE, save_machine
-from ddpdoctor.collect.nccl_warnings import keep_users_logs
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -23,7 +20,12 @@ FRESH_S = 60.0
 
 def note_machine(folder: Path, judgement: Judgement) -> bool:
     """Save what the machine shows where the judgement asks for it; return whether there is now more to judge by."""
-    if not any(finding.code == CODE for finding in judgement.findings) or _is_fresh(folder / FILE):
+    if not any(finding.code == CODE for finding in judgement.findings):
+        return False
+    from ddpdoctor.collect.machine import FILE, save_machine
+    from ddpdoctor.collect.nccl_warnings import keep_users_logs
+
+    if _is_fresh(folder / FILE):
         return False
     with contextlib.suppress(OSError):  # a disk that is full costs this evidence, not the job
         keep_users_logs(folder, os.environ.get("NCCL_DEBUG_FILE", ""))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
+import re
 import socket
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.runfolder import RUN_FORMAT, RUN_VERSION
+from ddpdoctor.collect.run_format import RUN_FORMAT, RUN_VERSION
 from ddpdoctor.model.secrets import hide_secrets
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ddpdoctor.launch.options import WrapOptions
 
 STORED_VARIABLES = (
@@ -60,7 +60,11 @@ def launch_shape(torchrun_args: tuple[str, ...]) -> dict[str, int | None]:
 
 
 def _torch_version() -> str | None:
+    """Return what torch calls itself. To import it takes a second, and importlib.metadata long enough to be felt."""
+    found = find_spec("torch")
     try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
+        text = (Path(found.origin).parent / "version.py").read_text() if found and found.origin else ""
+    except (OSError, UnicodeDecodeError):
         return None
+    said = re.search(r"^__version__ = ['\"]([^'\"]+)", text, re.MULTILINE)
+    return said[1] if said else None

@@ -10,8 +10,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect import proc
+from ddpdoctor.collect.agent_log import AgentLog, read_agent_log
 from ddpdoctor.collect.exits import read_exit_code
-from ddpdoctor.collect.runfolder import AgentLog, read_agent_log
 from ddpdoctor.launch import progress
 from ddpdoctor.launch.causes import CausesSeen
 from ddpdoctor.launch.evidence import Evidence, describe

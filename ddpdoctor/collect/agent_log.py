@@ -1,0 +1,60 @@
+"""Reads what the hook in torch's elastic agent logged: who was started, how each ended."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+AGENT_NUMBERS = {"rank": ("pid", "rank", "world_size", "at"), "end": ("pid", "code", "at"), "closing": ("at",)}
+"""Fields that the agent's lines must have, by what they tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentLog:
+    """What torch's elastic agent said of one attempt."""
+
+    attempt: int = -1
+    started: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """By pid: rank, local_rank, world_size, at."""
+    ends: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """By pid: code, at."""
+    closing_ns: int | None = None
+    superseded_ns: int | None = None
+    """When the next attempt began."""
+
+
+def read_agent_log(path: Path, attempt: int | None = None) -> AgentLog:
+    """Return what the agent logged of one attempt, by default the last."""
+    entries = []
+    for line in _read(path).splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and _is_agents(entry):
+            entries.append(entry)
+    wanted = max((int(e.get("attempt", -1)) for e in entries), default=-1) if attempt is None else attempt
+    mine = [e for e in entries if e.get("attempt") == wanted]
+    return AgentLog(
+        attempt=wanted,
+        started={int(e["pid"]): e for e in mine if e.get("k") == "rank"},
+        ends={int(e["pid"]): e for e in mine if e.get("k") == "end"},
+        closing_ns=next((int(e["at"]) for e in mine if e.get("k") == "closing"), None),
+        superseded_ns=min((int(e["at"]) for e in entries if int(e.get("attempt", -1)) == wanted + 1), default=None),
+    )
+
+
+def _is_agents(entry: dict[str, Any]) -> bool:
+    needed = AGENT_NUMBERS.get(str(entry.get("k")), ())
+    return all(isinstance(entry.get(name), int) for name in needed) and isinstance(entry.get("attempt", -1), int)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
