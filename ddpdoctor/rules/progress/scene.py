@@ -11,6 +11,7 @@ from ddpdoctor.model.call_log import pack_calls
 from .conflicts import Conflict, find_conflict
 from .differences import Difference, find_difference
 from .failures import Failure, find_failures
+from .gave_up import all_gave_up
 from .groups import Position, group_table, position_of, world_of
 from .places import is_file
 from .states import NATIVE_PHASES, OVER, Doing, State, final_error, settle, states_of
@@ -154,7 +155,7 @@ def build_scene(job: Job) -> Scene:
         early=early,
         cause=Cause.MODEL
         if difference is not None and _follows_from_model(states, waits, conflict, failures)
-        else _cause(waits, conflict, failures, early),
+        else _cause(states, waits, conflict, failures, early),
     )
 
 
@@ -212,7 +213,8 @@ def _follows_from_model(
 
 
 def _cause(
-    waits: Waits, conflict: Conflict | None, failures: tuple[Failure, ...], early: tuple[int, ...]
+    states: Mapping[int, State], waits: Waits, conflict: Conflict | None, failures: tuple[Failure, ...],
+    early: tuple[int, ...],
 ) -> Cause:  # fmt: skip
     if early and conflict is None:
         return Cause.EARLY_EXIT
@@ -222,6 +224,6 @@ def _cause(
     if conflict is not None:
         return Cause.CONFLICT
     if root is not None:
-        hung = root.timed_out and (waits.blockers or waits.absent)
+        hung = (root.timed_out and (waits.blockers or waits.absent)) or all_gave_up(failures, states)
         return Cause.HANG if hung else Cause.FAILURE
     return Cause.HANG if waits.waiters else Cause.NONE

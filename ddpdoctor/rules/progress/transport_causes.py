@@ -108,7 +108,7 @@ def backend_of(scene: Scene, group: Group) -> str:
 
 def transport_clues(scene: Scene, group: Group) -> tuple[Clue, ...]:
     """Return what was seen, the most telling first: connections, the machine, NCCL's lines, texts of time-outs."""
-    found = [*_stalled_connections(scene), *_down_interfaces(scene)]
+    found = [*_down_interfaces(scene), *_stalled_connections(scene)]
     likely = likely_causes(scene, group)
     if scene.job.machine is not None:
         found += _machine(scene.job.machine, likely)
