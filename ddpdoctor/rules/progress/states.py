@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import PHASES, POINT_TO_POINT, Call, Frame, Job, Life, Raised, Rank
 
-from .places import is_file, last_main_stack, waits_in_library
+from .places import is_file, last_main_stack, waits_in_library, without_stale_looks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
