@@ -90,17 +90,29 @@ def _look_at(process: proc.Process) -> Stranger | None:
 
 def why_unrecorded(words: list[str], environment: dict[str, str]) -> str:
     """Return why a Python with this command line and environment loads no recorder; empty where it does."""
-    for word in words[1:]:
-        if not word.startswith("-") or word.startswith("--") or word == "-":
-            break
-        letters = word[1:]
-        value = next((i for i, letter in enumerate(letters) if letter in _WITH_VALUE), len(letters))
-        if kept_out := sorted(_KEEP_OUT.intersection(letters[:value])):
-            return f"Python was started with -{kept_out[0]}, which keeps start-up hooks out"
-        if value < len(letters):
-            break
+    if (kept_out := _keeps_out(words[1:])) is not None:
+        return f"Python was started with -{kept_out}, which keeps start-up hooks out"
     if "DDPDOCTOR_RUN" not in environment:
         return "it was started with an environment of its own, without the variable DDPDOCTOR_RUN"
     if "/recorder/bootstrap" not in environment.get("PYTHONPATH", ""):
         return "PYTHONPATH was set anew for it, without the folder that loads the recorder"
     return ""
+
+
+def _keeps_out(words: list[str]) -> str | None:
+    """Return the option, before the script, by which Python loads no start-up hook."""
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("-") or word == "-":
+            return None
+        if word.startswith("--"):
+            continue
+        letters = word[1:]
+        end = next((i for i, letter in enumerate(letters) if letter in _WITH_VALUE), len(letters))
+        if found := sorted(_KEEP_OUT.intersection(letters[:end])):
+            return found[0]
+        if letters[end : end + 1] in ("c", "m"):
+            return None
+        if end == len(letters) - 1:
+            next(rest, "")
+    return None
