@@ -149,7 +149,7 @@ def _from_ring(
         "raised": _raised(notes),
         "models": read_models(notes),
         "step_times": read_steps(content),
-        "lines_seen": read_lines(content, context.children.get(content.pid, ())),
+        "lines_seen": read_lines(content, context.children.get(content.pid, ()), watched.get("child_lines") or ()),
         "steps": cells["steps"],
         "batches": cells["batches"],
         "epochs": cells["epochs"],

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.frames import read_frame
+from ddpdoctor.model.facts import Frame
 from ddpdoctor.model.steps import LineSeen, Phase, StepEnd, StepTimes
 from ddpdoctor.recorder import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ddpdoctor.recorder.reading import RingContent
 
@@ -40,11 +41,19 @@ def read_steps(content: RingContent) -> StepTimes | None:
     )
 
 
-def read_lines(content: RingContent, children: Iterable[RingContent]) -> tuple[LineSeen, ...]:
-    """Return the lines at which a rank and its children were met, the most frequent first."""
+def read_lines(
+    content: RingContent, children: Iterable[RingContent], ended: Iterable[Sequence[Any]] = ()
+) -> tuple[LineSeen, ...]:
+    """Return the lines at which a rank and its children were met, the most frequent first.
+
+    ``ended`` is what the watcher kept of children that have ended: file, line, function and count.
+    """
     found = [*_lines(content, in_child=False)]
     for child in children:
         found += _lines(child, in_child=True)
+    for file, line, function, times in ended:
+        frame = Frame(file=file, line=line, function=function, user=True)
+        found.append(LineSeen(frame=frame, phase=Phase.BEFORE, times=times, in_child=True))
     return tuple(sorted(found, key=lambda line: -line.times))
 
 
@@ -59,7 +68,14 @@ def find_children(contents: Mapping[int, RingContent]) -> dict[int, list[RingCon
     """Return the recorded children of each process, by its pid."""
     found: dict[int, list[RingContent]] = {}
     for content in contents.values():
-        process = next((note for note in content.notes if note.get("k") == "process"), {})
-        if content.role == wire.ROLE_CHILD and isinstance(process.get("ppid"), int):
-            found.setdefault(process["ppid"], []).append(content)
+        parent = parent_of(content)
+        if parent is not None:
+            found.setdefault(parent, []).append(content)
     return found
+
+
+def parent_of(content: RingContent) -> int | None:
+    """Return the pid of the process that started a child; None for a rank."""
+    process: dict[str, Any] = next((note for note in content.notes if note.get("k") == "process"), {})
+    parent = process.get("ppid")
+    return parent if content.role == wire.ROLE_CHILD and isinstance(parent, int) else None

@@ -16,6 +16,7 @@ from ddpdoctor.launch import progress
 from ddpdoctor.launch.causes import CausesSeen
 from ddpdoctor.launch.evidence import Evidence, describe
 from ddpdoctor.launch.unrecorded import Strangers
+from ddpdoctor.launch.workers import WorkerLines
 from ddpdoctor.recorder import wire
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Watch:
         self._children_seen: dict[int, list[dict[str, Any]]] = {}
         self._causes = CausesSeen()
         self._strangers = Strangers()
+        self._worker_lines = WorkerLines()
         self.launcher_pid: int | None = None
 
     def wait(self, seconds: float) -> None:
@@ -137,7 +139,9 @@ class Watch:
                 process.ring.close()
                 del self.followed[pid]
                 self.below.pop(pid, None)
-                (self.folder / "rings" / f"{pid}-{process.ticks}.ring").unlink(missing_ok=True)
+                ring = self.folder / "rings" / f"{pid}-{process.ticks}.ring"
+                self._worker_lines.keep(ring)
+                ring.unlink(missing_ok=True)
                 for path in (self.folder / "evidence").glob(f"{pid}-{process.ticks}[-.]*"):
                     path.unlink(missing_ok=True)
 
@@ -219,6 +223,7 @@ class Watch:
                 self._children_seen[pid] = row["children"]
             row["children"] = self._children_seen.get(pid, [])
             row["told_ns"] = self.evidence.told_to_end_ns(process)
+            row["child_lines"] = self._worker_lines.rows(pid)
             row["causes"] = self._causes.row(pid, process.ticks)
             processes[str(pid)] = row
         self.evidence.save(

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddpdoctor.collect.steps import find_children, read_lines, read_steps
+from ddpdoctor.launch.workers import WorkerLines
 from ddpdoctor.model.steps import Phase, StepEnd
 from ddpdoctor.recorder import lines, reading, stepclock, wire
 from ddpdoctor.recorder.ring import Ring
@@ -162,3 +163,21 @@ def test_a_forked_child_counts_for_itself_and_belongs_to_its_parent(
 
 def test_durations_that_32_bits_do_not_hold_are_cut() -> None:
     assert stepclock._us([1999, 0, 10**18, 5000]) == [1, 0, 2**32 - 1, 5]
+
+
+def test_the_lines_of_ended_children_are_kept_without_their_rings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(here, "role", wire.ROLE_CHILD)
+    kept = WorkerLines()
+    for pid in (43, 44):
+        ring, table = make(tmp_path, wire.ROLE_CHILD, wire.CHILD_SHAPE, pid=pid), lines.LineTable()
+        ring.note({"k": "process", "ppid": 42})
+        table.count(ring, frame_at(17))
+        kept.keep(Path(ring.path))
+        Path(ring.path).unlink()
+    kept.keep(tmp_path / "gone.ring")
+    assert kept.rows(42) == [[__file__, 17, "load", 2]]
+    assert kept.rows(7) == []
+    seen = read_lines(read(make(tmp_path)), (), kept.rows(42))
+    assert [(s.frame.line, s.times, s.in_child) for s in seen] == [(17, 2, True)]
