@@ -34,7 +34,7 @@ def note_model(module: Any, group: Any, with_buffers: bool) -> None:
         return
     _notes += 1
     rows = _rows(module, with_buffers)
-    text = json.dumps(rows, separators=(",", ":")).encode("utf-8", "replace")
+    text = _text(rows)
     digest = _digest(text)
     entry = {
         "k": "ddp",
@@ -69,6 +69,10 @@ def _row(kind: str, name: str, tensor: Any) -> List[Any]:
     return [kind, name, shape, str(tensor.dtype).replace("torch.", ""), int(tensor.requires_grad)]
 
 
+def _text(rows: List[Any]) -> bytes:
+    return json.dumps(rows, separators=(",", ":")).encode("utf-8", "replace")
+
+
 def _digest(text: bytes) -> str:
     import hashlib
 
@@ -84,7 +88,7 @@ def _packed(rows: List[Any], text: bytes, room: int) -> Optional[str]:
         if len(rows) < 16:
             return None
         rows = rows[: len(rows) // 2]
-        text = json.dumps(rows, separators=(",", ":")).encode("utf-8", "replace")
+        text = _text(rows)
 
 
 def _site() -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddpdoctor.model.facts import Call, Child, Frame, GroupState, Job, Life, Look, Raised, Rank, Stack
+from ddpdoctor.model.facts import Call, Child, Frame, GroupState, Job, Life, Look, ModelSeen, Raised, Rank, Stack
 
 S = 1_000_000_000
 NOW = 1000 * S
@@ -145,3 +145,8 @@ def job(*ranks, **more):
     }  # fmt: skip
     fields.update(more)
     return Job(ranks=tuple(ranks), **fields)
+
+
+def model_of(name):
+    """A model that DDP keeps equal in the group of this name."""
+    return ModelSeen(group=name, digest="d", count=0, tensors=(), site=None)
