@@ -317,7 +317,8 @@ def pack_slots(ring: Ring, job: Job, rank: int, tape: Tape) -> bytes:
             continue
         known = kinds.get(id(event))
         if known is None:
-            site = ring.intern_site((SCRIPT, event.line), {"f": SCRIPT, "l": event.line, "n": "main", "u": 1})
+            key = (SCRIPT, event.line)
+            site = ring.known_site(key) or ring.intern_site(key, frame(*key, "main", 1))
             op = ring.intern(event.op)
             group = ring.intern(job.name(rank, event.kind or "world")) if event.kind or event.op in DDP_PHASES else 0
             dims = (*event.dims, 0, 0, 0, 0, 0, 0)[: wire.MAX_DIMS]

@@ -20,24 +20,26 @@ _ENDS = {
     wire.STEP_OPTIMIZER: StepEnd.OPTIMIZER,
     wire.STEP_REDUCED: StepEnd.REDUCTION,
 }
+_FIRST_PHASE = 4
+_COLUMNS = _FIRST_PHASE + 2 * len(Phase)
+"""Of a row of ``wire.STEP``: number, end, group and flags, then the phases, then the waits in them."""
 
 
 def read_steps(content: RingContent) -> StepTimes | None:
     """Return the last steps that ended in the same way as the latest one; None where there is none."""
-    if not len(content.steps):
+    if not content.steps:
         return None
-    steps = content.steps[:]
-    last = steps[-1]
-    kind = last.flags & wire.STEP_KIND
-    alike = [s for s in steps if s.flags == kind and s.group == last.group]
-    none: tuple[tuple[int, ...], ...] = ((), (), (), ())
+    _, _, group, flags, *_ = content.steps[-1]
+    kind = flags & wire.STEP_KIND
+    alike = [row for row in content.steps if row[3] == kind and row[2] == group]
+    columns = tuple(zip(*alike, strict=True)) or ((),) * _COLUMNS
     return StepTimes(
         ends_with=_ENDS[kind],
-        group=last.group,
-        unknown=sum(step.flags == kind | wire.STEP_WAIT_UNKNOWN for step in steps),
-        numbers=tuple(step.number for step in alike),
-        phases_us=tuple(zip(*(step.phases_us for step in alike), strict=True)) or none,
-        waits_us=tuple(zip(*(step.waits_us for step in alike), strict=True)) or none,
+        group=content.strings.get(group, ""),
+        unknown=sum(row[3] == kind | wire.STEP_WAIT_UNKNOWN for row in content.steps),
+        numbers=columns[0],
+        phases_us=columns[_FIRST_PHASE : _FIRST_PHASE + len(Phase)],
+        waits_us=columns[_FIRST_PHASE + len(Phase) :],
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Sequence
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from . import wire
@@ -21,45 +20,6 @@ _NUMBER = (int, type(None))
 
 class DamagedRingError(ValueError):
     """The file is no ring, or not a whole one."""
-
-
-class Step(NamedTuple):
-    """One recorded training step; durations in microseconds, by phase."""
-
-    number: int
-    ended_ns: int
-    group: str
-    flags: int
-    phases_us: Tuple[int, ...]
-    waits_us: Tuple[int, ...]
-
-
-class Steps(Sequence):  # type: ignore[type-arg]  # Python 3.8 cannot say of what
-    """The steps that a ring still holds, in order. Each is decoded when it is asked for."""
-
-    def __init__(self, data: bytes, room: int, recorded: int, strings: Dict[int, str]) -> None:
-        """Take the part of a ring that has room for so many steps, of which the oldest are overwritten."""
-        self._data = data
-        self._strings = strings
-        expected = range(max(1, recorded - room + 1), recorded + 1)
-        self._offsets = [(number - 1) % room * wire.STEP_SIZE for number in expected if self._holds(number, room)]
-
-    def _holds(self, number: int, room: int) -> bool:
-        return bool(wire.CELL.unpack_from(self._data, (number - 1) % room * wire.STEP_SIZE)[0] == number)
-
-    def __len__(self) -> int:
-        """Return how many steps there are."""
-        return len(self._offsets)
-
-    def __getitem__(self, at: Any) -> Any:
-        """Return one step, or a list of those of a slice."""
-        if isinstance(at, slice):
-            return [self._decode(offset) for offset in self._offsets[at]]
-        return self._decode(self._offsets[at])
-
-    def _decode(self, offset: int) -> Step:
-        fields = wire.STEP.unpack_from(self._data, offset)
-        return Step(fields[0], fields[1], self._strings.get(fields[2], ""), fields[3], fields[4:8], fields[8:])
 
 
 class Line(NamedTuple):
@@ -80,7 +40,9 @@ class RingContent(NamedTuple):
     place: Optional[Tuple[str, int, str]]
     notes: List[Dict[str, Any]]
     slots: Slots
-    steps: Steps
+    strings: Dict[int, str]
+    steps: List[Tuple[int, ...]]
+    """Rows of ``wire.STEP`` in order; a group is the number of its name in ``strings``."""
     lines: List[Line]
 
 
@@ -169,9 +131,9 @@ def _read_parts(read: Callable[[int, int], bytes], size: int) -> RingContent:
     cells = read_cells(header)
     strings, sites, notes = _read_journal(read(min(cells["journal_used"], shape.journal_bytes), wire.HEADER_SIZE))
     slots = read_slots(records, claimed, shape.slots, strings, sites)
-    steps = Steps(rest, shape.steps, cells["steps_recorded"], strings)
+    steps = _read_steps(rest, shape.steps, cells["steps_recorded"])
     lines = _read_lines(rest[shape.lines_at - shape.steps_at :], sites)
-    return RingContent(role, pid, ticks, cells, read_place(header), notes, slots, steps, lines)
+    return RingContent(role, pid, ticks, cells, read_place(header), notes, slots, strings, steps, lines)
 
 
 def _read_journal(text: bytes) -> Tuple[Dict[int, str], Dict[int, Dict[str, Any]], List[Dict[str, Any]]]:
@@ -212,6 +174,12 @@ def _read_entry(line: bytes) -> Any:
         return json.loads(line)
     except ValueError:
         return None
+
+
+def _read_steps(data: bytes, room: int, recorded: int) -> List[Tuple[int, ...]]:
+    rows = wire.STEP.iter_unpack(data[: min(recorded, room) * wire.STEP_SIZE])
+    oldest = max(0, recorded - room)
+    return sorted(row for i, row in enumerate(rows) if oldest < row[0] <= recorded and (row[0] - 1) % room == i)
 
 
 def _read_lines(data: bytes, sites: Dict[int, Dict[str, Any]]) -> List[Line]:
