@@ -296,7 +296,8 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
             index, group, before, site = hook.begin(sys._getframe(1), args, kwargs)
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             here.failed(op, error)
-            return original(*args, **kwargs)
+            # The call is made outside of this clause: an error of its own must not name ours as its context.
+            index, group, before, site = 0, None, 0, 0
         began = begin_wait()
         try:
             if hook.rerouted and group is not None:
@@ -319,10 +320,18 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
     return recorded
 
 
+@guarded("detail")
+def _other_way(hook: _Hook, group: Any, args: Any, kwargs: Any) -> Optional[Callable[[], Any]]:
+    """Return what to call instead of a point-to-point call that DETAIL would stumble over, None where it would not."""
+    if not detail.is_needed():
+        return None
+    tag = hook.argument("tag", args, kwargs) or 0
+    return detail.reroute(hook.op, group, hook.argument("tensor", args, kwargs), hook.group_peer(args, kwargs), tag)
+
+
 def _run(hook: _Hook, group: Any, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Make a point-to-point call where DETAIL does not stumble over it."""
-    tag = hook.argument("tag", args, kwargs) or 0
-    instead = detail.reroute(hook.op, group, hook.argument("tensor", args, kwargs), hook.group_peer(args, kwargs), tag)
+    instead = _other_way(hook, group, args, kwargs)
     return original(*args, **kwargs) if instead is None else instead()
 
 

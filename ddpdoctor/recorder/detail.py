@@ -14,7 +14,7 @@ import functools
 import threading
 from typing import Any, Callable, Dict, Optional, Tuple
 
-from .state import here
+from .state import guarded, here
 
 constructing = threading.local()
 """The group of the DDP model under construction, as far as the script named one."""
@@ -36,12 +36,17 @@ def make_safe(module: Any) -> None:
 
     @functools.wraps(original)
     def set_construction_data_and_log(self: Any, *args: Any, **kwargs: Any) -> Any:
-        group = getattr(constructing, "group", None) or module._get_default_group()
-        if _gloo_wrapper(group) is not None:
+        if _is_unsafe():
             return None
         return original(self, *args, **kwargs)
 
     logger.set_construction_data_and_log = set_construction_data_and_log
+
+
+@guarded("detail logger")
+def _is_unsafe() -> bool:
+    """Return whether DDP's logger would be given a wrapped Gloo group."""
+    return _gloo_wrapper(getattr(constructing, "group", None) or _c10d._get_default_group()) is not None
 
 
 def _gloo_wrapper(group: Any) -> Any:
@@ -98,13 +103,16 @@ def forget_helpers(group: Any) -> None:
         _helpers.pop(id(_gloo_wrapper(group)), None)
 
 
+def is_needed() -> bool:
+    """Return whether DETAIL has wrapped a group around Gloo."""
+    return bool(_helpers)
+
+
 def reroute(op: str, group: Any, tensor: Any, peer: Optional[int], tag: int) -> Optional[Callable[[], Any]]:
     """Return what to call instead of a point-to-point call on a wrapped Gloo group, or None where nothing is amiss.
 
     ``peer`` is the other rank within ``group``, None for a receive from anybody.
     """
-    if not _helpers:
-        return None
     try:
         helper = _helpers.get(id(_gloo_wrapper(group)), (None, None))[1]
         if helper is None or tensor.device.type != "cpu" or peer == group.rank():

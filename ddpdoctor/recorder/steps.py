@@ -17,7 +17,7 @@ from typing import Any, Callable, Optional
 
 from . import groups, wire
 from .lines import LineTable
-from .state import here
+from .state import guarded, here
 from .stepclock import Ended, clock
 from .wrappers import standing_for
 
@@ -90,17 +90,22 @@ def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
     return standing_for(original)(run)
 
 
+@guarded("steps")
+def _enter(phase: int) -> int:
+    return clock.enter(phase)
+
+
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     import torch
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or clock.phase == wire.BACKWARD or here.ring is None:
             return original(self, *args, **kwargs)
-        clock.enter(wire.FORWARD)
+        _enter(wire.FORWARD)
         try:
             return original(self, *args, **kwargs)
         finally:
-            clock.enter(wire.BETWEEN)
+            _enter(wire.BETWEEN)
             _forward_ended(self)
 
     return standing_for(original)(forward)
@@ -122,13 +127,13 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
         nested = clock.phase == wire.BACKWARD
         if nested or here.ring is None or threading.get_ident() != here.main_thread:
             return original(*args, **kwargs)
-        began = clock.enter(wire.BACKWARD)
+        began = _enter(wire.BACKWARD)
         try:
             result = original(*args, **kwargs)
         except BaseException:
-            clock.enter(wire.BEFORE)
+            _enter(wire.BEFORE)
             raise
-        clock.enter(wire.BEFORE)
+        _enter(wire.BEFORE)
         try:
             _backward_ended(began)
         except Exception as error:  # noqa: BLE001 - the recorder's wall
