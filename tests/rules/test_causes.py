@@ -1,0 +1,227 @@
+"""What a rank's process shows of the reason for which it stands still or died: sentences, and what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.model.causes import (
+    AtError,
+    Blocked,
+    DeviceMemory,
+    FileLock,
+    HostCauses,
+    LostChild,
+    Memory,
+    ProcessCauses,
+    Space,
+)
+from ddpdoctor.model.facts import Frame
+from ddpdoctor.model.findings import Confidence
+from ddpdoctor.rules.progress.judge import judge
+
+from .build import LOCK, QUEUE, crashed, error, in_call, in_user, job, killed, line, look, stack
+
+GIB = 2**30
+STDLIB = "/usr/lib/python3.11"
+TORCH = "/usr/lib/python3/site-packages/torch"
+SITE = "/usr/lib/python3/site-packages"
+
+
+def lib(path, function="run"):
+    return Frame(file=path, line=1, function=function, user=False)
+
+
+PDB = (lib(f"{STDLIB}/pdb.py", "interaction"), lib(f"{STDLIB}/cmd.py", "cmdloop"))
+DYNAMO = lib(f"{TORCH}/_dynamo/convert_frame.py", "_compile")
+COMPILED = lib(f"{TORCH}/_dynamo/eval_frame.py", "_fn")
+BATON = lib(f"{TORCH}/utils/file_baton.py", "wait")
+FILELOCK = lib(f"{SITE}/filelock/_api.py", "acquire")
+SUBPROCESS = lib(f"{STDLIB}/subprocess.py", "wait")
+SOCKET = lib(f"{STDLIB}/socket.py", "readinto")
+POLL = Blocked(call="poll")
+SLEEP = Blocked(call="clock_nanosleep")
+FUTEX = Blocked(call="futex")
+HELD = FileLock(path="/data/cache.lock", kind="flock", holder_pid=1000, holder="python train.py")
+FOREIGN = FileLock(path="/data/cache.lock", kind="flock", holder_pid=None, holder="")
+THREAD = stack(line(31, "upload"), LOCK, main=False, thread="uploader")
+
+STUCK = {
+    "a debugger's prompt": (PDB, {"blocked": Blocked(call="read", fd=0, file="pipe", alone_on_fd0=True)},
+        "waits for somebody to type into a debugger or console (pdb.py)", "breakpoint"),
+    "a script that a debugger runs, and not its prompt": ((lib(f"{STDLIB}/bdb.py", "run"),), {"blocked": SLEEP},
+        "is in", "raise --hang-timeout"),
+    "input": ((), {"blocked": Blocked(call="read", fd=0, file="/dev/pts/1", alone_on_fd0=True)},
+        "waits for input on its standard input (/dev/pts/1)", "input()"),
+    "input, by readline": ((), {"blocked": Blocked(call="pselect6", alone_on_fd0=True)},
+        "waits for input on its standard input", "input()"),
+    "a read of another file": ((),
+        {"blocked": Blocked(call="read", fd=7, file="/data/x")}, None, "raise --hang-timeout"),
+    "compiles": ((DYNAMO,), {}, "compiles (convert_frame.py, _compile)", "TORCHINDUCTOR_CACHE_DIR"),
+    "runs what was compiled": ((COMPILED,), {}, None, "raise --hang-timeout"),
+    "builds an extension": ((lib(f"{TORCH}/utils/cpp_extension.py", "_run_ninja_build"), SUBPROCESS),
+        {"commands": ((77, "/usr/bin/ninja -v"),)},
+        "compiles (cpp_extension.py, _run_ninja_build), and runs /usr/bin/ninja -v (process 77)",
+        "TORCH_EXTENSIONS_DIR"),
+    "a baton that was left": ((lib(f"{TORCH}/utils/cpp_extension.py", "load"), BATON),
+        {"blocked": SLEEP, "lock_path": "/root/.cache/x/lock"}, "waits until /root/.cache/x/lock is gone",
+        "delete /root/.cache/x/lock"),
+    "a lock of another rank": ((), {"blocked": Blocked(call="flock", fd=3), "waits_for_lock": HELD},
+        "waits for the lock on /data/cache.lock, which rank 0 (process 1000) holds", "let rank 0 give the lock back"),
+    "a lock of another process": ((), {"waits_for_lock": FileLock(path=None, kind="fcntl", holder_pid=9, holder="etl")},
+        "waits for a lock on a file, which process 9 (etl) holds", "let process 9 give"),
+    "a lock of another host": ((), {"waits_for_lock": FOREIGN}, "cannot be seen from here", "give the lock back"),
+    "polls for a lock of another rank": ((FILELOCK,), {"lock_path": HELD.path, "locks_of_others": (HELD,)},
+        "waits for the lock on /data/cache.lock, which rank 0", "let rank 0"),
+    "polls for a lock that nobody here holds": ((FILELOCK,),
+        {"lock_path": "/data/other.lock", "locks_of_others": (HELD,)},
+        "polls for the lock file /data/other.lock; no process of this job holds a lock on it", "another job or host"),
+    "another rank holds a lock that nobody waits for": ((), {"blocked": SLEEP, "locks_of_others": (HELD,)},
+        "is in time.sleep", "raise --hang-timeout"),
+    "a child that was killed": ((QUEUE,), {"lost_children": (LostChild(pid=5, name="worker", signal="SIGKILL"),)},
+        "its child 5 (worker) died of SIGKILL", "why that process ended"),
+    "a child that left with an error": ((QUEUE,),
+        {"lost_children": (LostChild(pid=5, name="", exit_code=3, reaped=True),)},
+        "its child 5 ended with status 3", "why that process ended"),
+    "children that a loader has ended as usual": ((QUEUE,), {"lost_children": (
+        LostChild(pid=5, name="", exit_code=0, reaped=True), LostChild(pid=6, name="", signal="SIGTERM", reaped=True))},
+        None, "raise --hang-timeout"),
+    "a dead child that it does not wait for": ((), {"lost_children": (LostChild(pid=5, name="w", signal="SIGKILL"),)},
+        None, "raise --hang-timeout"),
+    "a command": ((SUBPROCESS,), {"blocked": Blocked(call="wait4"), "commands": ((8, "rsync -a /a /b"),)},
+        "waits for the command `rsync -a /a /b` (process 8)", "timeout=60"),
+    "a command that runs beside": ((), {"blocked": SLEEP, "commands": ((8, "tensorboard"),)}, "is in", "raise --hang"),
+    "a server of files": ((), {"kernel_function": "nfs_wait_bit_killable", "blocked": Blocked(
+        call="openat", file=None)}, "waits in the kernel for a server of NFS (nfs_wait_bit_killable)", "(NFS) answers"),
+    "a request": ((SOCKET,), {"blocked": Blocked(call="recvfrom", fd=5, file="socket", remote="93.184.0.1:443")},
+        "waits on the network in socket.py, readinto, for 93.184.0.1:443", "give the request a time limit"),
+    "a key of the store": ((), {"blocked": Blocked(call="poll", fd=5, file="socket", remote="127.0.0.1:29500"),
+        "store_port": 29500}, "waits for an answer of the job's store (127.0.0.1:29500)", "store.get"),
+    "another server, without a library": ((), {"blocked": Blocked(call="recvfrom", fd=5, remote="10.0.0.1:6379"),
+        "store_port": 29500}, "waits for data of 10.0.0.1:6379", "raise --hang-timeout"),
+    "sleeps": ((), {"blocked": SLEEP}, "is in time.sleep, or another sleep in C", "raise --hang-timeout"),
+    "nothing could be read": ((), {}, None, "raise --hang-timeout"),
+}  # fmt: skip
+
+
+def stuck(frames=(), threads=(), **causes):
+    found = ProcessCauses(**causes)
+    looks = (look(stack(line(40), line(12, "load"), *frames), *threads),)
+    return judge(job(in_call(0), in_user(1, looks=looks, causes=found), in_call(2))).findings[0]
+
+
+@pytest.mark.parametrize("name", STUCK)
+def test_the_cause_of_a_stuck_rank_is_named(name):
+    frames, causes, said, fix = STUCK[name]
+    finding = stuck(frames, **causes)
+    assert (finding.kind, finding.ranks) == ("stuck", (1,))
+    told = [text for text in finding.evidence if text.startswith("rank 1: ")]
+    assert said in told[0] if said else not told, finding.evidence
+    assert fix in finding.fix, finding.fix
+
+
+def test_a_futex_names_the_other_threads_and_nobody_where_there_is_none():
+    assert "rank 1: sleeps until another thread wakes it (futex); its other threads: uploader at train.py:31" in (
+        stuck(threads=(THREAD,), blocked=FUTEX).evidence
+    )
+    assert not [text for text in stuck(blocked=FUTEX).evidence if text.startswith("rank 1: ")]
+
+
+def test_a_rank_that_compiles_with_cpus_at_work_is_not_stopped():
+    looks = (look(stack(line(12), DYNAMO)),)
+
+    def judged(busy):
+        held = in_user(1, looks=looks, causes=ProcessCauses(busy_cores=busy))
+        return judge(job(in_call(0), held, in_call(2)))
+
+    assert (judged(0.0).certain, judged(0.0).findings[0].confidence) == (True, Confidence.HIGH)
+    assert (judged(1.7).certain, judged(1.7).findings[0].confidence) == (False, Confidence.MEDIUM)
+
+
+def test_what_several_ranks_share_is_told_once():
+    causes = ProcessCauses(blocked=SLEEP)
+    looks = (look(stack(line(12, "load"))),)
+    finding = judge(job(*(in_user(n, looks=looks, causes=causes) for n in range(3)))).findings[0]
+    assert finding.evidence[0] == "ranks 0-2: is in time.sleep, or another sleep in C"
+
+
+def died(rank, *, group=None, machine=None, shared=None):
+    causes = HostCauses(group=group, machine=machine, shared_memory=shared)
+    return judge(job(rank, in_call(1), in_call(2), ended=True, host_causes=causes)).findings[0]
+
+
+def space(limit, used):
+    return Space(limit_bytes=int(limit * GIB), used_bytes=int(used * GIB))
+
+
+def raised(kind, message, causes=None):
+    frames = (line(40), line(7, "parse"))
+    return crashed(0, error(kind, message, frames=frames), causes=causes)
+
+
+USED = ProcessCauses(
+    memory=Memory(used_bytes=61 * GIB, most_bytes=61 * GIB),
+    children_memory=Memory(used_bytes=12 * GIB, most_bytes=12 * GIB),
+    children_count=8,
+)
+AT_LIMIT = ProcessCauses(at_error=AtError(memory=Memory(used_bytes=GIB, most_bytes=GIB), address_space=space(4, 3.5)))
+ON_GPU = ProcessCauses(
+    at_error=AtError(
+        devices=(
+            DeviceMemory(
+                device=0, allocated_bytes=60 * GIB, most_allocated_bytes=62 * GIB, reserved_bytes=78 * GIB,
+                most_reserved_bytes=78 * GIB,
+            ),
+        )
+    )
+)  # fmt: skip
+CPU_TEXT = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8589934592 bytes. Error code 12"
+SHM_TEXT = "unable to write to file </torch_77_1_2>: No space left on device (28)"
+BUS_TEXT = "DataLoader worker (pid 77) is killed by signal: Bus error. It is possible that ... shared memory"
+DEAD = {
+    "killed by the OOM killer, in a cgroup": (
+        killed(0, oom_killed=True, causes=USED), {"group": space(64, 63), "machine": space(512, 200)},
+        ("rank 0: used 61.0 GiB when it was last looked at, of the 64.0 GiB that its cgroup allows; its 8 child "
+        "processes 12.0 GiB"), "less memory"),
+    "killed by the OOM killer, without a cgroup": (
+        killed(0, oom_killed=True, causes=USED), {"machine": space(64, 63)}, "that the machine has", "less memory"),
+    "killed, nobody knows by whom, memory full": (
+        killed(0, oom_killed=None, causes=USED), {"machine": space(64, 63)}, "used 61.0 GiB", "less memory"),
+    "killed, nobody knows by whom, memory free": (
+        killed(0, oom_killed=None, causes=USED), {"machine": space(512, 80)}, None, "find out who sent the signal"),
+    "killed, and not by the OOM killer": (
+        killed(0, oom_killed=False, causes=USED), {"machine": space(64, 63)}, None, "find out who sent the signal"),
+    "a bus error with a full /dev/shm": (
+        killed(0, "SIGBUS"), {"shared": space(0.0625, 0.0625)}, "/dev/shm had 64 MiB of 64 MiB in use: it was full",
+        "--shm-size"),
+    "a bus error with room in /dev/shm": (
+        killed(0, "SIGBUS"), {"shared": space(16, 1)}, "it may have been full for a moment", "native code"),
+    "a limit of addresses": (
+        raised("RuntimeError", CPU_TEXT, AT_LIMIT), {"machine": space(64, 5)},
+        "its address space was 3.5 GiB of the 4.0 GiB that RLIMIT_AS (ulimit -v) allows, and 8.0 GiB more were asked",
+        "ulimit -v"),
+    "a MemoryError of which nothing was noted": (raised("MemoryError", ""), {}, None, "fix the error"),
+    "a GPU that is full": (
+        raised("OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 GiB.", ON_GPU), {},
+        "on GPU 0 tensors held 60.0 GiB (at most 62.0 GiB), and torch had reserved 78.0 GiB (at most 78.0 GiB)",
+        "expandable_segments"),
+    "a loader worker and a full /dev/shm": (
+        raised("RuntimeError", BUS_TEXT), {"shared": space(0.0625, 0.0625)}, "it was full", "--shm-size"),
+    "a loader worker that the OOM killer ended": (
+        raised("RuntimeError", "DataLoader worker (pid 77) is killed by signal: Killed.", USED),
+        {"group": space(64, 64)}, "its 8 child processes 12.0 GiB", "less memory"),
+    "a tensor that did not fit into /dev/shm": (
+        raised("RuntimeError", SHM_TEXT, ProcessCauses(at_error=AtError(shared_memory=space(0.0625, 0.0615)))), {},
+        "it was full", "--shm-size"),
+    "an error that speaks of something else": (
+        raised("ValueError", "shape mismatch", USED), {"machine": space(64, 63)}, None, "fix the error"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEAD)
+def test_a_rank_that_died_of_memory_says_what_was_measured(name):
+    rank, host, said, fix = DEAD[name]
+    finding = died(rank, **host)
+    assert finding.kind in {"killed", "crash"}
+    told = [text for text in finding.evidence if text.startswith("rank 0: ")]
+    assert any(said in text for text in told) if said else not told, finding.evidence
+    assert fix in finding.fix, finding.fix
