@@ -346,6 +346,12 @@ def test_duplicate_numbers_are_evidence():
     assert "RANK" in found.findings[0].fix
 
 
+def test_an_exit_function_of_the_users_is_not_pythons_own():
+    found = judge(job(at_end(0, UPLOADER), rank(1, main_ended_ns=LONG_AGO, looks=(look(stack(line(90, "flush"))),))))
+    own = [sentence for sentence in found.findings[0].evidence if sentence.startswith("Python itself")]
+    assert own == ["Python itself stands in wait at threading.py:324 in rank 0"]
+
+
 def test_a_queue_that_nobody_reads_is_told():
     queues = "/usr/lib/python3.11/multiprocessing/queues.py"
     joins = Frame(file=queues, line=201, function="_finalize_join", user=False)

@@ -128,7 +128,7 @@ def _exit_evidence(scene: Scene, blamed: tuple[int, ...]) -> list[str]:
         found += [f"threads of rank {number} that the interpreter waits for: {', '.join(names)}"] if names else []
         found += [f"children of rank {number}: {', '.join(c.name for c in rank.children)}"] if rank.children else []
         stack = last_main_stack(rank)
-        if stack is not None:
+        if stack is not None and innermost_user(stack.frames) is None:
             found.append(f"Python itself stands {place_words(stack.frames[-1])} in rank {number}")
     return found
 
