@@ -15,6 +15,7 @@ from .timeline import Entry, Timeline, read_timeline
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
+    from collections.abc import Set as AbstractSet
 
     from ddpdoctor.model.call_log import CallKind
 
@@ -23,7 +24,11 @@ MOST_RECORDS = 4096
 ALL_RECORDS = 1 << 18
 """Records of all ranks of a group that are compared: 1,024 ranks are then judged within seconds."""
 SAME_SHAPE = frozenset({"all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor"})
-"""Operations that need one shape on all ranks; the others may have different splits."""
+"""Operations that need one shape on all ranks."""
+EVEN_SHAPE = SAME_SHAPE | {"all_gather", "gather", "scatter", "reduce_scatter", "all_gather_coalesced"}
+"""Operations of which some backends allow other shapes on other ranks; a reason only where one does not complete."""
+ANY_SHAPE = EVEN_SHAPE | {"all_to_all", "all_to_all_single"}
+"""Those too that are made for different splits; a reason only where a rank was aborted inside."""
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_coalesced"})
 _FORWARD = frozenset({"ddp_forward", "ddp_forward_no_grad"})
@@ -41,39 +46,48 @@ class Conflict:
     """The calls fitted each other and went through; what they shifted disagreed later."""
 
 
-def signature(kind: CallKind, *, native: bool, loose: bool = False) -> Hashable:
-    """Return what has to be equal on all ranks. ``loose`` compares shapes of all operations."""
+def signature(kind: CallKind, *, native: bool, shaped: AbstractSet[str] = SAME_SHAPE) -> Hashable:
+    """Return what has to be equal on all ranks; of the operations ``shaped`` the shape is."""
     if native:
         return "forward" if kind.op in _FORWARD else kind.op
-    shape = kind.shape if kind.op in SAME_SHAPE or (loose and kind.shape is not None) else None
+    shape = kind.shape if kind.op in shaped else None
     root = (kind.peer or 0) if kind.op in ROOTED else None
     redop = (kind.redop or "SUM") if kind.op in REDUCING else None
     return (kind.op, kind.dtype, shape, root, redop)
 
 
 def find_conflict(
-    states: Mapping[int, State], positions: Mapping[int, Position], *, detail: bool, loose: bool = False
+    states: Mapping[int, State],
+    positions: Mapping[int, Position],
+    *,
+    detail: bool,
+    shaped: AbstractSet[str] = SAME_SHAPE,
 ) -> Conflict | None:
     """Return the earliest disagreement in a group that somebody waits in."""
     for group in dict.fromkeys(position.group for position in positions.values()):
-        conflict = _conflict_in(group, states, positions, detail=detail, loose=loose)
+        conflict = _conflict_in(group, states, positions, detail=detail, shaped=shaped)
         if conflict is not None:
             return conflict
     return None
 
 
 def _conflict_in(
-    group: Group, states: Mapping[int, State], positions: Mapping[int, Position], *, detail: bool, loose: bool
+    group: Group,
+    states: Mapping[int, State],
+    positions: Mapping[int, Position],
+    *,
+    detail: bool,
+    shaped: AbstractSet[str],
 ) -> Conflict | None:
     members = [states[m] for m in group.members if m in states]
     most = min(MOST_RECORDS, max(ALL_RECORDS // max(1, len(members)), 64))
     lines = [read_timeline(state, group.name, detail=detail, most=most) for state in members]
     lines = _with_unnumbered(lines, states, positions, group)
-    seq = _first_difference(lines, loose=loose)
+    seq = _first_difference(lines, shaped=shaped)
     if seq is None:
         return None
     parts = _parts_at(lines, seq)
-    blame = find_blame(parts, lines, seq, lambda part: signature(part.kind, native=part.native, loose=loose))
+    blame = find_blame(parts, lines, seq, lambda part: signature(part.kind, native=part.native, shaped=shaped))
     earlier = find_departure(lines, blame.ranks, seq)
     if earlier is None:
         return Conflict(group=group, seq=seq, parts=parts, blame=blame, passed=False)
@@ -82,7 +96,7 @@ def _conflict_in(
     return Conflict(group=group, seq=earlier, parts=parts, blame=blame, passed=True)
 
 
-def _first_difference(lines: list[Timeline], *, loose: bool) -> int | None:
+def _first_difference(lines: list[Timeline], *, shaped: AbstractSet[str]) -> int | None:
     """Return the lowest number under which two ranks have different collectives."""
     signatures: dict[tuple[int, bool], Hashable] = {}
     first: dict[int, Hashable] = {}
@@ -94,7 +108,7 @@ def _first_difference(lines: list[Timeline], *, loose: bool) -> int | None:
             key = (id(entry.kind), entry.native)
             found = signatures.get(key)
             if found is None:
-                found = signatures[key] = signature(entry.kind, native=entry.native, loose=loose)
+                found = signatures[key] = signature(entry.kind, native=entry.native, shaped=shaped)
             if first.setdefault(seq, found) != found:
                 differing = seq
     return differing

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
 
-from .conflicts import Conflict, find_conflict
+from .conflicts import ANY_SHAPE, EVEN_SHAPE, Conflict, find_conflict
 from .differences import Difference, find_difference
 from .failures import Failure, find_failures
 from .gave_up import all_gave_up
@@ -19,9 +19,13 @@ from .waits import Waits, find_waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from collections.abc import Set as AbstractSet
 
     from ddpdoctor.model.facts import Job, Rank
     from ddpdoctor.model.findings import Finding
+
+_DETAIL_SAYS = "Detected mismatch between collectives on ranks"
+"""How torch begins what it raises on all ranks under DETAIL. Who is to blame it does not say."""
 
 
 class Cause(Enum):
@@ -133,9 +137,10 @@ def build_scene(job: Job) -> Scene:
     positions = {n: position for n, position in found.items() if position is not None}
     waits = find_waits(states, positions, world, detail=detail)
     failures = find_failures(job, states)
-    conflict = find_conflict(states, positions, detail=detail)
-    if conflict is None and _aborted_inside(failures):
-        conflict = find_conflict(states, positions, detail=detail, loose=True)
+    shaped = _compared_shapes(waits, failures)
+    conflict = find_conflict(states, positions, detail=detail) or (
+        find_conflict(states, positions, detail=detail, shaped=shaped) if shaped else None
+    )
     difference = find_difference([state.rank for state in states.values()], table, world)
     early = _early(states, waits, failures)
     strict = must_be_quiet(job, failures)
@@ -159,9 +164,12 @@ def build_scene(job: Job) -> Scene:
     )
 
 
-def _aborted_inside(failures: tuple[Failure, ...]) -> bool:
-    """Return whether a rank was aborted in a collective: some backends want the shapes of all operations equal."""
-    return any(f.call is not None and f.error is None for f in failures)
+def _compared_shapes(waits: Waits, failures: tuple[Failure, ...]) -> AbstractSet[str]:
+    """Return the operations of which other shapes may be the reason, where nothing else is: an abort, or a wait."""
+    inside = [f for f in failures if f.call is not None]
+    if any(f.error is None or _DETAIL_SAYS in f.error.message for f in inside):
+        return ANY_SHAPE
+    return EVEN_SHAPE if waits.waiters and not waits.blockers and not waits.absent else frozenset()
 
 
 def _root_failure(failures: tuple[Failure, ...]) -> Failure | None:
