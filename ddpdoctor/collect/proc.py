@@ -63,15 +63,22 @@ def read_processes(proc: Path = Path("/proc")) -> dict[int, Process]:
 
 def descendants(pid: int, processes: dict[int, Process]) -> tuple[Process, ...]:
     """Return all processes below ``pid``, nearest first."""
+    return below(pid, by_parent(processes))
+
+
+def by_parent(processes: dict[int, Process]) -> dict[int, list[Process]]:
+    """Return the children of each process: made once, it serves for many processes."""
     children: dict[int, list[Process]] = {}
     for process in processes.values():
         children.setdefault(process.ppid, []).append(process)
-    found: list[Process] = []
-    queue = [pid]
-    while queue:
-        below = children.get(queue.pop(0), [])
-        found.extend(below)
-        queue.extend(process.pid for process in below)
+    return children
+
+
+def below(pid: int, children: dict[int, list[Process]]) -> tuple[Process, ...]:
+    """Return all processes below ``pid``, nearest first, by the children of each."""
+    found = list(children.get(pid, ()))
+    for process in found:
+        found.extend(children.get(process.pid, ()))
     return tuple(found)
 
 

@@ -23,6 +23,8 @@ ANSWER_LIMIT_S = 0.9
 """How long a recorder may take. Two looks of its lie 0.3 s apart; the launcher's pause is a little longer than this."""
 RESERVE_BYTES = 4 * 2**20
 """Room for the answers of some hundred ranks, and for watch.json."""
+PIECE_BYTES = 16 * 1024
+"""Pieces in which rings are copied; one without a byte set is left out."""
 FRESH_S = 1.5
 """A heartbeat younger than this promises an answer."""
 HELD_S = 3.0
@@ -73,7 +75,7 @@ class Evidence:
         held = [process for process in alive if _holds_gil(process, now_ns)]
         asked = [process for process in alive if now_ns - process.heartbeat_changed_ns < FRESH_S * 1e9]
         limit = time.monotonic() + ANSWER_LIMIT_S
-        while time.monotonic() < limit and not all(self._has_answered(process) for process in asked):
+        while time.monotonic() < limit and (asked := [one for one in asked if not self._has_answered(one)]):
             time.sleep(0.02)
         look_again()
         self.forget_kept()
@@ -86,7 +88,7 @@ class Evidence:
         for process in alive:
             with contextlib.suppress(OSError):
                 path = self.folder / "evidence" / f"{process.pid}-{process.ticks}.held"
-                path.write_bytes(process.ring[:])
+                _copy_sparse(process.ring, path)
 
     def forget_kept(self) -> None:
         """Let the rings themselves count again, and not what was copied of them at an earlier look."""
@@ -145,6 +147,17 @@ class Evidence:
     def release(self) -> None:
         """Give the reserved space to the evidence."""
         self._reserve.unlink(missing_ok=True)
+
+
+def _copy_sparse(ring: mmap.mmap, path: Path) -> None:
+    """Copy what was written to of a ring: of a thousand ranks, whole rings would be a gigabyte."""
+    with path.open("wb") as file:
+        for at in range(0, len(ring), PIECE_BYTES):
+            piece = ring[at : at + PIECE_BYTES]
+            if piece.count(0) < len(piece):
+                file.seek(at)
+                file.write(piece)
+        file.truncate(len(ring))
 
 
 def reserve_space(path: Path) -> None:

@@ -58,7 +58,7 @@ def open_rings(folder: Path, known: dict[int, Followed], now_ns: int) -> None:
                 continue
             with path.open("rb") as file:
                 ring = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-            role, _, pid, ticks = reading.read_identity(ring[: len(ring)])
+            role, _, pid, ticks = reading.read_identity(ring)
         except (OSError, ValueError):
             continue
         known[pid] = Followed(

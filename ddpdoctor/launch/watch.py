@@ -81,11 +81,13 @@ class Watch:
         progress.open_rings(self.folder / "rings", self.followed, now_ns)
         processes = proc.read_processes()
         alive = [process for process in self.followed.values() if process.ended_ns is None]
+        children = proc.by_parent(processes)
         for process in alive:
-            self._follow_one(process, processes, now_ns, interval_s)
+            below = proc.below(process.pid, children)
+            self._follow_one(process, processes.get(process.pid), below, now_ns, interval_s)
         for process in alive:
-            below = [self.followed[c.pid] for c in self.below.get(process.pid, ()) if c.pid in self.followed]
-            if any(child.last_progress_ns == now_ns and child.role == wire.ROLE_CHILD for child in below):
+            recorded = [self.followed[c.pid] for c in self.below.get(process.pid, ()) if c.pid in self.followed]
+            if any(child.last_progress_ns == now_ns and child.role == wire.ROLE_CHILD for child in recorded):
                 process.last_progress_ns = now_ns
         self._sweep()
         self._follow_strangers(processes)
@@ -99,18 +101,22 @@ class Watch:
             self._strangers.follow(proc.descendants(self.launcher_pid, processes), self.followed)
 
     def _follow_one(
-        self, process: progress.Followed, processes: dict[int, proc.Process], now_ns: int, interval_s: float
+        self,
+        process: progress.Followed,
+        there: proc.Process | None,
+        below: tuple[proc.Process, ...],
+        now_ns: int,
+        interval_s: float,
     ) -> None:
-        there = processes.get(process.pid)
         if there is None or there.start_ticks != process.ticks or there.state in "ZX":
             self._ended(process.pid)
             return
         if process.role == wire.ROLE_RANK and process.pid not in self._pidfds:
             self._open_pidfd(process.pid)
-        self.below[process.pid] = proc.descendants(process.pid, processes)
+        self.below[process.pid] = below
         if process.role == wire.ROLE_RANK:
-            self._causes.follow(there, self.below[process.pid])
-        pids = frozenset(child.pid for child in self.below[process.pid])
+            self._causes.follow(there, below)
+        pids = frozenset(child.pid for child in below)
         progress.follow(process, now_ns, interval_s, self.hang_timeout_s, pids)
         if process.last_progress_ns == now_ns:
             process.cpu_since = (now_ns, there.cpu_ticks)
