@@ -1,14 +1,11 @@
-"""The command ``ddpdoctor``: its verbs, and the one place that prints errors and ends the process."""
+"""The command ``ddpdoctor``: the one place that prints errors and ends the process."""
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
-import typer
-
-from ddpdoctor import __version__
-from ddpdoctor.cli import allreduce_bench, check_env, demo, explain, report, wrap
 from ddpdoctor.cli.defects import show_defect
 from ddpdoctor.cli.output import show_error
 from ddpdoctor.model.errors import UserError
@@ -16,37 +13,11 @@ from ddpdoctor.model.errors import UserError
 DEFECT = 3
 INTERRUPTED = 130
 
-app = typer.Typer(
-    name="ddpdoctor",
-    help="Diagnoses distributed PyTorch training: which rank hung or died, at which line, why, and what to do.",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    no_args_is_help=True,
-)
-app.command(
-    "wrap",
-    cls=wrap.WrapCommand,
-    options_metavar=wrap.USAGE,
-    short_help="Run a training script; say which rank hung or died, where, why.",
-)(wrap.wrap)
-app.command("check-env", short_help="Check whether machines are fit to train; under a launcher, all of them.")(
-    check_env.check_env
-)
-app.command(
-    "allreduce-bench",
-    cls=allreduce_bench.BenchCommand,
-    short_help="Measure collectives; say whether that is good, and what is slow.",
-)(allreduce_bench.allreduce_bench)
-app.command("demo", short_help="Run a tiny job with a seeded fault and diagnose it.")(demo.demo)
-app.command("report", short_help="Draw a saved report again, offline.")(report.report)
-app.command("explain", short_help="Explain a finding; --list shows all codes.")(explain.explain)
-
 
 def main() -> NoReturn:
     """Run the command line and end the process with the exit status of the design's table."""
     try:
-        app(prog_name="ddpdoctor")
+        status = _run(sys.argv[1:])
     except UserError as error:
         show_error(error)
         sys.exit(error.status)
@@ -55,19 +26,20 @@ def main() -> NoReturn:
     except Exception as error:  # noqa: BLE001  the outermost wall: no traceback ever reaches the terminal
         show_defect(error)
         sys.exit(DEFECT)
-    sys.exit(0)
+    sys.exit(status)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"ddpdoctor {__version__}")
-        raise typer.Exit
+def _run(arguments: list[str]) -> int:
+    """Run a verb. Ranks wait for all that ``wrap`` imports before it starts them, so Typer is kept for the rest."""
+    if arguments[:1] == ["wrap"]:
+        from ddpdoctor.cli.plain import read_plain
 
+        asked = read_plain(arguments[1:], os.environ)
+        if asked is not None:
+            from ddpdoctor.cli.wrapping import run_wrap
 
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    pass
+            return run_wrap(asked)
+    from ddpdoctor.cli import verbs
+
+    verbs.app(prog_name="ddpdoctor")
+    return 0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from typer.core import TyperCommand
 
+from ddpdoctor.cli.plain import DEBUG_VARIABLE
 from ddpdoctor.launch.options import DebugLevel, OnHang, OutputFormat
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.command import SplitCommand
 
 USAGE = "[OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]... | [OPTIONS] -- COMMAND [ARGS]..."
-DEBUG_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
 _SPLIT = "ddpdoctor.split"
 
 
@@ -92,34 +90,17 @@ def wrap(
     runs a module. After `--` comes any COMMAND that starts ranks, or is one: torchrun, accelerate, deepspeed, mpirun,
     a shell script, `python train.py`. The exit status is the launcher's own, or 124 where a hung job was stopped.
     """
-    from ddpdoctor.cli.durations import parse_duration
-    from ddpdoctor.cli.running import Request, prepare, run_and_show, run_under_outer
-    from ddpdoctor.launch.nested import find_outer_run
+    from ddpdoctor.cli.plain import Asked
+    from ddpdoctor.cli.wrapping import run_wrap
 
-    split = cast("SplitCommand", ctx.meta[_SPLIT])
-    outer = find_outer_run(os.environ)
-    options = prepare(
-        Request(
-            split=split,
-            hang_timeout_s=parse_duration(hang_timeout, "--hang-timeout"),
-            on_hang=on_hang,
-            debug_level=choose_debug_level(debug_level, os.environ),
-            report_dir=report_dir,
-            format=format,
-            quiet=quiet,
-            ignore=tuple(ignore or ()),
-            command=tuple(sys.argv),
-        ),
-        os.environ,
-        outer,
+    asked = Asked(
+        split=cast("SplitCommand", ctx.meta[_SPLIT]),
+        hang_timeout=hang_timeout,
+        on_hang=on_hang,
+        debug_level=debug_level,
+        report_dir=report_dir,
+        format=format,
+        quiet=quiet,
+        ignore=tuple(ignore or ()),
     )
-    if outer is not None:
-        run_under_outer(options)
-    raise typer.Exit(run_and_show(options).exit_status)
-
-
-def choose_debug_level(asked: DebugLevel | None, env: Mapping[str, str]) -> DebugLevel | None:
-    """DETAIL where nobody asked for anything; None leaves what the environment says."""
-    if asked is not None:
-        return asked
-    return None if env.get(DEBUG_VARIABLE) else "DETAIL"
+    raise typer.Exit(run_wrap(asked))

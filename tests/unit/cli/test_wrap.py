@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.cli.running import keep_errors
-from ddpdoctor.cli.wrap import choose_debug_level
+from ddpdoctor.cli.wrapping import choose_debug_level
 from ddpdoctor.model.findings import Confidence, Finding, Report, Severity
 
 
