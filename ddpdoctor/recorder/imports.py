@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from .state import here
+from .state import guarded, here
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ class PatchingFinder:
     """Finds the modules of ``patches`` as Python would, and has them patched when they have run."""
 
     @staticmethod
+    @guarded("import")
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
         """Return the module's own spec, with the patch behind its loader, or None for any other module."""
         patch = patches.get(name)

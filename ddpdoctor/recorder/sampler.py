@@ -181,8 +181,8 @@ def _map_control(folder: str) -> Any:
 def stop() -> None:
     """End the thread before Python ends.
 
-    It would be ended by pthread_exit, which loads a library first, and aborts the process where that cannot be found: in
-    another root, or with no file left to open.
+    It would be ended by pthread_exit, which loads a library first, and aborts the process where that cannot be found:
+    in another root, or with no file left to open.
     """
     global _current
     sampler, _current = _current, None
@@ -202,4 +202,4 @@ def start() -> None:
     if here.role == wire.ROLE_RANK:
         dump.register()
     # No threading.Thread: it would be seen by scripts that list their threads, and threading is not loaded for us.
-    _thread.start_new_thread(_current.run, ())
+    _thread.start_new_thread(guarded("sampler")(_current.run), ())
