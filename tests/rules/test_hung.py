@@ -189,7 +189,7 @@ HUNG = {
         ("exit-hang", [0], [], True),
     ),
     "exit-hang: an interpreter takes itself down for ever": (
-        (tearing_down(0, LONG_AGO), ended(1), ended(2)),
+        (tearing_down(0, LONG_AGO, cpu_share=0.9), ended(1), ended(2)),
         ("exit-hang", [0], [], True),
     ),
     "stuck: alone for long, when the others are done": ((in_user(0), ended(1), ended(2)), ("stuck", [0], [12], True)),
@@ -305,6 +305,7 @@ QUIET_JOBS = {
     "stopped, but it moved a moment ago": [in_call(0), moving(in_user(1, proc_state="T")), in_call(2)],
     "nothing is known yet": [],
     "an interpreter at work taking itself down": [tearing_down(0, NOW - 15 * S), ended(1), ended(2)],
+    "an interpreter taken down on crowded cores": [tearing_down(0, LONG_AGO, cpu_share=0.1), ended(1), ended(2)],
     "a rank goes on for a while when the others are done": [in_user(0, last_progress_ns=NOW - 20 * S), ended(1)],
     "a bare process": [rank(0, 1, initialized=False, world_size=None, recorded=True, looks=(), last_progress_ns=None)],
 }  # fmt: skip

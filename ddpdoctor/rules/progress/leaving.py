@@ -24,8 +24,9 @@ QUEUES_FILE = "/multiprocessing/queues.py"
 """Where the interpreter, at its end, waits until all that was put into a queue has been read."""
 AT_WORK_SHARE = 0.02
 """A core's share above which a process that ends is at work. Ours: one that waits uses none."""
-TEARDOWN_PATIENCE = 4
-"""Hang timeouts that an interpreter gets to take itself down. Ours: to free torch takes 1 s, on crowded cores 10 s."""
+TEARDOWN_CPU_S = 10.0
+"""Seconds of CPU that an interpreter gets to take itself down, whatever time that takes on crowded cores. Ours: to free
+torch takes about 1 s."""
 
 
 @rule("DD609", "exit-hang", Severity.ERROR, "The training code has ended and the process does not")
@@ -40,7 +41,7 @@ def check_exit_hang(scene: Scene) -> Ruling:
     ## How it is recognised
 
     The script's own code ended longer ago than `--hang-timeout`, and the process is there. An interpreter that has
-    joined its threads and is at work taking itself down gets four times as long.
+    joined its threads and is at work taking itself down gets ten seconds of CPU time besides.
 
     ## How sure
 
@@ -59,7 +60,7 @@ def check_exit_hang(scene: Scene) -> Ruling:
         return Ruling(skipped=Cause.FAILURE.value)
     ended = [n for n in scene.living if scene.states[n].doing is Doing.SHUTTING_DOWN and n not in scene.early]
     now = moment(scene.job)
-    blamed = tuple(n for n in ended if now - (scene.rank(n).main_ended_ns or now) >= _limit_ns(scene, n))
+    blamed = tuple(n for n in ended if _is_held_up(scene, n))
     if not blamed:
         return (
             Ruling(inconclusive=f"{rank_list(ended)} ended a moment ago") if ended and not scene.job.ended else Ruling()
@@ -85,12 +86,18 @@ def check_exit_hang(scene: Scene) -> Ruling:
     return Ruling(findings=(finding,), certain=set(scene.living) <= {*blamed, *scene.quiet})
 
 
-def _limit_ns(scene: Scene, number: int) -> int:
-    """Return how long a rank may take to end: longer where its own threads are gone and it still computes."""
+def _is_held_up(scene: Scene, number: int) -> bool:
+    """Return whether a rank whose script is over should have ended by now."""
     rank = _since_end(scene.rank(number))
-    at_work = rank.proc_state == "R" or (rank.cpu_share or 0) > AT_WORK_SHARE
-    patience = TEARDOWN_PATIENCE if at_work and not rank.looks and not rank.children else 1
-    return patience * timeout_ns(scene.job)
+    since_ns = moment(scene.job) - (rank.main_ended_ns or moment(scene.job))
+    return since_ns >= timeout_ns(scene.job) and not _takes_itself_down(rank, since_ns)
+
+
+def _takes_itself_down(rank: Rank, since_ns: int) -> bool:
+    """Return whether the interpreter has joined its threads, ours among them, and still computes."""
+    share = rank.cpu_share or 0.0
+    at_work = rank.proc_state == "R" or share > AT_WORK_SHARE
+    return at_work and not rank.looks and share * since_ns / 1e9 < TEARDOWN_CPU_S
 
 
 def _since_end(rank: Rank) -> Rank:
