@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.launch.command import SplitCommand
     from ddpdoctor.launch.options import DebugLevel, OnHang, OutputFormat
-    from ddpdoctor.launch.session import Outcome
+    from ddpdoctor.launch.session import Judge, Outcome
     from ddpdoctor.model.findings import Report
 
 DETAIL_NOTE = (
@@ -90,12 +90,11 @@ def run_under_outer(options: WrapOptions) -> NoReturn:
 
 def run_and_show(options: WrapOptions) -> Outcome:
     """Run the job, then write its report to stderr; stdout belongs to the script."""
-    from ddpdoctor.diagnose.progress import judge_folder
     from ddpdoctor.launch.session import Session
 
     _say_notes(options)
     show, save = partial(_show, options), partial(_save, options)
-    outcome = Session(options, judge_folder, save, show).run()
+    outcome = Session(options, _load_judge, save, show).run()
     failure = outcome.failure
     try:
         show(outcome)
@@ -104,6 +103,12 @@ def run_and_show(options: WrapOptions) -> Outcome:
     if failure is not None:
         _say_failure(failure, outcome)
     return outcome
+
+
+def _load_judge() -> Judge:
+    from ddpdoctor.diagnose.progress import judge_folder
+
+    return judge_folder
 
 
 def _say_failure(failure: Exception, outcome: Outcome) -> None:

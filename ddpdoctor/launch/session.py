@@ -16,7 +16,7 @@ from ddpdoctor.launch.machine import note_machine
 from ddpdoctor.launch.run_file import write_run_file
 from ddpdoctor.launch.shared_folder import choose_folder, copy_back
 from ddpdoctor.launch.starting import start_launcher
-from ddpdoctor.launch.stopping import is_in_foreground, stop_job, stop_tree
+from ddpdoctor.launch.stopping import STOP_GRACE_S, is_in_foreground, stop_job, stop_tree
 from ddpdoctor.launch.watch import Suspicion, Watch
 from ddpdoctor.model.findings import Judgement, Severity
 
@@ -62,10 +62,10 @@ class Outcome:
 class Session:
     """The state of one wrapped job."""
 
-    def __init__(self, options: WrapOptions, judge: Judge, save: Reporter, show: Reporter) -> None:
-        """``judge`` reads facts from the folder; ``save`` writes report.json; ``show`` prints while the job goes on."""
+    def __init__(self, options: WrapOptions, load_judge: Callable[[], Judge], save: Reporter, show: Reporter) -> None:
+        """Take what loads the judge of a folder, writes report.json, and prints an outcome while the job goes on."""
         self.options = options
-        self.judge = judge
+        self.load_judge = load_judge
         self.save_report = save
         self.show = show
         self.run_dir = options.report_dir.resolve()
@@ -92,6 +92,7 @@ class Session:
             with _handling(ENDING_SIGNALS, self._note_signal):
                 self.launcher = start_launcher(self.options, self.folder)
                 guardian.protect(self.launcher.pid)
+                self.judge = self.load_judge()  # while the launcher starts: no rank waits for the rules to be imported
                 self.watch.launcher_pid = self.launcher.pid
                 status = self._watch_and_leave_nobody()
         finally:
@@ -111,6 +112,8 @@ class Session:
         finally:
             if self.launcher.poll() is None:
                 stop_tree(self.launcher.pid, self.folder)
+            elif self.watch.interrupted_by is not None:  # a shell that is told to end leaves its ranks behind
+                stop_tree(self.launcher.pid, self.folder, grace_s=STOP_GRACE_S)
 
     def _watch_to_the_end(self) -> int:
         while (status := self.launcher.poll()) is None:
