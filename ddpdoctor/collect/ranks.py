@@ -147,6 +147,9 @@ def _from_ring(
         "children": _children(watched, context),
         "causes": read_process_causes(watched.get("causes"), notes, evidence),
         "raised": _raised(notes),
+        "handled": next(iter(_raised([dict(evidence.get("handled") or {}, k="raised")])), None)
+        if evidence.get("handled")
+        else None,
         "models": read_models(notes),
         "step_times": read_steps(content),
         "lines_seen": read_lines(content, context.children.get(content.pid, ()), watched.get("child_lines") or ()),

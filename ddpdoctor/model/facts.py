@@ -244,6 +244,8 @@ class Rank:
     looks: tuple[Look, ...] = ()
     children: tuple[Child, ...] = ()
     raised: tuple[Raised, ...] = ()
+    handled: Raised | None = None
+    """The error that the main thread was handling when it was looked at: it stands in an ``except`` or ``finally``."""
     models: tuple[ModelSeen, ...] = ()
     """The modules that DDP was given, in the order of its construction."""
     step_times: StepTimes | None = None

@@ -81,6 +81,16 @@ def _groups() -> Any:
     return describe() if describe is not None else []
 
 
+def handled_now() -> Optional[Dict[str, Any]]:
+    """Return the error that the main thread is handling: it may stand in a ``finally`` of the script's."""
+    current = getattr(sys, "_current_exceptions", dict)().get(here.main_thread)
+    error = current[1] if isinstance(current, tuple) else current  # a tuple up to Python 3.11
+    if error is None:
+        return None
+    raised_at = frames_of(error.__traceback__)
+    return {"type": type(error).__name__, "text": _text_of(error)[:2000], "main": 1, "frames": raised_at}
+
+
 def frames_of(traceback: Optional[TracebackType]) -> List[Dict[str, Any]]:
     """Return the frames of a traceback, outermost first, without the recorder's own."""
     found = []

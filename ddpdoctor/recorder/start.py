@@ -156,6 +156,7 @@ def _register_patches() -> None:
     imports.patches["torch.distributed.distributed_c10d"] = _patch_groups
     imports.patches["multiprocessing.process"] = _later("errors", "note_processes")
     describers["lock_path"] = _lock_path
+    describers["handled"] = _handled_now
 
 
 def _later(part: str, name: str) -> Callable[[Any], None]:
@@ -173,6 +174,12 @@ def _lock_path() -> Any:
     from . import waits
 
     return waits.lock_path()
+
+
+def _handled_now() -> Any:
+    from . import errors
+
+    return errors.handled_now()
 
 
 def _patch_groups(module: Any) -> None:

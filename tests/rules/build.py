@@ -77,9 +77,10 @@ def in_user(number, *frames, world=3, enqueued=6, **more):
 
 
 def in_call(number, op="all_reduce", seq=7, site=20, world=3, recent=(), **more):
+    handled = more.pop("handled", None)
     pending = call(op, seq, site, **more)
-    stacks = (look(stack(line(site), C10D)),)
-    return rank(number, world, open_calls=(pending,), looks=stacks, recent_calls=recent, groups=(group(seq, world),))
+    seen = {"looks": (look(stack(line(site), C10D)),), "handled": handled}
+    return rank(number, world, open_calls=(pending,), recent_calls=recent, groups=(group(seq, world),), **seen)
 
 
 def in_backward(number, enqueued=7, world=3, site=30, steps=3, **more):

@@ -21,6 +21,7 @@ from .build import (
     call,
     child,
     ended,
+    error,
     group,
     in_backward,
     in_call,
@@ -97,6 +98,18 @@ HUNG = {
     "transport: an answer from before a backward says nothing of it": (
         (in_backward(0), in_backward(1, looks=(replace(look(stack(line(44))), time_ns=LONG_AGO - S),)), in_backward(2)),
         ("transport", [0, 1, 2], [30] * 3, False),
+    ),
+    "stuck: in an except, so the line of the error too": (
+        (in_call(0), in_user(1, handled=error(frames=(line(40), line(7, "parse")))), in_call(2)),
+        ("stuck", [1], [12, 7], True),
+    ),
+    "mismatch: in a finally, so the line of the error too": (
+        (
+            in_backward(0),
+            in_call(1, "barrier", 7, 14, shape=None, dtype=None, recent=backwards(3), handled=error()),
+            in_backward(2),
+        ),
+        ("mismatch", [1], [14, 7], True),
     ),
     "stuck: a loader worker holds its rank up": (
         (in_backward(0), held_in_loader(1), in_backward(2)),

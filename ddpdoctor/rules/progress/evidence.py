@@ -9,7 +9,7 @@ from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Frame, Life, Rank
 from ddpdoctor.model.rank_words import rank_list
 
-from .places import lines_seen
+from .places import innermost_user, lines_seen
 from .scene import Scene, moment
 from .states import Doing, State, final_error
 from .words import call_words, first_line, line_of, place_words, seconds, verb, without_numbers
@@ -168,6 +168,17 @@ def process_words(scene: Scene, blamed: Iterable[int]) -> list[str]:
         ][:1]
     states = [f"{_processes(scene, numbers)} {verb(numbers, 'is', 'are')} {words}" for words, numbers in said.items()]
     return states + found
+
+
+def handled_words(scene: Scene, blamed: Iterable[int]) -> list[str]:
+    """Return which errors the blamed ranks are handling: what a rank does in a ``finally`` follows from its error."""
+    found = []
+    for number in list(blamed)[:MAX_CLASSES]:
+        error = scene.rank(number).handled
+        if error is not None:
+            at = place_words(innermost_user(error.frames))
+            found.append(f"rank {number} is handling {error.type} raised {at}: {first_line(error.message)}")
+    return found
 
 
 def _cpu_words(rank: Rank) -> str:

@@ -10,7 +10,7 @@ from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
 from .groups import group_words
-from .places import places
+from .places import innermost_user, places
 from .scene import Cause, Ruling, Scene, must_be_quiet
 from .words import call_words, line_of, verb
 
@@ -69,7 +69,7 @@ def _finding(scene: Scene, conflict: Conflict) -> Finding:
     blamed = conflict.blame.ranks
     counts = say.counts_words(scene, [part.rank for part in conflict.parts])
     departing = [part for part in conflict.parts if part.rank in set(blamed)]
-    where = tuple(place for part in departing for place in places(part.rank, [part.site or _last(scene, part.rank)]))
+    where = tuple(place for part in departing for place in places(part.rank, _lines(scene, part)))
     return Finding(
         code="DD602",
         kind="mismatch",
@@ -83,6 +83,7 @@ def _finding(scene: Scene, conflict: Conflict) -> Finding:
         evidence=(
             f"collective {conflict.seq} of {group_words(conflict.group, scene.world)}: {conflict.blame.reason}",
             *_sides(conflict),
+            *say.handled_words(scene, blamed),
             *counts,
             *say.progress_words(scene, blamed),
             *(told.replace(" failed as well", " failed") for told in say.cascade_words(scene.failures, ())),
@@ -91,8 +92,11 @@ def _finding(scene: Scene, conflict: Conflict) -> Finding:
     )
 
 
-def _last(scene: Scene, number: int) -> Frame | None:
-    return scene.rank(number).last_place
+def _lines(scene: Scene, part: Part) -> list[Frame | None]:
+    """Return the line of a call, and that of the error because of which it was made, as in a ``finally``."""
+    rank = scene.rank(part.rank)
+    error = innermost_user(rank.handled.frames) if rank.handled is not None else None
+    return [part.site or rank.last_place, error]
 
 
 def _summary(conflict: Conflict, departing: list[Part]) -> str:

@@ -133,7 +133,8 @@ def standing_places(rank: Rank, *, waits_for_child: bool) -> tuple[Place, ...]:
     if len(own) <= 1 and _may_wait_for_thread(stack):
         threads = tuple(innermost_user(s.frames) for s in other_threads(rank))
         frames = (*frames, *(frame for frame in threads if frame is not None))
-    return places(rank.rank, frames)
+    handled = innermost_user(rank.handled.frames) if rank.handled is not None else None
+    return places(rank.rank, (*frames, handled))
 
 
 def _may_wait_for_thread(stack: Stack | None) -> bool:

@@ -109,6 +109,7 @@ def _stuck(scene: Scene, blamed: tuple[int, ...], confidence: Confidence) -> Rul
     waiters = say.waiters_words(scene, blamed)
     summary = f"{rank_list(blamed)} {verb(blamed, 'makes', 'make')} no progress{at}"
     seen = [*say.classes(scene, blamed), *say.others(scene, blamed)]
+    seen += [*say.handled_words(scene, blamed)]
     seen += [*say.progress_words(scene, blamed), *say.process_words(scene, blamed)]
     seen += say.cascade_words(scene.failures, blamed)
     clues = {n: clues_of(scene, n) for n in blamed[: say.MAX_CLASSES]}
