@@ -28,8 +28,8 @@ class StepEnd(str, Enum):
 
     COLLECTIVE = "collective"
     BACKWARD = "backward"
-    OPTIMIZER = "optimizer step"
     REDUCTION = "reduction of gradients"
+    OPTIMIZER = "optimizer step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,10 @@ class StepClock:
         self.closer: Any = None
         self.seen: Set[Any] = set()
         self.number = 0
+        self.group = 0
+        """The interned name of the group in which DDP reduced last."""
+        self.unknown = False
+        """Whether a wait of this step could not be told."""
 
     def enter(self, phase: int) -> int:
         """Go on to a phase; return the time."""
@@ -66,31 +70,28 @@ class StepClock:
 
     def write_step(self) -> None:
         """Put the step that ends now into the ring, and begin the next one."""
-        now = self.enter(self.phase)
-        self.number += 1
-        if here.ring is not None:
-            here.ring.step(self.number, now, 0, self.level | unseen_waits(), _us(self.spent), _us(self.waits))
-        self.spent, self.waits = [0, 0, 0, 0], [0, 0, 0, 0]
+        self.take().write()
 
     def take(self) -> Ended:
         """Return the step that ends now, and begin the next one."""
         now = self.enter(self.phase)
         self.number += 1
-        ended = Ended(self.number, now, self.level | unseen_waits(), self.spent, self.waits)
-        self.spent, self.waits = [0, 0, 0, 0], [0, 0, 0, 0]
+        flags = self.level | (wire.STEP_WAIT_UNKNOWN if self.unknown or unseen_waits() else 0)
+        ended = Ended(self.number, now, self.group, flags, self.spent, self.waits)
+        self.spent, self.waits, self.unknown = [0, 0, 0, 0], [0, 0, 0, 0], False
         return ended
 
 
 class Ended:
     """A step that has ended, until it is written."""
 
-    def __init__(self, number: int, ended_ns: int, flags: int, spent: List[int], waits: List[int]) -> None:
+    def __init__(self, number: int, ended_ns: int, group: int, flags: int, spent: List[int], waits: List[int]) -> None:
         self.number = number
         self.ended_ns = ended_ns
+        self.group = group
         self.flags = flags
         self.spent = spent
         self.waits = waits
-        self.group = 0
 
     def write(self) -> None:
         """Put the step into the ring."""
@@ -98,10 +99,10 @@ class Ended:
             here.ring.step(self.number, self.ended_ns, self.group, self.flags, _us(self.spent), _us(self.waits))
 
 
-def unseen_waits() -> int:
-    """Return the flag of a step whose waits cannot be told: on a GPU a collective returns before it has begun."""
+def unseen_waits() -> bool:
+    """Return whether waits cannot be told: on a GPU a collective returns before it has begun."""
     cuda = sys.modules.get("torch.cuda")
-    return wire.STEP_WAIT_UNKNOWN if cuda is not None and cuda.is_initialized() else 0
+    return cuda is not None and bool(cuda.is_initialized())
 
 
 def _us(durations: List[int]) -> List[int]:

@@ -1,48 +1,32 @@
 """Measures training steps: how long each phase of a step took, and how much of it was spent waiting for other ranks.
 
-A step ends where all ranks meet: at the end of a backward that reduced gradients (DDP), else at an optimizer's step,
-else at the end of a backward, else at a collective that comes again and again. What comes more than once between two
-ends is no end. When DDP's own last gradient was there, or its first bucket went out, is read from DDP's timers: they
-cost 4 microseconds a step and no hook in autograd.
+A step ends at an optimizer's step, else at the end of a backward that reduced gradients (DDP), else at the end of any
+backward, else at a collective that comes again and again. Of several that take turns the first ends the step. When
+DDP's last gradient was there, or its first bucket went out, is read from DDP's timers (``reductions``): they cost 4
+microseconds a step and no hook in autograd.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
-import time
 import weakref
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
-from . import groups, wire
+from . import reductions, wire
 from .lines import LineTable
 from .state import guarded, here
-from .stepclock import Ended, clock
+from .stepclock import clock
 from .wrappers import standing_for
 
 _reducing: Any = None
 """A weak reference to the DDP model whose forward, with gradients to be reduced, ran last; None after its backward."""
 
 
-class Reduction:
-    """A step that ended in DDP's reduction, until DDP's timers of it can be read: at its next forward."""
-
-    def __init__(self, ended: Ended, ddp: Any, backward_ns: int) -> None:
-        self.ended = ended
-        self.backward_ns = backward_ns
-        self.wall_offset_ns = time.time_ns() - time.monotonic_ns()
-        self.logger = ddp.logger  # holds the parameters, so it goes when the model does
-        self.model = weakref.ref(ddp, lambda _: settle(no_forward=True))
-
-
-_pending: Optional[Reduction] = None
-
-
 def stepped(optimizer: Any) -> None:
     """Note an optimizer's step."""
     if clock.ends_step(wire.STEP_OPTIMIZER, id(optimizer)):
-        clock.write_step()
+        reductions.end_step()
 
 
 def patch_ddp(ddp: Any) -> None:
@@ -116,8 +100,7 @@ def _forward_ended(ddp: Any) -> None:
     try:
         if ddp.require_backward_grad_sync:
             _reducing = weakref.ref(ddp)
-            if _pending is not None and _pending.logger is ddp.logger:
-                settle()
+            reductions.began_anew(ddp)
     except Exception as error:  # noqa: BLE001 - the recorder's wall
         here.failed("steps", error)
 
@@ -144,55 +127,13 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _backward_ended(began_ns: int) -> None:
-    global _pending, _reducing
+    global _reducing
     model, _reducing = (_reducing, None)
     ddp = model() if model is not None else None
-    if ddp is None:
-        if clock.ends_step(wire.STEP_BACKWARD, 0):
-            clock.write_step()
-    elif clock.ends_step(wire.STEP_REDUCED, id(ddp)):
-        settle()
-        ended = clock.take()
-        ended.group = groups.group_id(here.ring, ddp.process_group)
-        _pending = Reduction(ended, ddp, began_ns)
-
-
-def settle(no_forward: bool = False) -> None:
-    """Write the step whose reduction was last, with the wait in it as DDP's timers tell it.
-
-    ``no_forward``: none follows, in which DDP would make its times readable.
-    """
-    global _pending
-    reduction, _pending = _pending, None
-    if reduction is None:
-        return
-    try:
-        if no_forward and reduction.logger is not None:
-            reduction.logger.set_runtime_stats_and_log()
-        _count_reduction(reduction)
-    except Exception as error:  # noqa: BLE001 - the recorder's wall
-        here.failed("steps", error)
-    reduction.ended.write()
-
-
-def _count_reduction(reduction: Reduction) -> None:
-    """Add the wait for other ranks that ended in the reduction.
-
-    Under DETAIL a bucket waits for the others where it is launched, that is, before the last gradient is computed.
-    """
-    ended = reduction.ended
-    if reduction.logger is None:
-        ended.flags |= wire.STEP_WAIT_UNKNOWN
-        return
-    detailed = str(groups.c10d.get_debug_level()).endswith("DETAIL")
-    times = reduction.logger._get_ddp_logging_data().ints_map
-    arrived = times.get("backward_comm_time_start" if detailed else "backward_compute_time_end", 0)
-    arrived_ns = arrived - reduction.wall_offset_ns
-    if reduction.backward_ns <= arrived_ns <= ended.ended_ns:
-        ended.waits[wire.BACKWARD] += ended.ended_ns - arrived_ns
-    else:
-        ended.flags |= wire.STEP_WAIT_UNKNOWN
+    if ddp is not None:
+        reductions.reduced(ddp, began_ns, clock.since_ns)
+    if clock.ends_step(wire.STEP_BACKWARD if ddp is None else wire.STEP_REDUCED, id(ddp)):
+        reductions.end_step()
 
 
 here.lines = LineTable()
-here.on_end.append(functools.partial(settle, no_forward=True))

@@ -8,7 +8,7 @@ import time
 import weakref
 from typing import Any, Callable, Optional
 
-from . import calls, detail, frames, groups, models, steps, wire
+from . import calls, detail, frames, groups, models, reductions, steps, wire
 from .errors import hide_own_frames, saw_uncaught
 from .state import MASTER_VARIABLE, guarded, here
 from .wrappers import standing_for
@@ -92,7 +92,7 @@ def patch_groups(module: Any) -> None:
 
 
 def _before_destroy(group: Any = None) -> None:
-    steps.settle(no_forward=True)
+    reductions.settle_all()
     detail.forget_helpers(group)
 
 

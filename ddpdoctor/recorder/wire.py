@@ -85,7 +85,7 @@ FLAG_P2P = 8
 STEP = struct.Struct("<QQII8I")
 """number from 1, ended_ns, group, flags, then microseconds: the four phases, and the waiting in each of them."""
 STEP_SIZE = STEP.size
-STEP_COLLECTIVE, STEP_BACKWARD, STEP_OPTIMIZER, STEP_REDUCED = range(4)
+STEP_COLLECTIVE, STEP_BACKWARD, STEP_REDUCED, STEP_OPTIMIZER = range(4)
 """What the step ended with, in the lowest bits of its flags. Numbers begin anew where a higher kind appears."""
 STEP_KIND = 3
 STEP_WAIT_UNKNOWN = 4

@@ -169,7 +169,7 @@ def _spends(scene: Scene, late: Late, phase: Phase, ranks: Sequence[int]) -> str
 def _phase_words(scene: Scene, late: Late, phase: Phase) -> str:
     """Return the name of a phase; before forward is all but backward where no forward is seen."""
     times = scene.rank(late.ranks[0]).step_times
-    if phase is not Phase.BEFORE or times is None or times.ends_with is StepEnd.REDUCTION:
+    if phase is not Phase.BEFORE or times is None or any(times.phases_us[Phase.FORWARD]):
         return _WORDS[phase]
     return "between collectives" if times.ends_with is StepEnd.COLLECTIVE else "outside backward"
 

@@ -16,7 +16,7 @@ from ddpdoctor.recorder.ring import Ring
 from ddpdoctor.recorder.state import here
 from ddpdoctor.recorder.stepclock import StepClock
 
-ENDS = [wire.STEP_COLLECTIVE, wire.STEP_BACKWARD, wire.STEP_OPTIMIZER, wire.STEP_REDUCED]
+ENDS = [wire.STEP_COLLECTIVE, wire.STEP_BACKWARD, wire.STEP_REDUCED, wire.STEP_OPTIMIZER]
 
 
 def make(tmp_path: Path, role: int = wire.ROLE_RANK, shape: wire.Shape = wire.RANK_SHAPE, pid: int = 42) -> Ring:
@@ -46,6 +46,12 @@ def test_an_end_that_does_not_come_again_gives_way() -> None:
 def test_a_better_mark_of_steps_takes_over() -> None:
     kinds = [(level, "x") for level in ENDS]
     assert ends(*kinds, *kinds, *kinds) == [0, 1, 2, 3, 7, 11]
+
+
+def test_two_models_with_an_optimizer_each_make_one_step() -> None:
+    reduced, first, second = (wire.STEP_REDUCED, "d"), (wire.STEP_OPTIMIZER, "d"), (wire.STEP_OPTIMIZER, "g")
+    iteration = (reduced, first, reduced, second)
+    assert ends(*iteration, *iteration, *iteration) == [0, 1, 5, 9]
 
 
 def test_steps_are_counted_anew_under_a_better_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
