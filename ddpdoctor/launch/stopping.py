@@ -46,7 +46,7 @@ def stop_job(launcher: subprocess.Popen[bytes], folder: Path, while_waiting: Cal
         launcher.kill()
 
 
-def stop_tree(pid: int, folder: Path) -> None:
+def stop_tree(pid: int, folder: Path, grace_s: float = GRACE_S) -> None:
     """Stop a launcher and its job at once: SIGTERM to all, and after a moment SIGKILL to what is left."""
     targets = _members(pid, folder)
     launcher = proc.read_process(pid)
@@ -54,7 +54,7 @@ def stop_tree(pid: int, folder: Path) -> None:
         targets.append((pid, launcher.start_ticks))
     _signal(targets, signal.SIGTERM)
     _signal(targets, signal.SIGCONT)
-    limit = time.monotonic() + GRACE_S
+    limit = time.monotonic() + grace_s
     while time.monotonic() < limit and any(is_same(*target) for target in targets):
         time.sleep(0.05)
     _signal(targets, signal.SIGKILL)

@@ -1,0 +1,272 @@
+"""``wrap -- COMMAND``: ranks that anything has started are found, watched, judged and stopped as torchrun's are."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.running import (
+    HANG_TIMEOUT_S,
+    JOBS,
+    Ran,
+    clean_environment,
+    finish,
+    free_port,
+    job_pids,
+    marked_lines,
+    run,
+    wait_for,
+)
+
+PATIENT = ("--hang-timeout", "60")
+"""For jobs that do not hang: on a busy machine a rank may take seconds to leave."""
+JOB = str(JOBS / "launched.py")
+SHELL = (str(JOBS / "launch.sh"), JOB)
+PYTHON = (sys.executable,)
+
+
+def start_command(folder: Path, *words: str, options: tuple[str, ...] = PATIENT, **env: str) -> Any:
+    command = [
+        sys.executable, "-m", "ddpdoctor", "wrap", "--hang-timeout", str(HANG_TIMEOUT_S), "--debug-level", "OFF",
+        "--report-dir", str(folder), *options, "--", *words,
+    ]  # fmt: skip
+    more = {"MASTER_PORT": str(free_port()), "PYTHON": sys.executable, **env}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+        env=clean_environment(**more), start_new_session=True,
+    )  # fmt: skip
+
+
+def run_command(folder: Path, *words: str, options: tuple[str, ...] = PATIENT, **env: str) -> Ran:
+    return finish(start_command(folder, *words, options=options, **env), folder)
+
+
+def blamed(ran: Ran) -> tuple[Any, ...]:
+    verdict = ran.report["verdict"]
+    assert verdict is not None, ran.stderr
+    return ran.status, ran.report["job"]["status"], verdict["kind"], verdict["ranks"]
+
+
+def lines_of(ran: Ran) -> list[int]:
+    return [place["line"] for place in ran.report["verdict"]["where"]]
+
+
+def torchrun(*words: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "torch.distributed.run", f"--master-port={free_port()}", *words)
+
+
+def accelerate(*words: str) -> tuple[str, ...]:
+    pytest.importorskip("accelerate")
+    options = ("--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no")
+    port = f"--main_process_port={free_port()}"
+    return (sys.executable, "-m", "accelerate.commands.launch", *options, port, *words)
+
+
+def mpirun(*words: str) -> tuple[str, ...]:
+    program = shutil.which("mpirun")
+    if program is None:
+        assert "CI" not in os.environ, "CI installs openmpi-bin"
+        pytest.skip("needs mpirun: apt-get install openmpi-bin")
+    return (program, "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, *words)
+
+
+def test_a_healthy_job_of_a_shell_script_is_left_alone(tmp_path: Path) -> None:
+    ran = run_command(tmp_path, *SHELL, WORLD_SIZE="2")
+    assert (ran.status, ran.report["job"]["status"], ran.report["verdict"]) == (0, "finished", None), ran.stderr
+    assert [row["state"] for row in ran.report["ranks"]] == ["exit status 0"] * 2
+    assert ran.report["findings"] == []
+
+
+@pytest.mark.parametrize(("mode", "status", "kind"), [("raise", 1, "crash"), ("sigkill", 137, "killed")])
+def test_a_shell_scripts_rank_that_fails_is_named(mode: str, status: int, kind: str, tmp_path: Path) -> None:
+    ran = run_command(tmp_path, *SHELL, WORLD_SIZE="2", MODE=mode)
+    assert blamed(ran) == (status, "failed", kind, [1])
+
+
+def test_a_hung_shell_script_is_stopped_with_all_its_ranks(tmp_path: Path) -> None:
+    ran = run_command(tmp_path, *SHELL, options=(), WORLD_SIZE="2", MODE="stuck")
+    assert blamed(ran) == (124, "hung", "stuck", [1])
+    assert set(lines_of(ran)) & set(marked_lines("launched"))
+    assert job_pids(tmp_path) == []
+
+
+@pytest.mark.parametrize("launcher", [torchrun, accelerate, mpirun])
+def test_a_rank_that_a_launcher_stops_is_a_victim_and_leaves_its_stack(launcher: Any, tmp_path: Path) -> None:
+    ran = run_command(tmp_path, *launcher(*(["--nproc-per-node=2"] if launcher is torchrun else []), JOB),
+                      MODE="raise", OTHERS_COMPUTE="1")  # fmt: skip
+    assert blamed(ran) == (1, "failed", "crash", [1])
+    assert set(lines_of(ran)) <= set(marked_lines("launched"))
+    (victim,) = [row for row in ran.report["ranks"] if row["rank"] == 0]
+    (line,) = [n for n, text in enumerate(Path(JOB).read_text().splitlines(), 1) if text.endswith("# VICTIM")]
+    assert any(f"launched.py:{line} " in frame for frame in victim["stack"]), victim
+
+
+def until_said(process: Any, *words: str) -> None:
+    """Wait until a report on stderr has said all of ``words``; whoever reads it sees the job go on."""
+    said = ""
+    while not all(word in said for word in words):
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "code", "unseen", "why"),
+    [
+        (("bash", "-c", 'RANK=0 "$PYTHON" "$JOB" & RANK=1 "$PYTHON" -I "$JOB" & wait'), {"WORLD_SIZE": "2"},
+         "DD601", [1], "-I"),
+        (SHELL, {"WORLD_SIZE": "4", "STARTED": "2"}, "DD607", [2, 3], "another host or container"),
+    ],
+)  # fmt: skip
+def test_ranks_that_cannot_be_seen_are_named_and_the_job_is_not_stopped(
+    words: tuple[str, ...], env: dict[str, str], code: str, unseen: list[int], why: str, tmp_path: Path
+) -> None:
+    process = start_command(tmp_path, *words, options=(), MODE="stuck", JOB=JOB, **env)
+    try:
+        until_said(process, code, "confidence low")
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+    finally:
+        ran = finish(process, tmp_path)
+    (found,) = [f for f in ran.report["findings"] if f["code"] == "DD901"]
+    assert found["ranks"] == unseen
+    assert why in found["summary"]
+    assert ran.report["job"]["status"] == "interrupted"
+    assert job_pids(tmp_path) == []
+
+
+def test_a_rank_may_run_in_another_environment(tmp_path: Path) -> None:
+    """Its Python has torch, and no ddpdoctor: the recorder comes by its file's path."""
+    other = tmp_path / "other"
+    venv.create(other, symlinks=True)
+    packages = next(other.glob("lib/python*/site-packages"))
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if "ddpdoctor" not in entry.name:
+            (packages / entry.name).symlink_to(entry)
+    python = str(other / "bin" / "python")
+    assert subprocess.run([python, "-c", "import ddpdoctor"], cwd=other, capture_output=True, check=False).returncode
+    words = ("-m", "torch.distributed.run", f"--master-port={free_port()}", "--nproc-per-node=2", JOB)
+    ran = run_command(tmp_path / "run", python, *words, MODE="raise")
+    assert blamed(ran) == (1, "failed", "crash", [1])
+    assert [f for f in ran.report["findings"] if f["code"] == "DD901"] == []
+
+
+def test_a_command_that_is_a_rank_itself(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nraise KeyError(sys.argv[1])\n")
+    ran = run_command(tmp_path / "run", *PYTHON, str(script), "--lr=0.1")
+    assert blamed(ran) == (1, "failed", "crash", [0])
+    assert lines_of(ran) == [2]
+
+
+def test_a_command_that_spawns_its_ranks(tmp_path: Path) -> None:
+    ran = run_command(tmp_path, *PYTHON, str(JOBS / "crash_spawn.py"))
+    assert blamed(ran) == (1, "failed", "crash", [1])
+    assert set(lines_of(ran)) & set(marked_lines("crash_spawn"))
+    assert len(ran.report["ranks"]) == ran.report["job"]["world_size"]
+
+
+def test_a_wrap_inside_a_wrap_lets_the_outer_one_watch(tmp_path: Path) -> None:
+    inner = ("-m", "ddpdoctor", "wrap", "--report-dir", str(tmp_path / "inner"), "--nproc-per-node=2")
+    ran = run_command(tmp_path / "run", *PYTHON, *inner, f"--master-port={free_port()}", JOB, MODE="raise")
+    assert blamed(ran) == (1, "failed", "crash", [1])
+    assert not (tmp_path / "inner").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--", "no-such-launcher"), "no-such-launcher was not found"),
+        (("--", JOB), f"ddpdoctor wrap {JOB}"),
+        (("--nnodes", "2", "--", "torchrun", JOB), "--nnodes is an option of torchrun"),
+    ],
+)
+def test_a_command_line_that_cannot_run_starts_nothing(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ddpdoctor", "wrap", *words]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=clean_environment(), cwd=tmp_path, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_command_gets_signals_and_its_status_is_told(number: signal.Signals, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    process = start_command(tmp_path / "run", *PYTHON, str(JOBS / "sleepy.py"), TOLD=str(told))
+    assert wait_for(lambda: told.exists() and told.read_text() == "ready\n")
+    process.send_signal(signal.SIGUSR1)
+    assert wait_for(lambda: told.read_text() == "ready\nSIGUSR1\n")
+    process.send_signal(number)
+    ran = finish(process, tmp_path / "run")
+    assert told.read_text() == f"ready\nSIGUSR1\n{number.name}\n"
+    assert ran.status == (130 if number == signal.SIGINT else 7)
+    assert ran.report["job"]["status"] == "interrupted"
+
+
+def test_no_rank_of_a_shell_script_outlives_a_killed_watcher(tmp_path: Path) -> None:
+    process = start_command(tmp_path, *SHELL, WORLD_SIZE="2", MODE="stuck")
+    rings = tmp_path / "rings"
+    assert wait_for(lambda: b"all_reduce" in b"".join(ring.read_bytes() for ring in rings.glob("*")))
+    process.kill()
+    process.wait()
+    assert wait_for(lambda: not job_pids(tmp_path), limit_s=10)
+
+
+def test_each_attempt_has_a_section_of_its_own(tmp_path: Path) -> None:
+    ran = run("each_attempt", tmp_path, "--max-restarts", "2", *PATIENT, ranks=2)
+    assert blamed(ran) == (1, "failed", "crash", [1])
+    sections = ran.report["data"]["sections"]
+    told = [(s["attempt"], s["status"], s["verdict"]["kind"], s["verdict"]["ranks"]) for s in sections]
+    assert told == [(0, "failed", "crash", [1]), (1, "failed", "killed", [0]), (2, "failed", "crash", [1])]
+    assert all(s["started_at"] < s["ended_at"] for s in sections)
+    assert [len(s["ranks"]) for s in sections] == [2, 2, 2]
+    assert {place["line"] for place in sections[0]["verdict"]["where"]} == set(marked_lines("each_attempt"))
+    redrawn = redraw(tmp_path)
+    (tmp_path / "report.json").unlink()
+    rebuilt = redraw(tmp_path)
+    for text in (ran.stderr, redrawn, rebuilt):
+        assert text.count("the first batch is bad") >= 1
+        assert "attempt 1: failed after" in text
+    assert redrawn.count("the first batch is bad") == rebuilt.count("the first batch is bad") == 1
+
+
+def redraw(folder: Path) -> str:
+    command = [sys.executable, "-m", "ddpdoctor", "report", str(folder)]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=clean_environment(), check=True, timeout=60
+    ).stdout  # fmt: skip
+
+
+def test_a_job_that_recovers_says_what_it_got_over(tmp_path: Path) -> None:
+    ran = run("each_attempt", tmp_path, "--max-rest", "2", *PATIENT, ranks=2, LAST_WELL="1")
+    assert (ran.status, ran.report["job"]["status"], ran.report["data"]["attempts"]) == (0, "finished", 3), ran.stderr
+    warnings = [(f["severity"], f["kind"]) for f in ran.report["findings"]]
+    assert sorted(warnings) == [("warning", "crash"), ("warning", "killed")]
+    assert ran.report["verdict"] is None
+    assert ran.stderr.count("ddpdoctor: finished, 2 ranks, after 2 restarts") == 1
+
+
+def test_torchruns_variables_hold(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "train.py").write_text("import os, sys\nprint(os.environ['RANK'], sys.argv[1:])\n")
+    command = [sys.executable, "-m", "ddpdoctor", "wrap", f"--master-port={free_port()}", "package.train", "--x"]
+    variables = {"PET_NPROC_PER_NODE": "1", "PET_MODULE": "1", "DDPDOCTOR_REPORT_DIR": str(tmp_path / "run")}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=60,
+        env=clean_environment(**variables),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "0 ['--x']\n"), done.stderr
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert len(report["ranks"]) == 1
