@@ -212,6 +212,9 @@ DEAD = {
     "a tensor that did not fit into /dev/shm": (
         raised("RuntimeError", SHM_TEXT, ProcessCauses(at_error=AtError(shared_memory=space(0.0625, 0.0615)))), {},
         "it was full", "--shm-size"),
+    "a tensor larger than all of /dev/shm": (
+        raised("RuntimeError", SHM_TEXT, ProcessCauses(at_error=AtError(shared_memory=space(0.0625, 0)))), {},
+        "/dev/shm had 0 MiB of 64 MiB in use: there was no room for what was asked for", "--shm-size"),
     "an error that speaks of something else": (
         raised("ValueError", "shape mismatch", USED), {"machine": space(64, 63)}, None, "fix the error"),
 }  # fmt: skip

@@ -40,7 +40,7 @@ def memory_clues(scene: Scene, failure: Failure) -> tuple[Clue, ...]:
     if _WORKER.search(text):
         return tuple(_of_worker(scene, rank, text))
     if _OF_SHARED.search(text):
-        return tuple(_of_shared(_shared(scene, at_error)))
+        return tuple(_of_shared(_shared(scene, at_error), refused="No space left" in text))
     if failure.error.type == "MemoryError" or _OF_HOST.search(text):
         return tuple(_of_host(scene, rank, text))
     return ()
@@ -151,15 +151,20 @@ def _is_full(space: Space | None) -> bool:
     return space is not None and space.used_bytes >= NEARLY_FULL * space.limit_bytes
 
 
-def _of_shared(space: Space | None) -> Iterator[Clue]:
+def _of_shared(space: Space | None, *, refused: bool = False) -> Iterator[Clue]:
+    """Judge /dev/shm. ``refused``: the kernel said that there was no space for what was asked."""
     if space is None:
         return
-    used = f"/dev/shm had {size_words(space.used_bytes)} of {size_words(space.limit_bytes)} in use"  # noqa: S108 - a name in a sentence
-    if _is_full(space):
+    size, used = size_words(space.limit_bytes), size_words(space.used_bytes)
+    if refused or _is_full(space):
+        state = "it was full" if _is_full(space) else "there was no room for what was asked for"
         yield Clue(
-            said=f"{used}: it was full",
+            said=f"/dev/shm had {used} of {size} in use: {state}",  # noqa: S108 - a name in a sentence
             fix="give /dev/shm more room (docker run --shm-size=16g or --ipc=host; in Kubernetes an emptyDir of medium "
             "Memory), or use fewer loader workers",
         )
     else:
-        yield Clue(said=f"{used} at most as far as was seen; it may have been full for a moment in between")
+        yield Clue(
+            said=f"/dev/shm had {used} of {size} in use at most as far as was seen; "  # noqa: S108 - likewise
+            "it may have been full for a moment in between"
+        )

@@ -1,0 +1,27 @@
+"""The batches of a rank's loader worker do not fit into /dev/shm."""
+
+import torch
+import torch.distributed as dist
+
+torch.set_num_threads(1)
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return torch.ones(2**22)
+
+
+def main():
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 1:
+        for _ in torch.utils.data.DataLoader(Rows(), batch_size=2, num_workers=1):  # FAULT
+            pass
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

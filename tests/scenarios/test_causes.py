@@ -1,0 +1,137 @@
+"""Real ranks that stand still or die for a reason that their process shows: the reason is named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.control_groups import small_memory
+from tests.scenarios.hosts import lent_hosts, require
+from tests.scenarios.running import JOBS, Ran, clean_environment, finish, free_port, marked_lines, run, wait_for
+
+MIB = 2**20
+
+
+def verdict_of(ran: Ran, job: str, kind: str, ranks: tuple[int, ...]) -> dict[str, object]:
+    """Return the verdict, which must be of this kind, blame these ranks and name the guilty line."""
+    verdict = ran.report["verdict"]
+    assert verdict is not None, ran.stderr
+    assert (verdict["kind"], tuple(verdict["ranks"])) == (kind, ranks), verdict
+    assert {place["line"] for place in verdict["where"]} & set(marked_lines(job)), verdict
+    return dict(verdict)
+
+
+def said(verdict: dict[str, object]) -> str:
+    """Return all evidence of a verdict."""
+    return "\n".join(map(str, verdict["evidence"]))  # type: ignore[call-overload]
+
+
+def test_the_holder_of_a_file_lock_is_named(tmp_path: Path) -> None:
+    lock = tmp_path / "cache.lock"
+    ran = run("stuck_flock", tmp_path / "run", "--debug-level", "OFF", ranks=2, args=(str(lock),))
+    verdict = verdict_of(ran, "stuck_flock", "stuck", (1,))
+    assert f"rank 1: waits for the lock on {lock}, which rank 0 (process" in said(verdict)
+    assert str(verdict["fix"]).startswith("let rank 0 give the lock back")
+
+
+def test_a_child_that_died_is_named(tmp_path: Path) -> None:
+    ran = run("stuck_dead_child", tmp_path, "--debug-level", "OFF", ranks=2)
+    verdict = verdict_of(ran, "stuck_dead_child", "stuck", (1,))
+    assert "died of SIGKILL" in said(verdict)
+    assert "why that process ended" in str(verdict["fix"])
+
+
+def test_a_question_that_nobody_answers_is_named(tmp_path: Path) -> None:
+    ran = run("stuck_input", tmp_path, "--debug-level", "OFF", ranks=2)
+    verdict = verdict_of(ran, "stuck_input", "stuck", (1,))
+    assert "rank 1: waits for input on its standard input" in said(verdict)
+
+
+def test_a_build_that_does_not_end_is_named(tmp_path: Path) -> None:
+    builder = tmp_path / "bin" / "ninja"
+    builder.parent.mkdir()
+    builder.write_text('#!/bin/sh\n[ "$1" = --version ] && { echo 1.11.1; exit 0; }\nexec sleep 100000\n')
+    builder.chmod(0o755)
+    path = f"{builder.parent}{os.pathsep}{os.environ['PATH']}"
+    ran = run(
+        "stuck_extension", tmp_path / "run", "--debug-level", "OFF", ranks=2, PATH=path,
+        TORCH_EXTENSIONS_DIR=str(tmp_path / "extensions"),
+    )  # fmt: skip
+    verdict = verdict_of(ran, "stuck_extension", "stuck", (1,))
+    assert "rank 1: compiles (cpp_extension.py" in said(verdict)
+    assert "`sleep 100000`" in said(verdict)
+
+
+def test_a_limit_of_addresses_is_named(tmp_path: Path) -> None:
+    ran = run("crash_memory_limit", tmp_path, "--debug-level", "OFF", ranks=2)
+    verdict = verdict_of(ran, "crash_memory_limit", "crash", (1,))
+    assert "of the 8.0 GiB that RLIMIT_AS (ulimit -v) allows, and 16.0 GiB more were asked for" in said(verdict)
+
+
+def command(job: str | Path, folder: Path, *args: str, ranks: int = 2) -> list[str]:
+    """Return the real command."""
+    script = JOBS / f"{job}.py"
+    return [
+        sys.executable, "-m", "ddpdoctor", "wrap", f"--nproc-per-node={ranks}", f"--master-port={free_port()}",
+        "--hang-timeout", "4", "--debug-level", "OFF", "--report-dir", str(folder), str(script), *args,
+    ]  # fmt: skip
+
+
+def run_through(shell: str, folder: Path, words: list[str]) -> Ran:
+    """Run a command that a shell has prepared its world for: ``shell`` ends with `exec "$@"`."""
+    process = subprocess.Popen(
+        ["sh", "-c", shell, "sh", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+        text=True, env=clean_environment(), start_new_session=True,
+    )  # fmt: skip
+    return finish(process, folder)
+
+
+def test_what_the_oom_killer_ended_says_what_it_used(tmp_path: Path) -> None:
+    require("sh")
+    with small_memory(1400 * MIB) as members:
+        shell = f'echo $$ > {members}; exec "$@"'
+        ran = run_through(shell, tmp_path, command("killed_oom", tmp_path))
+    verdict = verdict_of(ran, "killed_oom", "killed", (1,))
+    assert "sent by the kernel's OOM killer" in str(verdict["summary"])
+    assert "rank 1: used" in said(verdict)
+    assert "of the 1.4 GiB that its cgroup allows" in said(verdict)
+
+
+def test_a_shared_memory_that_is_too_small_is_named(tmp_path: Path) -> None:
+    require("unshare", "mount")
+    shell = 'exec unshare --mount sh -c \'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$@"\' sh "$@"'
+    ran = run_through(shell, tmp_path, command("crash_shared_memory", tmp_path))
+    verdict = verdict_of(ran, "crash_shared_memory", "crash", (1,))
+    assert "of 8 MiB in use" in said(verdict)
+    assert "--shm-size" in str(verdict["fix"])
+
+
+@pytest.mark.parametrize("fault", ["dropped packets", "loopback down"])
+def test_a_network_that_fails_in_mid_job_is_no_ranks_fault(fault: str, tmp_path: Path) -> None:
+    require("nft")
+    begun = tmp_path / "begun"
+    words = command("transport_dropped", tmp_path / "run", str(begun), ranks=3)
+    port = next(word for word in words if word.startswith("--master-port=")).partition("=")[2]
+    with lent_hosts(1) as hosts:
+        process = hosts.start(0, *words, env=clean_environment())
+        try:
+            assert wait_for(begun.exists)
+            if fault == "dropped packets":
+                hosts.run(0, "nft", "add table inet t")
+                hosts.run(0, "nft", "add chain inet t in { type filter hook input priority 0 ; }")
+                hosts.run(0, "nft", f"add rule inet t in tcp sport != {port} tcp dport != {port} drop")
+            else:
+                hosts.ip(0, "link", "set", "lo", "down")
+        finally:
+            ran = finish(process, tmp_path / "run")
+    verdict = verdict_of(ran, "transport_dropped", "transport", (0, 1, 2))
+    assert (ran.status, ran.report["job"]["status"]) == (124, "hung")
+    assert "is not acknowledged" in said(verdict)
+    if fault == "loopback down":
+        assert "lo (127.0.0.1), which is down" in said(verdict)
+        assert str(verdict["fix"]).startswith("ip link set dev lo up")
+    assert (tmp_path / "run" / "machine.json").exists()
