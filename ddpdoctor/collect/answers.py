@@ -85,7 +85,7 @@ def read_groups(entries: Any) -> tuple[GroupState, ...]:
 
 
 def _are_ranks(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(rank, int) for rank in value)
+    return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
 def dicts(value: Any) -> list[dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.runfolder import read_job
@@ -10,6 +12,7 @@ from ddpdoctor.model.findings import Check, Judgement, Outcome
 from ddpdoctor.rules.progress.judge import judge
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -18,10 +21,22 @@ def judge_folder(folder: Path, attempt: int | None = None) -> Judgement:
 
     A folder that cannot be read is a crashed check: a job that is watched must not suffer from it.
     """
+    with _no_collection():
+        try:
+            job = read_job(folder, attempt)
+        except UserError as error:
+            check = Check(id="run-folder", outcome=Outcome.CRASHED, reason=error.message)
+            return Judgement(findings=(), checks=(check,), certain=False)
+        return judge(job)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Look for no garbage meanwhile: of a thousand ranks all that is made is kept, and each look is at all of it."""
+    was_on = gc.isenabled()
+    gc.disable()
     try:
-        job = read_job(folder, attempt)
-    except UserError as error:
-        return Judgement(
-            findings=(), checks=(Check(id="run-folder", outcome=Outcome.CRASHED, reason=error.message),), certain=False
-        )
-    return judge(job)
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -107,15 +107,16 @@ class CallLog(Sequence[Call]):
     def ended(self) -> CallLog:
         """Return the calls that have ended."""
         columns = [column[:] for column in self._columns()]
-        for at in reversed(self._open_places()):
+        for at in reversed(self._open_places):
             for column in columns:
                 del column[at]
         return self._of_columns(columns)
 
     def open(self) -> tuple[Call, ...]:
         """Return the calls that have not ended."""
-        return tuple(map(self.__getitem__, self._open_places()))
+        return tuple(map(self.__getitem__, self._open_places))
 
+    @cached_property
     def _open_places(self) -> list[int]:
         found: list[int] = []
         try:

@@ -98,14 +98,14 @@ def _conflict_in(
 
 def _first_difference(lines: list[Timeline], *, shaped: AbstractSet[str]) -> int | None:
     """Return the lowest number under which two ranks have different collectives."""
-    signatures: dict[tuple[int, bool], Hashable] = {}
+    signatures: dict[int, Hashable] = {}
     first: dict[int, Hashable] = {}
     differing: int | None = None
     for line in lines:
         for seq, entry in line.entries.items():
             if differing is not None and seq >= differing:
                 continue
-            key = (id(entry.kind), entry.native)
+            key = 2 * id(entry.kind) + entry.native
             found = signatures.get(key)
             if found is None:
                 found = signatures[key] = signature(entry.kind, native=entry.native, shaped=shaped)

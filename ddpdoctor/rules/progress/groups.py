@@ -46,11 +46,10 @@ def world_of(job: Job) -> int:
 def group_table(job: Job) -> dict[tuple[int, str], Group]:
     """Return, for each rank and group name, the group. What a dead rank cannot say its peers say for it."""
     table: dict[tuple[int, str], Group] = {}
-    for rank in job.ranks:
-        for state in rank.groups:
-            group = Group(state.name, tuple(state.ranks))
-            for member in state.ranks:
-                table.setdefault((member, state.name), group)
+    told = dict.fromkeys(Group(state.name, state.ranks) for rank in job.ranks for state in rank.groups)
+    for group in told:
+        for member in group.members:
+            table.setdefault((member, group.name), group)
     return table
 
 

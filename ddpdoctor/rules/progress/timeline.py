@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import compress
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpdoctor.model.call_log import CallKind, kind_of, pack_calls
@@ -71,9 +73,9 @@ def read_timeline(state: State, name: str, *, detail: bool, most: int) -> Timeli
     cursor: int | None = None
     events = _events(state, name, most)
     for event in events:
-        collective = is_collective_op(event.kind.op)
+        collective = is_collective_op(event.kind.op) or _makes_group(event)
         before = event.number - 1 if collective else event.number
-        if phase is not None and cursor is not None:
+        if phase is not None and cursor is not None and before > cursor:
             count += _fill(entries, phase, cursor, before)
         if phase is not None and phase.ended_ns and phase.ended_ns <= event.started_ns:
             phase = None
@@ -81,7 +83,8 @@ def read_timeline(state: State, name: str, *, detail: bool, most: int) -> Timeli
             entries.setdefault(event.number, _entry(event, native=False))
         elif event.kind.op in NATIVE_PHASES:
             phase, count = event, 0
-        cursor = event.number if cursor is None else max(cursor, event.number)
+        if cursor is None or event.number > cursor:
+            cursor = event.number
         if event.kind.failed:
             break
     if phase is not None and cursor is not None:
@@ -90,6 +93,11 @@ def read_timeline(state: State, name: str, *, detail: bool, most: int) -> Timeli
         last = cursor + max(0, _usual(entries, phase) - count) * waits if told is None else told
         _fill(entries, phase, cursor, last)
     return Timeline(rank=state.rank.rank, entries=entries, first_places=_first_places(events))
+
+
+def _makes_group(event: _Event) -> bool:
+    """Return whether a rank waits in ``new_group``, which all ranks have to call: one that has ended did so."""
+    return event.kind.op == "new_group" and not event.ended_ns
 
 
 def _first_places(events: list[_Event]) -> dict[Hashable, int]:
@@ -132,16 +140,15 @@ def _entry(event: _Event, *, native: bool) -> Entry:
 
 def _events(state: State, name: str, most: int) -> list[_Event]:
     """Return the records of a group that carry a number, in the order of their beginning."""
-    log = pack_calls(state.rank.recent_calls)
+    log = pack_calls(state.rank.recent_calls)[-most:]
     taken = [_uses(kind, name, state) for kind in log.kinds]
-    found = [
-        _Event(log.indexes[i], log.kinds[log.which[i]], log.numbers[i], log.started_ns[i], log.ended_ns[i])
-        for i in range(max(0, len(log) - most), len(log))
-        if taken[log.which[i]] and log.numbers[i] >= 0
-    ]
+    chosen = [taken[which] and number >= 0 for which, number in zip(log.which, log.numbers, strict=True)]
+    kinds = [log.kinds[which] for which in compress(log.which, chosen)]
+    columns = (compress(column, chosen) for column in (log.numbers, log.started_ns, log.ended_ns))
+    found = list(map(_Event, compress(log.indexes, chosen), kinds, *columns))
     still_open = [_open_event(call, state, name) for call in state.rank.open_calls]
     found += [event for event in still_open if event is not None]
-    return sorted(found, key=lambda event: event.place)
+    return sorted(found, key=attrgetter("place"))
 
 
 def _uses(kind: CallKind, name: str, state: State) -> bool:
@@ -156,6 +163,8 @@ def _open_event(call: Call, state: State, name: str) -> _Event | None:
     if not _uses(kind, name, state):
         return None
     number = call.seq if call.seq is not None else call.begun
+    if call.op == "new_group" and number is not None:
+        number += 1
     if number is None and is_collective_op(call.op):
         number = _next_number(state, name)
     return None if number is None else _Event(call.index, kind, number, call.started_ns, 0)
