@@ -43,7 +43,7 @@ class Script:
         return self
 
     def phase(self, op, site, takes):
-        self._add(phase(op, site, group=self.name, begun=self.begun))
+        self._add(phase(op, site, group="" if op == "new_group" else self.name, begun=self.begun))
         self.begun += takes
         return self
 
@@ -145,6 +145,7 @@ DEPARTURES = {
         lambda s: s.step(),
         16,
     ),
+    "a group that the others do not make": (trained, lambda s: s.phase("new_group", 16, 0), lambda s: s.step(), 16),
     "a monitored barrier": (trained, lambda s: s.collective(16, "monitored_barrier"), lambda s: s.step(), 16),
 }
 
@@ -299,3 +300,14 @@ def test_what_history_foretells_has_shares():
     shares = expected_next([*epoch, *["step"] * 4])
     assert shares["step"] > shares["metric"]
     assert expected_next(["a", "b"]) == {}
+
+
+def test_who_has_not_come_to_new_group_is_waited_for():
+    found = scripts(3)
+    for script in found:
+        alternating(script)
+    found[0].phase("new_group", 16, 0)
+    found[2].collective(11)
+    sleeps = in_user(1, recent_calls=tuple(found[1].calls), groups=(group(found[1].begun, 3),))
+    errors = judge(job(found[0].waits(), sleeps, found[2].waits())).findings
+    assert [(f.kind, f.ranks) for f in errors] == [("stuck", (1,))]

@@ -141,6 +141,8 @@ def build_scene(job: Job) -> Scene:
     conflict = find_conflict(states, positions, detail=detail) or (
         find_conflict(states, positions, detail=detail, shaped=shaped) if shaped else None
     )
+    if conflict is not None and waits.blockers and any(part.kind.op == "new_group" for part in conflict.parts):
+        conflict = None  # they wait for one that has not come: others may have no part in this group
     difference = find_difference([state.rank for state in states.values()], table, world)
     early = _early(states, waits, failures)
     strict = must_be_quiet(job, failures)
