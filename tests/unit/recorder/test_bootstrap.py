@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import ddpdoctor.recorder
 
 BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
@@ -48,6 +50,18 @@ def test_a_rank_gets_one(tmp_path: Path) -> None:
     )
     assert done.stdout == "[]\n"
     assert len(list((tmp_path / "rings").iterdir())) == 1
+
+
+@pytest.mark.parametrize("is_rank", [False, True])
+def test_what_costs_time_to_import_is_not_imported_for_us(is_rank: bool, tmp_path: Path) -> None:
+    code = "import sys; print(*sorted(sys.modules), sep=chr(10))"
+    run = {"DDPDOCTOR_RUN": str(folder(tmp_path))}
+    rank = {"DDPDOCTOR_AGENT": str(os.getpid()), "RANK": "0"} if is_rank else {}
+    added = {*python(code, **run, **rank).stdout.split()} - {*python(code).stdout.split()}
+    slow = {"collections", "enum", "functools", "inspect", "json", "re", "signal", "sysconfig", "threading", "typing"}
+    assert not added & slow
+    parts = {name for name in added if name.startswith("_ddpdoctor_recorder.")}
+    assert is_rank or {name.rpartition(".")[2] for name in parts} <= {"imports", "start", "state"}
 
 
 def test_a_module_and_a_package_that_stood_there_are_loaded_with_and_without_us(tmp_path: Path) -> None:

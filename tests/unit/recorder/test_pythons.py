@@ -1,0 +1,140 @@
+"""The recorder loads by its path into any Python from 3.8 on, with nothing of ddpdoctor installed there."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ddpdoctor.recorder
+from ddpdoctor.recorder import reading
+
+RECORDER = Path(ddpdoctor.recorder.__file__).parent
+FILES = sorted(RECORDER.rglob("*.py"))
+MINORS = range(8, 15)
+NEWER = {"annotationlib", "compression", "graphlib", "tomllib", "zoneinfo"}
+"""Modules of the standard library that came after Python 3.8."""
+BUILT_IN_GENERICS = {"dict", "frozenset", "list", "set", "tuple", "type"}
+SCRIPT = """
+import importlib, os, threading
+import _ddpdoctor_recorder
+for file in os.listdir(_ddpdoctor_recorder.__path__[0]):
+    if file.endswith(".py") and file != "__init__.py":
+        importlib.import_module("_ddpdoctor_recorder." + file[:-3])
+thread = threading.Thread(target=print, args=("trained",))
+thread.start(); thread.join()
+if hasattr(os, "fork") and os.fork() == 0:
+    os._exit(0)
+def fail():
+    raise ValueError("seeded")
+fail()
+"""
+TRAINING = """
+import importlib.util, torch, torch.distributed as dist
+assert importlib.util.find_spec("ddpdoctor") is None
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+dist.all_reduce(torch.zeros(2, 3))
+dist.destroy_process_group()
+"""
+
+
+def python(minor: int) -> str | None:
+    """Return a Python of that version that starts, or None."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    installed = sorted(map(str, pyenv.glob(f"versions/3.{minor}.*/bin/python")))
+    for path in (shutil.which(f"python3.{minor}"), *installed):
+        code = "import sys; print(sys.version_info[1])"
+        if path and subprocess.run([path, "-c", code], capture_output=True, check=False).stdout == b"%d\n" % minor:
+            return path
+    return None
+
+
+def evaluated(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what is evaluated at run time: all but annotations and what only type checkers see."""
+    yield node
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns") or (name == "body" and _is_for_checkers(node)):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from evaluated(child)
+
+
+def _is_for_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Return the names of all modules that a file imports, by their first part."""
+    plain = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    parts = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module and not n.level}
+    return {name.partition(".")[0] for name in plain | parts}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_file_is_python_3_8(path: Path) -> None:
+    tree = ast.parse(path.read_text(), feature_version=(3, 8))
+    generics = [
+        node.lineno
+        for node in evaluated(tree)
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in BUILT_IN_GENERICS
+    ]
+    assert generics == []
+    assert not imported(tree) & NEWER
+    annotated = any(getattr(node, "annotation", None) or getattr(node, "returns", None) for node in ast.walk(tree))
+    first = next((node for node in tree.body if isinstance(node, ast.ImportFrom)), None)
+    assert not annotated or (first is not None and first.module == "__future__")
+
+
+def run_as_rank(
+    python: str | Path, code: str, folder: Path
+) -> tuple[subprocess.CompletedProcess[str], list[reading.RingContent]]:
+    """Run code as a rank that is recorded; return how that went, and the rings of it and its children."""
+    for name in ("rings", "evidence"):
+        (folder / name).mkdir()
+    (folder / "control").write_bytes(bytes(4096))
+    env = {name: value for name, value in os.environ.items() if not name.startswith("DDPDOCTOR_")}
+    env |= {"PYTHONPATH": str(RECORDER / "bootstrap"), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}
+    env |= {"DDPDOCTOR_RUN": str(folder), "DDPDOCTOR_AGENT": str(os.getpid()), "RANK": "0"}
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, env=env, check=False, cwd=folder)
+    assert list(folder.glob("lost-*")) == []
+    return done, [reading.read_ring(path.read_bytes()) for path in (folder / "rings").iterdir()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the recorder is for Linux")
+@pytest.mark.parametrize("minor", MINORS)
+def test_a_rank_of_another_python_is_recorded(minor: int, tmp_path: Path) -> None:
+    other = python(minor)
+    if other is None:
+        pytest.skip(f"no Python 3.{minor} is installed here")
+    done, rings = run_as_rank(other, SCRIPT, tmp_path)
+    assert (done.returncode, done.stdout) == (1, "trained\n"), done.stderr
+    assert done.stderr.endswith("ValueError: seeded\n")
+    (rank,) = [ring for ring in rings if any(note.get("k") == "raised" for note in ring.notes)]
+    assert [note for note in rank.notes if note.get("k") == "defect"] == []
+    assert rank.cells["main_ended_ns"]
+
+
+def test_a_rank_in_an_environment_without_ddpdoctor_is_recorded(tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    torch = importlib.util.find_spec("torch")
+    assert torch is not None
+    assert torch.origin is not None
+    (packages,) = venv.glob("lib/python*/site-packages")
+    # Path files of a folder that is itself named by one do not count, and ddpdoctor may be found by such a file.
+    (packages / "torch.pth").write_text(str(Path(torch.origin).parents[1]))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    done, (ring,) = run_as_rank(venv / "bin" / "python", TRAINING, folder)
+    assert done.returncode == 0, done.stderr
+    assert [note for note in ring.notes if note.get("k") == "defect"] == []
+    assert any(note.get("k") == "initialized" for note in ring.notes)
+    assert "all_reduce" in [slot.op for slot in ring.slots]
