@@ -12,6 +12,8 @@ from ddpdoctor.model.facts import GroupState, Look, Stack
 if TYPE_CHECKING:
     from pathlib import Path
 
+MAX_ANSWER_BYTES = 64 * 2**20
+"""Longer answers are not read: a process of many threads with deep stacks writes a thousandth of it."""
 Answers = dict[tuple[int, int], list[tuple[int, str]]]
 """By pid and start ticks: the number of each request that was answered, and the file with the answer."""
 
@@ -40,7 +42,7 @@ def read_answer(answers: Answers, pid: int, ticks: int) -> dict[str, Any]:
     for _, path in sorted(answers.get((pid, ticks), ()), reverse=True):
         try:
             with open(path, "rb") as file:  # noqa: PTH123 - a name of thousands, not a path
-                body = json.loads(file.read().decode(errors="replace"))
+                body = json.loads(file.read(MAX_ANSWER_BYTES).decode(errors="replace"))
         except (OSError, ValueError):
             continue
         if isinstance(body, dict):

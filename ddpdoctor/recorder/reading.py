@@ -13,6 +13,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 from . import wire
 from .slots import Slots, bytes_used, read_slots
 
+MAX_RING_BYTES = 64 * 2**20
+"""More than any recorder makes; a header that promises more is damaged. Ours is 1 MiB."""
 _NUMBERS = ("at", "pid", "ppid", "code", "rank", "world_size")
 """Fields of notes that are numbers, or null, wherever they stand."""
 _NUMBER = (int, type(None))
@@ -70,6 +72,8 @@ def read_identity(data: Any, size: Optional[int] = None) -> Tuple[int, wire.Shap
         or not count
     ):
         raise DamagedRingError("the ring's header does not fit together")
+    if shape.total_bytes > MAX_RING_BYTES:
+        raise DamagedRingError("the ring's header promises %d bytes" % shape.total_bytes)
     if size < shape.total_bytes:
         raise DamagedRingError("truncated: %d of %d bytes" % (size, shape.total_bytes))
     return role, shape, pid, ticks

@@ -90,6 +90,17 @@ def test_a_file_that_was_cut_short_says_so(tmp_path: Path, kept: int) -> None:
         reading.read_ring_file(path)
 
 
+def test_a_header_that_promises_gigabytes_is_not_believed(tmp_path: Path) -> None:
+    path = filled(tmp_path, 3)
+    identity = list(wire.IDENTITY.unpack_from(path.read_bytes()))
+    identity[4], identity[5] = 2**33, 2**33 + wire.HEADER_SIZE
+    change(path, 0, wire.IDENTITY.pack(*identity))
+    with path.open("r+b") as file:
+        file.truncate(2**34)
+    with pytest.raises(reading.DamagedRingError, match="promises"):
+        reading.read_ring_file(path)
+
+
 def test_one_damaged_line_of_the_journal_costs_that_line_only(tmp_path: Path) -> None:
     ring = Ring(str(tmp_path), wire.ROLE_RANK, SHAPE, pid=42, start_ticks=7)
     for word in ("first", "second", "third"):
