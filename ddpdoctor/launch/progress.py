@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 IO_BYTES_PER_S = 64 * 1024
 """I/O above this is work. Ours: a loop that logs a line or polls a small file stays below, any checkpoint above."""
-FAMILIAR_PATIENCE = 4
+FAMILIAR_PATIENCE = 3
 """A process that only moves between functions it was seen in before (a poll loop, or an export part by part), or
 starts one program after another (a poll by a shell command), counts as moving for this many hang timeouts. Ours: an
-export of twice the time limit passes, a spin does not."""
+export of twice the time limit passes, and a poll is reported after four."""
 
 PROGRESS_CELLS = ("calls_done", "slots_claimed", "steps", "batches", "epochs", "initialized", "main_ended_ns")
 
