@@ -1,0 +1,27 @@
+"""Two pairs of ranks with a model of their own each, in groups of their own, that pass tensors to each other."""
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+torch.set_num_threads(1)
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    model = DistributedDataParallel(torch.nn.Linear(8, 2 + rank // 2), process_group=pairs[rank // 2])
+    for _ in range(20):
+        model(torch.randn(4, 8)).mean().backward()
+        if rank == 1:
+            dist.send(torch.ones(2), 2)
+        if rank == 2:
+            dist.recv(torch.ones(2), 1)
+    dist.monitored_barrier()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

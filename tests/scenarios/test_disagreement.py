@@ -1,0 +1,37 @@
+"""Real ranks that disagree or wait for each other: the kind, exactly the ranks, the line, and what is said of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.running import marked_lines, run
+
+SEEDED = {
+    "mismatch_shifted": (2, "OFF", "mismatch", [0], "called all_reduce"),
+    "mismatch_uneven": (3, "DETAIL", "mismatch", [2], "is in barrier"),
+    "model_frozen": (3, "OFF", "model-differs", [1], "requires_grad=False"),
+    "deadlock_groups": (3, "DETAIL", "deadlock", [0, 1], "of the group of ranks 0 and 1 for rank 0"),
+    "deadlock_receive": (4, "OFF", "deadlock", [0, 1, 2], "waits in recv for rank 2"),
+}
+
+
+@pytest.mark.parametrize("job", SEEDED)
+def test_the_ranks_that_disagree_are_found(job: str, tmp_path: Path) -> None:
+    ranks, level, kind, blamed, said = SEEDED[job]
+    verdict = run(job, tmp_path, "--debug-level", level, ranks=ranks).report["verdict"]
+    assert verdict is not None
+    assert (verdict["kind"], verdict["ranks"]) == (kind, blamed), verdict
+    assert {place["line"] for place in verdict["where"]} <= set(marked_lines(job)), verdict
+    assert said in verdict["summary"]
+    if job == "mismatch_uneven":
+        assert "rank 2 had done 10 optimizer steps and 10 batches" in verdict["evidence"]
+    if job == "model_frozen":
+        assert verdict["tensor"] == "0.weight"
+
+
+def test_models_of_groups_of_their_own_may_differ(tmp_path: Path) -> None:
+    ran = run("clean_model_parallel", tmp_path, "--debug-level", "OFF", ranks=4)
+    assert ran.report["verdict"] is None, ran.report["verdict"]
+    assert ran.report["job"]["status"] == "finished", ran.stderr
