@@ -53,7 +53,7 @@ def test_a_rank_gets_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_rank", [False, True])
-def test_what_costs_time_to_import_is_not_imported_for_us(is_rank: bool, tmp_path: Path) -> None:
+def test_what_costs_time_to_import_is_not_imported_for_us(tmp_path: Path, *, is_rank: bool) -> None:
     code = "import sys; print(*sorted(sys.modules), sep=chr(10))"
     run = {"DDPDOCTOR_RUN": str(folder(tmp_path))}
     rank = {"DDPDOCTOR_AGENT": str(os.getpid()), "RANK": "0"} if is_rank else {}
