@@ -311,3 +311,16 @@ def test_who_has_not_come_to_new_group_is_waited_for():
     sleeps = in_user(1, recent_calls=tuple(found[1].calls), groups=(group(found[1].begun, 3),))
     errors = judge(job(found[0].waits(), sleeps, found[2].waits())).findings
     assert [(f.kind, f.ranks) for f in errors] == [("stuck", (1,))]
+
+
+def test_shapes_of_a_gather_are_a_reason_where_nothing_else_is():
+    sides = (lambda s: s.collective(31, "all_gather", shape=(7,))), (lambda s: s.collective(31, "all_gather"))
+    found = judge(one_differs(3, 2, alternating, *sides))
+    assert [(f.kind, f.ranks) for f in found.findings] == [("mismatch", (2,))]
+
+
+def test_splits_of_an_exchange_are_none():
+    op = "all_to_all_single"
+    sides = (lambda s: s.collective(31, op, shape=(7,))), (lambda s: s.collective(31, op))
+    found = judge(one_differs(3, 2, alternating, *sides))
+    assert [f.kind for f in found.findings] == ["transport"]

@@ -39,8 +39,10 @@ def check_mismatch(scene: Scene) -> Ruling:
 
     ## How it is recognised
 
-    Every rank's calls are numbered within each group. Under one number the operation must be the same, and the dtype
-    and shape where the operation needs them equal. Collectives that DDP makes inside `backward` count as well.
+    Every rank's calls are numbered within each group. Under one number the operation must be the same, and the dtype,
+    root, reduction and shape where the operation needs them equal. Collectives that DDP makes inside its constructor,
+    `forward` and `backward` count as well, each in the phase in which C++ made it. Where an equal collective of another
+    line went through and shifted all later ones, that line is named, and not the later one at which it showed.
 
     ## How sure
 
