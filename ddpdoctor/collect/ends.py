@@ -18,6 +18,8 @@ LAST_SIGNAL = 64
 SIGTERM = 15
 TOLD_TOGETHER_NS = 30_000_000
 """Ranks that are told to end within this time are told by one launcher. Ours: writing its stack takes a rank 16 ms."""
+SAME_SIGNAL_NS = 1_000_000_000
+"""A signal to the whole process group reaches ranks at most this much sooner than ``wrap``. Ours, for a busy machine."""
 _FATAL = {
     "Segmentation fault": 11,
     "Aborted": 6,
@@ -62,14 +64,13 @@ def find_ends(
     return ends
 
 
-def stop_of_others(
-    sources: Iterable[Source], ends: Mapping[int, End], watched: Mapping[str, Any]
-) -> int | None:  # fmt: skip
-    """Return when a launcher began to stop the ranks that were left, None where none did.
+def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: Mapping[str, Any]) -> int | None:
+    """Return when a launcher, or whoever interrupted the job, began to stop the ranks; None where nobody did.
 
     The first that is told to end is no victim, where nobody had ended before and the others are told later.
     """
     told, others = [], []
+    watched = watch.get("processes") or {}
     for source in sources:
         end = ends.get(source.pid)
         if end is not None and end["code"] == -SIGTERM:
@@ -77,8 +78,11 @@ def stop_of_others(
         elif end is not None and end["code"] != 0:
             others.append(int(end["at"]))
     told.sort()
-    if not told or (others and min(others) < told[0]):
-        return told[0] if told else None
+    if not told:
+        return None
+    interrupted_ns = watch.get("interrupted_ns")
+    if (others and min(others) < told[0]) or (interrupted_ns and told[0] > interrupted_ns - SAME_SIGNAL_NS):
+        return told[0]
     if len(told) == 1:
         return None
     return told[1] if told[1] - told[0] > TOLD_TOGETHER_NS else told[0]

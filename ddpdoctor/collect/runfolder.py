@@ -154,7 +154,7 @@ def _stop_ns(agent: AgentLog, watch: dict[str, Any], processes: _Processes) -> i
     """Return when somebody began to stop the ranks: the agent, ddpdoctor, the user, or another launcher."""
     moments = [watch.get("stopping_since_ns"), agent.closing_ns]
     if not agent.started:
-        moments.append(stop_of_others(processes.sources, processes.ends, watch.get("processes") or {}))
+        moments.append(stop_of_others(processes.sources, processes.ends, watch))
     return min((int(moment) for moment in moments if moment), default=None)
 
 

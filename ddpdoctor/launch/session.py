@@ -189,6 +189,7 @@ class Session:
         number, began_ns = self.signals[0]
         if self.watch.interrupted_by is None:
             self.watch.interrupted_by = number.name
+            self.watch.interrupted_ns = began_ns
             self._take_evidence()
             self.watch.stopping_since_ns = time.monotonic_ns()
             self.watch.evidence.acknowledge()

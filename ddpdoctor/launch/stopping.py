@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -65,8 +66,17 @@ def _members(launcher_pid: int, folder: Path) -> list[Target]:
     processes = proc.read_processes()
     below = [(p.pid, p.start_ticks) for p in proc.descendants(launcher_pid, processes)]
     names = (path.stem.split("-") for path in (folder / "rings").glob("*-*.ring"))
-    recorded = [(int(name[0]), int(name[1])) for name in names]
-    return [*below, *(target for target in recorded if target not in below and target[0] != launcher_pid)]
+    known = [*((int(name[0]), int(name[1])) for name in names), *_unrecorded(folder)]
+    return [*below, *(target for target in known if target not in below and target[0] != launcher_pid)]
+
+
+def _unrecorded(folder: Path) -> list[Target]:
+    """Return the ranks without a recorder that were there at the last look."""
+    try:
+        rows = json.loads((folder / "watch.json").read_text())["processes"]
+    except (OSError, ValueError, KeyError):
+        return []
+    return [(int(pid), int(row["ticks"])) for pid, row in rows.items() if "unrecorded" in row]
 
 
 def is_same(pid: int, start_ticks: int) -> bool:

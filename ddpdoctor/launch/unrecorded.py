@@ -65,8 +65,14 @@ class Strangers:
     def rows(self) -> dict[str, dict[str, Any]]:
         """Return what watch.json says of them, by pid."""
         return {
-            str(pid): {"state": s.state, "ended_ns": s.ended_ns, "unrecorded": s.environment, "why": s.why}
-            for (pid, _), s in self.found.items()
+            str(pid): {
+                "ticks": ticks,
+                "state": s.state,
+                "ended_ns": s.ended_ns,
+                "unrecorded": s.environment,
+                "why": s.why,
+            }
+            for (pid, ticks), s in self.found.items()
         }
 
 

@@ -52,6 +52,7 @@ class Watch:
         self.agent = AgentLog()
         self.stopping_since_ns: int | None = None
         self.interrupted_by: str | None = None
+        self.interrupted_ns: int | None = None
         self.below: dict[int, tuple[proc.Process, ...]] = {}
         self._poller = select.poll()
         self._pidfds: dict[int, int] = {}
@@ -240,6 +241,7 @@ class Watch:
                 "launcher_status": launcher_status,
                 "stopping_since_ns": self.stopping_since_ns,
                 "interrupted_by": self.interrupted_by,
+                "interrupted_ns": self.interrupted_ns,
                 "processes": processes,
                 "host_causes": self._causes.host_row(),
             },

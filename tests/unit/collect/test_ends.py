@@ -120,6 +120,13 @@ def test_ranks_told_to_end_after_another_failed_were_stopped_by_the_launcher(end
     assert found == (None if stop_ms is None else GONE + stop_ms * MS)
 
 
+@pytest.mark.parametrize(("interrupted_ms", "stop_ms"), [(5, 0), (-300, 0), (60_000, 200)])
+def test_a_signal_to_the_whole_group_stops_every_rank(interrupted_ms, stop_ms):
+    ends = {1: at(-15, 0), 2: at(-15, 200)}
+    watch = {"interrupted_ns": GONE + interrupted_ms * MS}
+    assert stop_of_others([source(1), source(2)], ends, watch) == GONE + stop_ms * MS
+
+
 @pytest.mark.parametrize(("line", "code"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", -9)])
 def test_the_kernel_says_how_a_process_ended_while_it_is_a_zombie(line, code):
     child = subprocess.Popen([sys.executable, "-S", "-c", f"input()\n{line}"], stdin=subprocess.PIPE)
