@@ -1,0 +1,85 @@
+"""The command as a whole: what a job writes and how it ends is what it is under torchrun."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.running import JOBS, clean_environment, free_port, run
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+WRAP = (sys.executable, "-m", "ddpdoctor", "wrap", "--quiet", "--debug-level", "OFF")
+_OF_OURS = re.compile(r"^DD\d|^ddpdoctor|^  |^$|^Verdict|^verdict")
+_CHANGES = (
+    (re.compile(r"\[?[IWE]\d{4} [\d:.]+ +\d+"), "<time pid"),
+    (re.compile(r"\[[IWE]\d{4} [\d:.]+"), "<time"),
+    (re.compile(r"\b(time +: |host +: |traceback : ).*"), r"\1"),
+    (re.compile(r"\(?pid: \d+\)?|pid \d+|process \d+|0x[0-9a-f]+"), "<pid>"),
+)
+
+
+def job(command: tuple[str, ...], *args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[bytes]:
+    own = [f"--report-dir={cwd / 'run'}"] if "ddpdoctor" in command else []
+    return subprocess.run(
+        [*command, *own, f"--master-port={free_port()}", *args],
+        capture_output=True, stdin=subprocess.DEVNULL, cwd=cwd, check=False, timeout=110, env=clean_environment(**env),
+    )  # fmt: skip
+
+
+def lines_of(stderr: bytes) -> list[str]:
+    text = stderr.decode()
+    for pattern, instead in _CHANGES:
+        text = pattern.sub(instead, text)
+    return text.splitlines()
+
+
+@pytest.mark.parametrize("ends", ["0", "raises", "killed"])
+def test_streams_and_status_are_those_of_torchrun(ends: str, tmp_path: Path) -> None:
+    args = ("--nproc-per-node=1", str(JOBS / "prints_everything.py"))
+    bare = job(TORCHRUN, *args, cwd=tmp_path, ENDS=ends)
+    wrapped = job(WRAP, *args, cwd=tmp_path, ENDS=ends)
+    assert wrapped.stdout == bare.stdout
+    assert bytes(range(256)) + b"no end of line" in bare.stdout
+    assert wrapped.returncode == bare.returncode
+    expected, got = lines_of(bare.stderr), lines_of(wrapped.stderr)
+    assert got[: len(expected)] == expected
+    assert ends != "0" or got == expected
+
+
+def test_streams_of_all_ranks_go_where_torchrun_was_told(tmp_path: Path) -> None:
+    options = ("--nproc-per-node=2", f"--log-dir={tmp_path / 'logs'}", "--redirects=3", "--tee=1")
+    wrapped = job(WRAP, *options, str(JOBS / "prints_everything.py"), cwd=tmp_path, ENDS="3")
+    assert wrapped.returncode == 1
+    assert b"no end of line" in wrapped.stdout
+    assert b"2 of 3" not in wrapped.stderr
+    assert len([path for path in (tmp_path / "logs").rglob("stderr.log") if b"2 of 3" in path.read_bytes()]) == 2
+
+
+def test_a_job_that_removes_the_run_folder_ends_as_it_would(tmp_path: Path) -> None:
+    """The folder of a run is where the script works, and the script takes both away."""
+    work = tmp_path / "work"
+    work.mkdir()
+    done = job(WRAP, "--nproc-per-node=2", str(JOBS / "removes_its_folder.py"), cwd=work)
+    assert done.returncode == 1
+    assert b"Traceback" not in done.stderr.split(b"\n")[-2:]
+    assert b"there is no report" in done.stderr
+    assert b"a defect" not in done.stderr
+
+
+def test_isolated_pythons_run_and_are_said_to_be_unrecorded(tmp_path: Path) -> None:
+    ran = run(JOBS / "isolated.sh", tmp_path, "--no-python", ranks=2, PYTHON=sys.executable)
+    assert (ran.status, ran.stdout) == (0, "out\nout\n"), ran.stderr
+    assert ran.report["verdict"] is None
+    (finding,) = ran.report["findings"]
+    assert (finding["code"], finding["ranks"]) == ("DD901", [0, 1])
+
+
+def test_attempts_leave_one_ring_each_and_no_evidence_of_the_dead(tmp_path: Path) -> None:
+    ran = run("fails_twice", tmp_path, "--max-restarts", "2", "--debug-level", "OFF", ranks=2)
+    assert ran.report["job"]["status"] == "finished", ran.stderr
+    assert len(list((tmp_path / "rings").glob("*.ring"))) == 6
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 8 * 2**20
