@@ -118,16 +118,14 @@ def test_a_network_that_fails_in_mid_job_is_no_ranks_fault(fault: str, tmp_path:
     port = next(word for word in words if word.startswith("--master-port=")).partition("=")[2]
     with lent_hosts(1) as hosts:
         process = hosts.start(0, *words, env=clean_environment())
-        try:
-            assert wait_for(begun.exists)
-            if fault == "dropped packets":
-                hosts.run(0, "nft", "add table inet t")
-                hosts.run(0, "nft", "add chain inet t in { type filter hook input priority 0 ; }")
-                hosts.run(0, "nft", f"add rule inet t in tcp sport != {port} tcp dport != {port} drop")
-            else:
-                hosts.ip(0, "link", "set", "lo", "down")
-        finally:
-            ran = finish(process, tmp_path / "run")
+        assert wait_for(begun.exists, 90)
+        if fault == "dropped packets":
+            hosts.run(0, "nft", "add table inet t")
+            hosts.run(0, "nft", "add chain inet t in { type filter hook input priority 0 ; }")
+            hosts.run(0, "nft", f"add rule inet t in tcp sport != {port} tcp dport != {port} drop")
+        else:
+            hosts.ip(0, "link", "set", "lo", "down")
+        ran = finish(process, tmp_path / "run")
     verdict = verdict_of(ran, "transport_dropped", "transport", (0, 1, 2))
     assert (ran.status, ran.report["job"]["status"]) == (124, "hung")
     assert "is not acknowledged" in said(verdict)
