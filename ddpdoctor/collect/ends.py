@@ -19,7 +19,7 @@ SIGTERM = 15
 TOLD_TOGETHER_NS = 30_000_000
 """Ranks that are told to end within this time are told by one launcher. Ours: writing its stack takes a rank 16 ms."""
 SAME_SIGNAL_NS = 1_000_000_000
-"""A signal to the whole process group reaches ranks at most this much sooner than ``wrap``. Ours, for a busy machine."""
+"""A signal to the whole process group reaches ranks at most this much sooner than ``wrap``. Ours."""
 _FATAL = {
     "Segmentation fault": 11,
     "Aborted": 6,

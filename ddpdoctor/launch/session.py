@@ -92,7 +92,6 @@ class Session:
             with _handling(ENDING_SIGNALS, self._note_signal):
                 self.launcher = start_launcher(self.options, self.folder)
                 guardian.protect(self.launcher.pid)
-                self.judge = self.load_judge()  # while the launcher starts: no rank waits for the rules to be imported
                 self.watch.launcher_pid = self.launcher.pid
                 status = self._watch_and_leave_nobody()
         finally:
@@ -108,6 +107,7 @@ class Session:
     def _watch_and_leave_nobody(self) -> int:
         try:
             with _handling(OTHER_SIGNALS, lambda number, _frame: self.launcher.send_signal(number)):
+                self.judge = self.load_judge()  # while the launcher starts: no rank waits for the rules to be imported
                 return self._watch_to_the_end()
         finally:
             if self.launcher.poll() is None:
