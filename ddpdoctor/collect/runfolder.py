@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from ddpdoctor.recorder import reading
 
-KEPT_ATTEMPTS = 10
-"""Earlier attempts that a run folder keeps: with more the folder would grow as long as a launcher restarts."""
+JUDGED_ATTEMPTS = 10
+"""Earlier attempts that are judged: with more, a report would take as long as a launcher goes on restarting."""
 RUN_FIELDS: dict[str, tuple[type, ...]] = {
     "command": (list, NoneType),
     "launched_ns": (int, NoneType),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.runfolder import KEPT_ATTEMPTS, read_job, read_run
+from ddpdoctor.collect.runfolder import JUDGED_ATTEMPTS, read_job, read_run
 from ddpdoctor.diagnose.rows import rank_row
 from ddpdoctor.model.attempts import Attempt, restarted_words
 from ddpdoctor.model.findings import Finding, JobStatus, Judgement, Severity
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def judge_earlier(folder: Path, last: int, ignore: tuple[str, ...]) -> tuple[Attempt, ...]:
     """Return the attempts before the last, the oldest of many left out, without findings of the codes in ``ignore``."""
     run = read_run(folder)
-    jobs = {number: read_job(folder, number) for number in range(max(0, last - KEPT_ATTEMPTS), last)}
+    jobs = {number: read_job(folder, number) for number in range(max(0, last - JUDGED_ATTEMPTS), last)}
     return tuple(_restarted(number, job, judge(job), run, ignore) for number, job in jobs.items())
 
 
