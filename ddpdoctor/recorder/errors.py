@@ -83,7 +83,8 @@ def _groups() -> Any:
 
 def handled_now() -> Optional[Dict[str, Any]]:
     """Return the error that the main thread is handling: it may stand in a ``finally`` of the script's."""
-    current = getattr(sys, "_current_exceptions", dict)().get(here.main_thread)
+    handled: Dict[Optional[int], Any] = getattr(sys, "_current_exceptions", dict)()
+    current = handled.get(here.main_thread)
     error = current[1] if isinstance(current, tuple) else current  # a tuple up to Python 3.11
     if error is None:
         return None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from itertools import accumulate, chain, islice, repeat
+from operator import attrgetter
 
 from . import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import CodeType, FrameType
     from typing import Any, Dict, List, Optional, Tuple
 
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -69,16 +72,52 @@ def describe(file: str, line: int, function: str) -> Dict[str, Any]:
     return {"f": file, "l": line, "n": function, "u": int(is_user_file(file))}
 
 
-def walk(frame: Optional[FrameType]) -> List[Dict[str, Any]]:
-    """Return the frames of a live stack, outermost first, without the recorder's own."""
-    found: List[Dict[str, Any]] = []
-    while frame is not None and len(found) < MAX_DEPTH:
-        code = frame.f_code
-        if not is_own_file(code.co_filename):
-            found.append(describe(code.co_filename, frame.f_lineno or 0, code.co_name))
-        frame = frame.f_back
-    found.reverse()
-    return trim(found)
+def of_thread(thread: Optional[int]) -> List[Tuple[CodeType, int]]:
+    """Return code and line of a thread's frames, innermost first, at most ``MAX_DEPTH``; none where it is not there."""
+    return [(code, line or 0) for code, line in _read(thread, "f_code", "f_lineno")]
+
+
+def locals_of(thread: Optional[int], depth: int, code: CodeType) -> Dict[str, Any]:
+    """Return the local variables of one frame of a thread, nothing where another function runs there by now."""
+    found = _read(thread, "f_code", "f_locals", depth, depth + 1)
+    return dict(found[0][1]) if found and found[0][0] is code else {}
+
+
+def _read(thread: Optional[int], first: str, second: str, start: int = 0, stop: int = MAX_DEPTH) -> List[Any]:
+    """Return two attributes of each frame of a thread in one step of the interpreter, by functions of C alone.
+
+    Between two steps the GIL may go to that thread. A frame that it leaves meanwhile, and of which we hold the object,
+    can point to memory that is in use for something else (CPython 3.11: SIGSEGV, or an int in place of a frame).
+    """
+    if sys.version_info[:2] == (3, 11):
+        _collect_beforehand()
+    take: Any = dict.get
+    follow: Any = getattr
+    found: List[Any] = []
+    innermost = map(take, islice(iter(sys._current_frames, None), 1), repeat(thread))
+    stack = accumulate(chain(innermost, repeat("f_back", stop)), follow)
+    try:
+        found.extend(islice(map(attrgetter(first, second), stack), start, stop))
+    except AttributeError:  # None, behind the outermost frame, has no attributes
+        return found
+    return found
+
+
+def _collect_beforehand() -> None:
+    """Collect young objects where that is nearly due.
+
+    Python 3.11 makes frame objects as they are asked for, and may collect in the middle of that; a finalizer that lets
+    go of the GIL would then part what ``_read`` does in one step. Before and after 3.11 neither is so.
+    """
+    limit = gc.get_threshold()[0]
+    if gc.isenabled() and 0 < limit < gc.get_count()[0] + MAX_DEPTH:
+        gc.collect(0)
+
+
+def describe_thread(thread: int) -> List[Dict[str, Any]]:
+    """Return the frames of a thread as the recorder writes them, outermost first, without the recorder's own."""
+    stack = reversed(of_thread(thread))
+    return trim([describe(c.co_filename, line, c.co_name) for c, line in stack if not is_own_file(c.co_filename)])
 
 
 def trim(frames: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
@@ -89,7 +128,7 @@ def trim(frames: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
 
 
 def innermost_user(frame: Optional[FrameType]) -> Optional[FrameType]:
-    """Return the innermost frame of the user's own code, or None."""
+    """Return the innermost frame of the user's own code in this thread's own stack, or None."""
     depth = 0
     while frame is not None and depth < MAX_DEPTH:
         if is_user_file(frame.f_code.co_filename):

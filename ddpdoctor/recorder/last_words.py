@@ -24,7 +24,7 @@ _fds: List[int] = []
 @guarded("last words")
 def start() -> None:
     """Register, unless somebody in this process, or who started it, has already said what SIGTERM does."""
-    import _signal
+    import _signal  # type: ignore[import-not-found]
     import faulthandler
 
     if _fds or _signal.getsignal(_signal.SIGTERM) != _signal.SIG_DFL:

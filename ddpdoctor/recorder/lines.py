@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 from . import frames, wire
 from .state import here
@@ -17,15 +17,13 @@ class LineTable:
         """By line and phase: the entry in the ring's table, and the count."""
         self.ring: Any = None
 
-    def count(self, ring: Any, frame: Any) -> None:
-        """Count one look, in a rank once training steps have begun, in a child from its start."""
+    def count(self, ring: Any, line: Tuple[str, int, str]) -> None:
+        """Count one look at a line (file, number, function): in a rank once steps have begun, in a child at once."""
         phase = clock.phase
         if here.role == wire.ROLE_RANK and (clock.waiting or not clock.number):
             return
         if ring is not self.ring:  # a forked child has its parent's table
             self.ring, self.entries = ring, {}
-        code = frame.f_code
-        line = (code.co_filename, frame.f_lineno or 0, code.co_name)
         entry = self.entries.get((line, phase))
         if entry is None:
             entry = self.entries[line, phase] = self._new_entry(ring.line_capacity)

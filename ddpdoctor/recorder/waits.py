@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 
+from . import frames
 from .state import here
 
 TYPE_CHECKING = False
@@ -22,16 +22,13 @@ DEEPEST = 40
 
 def lock_path() -> Optional[str]:
     """Return the path of the lock that the main thread polls for, or None where it is in no such loop."""
-    frame = sys._current_frames().get(here.main_thread or 0)
-    for _ in range(DEEPEST):
-        if frame is None:
-            return None
-        attribute = _attribute(frame.f_code.co_filename)
+    for depth, (code, _) in enumerate(frames.of_thread(here.main_thread)[:DEEPEST]):
+        attribute = _attribute(code.co_filename)
         if attribute is not None:
-            path: Any = getattr(frame.f_locals.get("self"), attribute, None)
+            owner = frames.locals_of(here.main_thread, depth, code).get("self")
+            path: Any = getattr(owner, attribute, None)
             if path:
                 return str(os.path.abspath(os.fspath(path)))
-        frame = frame.f_back
     return None
 
 

@@ -36,9 +36,7 @@ _NAMES = ("DD211", "DD212", "DD201", "DD202", "DD203")
 _GPUS = ("DD311", "DD328", "DD322", "DD321", "DD323", "DD320")
 _VARIABLES = ("DD115", "DD112", "DD114")
 _RDMA = ("DD331", "DD333", "DD334", "DD335", "DD336", "DD337", "DD338", "DD339", "DD332")
-_WATCHDOG = re.compile(
-    r"WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:.{0,200}?, Timeout\(ms\)=(?P<limit>\d+))?"
-)
+_WATCHDOG = re.compile(r"WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:.{0,200}?, Timeout\(ms\)=(?P<limit>\d+))?")
 """ProcessGroupNCCL.cpp: "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, …)"."""
 _GLOO = re.compile(r"Timed out waiting (?P<limit>\d+)ms for (?P<what>send|recv) operation to complete")
 """gloo/transport/*/unbound_buffer.cc."""

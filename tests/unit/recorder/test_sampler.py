@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import types
 from pathlib import Path
 
+import pytest
+
 from ddpdoctor.collect.proc import read_io_bytes
-from ddpdoctor.recorder.sampler import write_quietly
+from ddpdoctor.recorder import wire
+from ddpdoctor.recorder.ring import Ring
+from ddpdoctor.recorder.sampler import Sampler, write_quietly
 
 
 def test_what_is_written_quietly_is_there_and_counts_as_no_progress(tmp_path: Path) -> None:
@@ -18,3 +25,51 @@ def test_what_is_written_quietly_is_there_and_counts_as_no_progress(tmp_path: Pa
     assert after is not None
     assert after - before < 10_000
     assert (tmp_path / "file").read_bytes() == data
+
+
+READS_STACKS = """
+import gc, os, random, sys, threading, time
+from ddpdoctor.recorder import frames
+
+class Cycle:
+    def __init__(self):
+        self.me = self
+
+    def __del__(self):
+        if random.random() < 0.02:
+            time.sleep(0)  # lets go of the GIL in the middle of a collection
+
+def deep(n):
+    if n:
+        return deep(n - 1)
+    Cycle()
+
+def read(main):
+    for _ in range(150_000):
+        for code, line in frames.of_thread(main):
+            assert code.co_name and line >= 0
+    os._exit(0)
+
+sys.setswitchinterval(1e-5)
+threading.Thread(target=read, args=(threading.get_ident(),), daemon=True).start()
+while True:
+    deep(random.randrange(2, 40))
+"""
+
+
+def test_stacks_of_a_thread_that_runs_are_read_without_harm() -> None:
+    """With ``f_back``, frame by frame, this died of SIGSEGV within seconds on CPython 3.11."""
+    ran = subprocess.run([sys.executable, "-c", READS_STACKS], check=False, capture_output=True, text=True, timeout=110)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_an_import_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = Ring(str(tmp_path), wire.ROLE_RANK, wire.RANK_SHAPE, os.getpid(), 1)
+    sampler = Sampler(1.0)
+    sampler.look_at_imports(ring)
+    before = ring.get("new_functions")
+    sampler.look_at_imports(ring)
+    assert ring.get("new_functions") == before
+    monkeypatch.setitem(sys.modules, "a_module_of_the_test", types.ModuleType("a_module_of_the_test"))
+    sampler.look_at_imports(ring)
+    assert ring.get("new_functions") == before + 1

@@ -120,9 +120,8 @@ def test_on_a_gpu_no_wait_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert StepClock().take().flags & wire.STEP_WAIT_UNKNOWN
 
 
-def frame_at(line: int, function: str = "load") -> SimpleNamespace:
-    code = SimpleNamespace(co_filename=__file__, co_name=function)
-    return SimpleNamespace(f_code=code, f_lineno=line)
+def at(line: int, function: str = "load") -> tuple[str, int, str]:
+    return __file__, line, function
 
 
 def test_lines_are_counted_by_phase_outside_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,14 +129,14 @@ def test_lines_are_counted_by_phase_outside_waits(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(lines, "clock", clock)
     monkeypatch.setattr(here, "role", wire.ROLE_RANK)
     ring, table = make(tmp_path), lines.LineTable()
-    table.count(ring, frame_at(1))  # before the first step: imports, setup
+    table.count(ring, at(1))  # before the first step: imports, setup
     clock.number = 1
     for _ in range(3):
-        table.count(ring, frame_at(2))
+        table.count(ring, at(2))
     clock.phase = wire.BACKWARD
-    table.count(ring, frame_at(2))
+    table.count(ring, at(2))
     clock.waiting = True
-    table.count(ring, frame_at(3))
+    table.count(ring, at(3))
     seen = read_lines(read(ring), ())
     assert [(s.frame.line, s.phase, s.times) for s in seen] == [(2, Phase.BEFORE, 3), (2, Phase.BACKWARD, 1)]
 
@@ -147,7 +146,7 @@ def test_a_full_table_gives_up_its_rarest_line(tmp_path: Path, monkeypatch: pyte
     ring, table = make(tmp_path, wire.ROLE_CHILD, wire.CHILD_SHAPE), lines.LineTable()
     for line in range(1, wire.CHILD_SHAPE.lines + 2):
         for _ in range(1 if line == 5 else 2):
-            table.count(ring, frame_at(line))
+            table.count(ring, at(line))
     seen = {s.frame.line for s in read_lines(read(ring), ())}
     assert seen == set(range(1, wire.CHILD_SHAPE.lines + 2)) - {5}
 
@@ -158,10 +157,10 @@ def test_a_forked_child_counts_for_itself_and_belongs_to_its_parent(
     monkeypatch.setattr(here, "role", wire.ROLE_CHILD)
     table, rank = lines.LineTable(), make(tmp_path)
     for _ in range(5):
-        table.count(rank, frame_at(1))
+        table.count(rank, at(1))
     child = make(tmp_path, wire.ROLE_CHILD, wire.CHILD_SHAPE, pid=43)
     child.note({"k": "process", "ppid": 42})
-    table.count(child, frame_at(1))
+    table.count(child, at(1))
     contents = {42: read(rank), 43: read(child)}
     seen = read_lines(contents[42], find_children(contents)[42])
     assert [(s.times, s.in_child) for s in seen] == [(5, False), (1, True)]
@@ -179,7 +178,7 @@ def test_the_lines_of_ended_children_are_kept_without_their_rings(
     for pid in (43, 44):
         ring, table = make(tmp_path, wire.ROLE_CHILD, wire.CHILD_SHAPE, pid=pid), lines.LineTable()
         ring.note({"k": "process", "ppid": 42})
-        table.count(ring, frame_at(17))
+        table.count(ring, at(17))
         kept.keep(Path(ring.path))
         Path(ring.path).unlink()
     kept.keep(tmp_path / "gone.ring")
