@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.running import JOBS, clean_environment, free_port, run
+from tests.scenarios.running import JOBS, clean_environment, free_port, marked_lines, run
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 WRAP = (sys.executable, "-m", "ddpdoctor", "wrap", "--quiet", "--debug-level", "OFF")
@@ -83,3 +83,14 @@ def test_attempts_leave_one_ring_each_and_no_evidence_of_the_dead(tmp_path: Path
     assert ran.report["job"]["status"] == "finished", ran.stderr
     assert len(list((tmp_path / "rings").glob("*.ring"))) == 6
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 8 * 2**20
+
+
+def test_loader_workers_leave_nothing_behind(tmp_path: Path) -> None:
+    """Files and memory stay flat over epochs; `python -m tests.bench.workers` does the same with 200 workers."""
+    ran = run("loader_workers", tmp_path, "--debug-level", "OFF", ranks=1, args=("8", "5"))
+    epochs = [[int(field) for field in line.split()] for line in ran.stdout.splitlines()]
+    assert len(epochs) == 5, ran.stderr
+    assert len({(files, size) for _, files, size, _ in epochs[1:]}) == 1, epochs
+    assert epochs[-1][3] - epochs[1][3] < 2048, epochs
+    verdict = ran.report["verdict"]
+    assert (verdict["kind"], verdict["where"][0]["line"]) == ("crash", marked_lines("loader_workers")[0])

@@ -44,9 +44,9 @@ def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE")
 dist.init_process_group("gloo")
 tensor, seen = torch.ones(1), []
-for number in range(60_001):
+for number in range(100_001):
     dist.all_reduce(tensor)
-    if number % 30_000 == 10_000 or number == 60_000:
+    if number % 30_000 == 10_000 or number == 100_000:
         seen.append(resident())
 for number in range(300):
     group = dist.new_group([0])
