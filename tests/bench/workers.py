@@ -8,7 +8,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 from tests.scenarios.running import JOBS, clean_environment, free_port
 
@@ -20,8 +19,8 @@ def main() -> None:
     workers, epochs = sys.argv[1:] or ("200", "50")
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            sys.executable, "-m", "ddpdoctor", "wrap", "--nproc-per-node=1", f"--master-port={free_port()}", "--debug-level",
-            "OFF", "--report-dir", str(Path(folder) / "run"), str(JOBS / "loader_workers.py"), workers, epochs,
+            sys.executable, "-m", "ddpdoctor", "wrap", "--nproc-per-node=1", f"--master-port={free_port()}",
+            "--debug-level=OFF", f"--report-dir={folder}/run", str(JOBS / "loader_workers.py"), workers, epochs,
         ]  # fmt: skip
         done = subprocess.run(command, check=False, capture_output=True, text=True, env=clean_environment())
     rows = [line.split() for line in done.stdout.splitlines()]
