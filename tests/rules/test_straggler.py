@@ -99,7 +99,7 @@ def test_the_evidence_says_who_waited_how_long():
     finding = straggler(trained(usual, slower(Phase.BEFORE, 44, lambda step: step > 2), usual))
     assert finding.evidence == (
         "rank 1 came after all the others in 58 of 60 steps",
-        "ranks 0 and 2 waited 44 ms longer than rank 1 (median), 43% of a step of 102 ms; 46 ms in all",
+        "ranks 0 and 2 waited 44 ms longer than rank 1 (median), 43% of a step of 102 ms; they wait 46 ms in each step",
         "rank 1 spends 49 ms before forward, the others 5.0 ms",
     )
 

@@ -152,7 +152,7 @@ def _waits(late: Late) -> list[str]:
     between = f", {_ms(min(waited))} to {_ms(max(waited))}" if _ms(min(waited)) != _ms(max(waited)) else ""
     found.append(
         f"{rank_list(late.others)} waited {_ms(late.cost_ms)} longer than {rank_list(late.ranks)} (median), "
-        f"{late.cost_ms / step:.0%} of a step of {_ms(step)}; {_ms(median(waited))} in all{between}"
+        f"{late.cost_ms / step:.0%} of a step of {_ms(step)}; they wait {_ms(median(waited))} in each step{between}"
     )
     return found
 
