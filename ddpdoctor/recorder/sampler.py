@@ -82,6 +82,7 @@ class Sampler:
             if request != self.answered:
                 self.answered = request
                 self.answer(request)
+                self.modules = len(sys.modules)  # what an answer imports is no progress of the script's
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             here.failed("sampler", error)
 

@@ -104,9 +104,9 @@ def _around_words(scene: Scene, circle: Circle) -> str:
 
 
 def _call_words(scene: Scene, number: int) -> str:
-    """Return the operation, and of a collective its group."""
-    state = scene.states[number]
-    what = state.call.op if state.call is not None else "a call"
+    """Return the operation as it was typed, and of a collective its group."""
+    call = scene.states[number].call
+    what = "a call" if call is None else call.api or call.op
     position = scene.positions.get(number)
     if position is None:
         return what
