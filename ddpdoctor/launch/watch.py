@@ -22,8 +22,8 @@ from ddpdoctor.recorder import wire
 if TYPE_CHECKING:
     from pathlib import Path
 
-FOLLOW_EVERY_S = 0.25
-FOLLOW_SHARE = 0.05
+FOLLOW_EVERY_S = 0.5
+FOLLOW_SHARE = 0.02
 """How much of a core looking at all processes may take; on a host with thousands of them the looks grow rarer."""
 EARLY_EXIT_WAIT_S = 1.5
 """How long others must have waited for a rank that has ended with status 0 before that is looked at."""

@@ -99,7 +99,7 @@ def _waited_ns(reduction: Reduction) -> Optional[int]:
 
     Under DETAIL a bucket waits for the others where it is launched, that is, before the last gradient is computed.
     """
-    detailed = str(groups.c10d.get_debug_level()).endswith("DETAIL")
+    detailed = groups.c10d.get_debug_level() == groups.c10d.DebugLevel.DETAIL
     times = reduction.logger._get_ddp_logging_data().ints_map
     arrived = times.get("backward_comm_time_start" if detailed else "backward_compute_time_end", 0)
     arrived_ns = arrived - reduction.wall_offset_ns
