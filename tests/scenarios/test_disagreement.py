@@ -13,6 +13,7 @@ SEEDED = {
     "mismatch_uneven": (3, "DETAIL", "mismatch", [2], "is in barrier"),
     "model_frozen": (3, "OFF", "model-differs", [1], "requires_grad=False"),
     "deadlock_groups": (3, "DETAIL", "deadlock", [0, 1], "of the group of ranks 0 and 1 for rank 0"),
+    "deadlock_message": (2, "OFF", "deadlock", [0, 1], "waits in recv for rank 0"),
     "deadlock_receive": (4, "OFF", "deadlock", [0, 1, 2], "waits in recv for rank 2"),
 }
 

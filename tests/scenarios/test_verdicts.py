@@ -69,7 +69,7 @@ FAULTS = (
     Seeded("exit_hang_executor", 4, "exit-hang", (3,), ("DETAIL",)),
     Seeded("exit_hang_queue", 2, "exit-hang", (1,), ("DETAIL",)),
     Seeded("mismatch_shape", 3, "mismatch", (2,), BOTH),
-    Seeded("mismatch_operation", 3, "mismatch", (1,), BOTH),
+    Seeded("mismatch_operation", 4, "mismatch", (1,), BOTH),
     Seeded("mismatch_dtype", 3, "mismatch", (0,), BOTH),
 )
 RUNS = [pytest.param(seeded, level, id=f"{seeded.job}-{level}") for seeded in FAULTS for level in seeded.levels]
