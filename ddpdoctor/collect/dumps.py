@@ -12,6 +12,7 @@ _ALONE = re.compile(r"^Stack \(most recent call first\)")
 """What faulthandler writes above the one thread that it was asked for: the main thread, which runs the handlers."""
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 FATAL = "Fatal Python error:"
+_CURRENT = "Current thread "
 
 
 def parse_stacks(text: str, main_ident: int | None, roots: tuple[str, ...]) -> tuple[Stack, ...]:
@@ -35,6 +36,12 @@ def split_fatal(text: str) -> tuple[str, str]:
     """Return what was dumped on request, and the part from the fatal error on (empty where there was none)."""
     before, mark, after = text.partition(FATAL)
     return before, mark + after if mark else ""
+
+
+def struck_thread(fatal: str) -> str:
+    """Return the part of a fatal dump on the thread that the signal hit; empty where that runs no Python."""
+    _, mark, after = fatal.partition(_CURRENT)
+    return mark + after.partition("\n\n")[0] if mark else ""
 
 
 def _stack(thread: str | None, frames: list[Frame], main_ident: int | None) -> Stack:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.answers import Answers, dicts, read_answer, read_groups, read_looks
 from ddpdoctor.collect.call_logs import read_log
-from ddpdoctor.collect.dumps import parse_stacks, split_fatal
+from ddpdoctor.collect.dumps import parse_stacks, split_fatal, struck_thread
 from ddpdoctor.collect.flight import pending_on_device
 from ddpdoctor.collect.frames import read_frame, read_frames
 from ddpdoctor.collect.models import read_models
@@ -139,7 +139,8 @@ def _from_ring(
         "exit_call": read_frame(leaving.get("frame")),
         "exit_asked": leaving.get("status"),
         "last_place": _last_place(content),
-        "fatal_place": _innermost_user(parse_stacks(fatal, process.get("main"), roots)),
+        "fatal_place": _innermost_user(parse_stacks(struck_thread(fatal), process.get("main"), roots))
+        or _innermost_user(parse_stacks(fatal, process.get("main"), roots)),
         "open_calls": (*log.open(), *pending_on_device(evidence.get("flight_recorder") or [], log)),
         "recent_calls": log.ended(),
         "groups": _groups(evidence, notes, log),

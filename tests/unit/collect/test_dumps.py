@@ -6,7 +6,7 @@ import faulthandler
 import tempfile
 import threading
 
-from ddpdoctor.collect.dumps import parse_stacks, split_fatal
+from ddpdoctor.collect.dumps import parse_stacks, split_fatal, struck_thread
 
 FATAL = """Fatal Python error: Segmentation fault
 
@@ -33,6 +33,12 @@ def test_a_fatal_dump() -> None:
         ("<module>", 0, True), ("load", 14, True), ("string_at", 519, False),
     ]  # fmt: skip
     assert not any(frame.user for frame in other.frames)
+
+
+def test_the_thread_that_a_fatal_signal_hit() -> None:
+    (struck,) = parse_stacks(struck_thread(FATAL), 0x7F11, ROOTS)
+    assert (struck.is_main, struck.frames[1].line) == (False, 14)
+    assert struck_thread(FATAL.replace("Current thread", "Thread")) == ""  # a thread of C++ alone
 
 
 def test_without_a_fatal_error_there_is_none() -> None:
