@@ -222,20 +222,22 @@ class _Hook:
         return None if peer == wire.NO_PEER else int(groups.c10d.get_group_rank(self.group(args, kwargs), peer))
 
     def begin(self, frame: Any, args: Any, kwargs: Any) -> Tuple[int, Any, int, int]:
-        """Return the record's index, the group and its sequence number before the call, and the number of the line."""
+        """Return the record's index, the group, how many collectives it has begun, and the number of the line."""
         given = len(args)
         group = args[self.group_at] if self.group_at < given else kwargs.get("group")
         if group is None:
             group = self.group(args, kwargs)
         if group is None or isinstance(group, int):  # a number stands for a group that this rank is no member of
             return 0, None, 0, 0
-        before = groups.sequence_number(group)
+        known = groups.known(group)
+        begun = groups.sequence_number(group)
+        counts = self.counted and begun >= 0
+        begun -= known.moved
         ring = here.ring
         if ring is None:
-            return 0, group, before, 0
+            return 0, group, begun, 0
         site, api = call_site(ring, frame)
-        known = groups.known(group)
-        seq = before - known.moved + 1 if self.counted and before >= 0 else wire.NO_SEQ
+        seq = begun + 1 if counts else wire.NO_SEQ
         flags = self.flags
         if _get_ident() == here.main_thread:
             flags |= wire.FLAG_MAIN
@@ -250,12 +252,16 @@ class _Hook:
         api_id = (ring.intern(api) if api else 0) or op
         name = known.id if known.ring is ring else groups.group_id(ring, group)
         index = ring.begin(op, api_id, name, site, seq, redop_id, dtype, peer, tensors, flags, dims)
-        return index, group, before, site
+        return index, group, begun, site
 
-    def end(self, index: int, group: Any, before: int, result: Any) -> None:
-        """Complete the record, or leave it to the work that was handed out."""
+    def end(self, index: int, group: Any, begun: int, result: Any) -> None:
+        """Complete the record, or leave it to the work that was handed out.
+
+        A point-to-point call begins no collective, though it moves the backend's number; nor do two, where torch makes
+        ``recv`` of ``irecv``.
+        """
         if self.moves and group is not None:
-            groups.known(group).moved += max(0, groups.sequence_number(group) - before)
+            groups.known(group).moved = groups.sequence_number(group) - begun
         if result is not None and hasattr(result, "is_completed"):
             _works[result] = index
             _pending.append((weakref.ref(result), index))
@@ -293,11 +299,11 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
     @standing_for(original)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         try:
-            index, group, before, site = hook.begin(sys._getframe(1), args, kwargs)
+            index, group, begun, site = hook.begin(sys._getframe(1), args, kwargs)
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             here.failed(op, error)
             # The call is made outside of this clause: an error of its own must not name ours as its context.
-            index, group, before, site = 0, None, 0, 0
+            index, group, begun, site = 0, None, 0, 0
         began = begin_wait()
         try:
             if hook.rerouted and group is not None:
@@ -310,7 +316,7 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
         finally:
             end_wait(began, not p2p)
         try:
-            hook.end(index, group, before, result)
+            hook.end(index, group, begun, result)
             if site and not p2p:
                 ended_collective(site)
         except Exception as error:  # noqa: BLE001 - the recorder's wall

@@ -38,6 +38,7 @@ FAULTS = (
     Seeded("stuck_dead_producer", 2, "stuck", (1,), ("DETAIL",)),
     Seeded("stuck_after_thread_error", 4, "stuck", (2,), ("OFF",)),
     Seeded("stuck_everywhere", 3, "stuck", (0, 1, 2), ("DETAIL",)),
+    Seeded("stuck_pipeline", 3, "stuck", (1,), ("OFF",)),
     Seeded("early_exit_return", 3, "early-exit", (2,), BOTH),
     Seeded("early_exit_hard", 2, "early-exit", (0,), ("OFF",)),
     Seeded("early_exit_before_init", 2, "early-exit", (1,), ("DETAIL",)),
