@@ -47,7 +47,8 @@ def run(folder: Path, calls: int, *front: str) -> float:
     ours = ["--report-dir", str(folder / "run")] if "ddpdoctor" in front else []
     rest = [f"--nproc-per-node={RANKS}", f"--master-port={free_port()}", str(script), str(calls)]
     command = [sys.executable, "-m", *front, *ours, *rest]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=clean_environment())
+    # Gloo may abort a rank at its exit, when all has been printed.
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=clean_environment())
     return int(done.stdout.split()[0]) / 1024
 
 

@@ -12,6 +12,7 @@ import tempfile
 from tests.scenarios.running import JOBS, clean_environment, free_port
 
 SHOWN = 10
+ENV = clean_environment()
 
 
 def main() -> None:
@@ -22,12 +23,15 @@ def main() -> None:
             sys.executable, "-m", "ddpdoctor", "wrap", "--nproc-per-node=1", f"--master-port={free_port()}",
             "--debug-level=OFF", f"--report-dir={folder}/run", str(JOBS / "loader_workers.py"), workers, epochs,
         ]  # fmt: skip
-        done = subprocess.run(command, check=False, capture_output=True, text=True, env=clean_environment())
-    rows = [line.split() for line in done.stdout.splitlines()]
-    print(f"{workers} workers in each of {epochs} epochs: epoch, files, KiB on disk, KiB resident")
-    for row in rows[:: max(1, len(rows) // SHOWN)] + rows[-1:]:
-        print("  " + "  ".join(row))
-    print(f"exit status {done.returncode}; the crash at the end was found: {'DD604 crash' in done.stderr}")
+        print(f"{workers} workers in each of {epochs} epochs: epoch, files, KiB on disk, KiB resident", flush=True)
+        every = max(1, int(epochs) // SHOWN)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV) as job:
+            assert job.stdout is not None
+            for number, line in enumerate(job.stdout):
+                if number % every == 0 or number == int(epochs) - 1:
+                    print(f"  {line.strip()}", flush=True)
+            _, stderr = job.communicate()
+    print(f"exit status {job.returncode}; the crash at the end was found: {'DD604 crash' in stderr}")
 
 
 if __name__ == "__main__":
