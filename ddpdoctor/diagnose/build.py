@@ -9,11 +9,11 @@ import ddpdoctor
 from ddpdoctor.collect.runfolder import read_job, read_run
 from ddpdoctor.diagnose.attempts import as_earlier, judge_earlier, last_attempt, last_number
 from ddpdoctor.diagnose.paces import pace_rows
+from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.diagnose.rows import rank_row
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.facts import Job, Life
 from ddpdoctor.model.findings import JobStatus, JobSummary, Judgement, Report, Severity
-from ddpdoctor.rules.progress.judge import judge
 from ddpdoctor.rules.verdict import order_findings, pick_verdict
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def rebuild_report(folder: Path) -> Report:
     """
     run = read_run(folder)
     job = read_job(folder)
-    judgement = judge(job)
+    judgement = judge_job(job)
     return build_report(
         folder,
         judgement,

@@ -1,19 +1,25 @@
-"""Reads a run folder and has the rules of progress judge it."""
+"""Reads a run folder and has the rules judge the job."""
 
 from __future__ import annotations
 
 import gc
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.runfolder import read_job
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Check, Judgement, Outcome
-from ddpdoctor.rules.progress.judge import judge
+from ddpdoctor.rules.consistency import judge as consistency
+from ddpdoctor.rules.data import judge as data
+from ddpdoctor.rules.progress import judge as progress
+from ddpdoctor.rules.verdict import order_findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from ddpdoctor.model.facts import Job
 
 
 def judge_folder(folder: Path, attempt: int | None = None) -> Judgement:
@@ -27,7 +33,18 @@ def judge_folder(folder: Path, attempt: int | None = None) -> Judgement:
         except UserError as error:
             check = Check(id="run-folder", outcome=Outcome.CRASHED, reason=error.message)
             return Judgement(findings=(), checks=(check,), certain=False)
-        return judge(job)
+        return judge_job(job)
+
+
+def judge_job(job: Job) -> Judgement:
+    """Return what all rules say of a job: of its progress, of its replicas, of its data."""
+    judged = progress.judge(job)
+    findings, checks = list(judged.findings), list(judged.checks)
+    for family in (consistency, data):
+        found, outcomes = family.judge(job)
+        findings += found
+        checks += outcomes
+    return replace(judged, findings=order_findings(findings), checks=tuple(checks))
 
 
 @contextmanager

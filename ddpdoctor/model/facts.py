@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.model.causes import HostCauses, ProcessCauses
+    from ddpdoctor.model.consistency import Consistency, NonFinite
+    from ddpdoctor.model.data import LoaderSeen
     from ddpdoctor.model.node import Node
     from ddpdoctor.model.steps import LineSeen, StepTimes
     from ddpdoctor.model.transport import NcclLine
@@ -248,6 +250,10 @@ class Rank:
     """The error that the main thread was handling when it was looked at: it stands in an ``except`` or ``finally``."""
     models: tuple[ModelSeen, ...] = ()
     """The modules that DDP was given, in the order of its construction."""
+    nonfinite: tuple[NonFinite, ...] = ()
+    """Its first local gradients that held inf or NaN."""
+    loaders: tuple[LoaderSeen, ...] | None = None
+    """The loaders of data that it used; None where nobody looked."""
     step_times: StepTimes | None = None
     """How long its last training steps took; None where none were seen."""
     lines_seen: tuple[LineSeen, ...] = ()
@@ -292,5 +298,7 @@ class Job:
     """What its processes share on this host."""
     machine: Node | None = None
     """This host's network and GPUs, read where a collective did not complete."""
+    consistency: Consistency | None = None
+    """What its replicas were like; None where they were not compared."""
     nccl_lines: tuple[NcclLine, ...] = ()
     """The last warnings of NCCL's own logs."""

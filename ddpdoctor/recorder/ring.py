@@ -46,7 +46,7 @@ class Ring:
 
     def __init__(self, folder: str, role: int, shape: wire.Shape, pid: int, start_ticks: int) -> None:
         self.path = os.path.join(folder, "%d-%d.ring" % (pid, start_ticks))
-        self._map = _allocate(self.path, shape.total_bytes)
+        self._map = allocate(self.path, shape.total_bytes)
         self._shape = shape
         self._slots_at = shape.slots_at
         self._slots = shape.slots
@@ -192,7 +192,7 @@ class Ring:
         return number
 
 
-def _allocate(path: str, size: int) -> mmap.mmap:
+def allocate(path: str, size: int) -> mmap.mmap:
     """Make a private file with all its blocks, so that no later write can end in SIGBUS on a full disk.
 
     Where the same process has one from before it called exec, that one is taken and emptied: the watcher has it mapped.

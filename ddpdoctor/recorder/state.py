@@ -19,6 +19,9 @@ AGENT_VARIABLE = "DDPDOCTOR_AGENT"
 """The pid of torch's elastic agent: its direct children are ranks."""
 MASTER_VARIABLE = "DDPDOCTOR_MASTER"
 """Where torch's elastic agent has the store that its ranks join."""
+CHECK_EVERY_VARIABLE = "DDPDOCTOR_CHECK_EVERY"
+"""Every how many steps a rank writes down what its replica is like; 0, or nothing: neither that nor what gradients and
+data are like."""
 MAX_FAILURES = 20
 
 _LAUNCH_VARIABLES = (
@@ -177,6 +180,12 @@ def _main_thread() -> Optional[int]:
 
 def _launch_variables() -> Any:
     return {name: os.environ[name] for name in _LAUNCH_VARIABLES if name in os.environ}
+
+
+def check_every() -> int:
+    """Return every how many steps replicas are looked at; 0 where consistency is not checked."""
+    text = os.environ.get(CHECK_EVERY_VARIABLE, "")
+    return int(text) if text.isdigit() else 0
 
 
 def start_ticks(pid: Optional[int] = None) -> int:

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Severity
     from ddpdoctor.rules.answers import Answer
 
-FAMILIES = ("ddpdoctor.rules.progress.judge",)
+FAMILIES = (
+    "ddpdoctor.rules.progress.judge",
+    "ddpdoctor.rules.consistency.judge",
+    "ddpdoctor.rules.data.judge",
+)
 """Modules whose import registers a family of rules."""
 ENVIRONMENT = "ddpdoctor.rules.environment"
 BANDWIDTH = "ddpdoctor.rules.bandwidth"

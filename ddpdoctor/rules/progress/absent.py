@@ -5,12 +5,13 @@ from __future__ import annotations
 from ddpdoctor.model.findings import Confidence, Finding, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
 from .causes import clues_of
 from .clues import fix_of, sentences
 from .places import standing_places
-from .scene import Cause, Ruling, Scene, timeout_ns
+from .scene import Cause, Scene, timeout_ns
 from .states import Doing
 from .words import seconds, verb
 

@@ -8,13 +8,14 @@ from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
 from .clues import fix_of, sentences
 from .failures import Failure, failure_line, same_bug
 from .memory_causes import memory_clues
 from .places import places
-from .scene import Cause, Ruling, Scene
+from .scene import Cause, Scene
 from .words import place_words, verb
 
 if TYPE_CHECKING:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Check, Finding, Judgement, Outcome
+from ddpdoctor.model.findings import Finding, Judgement
 from ddpdoctor.rules.registry import rule_of
+from ddpdoctor.rules.ruling import crashed, run_rule
 from ddpdoctor.rules.verdict import order_findings
 
 from . import absent, circles, ended, leaving, mismatch, models, straggler, stuck, transport, unrecorded
-from .scene import Ruling, Scene, build_scene
+from .scene import build_scene
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job
-    from ddpdoctor.rules.registry import Rule
 
 CHECKS = (
     models.check_models,
@@ -40,34 +40,14 @@ def judge(job: Job) -> Judgement:
     try:
         scene = build_scene(job)
     except Exception as error:  # noqa: BLE001 - the wall around a rule
-        return Judgement(findings=(), checks=tuple(_crashed(rule, error) for rule in rules), certain=False)
+        return Judgement(findings=(), checks=tuple(crashed(rule, error) for rule in rules), certain=False)
     findings: list[Finding] = []
     checks = []
     certain = []
     for rule in rules:
-        ruling, check = _run(rule, scene)
+        ruling, check = run_rule(rule, scene)
         checks.append(check)
         findings.extend(ruling.findings)
         if ruling.findings:
             certain.append(ruling.certain)
     return Judgement(findings=order_findings(findings), checks=tuple(checks), certain=any(certain))
-
-
-def _run(rule: Rule, scene: Scene) -> tuple[Ruling, Check]:
-    try:
-        ruling: Ruling = rule.check(scene)
-    except Exception as error:  # noqa: BLE001 - the wall around a rule
-        return Ruling(), _crashed(rule, error)
-    return ruling, Check(id=rule.code, outcome=_outcome(ruling), reason=ruling.skipped or ruling.inconclusive)
-
-
-def _outcome(ruling: Ruling) -> Outcome:
-    if ruling.findings:
-        return Outcome.FAILED
-    if ruling.skipped:
-        return Outcome.SKIPPED
-    return Outcome.INCONCLUSIVE if ruling.inconclusive else Outcome.PASSED
-
-
-def _crashed(rule: Rule, error: Exception) -> Check:
-    return Check(id=rule.code, outcome=Outcome.CRASHED, reason=f"{type(error).__name__}: {error}")

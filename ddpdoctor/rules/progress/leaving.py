@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
 from .causes import clues_of
 from .clues import sentences
 from .places import innermost_user, is_file, last_main_stack, lines_seen, other_threads, places
-from .scene import Cause, Ruling, Scene, moment, timeout_ns
+from .scene import Cause, Scene, moment, timeout_ns
 from .states import Doing, aborted_at_exit
 from .words import place_words, seconds, verb
 

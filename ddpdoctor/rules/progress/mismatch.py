@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Finding, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
 from .groups import group_words
 from .places import innermost_user, places
-from .scene import Cause, Ruling, Scene, must_be_quiet
+from .scene import Cause, Scene, must_be_quiet
 from .words import call_words, line_of, verb
 
 if TYPE_CHECKING:

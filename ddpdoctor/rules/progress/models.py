@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Confidence, Finding, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
 from .groups import group_words
 from .places import places
-from .scene import Cause, Ruling, Scene
+from .scene import Cause, Scene
 from .words import verb
 
 if TYPE_CHECKING:

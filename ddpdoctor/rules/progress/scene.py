@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from ddpdoctor.model.facts import Job, Rank
-    from ddpdoctor.model.findings import Finding
 
 _DETAIL_SAYS = "Detected mismatch between collectives on ranks"
 """How torch begins what it raises on all ranks under DETAIL. Who is to blame it does not say."""
@@ -94,16 +93,6 @@ class Scene:
     def waited_long(self) -> bool:
         """Return whether somebody has waited for the hang timeout, where that counts."""
         return not must_be_quiet(self.job, self.failures) or self.waited_ns() >= timeout_ns(self.job)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ruling:
-    """What a rule says: findings, or why it does not apply or cannot tell."""
-
-    findings: tuple[Finding, ...] = ()
-    certain: bool = False
-    skipped: str = ""
-    inconclusive: str = ""
 
 
 def timeout_ns(job: Job) -> int:

@@ -11,11 +11,12 @@ from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.steps import Phase, StepEnd
 from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
 from .pace import MIN_STEPS, Late, find_late, find_pacings, slow_phase
 from .places import places
-from .scene import Cause, Ruling, Scene
+from .scene import Cause, Scene
 from .words import place_words, verb
 
 if TYPE_CHECKING:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
 from .causes import clues_of, compiles
 from .clues import fix_of, sentences
 from .places import standing_places
-from .scene import Cause, Ruling, Scene, moment, must_be_quiet, timeout_ns
+from .scene import Cause, Scene, moment, must_be_quiet, timeout_ns
 from .states import Doing
 from .words import place_words, verb
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Confidence, Finding, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
 from .closed import closed, stalled_in
 from .clues import fix_of
 from .places import places
-from .scene import Ruling
 from .states import Doing
 from .transport_causes import check_words, likely_causes, lose_packets, transport_clues
 from .waits import by_position

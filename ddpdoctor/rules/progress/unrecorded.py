@@ -8,9 +8,10 @@ from ddpdoctor.model.facts import Life, Rank
 from ddpdoctor.model.findings import Confidence, Finding, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
-from .scene import Cause, Ruling, Scene
+from .scene import Cause, Scene
 from .words import verb
 
 

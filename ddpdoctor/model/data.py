@@ -1,0 +1,83 @@
+"""What was seen of how data is shared out: the samplers and loaders at work, and what each rank drew. No judgement.
+
+Of the data itself nothing is kept: counts, sums and digests of indices, and digests of the first batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.facts import Frame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerSeen:
+    """The sampler of a loader. Fields are None where the sampler does not say."""
+
+    type: str
+    """Class with its module, as ``torch.utils.data.distributed.DistributedSampler``."""
+    replicas: int | None = None
+    rank: int | None = None
+    seed: int | None = None
+    shuffle: bool | None = None
+    drop_last: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochSeen:
+    """What a rank drew from one loader in one pass over it."""
+
+    number: int
+    """From 1: the how-many-th pass over this loader."""
+    set_epoch: int | None
+    """The sampler's ``epoch`` when the pass began."""
+    batches: int
+    """Batches that the script was given."""
+    drawn: int
+    """Indices drawn, which may be more than were delivered: workers fetch ahead."""
+    total: int
+    """Sum of the indices drawn."""
+    xor: int
+    """Exclusive or of them."""
+    order: str
+    """A digest of the indices in their order; of the first ones only, where ``first_only`` says so."""
+    first: str
+    """A digest of the first batch's indices, which also passes that were broken off have in common."""
+    complete: bool
+    """The loader came to its own end."""
+    trained: bool
+    """A backward ran between its batches."""
+    batch_prints: tuple[str, ...] = ()
+    """Digests of the first tensors that were delivered, in order, by leaf of the batch: "0:1a2b...", "1:77fe..."."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSeen:
+    """A DataLoader, or what stands for one, as one rank used it."""
+
+    number: int
+    """From 1, in the order of first use: how loaders of different ranks are paired, with ``site``."""
+    site: Frame | None
+    """The user's line that loops over it."""
+    dataset: str
+    """Class of the dataset."""
+    dataset_print: str
+    """A digest of what describes the dataset: attributes that are small, and samples of those that are large; empty
+    where nothing could be told. Equal for equal datasets; datasets that differ by rank mostly have different ones."""
+    samples: int | None
+    """Length of the dataset; None where it is iterable or has none."""
+    batch_size: int | None
+    drop_last: bool | None
+    iterable: bool
+    workers: int
+    indices_seen: bool
+    """The indices went through the main process, so that ``EpochSeen`` counts them."""
+    sampler: SamplerSeen | None
+    epochs: tuple[EpochSeen, ...]
+    """The first and the last ones, in order."""
+    passes: int
+    """How many there were."""
+    in_join: bool = False
+    """It was used inside DDP's ``join``."""

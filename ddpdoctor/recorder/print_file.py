@@ -1,0 +1,61 @@
+"""Writes files of prints (see ``print_wire``) from inside a rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zlib
+from typing import Any, Dict
+
+from . import print_wire
+from .ring import allocate
+
+MIN_SLOTS = 8
+MAX_BYTES = 4 * 2**20
+"""Of one file, unless eight records need more. Ours."""
+MAX_SLOTS = 128
+
+
+class PrintWriter:
+    """A file of prints that this process writes; one is made where ``rings`` are, in the folder ``prints``.
+
+    Raises:
+        OSError: the file cannot be made, or there is no room for all of it.
+    """
+
+    def __init__(self, folder: str, name: str, table: Dict[str, Any], pid: int, start_ticks: int) -> None:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        rows = len(table["rows"])
+        packed = zlib.compress(json.dumps(table, separators=(",", ":")).encode("utf-8", "replace"), 6)
+        self._size = print_wire.slot_size(rows)
+        self._slots = min(max(MIN_SLOTS, MAX_BYTES // self._size), MAX_SLOTS)
+        self._slots_at = print_wire.HEADER_SIZE + (len(packed) + 7) // 8 * 8
+        self.path = os.path.join(folder, name)
+        self.total_bytes = self._slots_at + self._slots * self._size
+        self._map = allocate(self.path, self.total_bytes)
+        self._written = 0
+        self._prints_bytes = rows * print_wire.PRINT_SIZE
+        self._map[print_wire.HEADER_SIZE : print_wire.HEADER_SIZE + len(packed)] = packed
+        print_wire.IDENTITY.pack_into(
+            self._map, 0, print_wire.MAGIC, print_wire.VERSION, rows, len(packed), self._slots_at, self._size,
+            self._slots, pid, start_ticks,
+        )  # fmt: skip
+
+    def write(self, number: int, text: Dict[str, Any], prints: bytes) -> None:
+        """Add a record. A text that is too long is left out. ``prints`` has 16 bytes a row."""
+        if len(prints) != self._prints_bytes:
+            raise ValueError("%d bytes of prints, not %d" % (len(prints), self._prints_bytes))
+        index = self._written + 1
+        at = self._slots_at + (index - 1) % self._slots * self._size
+        told = json.dumps(text, separators=(",", ":")).encode("ascii", "replace")
+        told = told if len(told) <= print_wire.TEXT_SIZE else b"{}"
+        start = at + print_wire.RECORD_HEAD.size
+        print_wire.NUMBER.pack_into(self._map, at, 0)
+        self._map[start : start + len(told)] = told
+        start += print_wire.TEXT_SIZE
+        self._map[start : start + len(prints)] = prints
+        print_wire.RECORD_HEAD.pack_into(self._map, at, 0, number, time.monotonic_ns(), len(told))
+        print_wire.NUMBER.pack_into(self._map, at, index)
+        self._written = index
+        print_wire.NUMBER.pack_into(self._map, print_wire.WRITTEN_OFFSET, index)

@@ -1,0 +1,98 @@
+"""Reads files of prints (see ``print_wire``), which their rank may be writing."""
+
+from __future__ import annotations
+
+import json
+import zlib
+
+from . import print_wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List
+
+MAX_TABLE_BYTES = 64 * 2**20
+"""What a table may unpack to. Ours: a run folder may come from elsewhere."""
+
+
+class PrintRecord:
+    """One record: the moment's number, its time, the text, and the prints of all rows as one string of bytes."""
+
+    __slots__ = ("index", "number", "prints", "text", "time_ns")
+
+    def __init__(self, index: int, number: int, time_ns: int, text: Dict[str, Any], prints: bytes) -> None:
+        self.index = index
+        self.number = number
+        self.time_ns = time_ns
+        self.text = text
+        self.prints = prints
+
+
+class PrintFile:
+    """An open file of prints.
+
+    Raises:
+        ValueError: it is none, or is damaged, or of another version.
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, path: str) -> None:
+        with open(path, "rb") as file:
+            head = file.read(print_wire.HEADER_SIZE)
+            if len(head) < print_wire.HEADER_SIZE:
+                raise ValueError("%s is cut short" % path)
+            magic, version, rows, table_size, slots_at, size, slots, pid, ticks = print_wire.IDENTITY.unpack_from(head)
+            if magic != print_wire.MAGIC or version != print_wire.VERSION:
+                raise ValueError("%s is no file of prints of version %d" % (path, print_wire.VERSION))
+            if size != print_wire.slot_size(rows) or slots_at < print_wire.HEADER_SIZE + table_size:
+                raise ValueError("%s is damaged" % path)
+            self.table = _table(file.read(table_size), path)
+        self.path = path
+        self.pid = int(pid)
+        self.start_ticks = int(ticks)
+        self.rows: List[Any] = self.table["rows"]
+        self._slots_at = slots_at
+        self._size = size
+        self._slots = slots
+        if len(self.rows) != rows:
+            raise ValueError("%s is damaged" % path)
+
+    def read_since(self, index: int) -> List[PrintRecord]:
+        """Return the whole records after the ``index``-th that are still there, oldest first."""
+        found = []
+        with open(self.path, "rb") as file:
+            file.seek(print_wire.WRITTEN_OFFSET)
+            written = print_wire.NUMBER.unpack(file.read(print_wire.NUMBER.size))[0]
+            for wanted in range(max(index + 1, written - self._slots + 1), written + 1):
+                record = self._read(file, wanted)
+                if record is not None:
+                    found.append(record)
+        return found
+
+    def _read(self, file: Any, wanted: int) -> Any:
+        at = self._slots_at + (wanted - 1) % self._slots * self._size
+        file.seek(at)
+        data = file.read(self._size)
+        file.seek(at)
+        if len(data) < self._size or file.read(print_wire.NUMBER.size) != data[: print_wire.NUMBER.size]:
+            return None
+        index, number, time_ns, size = print_wire.RECORD_HEAD.unpack_from(data)
+        if index != wanted or size > print_wire.TEXT_SIZE:
+            return None
+        start = print_wire.RECORD_HEAD.size
+        try:
+            text = json.loads(data[start : start + size] or b"{}")
+        except ValueError:
+            return None
+        prints = data[start + print_wire.TEXT_SIZE :]
+        return PrintRecord(index, number, time_ns, text, prints) if isinstance(text, dict) else None
+
+
+def _table(packed: bytes, path: str) -> Dict[str, Any]:
+    try:
+        table = json.loads(zlib.decompressobj().decompress(packed, MAX_TABLE_BYTES))
+    except (zlib.error, ValueError) as error:
+        raise ValueError("%s is damaged: %s" % (path, error)) from error
+    if not isinstance(table, dict) or not isinstance(table.get("rows"), list):
+        raise ValueError("%s is damaged" % path)  # noqa: TRY004 - the file is wrong, not a caller
+    return table

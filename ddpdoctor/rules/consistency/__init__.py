@@ -1,0 +1,1 @@
+"""Rules over what ranks hold: whether replicas are still one model."""

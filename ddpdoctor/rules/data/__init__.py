@@ -1,0 +1,1 @@
+"""Rules over how data is shared out among ranks."""
