@@ -17,6 +17,7 @@ FAULTS = ("stuck", "crash", "killed", "early-exit", "mismatch", "exit-hang", "st
 RANKS = {"mismatch": 3}
 """A majority needs three ranks; every other fault shows with two."""
 HANG_TIMEOUT_S = 5.0
+CHECK_EVERY = 50
 
 
 def demo(
@@ -96,6 +97,8 @@ def _make_options(fault: str, ranks: int) -> WrapOptions:
         format="text",
         quiet=False,
         ignore=(),
+        check_every=CHECK_EVERY,
+        allow_different=(),
         command=("ddpdoctor", "demo", fault),
     )
     return prepare(request, os.environ)

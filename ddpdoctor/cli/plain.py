@@ -41,6 +41,9 @@ OPTIONS = {
     "--format": Option(variable="DDPDOCTOR_FORMAT", default="text", choices=("text", "json")),
     "--quiet": Option(variable="DDPDOCTOR_QUIET", default=False, is_flag=True),
     "--ignore": Option(variable="DDPDOCTOR_IGNORE", is_repeatable=True),
+    "--check-every": Option(variable="DDPDOCTOR_CHECK_EVERY", default="50"),
+    "--no-consistency": Option(variable="DDPDOCTOR_NO_CONSISTENCY", default=False, is_flag=True),
+    "--allow-different": Option(variable="DDPDOCTOR_ALLOW_DIFFERENT", is_repeatable=True),
 }
 """The options of ``wrap`` that are ddpdoctor's own, as ``cli.wrap`` declares them."""
 
@@ -57,6 +60,9 @@ class Asked:
     format: OutputFormat
     quiet: bool
     ignore: tuple[str, ...]
+    check_every: str
+    no_consistency: bool
+    allow_different: tuple[str, ...]
 
 
 def read_plain(arguments: list[str], env: Mapping[str, str]) -> Asked | None:
@@ -80,6 +86,9 @@ def read_plain(arguments: list[str], env: Mapping[str, str]) -> Asked | None:
         format=cast("OutputFormat", values["--format"]),
         quiet=values["--quiet"],
         ignore=tuple(values["--ignore"] or ()),
+        check_every=values["--check-every"],
+        no_consistency=values["--no-consistency"],
+        allow_different=tuple(values["--allow-different"] or ()),
     )
 
 

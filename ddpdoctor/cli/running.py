@@ -43,6 +43,8 @@ class Request:
     format: OutputFormat
     quiet: bool
     ignore: tuple[str, ...]
+    check_every: int
+    allow_different: tuple[str, ...]
     command: tuple[str, ...]
 
 
@@ -64,6 +66,8 @@ def prepare(request: Request, env: Mapping[str, str], outer: Path | None = None)
         format=request.format,
         quiet=request.quiet,
         ignore=ignore,
+        check_every=request.check_every,
+        allow_different=request.allow_different,
         torchrun_args=(*nproc_args, *split.torchrun),
         script=split.script,
         is_module=split.is_module,

@@ -83,6 +83,31 @@ def wrap(
         list[str] | None,
         typer.Option(metavar="CODE", envvar="DDPDOCTOR_IGNORE", help="Leave findings of this code out; repeatable."),
     ] = None,
+    check_every: Annotated[
+        str,
+        typer.Option(
+            metavar="N",
+            envvar="DDPDOCTOR_CHECK_EVERY",
+            help="Compare the replicas at every N-th optimizer step, at steps 1, 2, 4, 8, ... before it, and at the "
+            "end.",
+        ),
+    ] = "50",
+    no_consistency: Annotated[
+        bool,
+        typer.Option(
+            "--no-consistency",
+            envvar="DDPDOCTOR_NO_CONSISTENCY",
+            help="Look neither at replicas, nor at gradients that are not finite, nor at how data is shared out.",
+        ),
+    ] = False,
+    allow_different: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GLOB",
+            envvar="DDPDOCTOR_ALLOW_DIFFERENT",
+            help="Tensors of these names are meant to differ between ranks, as 'expert.*'; repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Run a training script as torchrun would, and say which rank hung or died, at which line, and why.
 
@@ -102,5 +127,8 @@ def wrap(
         format=format,
         quiet=quiet,
         ignore=tuple(ignore or ()),
+        check_every=check_every,
+        no_consistency=no_consistency,
+        allow_different=tuple(allow_different or ()),
     )
     raise typer.Exit(run_wrap(asked))

@@ -10,12 +10,16 @@ from ddpdoctor.cli.durations import parse_duration
 from ddpdoctor.cli.plain import DEBUG_VARIABLE
 from ddpdoctor.cli.running import Request, prepare, run_and_show, run_under_outer
 from ddpdoctor.launch.nested import find_outer_run
+from ddpdoctor.model.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddpdoctor.cli.plain import Asked
     from ddpdoctor.launch.options import DebugLevel
+
+MAX_DIGITS = 9
+"""Of a number of steps. Ours: no training has more."""
 
 
 def run_wrap(asked: Asked) -> int:
@@ -31,6 +35,9 @@ def run_wrap(asked: Asked) -> int:
             format=asked.format,
             quiet=asked.quiet,
             ignore=asked.ignore,
+            # Under another wrap the variable is what that one told its ranks, and its own options hold.
+            check_every=0 if asked.no_consistency or outer is not None else parse_check_every(asked.check_every),
+            allow_different=asked.allow_different,
             command=tuple(sys.argv),
         ),
         os.environ,
@@ -39,6 +46,18 @@ def run_wrap(asked: Asked) -> int:
     if outer is not None:
         run_under_outer(options)
     return run_and_show(options).exit_status
+
+
+def parse_check_every(text: str) -> int:
+    """Return every how many steps replicas are compared. Raises ``UserError`` for what is no whole number from 1."""
+    told = text.strip()
+    steps = int(told) if told.isascii() and told.isdecimal() and len(told) <= MAX_DIGITS else 0
+    if steps > 0:
+        return steps
+    raise UserError(
+        f"--check-every is {text!r}, which is no whole number of steps from 1",
+        help="Give a number of optimizer steps, as 50, or turn the comparison off with --no-consistency.",
+    )
 
 
 def choose_debug_level(asked: DebugLevel | None, env: Mapping[str, str]) -> DebugLevel | None:

@@ -37,7 +37,7 @@ class Evidence:
     def __init__(self, folder: Path) -> None:
         """Make the control file that recorders and the launcher map."""
         self.folder = folder
-        for name in ("rings", "evidence"):
+        for name in ("rings", "prints", "evidence"):
             (folder / name).mkdir(mode=0o700, exist_ok=True)
         self._reserve = folder / "reserve"
         reserve_space(self._reserve)

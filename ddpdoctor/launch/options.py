@@ -30,6 +30,10 @@ class WrapOptions:
     quiet: bool
     ignore: tuple[str, ...]
     """Codes of rules whose findings are left out."""
+    check_every: int
+    """Every how many optimizer steps replicas are compared; 0: neither that nor anything else of consistency."""
+    allow_different: tuple[str, ...]
+    """Patterns of names of tensors that may differ between ranks."""
     torchrun_args: tuple[str, ...]
     """Options for torchrun in the user's order, the number of ranks included where ddpdoctor chose it."""
     script: str

@@ -57,6 +57,7 @@ def _environment(options: WrapOptions, folder: Path) -> dict[str, str]:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (bootstrap, environment.get("PYTHONPATH"))))
     environment["DDPDOCTOR_RUN"] = str(folder)
     environment["DDPDOCTOR_WATCHER"] = str(os.getpid())
+    environment["DDPDOCTOR_CHECK_EVERY"] = str(options.check_every)
     environment |= nccl_log_environment(environment, folder)
     if options.debug_level is not None:
         environment["TORCH_DISTRIBUTED_DEBUG"] = options.debug_level

@@ -35,6 +35,15 @@ def test_a_plain_line_is_taken_apart() -> None:
     assert asked.split.torchrun == ("--nproc-per-node=2",)
 
 
+def test_the_options_of_consistency_are_read_as_typed() -> None:
+    asked = read("--check-every=5", "--allow-different", "expert.*", "--allow-different=head", "train.py")
+    assert asked is not None
+    assert (asked.check_every, asked.no_consistency, asked.allow_different) == ("5", False, ("expert.*", "head"))
+    off = read("--no-consistency", "train.py")
+    assert off is not None
+    assert (off.check_every, off.no_consistency) == ("50", True)
+
+
 def test_the_last_value_holds_and_codes_add_up() -> None:
     asked = read("--ignore", "DD601", "--report-dir=a", "--ignore=DD602", "--report-dir", "b", "train.py")
     assert asked is not None

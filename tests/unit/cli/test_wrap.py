@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.cli.running import keep_errors
-from ddpdoctor.cli.wrapping import choose_debug_level
+from ddpdoctor.cli.wrapping import choose_debug_level, parse_check_every
+from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Confidence, Finding, Report, Severity
 
 
@@ -48,3 +49,15 @@ def test_quiet_leaves_errors_only():
 
 def test_quiet_leaves_nothing_of_warnings():
     assert keep_errors(make_report(Severity.WARNING, Severity.INFO, verdict=0)) is None
+
+
+@pytest.mark.parametrize(("text", "steps"), [("1", 1), ("50", 50), (" 200 ", 200), ("999999999", 999_999_999)])
+def test_every_how_many_steps_replicas_are_compared(text, steps):
+    assert parse_check_every(text) == steps
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "ten", "", "5s", "1e3", "²", "9" * 10, "9" * 5000])
+def test_what_is_no_number_of_steps_is_wrong_use(text):
+    with pytest.raises(UserError, match="--check-every") as raised:
+        parse_check_every(text)
+    assert "--no-consistency" in raised.value.help
