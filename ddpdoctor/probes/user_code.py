@@ -1,0 +1,124 @@
+"""Calls what the user names as ``package.module:function``. What fails in there is the user's to put right."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import os
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ddpdoctor
+from ddpdoctor.model.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+FORM = "package.module:function"
+_NOT_THE_USERS = tuple(
+    str(Path(folder).resolve()) + os.sep
+    for folder in {
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        str(Path(ddpdoctor.__file__).parent),
+    }
+)
+
+
+def load_callable(name: str, option: str) -> Callable[..., Any]:
+    """Return the function (or class) that ``option`` names, the working directory on the path of imports.
+
+    Raises ``UserError`` for a name of another form, for what is not there, and for what fails as it is imported.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute or "/" in module_name or module_name.endswith(".py"):
+        raise UserError(f"{option} is {name!r}, which is no {FORM}", help=_form_hint(module_name, attribute))
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    with users_turn(f"{option} {name}: the module cannot be imported"):
+        found: Any = _import(module_name, f"{option} {name}")
+    owner = module_name
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise UserError(f"{option} {name}: {owner} has no {part}", help=_nearest(found, part))
+        found, owner = getattr(found, part), f"{owner}.{part}"
+    if not callable(found):
+        raise UserError(
+            f"{option} {name} is {_a(type(found).__name__)}, and no function",
+            help=f"Name a function that makes it: {FORM}.",
+        )
+    function: Callable[..., Any] = found
+    return function
+
+
+@contextlib.contextmanager
+def users_turn(what: str) -> Iterator[None]:
+    """Run code of the user's: stdout is kept for the report, and our command line from the user's parser.
+
+    Whatever it raises becomes a ``UserError`` that begins with ``what`` and has the error's last line and its place.
+    """
+    former = sys.argv
+    sys.argv = former[:1]
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # the user's code may raise anything, SystemExit included
+        raise UserError(f"{what}: {_last_line(error)}", help=_place(error)) from error
+    finally:
+        sys.argv = former
+
+
+def _import(module_name: str, option: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing != module_name and not module_name.startswith(missing + "."):
+            raise  # the module is there, and what it imports is not
+        raise UserError(
+            f"{option}: there is no module {missing}",
+            help=f"Modules are looked for in {Path.cwd()} and where Python finds its own; start it in your project.",
+        ) from error
+
+
+def _form_hint(module_name: str, attribute: str) -> str:
+    if module_name.endswith(".py"):
+        dotted = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
+        return f"Name the module, not its file: {dotted}:{attribute or 'function'}."
+    return f"Give a function that can be imported from here, as {FORM}."
+
+
+def _nearest(found: Any, part: str) -> str:
+    near = difflib.get_close_matches(part, dir(found), n=1)
+    return f"Did you mean {near[0]}?" if near else ""
+
+
+def _a(noun: str) -> str:
+    return f"an {noun}" if noun[:1].lower() in "aeiou" else f"a {noun}"
+
+
+def _last_line(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"it ended the process (SystemExit: {error.code})"
+    lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
+    return lines[-1] if isinstance(error, SyntaxError) else next((line for line in lines if line), type(error).__name__)
+
+
+def _place(error: BaseException) -> str:
+    """Say at which line: the innermost of the user's own, else the innermost."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"at {error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _is_installed(frame.filename)]
+    for frame in (own or frames)[-1:]:
+        return f"at {frame.filename}:{frame.lineno} in {frame.name}"
+    return ""
+
+
+def _is_installed(file: str) -> bool:
+    return file.startswith("<") or str(Path(file).resolve()).startswith(_NOT_THE_USERS)
