@@ -23,6 +23,8 @@ class SamplerSeen:
     seed: int | None = None
     shuffle: bool | None = None
     drop_last: bool | None = None
+    standard: bool = False
+    """It draws as torch's DistributedSampler does: its ``__iter__`` is that one's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,20 @@ class EpochSeen:
     trained: bool
     """A backward ran between its batches."""
     batch_prints: tuple[str, ...] = ()
-    """Digests of the first tensors that were delivered, in order, by leaf of the batch: "0:1a2b...", "1:77fe..."."""
+    """Digests of the first batches, in order, by leaf of the batch: "0:1a2b...", "1:77fe...". A leaf in which all
+    values are the same is left out: it says nothing of which samples those were."""
+    sample_prints: tuple[str, ...] = ()
+    """Digests of a few samples, by index and leaf: "117:0:1a2b...". All ranks look at the same indices, so that what
+    they hold can be compared although each draws in another order."""
+    backwards: int = 0
+    """Batches that a backward followed."""
+    repeats: int = 0
+    """Indices that came again among the first ones: more than a few mean sampling with replacement."""
+    split_after: bool = False
+    """DDP's forward was given clearly less than the loader delivered: the script itself shares out each batch."""
+    begun_ns: int = 0
+    ended_ns: int | None = None
+    """None where the pass was under way when it was last seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,5 +94,7 @@ class LoaderSeen:
     """The first and the last ones, in order."""
     passes: int
     """How many there were."""
+    trained_batches: int = 0
+    """Batches of all passes that a backward followed."""
     in_join: bool = False
     """It was used inside DDP's ``join``."""
