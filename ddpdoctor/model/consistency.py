@@ -131,6 +131,8 @@ class Stream:
     """At how many moments."""
     last_number: int | None
     """The last of them."""
+    kinds: tuple[What, ...] = ()
+    """Of which kinds there were tensors to be compared."""
     differences: tuple[Difference, ...] = ()
     """At most one of each kind."""
     values: tuple[tuple[int, tuple[Values, ...]], ...] = ()
