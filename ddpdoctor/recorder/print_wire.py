@@ -32,6 +32,8 @@ TEXT_SIZE = 1984
 """Room for the text of a record. Ours: two dozen groups of hyper-parameters."""
 PRINT_SIZE = 16
 ABSENT = bytes(PRINT_SIZE)
+UNTOLD = b"\xff" * PRINT_SIZE
+"""Of a tensor that could not be read on this rank: it is compared with none."""
 
 PARAMETER, GRADIENT, BUFFER, STATE = "p", "g", "b", "s"
 """What a row is, as in the table: ``[what, name, part, shape, dtype]``."""
