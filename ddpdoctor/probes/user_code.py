@@ -114,11 +114,12 @@ def _place(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"at {error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not _is_installed(frame.filename)]
+    own = [frame for frame in frames if not is_installed(frame.filename)]
     for frame in (own or frames)[-1:]:
         return f"at {frame.filename}:{frame.lineno} in {frame.name}"
     return ""
 
 
-def _is_installed(file: str) -> bool:
+def is_installed(file: str) -> bool:
+    """Return whether code of this file is not the user's: of the interpreter, an installed package, or ddpdoctor."""
     return file.startswith("<") or str(Path(file).resolve()).startswith(_NOT_THE_USERS)

@@ -134,7 +134,7 @@ def judge(proposals: Sequence[Proposal], world_size: int, limit_s: float) -> Agr
         )
     settings = proposals[0].settings
     assert settings is not None
-    settings = replace(settings, backend=_choose_backend(settings.backend, proposals))
+    settings = replace(settings, backend=choose_backend(settings.backend, proposals))
     check_possible(settings)
     return Agreed(settings=settings, members=tuple(_settle(one, settings.backend) for one in proposals))
 
@@ -196,8 +196,8 @@ def _sayings(proposal: Proposal) -> dict[str, str]:
     return {option: describe_setting(proposal.settings, name) for name, option in OPTIONS.items()} | versions
 
 
-def _choose_backend(asked: str, proposals: Sequence[Proposal]) -> str:
-    """NCCL where every rank has a GPU of its own, unless the user chose."""
+def choose_backend(asked: str, proposals: Sequence[Proposal]) -> str:
+    """Return NCCL where every rank has a GPU of its own, unless the user chose."""
     users = Counter((one.member.host, one.gpu.uuid) for one in proposals if one.gpu is not None)
     lacking = [one.member.rank for one in proposals if one.gpu is None or users[one.member.host, one.gpu.uuid] > 1]
     if asked == AUTO:

@@ -33,7 +33,7 @@ def open_process_group(launch: Launch, room: Room, settings: Settings, member: M
     if member.device.startswith("cuda"):
         device = torch.device(member.device)
         torch.cuda.set_device(device)
-    store = _open_store(launch, room, limit_s)
+    store = open_store(launch, room, limit_s)
     distributed.init_process_group(
         settings.backend,
         store=store,
@@ -45,7 +45,8 @@ def open_process_group(launch: Launch, room: Room, settings: Settings, member: M
     return store
 
 
-def _open_store(launch: Launch, room: Room, limit_s: float) -> Any:
+def open_store(launch: Launch, room: Room, limit_s: float) -> Any:
+    """Return a store of torch that all ranks share. Raises ``StoreError``."""
     from torch.distributed import PrefixStore, TCPStore
 
     timeout = timedelta(seconds=limit_s)
