@@ -6,13 +6,27 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.rules.ruling import Ruling, run_rules
 
+from .buffers import check_buffers
+from .drift import check_parameters
+from .gradients import check_gradients
+from .optimizers import check_optimizers
+from .randomness import check_random_state
+from .stale import check_stale_optimizer
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddpdoctor.model.facts import Job
     from ddpdoctor.model.findings import Check, Finding
 
-CHECKS: tuple[Callable[[Job], Ruling], ...] = ()
+CHECKS: tuple[Callable[[Job], Ruling], ...] = (
+    check_parameters,
+    check_buffers,
+    check_gradients,
+    check_optimizers,
+    check_random_state,
+    check_stale_optimizer,
+)
 """The rules of this family, by code."""
 
 

@@ -1,0 +1,72 @@
+"""DD502: buffers differ between ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.consistency import Clock, What
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.rules.registry import rule
+
+from .cause import Cause
+from .survey import ruling, survey
+from .telling import findings_of
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.facts import Job
+    from ddpdoctor.rules.ruling import Ruling
+
+    from .replicas import Sighting
+
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""Buffers of BatchNorm."""
+
+
+@rule("DD502", "buffer-drift", Severity.WARNING, "Ranks hold different buffers")
+def check_buffers(job: Job) -> Ruling:
+    """Report buffers that differ between ranks where DDP has sent them, or is told not to.
+
+    ## What it means
+
+    By default DDP sends rank 0's buffers before each forward in training. Between two of these, BatchNorm's
+    statistics are each rank's own, which is normal and no alarm. With `broadcast_buffers=False` nobody makes them
+    equal: ranks then evaluate different models, and the checkpoint holds the statistics of one rank's data.
+
+    ## How it is recognised
+
+    Each rank writes 16 bytes a buffer right after DDP has sent them; with `broadcast_buffers=False` after a step, as
+    for parameters. The parent compares those of equal moments by name.
+
+    ## How sure
+
+    High where a majority is equal; otherwise all ranks are named: low.
+
+    ## What to do
+
+    Leave `broadcast_buffers=True`, or convert the model with `SyncBatchNorm.convert_sync_batchnorm` before wrapping it.
+    Where ranks are meant to have statistics of their own, `--allow-different '*running_*'` says so.
+
+    ## Example
+
+        buffers differ between ranks 0 and 1 after step 1: broadcast_buffers=False leaves each rank the statistics of
+        its own data
+    """
+    seen = survey(job, What.BUFFER, _why)
+    return ruling(job, seen, findings_of(job, check_buffers, seen.found, "buffers"), "buffers that DDP sends")
+
+
+def _why(sighting: Sighting) -> Cause:
+    if sighting.stream.clock is Clock.SYNC:
+        return Cause(
+            name="not sent",
+            words="DDP has sent rank 0's, and these were not among them: replaced or registered after wrapping",
+            fix="register buffers before the model is wrapped, and change them in place (copy_), not by assigning "
+            "new ones",
+        )
+    names = {split.row.name.rpartition(".")[2] for split in sighting.difference.splits}
+    what = "the statistics of its own data" if names & set(_STATISTICS) else "what it has made of them"
+    return Cause(
+        name="kept apart",
+        words=f"broadcast_buffers=False leaves each rank {what}",
+        fix="leave broadcast_buffers=True, or use SyncBatchNorm; where this is meant, --allow-different '*running_*'",
+    )

@@ -1,0 +1,130 @@
+"""Why gradients differ that an optimizer was given: they were not reduced, or changed afterwards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.rank_words import rank_list
+
+from .blame import Ground, blame_of, seen
+from .cause import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpdoctor.model.consistency import Values
+
+    from .replicas import Sighting
+
+MAX_NAMES = 3
+"""So many parameters are named in a sentence. Ours."""
+_REDUCING_HOOKS = ("allreduce", "compress", "powersgd", "quantization")
+"""In the names of torch's own hooks that leave the same gradients on all ranks."""
+
+
+def why_gradients_differ(sighting: Sighting) -> Cause:
+    """Return the likely cause of gradients that differ after the reduction."""
+    for look in (_bypassed, _under_no_sync, added_after_wrapping, _by_hook, _accumulated_after):
+        cause = look(sighting)
+        if cause is not None:
+            return cause
+    return _changed_after(sighting)
+
+
+def unreduced_names(values: Iterable[Values]) -> tuple[str, ...]:
+    """Return the parameters that train and that DDP does not reduce, on any rank."""
+    return tuple(dict.fromkeys(name for each in values for name in each.unreduced))
+
+
+def added_after_wrapping(sighting: Sighting) -> Cause | None:
+    """Return the cause where the first tensor that differs is none that DDP was given to reduce."""
+    names = unreduced_names(sighting.values)
+    blame = seen(each for each in sighting.values if each.unreduced)
+    if blame is None or sighting.difference.splits[0].row.name not in names:
+        return None
+    named = ", ".join(names[:MAX_NAMES]) + (" and more" if len(names) > MAX_NAMES else "")
+    return Cause(
+        name="added after wrapping",
+        words=f"DDP does not reduce {named}: added, replaced or unfrozen after the model was wrapped",
+        fix="wrap the model in DDP once it has all the parameters it is trained with, each with requires_grad as it is "
+        "trained; after adding, replacing or unfreezing any, wrap it again and make the optimizer anew",
+        blame=blame,
+        evidence=(f"not among the parameters that DDP was given to reduce, on {rank_list(blame.ranks)}: {named}",),
+    )
+
+
+def _bypassed(sighting: Sighting) -> Cause | None:
+    blame = seen(each for each in sighting.values if each.forwards == 0 and not _was_reduced(sighting, each))
+    if blame is None:
+        return None
+    return Cause(
+        name="bypassed",
+        words="the model was trained past DDP, whose forward did not run before the step",
+        fix="call the DDP object itself in training, `model(x)`: neither `model.module(x)` nor the module that was "
+        "wrapped",
+        blame=blame,
+        unsynchronised=True,
+        at_the_step=True,
+        evidence=(f"no forward of DDP with gradients since the step before, on {rank_list(blame.ranks)}",),
+    )
+
+
+def _was_reduced(sighting: Sighting, values: Values) -> bool:
+    """Return whether there were at least as many reductions as steps since all was equal, or since the beginning."""
+    before = next((each for each in sighting.before if each.rank == values.rank), None)
+    reductions = values.reductions - (before.reductions if before else 0)
+    return reductions >= values.steps - (before.steps if before else 0) > 0
+
+
+def _under_no_sync(sighting: Sighting) -> Cause | None:
+    blame = seen(each for each in sighting.values if 0 < each.forwards == each.unreduced_forwards)
+    if blame is None:
+        return None
+    return Cause(
+        name="no_sync",
+        words="all forwards since the step before ran under no_sync(), which leaves out the reduction",
+        fix="run forward and backward of the last batch before step() outside of no_sync(): the forward decides "
+        "whether gradients are reduced",
+        blame=blame,
+        unsynchronised=True,
+        at_the_step=True,
+        evidence=(f"forwards of DDP since the step before, all under no_sync(), on {rank_list(blame.ranks)}",),
+    )
+
+
+def _by_hook(sighting: Sighting) -> Cause | None:
+    hooks = sorted({each.hook for each in sighting.values if each.hook})
+    own = [hook for hook in hooks if not any(name in hook.lower() for name in _REDUCING_HOOKS)]
+    if not own or blame_of(sighting.difference.splits).ground is Ground.MAJORITY:
+        return None
+    return Cause(
+        name="communication hook",
+        words=f"the communication hook {own[0]} does not leave the same gradients on all ranks",
+        fix="have the hook return what all ranks have in common, as the mean by all_reduce, for each bucket",
+        evidence=(f"the script registered the communication hook {', '.join(own)}",),
+    )
+
+
+def _accumulated_after(sighting: Sighting) -> Cause | None:
+    some = next((each for each in sighting.values if 0 < each.unreduced_forwards < each.forwards), None)
+    if some is None or blame_of(sighting.difference.splits).ground is Ground.MAJORITY:
+        return None
+    return Cause(
+        name="accumulated after the reduction",
+        words="gradients were added under no_sync() after the last reduction, or changed after it",
+        fix="leave no_sync() for the last of the batches whose gradients are accumulated, not for the first",
+        at_the_step=True,
+        evidence=(f"{some.unreduced_forwards} of {some.forwards} forwards since the step before were under no_sync()",),
+    )
+
+
+def _changed_after(sighting: Sighting) -> Cause:
+    blame = blame_of(sighting.difference.splits)
+    who = f"{rank_list(blame.ranks)} changed them" if blame.ground is Ground.MAJORITY else "they were changed"
+    return Cause(
+        name="changed after the reduction",
+        words=f"{who} after DDP had reduced them (edited, clipped or scaled by a number of the rank's own)",
+        fix="do between backward and step() the same on all ranks: clip by the norm of the reduced gradients, scale "
+        "by a number that all ranks have, and look for a branch on the rank",
+        at_the_step=True,
+    )

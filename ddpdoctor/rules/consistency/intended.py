@@ -1,0 +1,80 @@
+"""Differences that are meant to be, and moments that cannot be compared: what replicas are not held to, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.consistency import Clock, What
+from ddpdoctor.model.rank_words import rank_list
+
+from .replicas import all_values, is_aligned
+
+if TYPE_CHECKING:
+    from .cause import Cause
+    from .replicas import Replica, Sighting
+
+_LOCAL_SGD = "ocalSGD"
+"""In the names of torch's hook and of its optimizer, ``post_localSGD_hook`` and ``PostLocalSGDOptimizer``."""
+_SHARDED = "ZeroRedundancyOptimizer"
+
+
+def excuse_of_model(replica: Replica, what: What) -> str:
+    """Return why tensors of a kind may differ in a model at any time; nothing where they may not."""
+    values = all_values(replica.streams)
+    if any(_LOCAL_SGD in name for each in values for name in (each.hook, each.optimizer)):
+        return "local SGD: ranks differ by design until their parameters are averaged"
+    if what is What.STATE and any(_SHARDED in each.optimizer for each in values):
+        return f"{_SHARDED}: each rank holds the state of its own share"
+    if what is not What.PARAMETER and _joins(replica):
+        return "ranks may step unequally inside DDP's join: only the end is compared"
+    return ""
+
+
+def excuse_of_sighting(sighting: Sighting) -> str:
+    """Return why one difference says nothing; nothing where it counts."""
+    if sighting.stream.clock is not Clock.END and _joins(sighting.replica):
+        return "ranks may step unequally inside DDP's join: only the end is compared"
+    if not is_aligned(sighting.values):
+        return _uneven_words(sighting)
+    if _came_after_training(sighting):
+        return f"parameters were equal after the last step, {sighting.step}, and changed only afterwards"
+    return ""
+
+
+def excuse_of_cause(sighting: Sighting, cause: Cause) -> str:
+    """Return why gradients may be left unreduced: the script makes the parameters equal by itself."""
+    if cause.unsynchronised and _ends_equal(sighting.replica):
+        return "local SGD: gradients were not reduced, and the parameters were equal at the end"
+    return ""
+
+
+def _joins(replica: Replica) -> bool:
+    return any(each.join for each in all_values(replica.streams))
+
+
+def _ends_equal(replica: Replica) -> bool:
+    ends = [stream for stream in replica.streams if stream.clock is Clock.END and stream.compared]
+    return bool(ends) and not any(one.what is What.PARAMETER for stream in ends for one in stream.differences)
+
+
+def _came_after_training(sighting: Sighting) -> bool:
+    """Return whether all was still equal after the last step: what one rank loads to evaluate it harms no training."""
+    if sighting.stream.clock is not Clock.END:
+        return False
+    steps = [
+        stream.last_number
+        for stream in sighting.replica.streams
+        if stream.clock is Clock.STEP
+        and What.PARAMETER in stream.kinds
+        and not any(one.what is What.PARAMETER for one in stream.differences)
+    ]
+    return sighting.step in steps
+
+
+def _uneven_words(sighting: Sighting) -> str:
+    least = min(each.reductions for each in sighting.values)
+    behind = [each.rank for each in sighting.values if each.reductions == least]
+    return (
+        f"ranks had not come equally far at step {sighting.step} of the optimizer: fewer backwards were reduced on "
+        f"{rank_list(behind)}"
+    )

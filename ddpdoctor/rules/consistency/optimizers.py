@@ -1,0 +1,147 @@
+"""DD505: the state or the settings of optimizers differ between ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.consistency import Clock, What
+from ddpdoctor.model.findings import Finding, Severity
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.ruling import Ruling
+
+from .blame import Ground
+from .cause import Cause
+from .intended import excuse_of_model
+from .parameter_causes import MAX_SETTINGS, SAME_SETTINGS
+from .replicas import is_aligned, sightings
+from .settings import splits_of, state_follows_parameters
+from .survey import replicas, ruling, survey
+from .telling import UNTOLD, findings_of, hosts_of, model_words
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.consistency import Values
+    from ddpdoctor.model.facts import Job
+
+    from .replicas import Replica, Sighting
+    from .settings import SettingSplit
+
+FOLLOWS = "follows"
+"""Name of the cause that state differs because something else did before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Settings:
+    """The first step at which settings were seen to differ."""
+
+    replica: Replica
+    step: int
+    last_good: int | None
+    splits: tuple[SettingSplit, ...]
+    optimizer: str
+
+
+@rule("DD505", "optimizer-drift", Severity.ERROR, "Optimizers of ranks have different state or settings")
+def check_optimizers(job: Job) -> Ruling:
+    """Report optimizers whose state or settings differ between ranks, also while the parameters are still equal.
+
+    ## What it means
+
+    Momentum, the averages of Adam, learning rate or weight decay are not the same on all ranks: equal gradients move
+    parameters differently, and they will drift.
+
+    ## How it is recognised
+
+    At the steps at which replicas are compared, the tensors of each optimizer's state are compared by name, and its
+    settings by value. State that differs because gradients or parameters did is told with these (DD503, DD501), not
+    here. Not compared: the state of ZeroRedundancyOptimizer, which is meant to be in parts, and settings that only
+    choose a kernel, as `foreach`.
+
+    ## How sure
+
+    High where a majority is equal; otherwise all ranks are named: low.
+
+    ## What to do
+
+    Load the optimizer's state on all ranks. Step schedulers on all ranks; let one that looks at the loss see the mean
+    over all ranks.
+
+    ## Example
+
+        the settings of SGD differ between ranks 0-2 at step 1: lr is 0.1 on ranks 0 and 1, 0.01 on rank 2
+    """
+    seen = survey(job, What.STATE, _why_state_differs)
+    counted = [found for found in seen.found if found.cause.name != FOLLOWS]
+    settings = [found for replica in replicas(job) if (found := _first_settings(replica)) is not None]
+    settings.sort(key=lambda found: found.step)
+    findings = [
+        *(_settings_finding(job, found) for found in settings[:1]),
+        *findings_of(job, check_optimizers, counted, "states of optimizers"),
+    ]
+    if not findings and seen.found:
+        return Ruling(skipped=seen.found[0].cause.words)
+    return ruling(job, seen, findings, "states of optimizers")
+
+
+def _why_state_differs(sighting: Sighting) -> Cause:
+    for what, code in ((What.GRADIENT, "DD503"), (What.PARAMETER, "DD501")):
+        earlier = next((one for one in sightings(sighting.replica, what) if one.step <= sighting.step), None)
+        if earlier is not None and (what is What.GRADIENT or state_follows_parameters(sighting.values)):
+            return Cause(name=FOLLOWS, words=f"state follows what differs before: see {code}", fix="")
+    return Cause(
+        name="state",
+        words="with equal gradients, so that it was loaded or changed on some ranks only: parameters will follow",
+        fix="load the optimizer's state on all ranks, from the same file",
+    )
+
+
+def _first_settings(replica: Replica) -> _Settings | None:
+    if excuse_of_model(replica, What.PARAMETER):
+        return None
+    moments = sorted(
+        (
+            (number, values)
+            for stream in replica.streams
+            if stream.clock is Clock.STEP
+            for number, values in stream.values
+        ),
+        key=lambda moment: moment[0],
+    )
+    last_good = None
+    for step, values in moments:
+        if _joins(values) or not is_aligned(values):
+            continue
+        splits = splits_of(values)
+        if splits:
+            return _Settings(
+                replica=replica, step=step, last_good=last_good, splits=splits, optimizer=values[0].optimizer
+            )
+        last_good = step
+    return None
+
+
+def _joins(values: tuple[Values, ...]) -> bool:
+    return any(each.join for each in values)
+
+
+def _settings_finding(job: Job, found: _Settings) -> Finding:
+    blame = found.splits[0].blame
+    told = "; ".join(split.words for split in found.splits[:MAX_SETTINGS])
+    return Finding(
+        code="DD505",
+        kind="optimizer-drift",
+        severity=Severity.ERROR,
+        confidence=blame.confidence,
+        ranks=blame.ranks,
+        hosts=hosts_of(job, blame.ranks),
+        step=found.step,
+        summary=f"the settings of {found.optimizer or 'the optimizer'} differ between "
+        f"{rank_list(found.replica.members)} at step {found.step}: {told}",
+        evidence=(
+            *([f"equal at step {found.last_good}"] if found.last_good is not None else []),
+            *([UNTOLD] if blame.ground is Ground.NONE else []),
+            *model_words(job, found.replica),
+        ),
+        fix=SAME_SETTINGS,
+    )

@@ -1,0 +1,155 @@
+"""Why parameters differ: gradients that differ, steps, settings or state of the optimizer, or what else wrote them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.consistency import Clock, What
+from ddpdoctor.model.rank_words import rank_list
+
+from .blame import Ground, blame_of, outvoted, seen, sides_by, sides_words
+from .cause import Cause
+from .gradient_causes import added_after_wrapping, why_gradients_differ
+from .replicas import is_aligned, sightings, values_at
+from .settings import splits_of, state_follows_parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpdoctor.model.consistency import Values
+
+    from .replicas import Sighting
+
+MAX_SETTINGS = 3
+"""So many settings that differ are told with their values. Ours."""
+SAME_SETTINGS = (
+    "give the optimizer the same settings on all ranks; step its scheduler on all ranks, and let one that looks at the "
+    "loss (ReduceLROnPlateau) see the mean over all ranks"
+)
+_LBFGS = "LBFGS"
+UNEVEN_STEPS = "steps"
+"""Name of the cause that ranks have made different numbers of steps."""
+
+
+def why_parameters_differ(sighting: Sighting) -> Cause:
+    """Return the likely cause of parameters that differ."""
+    for look in (
+        _follows_gradients,
+        _uneven_steps,
+        _some_steps_unreduced,
+        _settings,
+        added_after_wrapping,
+        _line_search,
+        _state,
+    ):
+        cause = look(sighting)
+        if cause is not None:
+            return cause
+    return _written_on_one_rank(sighting)
+
+
+def _follows_gradients(sighting: Sighting) -> Cause | None:
+    for earlier in sightings(sighting.replica, What.GRADIENT):
+        if earlier.step <= sighting.step and is_aligned(earlier.values):
+            cause = why_gradients_differ(earlier)
+            blame = cause.blame or blame_of(earlier.difference.splits)
+            return replace(cause, words=f"the gradients differ since step {earlier.step}: {cause.words}", blame=blame)
+    return None
+
+
+def _uneven_steps(sighting: Sighting) -> Cause | None:
+    sides = sides_by(sighting.values, lambda each: each.steps)
+    if len(sides) < 2:
+        return None
+    told = sides_words(sides, lambda steps: f"{steps} steps")
+    return Cause(
+        name=UNEVEN_STEPS,
+        words=f"ranks have made different numbers of steps: {told}",
+        fix="call optimizer.step() on all ranks equally often: under no branch on the rank, on the loss or on the "
+        "batch of one rank",
+        blame=outvoted([ranks for _, ranks in sides]),
+        at_the_step=True,
+    )
+
+
+def _some_steps_unreduced(sighting: Sighting) -> Cause | None:
+    """Return the cause where fewer backwards were reduced than steps made, although each step had one before."""
+    now, before = _first_rank(sighting.values), _first_rank(sighting.before)
+    if now is None or sighting.stream.clock is not Clock.STEP:
+        return None
+    if before is not None and before.reductions < before.steps:
+        return None
+    steps = now.steps - (before.steps if before else 0)
+    missing = steps - (now.reductions - (before.reductions if before else 0))
+    if missing <= 0:
+        return None
+    return Cause(
+        name="steps without a reduction",
+        words=f"{missing} of the last {steps} steps were made without a reduction of gradients",
+        fix="call the DDP object itself in every training step, and leave no_sync() for the last batch before "
+        "step(), also where an epoch ends in the midst of an accumulation",
+        blame=seen(sighting.values),
+        unsynchronised=True,
+        at_the_step=True,
+    )
+
+
+def _settings(sighting: Sighting) -> Cause | None:
+    values = sighting.values if any(each.settings for each in sighting.values) else _last_settings(sighting)
+    splits = splits_of(values, kernels=True)
+    if not splits:
+        return None
+    told = "; ".join(split.words for split in splits[:MAX_SETTINGS])
+    return Cause(
+        name="settings",
+        words=f"the optimizer has different settings: {told}",
+        fix=SAME_SETTINGS,
+        blame=splits[0].blame,
+        at_the_step=True,
+    )
+
+
+def _last_settings(sighting: Sighting) -> tuple[Values, ...]:
+    """Return what ranks wrote at the last steps, for a moment at which no optimizer was looked at."""
+    found = [values_at(one, one.last_number) for one in sighting.replica.streams if one.clock is Clock.STEP]
+    return next((values for values in found if values), ())
+
+
+def _line_search(sighting: Sighting) -> Cause | None:
+    if not any(_LBFGS in each.optimizer for each in sighting.values):
+        return None
+    return Cause(
+        name="line search",
+        words="LBFGS decides by the loss that its closure returns, which is each rank's own",
+        fix="return from the closure the mean of the loss over all ranks (all_reduce)",
+        at_the_step=True,
+    )
+
+
+def _state(sighting: Sighting) -> Cause | None:
+    of_state = next((one for one in sightings(sighting.replica, What.STATE) if one.step <= sighting.step), None)
+    if of_state is None or state_follows_parameters(sighting.values):
+        return None
+    return Cause(
+        name="optimizer state",
+        words=f"the optimizer's state differs since step {of_state.step}, with equal gradients",
+        fix="load the optimizer's state on all ranks, from the same file",
+        blame=blame_of(of_state.difference.splits),
+    )
+
+
+def _written_on_one_rank(sighting: Sighting) -> Cause:
+    blame = blame_of(sighting.difference.splits)
+    who = rank_list(blame.ranks) if blame.ground is Ground.MAJORITY else "one rank"
+    return Cause(
+        name="written",
+        words=f"something other than the optimizer's step changed them on {who}, as a checkpoint that was loaded there "
+        "alone or an edit in place",
+        fix="load a checkpoint before the model is wrapped in DDP, or on all ranks; change parameters on all ranks "
+        "alike, or broadcast them afterwards",
+    )
+
+
+def _first_rank(values: Sequence[Values]) -> Values | None:
+    return min(values, key=lambda each: each.rank, default=None)

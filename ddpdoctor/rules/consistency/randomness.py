@@ -1,0 +1,82 @@
+"""DD507: all ranks draw the same random numbers while dropout is in use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.ruling import Ruling
+
+from .replicas import all_values
+from .survey import replicas, why_nothing
+from .telling import model_words
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.consistency import Stream
+    from ddpdoctor.model.facts import Job
+
+    from .replicas import Replica
+
+MIN_MOMENTS = 2
+"""Ours: ranks that were seeded alike for the start only have drawn different numbers soon."""
+
+
+@rule("DD507", "same-random", Severity.INFO, "All ranks drop out the same units")
+def check_random_state(job: Job) -> Ruling:
+    """Note that all ranks have the same random state at all times while the model trains with dropout.
+
+    ## What it means
+
+    Each rank drops the same units, and whatever else it draws from torch's generator is the same too. That is no fault:
+    many scripts seed all ranks alike on purpose. But the mean over ranks then averages out less noise than it could.
+
+    ## How it is recognised
+
+    A digest of torch's random state is written at each moment at which replicas are compared; it was the same on all
+    ranks at each of them, and a module of the model drops out.
+
+    ## How sure
+
+    High.
+
+    ## What to do
+
+    After the model is wrapped, which makes parameters equal whatever the seed: `torch.manual_seed(seed + rank)`.
+
+    ## Example
+
+        ranks 0 and 1 have the same random state while the model trains with dropout: each drops the same units
+    """
+    everything = [(replica, stream) for replica in replicas(job) for stream in replica.streams]
+    found = [_finding(job, replica, stream) for replica, stream in everything if _is_same(stream)]
+    if found:
+        return Ruling(findings=tuple(found[:1]))
+    asked = any(stream.compared >= MIN_MOMENTS and _drops_out(stream) for _, stream in everything)
+    return Ruling() if asked else Ruling(skipped=why_nothing(job, "models that train with dropout"))
+
+
+def _is_same(stream: Stream) -> bool:
+    return MIN_MOMENTS <= stream.compared == stream.same_random and _drops_out(stream)
+
+
+def _drops_out(stream: Stream) -> bool:
+    return any(values.dropout for values in all_values([stream]))
+
+
+def _finding(job: Job, replica: Replica, stream: Stream) -> Finding:
+    return Finding(
+        code="DD507",
+        kind="same-random",
+        severity=Severity.INFO,
+        confidence=Confidence.HIGH,
+        ranks=stream.ranks,
+        summary=f"{rank_list(stream.ranks)} have the same random state while the model trains with dropout: each "
+        "drops the same units",
+        evidence=(
+            f"the random state was the same on all of them at {stream.compared} moments",
+            *model_words(job, replica),
+        ),
+        fix="seed each rank differently once the model is wrapped: torch.manual_seed(seed + rank)",
+    )

@@ -1,0 +1,124 @@
+"""The replicas of a job, by model, and the first difference of each kind that was seen between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.consistency import Clock, What
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpdoctor.model.consistency import Consistency, Difference, Stream, Values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """One model that the ranks of a group keep equal, as it was seen by all clocks."""
+
+    group: str
+    model: int
+    members: tuple[int, ...]
+    streams: tuple[Stream, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """The first difference of one kind between the replicas of one model."""
+
+    replica: Replica
+    stream: Stream
+    difference: Difference
+    step: int
+    """The training step after which, or within which, it was seen, from 1."""
+    last_good: int | None
+    """The last step before it at which all of this kind were seen to be equal."""
+    values: tuple[Values, ...]
+    """What ranks wrote at this moment."""
+    before: tuple[Values, ...]
+    """What they wrote at the last moment of the same clock at which all were equal; empty where there was none."""
+
+
+def replicas_of(consistency: Consistency) -> tuple[Replica, ...]:
+    """Return the models in the order of their streams. Groups of different ranks may share a name."""
+    found: dict[tuple[str, int, tuple[int, ...]], list[Stream]] = {}
+    for stream in consistency.streams:
+        members = tuple(sorted({*stream.ranks, *stream.unpaired}))
+        found.setdefault((stream.group, stream.model, members), []).append(stream)
+    return tuple(
+        Replica(group=group, model=model, members=members, streams=tuple(streams))
+        for (group, model, members), streams in found.items()
+    )
+
+
+def sightings(replica: Replica, what: What) -> list[Sighting]:
+    """Return the differences of one kind, one a stream at most, the earliest first; among equals as streams come."""
+    found = [
+        _sighting(replica, stream, difference)
+        for stream in replica.streams
+        for difference in stream.differences
+        if difference.what is what
+    ]
+    return sorted(found, key=lambda sighting: sighting.step)
+
+
+def values_at(stream: Stream, number: int | None) -> tuple[Values, ...]:
+    """Return what ranks wrote at a moment; nothing where it was not kept."""
+    return next((values for at, values in stream.values if at == number), ())
+
+
+def all_values(streams: Iterable[Stream]) -> list[Values]:
+    """Return what ranks wrote at all moments that were kept."""
+    return [values for stream in streams for _, those in stream.values for values in those]
+
+
+def step_of(stream: Stream, number: int) -> int:
+    """Return the training step, from 1, to which a moment belongs.
+
+    Where no optimizer counts them, a step is a backward whose gradients were reduced.
+    """
+    if stream.clock is Clock.STEP:
+        return number
+    if stream.clock is Clock.SYNC:
+        return number + 1
+    stepped = [values.steps for values in values_at(stream, number)] if stream.clock is Clock.END else []
+    return max(stepped) if any(stepped) else max(number, 1)
+
+
+def is_aligned(values: Iterable[Values]) -> bool:
+    """Return whether ranks had come equally far: as many backwards reduced.
+
+    A rank that has made a step more, or fewer, writes its step N at another place of training than the others.
+    """
+    return len({each.reductions for each in values}) <= 1
+
+
+def _sighting(replica: Replica, stream: Stream, difference: Difference) -> Sighting:
+    step = step_of(stream, difference.number)
+    return Sighting(
+        replica=replica,
+        stream=stream,
+        difference=difference,
+        step=step,
+        last_good=_last_good(replica, difference.what, step),
+        values=values_at(stream, difference.number),
+        before=values_at(stream, difference.last_equal),
+    )
+
+
+def _last_good(replica: Replica, what: What, step: int) -> int | None:
+    steps = [
+        step_of(stream, number)
+        for stream in replica.streams
+        if what in stream.kinds and (number := _last_equal(stream, what)) is not None
+    ]
+    return max((good for good in steps if good < step), default=None)
+
+
+def _last_equal(stream: Stream, what: What) -> int | None:
+    """Return the last moment at which all of a kind were equal, as far as the first difference tells."""
+    for difference in stream.differences:
+        if difference.what is what:
+            return difference.last_equal
+    return stream.last_number

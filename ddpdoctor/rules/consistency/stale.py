@@ -1,0 +1,103 @@
+"""DD508: the optimizer trains tensors that are no parameters of the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.consistency import What
+from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.ruling import Ruling
+
+from .replicas import step_of, values_at
+from .survey import replicas, why_nothing
+from .telling import hosts_of, model_words
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.consistency import Stream, Values
+    from ddpdoctor.model.facts import Job
+
+    from .replicas import Replica
+
+MIN_UNCHANGED = 2
+"""Moments in a row without any change. Ours: a step may be skipped, or have a learning rate of 0 in a warm-up."""
+
+
+@rule("DD508", "stale-optimizer", Severity.ERROR, "The optimizer holds tensors that are no parameters of the model")
+def check_stale_optimizer(job: Job) -> Ruling:
+    """Report a model whose parameters never change while optimizers step with tensors that are not its own.
+
+    ## What it means
+
+    The optimizer was made from parameters that the model has no longer: it was copied, replaced or loaded as a whole,
+    or its layers were, after `optimizer = ...(model.parameters())`. Backward fills the gradients of the new
+    parameters, and the optimizer steps with the old ones. Ranks stay equal, and nothing is learned.
+
+    ## How it is recognised
+
+    All of this was seen: gradients of the model were reduced again and again, optimizers made steps, no parameter of
+    the model changed on any rank, parameters that train are in no optimizer, and at least as many tensors in
+    optimizers are no parameters of any DDP model. Master copies in another precision change the model's parameters,
+    and are no alarm; nor is a model through which something smaller, as a prompt or an image, is trained.
+
+    ## How sure
+
+    High.
+
+    ## What to do
+
+    Make the optimizer after the model has been moved, replaced, loaded and wrapped: `optimizer =
+    ...(model.parameters())`.
+
+    ## Example
+
+        the parameters of the model did not change in 16 steps: the optimizer holds 4 tensors that are no parameters
+        of it, and none of the 4 that train
+    """
+    found = [one for replica in replicas(job) for stream in replica.streams if (one := _finding(job, replica, stream))]
+    if found:
+        return Ruling(findings=tuple(found[:1]))
+    followed = any(
+        stream.compared > MIN_UNCHANGED and What.PARAMETER in stream.kinds
+        for replica in replicas(job)
+        for stream in replica.streams
+    )
+    return Ruling() if followed else Ruling(skipped=why_nothing(job, "parameters of enough moments"))
+
+
+def _finding(job: Job, replica: Replica, stream: Stream) -> Finding | None:
+    values = values_at(stream, stream.last_number)
+    if stream.last_number is None or not _is_stale(job, stream, values):
+        return None
+    ranks = tuple(each.rank for each in values)
+    some, last = values[0], step_of(stream, stream.last_number)
+    return Finding(
+        code="DD508",
+        kind="stale-optimizer",
+        severity=Severity.ERROR,
+        confidence=Confidence.HIGH,
+        ranks=ranks,
+        hosts=hosts_of(job, ranks),
+        step=_unchanged_since(stream),
+        summary=f"the parameters of the model have not changed in {some.reductions} backwards on {rank_list(ranks)}: "
+        f"the optimizer holds {some.stray} tensors that are no parameters of it, and none of the {some.unheld} that "
+        "train",
+        evidence=(
+            f"no parameter differs from one to the next of the last {stream.unchanged + 1} moments, up to step {last}",
+            *model_words(job, replica),
+        ),
+        fix="make the optimizer from model.parameters() after the model has been moved, replaced, loaded and wrapped",
+    )
+
+
+def _is_stale(job: Job, stream: Stream, values: tuple[Values, ...]) -> bool:
+    if stream.unchanged < MIN_UNCHANGED or What.PARAMETER not in stream.kinds or not values:
+        return False
+    stepped = all(rank.steps > 0 for rank in job.ranks if rank.rank in stream.ranks)
+    return stepped and all(each.reductions > 0 and each.stray >= each.unheld > 0 for each in values)
+
+
+def _unchanged_since(stream: Stream) -> int | None:
+    """Return the first step where no moment had any change; None where the parameters did change once."""
+    return 1 if stream.unchanged == stream.compared - 1 else None

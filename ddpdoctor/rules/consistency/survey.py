@@ -1,0 +1,113 @@
+"""What was seen of one kind of tensors in all models of a job: differences that count, and why others do not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.ruling import Ruling
+
+from .intended import excuse_of_cause, excuse_of_model, excuse_of_sighting
+from .replicas import replicas_of, sightings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ddpdoctor.model.consistency import What
+    from ddpdoctor.model.facts import Job
+    from ddpdoctor.model.findings import Finding
+
+    from .cause import Cause
+    from .replicas import Replica, Sighting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A difference that counts, and its likely cause."""
+
+    sighting: Sighting
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """All of one kind in a job."""
+
+    found: tuple[Found, ...]
+    """The earliest of each model, the earliest first."""
+    compared: bool
+    """At one moment of one model, or more, it was told whether all were equal."""
+    excuses: tuple[str, ...]
+    """Why differences do not count, or models were not compared."""
+
+
+def survey(job: Job, what: What, why: Callable[[Sighting], Cause]) -> Survey:
+    """Return the differences of a kind that count, with what ``why`` says of their cause."""
+    found: list[Found] = []
+    excuses: list[str] = []
+    compared = False
+    for replica in replicas(job):
+        excuse = excuse_of_model(replica, what)
+        if excuse:
+            excuses.append(excuse)
+            continue
+        those, why_not = _in_model(replica, what, why)
+        found += those
+        excuses += why_not
+        compared = compared or _is_compared(replica, what, excused=bool(why_not))
+    found.sort(key=lambda one: one.sighting.step)
+    return Survey(found=tuple(found), compared=compared, excuses=tuple(dict.fromkeys(excuses)))
+
+
+def replicas(job: Job) -> tuple[Replica, ...]:
+    """Return the models of a job whose replicas were looked at."""
+    return replicas_of(job.consistency) if job.consistency is not None else ()
+
+
+def ruling(job: Job, survey_: Survey, findings: Iterable[Finding], noun: str) -> Ruling:
+    """Return findings, or that all were equal, or why nothing can be said. ``noun`` is what was to be compared."""
+    told = tuple(findings)
+    if told:
+        return Ruling(findings=told)
+    if survey_.excuses and not survey_.compared:
+        return Ruling(skipped="; ".join(survey_.excuses))
+    return Ruling() if survey_.compared else Ruling(skipped=why_nothing(job, noun))
+
+
+def why_nothing(job: Job, noun: str) -> str:
+    """Return why no tensors of a kind were compared."""
+    if job.consistency is None:
+        return "replicas were not compared"
+    streams = job.consistency.streams
+    if not streams:
+        return "no DDP model was trained on two ranks or more that could be seen"
+    if not any(stream.compared for stream in streams):
+        alone = sorted({rank for stream in streams for rank in stream.unpaired})
+        whose = f": {rank_list(alone)} wrote moments that no other rank has" if alone else ""
+        return f"nothing was compared because no two ranks wrote the same moment{whose}"
+    return f"no {noun} were compared"
+
+
+def _in_model(replica: Replica, what: What, why: Callable[[Sighting], Cause]) -> tuple[list[Found], list[str]]:
+    """Return the first difference that counts, and why those before it do not."""
+    excuses: list[str] = []
+    for sighting in sightings(replica, what):
+        excuse = excuse_of_sighting(sighting)
+        cause = why(sighting)
+        excuse = excuse or excuse_of_cause(sighting, cause)
+        if not excuse:
+            return [Found(sighting=sighting, cause=cause)], excuses
+        excuses.append(excuse)
+    return [], excuses
+
+
+def _is_compared(replica: Replica, what: What, *, excused: bool) -> bool:
+    """Return whether a stream told of all moments that they were equal, or at least of some before the first."""
+    for stream in replica.streams:
+        if what not in stream.kinds:
+            continue
+        difference = next((one for one in stream.differences if one.what is what), None)
+        if difference is None or difference.last_equal is not None or not excused:
+            return True
+    return False

@@ -1,0 +1,161 @@
+"""Puts differences into findings: one for each cause, of the model in which it was seen first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.consistency import Clock, What
+from ddpdoctor.model.findings import Finding, Place
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.registry import rule_of
+
+from .blame import Ground, blame_of, sides_words
+from .replicas import replicas_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ddpdoctor.model.consistency import Split, TensorRow
+    from ddpdoctor.model.facts import Job
+
+    from .blame import Blame
+    from .replicas import Replica, Sighting
+    from .survey import Found
+
+MAX_NAMED = 4
+"""So many tensors that differ are named. Ours."""
+UNTOLD = "it cannot be told which of them is right"
+
+
+def findings_of(job: Job, check: Callable[..., object], found: Iterable[Found], nouns: str) -> list[Finding]:
+    """Return a finding for each cause. ``nouns`` is what differs, as "gradients"."""
+    by_cause: dict[str, list[Found]] = {}
+    for one in found:
+        by_cause.setdefault(one.cause.name, []).append(one)
+    return [_finding(job, check, first, others, nouns) for first, *others in by_cause.values()]
+
+
+def blamed(found: Found) -> Blame:
+    """Return whom a difference is blamed on: whom its cause shows, else whoever differs from the majority."""
+    return found.cause.blame or blame_of(found.sighting.difference.splits)
+
+
+def hosts_of(job: Job, ranks: Iterable[int]) -> tuple[str, ...]:
+    """Return the hosts of ranks, where the job has more than one node."""
+    if job.nnodes <= 1:
+        return ()
+    wanted = set(ranks)
+    return tuple(sorted({rank.host for rank in job.ranks if rank.rank in wanted}))
+
+
+def model_words(job: Job, replica: Replica) -> list[str]:
+    """Return which model it is, where there are several."""
+    replicas = replicas_of(job.consistency) if job.consistency is not None else ()
+    if len(replicas) < 2:
+        return []
+    return [f"it is DDP model {replica.model} of {rank_list(replica.members)}"]
+
+
+def row_words(row: TensorRow) -> str:
+    """Return the name of a tensor; of optimizer state with its part."""
+    return f"{row.part} of {row.name}" if row.part else row.name
+
+
+def _finding(job: Job, check: Callable[..., object], first: Found, others: Sequence[Found], nouns: str) -> Finding:
+    rule, blame, sighting = rule_of(check), blamed(first), first.sighting
+    return Finding(
+        code=rule.code,
+        kind=rule.kind,
+        severity=rule.severity,
+        confidence=blame.confidence,
+        ranks=blame.ranks,
+        hosts=hosts_of(job, blame.ranks),
+        where=_places(first, blame) if first.cause.at_the_step else (),
+        step=sighting.step,
+        tensor=sighting.difference.splits[0].row.name,
+        summary=f"{nouns} differ between {rank_list(_everybody(sighting))} {_when(sighting)}: {first.cause.words}",
+        evidence=(
+            moments_words(sighting),
+            _count_words(sighting, nouns),
+            *_side_words(sighting),
+            *([UNTOLD] if blame.ground is Ground.NONE else []),
+            *first.cause.evidence,
+            *model_words(job, sighting.replica),
+            *(_also_words(one) for one in others),
+        ),
+        fix=first.cause.fix,
+    )
+
+
+def moments_words(sighting: Sighting) -> str:
+    """Return when all was last seen to be equal, and when not."""
+    seen = f"different {_moment_words(sighting)}"
+    if sighting.last_good is None:
+        return f"{seen}, the first moment that was compared"
+    return f"equal at step {sighting.last_good}, {seen}: it happened in between"
+
+
+def _when(sighting: Sighting) -> str:
+    if sighting.stream.clock is Clock.END:
+        return "at the end"
+    return f"{'at' if sighting.difference.what is What.GRADIENT else 'after'} step {sighting.step}"
+
+
+def _moment_words(sighting: Sighting) -> str:
+    words = {
+        Clock.STEP: "before" if sighting.difference.what is What.GRADIENT else "after",
+        Clock.FORWARD: "after",
+        Clock.SYNC: "as DDP had sent them, in",
+        Clock.END: "at the end, after",
+    }
+    return f"{words[sighting.stream.clock]} step {sighting.step}"
+
+
+def _count_words(sighting: Sighting, nouns: str) -> str:
+    difference = sighting.difference
+    names = list(dict.fromkeys(row_words(split.row) for split in difference.splits))
+    more = difference.differing - min(len(names), MAX_NAMED)
+    named = ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return f"{difference.differing} of {difference.of} {nouns} differ: {named}"
+
+
+def _side_words(sighting: Sighting) -> list[str]:
+    """Return who agrees with whom at the first tensor, where that says more than that each rank is alone."""
+    split = sighting.difference.splits[0]
+    if all(len(side) == 1 for side in split.sides) and not split.absent_on:
+        return [f"{row_words(split.row)}: no two ranks are equal"] if len(split.sides) > 2 else []
+    return [f"{row_words(split.row)}: {_split_words(split)}"]
+
+
+def _split_words(split: Split) -> str:
+    sides = [(_side_name(split, side, at), side) for at, side in enumerate(split.sides)]
+    return sides_words(sides)
+
+
+def _side_name(split: Split, side: tuple[int, ...], at: int) -> str:
+    if side == split.absent_on:
+        return "none"
+    return "the same" if at == 0 and len(side) > 1 else "others"
+
+
+def _also_words(found: Found) -> str:
+    sighting = found.sighting
+    name = row_words(sighting.difference.splits[0].row)
+    return (
+        f"likewise in DDP model {sighting.replica.model} of {rank_list(sighting.replica.members)}: "
+        f"{name} {_when(sighting)}"
+    )
+
+
+def _everybody(sighting: Sighting) -> tuple[int, ...]:
+    return tuple(rank for side in sighting.difference.splits[0].sides for rank in side)
+
+
+def _places(found: Found, blame: Blame) -> tuple[Place, ...]:
+    sites = {values.rank: values.site for values in found.sighting.values}
+    places = []
+    for rank in blame.ranks:
+        site = sites.get(rank)
+        if site is not None and site.user:
+            places.append(Place(rank=rank, file=site.file, line=site.line, function=site.function))
+    return tuple(places)
