@@ -20,16 +20,27 @@ MAX_SLOTS = 128
 class PrintWriter:
     """A file of prints that this process writes; one is made where ``rings`` are, in the folder ``prints``.
 
+    It has room for ``most_slots`` records, or for fewer, as fit into ``most_bytes``; for ``MIN_SLOTS`` in any case.
+
     Raises:
         OSError: the file cannot be made, or there is no room for all of it.
     """
 
-    def __init__(self, folder: str, name: str, table: Dict[str, Any], pid: int, start_ticks: int) -> None:
+    def __init__(
+        self,
+        folder: str,
+        name: str,
+        table: Dict[str, Any],
+        pid: int,
+        start_ticks: int,
+        most_bytes: int = MAX_BYTES,
+        most_slots: int = MAX_SLOTS,
+    ) -> None:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         rows = len(table["rows"])
         packed = zlib.compress(json.dumps(table, separators=(",", ":")).encode("utf-8", "replace"), 6)
         self._size = print_wire.slot_size(rows)
-        self._slots = min(max(MIN_SLOTS, MAX_BYTES // self._size), MAX_SLOTS)
+        self._slots = min(max(MIN_SLOTS, most_bytes // self._size), most_slots)
         self._slots_at = print_wire.HEADER_SIZE + (len(packed) + 7) // 8 * 8
         self.path = os.path.join(folder, name)
         self.total_bytes = self._slots_at + self._slots * self._size

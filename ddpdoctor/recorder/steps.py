@@ -31,7 +31,7 @@ def stepped(optimizer: Any) -> None:
 
 def patch_ddp(ddp: Any) -> None:
     """Measure forwards of DDP, and the wait for rank 0's buffers inside them."""
-    ddp.__init__ = _then(ddp.__init__, _time_every_step)
+    ddp.__init__ = then(ddp.__init__, _time_every_step)
     ddp.forward = _forward(ddp.forward)
     if hasattr(ddp, "_sync_buffers"):
         ddp._sync_buffers = _waiting(ddp._sync_buffers)
@@ -42,7 +42,9 @@ def patch_autograd(module: Any) -> None:
     module.backward = _backward(module.backward)
 
 
-def _then(original: Callable[..., Any], action: Callable[[Any], None]) -> Callable[..., Any]:
+def then(original: Callable[..., Any], action: Callable[[Any], None]) -> Callable[..., Any]:
+    """Have a method followed by an action on its object, which may fail."""
+
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         try:

@@ -8,7 +8,7 @@ import time
 import weakref
 from typing import Any, Callable, Optional
 
-from . import calls, detail, frames, groups, models, reductions, steps, wire
+from . import calls, detail, frames, groups, models, reductions, replica_steps, replicas, steps, wire
 from .errors import hide_own_frames, saw_uncaught
 from .state import MASTER_VARIABLE, guarded, here
 from .wrappers import standing_for
@@ -92,6 +92,7 @@ def patch_groups(module: Any) -> None:
 
 
 def _before_destroy(group: Any = None) -> None:
+    replica_steps.group_ends(group)
     reductions.settle_all()
     detail.forget_helpers(group)
 
@@ -154,7 +155,11 @@ def patch_ddp(module: Any) -> None:
 
     steps.patch_ddp(ddp)
     ddp.__init__ = phase("ddp_init", ddp.__init__, waits=True, before=before, after=_after_ddp, group=group_of)
-    ddp.forward = phase("ddp_forward", ddp.forward, name=_forward_name, group=_forward_group)
+    ddp.forward = phase(
+        "ddp_forward", ddp.forward, before=replica_steps.forward_begins, after=replicas.forward_ended,
+        name=_forward_name, group=_forward_group,
+    )  # fmt: skip
+    ddp._sync_buffers = steps.then(ddp._sync_buffers, replica_steps.buffers_synced)
 
 
 def _forward_name(*args: Any) -> str:
@@ -177,12 +182,16 @@ def _backward_group(*args: Any, **kwargs: Any) -> Any:
 
 def _after_ddp(*args: Any, **kwargs: Any) -> None:
     detail.constructing.group = None
+    replicas.register(args[0])
 
 
 def patch_autograd(module: Any) -> None:
     """Put a record around torch.autograd.backward, through which Tensor.backward goes as well."""
     steps.patch_autograd(module)
-    module.backward = phase("backward", module.backward, waits=True, group=_backward_group)
+    module.backward = phase(
+        "backward", module.backward, waits=True, before=replicas.backward_begins, after=replicas.backward_ended,
+        group=_backward_group,
+    )  # fmt: skip
 
 
 def patch_optimizer(module: Any) -> None:
@@ -192,7 +201,9 @@ def patch_optimizer(module: Any) -> None:
     def stepped(optimizer: Any, *unused: Any) -> None:
         count("steps", _steps)
         steps.stepped(optimizer)
+        replica_steps.after_step(optimizer)
 
+    module.register_optimizer_step_pre_hook(replica_steps.before_step)
     module.register_optimizer_step_post_hook(stepped)
 
 

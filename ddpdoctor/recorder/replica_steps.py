@@ -1,0 +1,202 @@
+"""By what the replicas of this process are looked at: steps of optimizers, forwards, syncs of buffers, the end.
+
+Nearly all steps are not due. For those a few numbers are compared, and no tensor is touched.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from typing import Any, Dict, List, Optional
+
+from . import replicas
+from .replica_moments import ModelMoments, StepMoments, gpu_is_idle, may_look, next_due
+from .replicas import Replica
+from .state import check_every, guarded, here
+
+MAX_STREAMS = 4
+"""Optimizers of one model at a time whose steps are looked at; some scripts have one for each parameter. Ours."""
+_OPTIMIZER_FILE = "optimizer.py"
+
+
+class Stepper:
+    """An optimizer that has stepped."""
+
+    def __init__(self, optimizer: Any, every: int) -> None:
+        self.optimizer = weakref.ref(optimizer, functools.partial(_forget, id(optimizer)))
+        self.steps = 0
+        self.due = 1
+        self.every = every
+        self.seen = -1
+        """The set of models that ``moments`` are of."""
+        self.moments: List[StepMoments] = []
+
+
+_steppers: Dict[int, Stepper] = {}
+_running: Optional[Stepper] = None
+"""Whose step is being made: the outermost, where optimizers call others."""
+
+
+def _forget(key: int, reference: Any) -> None:
+    found = _steppers.get(key)
+    if found is not None and found.optimizer is reference:
+        del _steppers[key]
+
+
+@guarded("replica before step")
+def before_step(optimizer: Any, *unused: Any) -> None:
+    """Note that an optimizer begins a step, and take gradients where that is due."""
+    global _running
+    if not replicas.is_recorded():
+        return
+    if _running is not None and _is_inside(_running):
+        return
+    stepper = _stepper_of(optimizer)
+    _running = stepper
+    is_due = stepper.steps + 1 == stepper.due
+    if is_due or stepper.seen != replicas.version():
+        _find_models(stepper, optimizer)
+    for moments in stepper.moments:
+        moments.begins()
+        if is_due and may_look():
+            moments.look_before()
+
+
+@guarded("replica after step")
+def after_step(optimizer: Any) -> None:
+    """Note that an optimizer has made a step, and look at its models where that is due."""
+    global _running
+    stepper = _running
+    if stepper is None or stepper.optimizer() is not optimizer:
+        return
+    _running = None
+    stepper.steps += 1
+    try:
+        if stepper.steps == stepper.due:
+            stepper.due = next_due(stepper.steps, stepper.every)
+            for moments in stepper.moments:
+                moments.look_after(stepper.steps, optimizer, _optimizers(), sys._getframe(1))
+    finally:
+        for moments in stepper.moments:
+            moments.ended()
+
+
+def _stepper_of(optimizer: Any) -> Stepper:
+    found = _steppers.get(id(optimizer))
+    if found is None or found.optimizer() is not optimizer:
+        found = _steppers[id(optimizer)] = Stepper(optimizer, check_every())
+    return found
+
+
+def _is_inside(stepper: Stepper) -> bool:
+    """Return whether a step is still being made further out: one that raised has left no other trace."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_OPTIMIZER_FILE) and stepper.optimizer() is frame.f_locals.get("self"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _find_models(stepper: Stepper, optimizer: Any) -> None:
+    """Find the models of which an optimizer holds parameters; none for one that steps within backward.
+
+    Those are one for each parameter, and step in an order that may differ between ranks.
+    """
+    stepper.seen = replicas.version()
+    if replicas.in_backward() or any(hasattr(p, "_in_backward_optimizers") for p in _held(optimizer)):
+        stepper.moments = []
+        return
+    held = {id(tensor) for tensor in _held(optimizer)}
+    known = {moments.replica: moments for moments in stepper.moments}
+    stepper.moments = []
+    for replica in replicas.all_replicas():
+        module = replica.module()
+        if module is None or not any(id(tensor) in held for tensor in module.parameters()):
+            continue
+        if replica in known:
+            known[replica].follow(optimizer)
+            stepper.moments.append(known[replica])
+        elif len(_moments_of(replica)) < MAX_STREAMS:
+            stepper.moments.append(StepMoments(replica, optimizer))
+
+
+def _held(optimizer: Any) -> List[Any]:
+    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
+
+
+def _moments_of(replica: Replica) -> List[StepMoments]:
+    return [m for stepper in list(_steppers.values()) for m in stepper.moments if m.replica is replica]
+
+
+def _optimizers() -> List[Any]:
+    found = [stepper.optimizer() for stepper in list(_steppers.values())]
+    return [optimizer for optimizer in found if optimizer is not None]
+
+
+def _model_moments(replica: Replica) -> ModelMoments:
+    if replica.moments is None:
+        replica.moments = ModelMoments(replica)
+    found: ModelMoments = replica.moments
+    return found
+
+
+@guarded("replica forward")
+def forward_begins(ddp: Any, *unused: Any, **also_unused: Any) -> None:
+    """Look at a model of which no optimizer of torch's holds parameters, where that is due."""
+    import torch
+
+    replica = replicas.find(ddp)
+    if replica is None or not torch.is_grad_enabled():
+        return
+    own = _model_moments(replica)
+    if replica.reductions < own.forward_due:
+        return
+    own.forward_due = next_due(replica.reductions, check_every())
+    if not _moments_of(replica) and may_look():
+        own.look_at_forward(_optimizers(), sys._getframe(1))
+
+
+@guarded("replica buffers")
+def buffers_synced(ddp: Any) -> None:
+    """Look at the buffers that DDP has just sent, where that is due.
+
+    The script's own hook for buffers may send them later, in the background.
+    """
+    replica = replicas.find(ddp)
+    if replica is None or hasattr(ddp, "buffer_hook"):
+        return
+    own = _model_moments(replica)
+    if replica.reductions >= own.sync_due and may_look():
+        own.sync_due = next_due(replica.reductions, check_every())
+        own.look_after_sync()
+
+
+@guarded("replica ends")
+def model_ended(replica: Replica) -> None:
+    """Look a last time at a model that was trained, unless an error has ended training, or it was edited since."""
+    steppers = [stepper for stepper in list(_steppers.values()) if any(m.replica is replica for m in stepper.moments)]
+    trained = replica.reductions or steppers
+    if replica.ended or not trained or sys.exc_info()[1] is not None or getattr(sys, "last_value", None) is not None:
+        return
+    replica.ended = True
+    if any(moments.is_edited() for moments in _moments_of(replica)) or (replica.on_gpu and not gpu_is_idle()):
+        return
+    if may_look():
+        _model_moments(replica).look_at_end(_optimizers(), steppers[0].steps if steppers else 0)
+
+
+@guarded("replicas end")
+def group_ends(group: Any = None) -> None:
+    """Look a last time at the models of a process group that is about to be destroyed, all of them without one."""
+    from . import groups
+
+    wanted = None if group is None or group is groups.default() else str(group.group_name)
+    for replica in replicas.all_replicas():
+        if wanted in (None, replica.group):
+            model_ended(replica)
+
+
+replicas.on_gone.append(model_ended)
+here.on_end.append(group_ends)
