@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.rules.ruling import Ruling, run_rules
 
+from .duplicates import check_duplicates
+from .epochs import check_epochs
+from .shards import check_shards
+from .uneven import check_batches
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddpdoctor.model.facts import Job
     from ddpdoctor.model.findings import Check, Finding
 
-CHECKS: tuple[Callable[[Job], Ruling], ...] = ()
+CHECKS: tuple[Callable[[Job], Ruling], ...] = (check_duplicates, check_epochs, check_shards, check_batches)
 """The rules of this family, by code."""
 
 

@@ -1,0 +1,261 @@
+"""DD701: ranks that train on the same samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.ruling import Ruling
+
+from . import say
+from .arithmetic import drew_all
+from .contents import is_told_by_prints, same_batches, same_contents
+from .replicas import Replicas, judge_groups, settle
+from .shared import NOT_TRAINED, Shared, shared_loaders, was_trained
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from ddpdoctor.model.data import EpochSeen, SamplerSeen
+    from ddpdoctor.model.facts import Job
+
+MIN_DRAWN = 2
+"""A single index drawn alike is no sign of anything."""
+
+
+@rule("DD701", "duplicate-data", Severity.ERROR, "Ranks train on the same samples")
+def check_duplicates(job: Job) -> Ruling:
+    """Report ranks of one DDP group that draw the same samples from the same dataset.
+
+    ## What it means
+
+    DDP averages the gradients of all ranks. Where all of them have the same samples, the average is that of one rank:
+    the job takes the time and the GPUs of all ranks for the training of one. Nothing fails.
+
+    ## How it is recognised
+
+    Of each loader it is recorded which indices it draws, as count, sum, exclusive or and a digest of their order, and
+    digests of the first batches and of a few samples. Ranks draw the same samples where their indices are equal in the
+    same order, or where each comes to the end of its pass and has drawn every index of the dataset. Loaders are paired
+    by the line that loops over them; only those count between whose batches a backward runs.
+
+    Ranks that have data of their own are told apart by the digests: the same index gives other values there. Of an
+    iterable dataset the first batches themselves have to be equal in all their parts. A loader whose batches the script
+    shares out afterwards (DDP's forward is given clearly less than was delivered) is not judged.
+
+    ## How sure
+
+    High where delivered values were compared. Medium where all that could be compared are the descriptions of the
+    datasets: class, length, attributes.
+
+    ## What to do
+
+    Give the loader `sampler=DistributedSampler(dataset)`, made after `init_process_group` and without `num_replicas`
+    and `rank` (it takes those of the job); leave `shuffle` to it, and call `sampler.set_epoch(epoch)` in each epoch.
+    Give an iterable dataset rank and world size, and let it skip what belongs to others. Where each rank is meant to
+    see all samples, nothing has to be done.
+
+    ## Example
+
+        ranks 0 and 1 train on the same 320 samples: the loader at train.py:12 has no distributed sampler
+    """
+    return judge_groups(job, duplicates)
+
+
+def duplicates(replicas: Replicas) -> Ruling:
+    """Return the loaders that give ranks of one group the same samples."""
+    return settle((_judge(replicas, shared) for shared in shared_loaders(replicas)), NOT_TRAINED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """A pass in which ranks had the same samples."""
+
+    number: int
+    ranks: tuple[int, ...]
+    passes: Mapping[int, EpochSeen]
+    all_samples: bool
+    """Each of them drew every sample there is."""
+
+
+def _judge(replicas: Replicas, shared: Shared) -> Ruling:
+    reason = _unfit(replicas, shared)
+    if reason:
+        return Ruling(skipped=reason)
+    told = False
+    for number, found in shared.passes().items():
+        passes = {rank: epoch for rank, epoch in found.items() if was_trained(epoch) or not replicas.trained_only}
+        seen, certain = _same_in(shared, number, passes)
+        if seen is not None:
+            return Ruling(findings=(_finding(replicas, shared, seen),))
+        told = told or certain
+    if told:
+        return Ruling()
+    return Ruling(skipped=f"{say.name_of(shared.first())}: what ranks drew could not be compared")
+
+
+def _unfit(replicas: Replicas, shared: Shared) -> str:
+    """Return why a loader cannot be judged; empty where it can."""
+    loaders = shared.seen.values()
+    name = say.name_of(shared.first())
+    if any(epoch.split_after for loader in loaders for epoch in loader.epochs):
+        return f"{name}: the script itself shares out its batches"
+    if any(loader.samples is not None and loader.samples < replicas.size for loader in loaders):
+        return f"{name}: it has fewer samples than there are ranks"
+    return ""
+
+
+def _same_in(shared: Shared, number: int, passes: Mapping[int, EpochSeen]) -> tuple[_Seen | None, bool]:
+    """Return who had the same samples in a pass, and, where nobody had, whether that is certain."""
+    if len(passes) < 2:
+        return None, False
+    if any(shared.seen[rank].iterable or not shared.seen[rank].indices_seen for rank in passes):
+        ranks = _alike(passes, lambda one, other: same_batches(passes[one], passes[other]))
+        return _seen(number, ranks, passes, all_samples=False), all(e.batch_prints for e in passes.values())
+    certain = True
+    for all_samples, drew_same in ((True, _drew_everything(shared, passes)), (False, _drew_alike(passes))):
+        ranks = _alike(passes, drew_same)
+        same = _holding_same(shared, passes, ranks)
+        if same:
+            return _seen(number, same, passes, all_samples=all_samples), True
+        certain = certain and not any(_unsure(shared, passes, ranks))
+    return None, certain and any(epoch.drawn for epoch in passes.values())
+
+
+def _seen(number: int, ranks: tuple[int, ...], passes: Mapping[int, EpochSeen], *, all_samples: bool) -> _Seen | None:
+    return _Seen(number=number, ranks=ranks, passes=passes, all_samples=all_samples) if ranks else None
+
+
+def _drew_everything(shared: Shared, passes: Mapping[int, EpochSeen]) -> Callable[[int, int], bool]:
+    whole = {rank for rank, epoch in passes.items() if drew_all(epoch, shared.seen[rank])}
+    return lambda one, other: one in whole and other in whole
+
+
+def _drew_alike(passes: Mapping[int, EpochSeen]) -> Callable[[int, int], bool]:
+    def drew_alike(one: int, other: int) -> bool:
+        mine, others = passes[one], passes[other]
+        if mine.drawn < MIN_DRAWN or mine.first != others.first:
+            return False
+        if mine.drawn == others.drawn:
+            return (mine.order, mine.total, mine.xor) == (others.order, others.total, others.xor)
+        return not (mine.complete and others.complete) and same_batches(mine, others)
+
+    return drew_alike
+
+
+def _holding_same(shared: Shared, passes: Mapping[int, EpochSeen], ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Return those of some ranks that hold the same data as another one of them."""
+    drew = {rank: passes[rank] for rank in ranks}
+    return _alike(drew, lambda one, other: _contents(shared, passes, one, other) is True)
+
+
+def _unsure(shared: Shared, passes: Mapping[int, EpochSeen], ranks: tuple[int, ...]) -> Iterable[bool]:
+    """Return of each rank that drew as the first did whether it cannot be told that it holds other data."""
+    return (_contents(shared, passes, ranks[0], rank) is None for rank in ranks[1:])
+
+
+def _contents(shared: Shared, passes: Mapping[int, EpochSeen], one: int, other: int) -> bool | None:
+    return same_contents((shared.seen[one], shared.seen[other]), (passes[one], passes[other]))
+
+
+def _alike(passes: Mapping[int, EpochSeen], same: Callable[[int, int], bool]) -> tuple[int, ...]:
+    """Return the ranks that are like another one, by comparing each with the first of each kind."""
+    kinds: list[list[int]] = []
+    for rank in sorted(passes):
+        kind = next((kind for kind in kinds if same(kind[0], rank)), None)
+        if kind is None:
+            kinds.append([rank])
+        else:
+            kind.append(rank)
+    return tuple(sorted(rank for kind in kinds if len(kind) > 1 for rank in kind))
+
+
+def _finding(replicas: Replicas, shared: Shared, seen: _Seen) -> Finding:
+    loader = shared.seen[seen.ranks[0]]
+    passes = [seen.passes[rank] for rank in seen.ranks]
+    return Finding(
+        code="DD701",
+        kind="duplicate-data",
+        severity=Severity.ERROR,
+        confidence=Confidence.HIGH if is_told_by_prints(passes) else Confidence.MEDIUM,
+        ranks=seen.ranks,
+        hosts=say.hosts_of(replicas, seen.ranks),
+        where=say.places_of(shared, seen.ranks),
+        summary=f"{rank_list(seen.ranks)} train on the same {_samples_words(shared, seen)}: "
+        f"{say.name_of(loader)} {_cause(shared, seen)}",
+        evidence=_evidence(shared, seen),
+        fix=_fix(iterable=loader.iterable),
+    )
+
+
+def _samples_words(shared: Shared, seen: _Seen) -> str:
+    samples = shared.seen[seen.ranks[0]].samples
+    return f"{samples} samples" if seen.all_samples else "samples"
+
+
+def _cause(shared: Shared, seen: _Seen) -> str:
+    samplers = {rank: shared.seen[rank].sampler for rank in seen.ranks}
+    known = [sampler for sampler in samplers.values() if sampler is not None and sampler.replicas is not None]
+    if shared.seen[seen.ranks[0]].iterable:
+        return "has an iterable dataset that gives each of them the same batches"
+    if len(known) < len(samplers):
+        return "has no distributed sampler"
+    return _sampler_cause(known)
+
+
+def _sampler_cause(samplers: list[SamplerSeen]) -> str:
+    if all(sampler.replicas == 1 for sampler in samplers):
+        return "has a sampler for a single rank (num_replicas=1)"
+    numbers = {sampler.rank for sampler in samplers}
+    if len(numbers) == 1:
+        return f"has a sampler with rank={numbers.pop()} on each of them"
+    if len(numbers) < len(samplers):
+        return "has samplers of which several have the same rank"
+    return f"has a {say.class_name(samplers[0].type)} that gives each of them the same"
+
+
+def _evidence(shared: Shared, seen: _Seen) -> tuple[str, ...]:
+    loader = shared.seen[seen.ranks[0]]
+    epoch = seen.passes[seen.ranks[0]]
+    return tuple(filter(None, (
+        f"pass {seen.number}: {_drawn_words(shared, seen, epoch)}",
+        _contents_words(shared, seen),
+        f"sampler {loader.sampler.type}, dataset {loader.dataset}" if loader.sampler else f"dataset {loader.dataset}",
+        "" if loader.iterable else say.shared_out(loader, shared.size),
+    )))  # fmt: skip
+
+
+def _drawn_words(shared: Shared, seen: _Seen, epoch: EpochSeen) -> str:
+    if shared.seen[seen.ranks[0]].iterable or not epoch.drawn:
+        return f"the first batches of {rank_list(seen.ranks)} were equal in all their parts"
+    if not seen.all_samples:
+        return f"{rank_list(seen.ranks)} each {say.drawn_words(epoch)}, in the same order"
+    orders = {seen.passes[rank].order for rank in seen.ranks}
+    order = "the same order" if len(orders) == 1 else "different orders"
+    samples = shared.seen[seen.ranks[0]].samples or 0
+    which = (
+        f"every index from 0 to {samples - 1}" if epoch.drawn == samples else "all but a last batch that is not full"
+    )
+    return f"{rank_list(seen.ranks)} each {say.drawn_words(epoch)}, which is {which}, in {order}"
+
+
+def _contents_words(shared: Shared, seen: _Seen) -> str:
+    if shared.seen[seen.ranks[0]].iterable:
+        return ""
+    if is_told_by_prints(seen.passes[rank] for rank in seen.ranks):
+        return "the same indices gave the same values on them: they hold the same dataset"
+    return "class, length and attributes of the dataset are the same on them; what it gives could not be compared"
+
+
+def _fix(*, iterable: bool) -> str:
+    if iterable:
+        return (
+            "let the dataset skip what belongs to other ranks, for example itertools.islice(samples, rank, None, world)"
+        )
+    return (
+        "give the loader sampler=DistributedSampler(dataset), made after init_process_group and without num_replicas"
+        " and rank, in place of shuffle=True, and call sampler.set_epoch(epoch) before each epoch"
+    )

@@ -1,0 +1,128 @@
+"""DD702: every epoch in the same order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.ruling import Ruling
+
+from . import say
+from .replicas import Replicas, judge_groups, settle
+from .shared import NOT_TRAINED, Shared, shared_loaders, was_trained
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.data import EpochSeen, LoaderSeen
+    from ddpdoctor.model.facts import Job
+
+MIN_DRAWN = 2
+"""A pass of a single index has one order only."""
+
+
+@rule("DD702", "no-set-epoch", Severity.ERROR, "Every epoch comes in the same order")
+def check_epochs(job: Job) -> Ruling:
+    """Report a distributed sampler that shuffles and whose epoch is never set.
+
+    ## What it means
+
+    `DistributedSampler` shuffles by a random state made of its seed and its epoch, and the epoch changes by
+    `set_epoch` alone. Without it every epoch has the same order, the same batches, the same samples on the same rank:
+    `shuffle=True` has shuffled once. Nothing fails; the model may train worse.
+
+    ## How it is recognised
+
+    At the begin of each pass the sampler's `epoch` is read, and of each pass the order of its indices is kept as a
+    digest. The sampler shuffles, at least two passes of training were begun, the epoch was the same in all of them on
+    all ranks, and so was the order. A loader that is made anew for each epoch, with a sampler whose epoch is 0 again,
+    is one loader. Where the order does change, whoever sees to that, nothing is said.
+
+    ## How sure
+
+    High: the order of the passes was compared.
+
+    ## What to do
+
+    Call `sampler.set_epoch(epoch)` at the start of each epoch, before the loop over the loader, on all ranks with the
+    same number.
+
+    ## Example
+
+        3 epochs had the same order: set_epoch of the sampler of the loader at train.py:20 is never called
+    """
+    return judge_groups(job, unset_epochs)
+
+
+def unset_epochs(replicas: Replicas) -> Ruling:
+    """Return the loaders of a group that shuffle in the same way in each epoch."""
+    return settle((_judge(replicas, shared) for shared in shared_loaders(replicas)), NOT_TRAINED)
+
+
+def _judge(replicas: Replicas, shared: Shared) -> Ruling:
+    reason = _unfit(replicas, shared)
+    if reason:
+        return Ruling(skipped=f"{say.name_of(shared.first())}: {reason}")
+    passes = {rank: _trained(replicas, shared.seen[rank]) for rank in shared.ranks}
+    if any(_is_reordered(epochs) for epochs in passes.values()):
+        return Ruling()
+    return Ruling(findings=(_finding(replicas, shared, passes),))
+
+
+def _unfit(replicas: Replicas, shared: Shared) -> str:
+    """Return why it cannot be told whether a loader shuffles anew; empty where it can."""
+    for loader in shared.seen.values():
+        sampler = loader.sampler
+        if sampler is None or sampler.replicas is None:
+            return "it has no distributed sampler"
+        if not sampler.shuffle:
+            return "its sampler does not shuffle, or does not say so"
+        passes = _trained(replicas, loader)
+        if len(passes) < 2 or any(epoch.drawn < MIN_DRAWN for epoch in passes):
+            return "fewer than two passes of training were seen on each rank"
+        if any(epoch.set_epoch is None or not epoch.first for epoch in passes):
+            return "its sampler has no epoch, or what it draws was not seen"
+    return ""
+
+
+def _trained(replicas: Replicas, loader: LoaderSeen) -> list[EpochSeen]:
+    return [epoch for epoch in loader.epochs if was_trained(epoch) or not replicas.trained_only]
+
+
+def _is_reordered(epochs: list[EpochSeen]) -> bool:
+    """Return whether the epoch was set to another value, or the order changed."""
+    one = epochs[0]
+    for other in epochs[1:]:
+        if other.set_epoch != one.set_epoch or other.first != one.first:
+            return True
+        if other.drawn == one.drawn and other.order != one.order:
+            return True
+    return False
+
+
+def _finding(replicas: Replicas, shared: Shared, passes: dict[int, list[EpochSeen]]) -> Finding:
+    loader = shared.first()
+    seen = passes[shared.ranks[0]]
+    count = loader.passes if len(seen) == len(loader.epochs) else len(seen)
+    return Finding(
+        code="DD702",
+        kind="no-set-epoch",
+        severity=Severity.ERROR,
+        confidence=Confidence.HIGH,
+        ranks=shared.ranks,
+        hosts=say.hosts_of(replicas, shared.ranks),
+        where=say.places_of(shared, shared.ranks),
+        summary=f"{count} epochs had the same order: set_epoch of the sampler of {say.name_of(loader)} is never called",
+        evidence=_evidence(shared, seen),
+        fix="call sampler.set_epoch(epoch) before the loop over the loader, in each epoch and on all ranks",
+    )
+
+
+def _evidence(shared: Shared, seen: list[EpochSeen]) -> tuple[str, ...]:
+    rank, sampler = shared.ranks[0], shared.first().sampler
+    epoch = f"its epoch was {seen[0].set_epoch} in each pass on {rank_list(shared.ranks)}"
+    again = f"the same indices in the same order in pass {seen[-1].number}"
+    return (
+        f"sampler {sampler.type if sampler is not None else ''}: shuffle=True, and {epoch}",
+        f"pass {seen[0].number}: rank {rank} {say.drawn_words(seen[0])}, and {again}",
+    )

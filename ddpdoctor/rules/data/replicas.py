@@ -1,0 +1,94 @@
+"""The ranks that DDP keeps equal in one group, and the loaders that each of them used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ddpdoctor.rules.progress.groups import DEFAULT_GROUP, group_table, world_of
+from ddpdoctor.rules.ruling import Ruling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from ddpdoctor.model.data import LoaderSeen
+    from ddpdoctor.model.facts import Job, Rank
+
+NOT_LOOKED = "what the loaders did was not recorded"
+NO_REPLICAS = "no model of DistributedDataParallel was seen on two ranks or more: which ranks share data is not known"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicas:
+    """Ranks that are to train one model on different data."""
+
+    loaders: Mapping[int, Sequence[LoaderSeen]]
+    """By rank, in the order of their first use."""
+    size: int
+    """How many ranks the group has, those that are not in ``loaders`` included."""
+    world_size: int
+    """How many ranks the job has."""
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    trained_only: bool = True
+    """Only loaders between whose batches a backward ran are meant; False where somebody has named a loader to train
+    with."""
+    ended_badly: bool = False
+    """The job hung or failed."""
+
+
+def replicas_of(job: Job) -> tuple[Replicas, ...]:
+    """Return the groups in which DDP keeps models equal, each set of ranks once."""
+    table = group_table(job)
+    looked = {rank.rank: rank for rank in job.ranks if rank.loaders is not None}
+    found: dict[tuple[int, ...], Replicas] = {}
+    for name, users in sorted(_users(looked.values()).items()):
+        for members in sorted({_members(rank, name, table, users) for rank in users}):
+            ranks = [looked[number] for number in members if number in looked and number in users]
+            size = world_of(job) if name == DEFAULT_GROUP else len(members)
+            if len(ranks) > 1:
+                found.setdefault(tuple(rank.rank for rank in ranks), _replicas(job, ranks, size))
+    return tuple(found.values())
+
+
+def _users(ranks: Iterable[Rank]) -> dict[str, set[int]]:
+    """Return by name of a group which ranks gave DDP a model for it."""
+    found: dict[str, set[int]] = {}
+    for rank in ranks:
+        for model in rank.models:
+            found.setdefault(model.group, set()).add(rank.rank)
+    return found
+
+
+def _members(rank: int, name: str, table: Mapping[tuple[int, str], object], users: set[int]) -> tuple[int, ...]:
+    group = table.get((rank, name))
+    members: tuple[int, ...] = getattr(group, "members", ())
+    return members or tuple(sorted(users))
+
+
+def _replicas(job: Job, ranks: Sequence[Rank], size: int) -> Replicas:
+    return Replicas(
+        loaders={rank.rank: rank.loaders or () for rank in ranks},
+        size=max(size, len(ranks)),
+        world_size=world_of(job),
+        hosts={rank.rank: rank.host for rank in ranks},
+        ended_badly=not job.ended or job.launcher_status != 0,
+    )
+
+
+def judge_groups(job: Job, judge: Callable[[Replicas], Ruling]) -> Ruling:
+    """Return what a rule says of all groups of replicas together."""
+    if all(rank.loaders is None for rank in job.ranks):
+        return Ruling(skipped=NOT_LOOKED)
+    return settle(map(judge, replicas_of(job)), NO_REPLICAS)
+
+
+def settle(rulings: Iterable[Ruling], nothing: str) -> Ruling:
+    """Return several rulings as one: what any has found, else that one has passed, else the first reason to skip."""
+    heard = tuple(rulings)
+    findings = tuple(finding for ruling in heard for finding in ruling.findings)
+    if findings:
+        return Ruling(findings=findings)
+    reasons = [ruling.skipped for ruling in heard]
+    if heard and "" in reasons:
+        return Ruling()
+    return Ruling(skipped=reasons[0] if reasons else nothing)

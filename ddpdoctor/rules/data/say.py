@@ -1,0 +1,88 @@
+"""Words about loaders: where they are, how samples are shared out, what a rank drew."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Place
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.sharing import Plan, Sharing, share_out
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ddpdoctor.model.data import EpochSeen, LoaderSeen
+
+    from .replicas import Replicas
+    from .shared import Shared
+
+
+def name_of(loader: LoaderSeen) -> str:
+    """Return how a loader is spoken of: "the loader at train.py:12"."""
+    if loader.site is None:
+        return f"the loader of {class_name(loader.dataset)}"
+    return f"the loader at {loader.site.file.rpartition('/')[2]}:{loader.site.line}"
+
+
+def class_name(path: str) -> str:
+    """Return a class without its module."""
+    return path.rpartition(".")[2]
+
+
+def places_of(shared: Shared, ranks: Iterable[int]) -> tuple[Place, ...]:
+    """Return the line that loops over a loader, on each of some ranks."""
+    sites = ((rank, shared.seen[rank].site) for rank in ranks)
+    return tuple(
+        Place(rank=rank, file=site.file, line=site.line, function=site.function)
+        for rank, site in sites
+        if site is not None
+    )
+
+
+def hosts_of(replicas: Replicas, ranks: Iterable[int]) -> tuple[str, ...]:
+    """Return the hosts of ranks, each once."""
+    return tuple(dict.fromkeys(replicas.hosts[rank] for rank in ranks if rank in replicas.hosts))
+
+
+def count(number: int, noun: str) -> str:
+    """Return "1 batch", "3 batches"."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}{'es' if noun.endswith(('s', 'ch', 'x')) else 's'}"
+
+
+def drawn_words(epoch: EpochSeen) -> str:
+    """Return what a rank drew in a pass, so that it can be checked by hand."""
+    state = "" if epoch.complete else ", and was not at its end"
+    return (
+        f"drew {count(epoch.drawn, 'index').replace('indexes', 'indices')} in {count(epoch.batches, 'batch')}"
+        f" (sum {epoch.total}, xor {epoch.xor}){state}"
+    )
+
+
+def by_rank(values: Mapping[int, object]) -> str:
+    """Return "0 on rank 2, 3 on ranks 0 and 1"; of many different values the first few."""
+    sides: dict[object, list[int]] = {}
+    for rank, value in sorted(values.items()):
+        sides.setdefault(value, []).append(rank)
+    shown = [f"{value} on {rank_list(ranks)}" for value, ranks in list(sides.items())[:4]]
+    return ", ".join(shown) + (f", and {len(sides) - 4} more values" if len(sides) > 4 else "")
+
+
+def shared_out(loader: LoaderSeen, size: int) -> str:
+    """Return what a DistributedSampler would give each rank, empty where the size of the dataset is not known."""
+    if not loader.samples or not loader.batch_size:
+        return ""
+    drop_last = bool(loader.sampler is not None and loader.sampler.drop_last)
+    plan = Plan(
+        samples=loader.samples, world_size=size, batch_size=loader.batch_size, drop_last=bool(loader.drop_last),
+        sampler_drop_last=drop_last, sharing=Sharing.SAMPLER,
+    )  # fmt: skip
+    shares = share_out(plan)
+    one = shares.ranks[0]
+    repeated = sum(share.repeated for share in shares.ranks)
+    return (
+        f"a DistributedSampler for {size} ranks gives each {one.drawn} of {loader.samples} samples"
+        f" ({count(one.batches, 'batch')} of {loader.batch_size}): {repeated} repeated,"
+        f" {shares.missed or 0} left out in an epoch"
+    )

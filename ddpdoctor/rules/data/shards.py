@@ -1,0 +1,249 @@
+"""DD703: samples that no rank is given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.majority import Voice, compare
+from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.ruling import Ruling
+
+from . import say
+from .arithmetic import are_distinct, must_leave_gap, shows_all, sum_of_all
+from .replicas import Replicas, judge_groups, settle
+from .shared import NOT_TRAINED, Shared, shared_loaders, was_trained
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.model.data import EpochSeen, SamplerSeen
+    from ddpdoctor.model.facts import Job
+
+
+@rule("DD703", "shard-gap", Severity.ERROR, "The shares of the ranks leave samples out, and overlap")
+def check_shards(job: Job) -> Ruling:
+    """Report ranks whose shares of a dataset do not make up the dataset.
+
+    ## What it means
+
+    Each rank shuffles for itself and takes every n-th index. Only where all shuffle alike do the shares fit together:
+    with another seed, or another epoch, on each rank some samples are drawn by several ranks and others by none. With a
+    sampler for more ranks than there are, the shares of the missing ones are never drawn.
+
+    ## How it is recognised
+
+    The sampler's `seed`, `epoch`, `num_replicas` and `rank` are read when a pass begins. They contradict each other
+    where the sampler shuffles and ranks have different sums of seed and epoch, or where there are more replicas than
+    ranks. A sampler of another kind than torch's is held to the arithmetic of what was drawn: all ranks together draw
+    as many indices as there are samples, none twice on one rank, but count, sum and exclusive or are not those of all
+    indices. Where it has no parameters, this has to be so in the same way in two passes: drawing at random on each
+    rank is no fault.
+
+    ## How sure
+
+    High where a majority agrees: the minority is to blame. Otherwise all ranks are named, medium.
+
+    ## What to do
+
+    Give the sampler the same seed on all ranks (not one made of the rank, the time or `torch.initial_seed()`), call
+    `set_epoch` on all ranks with the same number, and leave out `num_replicas` and `rank`.
+
+    ## Example
+
+        the shares of ranks 0 and 1 overlap and leave samples out: their samplers have different seeds
+    """
+    return judge_groups(job, gaps)
+
+
+def gaps(replicas: Replicas) -> Ruling:
+    """Return the loaders whose shares do not make up the dataset."""
+    return settle((_judge(replicas, shared) for shared in shared_loaders(replicas)), NOT_TRAINED)
+
+
+def _judge(replicas: Replicas, shared: Shared) -> Ruling:
+    name = say.name_of(shared.first())
+    if any(loader.iterable or not loader.indices_seen for loader in shared.seen.values()):
+        return Ruling(skipped=f"{name}: the indices that ranks draw were not seen")
+    if len({loader.samples for loader in shared.seen.values()}) > 1 or not shared.first().samples:
+        return Ruling(skipped=f"{name}: ranks have datasets of different lengths, or of none that is known")
+    passes = _whole_passes(replicas, shared)
+    if not passes:
+        return Ruling(skipped=f"{name}: no pass of training was seen on all ranks")
+    samplers = {rank: loader.sampler for rank, loader in shared.seen.items() if loader.sampler is not None}
+    known = {rank: sampler for rank, sampler in samplers.items() if sampler.replicas is not None}
+    if len(known) < len(shared.seen):
+        return _judge_drawn(replicas, shared, passes)
+    return _judge_samplers(replicas, shared, passes, known)
+
+
+def _whole_passes(replicas: Replicas, shared: Shared) -> dict[int, dict[int, EpochSeen]]:
+    """Return the passes that all ranks made, as they trained."""
+    return {
+        number: found
+        for number, found in shared.passes().items()
+        if len(found) == len(shared.seen)
+        and (not replicas.trained_only or all(was_trained(epoch) for epoch in found.values()))
+    }
+
+
+def _judge_samplers(
+    replicas: Replicas,
+    shared: Shared,
+    passes: Mapping[int, Mapping[int, EpochSeen]],
+    samplers: Mapping[int, SamplerSeen],
+) -> Ruling:
+    """Judge samplers that say how they share out."""
+    missing = _missing_shares(replicas, shared, samplers)
+    if missing:
+        return Ruling(findings=(_finding(replicas, shared, shared.ranks, missing),))
+    for number, found in passes.items():
+        if not all(sampler.shuffle for sampler in samplers.values()) or not _is_proved(shared, found, samplers):
+            continue
+        named = _disagreement(found, samplers)
+        if named is not None:
+            what, values, blamed = named
+            cause = (f"their samplers have different {what}", (f"{what}: {say.by_rank(values)} (pass {number})",))
+            return Ruling(findings=(_finding(replicas, shared, blamed, cause, found, number),))
+    if not shared.is_whole:
+        return Ruling(skipped=f"{say.name_of(shared.first())}: it was not seen on all ranks of the group")
+    return _settle_samplers(shared, passes, samplers)
+
+
+def _settle_samplers(
+    shared: Shared, passes: Mapping[int, Mapping[int, EpochSeen]], samplers: Mapping[int, SamplerSeen]
+) -> Ruling:
+    """Pass where torch's own sampler has parameters that agree, or where the arithmetic shows all samples."""
+    samples = shared.first().samples or 0
+    if all(sampler.standard and sampler.rank is not None for sampler in samplers.values()):
+        return Ruling()
+    if any(shows_all(samples, tuple(found.values())) for found in passes.values()):
+        return Ruling()
+    return Ruling(skipped=f"{say.name_of(shared.first())}: what its sampler shares out cannot be told from its sums")
+
+
+def _missing_shares(
+    replicas: Replicas, shared: Shared, samplers: Mapping[int, SamplerSeen]
+) -> tuple[str, tuple[str, ...]] | None:
+    """Return the cause where samplers are for more ranks than there are; ranks with equal numbers are duplicates."""
+    counts = {sampler.replicas for sampler in samplers.values()}
+    numbers = {sampler.rank for sampler in samplers.values()}
+    if not shared.is_whole or len(counts) > 1 or None in numbers or len(numbers) < len(samplers):
+        return None
+    count = counts.pop() or 0
+    if count <= shared.size or count == replicas.world_size or not all(s.standard for s in samplers.values()):
+        return None
+    missing = sorted(set(range(count)) - {number for number in numbers if number is not None})
+    return (
+        f"their samplers are for {count} ranks, and there are {shared.size}",
+        (
+            f"num_replicas={count}; rank: {say.by_rank({rank: one.rank for rank, one in samplers.items()})}",
+            f"the shares of {rank_list(missing)}, {len(missing)} of {count}, are drawn by nobody",
+        ),
+    )
+
+
+def _is_proved(shared: Shared, found: Mapping[int, EpochSeen], samplers: Mapping[int, SamplerSeen]) -> bool:
+    """Return whether parameters that differ do leave a gap: torch's own sampler does what they say, others may not."""
+    samples = shared.first().samples or 0
+    epochs = tuple(found.values())
+    done = shared.is_whole and all(epoch.complete for epoch in epochs)
+    if all(sampler.standard for sampler in samplers.values()):
+        return not (done and shows_all(samples, epochs))
+    return done and are_distinct(epochs) and must_leave_gap(samples, epochs)
+
+
+def _disagreement(
+    found: Mapping[int, EpochSeen], samplers: Mapping[int, SamplerSeen]
+) -> tuple[str, dict[int, object], tuple[int, ...]] | None:
+    """Return in what ranks differ, each rank's value, and who departs from the majority: all where there is none."""
+    seeds = {rank: sampler.seed for rank, sampler in samplers.items()}
+    epochs = {rank: epoch.set_epoch for rank, epoch in found.items()}
+    if None in seeds.values():
+        return None
+    sums = {rank: (seed or 0) + (epochs[rank] or 0) for rank, seed in seeds.items()}
+    for what, values in (("seeds", seeds), ("epochs (set_epoch)", epochs)):
+        split = compare(Voice(host="", value=value, ranks=(rank,)) for rank, value in values.items())
+        if split is not None and len(set(sums.values())) > 1:
+            return what, dict(values), split.ranks
+    return None
+
+
+def _judge_drawn(replicas: Replicas, shared: Shared, passes: Mapping[int, Mapping[int, EpochSeen]]) -> Ruling:
+    """Judge shares of which only the sums are known: the same ones in each pass, which do not make up the dataset."""
+    samples = shared.first().samples or 0
+    whole = {number: found for number, found in passes.items() if all(epoch.complete for epoch in found.values())}
+    name = say.name_of(shared.first())
+    if not shared.is_whole or not whole:
+        return Ruling(skipped=f"{name}: no pass that came to its end was seen on all ranks of the group")
+    if any(shows_all(samples, tuple(found.values())) for found in whole.values()):
+        return Ruling()
+    number, found = next(iter(whole.items()))
+    epochs = tuple(found.values())
+    as_many = sum(epoch.drawn for epoch in epochs) == samples
+    if as_many and len(whole) > 1 and are_distinct(epochs) and _same_shares(whole):
+        cause = ("each rank has the same samples in each epoch, and together these are not all", ())
+        return Ruling(findings=(_finding(replicas, shared, shared.ranks, cause, found, number),))
+    return Ruling(skipped=f"{name}: its sampler does not say how it shares out, and the sums do not tell")
+
+
+def _same_shares(passes: Mapping[int, Mapping[int, EpochSeen]]) -> bool:
+    shares = {
+        tuple((rank, epoch.drawn, epoch.total, epoch.xor) for rank, epoch in sorted(found.items()))
+        for found in passes.values()
+    }
+    return len(shares) == 1
+
+
+def _finding(
+    replicas: Replicas,
+    shared: Shared,
+    blamed: tuple[int, ...],
+    cause: tuple[str, tuple[str, ...]],
+    found: Mapping[int, EpochSeen] | None = None,
+    number: int = 0,
+) -> Finding:
+    why, seen = cause
+    is_minority = len(blamed) < len(shared.seen)
+    loader = shared.first()
+    return Finding(
+        code="DD703",
+        kind="shard-gap",
+        severity=Severity.ERROR,
+        confidence=Confidence.HIGH if is_minority else Confidence.MEDIUM,
+        ranks=blamed,
+        hosts=say.hosts_of(replicas, blamed),
+        where=say.places_of(shared, blamed),
+        summary=f"the shares of {rank_list(shared.ranks)} overlap or leave samples out: {why} ({say.name_of(loader)})",
+        evidence=tuple(filter(None, (
+            *seen,
+            _sums_words(shared, found, number),
+            "" if is_minority else "no majority agrees, so that it cannot be told which rank departs",
+            say.shared_out(loader, shared.size),
+            f"sampler {loader.sampler.type}" if loader.sampler is not None else "",
+        ))),
+        fix="give the sampler the same seed on all ranks, call set_epoch on all of them with the same number, and leave"
+        " num_replicas and rank out",
+    )  # fmt: skip
+
+
+def _sums_words(shared: Shared, found: Mapping[int, EpochSeen] | None, number: int) -> str:
+    """Return what was drawn against what there is, and how many samples nobody draws where shares are independent."""
+    samples = shared.first().samples
+    if found is None or not samples or not shared.is_whole or not all(epoch.complete for epoch in found.values()):
+        return ""
+    drawn, total = (sum(getattr(epoch, name) for epoch in found.values()) for name in ("drawn", "total"))
+    unseen = _expected_unseen(samples, found)
+    return (
+        f"pass {number}: all ranks together drew {drawn} indices with a sum of {total}; {samples} samples, each once,"
+        f" have {sum_of_all(samples)}; of shares drawn independently about {unseen} of {samples} samples are in none"
+    )
+
+
+def _expected_unseen(samples: int, found: Mapping[int, EpochSeen]) -> int:
+    """Return how many samples are in no share, on average, where each rank draws its share at random by itself."""
+    unseen = float(samples)
+    for epoch in found.values():
+        unseen *= 1 - min(1, epoch.drawn / samples)
+    return round(unseen)

@@ -1,0 +1,135 @@
+"""Which loader of one rank stands for which of the others; one that is made anew for each pass is one loader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+
+    from ddpdoctor.model.data import EpochSeen, LoaderSeen
+
+    from .replicas import Replicas
+
+NOT_TRAINED = "no loader was seen between whose batches a backward ran on two ranks or more"
+MIN_TRAINED_SHARE = 0.5
+"""Of the batches of a pass, so many at least are followed by a backward where the pass is one of training. Ours:
+gradients may be added up over several batches only by a backward for each; a loader for evaluation that was left early
+has its last batch, and no other, followed by the next backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """One loader, as two ranks or more of a group used it to train."""
+
+    seen: Mapping[int, LoaderSeen]
+    """By rank."""
+    size: int
+    """How many ranks the group has."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that used it, sorted."""
+        return tuple(sorted(self.seen))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it was seen on all ranks of the group."""
+        return len(self.seen) == self.size
+
+    def first(self) -> LoaderSeen:
+        """Return it as the lowest rank saw it."""
+        return self.seen[self.ranks[0]]
+
+    def passes(self) -> dict[int, dict[int, EpochSeen]]:
+        """Return the passes that two ranks or more were seen to make, by number and rank."""
+        found: dict[int, dict[int, EpochSeen]] = {}
+        for rank in self.ranks:
+            for epoch in self.seen[rank].epochs:
+                found.setdefault(epoch.number, {})[rank] = epoch
+        return {number: found[number] for number in sorted(found) if len(found[number]) > 1}
+
+
+def shared_loaders(replicas: Replicas) -> tuple[Shared, ...]:
+    """Return the loaders that ranks of a group trained with, paired by the line that loops over them and by order."""
+    by_rank = {rank: _by_key(join_remade(loaders), _pairing_key) for rank, loaders in replicas.loaders.items()}
+    keys = dict.fromkeys(key for found in by_rank.values() for key in found)
+    paired = (_pair(by_rank, key, replicas.size) for key in keys)
+    return tuple(shared for pairs in paired for shared in pairs if not replicas.trained_only or is_trained(shared))
+
+
+def _pair(by_rank: Mapping[int, Mapping[Hashable, list[LoaderSeen]]], key: Hashable, size: int) -> list[Shared]:
+    """Return the loaders of one line, the first with the first; none where ranks used different numbers of them."""
+    found = {rank: loaders[key] for rank, loaders in by_rank.items() if key in loaders}
+    if len(found) < 2 or len({len(loaders) for loaders in found.values()}) > 1:
+        return []
+    count = len(next(iter(found.values())))
+    return [Shared(seen={rank: loaders[i] for rank, loaders in found.items()}, size=size) for i in range(count)]
+
+
+def is_trained(shared: Shared) -> bool:
+    """Return whether ranks trained with it, in the pass of most batches of each that did."""
+    return sum(any(was_trained(epoch) for epoch in loader.epochs) for loader in shared.seen.values()) > 1
+
+
+def was_trained(epoch: EpochSeen) -> bool:
+    """Return whether a pass was one of training: one backward alone is none, save where it had one batch alone."""
+    enough = epoch.backwards > 1 or (epoch.complete and epoch.batches == 1)
+    return epoch.trained and enough and epoch.backwards >= MIN_TRAINED_SHARE * epoch.batches
+
+
+def _pairing_key(loader: LoaderSeen) -> Hashable:
+    sampler = loader.sampler.type if loader.sampler is not None else ""
+    return (_line(loader), loader.dataset, loader.iterable, sampler)
+
+
+def _line(loader: LoaderSeen) -> Hashable:
+    """Return the line of a loader; nodes may have the script in different folders."""
+    site = loader.site
+    return (site.file.rpartition("/")[2], site.line, site.function) if site is not None else None
+
+
+def _by_key(loaders: Iterable[LoaderSeen], key: Callable[[LoaderSeen], Hashable]) -> dict[Hashable, list[LoaderSeen]]:
+    found: dict[Hashable, list[LoaderSeen]] = {}
+    for loader in loaders:
+        found.setdefault(key(loader), []).append(loader)
+    return found
+
+
+def join_remade(loaders: Sequence[LoaderSeen]) -> tuple[LoaderSeen, ...]:
+    """Return loaders with those that were made anew, for the next pass at the same line, joined to the one before."""
+    joined: list[LoaderSeen] = []
+    last: dict[Hashable, int] = {}
+    for loader in loaders:
+        key = (_pairing_key(loader), loader.samples, loader.batch_size, loader.drop_last, loader.dataset_print)
+        before = last.get(key)
+        if before is not None and _continues(joined[before], loader):
+            joined[before] = _joined(joined[before], loader)
+        else:
+            last[key] = len(joined)
+            joined.append(loader)
+    return tuple(joined)
+
+
+def _continues(before: LoaderSeen, after: LoaderSeen) -> bool:
+    """Return whether one loader was used up before the other was first used, and both shuffle alike."""
+    if not before.epochs or not after.epochs or _shuffle(before) != _shuffle(after):
+        return False
+    ended = before.epochs[-1].ended_ns
+    return ended is not None and ended <= after.epochs[0].begun_ns
+
+
+def _shuffle(loader: LoaderSeen) -> bool | None:
+    return loader.sampler.shuffle if loader.sampler is not None else None
+
+
+def _joined(before: LoaderSeen, after: LoaderSeen) -> LoaderSeen:
+    more = tuple(replace(epoch, number=before.passes + epoch.number) for epoch in after.epochs)
+    return replace(
+        before,
+        epochs=before.epochs + more,
+        passes=before.passes + after.passes,
+        trained_batches=before.trained_batches + after.trained_batches,
+        in_join=before.in_join or after.in_join,
+    )

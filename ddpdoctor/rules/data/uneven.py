@@ -1,0 +1,149 @@
+"""DD704: ranks with different numbers of batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.ruling import Ruling
+
+from . import say
+from .replicas import Replicas, judge_groups, settle
+from .shared import NOT_TRAINED, Shared, shared_loaders, was_trained
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.model.data import EpochSeen
+    from ddpdoctor.model.facts import Job
+
+
+@rule("DD704", "uneven-batches", Severity.ERROR, "Ranks have different numbers of batches to train on")
+def check_batches(job: Job) -> Ruling:
+    """Report ranks that ran out of batches while others went on.
+
+    ## What it means
+
+    DDP reduces gradients in every backward, and every rank has to take part. A rank that has fewer batches leaves the
+    loop, and goes on to the next epoch, to a barrier, or to its end; the others wait for it in backward, for ever or
+    until the time limit. Where it does go on to the next epoch, ranks are one step apart from there.
+
+    ## How it is recognised
+
+    In the same pass over the same loader a rank came to the end of its batches, another was given more of them, and
+    over all passes the first has trained on fewer; it has not begun another pass. Passes that the script broke off,
+    loaders inside DDP's `join`, and ranks that begin their loader anew until all have made the same number of steps are
+    no alarm.
+
+    ## How sure
+
+    High: the batches were counted. Where the job hung or failed it is an error, and the rank that left the loop is the
+    verdict of the rules of progress. Where it finished in spite of it, this is a warning: some batches were then not
+    reduced.
+
+    ## What to do
+
+    Use `DistributedSampler` (it makes the shares equal) or `drop_last=True` on shares of equal length; wrap the loop in
+    `with model.join():`, with the optimizer made for it; or agree on the smallest number of batches before the loop.
+
+    ## Example
+
+        rank 2 has 10 batches in pass 1, where ranks 0 and 1 have 12: the loader at train.py:22
+    """
+    return judge_groups(job, uneven)
+
+
+def uneven(replicas: Replicas) -> Ruling:
+    """Return the loaders of a group that give ranks different numbers of batches."""
+    return settle((_judge(replicas, shared) for shared in shared_loaders(replicas)), NOT_TRAINED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Uneven:
+    """A pass in which ranks had different numbers of batches."""
+
+    number: int
+    batches: Mapping[int, int]
+    short: tuple[int, ...]
+    """Ranks that came to the end of their batches, and trained on fewer than others."""
+
+
+def _judge(replicas: Replicas, shared: Shared) -> Ruling:
+    name = say.name_of(shared.first())
+    if any(loader.in_join for loader in shared.seen.values()):
+        return Ruling(skipped=f"{name}: it is used inside join, which is for uneven batches")
+    ended = False
+    for number, passes in shared.passes().items():
+        found = _uneven(replicas, shared, number, passes)
+        if found is not None:
+            return Ruling(findings=(_finding(replicas, shared, found),))
+        ended = ended or sum(epoch.complete for epoch in passes.values()) > 1
+    return Ruling() if ended else Ruling(skipped=f"{name}: no pass came to its end on two ranks")
+
+
+def _uneven(replicas: Replicas, shared: Shared, number: int, passes: Mapping[int, EpochSeen]) -> _Uneven | None:
+    if replicas.trained_only:
+        passes = {rank: epoch for rank, epoch in passes.items() if was_trained(epoch)}
+    batches = {rank: epoch.batches for rank, epoch in passes.items()}
+    short = tuple(
+        rank
+        for rank, epoch in passes.items()
+        if epoch.complete
+        and any(_went_on(shared, rank, other, batches) for other in passes)
+        and (_is_out(shared, rank) or not replicas.trained_only)
+    )
+    return _Uneven(number=number, batches=batches, short=short) if short else None
+
+
+def _went_on(shared: Shared, rank: int, other: int, batches: Mapping[int, int]) -> bool:
+    """Return whether another rank was given more batches in a pass, and has trained on more in all."""
+    mine, others = shared.seen[rank].trained_batches, shared.seen[other].trained_batches
+    return batches[other] > batches[rank] and (others > mine or not others)
+
+
+def _is_out(shared: Shared, rank: int) -> bool:
+    """Return whether the last pass of a rank over its loader came to its end."""
+    return shared.seen[rank].epochs[-1].complete
+
+
+def _finding(replicas: Replicas, shared: Shared, found: _Uneven) -> Finding:
+    loader = shared.first()
+    most = max(found.batches.values())
+    longest = sorted(rank for rank, batches in found.batches.items() if batches == most)
+    fewest = {rank: found.batches[rank] for rank in found.short}
+    verb = "has" if len(fewest) == 1 else "have"
+    return Finding(
+        code="DD704",
+        kind="uneven-batches",
+        severity=Severity.ERROR if replicas.ended_badly else Severity.WARNING,
+        confidence=Confidence.HIGH,
+        ranks=found.short,
+        hosts=say.hosts_of(replicas, found.short),
+        where=say.places_of(shared, found.short),
+        summary=f"{rank_list(found.short)} {verb} {_numbers(fewest)} in pass {found.number}, where"
+        f" {rank_list(longest)} {'has' if len(longest) == 1 else 'have'} {most}: {say.name_of(loader)}",
+        evidence=_evidence(shared, found),
+        fix="give ranks shares of equal length (DistributedSampler), or drop_last=True on them, or wrap the loop in"
+        " `with model.join():`",
+    )  # fmt: skip
+
+
+def _evidence(shared: Shared, found: _Uneven) -> tuple[str, ...]:
+    trained = {rank: loader.trained_batches for rank, loader in shared.seen.items()}
+    samples = {rank: loader.samples for rank, loader in shared.seen.items() if loader.samples is not None}
+    return tuple(filter(None, (
+        f"batches of pass {found.number}: {say.by_rank(dict(found.batches))}",
+        f"batches trained on in all: {say.by_rank(dict(trained))}",
+        f"samples: {say.by_rank(dict(samples))}" if samples else "",
+        say.shared_out(shared.first(), shared.size) if len(set(samples.values())) == 1 else "",
+    )))  # fmt: skip
+
+
+def _numbers(batches: Mapping[int, int]) -> str:
+    counts = sorted(set(batches.values()))
+    if len(counts) == 1:
+        return say.count(counts[0], "batch")
+    return f"{counts[0]} to {counts[-1]} batches"
