@@ -114,10 +114,11 @@ def together(launch: Launch, env: Mapping[str, str], limit_s: float = MEET_LIMIT
         with Meeting(launch, env) as meeting, closing(meeting.open(limit_s)) as store:
             yield Together(launch, Room(meeting, store))
     except StoreError as error:
-        raise _unreachable(launch, error) from error
+        raise unreachable(launch, error) from error
 
 
-def _unreachable(launch: Launch, error: Any) -> UserError:
+def unreachable(launch: Launch, error: Any) -> UserError:
+    """Return what to tell the user of a store that cannot be reached, or of ranks that are lost on the way."""
     place = f"{launch.hosts[0]}:{launch.port}"
     if launch.rank == 0:
         advice = "Did a rank fail before it came here? Is the command the same on every rank?"
