@@ -1,0 +1,191 @@
+"""Has the local gradients of each DDP model looked at in each backward: hooks on forward, backward, steps and scalers.
+
+Nothing here registers a communication hook, touches a gradient, or waits for a device.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any, List
+
+from . import replicas
+from .gradient_watch import Backward, Watch
+from .state import check_every, guarded, here
+from .tensor_looks import tensors_in
+from .wrappers import standing_for
+
+MAX_OUTPUTS = 8
+"""Outputs of a model that tell that a backward reaches it. Ours: the loss is made of one of the first."""
+
+
+class _Kept:
+    """What this process watches; a forked child watches nothing of its parent's."""
+
+    def __init__(self) -> None:
+        self.watches: Any = weakref.WeakKeyDictionary()
+        """By replica."""
+        self.backwards: List[Backward] = []
+        """The calls of torch.autograd.backward that run, the innermost last."""
+        self.handles: List[Any] = []
+        """Of the hooks on outputs since the last backward."""
+        self.scaled = False
+        """A gradient scaler has scaled a loss since the last backward."""
+
+
+_kept = _Kept()
+
+
+class _Output:
+    """The hook on an output of a model."""
+
+    __torch_unserializable__ = True  # or torch would warn where a script saves the output
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def __call__(self, _gradient: Any) -> None:
+        try:
+            if _kept.backwards:  # torch.autograd.grad adds to no parameter's gradient
+                self._watch.begin_backward(_kept.backwards[-1])
+        except Exception as error:  # noqa: BLE001 - the recorder's wall
+            here.failed("gradients", error)
+
+
+def patch_ddp(ddp: Any) -> None:
+    """Have each forward of DDP prepare for the look."""
+    if not check_every():
+        return
+    original = ddp.forward
+
+    @standing_for(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        watch = _begin(self, (args, kwargs))
+        result = original(self, *args, **kwargs)
+        if watch is not None:
+            _stand_by(watch, result)
+        return result
+
+    ddp.forward = forward
+    _patch_scaler()
+
+
+def patch_autograd(module: Any) -> None:
+    """Tell the hooks which backward runs."""
+    if not check_every():
+        return
+    original = module.backward
+
+    @standing_for(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        if not _kept.watches:
+            return original(*args, **kwargs)
+        _enter(args, kwargs, sys._getframe(1))
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _leave()
+
+    module.backward = backward
+
+
+def _patch_scaler() -> None:
+    scaler = getattr(sys.modules.get("torch.amp.grad_scaler"), "GradScaler", None)
+    original = getattr(scaler, "scale", None)
+    if original is None:
+        return
+
+    @standing_for(original)
+    def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _kept.scaled = bool(getattr(self, "_enabled", False))
+        return original(self, *args, **kwargs)
+
+    scaler.scale = scale
+
+
+@guarded("gradients")
+def _begin(ddp: Any, given: Any) -> Any:
+    """Return what watches a model whose forward begins; None where nothing does."""
+    import torch
+
+    replica = replicas.find(ddp) if torch.is_grad_enabled() else None
+    if replica is None:
+        return None
+    watch = _kept.watches.get(replica)
+    if watch is None:
+        watch = _kept.watches[replica] = Watch(replica, ddp)
+    if watch.off:
+        return None
+    watch.begin_forward(ddp, given)
+    return watch
+
+
+@guarded("gradients")
+def _stand_by(watch: Watch, result: Any) -> None:
+    import torch
+
+    if not torch.is_grad_enabled():
+        return
+    outputs = [tensor for _, tensor in tensors_in(result, "") if tensor.requires_grad][:MAX_OUTPUTS]
+    hook = _Output(watch)
+    if len(_kept.handles) >= 4 * MAX_OUTPUTS:
+        del _kept.handles[:MAX_OUTPUTS]
+    _kept.handles += [tensor.register_hook(hook) for tensor in outputs]
+
+
+@guarded("gradients")
+def _enter(args: Any, kwargs: Any, frame: Any) -> None:
+    roots = args[0] if args else kwargs.get("tensors", ())
+    roots = tuple(roots) if isinstance(roots, (list, tuple)) else (roots,)
+    if replicas.in_backward():
+        for watch in list(_kept.watches.values()):
+            watch.spoil()
+    elif _is_compiled():
+        for handle in _kept.handles:
+            handle.remove()
+    scaled, _kept.scaled, _kept.handles = _kept.scaled, False, []
+    _kept.backwards.append(Backward(roots, frame, scaled))
+
+
+@guarded("gradients")
+def _leave() -> None:
+    if _kept.backwards:
+        _kept.backwards.pop()
+    if not _kept.backwards:
+        for watch in list(_kept.watches.values()):
+            watch.end_backward()
+
+
+def _is_compiled() -> bool:
+    """Return whether torch compiles this backward: it would take our hooks for a part of it."""
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(compiled, "compiled_autograd_enabled", False))
+
+
+@guarded("gradients")
+def before_step(optimizer: Any, *unused: Any) -> None:
+    """Tell what is pending that an optimizer makes its step."""
+    if not replicas.is_recorded():
+        return
+    for watch in list(_kept.watches.values()):
+        watch.catch_up()
+        if watch.findings.pending:
+            watch.before_step(optimizer)
+
+
+@guarded("gradients")
+def settle_all() -> None:
+    """Decide what is pending: no training follows."""
+    for watch in list(_kept.watches.values()) if replicas.is_recorded() else ():
+        watch.end()
+
+
+@guarded("gradients")
+def _model_ends(replica: Any) -> None:
+    watch = _kept.watches.pop(replica, None)
+    if watch is not None:
+        watch.end()
+
+
+here.on_end.append(settle_all)
+replicas.on_gone.append(_model_ends)
