@@ -1,0 +1,99 @@
+"""Makes facts of replicas: streams, first differences, and what ranks wrote beside their tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ddpdoctor.model.consistency import Clock, Consistency, Difference, Split, Stream, TensorRow, Values, What
+from ddpdoctor.model.findings import Outcome
+from ddpdoctor.rules.consistency.judge import judge
+from ddpdoctor.rules.verdict import pick_verdict
+from tests.rules import build
+
+SETTINGS = (("lr", "0.1"), ("weight_decay", "0"))
+KINDS = {
+    Clock.STEP: (What.PARAMETER, What.GRADIENT, What.STATE),
+    Clock.FORWARD: (What.PARAMETER,),
+    Clock.SYNC: (What.BUFFER,),
+    Clock.END: (What.PARAMETER,),
+}
+
+
+def values(rank, number=50, **more):
+    """What a rank writes in a healthy training, at step ``number``."""
+    fields = {
+        "steps": number, "reductions": number, "forwards": 1, "unreduced_forwards": 0, "settings": SETTINGS,
+        "optimizer": "SGD", "random": f"r{rank}", "site": build.line(30),
+    }  # fmt: skip
+    fields.update(more)
+    return Values(rank=rank, **fields)
+
+
+def everywhere(ranks=2, number=50, odd=None, **more):
+    """What all ranks write; ``odd`` has what one writes otherwise, by rank."""
+    odd = odd or {}
+    return tuple(values(rank, number, **{**more, **odd.get(rank, {})}) for rank in range(ranks))
+
+
+def split(name="0.weight", *sides, part="", what=What.PARAMETER, absent_on=()):
+    return Split(row=TensorRow(what=what, name=name, part=part, shape=(4, 4), dtype="float32"), sides=sides,
+                 absent_on=absent_on)  # fmt: skip
+
+
+def apart(ranks=2):
+    """Sides where no two ranks are equal."""
+    return tuple((rank,) for rank in range(ranks))
+
+
+def against(odd, ranks=3):
+    """Sides where one rank stands against all others."""
+    return (tuple(rank for rank in range(ranks) if rank != odd), (odd,))
+
+
+def difference(what, number=50, last_equal=32, *, names=("0.weight",), sides=((0,), (1,)), part="", absent_on=()):
+    splits = tuple(split(name, *sides, part=part, what=what, absent_on=absent_on) for name in names)
+    return Difference(what=what, number=number, last_equal=last_equal, splits=splits, differing=len(names), of=6)
+
+
+def stream(*differences, clock=Clock.STEP, ranks=2, now=None, before=None, **more):
+    """A stream of which ``now`` is written at the first difference or, without any, at the last moment."""
+    last = max((one.number for one in differences), default=100)
+    number = min((one.number for one in differences), default=last)
+    earlier = differences[0].last_equal if differences else None
+    moments = {number: everywhere(ranks, number) if now is None else now}
+    if earlier is not None:
+        moments[earlier] = everywhere(ranks, earlier) if before is None else before
+    fields = {
+        "group": "0", "model": 1, "optimizer": 1 if clock is Clock.STEP else 0, "ranks": tuple(range(ranks)),
+        "compared": 8, "last_number": last, "kinds": KINDS[clock], "values": tuple(sorted(moments.items())),
+    }  # fmt: skip
+    fields.update(more)
+    return Stream(clock=clock, differences=differences, **fields)
+
+
+def job(*streams, ranks=2, steps=100, **more):
+    members = [build.ended(rank, ranks, steps=steps) for rank in range(ranks)]
+    made = build.job(*members, ended=True, launcher_status=0, **more)
+    return replace(made, consistency=Consistency(check_every=50, streams=streams))
+
+
+def judged(*streams, **more):
+    """Return the findings by code, and how each check came out."""
+    findings, checks = judge(job(*streams, **more))
+    return findings, {check.id: check for check in checks}
+
+
+def codes(*streams, **more):
+    return sorted(finding.code for finding in judged(*streams, **more)[0])
+
+
+def verdict(*streams, **more):
+    return pick_verdict(judged(*streams, **more)[0])
+
+
+def outcome(code, *streams, **more):
+    check = judged(*streams, **more)[1][code]
+    return check.outcome, check.reason
+
+
+PASSED = (Outcome.PASSED, "")
