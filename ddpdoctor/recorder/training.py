@@ -8,7 +8,7 @@ import time
 import weakref
 from typing import Any, Callable, Optional
 
-from . import calls, detail, frames, groups, models, reductions, replica_steps, replicas, steps, wire
+from . import calls, detail, frames, groups, local_gradients, models, reductions, replica_steps, replicas, steps, wire
 from .errors import hide_own_frames, saw_uncaught
 from .state import MASTER_VARIABLE, guarded, here
 from .wrappers import standing_for
@@ -93,6 +93,7 @@ def patch_groups(module: Any) -> None:
 
 def _before_destroy(group: Any = None) -> None:
     replica_steps.group_ends(group)
+    local_gradients.settle_all()
     reductions.settle_all()
     detail.forget_helpers(group)
 
@@ -154,11 +155,12 @@ def patch_ddp(module: Any) -> None:
         models.note_model(given("module", args, kwargs), group, syncs_buffers)
 
     steps.patch_ddp(ddp)
+    local_gradients.patch_ddp(ddp)
     ddp.__init__ = phase("ddp_init", ddp.__init__, waits=True, before=before, after=_after_ddp, group=group_of)
     ddp.forward = phase(
-        "ddp_forward", ddp.forward, before=replica_steps.forward_begins, after=replicas.forward_ended,
-        name=_forward_name, group=_forward_group,
-    )  # fmt: skip
+        "ddp_forward", ddp.forward, before=replica_steps.forward_begins, name=_forward_name, group=_forward_group
+    )
+    ddp._post_forward = steps.then(ddp._post_forward, replicas.forward_ended)
     ddp._sync_buffers = steps.then(ddp._sync_buffers, replica_steps.buffers_synced)
 
 
@@ -188,6 +190,7 @@ def _after_ddp(*args: Any, **kwargs: Any) -> None:
 def patch_autograd(module: Any) -> None:
     """Put a record around torch.autograd.backward, through which Tensor.backward goes as well."""
     steps.patch_autograd(module)
+    local_gradients.patch_autograd(module)
     module.backward = phase(
         "backward", module.backward, waits=True, before=replicas.backward_begins, after=replicas.backward_ended,
         group=_backward_group,
@@ -204,6 +207,7 @@ def patch_optimizer(module: Any) -> None:
         replica_steps.after_step(optimizer)
 
     module.register_optimizer_step_pre_hook(replica_steps.before_step)
+    module.register_optimizer_step_pre_hook(local_gradients.before_step)
     module.register_optimizer_step_post_hook(stepped)
 
 
