@@ -30,32 +30,35 @@ class PrintFiles:
     def __init__(self, about: Dict[str, Any], most_records: int = MAX_SLOTS) -> None:
         self._about = about
         self._most_records = most_records
-        self._rows: List[Any] = []
+        self._rows = 0
+        """A hash of them: as they are they would take hundreds of KiB."""
         self._writer: Optional[PrintWriter] = None
         self._made = 0
 
     def write(self, number: int, text: Dict[str, Any], rows: List[Any], prints: bytes) -> None:
         """Add a record; where there is no room for a file of these rows, none is made."""
-        if self._writer is None or rows != self._rows:
-            self._rows = rows
-            self._writer = self._next_writer()
+        key = hash(tuple(rows))
+        if self._writer is None or key != self._rows:
+            self._rows = key
+            self._writer = self._next_writer(rows)
         if self._writer is not None:
             self._writer.write(number, text, prints)
 
-    def _next_writer(self) -> Optional[PrintWriter]:
+    def _next_writer(self, rows: List[Any]) -> Optional[PrintWriter]:
         global _ring, _files, _bytes
         if _ring is not here.ring:  # a forked child begins anew
             _ring, _files, _bytes = here.ring, 0, 0
         room = MAX_ALL_BYTES - _bytes
-        least = print_wire.slot_size(len(self._rows)) * min(self._most_records, MIN_SLOTS)
+        least = print_wire.slot_size(len(rows)) * min(self._most_records, MIN_SLOTS)
         if _files >= MAX_FILES or self._made >= MAX_FILES_A_STREAM or least > room:
             self._give_up()
             return None
         folder, pid = os.path.join(here.folder, FOLDER), os.getpid()
         name = "%d-%d-%d.prints" % (pid, here.ticks, _files)
-        table = dict(self._about, rows=self._rows)
+        table = dict(self._about, rows=rows)
         most_bytes = min(room, MAX_FILE_BYTES)
         writer = PrintWriter(folder, name, table, pid, here.ticks, most_bytes, self._most_records)
+        here.kept.append(writer)
         _files += 1
         self._made += 1
         _bytes += writer.total_bytes

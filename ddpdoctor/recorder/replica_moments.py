@@ -46,9 +46,9 @@ class StepMoments:
         self._prints: Optional[bytes] = None
         self.sample: Any = None
         """One of the parameters that the optimizer changes."""
-        self._left = 0
+        self._left = (0, 0)
+        """Its version, and where it was, when the last step had ended."""
         self._between = 0
-        self._dtype: Any = None
         self.follow(optimizer)
 
     def follow(self, optimizer: Any) -> None:
@@ -58,27 +58,36 @@ class StepMoments:
         trained = [tensor for _, tensor in self._named if tensor.requires_grad]
         if trained and trained[0] is not self.sample:
             self.sample = trained[0]
-            self._left = self.sample._version
+            self._leave()
             self._between = 0
 
     def begins(self) -> None:
         """Note that a step begins: what the script has done to parameters since the last one is its habit."""
+        self._prints = None
         if self.sample is not None:
-            self._between = self.sample._version - self._left
+            self._between = self.sample._version - self._left[0]
 
     def ended(self) -> None:
         """Note that a step has ended."""
         replica = self.replica
         self._forwards, self._unreduced = replica.before_step = (replica.forwards, replica.unreduced_forwards)
+        self._leave()
+
+    def _leave(self) -> None:
         if self.sample is not None:
-            self._left = self.sample._version
+            self._left = (self.sample._version, self.sample.data_ptr())
 
     def is_edited(self) -> bool:
         """Return whether parameters were changed since the last step other than between steps before it.
 
         So it is where one rank loads the best weights, or folds them, for an evaluation after training.
         """
-        return self.sample is not None and self.sample._version - self._left != self._between
+        if self.sample is None:
+            return False
+        version, place = self._left
+        module = self.replica.module()
+        is_there = module is not None and any(tensor is self.sample for tensor in module.parameters())
+        return not is_there or self.sample.data_ptr() != place or self.sample._version != version + self._between
 
     def look_before(self) -> None:
         """Take the gradients as the optimizer is given them."""
@@ -86,15 +95,19 @@ class StepMoments:
         self._prints = _prints_of(self._gradients)
 
     def look_after(self, number: int, optimizer: Any, optimizers: List[Any], frame: Any) -> None:
-        """Write the record of step ``number``, unless its gradients could not be taken."""
-        before, self._prints = self._prints, None
-        if before is None:
-            return
+        """Write the record of step ``number``.
+
+        Gradients that a closure has computed within the step are taken here.
+        """
+        if self._prints is None:
+            self.look_before()
+        rows, taken = self._gradients, self._prints or b""
+        self._gradients, self._prints = [], None
         replica = self.replica
         named = replica_rows.named_parameters(replica)
-        rows = replica_rows.parameter_rows(named) + replica_rows.state_rows(self._named, optimizer)
+        after = replica_rows.parameter_rows(named) + replica_rows.state_rows(self._named, optimizer)
         if not replica.syncs_buffers:
-            rows += replica_rows.buffer_rows(replica)
+            after += replica_rows.buffer_rows(replica)
         values = dict(
             model_values(replica, named, optimizers),
             steps=number,
@@ -103,8 +116,7 @@ class StepMoments:
             site=site(frame),
         )
         values.update(optimizer_values(optimizer))
-        _write(self._files, number, values, self._gradients + rows, before + _prints_of(rows))
-        self._gradients = []
+        _write(self._files, number, values, rows + after, taken + _prints_of(after))
 
 
 class ModelMoments:

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Tuple
 from . import print_wire
 from .replicas import Replica
 
-Row = List[Any]
+Row = Tuple[Any, ...]
 """As in the table of a file of prints: what, name, part, shape, dtype."""
 Rows = List[Tuple[Row, Any]]
 """With the tensor of each, None where this rank has none now."""
@@ -66,4 +66,4 @@ def buffer_rows(replica: Replica) -> Rows:
 
 
 def _row(what: str, name: str, part: str, tensor: Any) -> Row:
-    return [what, name, part, list(tensor.shape), str(tensor.dtype)[6:]]  # without "torch."
+    return what, name, part, tuple(tensor.shape), str(tensor.dtype)[6:]  # without "torch."

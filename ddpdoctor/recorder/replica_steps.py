@@ -6,7 +6,9 @@ Nearly all steps are not due. For those a few numbers are compared, and no tenso
 from __future__ import annotations
 
 import functools
+import os
 import sys
+import threading
 import weakref
 from typing import Any, Dict, List, Optional
 
@@ -24,7 +26,7 @@ class Stepper:
     """An optimizer that has stepped."""
 
     def __init__(self, optimizer: Any, every: int) -> None:
-        self.optimizer = weakref.ref(optimizer, functools.partial(_forget, id(optimizer)))
+        self.optimizer = weakref.ref(optimizer, functools.partial(_forget, _steppers, id(optimizer)))
         self.steps = 0
         self.due = 1
         self.every = every
@@ -33,53 +35,64 @@ class Stepper:
         self.moments: List[StepMoments] = []
 
 
+class _Thread(threading.local):
+    running: Optional[Stepper] = None
+    """Whose step this thread is making: the outermost, where optimizers call others."""
+
+
 _steppers: Dict[int, Stepper] = {}
-_running: Optional[Stepper] = None
-"""Whose step is being made: the outermost, where optimizers call others."""
+_thread = _Thread()
 
 
-def _forget(key: int, reference: Any) -> None:
-    found = _steppers.get(key)
+def _forget(steppers: Dict[int, Stepper], key: int, reference: Any) -> None:
+    """Forget an optimizer that is no more; names of this file may be gone when Python ends."""
+    found = steppers.get(key)
     if found is not None and found.optimizer is reference:
-        del _steppers[key]
+        del steppers[key]
 
 
 @guarded("replica before step")
-def before_step(optimizer: Any, *unused: Any) -> None:
-    """Note that an optimizer begins a step, and take gradients where that is due."""
-    global _running
-    if not replicas.is_recorded():
+def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Note that an optimizer begins a step, and take gradients where that is due, and where they are there."""
+    if not replicas.is_recorded() or (_thread.running is not None and _is_inside(_thread.running)):
         return
-    if _running is not None and _is_inside(_running):
-        return
-    stepper = _stepper_of(optimizer)
-    _running = stepper
+    stepper = _thread.running = _stepper_of(optimizer)
     is_due = stepper.steps + 1 == stepper.due
     if is_due or stepper.seen != replicas.version():
         _find_models(stepper, optimizer)
+    looks = is_due and not _has_closure(args, kwargs) and may_look()
     for moments in stepper.moments:
         moments.begins()
-        if is_due and may_look():
+        if looks:
             moments.look_before()
 
 
 @guarded("replica after step")
 def after_step(optimizer: Any) -> None:
     """Note that an optimizer has made a step, and look at its models where that is due."""
-    global _running
-    stepper = _running
+    stepper = _thread.running
     if stepper is None or stepper.optimizer() is not optimizer:
         return
-    _running = None
+    _thread.running = None
     stepper.steps += 1
     try:
         if stepper.steps == stepper.due:
             stepper.due = next_due(stepper.steps, stepper.every)
-            for moments in stepper.moments:
-                moments.look_after(stepper.steps, optimizer, _optimizers(), sys._getframe(1))
+            _look_after(stepper, optimizer)
     finally:
         for moments in stepper.moments:
             moments.ended()
+
+
+def _look_after(stepper: Stepper, optimizer: Any) -> None:
+    if may_look():
+        for moments in stepper.moments:
+            moments.look_after(stepper.steps, optimizer, _optimizers(), sys._getframe(1))
+
+
+def _has_closure(args: Any, kwargs: Any) -> bool:
+    """Return whether the gradients of a step will be computed by a function that it was given."""
+    return (len(args) > 1 and callable(args[1])) or kwargs.get("closure") is not None
 
 
 def _stepper_of(optimizer: Any) -> Stepper:
@@ -198,5 +211,7 @@ def group_ends(group: Any = None) -> None:
             model_ended(replica)
 
 
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_steppers.clear)
 replicas.on_gone.append(model_ended)
 here.on_end.append(group_ends)

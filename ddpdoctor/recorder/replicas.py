@@ -26,8 +26,8 @@ class Replica:
     """What is kept of one DDP model."""
 
     def __init__(self, ddp: Any, ranks: Tuple[int, ...], number: int) -> None:
-        self.ddp = weakref.ref(ddp, functools.partial(_gone, id(ddp)))
-        self.module = weakref.ref(ddp.module)
+        self.ddp = weakref.ref(ddp, functools.partial(_gone, _kept, id(ddp)))
+        self._module = weakref.ref(ddp.module)
         self.group = str(ddp.process_group.group_name)
         self.ranks = ranks
         self.rank = int(groups.c10d.get_rank())
@@ -53,6 +53,14 @@ class Replica:
         self.moments: Any = None
         """Kept by whoever looks at this model by its own clocks."""
         self.ended = False
+
+    def module(self) -> Any:
+        """Return the wrapped module, which the script may exchange; None where it is gone.
+
+        When a DDP model ends its module is still there.
+        """
+        ddp = self.ddp()
+        return self._module() if ddp is None else ddp.module
 
 
 class _Kept:
@@ -113,22 +121,24 @@ def _reduced_by(ddp: Any, ignored: FrozenSet[str]) -> FrozenSet[int]:
     return frozenset(id(tensor) for name, tensor in named if tensor.requires_grad and name not in ignored)
 
 
-@guarded("replica ends")
-def _gone(key: int, reference: Any) -> None:
-    replica = _kept.by_id.get(key)
+def _gone(kept: _Kept, key: int, reference: Any) -> None:
+    """Look a last time at a model that ends, and forget it; names of this file may be gone when Python ends."""
+    replica = kept.by_id.get(key)
     if replica is None or replica.ddp is not reference:
         return
     try:
-        if _kept.ring is here.ring:
+        if kept.ring is here.ring:
             for action in on_gone:
                 action(replica)
-    finally:
-        del _kept.by_id[key]
-        _kept.armed.pop(key, None)
-        _kept.version += 1
+    except Exception:  # noqa: BLE001, S110 - the recorder's wall: each action has one of its own
+        pass
+    del kept.by_id[key]
+    kept.armed.pop(key, None)
+    kept.version += 1
 
 
-def forward_ended(ddp: Any, *unused: Any, **also_unused: Any) -> None:
+@guarded("replica forward")
+def forward_ended(ddp: Any) -> None:
     """Count a forward of DDP that has come to its end."""
     import torch
 
