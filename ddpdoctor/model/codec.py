@@ -310,7 +310,8 @@ def _value_hint(hint: Any) -> Any:
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
     """Return the type hints of a dataclass's fields, with the names that its module imports for type checkers only."""
-    found = typing.get_type_hints(kind, localns=_model_names())
+    own = vars(importlib.import_module(kind.__module__))  # two modules may have a class of one name
+    found = typing.get_type_hints(kind, localns=_model_names() | own)
     return {one.name: found[one.name] for one in fields(kind)}
 
 

@@ -150,28 +150,37 @@ class Consistency:
     """All that was compared in a job."""
 
     check_every: int
+    """0: the user turned it off."""
     streams: tuple[Stream, ...] = ()
     allowed: tuple[str, ...] = ()
     """Patterns of names that the user expects to differ."""
     bytes_written: int = 0
     """What one rank, the largest, has written for this."""
+    unread: tuple[str, ...] = ()
+    """Files of ranks that could not be read, and why: the first few."""
 
 
 class Origin(str, Enum):
     """What was seen first not to be a number."""
 
     INPUT = "input"
+    PARAMETER = "parameter"
+    """A parameter was not finite before this backward."""
     LOSS = "loss"
     GRADIENT = "gradient"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonFinite:
-    """A local gradient, before the reduction, that held inf or NaN, and that an optimizer then used."""
+    """Local gradients of one reduction that held inf or NaN before it.
+
+    What a gradient scaler brings about now and then is not among them, unless it was used, or comes again and again.
+    """
 
     step: int
     """The backward whose gradients were reduced, from 1."""
     model: int
+    """The how-many-th DDP model of this group, from 1."""
     group: str
     tensors: tuple[str, ...]
     """The first few, in the order in which backward computes them: the last layer first."""
@@ -184,9 +193,11 @@ class NonFinite:
     scaled: bool
     """The loss was scaled by a GradScaler, which skips such steps by itself."""
     used: bool
-    """An optimizer made its step with gradients that were not finite."""
+    """An optimizer made its step with gradients that were not finite, or parameters were not finite afterwards."""
     times: int
-    """In how many backwards of this rank so far, this one included."""
+    """For how many reductions of this rank so far, this one included."""
+    in_a_row: int = 1
+    """How many of these came one after another."""
     where: Frame | None = None
     """The user's line that called backward."""
     note: str = ""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
 
 from . import print_wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List
+    from typing import Any, Dict, List, Optional
 
 MAX_TABLE_BYTES = 64 * 2**20
 """What a table may unpack to. Ours: a run folder may come from elsewhere."""
@@ -44,37 +45,41 @@ class PrintFile:
             magic, version, rows, table_size, slots_at, size, slots, pid, ticks = print_wire.IDENTITY.unpack_from(head)
             if magic != print_wire.MAGIC or version != print_wire.VERSION:
                 raise ValueError("%s is no file of prints of version %d" % (path, print_wire.VERSION))
-            if size != print_wire.slot_size(rows) or slots_at < print_wire.HEADER_SIZE + table_size:
+            end = os.fstat(file.fileno()).st_size
+            fits = print_wire.HEADER_SIZE + table_size <= slots_at and slots_at + slots * size <= end
+            if size != print_wire.slot_size(rows) or slots < 1 or not fits:
                 raise ValueError("%s is damaged" % path)
             self.table = _table(file.read(table_size), path)
         self.path = path
         self.pid = int(pid)
         self.start_ticks = int(ticks)
         self.rows: List[Any] = self.table["rows"]
-        self._slots_at = slots_at
-        self._size = size
+        self.head_bytes = int(slots_at)
+        self.record_bytes = int(size)
         self._slots = slots
         if len(self.rows) != rows:
             raise ValueError("%s is damaged" % path)
 
-    def read_since(self, index: int) -> List[PrintRecord]:
-        """Return the whole records after the ``index``-th that are still there, oldest first."""
-        found = []
+    def read_since(self, index: int, most: Optional[int] = None) -> List[PrintRecord]:
+        """Return the whole records after the ``index``-th that are still there, oldest first, at most ``most``."""
+        found: List[PrintRecord] = []
         with open(self.path, "rb") as file:
             file.seek(print_wire.WRITTEN_OFFSET)
             written = print_wire.NUMBER.unpack(file.read(print_wire.NUMBER.size))[0]
             for wanted in range(max(index + 1, written - self._slots + 1), written + 1):
+                if most is not None and len(found) >= most:
+                    break
                 record = self._read(file, wanted)
                 if record is not None:
                     found.append(record)
         return found
 
     def _read(self, file: Any, wanted: int) -> Any:
-        at = self._slots_at + (wanted - 1) % self._slots * self._size
+        at = self.head_bytes + (wanted - 1) % self._slots * self.record_bytes
         file.seek(at)
-        data = file.read(self._size)
+        data = file.read(self.record_bytes)
         file.seek(at)
-        if len(data) < self._size or file.read(print_wire.NUMBER.size) != data[: print_wire.NUMBER.size]:
+        if len(data) < self.record_bytes or file.read(print_wire.NUMBER.size) != data[: print_wire.NUMBER.size]:
             return None
         index, number, time_ns, size = print_wire.RECORD_HEAD.unpack_from(data)
         if index != wanted or size > print_wire.TEXT_SIZE:

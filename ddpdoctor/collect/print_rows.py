@@ -1,0 +1,145 @@
+"""Reads the table of a file of prints: which stream it belongs to, and which tensors its rows stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.model.consistency import Clock, TensorRow, What
+from ddpdoctor.recorder import print_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_WHAT = {
+    print_wire.PARAMETER: What.PARAMETER,
+    print_wire.GRADIENT: What.GRADIENT,
+    print_wire.BUFFER: What.BUFFER,
+    print_wire.STATE: What.STATE,
+}
+_CLOCKS = {
+    print_wire.STEP: Clock.STEP,
+    print_wire.FORWARD: Clock.FORWARD,
+    print_wire.SYNC: Clock.SYNC,
+    print_wire.END: Clock.END,
+}
+ROOT_SIZE = 16
+
+Name = tuple[str, str]
+"""What tells tensors of one kind apart: the name, and which part of the optimizer's state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamKey:
+    """What the records of several ranks must have in common to be compared."""
+
+    clock: Clock
+    group: str
+    members: tuple[int, ...]
+    """Ranks of the group; groups of different ranks may share a name."""
+    model: int
+    optimizer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The rows of one kind."""
+
+    rows: dict[Name, tuple[int, TensorRow]]
+    """By name, in the order of the model: where the print of each begins, in bytes."""
+    runs: tuple[slice, ...]
+    """Where the prints of all of them are, neighbours as one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """The rows of a table without those that may differ; one object for all ranks that have the same."""
+
+    kinds: dict[What, Kind]
+    digest: bytes
+
+
+class RowsRead:
+    """Makes ``Rows`` of tables, and the same of equal ones: of hundred thousand rows, a copy a rank would be felt."""
+
+    def __init__(self, allowed: Sequence[str]) -> None:
+        """Take patterns of names that are left out."""
+        self._allowed = tuple(allowed)
+        self._known: dict[bytes, Rows] = {}
+
+    def read(self, table: list[Any]) -> Rows:
+        """Return the rows of a table. Raises ``ValueError`` or ``TypeError`` where it is damaged."""
+        digest = blake2b(repr(table).encode("utf-8", "replace"), digest_size=ROOT_SIZE).digest()
+        rows = self._known.get(digest)
+        if rows is None:
+            rows = self._known[digest] = Rows(kinds=self._kinds(table), digest=digest)
+        return rows
+
+    def _kinds(self, table: list[Any]) -> dict[What, Kind]:
+        rows: dict[What, dict[Name, tuple[int, TensorRow]]] = {}
+        for position, entry in enumerate(table):
+            row = _read_row(entry)
+            if not any(fnmatchcase(row.name, pattern) for pattern in self._allowed):
+                at = position * print_wire.PRINT_SIZE
+                rows.setdefault(row.what, {})[row.name, row.part] = (at, row)
+        return {what: Kind(of_kind, _runs(at for at, _ in of_kind.values())) for what, of_kind in rows.items()}
+
+
+def read_key(table: dict[str, Any]) -> tuple[StreamKey, int]:
+    """Return the stream of a table, and the rank that wrote it.
+
+    Raises:
+        ValueError, TypeError, KeyError: the table is damaged.
+    """
+    key = StreamKey(
+        clock=_CLOCKS[table["clock"]],
+        group=str(table["group"]),
+        members=tuple(sorted({_whole(rank) for rank in table["ranks"]})),
+        model=_whole(table["model"]),
+        optimizer=_whole(table["optimizer"]),
+    )
+    rank = _whole(table["rank"])
+    if rank not in key.members:
+        raise ValueError(f"rank {rank} is not in its group")
+    return key, rank
+
+
+def root_of(rows: Rows, prints: bytes, kinds: Iterable[What] = tuple(What)) -> bytes:
+    """Return 16 bytes that are equal where tables are, and the contents of all tensors of these kinds.
+
+    With all kinds, this is what nodes would tell each other of a moment: its number (8 bytes), and one root (16 bytes)
+    for the ranks of a node that are equal, so 24 bytes a check where all are. Only where roots differ would a node send
+    the prints of one rank of each of its sides, 16 bytes a tensor, and names of rows where their digest differs too.
+    """
+    root = blake2b(key=rows.digest, digest_size=ROOT_SIZE)
+    for what in kinds:
+        for run in rows.kinds[what].runs if what in rows.kinds else ():
+            root.update(prints[run])
+    return root.digest()
+
+
+def _read_row(entry: Any) -> TensorRow:
+    what, name, part, shape, dtype = entry
+    return TensorRow(
+        what=_WHAT[what], name=str(name), part=str(part or ""), shape=tuple(map(_whole, shape or ())), dtype=str(dtype)
+    )
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"a whole number was expected, and it is {type(value).__name__}")
+    return value
+
+
+def _runs(starts: Iterable[int]) -> tuple[slice, ...]:
+    """Return where neighbouring prints begin and end."""
+    found: list[slice] = []
+    for start in sorted(starts):
+        end = start + print_wire.PRINT_SIZE
+        if found and found[-1].stop == start:
+            found[-1] = slice(found[-1].start, end)
+        else:
+            found.append(slice(start, end))
+    return tuple(found)

@@ -1,0 +1,314 @@
+"""What ranks wrote of their replicas is compared moment by moment, by name, and never the latest with the latest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.collect.print_pairing import MAX_AHEAD
+from ddpdoctor.collect.prints import Comparer
+from ddpdoctor.model.codec import decode, encode
+from ddpdoctor.model.consistency import Clock, Consistency, Stream, What
+from tests.prints import FakeRank, row, write_job
+
+
+def compare(folder: Path, ranks: Sequence[FakeRank], allowed: tuple[str, ...] = ()) -> Consistency:
+    comparer = Comparer(folder, check_every=50, allowed=allowed)
+    comparer.look([rank.process() for rank in ranks])
+    return comparer.close()
+
+
+def only_stream(found: Consistency) -> Stream:
+    (stream,) = found.streams
+    return stream
+
+
+def test_equal_replicas_have_no_difference(tmp_path: Path) -> None:
+    ranks = write_job(tmp_path, {n: [(n, "w")] * 3 for n in (1, 2, 4, 50)}, ["a", "b"])
+    stream = only_stream(compare(tmp_path, ranks))
+    assert (stream.clock, stream.group, stream.model, stream.optimizer) == (Clock.STEP, "0", 1, 1)
+    assert (stream.ranks, stream.compared, stream.last_number, stream.unpaired) == ((0, 1, 2), 4, 50, ())
+    assert (stream.differences, stream.kinds) == ((), (What.PARAMETER,))
+    assert [number for number, _ in stream.values] == [1, 50]
+
+
+def test_the_first_difference_is_kept_with_its_sides_and_the_last_good_moment(tmp_path: Path) -> None:
+    moments = {1: [("w", "b")] * 4, 2: [("w", "b")] * 4, 4: [("w", "b"), ("w", "c"), ("w", "b"), ("w", "b")]}
+    moments |= {8: [("w", "b"), ("v", "c"), ("w", "b"), ("w", "b")]}
+    stream = only_stream(compare(tmp_path, write_job(tmp_path, moments, ["weight", "bias"])))
+    (difference,) = stream.differences
+    assert (difference.what, difference.number, difference.last_equal) == (What.PARAMETER, 4, 2)
+    assert (difference.differing, difference.of) == (1, 2)
+    (split,) = difference.splits
+    assert (split.row.name, split.sides, split.absent_on) == ("bias", ((0, 2, 3), (1,)), ())
+    assert [number for number, _ in stream.values] == [1, 2, 4, 8]
+    assert [values.rank for values in dict(stream.values)[4]] == [0, 1, 2, 3]
+
+
+def test_kinds_are_told_apart(tmp_path: Path) -> None:
+    names = [row("w", "g"), row("w"), row("w", "s", "exp_avg"), row("mean", "b")]
+    moments = {1: [("g", "p", "s", "m")] * 2, 2: [("g", "p", "s", "m"), ("g", "p", "t", "n")]}
+    moments |= {4: [("g", "p", "s", "m"), ("g", "q", "t", "n")]}
+    stream = only_stream(compare(tmp_path, write_job(tmp_path, moments, names)))
+    assert set(stream.kinds) == set(What)
+    assert {d.what: (d.number, d.last_equal) for d in stream.differences} == {
+        What.STATE: (2, 1),
+        What.BUFFER: (2, 1),
+        What.PARAMETER: (4, 2),
+    }
+    state = next(d for d in stream.differences if d.what is What.STATE)
+    assert (state.splits[0].row.name, state.splits[0].row.part) == ("w", "exp_avg")
+
+
+def test_a_gradient_that_is_none_on_one_rank_is_absent_there(tmp_path: Path) -> None:
+    names = [row("a", "g"), row("b", "g")]
+    ranks = write_job(tmp_path, {1: [("g", None), ("g", None)], 2: [("g", None), (None, None)]}, names)
+    (difference,) = only_stream(compare(tmp_path, ranks)).differences
+    assert (difference.number, difference.last_equal, difference.differing, difference.of) == (2, 1, 1, 1)
+    assert (difference.splits[0].sides, difference.splits[0].absent_on) == (((0,), (1,)), (1,))
+
+
+def test_what_no_rank_has_was_not_compared(tmp_path: Path) -> None:
+    ranks = write_job(tmp_path, {1: [("p", None)] * 2}, ["w", row("w", "g")])
+    assert only_stream(compare(tmp_path, ranks)).kinds == (What.PARAMETER,)
+
+
+def test_rows_are_matched_by_name_and_not_by_position(tmp_path: Path) -> None:
+    ranks = [FakeRank(tmp_path, 0, (0, 1)).open(["a", "b"]), FakeRank(tmp_path, 1, (0, 1)).open(["b", "a"])]
+    ranks[0].write(1, "A", "B")
+    ranks[1].write(1, "B", "A")
+    ranks[0].write(2, "A", "B")
+    ranks[1].write(2, "A", "B")
+    (difference,) = only_stream(compare(tmp_path, ranks)).differences
+    assert (difference.number, difference.last_equal, difference.differing) == (2, 1, 2)
+    assert [split.row.name for split in difference.splits] == ["a", "b"]
+
+
+def test_a_submodule_that_one_rank_has_added_is_absent_on_the_others(tmp_path: Path) -> None:
+    ranks = [FakeRank(tmp_path, rank, range(3)).open(["a", "b"]) for rank in range(3)]
+    for rank in ranks:
+        rank.write(1, "A", "B")
+    ranks[1].open(["a", "extra", "b"])
+    ranks[1].write(2, "A", "E", "B")
+    for rank in (ranks[0], ranks[2]):
+        rank.write(2, "A", "B")
+    stream = only_stream(compare(tmp_path, ranks))
+    (difference,) = stream.differences
+    assert (difference.number, difference.last_equal, difference.differing, difference.of) == (2, 1, 1, 3)
+    assert difference.splits[0].row.name == "extra"
+    assert (difference.splits[0].sides, difference.splits[0].absent_on) == (((0, 2), (1,)), (0, 2))
+
+
+@pytest.mark.parametrize("other", [row("w", shape=(2, 2)), row("w", dtype="int32")])
+def test_equal_bytes_of_another_shape_or_dtype_differ(tmp_path: Path, other: list[object]) -> None:
+    ranks = [FakeRank(tmp_path, 0, (0, 1)).open(["w"]), FakeRank(tmp_path, 1, (0, 1)).open([other])]
+    for rank in ranks:
+        rank.write(1, "same")
+    assert only_stream(compare(tmp_path, ranks)).differences[0].splits[0].sides == ((0,), (1,))
+
+
+def test_equal_numbers_are_compared_and_not_the_latest(tmp_path: Path) -> None:
+    ranks = [FakeRank(tmp_path, rank, (0, 1)).open(["w"]) for rank in range(2)]
+    for number in (1, 2, 4):
+        ranks[0].write(number, f"w{number}")
+    for number in (1, 2):
+        ranks[1].write(number, f"w{number}")
+    stream = only_stream(compare(tmp_path, ranks))
+    assert (stream.compared, stream.last_number, stream.differences) == (2, 2, ())
+
+
+def test_a_rank_that_never_steps_is_unpaired_and_the_others_are_compared(tmp_path: Path) -> None:
+    ranks = [FakeRank(tmp_path, rank, range(3)) for rank in range(3)]
+    for rank in ranks:
+        rank.open(["w"], clock="sync", optimizer=0)
+        rank.write(1, "w")
+    for rank in ranks[:2]:
+        rank.open(["w"])
+        for number in range(1, 30):
+            rank.write(number, number)
+    comparer = Comparer(tmp_path, check_every=1)
+    for _ in range(3):
+        comparer.look([rank.process() for rank in ranks])
+    streams = {stream.clock: stream for stream in comparer.consistency().streams}
+    assert (streams[Clock.STEP].ranks, streams[Clock.STEP].unpaired) == ((0, 1), (2,))
+    assert streams[Clock.STEP].compared > MAX_AHEAD, "while the third lives, it is not waited for without end"
+    assert {stream.clock: stream.compared for stream in comparer.close().streams}[Clock.STEP] == 29
+
+
+def test_a_rank_that_wrote_alone_is_unpaired(tmp_path: Path) -> None:
+    rank = FakeRank(tmp_path, 0, (0, 8)).open(["w"])
+    rank.write(1, "w")
+    stream = only_stream(compare(tmp_path, [rank]))
+    assert (stream.compared, stream.last_number, stream.ranks, stream.unpaired) == (0, None, (), (0,))
+
+
+def test_ranks_of_one_group_that_live_elsewhere_are_not_waited_for(tmp_path: Path) -> None:
+    ranks = [FakeRank(tmp_path, rank, range(4)).open(["w"]) for rank in range(2)]
+    for rank in ranks:
+        rank.write(1, rank.rank)
+    comparer = Comparer(tmp_path, check_every=50)
+    assert comparer.look([rank.process() for rank in ranks])
+    assert only_stream(comparer.consistency()).unpaired == ()
+
+
+def test_a_late_rank_is_waited_for_while_it_lives(tmp_path: Path) -> None:
+    ranks = [FakeRank(tmp_path, rank, range(3)).open(["w"]) for rank in range(3)]
+    comparer = Comparer(tmp_path, check_every=50)
+    writers = [rank.process() for rank in ranks]
+    ranks[0].write(1, "w")
+    ranks[1].write(1, "v")
+    assert not comparer.look(writers)
+    ranks[2].write(1, "w")
+    assert comparer.look(writers)
+    assert not comparer.look(writers), "a difference is told once"
+    assert only_stream(comparer.consistency()).differences[0].splits[0].sides == ((0, 2), (1,))
+
+
+def test_a_rank_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
+    ranks = [FakeRank(tmp_path, rank, range(3)).open(["w"]) for rank in range(3)]
+    ranks[0].write(1, "w")
+    ranks[1].write(1, "v")
+    comparer = Comparer(tmp_path, check_every=50)
+    assert comparer.look([ranks[0].process(), ranks[1].process(), ranks[2].process(ended_ns=5)])
+
+
+def test_a_rank_that_has_not_made_its_file_yet_is_waited_for(tmp_path: Path) -> None:
+    ranks = [FakeRank(tmp_path, rank, range(3)) for rank in range(3)]
+    for rank in ranks[:2]:
+        rank.open(["w"]).write(1, rank.rank)
+    comparer = Comparer(tmp_path, check_every=50)
+    assert not comparer.look([rank.process() for rank in ranks])
+    ranks[2].open(["w"]).write(1, 1)
+    assert comparer.look([rank.process() for rank in ranks])
+    assert only_stream(comparer.consistency()).differences[0].splits[0].sides == ((1, 2), (0,))
+
+
+def test_groups_models_and_optimizers_are_compared_each_by_itself(tmp_path: Path) -> None:
+    ranks = [FakeRank(tmp_path, rank, (0, 1) if rank < 2 else (2, 3)) for rank in range(4)]
+    for rank in ranks:
+        for model, optimizer in ((1, 1), (2, 1), (2, 2)):
+            rank.open(["w"], model=model, optimizer=optimizer).write(1, f"{rank.rank // 2} {model} {optimizer}")
+    found = compare(tmp_path, ranks)
+    assert len(found.streams) == 6
+    assert all(stream.compared == 1 and not stream.differences for stream in found.streams)
+
+
+def test_rows_that_come_with_a_new_file_go_on_with_the_stream(tmp_path: Path) -> None:
+    ranks = [FakeRank(tmp_path, rank, (0, 1)).open(["w"]) for rank in range(2)]
+    for rank in ranks:
+        rank.write(1, "w1")
+        rank.open(["w", row("w", "s", "exp_avg")])
+        rank.write(2, "w2", "s" if rank.rank else "t")
+    stream = only_stream(compare(tmp_path, ranks))
+    assert stream.compared == 2
+    assert [(d.what, d.number, d.last_equal) for d in stream.differences] == [(What.STATE, 2, None)]
+
+
+def test_names_that_may_differ_are_left_out(tmp_path: Path) -> None:
+    moments = {1: [("w", "x"), ("w", "y")], 2: [("w", "x"), ("v", "y")]}
+    stream = only_stream(compare(tmp_path, write_job(tmp_path, moments, ["w", "experts.0.w"]), allowed=("experts.*",)))
+    (difference,) = stream.differences
+    assert (difference.number, difference.last_equal, difference.of) == (2, 1, 1)
+
+
+def test_all_that_waits_in_full_files_is_compared_at_the_end(tmp_path: Path) -> None:
+    moments = {number: [(number,), (number,)] for number in range(1, 400)}
+    stream = only_stream(compare(tmp_path, write_job(tmp_path, moments, ["w"])))
+    assert (stream.compared, stream.last_number) == (128, 399)
+
+
+def test_little_is_kept_of_a_long_job(tmp_path: Path) -> None:
+    ranks = [FakeRank(tmp_path, rank, (0, 1)).open(["w"]) for rank in range(2)]
+    comparer = Comparer(tmp_path, check_every=1)
+    for number in range(1, 1001):
+        for rank in ranks:
+            rank.write(number, number)
+        if number % 20 == 0:
+            assert not comparer.look([rank.process() for rank in ranks])
+    stream = only_stream(comparer.close())
+    assert (stream.compared, len(stream.values), stream.unchanged) == (1000, 2, 0)
+
+
+def test_parameters_that_no_longer_change_are_counted(tmp_path: Path) -> None:
+    moments = {1: [("a",)] * 2, 2: [("b",)] * 2, 4: [("b",)] * 2, 8: [("b",)] * 2}
+    assert only_stream(compare(tmp_path, write_job(tmp_path, moments, ["w"]))).unchanged == 2
+    moments |= {16: [("b",), ("c",)]}
+    assert only_stream(compare(tmp_path, write_job(tmp_path, moments, ["w"]))).unchanged == 0
+
+
+def test_equal_random_states_are_counted(tmp_path: Path) -> None:
+    ranks = [FakeRank(tmp_path, rank, (0, 1)).open(["w"]) for rank in range(2)]
+    for rank in ranks:
+        rank.write(1, "w", random="same")
+        rank.write(2, "w", random=f"own {rank.rank}")
+        rank.write(4, "w")
+    assert only_stream(compare(tmp_path, ranks)).same_random == 1
+
+
+def test_values_are_those_that_a_rank_wrote(tmp_path: Path) -> None:
+    ranks = [FakeRank(tmp_path, rank, (0, 1)).open(["w"]) for rank in range(2)]
+    site = {"f": "/home/me/train.py", "l": 12, "n": "main", "u": 1}
+    text = {"settings": [["lr", "0.1"]], "optimizer": "SGD", "scale": 2.0, "dropout": True, "unreduced": ["x.w"]}
+    for rank in ranks:
+        rank.write(3, "w", reductions=9, unreduced_forwards=2, stray=1, hook="fp16", site=site, **text)
+    values = only_stream(compare(tmp_path, ranks)).values[0][1][1]
+    assert (values.rank, values.steps, values.reductions, values.unreduced_forwards) == (1, 3, 9, 2)
+    assert (values.settings, values.optimizer, values.scale) == ((("lr", "0.1"),), "SGD", 2.0)
+    assert (values.dropout, values.unreduced, values.stray, values.hook) == (True, ("x.w",), 1, "fp16")
+    assert values.site is not None
+    assert (values.site.file, values.site.line) == ("/home/me/train.py", 12)
+
+
+def test_ranks_of_a_job_that_ended_before_are_not_compared_with_those_of_the_next(tmp_path: Path) -> None:
+    first = [FakeRank(tmp_path, rank, (0, 1), pid=100 + rank).open(["w"]) for rank in range(2)]
+    second = [FakeRank(tmp_path, rank, (0, 1), pid=200 + rank).open(["w"]) for rank in range(2)]
+    for rank in first:
+        rank.write(1, "of the first job")
+    comparer = Comparer(tmp_path, check_every=50)
+    comparer.look([rank.process(began_ns=1) for rank in first])
+    for rank in second:
+        rank.write(1, "of the second")
+    writers = [rank.process(began_ns=1, ended_ns=2) for rank in first] + [r.process(began_ns=3) for r in second]
+    comparer.look(writers)
+    stream = only_stream(comparer.close())
+    assert (stream.compared, stream.differences) == (1, ())
+
+
+def test_two_jobs_at_a_time_under_one_launcher_are_not_mixed(tmp_path: Path) -> None:
+    ranks = [FakeRank(tmp_path, rank, (0, 1), pid=pid).open(["w"]) for pid, rank in enumerate((0, 1, 0, 1), 100)]
+    for rank in ranks:
+        rank.write(1, rank.pid // 102)
+    found = compare(tmp_path, ranks)
+    assert found.streams == ()
+    assert any("several processes" in reason for reason in found.unread)
+
+
+def test_files_of_processes_that_do_not_count_are_left_alone(tmp_path: Path) -> None:
+    ranks = write_job(tmp_path, {1: [("w",), ("v",), ("w",)]}, ["w"])
+    stream = only_stream(compare(tmp_path, [ranks[0], ranks[2]]))
+    assert (stream.ranks, stream.differences) == ((0, 2), ())
+
+
+def test_what_the_largest_rank_wrote_is_counted(tmp_path: Path) -> None:
+    ranks = write_job(tmp_path, {1: [("w",)] * 2}, ["w"])
+    once = compare(tmp_path, ranks).bytes_written
+    ranks[1].write(2, "w")
+    assert compare(tmp_path, ranks).bytes_written - once == 2048 + 16 - 32
+    assert once > 2000
+
+
+def test_files_are_removed_when_asked_to(tmp_path: Path) -> None:
+    ranks = write_job(tmp_path, {1: [("w",)] * 2}, ["w"])
+    (tmp_path / "999-1-0.prints").write_bytes(b"of another")
+    comparer = Comparer(tmp_path, check_every=50)
+    comparer.look([rank.process() for rank in ranks])
+    comparer.remove_files()
+    assert [path.name for path in tmp_path.iterdir()] == ["999-1-0.prints"]
+    assert only_stream(comparer.close()).compared == 1
+
+
+def test_what_was_found_can_be_saved_and_read_again(tmp_path: Path) -> None:
+    found = compare(tmp_path, write_job(tmp_path, {1: [("w",)] * 2, 2: [("w",), ("v",)]}, ["w"]), allowed=("x",))
+    assert decode(Consistency, encode(found)) == found
