@@ -9,6 +9,7 @@ from ddpdoctor.rules.ruling import Ruling, run_rules
 from .buffers import check_buffers
 from .drift import check_parameters
 from .gradients import check_gradients
+from .nonfinite import check_local_gradients
 from .optimizers import check_optimizers
 from .randomness import check_random_state
 from .stale import check_stale_optimizer
@@ -23,6 +24,7 @@ CHECKS: tuple[Callable[[Job], Ruling], ...] = (
     check_parameters,
     check_buffers,
     check_gradients,
+    check_local_gradients,
     check_optimizers,
     check_random_state,
     check_stale_optimizer,

@@ -79,9 +79,12 @@ def why_nothing(job: Job, noun: str) -> str:
     """Return why no tensors of a kind were compared."""
     if job.consistency is None:
         return "replicas were not compared"
+    if not job.consistency.check_every:
+        return "comparing replicas was turned off"
     streams = job.consistency.streams
     if not streams:
-        return "no DDP model was trained on two ranks or more that could be seen"
+        unread = job.consistency.unread
+        return unread[0] if unread else "no DDP model was trained on two ranks or more that could be seen"
     if not any(stream.compared for stream in streams):
         alone = sorted({rank for stream in streams for rank in stream.unpaired})
         whose = f": {rank_list(alone)} wrote moments that no other rank has" if alone else ""

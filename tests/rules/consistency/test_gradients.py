@@ -194,6 +194,18 @@ def test_without_facts_nothing_has_passed():
     assert outcome("DD503") == (Outcome.SKIPPED, "no DDP model was trained on two ranks or more that could be seen")
 
 
+def test_what_was_turned_off_or_could_not_be_read_has_not_passed():
+    facts = job(stream())
+    for more, reason in (
+        ({"check_every": 0, "streams": ()}, "comparing replicas was turned off"),
+        ({"streams": (), "unread": ("a is damaged",)}, "a is damaged"),
+    ):
+        checks = judge(replace(facts, consistency=replace(facts.consistency, **more)))[1]
+        assert {(check.outcome, check.reason) for check in checks if check.id in ("DD503", "DD508")} == {
+            (Outcome.SKIPPED, reason)
+        }
+
+
 def test_a_rank_whose_moments_nobody_shares_is_named():
     seen = stream(compared=0, ranks=0, last_number=None, kinds=(), values=(), unpaired=(1,))
     result, reason = outcome("DD503", seen)

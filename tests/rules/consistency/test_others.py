@@ -93,10 +93,8 @@ def test_settings_that_are_no_alarm(name):
 
 
 def test_state_that_differs_first_is_the_verdict():
-    seen = stream(
-        difference(What.STATE, 4, 2, part="exp_avg", sides=against(1)), difference(What.PARAMETER, 8, 4, sides=against(1)),
-        ranks=3,
-    )  # fmt: skip
+    state = difference(What.STATE, 4, 2, part="exp_avg", sides=against(1))
+    seen = stream(state, difference(What.PARAMETER, 8, 4, sides=against(1)), ranks=3)
     found = verdict(seen, ranks=3)
     assert (found.code, found.ranks, found.step, found.tensor) == ("DD505", (1,), 4, "0.weight")
     assert "parameters will follow" in found.summary
