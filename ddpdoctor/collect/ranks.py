@@ -12,6 +12,7 @@ from ddpdoctor.collect.dumps import parse_stacks, split_fatal, struck_thread
 from ddpdoctor.collect.flight import pending_on_device
 from ddpdoctor.collect.frames import read_frame, read_frames
 from ddpdoctor.collect.models import read_models
+from ddpdoctor.collect.nonfinite import read_nonfinite
 from ddpdoctor.collect.saved_causes import read_process_causes
 from ddpdoctor.collect.sources import Source, process_note
 from ddpdoctor.collect.steps import read_lines, read_steps
@@ -152,6 +153,7 @@ def _from_ring(
         if evidence.get("handled")
         else None,
         "models": read_models(notes),
+        "nonfinite": read_nonfinite(notes),
         "step_times": read_steps(content),
         "lines_seen": read_lines(content, context.children.get(content.pid, ()), watched.get("child_lines") or ()),
         "steps": cells["steps"],

@@ -250,8 +250,8 @@ class Rank:
     """The error that the main thread was handling when it was looked at: it stands in an ``except`` or ``finally``."""
     models: tuple[ModelSeen, ...] = ()
     """The modules that DDP was given, in the order of its construction."""
-    nonfinite: tuple[NonFinite, ...] = ()
-    """Its first local gradients that held inf or NaN."""
+    nonfinite: tuple[NonFinite, ...] | None = None
+    """Its first local gradients that held inf or NaN; None where nobody looked."""
     loaders: tuple[LoaderSeen, ...] | None = None
     """The loaders of data that it used; None where nobody looked."""
     step_times: StepTimes | None = None

@@ -6,6 +6,7 @@ Nothing here registers a communication hook, touches a gradient, or waits for a 
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from typing import Any, List
 
@@ -31,6 +32,7 @@ class _Kept:
         """Of the hooks on outputs since the last backward."""
         self.scaled = False
         """A gradient scaler has scaled a loss since the last backward."""
+        self.is_told = False
 
 
 _kept = _Kept()
@@ -90,7 +92,7 @@ def patch_autograd(module: Any) -> None:
 
 
 def _patch_scaler() -> None:
-    scaler = getattr(sys.modules.get("torch.amp.grad_scaler"), "GradScaler", None)
+    scaler: Any = getattr(sys.modules.get("torch.amp.grad_scaler"), "GradScaler", None)
     original = getattr(scaler, "scale", None)
     if original is None:
         return
@@ -114,10 +116,17 @@ def _begin(ddp: Any, given: Any) -> Any:
     watch = _kept.watches.get(replica)
     if watch is None:
         watch = _kept.watches[replica] = Watch(replica, ddp)
+        _tell(watch)
     if watch.off:
         return None
     watch.begin_forward(ddp, given)
     return watch
+
+
+def _tell(watch: Watch) -> None:
+    """Leave word that gradients are looked at here: without any finding, they were finite."""
+    if not watch.off and not _kept.is_told and here.ring is not None:
+        _kept.is_told = here.ring.note({"k": "gradients", "at": time.monotonic_ns()})
 
 
 @guarded("gradients")

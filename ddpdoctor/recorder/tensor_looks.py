@@ -23,7 +23,7 @@ def is_plain(tensor: Any) -> bool:
         return False
     if tensor.device.type not in ("cpu", "cuda"):
         return False
-    return (tensor.is_floating_point() and tensor.element_size() > 1) or tensor.is_complex()
+    return bool((tensor.is_floating_point() and tensor.element_size() > 1) or tensor.is_complex())
 
 
 def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,7 +44,7 @@ def is_observed() -> bool:
 
     if torch._C._len_torch_dispatch_stack():
         return True
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 def has_finite_sum(tensors: Iterable[Any]) -> bool:
@@ -72,7 +72,7 @@ def _sum_together(tensors: List[Any]) -> float:
 
 
 def _sum(tensor: Any) -> float:
-    return abs(_sum_of(tensor).item())
+    return float(abs(_sum_of(tensor).item()))
 
 
 def _sum_of(tensor: Any) -> Any:

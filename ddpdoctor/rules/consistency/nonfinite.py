@@ -1,0 +1,189 @@
+"""DD504: a rank's own gradients held inf or NaN before the reduction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.consistency import Origin
+from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
+from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.ruling import Ruling
+
+from . import nonfinite_words as say
+from .telling import hosts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpdoctor.model.consistency import NonFinite
+    from ddpdoctor.model.facts import Frame, Job, Rank
+
+NOT_LOOKED = "local gradients were not looked at"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """Ranks whose own gradients of one step of one model were not finite."""
+
+    step: int
+    by_rank: dict[int, NonFinite]
+    others: tuple[int, ...]
+    """Ranks of the same group whose gradients were looked at and not found so in this step."""
+    unseen: tuple[int, ...]
+    """Ranks of the group whose gradients nobody looked at."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Return the ranks, sorted."""
+        return tuple(sorted(self.by_rank))
+
+    @property
+    def first(self) -> NonFinite:
+        """Return what the lowest of the ranks saw."""
+        return self.by_rank[min(self.by_rank)]
+
+    @property
+    def used(self) -> bool:
+        """Return whether training went on with them."""
+        return any(seen.used for seen in self.by_rank.values())
+
+    @property
+    def origins(self) -> set[Origin]:
+        """Return what was first not to be a number, over all ranks."""
+        return {seen.origin for seen in self.by_rank.values()}
+
+
+@rule("DD504", "nonfinite-grad", Severity.ERROR, "A rank's own gradients held inf or NaN before the reduction")
+def check_local_gradients(job: Job) -> Ruling:
+    """Report the rank whose gradients were the first to hold inf or NaN, before DDP mixed them with all others.
+
+    ## What it means
+
+    DDP adds up the gradients of all ranks. One NaN on one rank is in the gradients of all after the reduction, and in
+    the parameters of all after the step; from then on nothing tells where it came from.
+
+    ## How it is recognised
+
+    In each backward, when all gradients of a DDP model are computed and before DDP replaces them by their mean, each
+    rank looks at its own: one sum a tensor, of small ones together. What is not finite is then looked at closely: which
+    parameters (those computed first come first), and whether an input of the model, a parameter or the loss was not
+    finite before. On a GPU the result is read when it has come, without waiting for it.
+
+    The earliest step counts, and the ranks whose own gradients were not finite in it. What other ranks see later is
+    what the reduction brought them.
+
+    It is an error only where the gradients were used: an optimizer made its step with them, or parameters were not
+    finite afterwards. Otherwise:
+
+    - a script that throws such gradients away (skips the step, `nan_to_num_`, raises) gets a note (info);
+    - a gradient scaler that skips a step because scaled gradients overflowed does its work, and gets none;
+    - it gets a warning where NaN came from the input or the loss, which no smaller scale mends, or where it skipped 20
+      steps in a row (ours: a scale of 2**16 is far below 1 by then).
+
+    Not looked at: models under compiled autograd or DDP's own mixed precision, parameters of subclasses of Tensor, and
+    gradients that DDP does not reduce.
+
+    ## How sure
+
+    High. Medium where parameters were not finite although no local gradient had been: the reduction, the optimizer, or
+    an edit of the parameters made them so.
+
+    ## What to do
+
+    Input: look at the samples of this rank's share. Loss: look for the logarithm, root or quotient of zero, or for an
+    overflow in half precision. Gradient: run that step under `torch.autograd.set_detect_anomaly(True)`, which names the
+    operation; `sqrt`, `norm` and `where` have infinite slopes at finite values.
+
+    ## Example
+
+        rank 1 computed NaN as the gradient of layers.3.weight in step 12, and loss and input were finite; the reduction
+        gave it to all ranks
+    """
+    looked = [rank for rank in job.ranks if rank.nonfinite is not None]
+    if not looked:
+        return Ruling(skipped=NOT_LOOKED)
+    models = _by_model(looked)
+    findings = (_judge(job, _sightings(job, looked, seen)) for seen in models)
+    return Ruling(findings=tuple(finding for finding in findings if finding is not None))
+
+
+def _by_model(looked: Iterable[Rank]) -> list[list[tuple[Rank, NonFinite]]]:
+    """Return what ranks saw, for each model by itself. Groups of different ranks may share a name."""
+    found: dict[tuple[tuple[int, ...], str, int], list[tuple[Rank, NonFinite]]] = {}
+    for rank in looked:
+        for seen in rank.nonfinite or ():
+            found.setdefault((_members(rank, seen.group), seen.group, seen.model), []).append((rank, seen))
+    return list(found.values())
+
+
+def _members(rank: Rank, name: str) -> tuple[int, ...]:
+    """Return the ranks of a group as one of them knows them; none where it does not."""
+    return next((group.ranks for group in rank.groups if group.name == name), ())
+
+
+def _sightings(job: Job, looked: list[Rank], seen: list[tuple[Rank, NonFinite]]) -> list[Sighting]:
+    """Return the steps of one model, the earliest first."""
+    by_step: dict[int, dict[int, NonFinite]] = {}
+    for rank, one in seen:
+        by_step.setdefault(one.step, {})[rank.rank] = one
+    members = set(_members(*_owner(seen))) or {rank.rank for rank in job.ranks}
+    known = {rank.rank for rank in looked}
+    return [
+        Sighting(
+            step=step,
+            by_rank=found,
+            others=tuple(sorted((members & known) - set(found))),
+            unseen=tuple(sorted(members - known)),
+        )
+        for step, found in sorted(by_step.items())
+    ]
+
+
+def _owner(seen: list[tuple[Rank, NonFinite]]) -> tuple[Rank, str]:
+    rank, one = seen[0]
+    return rank, one.group
+
+
+def _judge(job: Job, sightings: list[Sighting]) -> Finding | None:
+    used = [at for at, sighting in enumerate(sightings) if sighting.used]
+    if used:
+        cause = sightings[_cause(sightings, used[0])]
+        sureness = Confidence.MEDIUM if cause.origins == {Origin.PARAMETER} else Confidence.HIGH
+        return _finding(job, cause, Severity.ERROR, sureness, say.used(cause))
+    scaled = [sighting for sighting in sightings if any(seen.scaled for seen in sighting.by_rank.values())]
+    if scaled:
+        return _finding(job, scaled[0], Severity.WARNING, Confidence.HIGH, say.skipped(scaled[0]))
+    return _finding(job, sightings[0], Severity.INFO, Confidence.HIGH, say.thrown_away(sightings[0]))
+
+
+def _cause(sightings: list[Sighting], at: int) -> int:
+    """Return the first sighting that was used, or the one in the step before it where that explains it.
+
+    A rank that ended in between never saw that its gradients were used; the others have NaN in their parameters.
+    """
+    before = at - 1
+    if sightings[at].origins != {Origin.PARAMETER} or before < 0:
+        return at
+    return before if sightings[before].step == sightings[at].step - 1 else at
+
+
+def _finding(job: Job, cause: Sighting, severity: Severity, sureness: Confidence, summary: str) -> Finding:
+    return Finding(
+        code="DD504",
+        kind="nonfinite-grad",
+        severity=severity,
+        confidence=sureness,
+        summary=summary,
+        ranks=cause.ranks,
+        hosts=hosts_of(job, cause.ranks),
+        where=tuple(_place(rank, seen.where) for rank, seen in sorted(cause.by_rank.items()) if seen.where is not None),
+        step=cause.step,
+        tensor=next(iter(cause.first.tensors), None),
+        evidence=(*say.seen_by_rank(cause), *say.rest(cause)),
+        fix=say.fix(cause),
+    )
+
+
+def _place(rank: int, frame: Frame) -> Place:
+    return Place(rank=rank, file=frame.file, line=frame.line, function=frame.function)
