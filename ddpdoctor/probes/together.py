@@ -17,6 +17,7 @@ from ddpdoctor.exchange.store import StoreError, wait_for
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.probes.bandwidth.connect import open_store
 from ddpdoctor.probes.bandwidth.room import Room
 
 if TYPE_CHECKING:
@@ -41,7 +42,16 @@ class Together:
     def __init__(self, launch: Launch, room: Room | None) -> None:
         """Take who this rank is; ``room`` is None for one that is alone."""
         self.rank, self.world_size = launch.rank, launch.world_size
+        self._launch = launch
         self._room = room
+
+    def open_store(self) -> Any:
+        """Return a store of torch that all ranks share, for a process group. Raises ``StoreError``."""
+        if self._room is None:
+            from torch.distributed import HashStore
+
+            return HashStore()
+        return open_store(self._launch, self._room, MEET_LIMIT_S)
 
     def gather(self, name: str, record: Kind, limit_s: float) -> tuple[Kind, ...] | None:
         """Return the records of all ranks, in their order, on rank 0; None on the others, which go on at once.

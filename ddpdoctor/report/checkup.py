@@ -8,6 +8,7 @@ from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.report.findings import STYLES, add_finding, count_findings, severity_word
 from ddpdoctor.report.hosts import format_hosts
 from ddpdoctor.report.page import Page, draw, plural
+from ddpdoctor.report.subjects import subject_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,9 +38,13 @@ def render_checkup(
 ) -> str:
     """Render a report of checks; ``width`` None is for what is no terminal and wraps nothing."""
     page = Page(width=width, cwd=cwd)
+    for line in subject_lines(report):
+        page.add(line, whole=True)
     if verbose:
         _add_groups(page, report)
     else:
+        if any(check.outcome in {Outcome.INCONCLUSIVE, Outcome.CRASHED} for check in report.checks):
+            page.gap()
         add_untold(page, report.checks)
     several = len(_hosts(report)) > 1
     for finding in reversed(report.findings):

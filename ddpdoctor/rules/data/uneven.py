@@ -136,7 +136,7 @@ def _evidence(shared: Shared, found: _Uneven) -> tuple[str, ...]:
     samples = {rank: loader.samples for rank, loader in shared.seen.items() if loader.samples is not None}
     return tuple(filter(None, (
         f"batches of pass {found.number}: {say.by_rank(dict(found.batches))}",
-        f"batches trained on in all: {say.by_rank(dict(trained))}",
+        f"batches trained on in all: {say.by_rank(dict(trained))}" if any(trained.values()) else "",
         f"samples: {say.by_rank(dict(samples))}" if samples else "",
         say.shared_out(shared.first(), shared.size) if len(set(samples.values())) == 1 else "",
     )))  # fmt: skip

@@ -1,0 +1,1 @@
+"""The user's own loaders, asked for their indices on every rank."""

@@ -1,0 +1,105 @@
+"""Digests of data, by leaf: whether two ranks hold the same samples is told by them, and not by indices alone.
+
+Forms are those of ``model.data.EpochSeen``: "leaf:digest" of a batch, "index:leaf:digest" of a sample.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.recorder.fingerprint import prints
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SAMPLES = 8
+"""Ours: so many are loaded on every rank, spread over the dataset. Labels of few classes are equal by chance."""
+MOST_LEAVES = 16
+SEED = 20240229
+"""Any number will do that is the same on all ranks: what is augmented at random is then augmented alike."""
+_DIGEST_BYTES = 8
+
+
+def print_samples(dataset: Any, samples: int) -> tuple[str, ...]:
+    """Return digests of a few samples, each from the same random state on all ranks; raises what the dataset does."""
+    chosen = sorted({place * samples // SAMPLES for place in range(SAMPLES)})
+    found = []
+    with _same_random_state():
+        for index in chosen:
+            _seed(index)
+            found += [f"{index}:{leaf}" for leaf in print_leaves(dataset[index])]
+    return tuple(found)
+
+
+def print_leaves(data: Any) -> tuple[str, ...]:
+    """Return "leaf:digest" of a batch or a sample; leaves of one value only say nothing, and are left out."""
+    told = ((number, _digest(leaf)) for number, leaf in enumerate(islice(_leaves(data), MOST_LEAVES)))
+    return tuple(f"{number}:{digest}" for number, digest in told if digest)
+
+
+def count_samples(batch: Any) -> int:
+    """Return how many samples a batch has: the first dimension of its first tensor, else 1."""
+    import torch
+
+    sizes = (len(leaf) for leaf in _leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim())
+    return next(sizes, len(batch) if isinstance(batch, list) else 1)
+
+
+def _leaves(data: Any) -> Iterator[Any]:
+    if isinstance(data, dict):
+        for name in data:
+            yield from _leaves(data[name])
+    elif isinstance(data, list | tuple):
+        for one in data:
+            yield from _leaves(one)
+    else:
+        yield data
+
+
+def _digest(leaf: Any) -> str:
+    import torch
+
+    if isinstance(leaf, torch.Tensor):
+        return "" if _is_constant(leaf) else _hash(prints([leaf]), f"{leaf.dtype} {tuple(leaf.shape)}")
+    if isinstance(leaf, bytes | str | int | float | bool):
+        return _hash(leaf if isinstance(leaf, bytes) else repr(leaf).encode(), type(leaf).__name__)
+    as_bytes = getattr(leaf, "tobytes", None)  # of NumPy's arrays and of images
+    return _hash(as_bytes(), type(leaf).__name__) if callable(as_bytes) else ""
+
+
+def _is_constant(tensor: Any) -> bool:
+    return bool(tensor.numel() > 1 and (tensor == tensor.flatten()[0]).all())
+
+
+def _hash(content: bytes, kind: str) -> str:
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES, key=kind.encode()[:64]).hexdigest()
+
+
+@contextmanager
+def _same_random_state() -> Iterator[None]:
+    """Leave the random states as they were found."""
+    import torch
+
+    state, numpy = random.getstate(), sys.modules.get("numpy")
+    numpy_state = None if numpy is None else numpy.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            if numpy is not None:
+                numpy.random.set_state(numpy_state)
+
+
+def _seed(index: int) -> None:
+    import torch
+
+    torch.random.default_generator.manual_seed(SEED + index)
+    random.seed(SEED + index)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(SEED + index)

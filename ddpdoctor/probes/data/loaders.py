@@ -1,0 +1,236 @@
+"""The loader that the user's function returns, and what it gives in a few passes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.model.data import EpochSeen, LoaderSeen, SamplerSeen
+from ddpdoctor.model.drawn import RankPass
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.probes.data.contents import count_samples, print_leaves, print_samples
+from ddpdoctor.probes.data.indices import NoIndices, draw_pass, find_base
+from ddpdoctor.probes.user_code import users_turn
+
+if TYPE_CHECKING:
+    from ddpdoctor.probes.data.indices import Base, PassDrawn
+
+PASS_LIMIT_S = 30.0
+"""Ours: how long one pass over data without indices is followed, which has to be loaded to be counted."""
+PRINTED_BATCHES = 8
+"""Ours: so many of its batches are looked into."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """What one rank has seen of its loader."""
+
+    kind: str
+    loader: LoaderSeen
+    samples: int | None
+    passes: tuple[RankPass, ...]
+    maps: tuple[bytes, ...] = ()
+    """Of each pass, which samples were drawn; empty where there are no indices."""
+    set_epoch: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def look_at(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> Looked:
+    """Draw from what the user's function returned.
+
+    Raises ``UserError`` for what is no loader, and where the user's code fails.
+    """
+    from torch.utils.data import DataLoader, Dataset
+
+    if isinstance(made, DataLoader):
+        return _look_at_loader(made, name, rank, epochs, set_epoch=set_epoch)
+    if isinstance(made, Dataset):
+        raise UserError(
+            f"{name} returns a dataset ({_type_of(made)}): how it is shared out is decided by loader and sampler",
+            help="Return the DataLoader; or use the arithmetic alone: check-data --samples N --world-size N.",
+        )
+    if not hasattr(made, "__iter__"):
+        raise UserError(
+            f"{name} returns {_type_of(made)}, which is no loader", help="Return the DataLoader that training iterates."
+        )
+    return _look_at_batches(made, name, rank, epochs, set_epoch=set_epoch)
+
+
+def _look_at_loader(loader: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> Looked:
+    from torch.utils.data import IterableDataset
+
+    if isinstance(loader.dataset, IterableDataset):
+        return _look_at_batches(loader, name, rank, epochs, set_epoch=set_epoch)
+    try:
+        base = find_base(loader.dataset)
+        drawn = _draw(loader, base, name, epochs, set_epoch=set_epoch)
+    except NoIndices as error:
+        found = _look_at_batches(loader, name, rank, epochs, set_epoch=set_epoch)
+        return Looked(
+            kind=found.kind,
+            loader=found.loader,
+            samples=None,
+            passes=found.passes,
+            set_epoch=found.set_epoch,
+            notes=(f"the indices of {_type_of(loader)} could not be followed: {error}", *found.notes),
+        )
+    prints, notes = _print_samples(base, name)
+    seen = tuple(one.epoch(prints) for one in drawn)
+    return Looked(
+        kind=_type_of(loader),
+        loader=_describe(loader, base, seen, indices_seen=True),
+        samples=base.samples,
+        passes=tuple(one.row(rank) for one in drawn),
+        maps=tuple(bytes(one.bits) for one in drawn),
+        set_epoch=any(one.set_epoch is not None for one in drawn),
+        notes=notes,
+    )
+
+
+def _draw(loader: Any, base: Base, name: str, epochs: int, *, set_epoch: bool) -> tuple[PassDrawn, ...]:
+    with users_turn(f"{name}: drawing its indices failed"):
+        drawn = []
+        for number in range(1, epochs + 1):
+            epoch = _set_epoch(loader, number - 1) if set_epoch else _epoch_of(loader)
+            drawn.append(draw_pass(loader, base, number, epoch))
+        return tuple(drawn)
+
+
+def _look_at_batches(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> Looked:
+    """Go over data that has no indices: it must be loaded to be counted."""
+    seen, rows, stopped = [], [], False
+    with users_turn(f"{name}: going over it failed"):
+        for number in range(1, epochs + 1):
+            epoch = _set_epoch(made, number - 1) if set_epoch else _epoch_of(made)
+            row, prints = _count_pass(made, rank)
+            rows.append(row)
+            seen.append(_epoch_without_indices(row, prints, number, epoch))
+            stopped |= not row.complete
+    notes = (f"a pass was followed for {PASS_LIMIT_S:g} s, and not to its end",) if stopped else ()
+    return Looked(
+        kind=_type_of(made),
+        loader=_describe(made, None, tuple(seen), indices_seen=False),
+        samples=None,
+        passes=tuple(rows),
+        set_epoch=any(one.set_epoch is not None for one in seen),
+        notes=notes,
+    )
+
+
+def _count_pass(made: Any, rank: int) -> tuple[RankPass, tuple[str, ...]]:
+    deadline = time.monotonic() + PASS_LIMIT_S
+    drawn = batches = last = 0
+    prints: list[str] = []
+    complete = True
+    for batch in made:
+        last = count_samples(batch)
+        drawn += last
+        batches += 1
+        if batches <= PRINTED_BATCHES:
+            prints += print_leaves(batch)
+        if time.monotonic() > deadline:
+            complete = False
+            break
+    row = RankPass(rank=rank, drawn=drawn, repeated=None, batches=batches, last_batch=last, complete=complete)
+    return row, tuple(prints)
+
+
+def _epoch_without_indices(row: RankPass, prints: tuple[str, ...], number: int, epoch: int | None) -> EpochSeen:
+    return EpochSeen(
+        number=number,
+        set_epoch=epoch,
+        batches=row.batches,
+        drawn=0,
+        total=0,
+        xor=0,
+        order="",
+        first="",
+        complete=row.complete,
+        trained=True,
+        batch_prints=prints,
+        backwards=row.batches,
+    )
+
+
+def _print_samples(base: Base, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return digests of a few samples, and why there are none: that costs the comparison, not the counting."""
+    try:
+        with users_turn(f"{name}: samples could not be loaded, so that equal indices are taken for equal samples"):
+            return print_samples(base.dataset, base.samples), ()
+    except UserError as error:
+        return (), (f"{error.message} {error.help}".strip(),)
+
+
+def _set_epoch(loader: Any, epoch: int) -> int | None:
+    """Call ``set_epoch`` of whatever has one, as training loops do; None where nothing has."""
+    for owner in _epoch_owners(loader):
+        if callable(getattr(owner, "set_epoch", None)):
+            owner.set_epoch(epoch)
+            return epoch
+    return None
+
+
+def _epoch_of(loader: Any) -> int | None:
+    found = (getattr(owner, "epoch", None) for owner in _epoch_owners(loader))
+    return next((epoch for epoch in found if isinstance(epoch, int)), None)
+
+
+def _epoch_owners(loader: Any) -> tuple[Any, ...]:
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    return (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+
+
+def _describe(made: Any, base: Base | None, seen: tuple[EpochSeen, ...], *, indices_seen: bool) -> LoaderSeen:
+    dataset = getattr(made, "dataset", made) if base is None else base.dataset
+    batch_sampler = getattr(made, "batch_sampler", None)
+    batch_size = getattr(made, "batch_size", None) or getattr(batch_sampler, "batch_size", None)
+    return LoaderSeen(
+        number=1,
+        site=None,
+        dataset=_type_of(dataset),
+        dataset_print="",
+        samples=None if base is None else base.samples,
+        batch_size=batch_size if isinstance(batch_size, int) else None,
+        drop_last=getattr(made, "drop_last", None),
+        iterable=not indices_seen,
+        workers=getattr(made, "num_workers", 0),
+        indices_seen=indices_seen,
+        sampler=_describe_sampler(made) if indices_seen else None,
+        epochs=seen,
+        passes=len(seen),
+    )
+
+
+def _describe_sampler(loader: Any) -> SamplerSeen:
+    """Describe what shares out: the sampler, or the batch sampler of one's own that hides none."""
+    from torch.utils.data import BatchSampler
+    from torch.utils.data.distributed import DistributedSampler
+
+    batch_sampler = loader.batch_sampler
+    is_own = batch_sampler is not None and type(batch_sampler) is not BatchSampler
+    sampler = batch_sampler if is_own else loader.sampler
+    return SamplerSeen(
+        type=_type_of(sampler),
+        replicas=_number(sampler, "num_replicas"),
+        rank=_number(sampler, "rank"),
+        seed=_number(sampler, "seed"),
+        shuffle=_flag(sampler, "shuffle"),
+        drop_last=_flag(sampler, "drop_last"),
+        standard=type(sampler).__iter__ is DistributedSampler.__iter__,
+    )
+
+
+def _number(sampler: Any, name: str) -> int | None:
+    value = getattr(sampler, name, None)
+    return value if type(value) is int else None
+
+
+def _flag(sampler: Any, name: str) -> bool | None:
+    value = getattr(sampler, name, None)
+    return value if type(value) is bool else None
+
+
+def _type_of(value: Any) -> str:
+    kind = type(value)
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,208 @@
+"""One rank of `check-data --dataset`: make the user's loader, draw from it, tell rank 0, which counts exactly."""
+
+from __future__ import annotations
+
+import base64
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.drawn import Drawn, Indices, Pass, Told
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.probes.data.loaders import look_at
+from ddpdoctor.probes.together import together
+from ddpdoctor.probes.user_code import load_callable, users_turn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from ddpdoctor.model.launch import Launch
+    from ddpdoctor.probes.data.loaders import Looked
+    from ddpdoctor.probes.together import Together
+
+MOST_SAMPLES = 2**24
+"""Ours: up to here ranks send which samples they drew, 2 MiB a pass; above, sums and counts are compared."""
+MADE_TWICE = "initialize the default process group twice"
+"""Of torch's error where a function makes the process group that ddpdoctor has made for it."""
+LATE_S = 60.0
+"""Ours: how long rank 0 may take to judge and report, once it has heard all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the user asked for."""
+
+    function: str
+    """``package.module:function``."""
+    epochs: int
+    set_epoch: bool
+    timeout_s: float
+    """For the slowest rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What rank 0 has heard of all ranks."""
+
+    drawn: Drawn
+    told: tuple[Told, ...]
+
+
+def run_rank(wanted: Wanted, launch: Launch, env: Mapping[str, str], report: Callable[[Heard], int]) -> int:
+    """Take part; return the exit status, which is the same on all ranks.
+
+    ``report`` judges and shows on rank 0. Raises ``UserError`` on rank 0 where the user's code failed on any rank, and
+    on a rank that cannot reach the others.
+    """
+    with together(launch, env) as ranks:
+        told, maps = _look(wanted, launch, ranks)
+        everyone = ranks.gather("told", told, wanted.timeout_s)
+        count = _least_compared(everyone or ())
+        parts = [
+            ranks.gather(f"map/{number}", Indices(bits=base64.b64encode(bits).decode()), wanted.timeout_s)
+            for number, bits in enumerate(maps)
+            if everyone is None or number < count
+        ]
+        return ranks.end(
+            lambda: _decide(wanted, everyone or (), [part for part in parts if part], report),
+            wanted.timeout_s + LATE_S,
+        )
+
+
+def _look(wanted: Wanted, launch: Launch, ranks: Together) -> tuple[Told, tuple[bytes, ...]]:
+    """Return what this rank tells, and the maps of its passes where they are small enough."""
+    host = os.uname().nodename
+    try:
+        with _process_group(launch, ranks):
+            function = load_callable(wanted.function, "--dataset")
+            with users_turn(f"--dataset {wanted.function} failed"):
+                made = function()
+            looked = look_at(made, wanted.function, launch.rank, wanted.epochs, set_epoch=wanted.set_epoch)
+    except UserError as error:
+        return Told(rank=launch.rank, host=host, problem=error.message, help=_advise(error)), ()
+    fits = looked.samples is not None and looked.samples <= MOST_SAMPLES and len(looked.maps) == wanted.epochs
+    return _tell(looked, launch.rank, host, compared=fits), looked.maps if fits else ()
+
+
+def _advise(error: UserError) -> str:
+    if MADE_TWICE not in error.message:
+        return error.help
+    return (
+        f"{error.help}\nThe process group is there already: call init_process_group only if not dist.is_initialized()."
+    )
+
+
+def _tell(looked: Looked, rank: int, host: str, *, compared: bool) -> Told:
+    return Told(
+        rank=rank,
+        host=host,
+        loader=looked.loader,
+        kind=looked.kind,
+        samples=looked.samples,
+        set_epoch=looked.set_epoch,
+        passes=looked.passes,
+        notes=looked.notes,
+        compared=compared,
+    )
+
+
+@contextmanager
+def _process_group(launch: Launch, ranks: Together) -> Iterator[None]:
+    """Have a default process group there, which samplers ask for rank and world size, and functions may wait in."""
+    with _told_plainly():
+        from torch import distributed
+
+    if not distributed.is_available() or distributed.is_initialized():
+        yield
+        return
+    store = ranks.open_store()
+    distributed.init_process_group(
+        "gloo", store=store, rank=launch.rank, world_size=launch.world_size, timeout=timedelta(minutes=10)
+    )
+    try:
+        yield
+    finally:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+@contextmanager
+def _told_plainly() -> Iterator[None]:
+    """Tell that torch is missing as what it is."""
+    try:
+        yield
+    except (ImportError, OSError) as error:
+        raise UserError(
+            f"torch cannot be imported: {error}", help="`ddpdoctor check-env` says what is wrong with it."
+        ) from error
+
+
+def _least_compared(everyone: Sequence[Told]) -> int:
+    """Return of how many passes all ranks send maps."""
+    return min((len(told.passes) if told.compared else 0 for told in everyone), default=0)
+
+
+def _decide(
+    wanted: Wanted, everyone: Sequence[Told], parts: Sequence[Sequence[Indices]], report: Callable[[Heard], int]
+) -> int:
+    _raise_problems(everyone)
+    return report(Heard(drawn=_count(wanted, everyone, parts), told=tuple(everyone)))
+
+
+def _raise_problems(everyone: Sequence[Told]) -> None:
+    wrong = [told for told in everyone if told.problem]
+    if not wrong:
+        return
+    alike = [told.rank for told in wrong if told.problem == wrong[0].problem]
+    where = "" if len(alike) == len(everyone) else f"{rank_list(alike)}: "
+    raise UserError(where + wrong[0].problem, help=wrong[0].help)
+
+
+def _count(wanted: Wanted, everyone: Sequence[Told], parts: Sequence[Sequence[Indices]]) -> Drawn:
+    first = everyone[0]
+    assert first.loader is not None
+    notes = dict.fromkeys(note for told in everyone for note in told.notes)
+    lengths = {told.samples for told in everyone}
+    same_length = len(lengths) == 1 and first.samples is not None
+    if not same_length and None not in lengths:
+        notes["the datasets of the ranks have different lengths, so that their indices are not the same samples"] = None
+    passes = tuple(
+        _count_pass(number, everyone, parts[number] if same_length and number < len(parts) else (), first.samples)
+        for number in range(min(len(told.passes) for told in everyone))
+    )
+    return Drawn(
+        world_size=len(everyone),
+        function=wanted.function,
+        samples=first.samples if same_length else None,
+        kind=first.kind,
+        dataset=first.loader.dataset,
+        sampler=first.loader.sampler.type if first.loader.sampler else "",
+        batch_size=first.loader.batch_size,
+        passes=passes,
+        set_epoch=first.set_epoch,
+        notes=tuple(notes),
+    )
+
+
+def _count_pass(number: int, everyone: Sequence[Told], parts: Sequence[Indices], samples: int | None) -> Pass:
+    rows = tuple(told.passes[number] for told in everyone)
+    if not parts or samples is None:
+        return Pass(number=number + 1, ranks=rows)
+    once, twice = 0, 0
+    same: dict[str, list[int]] = {}
+    for rank, part in enumerate(parts):
+        drawn = int.from_bytes(base64.b64decode(part.bits), "little")
+        twice |= once & drawn
+        once |= drawn
+        same.setdefault(part.bits, []).append(rank)
+    return Pass(
+        number=number + 1,
+        ranks=rows,
+        unique=once.bit_count(),
+        shared=twice.bit_count(),
+        missed=samples - once.bit_count(),
+        alike=tuple(tuple(ranks) for ranks in same.values() if len(ranks) > 1),
+    )

@@ -1,0 +1,15 @@
+"""What a check was about, as lines that stand before its findings: shares of data, or checkpoint files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.report.sharing import is_sharing, sharing_lines
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.findings import Report
+
+
+def subject_lines(report: Report) -> list[str]:
+    """Return the lines for a report of a verb that has some; none for others."""
+    return sharing_lines(report) if is_sharing(report) else []

@@ -1,0 +1,1 @@
+"""What the arithmetic of an epoch means for training."""
