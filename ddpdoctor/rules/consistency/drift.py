@@ -78,6 +78,6 @@ def _since(found: Found) -> Found:
     if found.cause.name != UNEVEN_STEPS or sighting.stream.clock is not Clock.END:
         return found
     if any(values.steps == 0 for values in sighting.values):
-        return replace(found, sighting=replace(sighting, step=1, last_good=None))
+        return replace(found, since=1)
     first = next((one.step for one in sightings(sighting.replica, What.PARAMETER) if not is_aligned(one.values)), None)
-    return found if first is None else replace(found, sighting=replace(sighting, step=first))
+    return replace(found, since=first)

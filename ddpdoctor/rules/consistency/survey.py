@@ -28,6 +28,8 @@ class Found:
 
     sighting: Sighting
     cause: Cause
+    since: int | None = None
+    """The step at which it began, where that is known to be before it was seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

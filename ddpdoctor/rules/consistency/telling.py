@@ -71,7 +71,7 @@ def _finding(job: Job, check: Callable[..., object], first: Found, others: Seque
         ranks=blame.ranks,
         hosts=hosts_of(job, blame.ranks),
         where=_places(first, blame) if first.cause.at_the_step else (),
-        step=sighting.step,
+        step=first.since or sighting.step,
         tensor=sighting.difference.splits[0].row.name,
         summary=f"{nouns} differ between {rank_list(_everybody(sighting))} {_when(sighting)}: {first.cause.words}",
         evidence=(
