@@ -97,8 +97,8 @@ def run_and_show(options: WrapOptions) -> Outcome:
     from ddpdoctor.launch.session import Session
 
     _say_notes(options)
-    show, save = partial(_show, options), partial(_save, options)
-    outcome = Session(options, _load_judge, save, show).run()
+    show, save, tell = partial(_show, options), partial(_save, options), partial(_tell_of_replicas, options)
+    outcome = Session(options, _load_judge, save, show, tell).run()
     failure = outcome.failure
     try:
         show(outcome)
@@ -155,6 +155,19 @@ def _say_notes(options: WrapOptions) -> None:
     for note in (options.nproc_note, detail):
         if note and not options.quiet:
             say(sys.stderr, note)
+
+
+def _tell_of_replicas(options: WrapOptions, folder: Path) -> bool:
+    """Say in one line what is wrong with the replicas of a job that goes on; return whether there was anything."""
+    if options.quiet:
+        return True
+    from ddpdoctor.diagnose.progress import judge_replicas
+    from ddpdoctor.report.text import title_of
+
+    found = [f for f in judge_replicas(folder) if f.severity is not Severity.INFO and f.code not in options.ignore]
+    if found:
+        say(sys.stderr, f"{title_of(found[0])}: {found[0].summary}; training goes on, the report comes at its end")
+    return bool(found)
 
 
 def _show(options: WrapOptions, outcome: Outcome) -> None:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect import ranks
 from ddpdoctor.collect.agent_log import AgentLog, read_agent_log
 from ddpdoctor.collect.answers import find_answers
+from ddpdoctor.collect.consistency import read_consistency
 from ddpdoctor.collect.ends import find_ends, stop_of_others
 from ddpdoctor.collect.machine import load_machine
 from ddpdoctor.collect.nccl_warnings import read_warnings
+from ddpdoctor.collect.print_columns import Writer
 from ddpdoctor.collect.rings import read_rings
 from ddpdoctor.collect.run_format import RUN_FORMAT, RUN_VERSION
 from ddpdoctor.collect.saved_causes import read_host_causes
@@ -99,6 +101,7 @@ def _read_job(folder: Path, run: dict[str, Any], attempt: int | None) -> Job:
         torch_version=run.get("torch_version"),
         host_causes=read_host_causes(watch.get("host_causes")),
         machine=load_machine(folder),
+        consistency=read_consistency(folder, run, attempt, _writers(processes, watch)),
         nccl_lines=read_warnings(folder),
     )
 
@@ -206,6 +209,21 @@ def _read_ranks(
         lost=processes.damaged | _read_lost(folder),
     )
     return tuple(sorted((ranks.read_rank(source, context) for source in processes.sources), key=lambda rank: rank.rank))
+
+
+def _writers(processes: _Processes, watch: dict[str, Any]) -> list[Writer]:
+    """Return the processes that stand for ranks and wrote down what their replicas are like."""
+    watched = watch.get("processes") or {}
+    found = [processes.contents[source.pid] for source in processes.sources if source.pid in processes.contents]
+    return [
+        Writer(
+            pid=content.pid,
+            ticks=content.start_ticks,
+            began_ns=content.cells["started_ns"],
+            ended_ns=(watched.get(str(content.pid)) or {}).get("ended_ns"),
+        )
+        for content in found
+    ]
 
 
 def _child_ends(contents: dict[int, reading.RingContent]) -> dict[int, dict[str, Any]]:

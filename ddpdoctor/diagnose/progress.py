@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.model.facts import Job
+    from ddpdoctor.model.findings import Finding
 
 
 def judge_folder(folder: Path, attempt: int | None = None) -> Judgement:
@@ -34,6 +35,15 @@ def judge_folder(folder: Path, attempt: int | None = None) -> Judgement:
             check = Check(id="run-folder", outcome=Outcome.CRASHED, reason=error.message)
             return Judgement(findings=(), checks=(check,), certain=False)
         return judge_job(job)
+
+
+def judge_replicas(folder: Path) -> tuple[Finding, ...]:
+    """Return what is wrong with the replicas of the job that a run folder holds; nothing where it cannot be read."""
+    try:
+        found, _ = consistency.judge(read_job(folder))
+    except UserError:
+        return ()
+    return order_findings(found)
 
 
 def judge_job(job: Job) -> Judgement:

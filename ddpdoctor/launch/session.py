@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.launch.guardian import Guardian
 from ddpdoctor.launch.machine import note_machine
+from ddpdoctor.launch.replicas import Replicas
 from ddpdoctor.launch.run_file import write_run_file
 from ddpdoctor.launch.shared_folder import choose_folder, copy_back
 from ddpdoctor.launch.starting import start_launcher
@@ -39,6 +40,8 @@ Judge = Callable[[Path, int | None], Judgement]
 """Reads a run folder and says what is wrong with an attempt, by default the last. Launch itself knows no rules."""
 Reporter = Callable[["Outcome"], None]
 """Shows an outcome while the job goes on."""
+Teller = Callable[[Path], bool]
+"""Reads a run folder, says in a line what is wrong with replicas, and returns whether there was anything to say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +65,15 @@ class Outcome:
 class Session:
     """The state of one wrapped job."""
 
-    def __init__(self, options: WrapOptions, load_judge: Callable[[], Judge], save: Reporter, show: Reporter) -> None:
-        """Take what loads the judge of a folder, writes report.json, and prints an outcome while the job goes on."""
+    def __init__(
+        self, options: WrapOptions, load_judge: Callable[[], Judge], save: Reporter, show: Reporter, tell: Teller
+    ) -> None:
+        """Take what loads the judge of a folder, writes report.json, and prints while the job goes on."""
         self.options = options
         self.load_judge = load_judge
         self.save_report = save
         self.show = show
+        self.tell_of_replicas = tell
         self.run_dir = options.report_dir.resolve()
         self.folder = choose_folder(self.run_dir)
         self.started_at = _now()
@@ -81,12 +87,14 @@ class Session:
         self.shown_until_ns = 0
         self.patience_s = 1.0
         self.shown: tuple[Any, ...] = ()
+        self.told_of_replicas = False
         self.failure: Exception | None = None
 
     def run(self) -> Outcome:
         """Run the job to its end."""
         write_run_file(self.folder, self.options, self.started_at, self.launched_ns)
-        self.watch = Watch(self.folder, self.options.hang_timeout_s, self.launched_ns)
+        replicas = Replicas(self.folder, self.options.check_every, self.options.allow_different)
+        self.watch = Watch(self.folder, self.options.hang_timeout_s, self.launched_ns, replicas)
         guardian = Guardian(self.folder, self._orphaned)
         try:
             with _handling(ENDING_SIGNALS, self._note_signal):
@@ -123,7 +131,17 @@ class Session:
                 self._note_restart()
             with self._job_goes_first():
                 self._react()
+            if self.watch.replicas.has_news:
+                with self._job_goes_first():
+                    self._tell_of_replicas()
         return status
+
+    def _tell_of_replicas(self) -> None:
+        """Say once, as soon as rules hold it for wrong, that replicas differ: nobody waits days for that."""
+        self.watch.replicas.has_news = False
+        if not self.told_of_replicas:
+            self.watch.replicas.save()
+            self.told_of_replicas = self.tell_of_replicas(self.folder)
 
     def _react(self) -> None:
         if self.signals:
@@ -226,6 +244,7 @@ class Session:
     def _finish(self, status: int) -> Outcome:
         self.watch.follow(at_once=True)
         self.watch.evidence.release()
+        self.watch.replicas.close()
         if self.hang is None:
             self.watch.evidence.forget_kept()
             self.watch.save(ended=True, launcher_status=status)
@@ -246,7 +265,8 @@ class Session:
         return Outcome(
             folder=self.folder, run_dir=self.run_dir, judgement=found, hung=hung, launcher_status=status,
             exit_status=exit_status, interrupted_by=self.watch.interrupted_by,
-            started_at=self.started_at, ended_at=_now(), failure=self.failure,
+            started_at=self.started_at, ended_at=_now(),
+            failure=self.failure or self.watch.replicas.failure,
         )  # fmt: skip
 
     def _orphaned(self) -> None:

@@ -22,6 +22,8 @@ from ddpdoctor.recorder import wire
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ddpdoctor.launch.replicas import Replicas
+
 FOLLOW_EVERY_S = 0.5
 FOLLOW_SHARE = 0.02
 """How much of a core looking at all processes may take; on a host with thousands of them the looks grow rarer."""
@@ -42,9 +44,10 @@ class Suspicion(Enum):
 class Watch:
     """What the watcher knows of one job. Times are CLOCK_MONOTONIC."""
 
-    def __init__(self, folder: Path, hang_timeout_s: float, launched_ns: int) -> None:
+    def __init__(self, folder: Path, hang_timeout_s: float, launched_ns: int, replicas: Replicas) -> None:
         """Prepare the folder; ``folder`` is where the recorders write."""
         self.folder = folder
+        self.replicas = replicas
         self.hang_timeout_s = hang_timeout_s
         self.launched_ns = launched_ns
         self.evidence = Evidence(folder)
@@ -93,6 +96,7 @@ class Watch:
         self._sweep()
         self._follow_strangers(processes)
         self._causes.follow_host(now_ns)
+        self.replicas.follow(self.agent.attempt, self.ranks())
         cost_s = (time.monotonic_ns() - now_ns) / 1e9
         self._follow_every_s = min(max(FOLLOW_EVERY_S, cost_s / FOLLOW_SHARE), 2.0)
 
@@ -200,6 +204,7 @@ class Watch:
         """Ask the ranks, look at the processes twice, and save all of it."""
         self.evidence.take(self.followed, lambda: self.follow(at_once=True))
         self._look_for_causes()
+        self.replicas.save()
         self.save(ended=False, launcher_status=None)
 
     def _look_for_causes(self) -> None:

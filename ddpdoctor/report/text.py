@@ -108,7 +108,7 @@ def _add_others(page: Page, findings: tuple[Finding, ...]) -> None:
     for finding in merge_findings(findings):
         style = STYLES[finding.severity]
         head = f"  {finding.severity.value.ljust(LABEL_WIDTH)}"
-        page.add(f"{_title(finding)}: {finding.summary}", first=head, style=style, styled=len(head))
+        page.add(f"{title_of(finding)}: {finding.summary}", first=head, style=style, styled=len(head))
         if finding.severity is not Severity.INFO:
             page.add_labelled("", (f"at {place}" for place in merge_places(finding.where)))
             page.add_labelled("", [f"to do: {finding.fix}"] if finding.fix else [])
@@ -117,7 +117,7 @@ def _add_others(page: Page, findings: tuple[Finding, ...]) -> None:
 def _add_verdict(page: Page, verdict: Finding) -> None:
     """Add what is wrong, on which ranks, at which line, what was seen, what to do: in this order."""
     page.gap()
-    title = f"{_title(verdict)} (confidence {verdict.confidence.value})"
+    title = f"{title_of(verdict)} (confidence {verdict.confidence.value})"
     page.add(title, style=STYLES[verdict.severity])
     page.add_labelled("wrong", [verdict.summary])
     page.add_labelled("where", [*merge_places(verdict.where), *_where_else(verdict)])
@@ -125,7 +125,8 @@ def _add_verdict(page: Page, verdict: Finding) -> None:
     page.add_labelled("to do", [verdict.fix] if verdict.fix else [])
 
 
-def _title(finding: Finding) -> str:
+def title_of(finding: Finding) -> str:
+    """Return the code and kind of a finding, and whom it blames."""
     hosts = f"on {', '.join(finding.hosts)}" if finding.hosts else ""
     blamed = " ".join(part for part in (format_ranks(finding.ranks), hosts) if part)
     return ", ".join(part for part in (f"{finding.code} {finding.kind}", blamed) if part)
