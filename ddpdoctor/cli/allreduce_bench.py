@@ -31,7 +31,7 @@ class BenchCommand(TyperCommand):
             from ddpdoctor.cli.benching import refuse
             from ddpdoctor.model.errors import UserError
 
-            told = UserError(error.format_message(), help="ddpdoctor allreduce-bench --help lists the options.")
+            told = UserError(error.format_message(), help=f"ddpdoctor {ctx.info_name} --help lists the options.")
             status = refuse(told, os.environ)
             if status is None:
                 raise

@@ -75,6 +75,10 @@ def _draw_text(report: Report, stream: TextIO, run_dir: Path | None, *, verbose:
         from ddpdoctor.report.bandwidth.text import render_bandwidth
 
         return render_bandwidth(report, width=width, colour=colour, run_dir=run_dir, cwd=_read_cwd())
+    from ddpdoctor.report.consistency import is_trial, render_trial
+
+    if is_trial(report):
+        return render_trial(report, width=width, colour=colour, run_dir=run_dir, cwd=_read_cwd())
     if report.job is None:
         from ddpdoctor.report.checkup import render_checkup
 

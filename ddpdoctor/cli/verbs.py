@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ddpdoctor import __version__
-from ddpdoctor.cli import allreduce_bench, check_data, check_env, demo, explain, report, wrap
+from ddpdoctor.cli import allreduce_bench, check_consistency, check_data, check_env, demo, explain, report, wrap
 
 app = typer.Typer(
     name="ddpdoctor",
@@ -31,6 +31,11 @@ app.command(
     cls=allreduce_bench.BenchCommand,
     short_help="Measure collectives; say whether that is good, and what is slow.",
 )(allreduce_bench.allreduce_bench)
+app.command(
+    "check-consistency",
+    cls=allreduce_bench.BenchCommand,
+    short_help="Train your model under DDP; say whether it stays one model.",
+)(check_consistency.check_consistency)
 app.command("check-data", short_help="Say what each rank gets of the data, by arithmetic or from your own loader.")(
     check_data.check_data
 )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 FAMILIES = (
     "ddpdoctor.rules.progress.judge",
     "ddpdoctor.rules.consistency.judge",
+    "ddpdoctor.rules.consistency.trial",
     "ddpdoctor.rules.data.judge",
 )
 """Modules whose import registers a family of rules."""

@@ -1,0 +1,113 @@
+"""`check-consistency` from what was seen of a trial, or of files, to the report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import ddpdoctor
+from ddpdoctor.diagnose.check_env import now
+from ddpdoctor.model.codec import encode
+from ddpdoctor.model.facts import GroupState, Job, Life, Rank
+from ddpdoctor.model.findings import JobStatus, JobSummary, RankRow, Report
+from ddpdoctor.model.secrets import hide_secrets
+from ddpdoctor.rules.consistency import judge as consistency
+from ddpdoctor.rules.consistency import trial as trials
+from ddpdoctor.rules.progress.models import check_models
+from ddpdoctor.rules.progress.scene import build_scene
+from ddpdoctor.rules.ruling import run_rules
+from ddpdoctor.rules.verdict import order_findings, pick_verdict
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.facts import ModelSeen
+    from ddpdoctor.model.findings import Check, Finding
+    from ddpdoctor.model.trial import Participant, Trial
+
+VERB = "check-consistency"
+
+
+def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Report:
+    """Judge a trial and build its report."""
+    findings, checks = _judge(trial)
+    hosts = list(dict.fromkeys(one.host for one in trial.participants))
+    return Report(
+        command=hide_secrets(command),
+        started_at=started_at,
+        ended_at=now(),
+        job=JobSummary(
+            world_size=len(trial.participants), nnodes=len(hosts), status=JobStatus.FINISHED, exit_status=None
+        ),
+        verdict=pick_verdict(findings),
+        findings=order_findings(findings),
+        checks=tuple(checks),
+        ranks=tuple(_row(one, trial) for one in trial.participants),
+        data={
+            "verb": VERB,
+            "world_size": len(trial.participants),
+            "hosts": hosts,
+            "trial": encode(_without_copies(trial)),
+        },
+        tool_version=ddpdoctor.__version__,
+    )
+
+
+def _judge(trial: Trial) -> tuple[list[Finding], list[Check]]:
+    job = _job(trial)
+    findings, checks = run_rules((check_models,), build_scene(job))
+    for found, outcomes in (consistency.judge(job), trials.judge(trial)):
+        findings += found
+        checks += outcomes
+    return findings, checks
+
+
+def _job(trial: Trial) -> Job:
+    """Return a trial as a job that has ended well, whose models and replicas the rules of jobs can judge."""
+    everybody = tuple(one.rank for one in trial.participants)
+    return Job(
+        now_ns=0,
+        hang_timeout_s=trial.settings.limit_s,
+        ranks=tuple(_rank(one, model, everybody) for one, model in zip(trial.participants, trial.models, strict=True)),
+        world_size=len(everybody),
+        nnodes=len({one.host for one in trial.participants}),
+        local_ranks_expected=None,
+        ended=True,
+        launcher_status=0,
+        consistency=trial.consistency,
+    )
+
+
+def _rank(one: Participant, model: ModelSeen, everybody: tuple[int, ...]) -> Rank:
+    group = GroupState(name=model.group, ranks=everybody, backend="", enqueued=0)
+    return Rank(
+        rank=one.rank,
+        local_rank=one.local_rank,
+        host=one.host,
+        pid=one.pid,
+        attempt=0,
+        life=Life.EXITED,
+        exit_code=0,
+        ended_ns=0,
+        recorded=True,
+        world_size=len(everybody),
+        initialized=True,
+        groups=(group,),
+        models=(model,),
+    )
+
+
+def _row(one: Participant, trial: Trial) -> RankRow:
+    return RankRow(
+        rank=one.rank,
+        local_rank=one.local_rank,
+        host=one.host,
+        pid=one.pid,
+        state="finished" if trial.consistency is not None else "model built",
+        step=trial.settings.steps if trial.consistency is not None else None,
+        gpu=int(one.device.removeprefix("cuda:")) if one.device.startswith("cuda:") else None,
+    )
+
+
+def _without_copies(trial: Trial) -> Trial:
+    """Leave one model of ranks that have the same: a report holds what differs."""
+    same: Any = len({model.digest for model in trial.models}) == 1
+    return replace(trial, models=trial.models[:1]) if same else trial

@@ -1,0 +1,102 @@
+"""Before anything is built: all ranks have come, want the same, have the same versions, and know their device."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.model.errors import WRONG_USE, UserError
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.trial import Settings
+from ddpdoctor.probes.bandwidth.agreement import AUTO, Gpu, Proposal, choose_backend
+from ddpdoctor.probes.bandwidth.member import name_member, read_gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpdoctor.model.bandwidth import Member
+    from ddpdoctor.model.launch import Launch
+    from ddpdoctor.probes.consistency.peers import Peers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What one rank wants, and what it is."""
+
+    member: Member
+    gpu: Gpu | None
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """What rank 0 says to all: what they do, or why they do nothing."""
+
+    settings: Settings | None
+    members: tuple[Member, ...] = ()
+    problem: str = ""
+    help: str = ""
+    status: int = WRONG_USE
+
+
+def wish_of(launch: Launch, settings: Settings) -> Wish:
+    """Return what this rank wants. Imports torch."""
+    import torch
+
+    member = replace(name_member(launch), torch=str(torch.__version__))
+    return Wish(member=member, gpu=read_gpu(launch.local_rank or 0), settings=settings)
+
+
+def agree(peers: Peers, wish: Wish) -> Word:
+    """Return what all ranks do, the same on each. Raises ``StoreError`` where one does not come."""
+    wishes = peers.collect("wish", wish)
+    return peers.hear(Word, "word", None if wishes is None else judge(wishes))
+
+
+def judge(wishes: Sequence[Wish]) -> Word:
+    """Return what ranks with these wishes do. ``wishes`` are in the order of ranks."""
+    differences = _differences(wishes)
+    if differences:
+        return Word(
+            settings=None,
+            problem="the ranks do not want the same: " + "; ".join(differences),
+            help="Nothing was run. Start every rank with the same command line and the same versions.",
+        )
+    proposals = [Proposal(member=one.member, settings=None, gpu=one.gpu) for one in wishes]
+    try:
+        backend = choose_backend(wishes[0].settings.backend or AUTO, proposals)
+    except UserError as error:
+        return Word(settings=None, problem=error.message, help=error.help, status=error.status)
+    members = tuple(_settle(one, backend) for one in wishes)
+    return Word(settings=replace(wishes[0].settings, backend=backend), members=members)
+
+
+def _settle(wish: Wish, backend: str) -> Member:
+    """Return a member with the device that it trains on."""
+    if backend != "nccl" or wish.gpu is None:
+        return wish.member
+    return replace(wish.member, device=f"cuda:{wish.gpu.index}", device_name=wish.gpu.name)
+
+
+def _differences(wishes: Sequence[Wish]) -> list[str]:
+    said = [_sayings(one) for one in wishes]
+    found = []
+    for name in said[0]:
+        sides: dict[str, list[int]] = defaultdict(list)
+        for one, sayings in zip(wishes, said, strict=True):
+            sides[sayings[name]].append(one.member.rank)
+        if len(sides) > 1:
+            found.append(f"{name}: " + ", ".join(f"{value} on {rank_list(ranks)}" for value, ranks in sides.items()))
+    return found
+
+
+def _sayings(wish: Wish) -> dict[str, str]:
+    """Return what must be the same on all ranks, by what the user knows it as."""
+    options: dict[str, Any] = {one.name: getattr(wish.settings, one.name) for one in fields(Settings)}
+    said = {_OPTIONS.get(name, f"--{name}"): str(value) for name, value in options.items()}
+    versions = {"the version of ddpdoctor": wish.member.version, "the version of torch": wish.member.torch}
+    return said | versions
+
+
+_OPTIONS = {"unused": "--find-unused-parameters", "allowed": "--allow-different", "limit_s": "--timeout"}

@@ -1,0 +1,241 @@
+"""Computes a step of the user's training as one process would: on the whole batch, and on each rank's part of it.
+
+Run by ``referee``; asked on stdin, answers on stdout. Everything else that is printed goes to stderr. It is a process
+group of one, in which the user's code finds a world of one rank, and DDP around the model as the ranks have it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.model.codec import decode, encode
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.probes.consistency.asking import Answer, Question, Start
+from ddpdoctor.probes.consistency.batches import Batches, CannotJoin, choose_batches, join, map_tensors, sample_counts
+from ddpdoctor.probes.consistency.building import build, quiet_dropout
+from ddpdoctor.probes.consistency.gradient_errors import Gradients, compare_gradients
+from ddpdoctor.probes.consistency.losses import Steps
+from ddpdoctor.probes.consistency.moments import batch_digest
+from ddpdoctor.probes.consistency.seeds import BUILD, STEP, set_seed
+from ddpdoctor.probes.consistency.training import wrap
+from ddpdoctor.probes.user_code import load_callable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ddpdoctor.model.reference import ReferenceStep
+    from ddpdoctor.probes.consistency.building import Built
+
+OTHER_NUMBERS = 7919
+"""Added to the seed to see whether random numbers make a difference. Any number does."""
+
+
+def main() -> None:
+    """Answer questions until stdin ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    start = decode(Start, json.loads(sys.stdin.readline()))
+    try:
+        alone: Alone | None = Alone(start)
+        answer = Answer()
+    except UserError as error:
+        alone, answer = None, _trouble(error)
+    for line in sys.stdin:
+        if alone is not None:
+            answer = alone.answer(decode(Question, json.loads(line)))
+        answers.write(json.dumps(encode(answer)) + "\n")
+
+
+def _trouble(error: UserError) -> Answer:
+    return Answer(problem=f"in one process, {error.message}" + (f" ({error.help})" if error.help else ""))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Copy:
+    """The model in one precision."""
+
+    module: Any
+    ddp: Any
+    steps: Steps
+    change: Callable[[Any], Any]
+    """Brings a batch's tensors to that precision."""
+
+
+class Alone:
+    """The model as one process has it, in its own precision and, where that can be, in float64."""
+
+    def __init__(self, start: Start) -> None:
+        """Build the model. Raises ``UserError``."""
+        import torch
+
+        self._settings, self._world_size = start.settings, start.world_size
+        self._device = torch.device(start.device)
+        self._open_group()
+        built = self._build()
+        self._batches: Batches = choose_batches(self._settings, built.module, self._device)
+        self._hooked = tuple(name for name, one in built.module.named_parameters() if _has_hooks(one))
+        self._batchnorm = tuple(name for name, one in built.module.named_modules() if is_batchnorm(one))
+        self._plain = self._copy(built, lambda tensor: tensor)
+        self._double = self._in_double(built)
+
+    def answer(self, question: Question) -> Answer:
+        """Return how the gradients of a step compare."""
+        import torch
+
+        kept = torch.load(question.path, map_location=self._device, weights_only=True)
+        try:
+            batches = [self._batches.get(rank, self._world_size, question.step) for rank in range(self._world_size)]
+            changed = [rank for rank, one in enumerate(batches) if batch_digest(one) != question.batches[rank]]
+            if changed:
+                return self._told(problem=_IMPURE.format(rank=changed[0], step=question.step))
+            return self._told(step=self._compare(question, kept, batches))
+        except CannotJoin as error:
+            return self._told(problem=f"no batch can be made of those of all ranks: {error}")
+        except UserError as error:
+            return _trouble(error)
+
+    def _told(self, *, step: ReferenceStep | None = None, problem: str = "") -> Answer:
+        return Answer(
+            step=step,
+            float64=self._double is not None,
+            batchnorm=self._batchnorm,
+            hooked=self._hooked,
+            problem=problem,
+        )
+
+    def _compare(self, question: Question, kept: Any, batches: Sequence[Any]) -> ReferenceStep:
+        whole = join(batches)
+        own = [self._compute(self._plain, kept, one, question.step, rank) for rank, one in enumerate(batches)]
+        plain, double = self._computed(kept, whole, [one[0] for one in own], question.step), None
+        if self._double is not None:
+            try:
+                parts = [self._compute(self._double, kept, one, question.step, n)[0] for n, one in enumerate(batches)]
+                double = self._computed(kept, whole, parts, question.step, exact=True)
+            except UserError:  # a layer, or the user's own code, that does not know float64
+                self._double = None
+        exact = self._double is not None
+        copy_ = self._double or self._plain
+        other, _ = self._compute(copy_, kept, whole, question.step, 0, seed=OTHER_NUMBERS)
+        return compare_gradients(
+            question=question,
+            ddp=kept["gradients"],
+            plain=plain,
+            double=double,
+            other_numbers=other,
+            reordered=self._compute(copy_, kept, _reverse(whole, sum(sample_counts(batches))), question.step, 0)[0],
+            still=self._without_batchnorm(copy_, kept, whole, batches, question.step) if self._batchnorm else None,
+            samples=sample_counts(batches),
+            part_losses=tuple(loss for _, loss in own),
+            in_double=exact,
+        )
+
+    def _computed(
+        self, kept: Any, whole: Any, parts: list[dict[str, Any]], step: int, *, exact: bool = False
+    ) -> Gradients:
+        copy_ = self._double if exact and self._double is not None else self._plain
+        return Gradients(whole=self._compute(copy_, kept, whole, step, 0)[0], parts=tuple(parts))
+
+    def _without_batchnorm(
+        self, one: _Copy, kept: Any, whole: Any, batches: Sequence[Any], step: int
+    ) -> Gradients:  # fmt: skip
+        """Return the gradients with BatchNorm by its running statistics, which are the same for any batch."""
+        layers = [layer for layer in one.module.modules() if is_batchnorm(layer)]
+        for layer in layers:
+            layer.eval()
+        try:
+            return Gradients(
+                whole=self._compute(one, kept, whole, step, 0)[0],
+                parts=tuple(self._compute(one, kept, batch, step, n)[0] for n, batch in enumerate(batches)),
+            )
+        finally:
+            for layer in layers:
+                layer.train()
+
+    def _compute(
+        self, one: _Copy, kept: Any, batch: Any, step: int, rank: int, *, seed: int = 0
+    ) -> tuple[dict[str, Any], float | None]:
+        """Return the gradients of a batch, in float64, and the loss, from the state that was kept."""
+        import torch
+
+        with torch.no_grad():
+            for name, tensor in [*one.module.named_parameters(), *one.module.named_buffers()]:
+                tensor.copy_(kept["state"][name])
+        set_seed(self._settings.seed + seed, STEP, step=step, rank=rank)
+        loss = one.steps.run(one.ddp, map_tensors(batch, one.change), f"step {step}")
+        gradients = {name: p.grad for name, p in one.module.named_parameters() if p.grad is not None}
+        return {name: gradient.detach().double().clone() for name, gradient in gradients.items()}, loss
+
+    def _build(self) -> Built:
+        set_seed(self._settings.seed, BUILD)
+        built = build(load_callable(self._settings.model, "--model"), self._settings.model, self._device)
+        quiet_dropout(built.module)
+        return built
+
+    def _in_double(self, plain: Built) -> _Copy | None:
+        """Return the model once more in float64; None where it does not know that."""
+        import torch
+
+        built = self._build()
+        if built.module is plain.module:
+            return None
+        try:
+            built.module.double()
+            if isinstance(built.loss_fn, torch.nn.Module):
+                built.loss_fn.double()
+            return self._copy(built, _to_double)
+        except Exception:  # noqa: BLE001 - the user's classes may refuse in any way; the rounding is then told otherwise
+            return None
+
+    def _copy(self, built: Built, change: Callable[[Any], Any]) -> _Copy:
+        return _Copy(
+            module=built.module,
+            ddp=wrap(built.module, self._device, unused=self._settings.unused),
+            steps=Steps(self._settings.step, built.loss_fn),
+            change=change,
+        )
+
+    def _open_group(self) -> None:
+        import torch
+        from torch import distributed
+
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        store = distributed.HashStore()
+        distributed.init_process_group(self._settings.backend, store=store, rank=0, world_size=1)
+
+
+_IMPURE = (
+    "the batch of rank {rank} at step {step} was another one when make_batch was called a second time: it must depend "
+    "on (rank, world_size, step) alone"
+)
+
+
+def is_batchnorm(module: Any) -> bool:
+    """Return whether a layer takes statistics of its own rank's batch: BatchNorm in training, and no SyncBatchNorm."""
+    from torch import nn
+
+    family = nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - their only base
+    return isinstance(module, family) and not isinstance(module, nn.SyncBatchNorm) and bool(module.training)
+
+
+def _to_double(tensor: Any) -> Any:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _has_hooks(parameter: Any) -> bool:
+    return bool(
+        getattr(parameter, "_backward_hooks", None) or getattr(parameter, "_post_accumulate_grad_hooks", None)
+    )  # fmt: skip
+
+
+def _reverse(batch: Any, samples: int) -> Any:
+    """Return a batch with its samples in reverse order: the same sum, in another order."""
+    return map_tensors(batch, lambda tensor: tensor.flip(0) if tensor.ndim and tensor.shape[0] == samples else tensor)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Batches: the user's, or made up for the first layer; and a global batch from those of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.probes.consistency.seeds import BATCH, set_seed
+from ddpdoctor.probes.user_code import load_callable, users_turn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ddpdoctor.model.trial import Settings
+
+SAMPLES, TOKENS, PIXELS = 8, 16, 32
+"""Ours: of a batch that is made up."""
+
+
+class CannotJoin(Exception):  # noqa: N818 - says what it is
+    """Batches of which no global batch can be made: a sentence that says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """Where batches come from. ``make(rank, world_size, step)`` returns one, on the CPU or wherever it likes."""
+
+    make: Callable[[int, int, int], Any]
+    words: str
+    spec: str
+    seed: int
+    device: Any
+
+    def get(self, rank: int, world_size: int, step: int) -> Any:
+        """Return a batch on the device; random numbers are seeded by rank and step. Raises ``UserError``."""
+        set_seed(self.seed, BATCH, step=step, rank=rank)
+        with users_turn(f"{self.spec} failed for rank {rank}, step {step}"):
+            return move(self.make(rank, world_size, step), self.device)
+
+
+def choose_batches(settings: Settings, module: Any, device: Any) -> Batches:
+    """Return the user's batches, or such as fit the model's first layer. Raises ``UserError``."""
+    if settings.batch:
+        make = load_callable(settings.batch, "--batch")
+        spec = f"--batch {settings.batch}"
+        return Batches(make=make, words=settings.batch, spec=spec, seed=settings.seed, device=device)
+    for name, layer in module.named_modules():
+        guess = _guess(layer)
+        if guess is not None:
+            draw, words = guess
+            said = f"{words}, made up for {name or 'the model'} ({type(layer).__name__})"
+            return Batches(make=draw, words=said, spec="the made-up batch", seed=settings.seed, device=device)
+    raise UserError(
+        "what the model takes cannot be guessed: it has no Linear, Conv2d or Embedding",
+        help="Give --batch package.module:make_batch; make_batch(rank, world_size, step) returns a batch.",
+    )
+
+
+def move(batch: Any, device: Any) -> Any:
+    """Return a batch with its tensors on a device."""
+    return map_tensors(batch, lambda tensor: tensor.to(device))
+
+
+def map_tensors(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a batch with every tensor in its mappings, lists and tuples changed; the rest stays as it is."""
+    import torch
+
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        return {key: map_tensors(value, change) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(value, change) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(map_tensors(value, change) for value in batch)
+    return batch
+
+
+def leaves(batch: Any, place: str = "batch") -> Iterator[tuple[str, Any]]:
+    """Yield what a batch holds with its place in it: "batch[0]", "batch['labels']"."""
+    if isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from leaves(value, f"{place}[{key!r}]")
+    elif isinstance(batch, (list, tuple)):
+        for index, value in enumerate(batch):
+            yield from leaves(value, f"{place}[{index}]")
+    else:
+        yield place, batch
+
+
+def join(batches: Sequence[Any]) -> Any:
+    """Return one batch of several: tensors end to end along their first dimension. Raises ``CannotJoin``."""
+    rows = [list(leaves(batch)) for batch in batches]
+    if len({tuple(place for place, _ in row) for row in rows}) > 1:
+        raise CannotJoin("the batches of the ranks are not built alike")
+    joined = iter([_join_leaf(row[0][0], [leaf for _, leaf in row]) for row in zip(*rows, strict=True)])
+    return _rebuild(batches[0], joined)
+
+
+def sample_counts(batches: Sequence[Any]) -> tuple[int, ...]:
+    """Return how many samples each batch has: the length of its first tensor; 0 where it has none."""
+    return tuple(
+        next((int(leaf.shape[0]) for _, leaf in leaves(one) if getattr(leaf, "ndim", 0)), 0) for one in batches
+    )
+
+
+def _rebuild(batch: Any, leaf: Iterator[Any]) -> Any:
+    if isinstance(batch, Mapping):
+        return {key: _rebuild(value, leaf) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_rebuild(value, leaf) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(_rebuild(value, leaf) for value in batch)
+    return next(leaf)
+
+
+def _join_leaf(place: str, parts: Sequence[Any]) -> Any:
+    import torch
+
+    if not all(isinstance(part, torch.Tensor) for part in parts):
+        if any(part != parts[0] for part in parts):
+            raise CannotJoin(f"{place} is no tensor, and differs between ranks")
+        return parts[0]
+    if all(part.ndim == 0 for part in parts):
+        if any(not torch.equal(part, parts[0]) for part in parts):
+            raise CannotJoin(f"{place} is one number, and differs between ranks")
+        return parts[0]
+    shapes = {tuple(part.shape[1:]) for part in parts}
+    if len(shapes) > 1:
+        shown = " and ".join(str(list(part.shape)) for part in parts[:2])
+        raise CannotJoin(f"{place} has shapes that do not go together ({shown}, ...): pad them to one")
+    return torch.cat(list(parts))
+
+
+def _guess(layer: Any) -> tuple[Callable[[int, int, int], Any], str] | None:
+    import torch
+    from torch import nn
+
+    if isinstance(layer, nn.Linear):
+        size: tuple[int, ...] = (SAMPLES, layer.in_features)
+    elif isinstance(layer, nn.Conv2d):
+        size = (SAMPLES, layer.in_channels, PIXELS, PIXELS)
+    elif isinstance(layer, nn.Embedding):
+        count, size = layer.num_embeddings, (SAMPLES, TOKENS)
+        return lambda *_: torch.randint(0, count, size), f"int64{list(size)}"
+    else:
+        return None
+    return lambda *_: torch.randn(size), f"float32{list(size)}"

@@ -1,0 +1,123 @@
+"""Compares what ranks wrote down at the same moments: which tensor differs first, and who is on which side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.consistency import Clock, Difference, Split, Stream, TensorRow, What
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ddpdoctor.model.consistency import Values
+    from ddpdoctor.probes.consistency.moments import Moment, Seen
+
+MAX_SPLITS = 8
+"""Tensors that are named of those that differ at one moment. Ours."""
+GROUP = "0"
+"""torch's name for the group of all ranks."""
+
+
+def compare_moments(steps: Sequence[Sequence[Moment]]) -> tuple[Stream, ...]:
+    """Return the streams of a run: of all steps, and of its syncs of buffers. ``steps`` are by step, then by rank."""
+    after = [(moments[0].step, {one.values.rank: one.tensors for one in moments}) for moments in steps]
+    synced = [
+        (moments[0].step, {one.values.rank: one.synced or () for one in moments})
+        for moments in steps
+        if all(one.synced is not None for one in moments)
+    ]
+    values = tuple((moments[0].step, tuple(one.values for one in moments)) for moments in steps)
+    found = [_stream(Clock.STEP, 1, after, values)]
+    if synced:
+        found.append(_stream(Clock.SYNC, 0, synced, values))
+    return tuple(found)
+
+
+def split(tensors: Mapping[int, Sequence[Seen]], whats: Iterable[What]) -> list[tuple[Split, ...]]:
+    """Return, of each kind, the tensors of which ranks hold different contents, in their order on the first ranks."""
+    keyed = {rank: {(one.what, one.name, one.part): one for one in seen} for rank, seen in tensors.items()}
+    order = dict.fromkeys(key for seen in keyed.values() for key in seen)
+    found: dict[What, list[Split]] = {}
+    for key in order:
+        one = _split({rank: seen.get(key) for rank, seen in keyed.items()})
+        if one is not None:
+            found.setdefault(key[0], []).append(one)
+    return [tuple(found.get(what, ())) for what in whats]
+
+
+def _stream(
+    clock: Clock,
+    optimizer: int,
+    moments: Sequence[tuple[int, Mapping[int, Sequence[Seen]]]],
+    values: tuple[tuple[int, tuple[Values, ...]], ...],
+) -> Stream:
+    ranks = tuple(sorted(moments[0][1])) if moments else ()
+    return Stream(
+        clock=clock,
+        group=GROUP,
+        model=1,
+        optimizer=optimizer,
+        ranks=ranks,
+        compared=len(moments),
+        last_number=moments[-1][0] if moments else None,
+        kinds=tuple(what for what in What if any(one.what is what for seen in _all_seen(moments) for one in seen)),
+        differences=_differences(moments),
+        values=values,
+        unchanged=_unchanged([seen for _, seen in moments]),
+        same_random=sum(len({one.random for one in told}) == 1 < len(told) for _, told in values),
+    )
+
+
+def _all_seen(moments: Sequence[tuple[int, Mapping[int, Sequence[Seen]]]]) -> Iterable[Sequence[Seen]]:
+    return (seen for _, tensors in moments for seen in tensors.values())
+
+
+def _differences(moments: Sequence[tuple[int, Mapping[int, Sequence[Seen]]]]) -> tuple[Difference, ...]:
+    found: dict[What, Difference] = {}
+    last_equal: dict[What, int] = {}
+    for number, tensors in moments:
+        first = next(iter(tensors.values()))
+        for what, splits in zip(What, split(tensors, What), strict=True):
+            if splits and what not in found:
+                found[what] = Difference(
+                    what=what,
+                    number=number,
+                    last_equal=last_equal.get(what),
+                    splits=splits[:MAX_SPLITS],
+                    differing=len(splits),
+                    of=max(len(splits), sum(one.what is what for one in first)),
+                )
+            elif not splits and any(one.what is what for one in first):
+                last_equal[what] = number
+    return tuple(found.values())
+
+
+def _split(seen: Mapping[int, Seen | None]) -> Split | None:
+    """Return how one tensor differs; None where it does not."""
+    sides: dict[tuple[str, tuple[int, ...], str], list[int]] = {}
+    for rank, one in sorted(seen.items()):
+        sides.setdefault(("", (), "") if one is None else (one.print, one.shape, one.dtype), []).append(rank)
+    if len(sides) == 1:
+        return None
+    ordered = sorted(map(tuple, sides.values()), key=lambda side: (-len(side), side[0]))
+    row = next(one for one in seen.values() if one is not None and one.print)
+    return Split(
+        row=TensorRow(what=row.what, name=row.name, part=row.part, shape=row.shape, dtype=row.dtype),
+        sides=tuple(ordered),
+        absent_on=tuple(rank for rank, one in sorted(seen.items()) if one is None or not one.print),
+    )
+
+
+def _unchanged(moments: Sequence[Mapping[int, Sequence[Seen]]]) -> int:
+    """Return how often in a row, until the last, no parameter had changed from one moment to the next."""
+    count = 0
+    kept = [{rank: _parameters(seen) for rank, seen in tensors.items()} for tensors in moments]
+    for former, latter in zip(reversed(kept[:-1]), reversed(kept[1:]), strict=True):
+        if former != latter or not any(latter.values()):
+            break
+        count += 1
+    return count
+
+
+def _parameters(seen: Sequence[Seen]) -> tuple[Seen, ...]:
+    return tuple(one for one in seen if one.what is What.PARAMETER)

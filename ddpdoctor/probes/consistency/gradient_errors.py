@@ -1,0 +1,159 @@
+"""How DDP's gradient stands to those of one process, parameter by parameter, beside what rounding explains.
+
+All is computed in float64. Memory: a gradient of the model for the whole batch, each rank's part, twice.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.model.reference import GradientErrors, ReferenceStep
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ddpdoctor.probes.consistency.asking import Question
+
+    Named = Mapping[str, Any]
+
+FLOOR_ULPS = 8.0
+"""Ours: a gradient is never taken for more exact than so many units in the last place of its norm. The order in which
+ranks are summed is worth about one; a parameter of few elements may be exact by chance in one computation."""
+EXACT_SHARE = 1e-6
+"""Ours: float64 is exact to 1e-6 of the rounding of float32, where 2**-29 = 2e-9 follows from their digits."""
+UNSURE_SHARE = 1e-2
+"""Ours: where the order of samples alone changes a gradient by more than this share, it is no rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients:
+    """Of one state, in one precision: of the whole batch, and of each rank's part of it."""
+
+    whole: Named
+    parts: tuple[Named, ...]
+
+
+def compare_gradients(  # noqa: PLR0913 - each is one computation of the same gradient
+    *,
+    question: Question,
+    ddp: Named,
+    plain: Gradients,
+    double: Gradients | None,
+    other_numbers: Named,
+    reordered: Named,
+    still: Gradients | None,
+    samples: tuple[int, ...],
+    part_losses: tuple[float | None, ...],
+    in_double: bool,
+) -> ReferenceStep:
+    """Return a step's comparison. ``double`` is None where float64 could not be had; ``still``: without BatchNorm."""
+    best = double or plain
+    names = [name for name in best.whole if name in ddp and all(name in part for part in best.parts)]
+    mean = {name: sum(part[name] for part in best.parts) / len(best.parts) for name in names}
+    held = {name: ddp[name].double() for name in names}
+    weights = _weights([{n: part[n] for n in names} for part in best.parts], {n: best.whole[n] for n in names})
+    scale = _ratio(_dot(held, mean), _dot(mean, mean))
+    rounding = _roundings(names, plain, double, reordered, ddp)
+    rows = []
+    for name in names:
+        whole, parts = best.whole[name], [part[name] for part in best.parts]
+        weighted = sum(weight * part for weight, part in zip(weights, parts, strict=True))
+        rows.append(
+            GradientErrors(
+                name=name,
+                elements=whole.numel(),
+                norm=_norm(whole),
+                ddp_norm=_norm(held[name]),
+                rounding=rounding[name],
+                exact=_exact(rounding[name], _norm(whole - reordered[name]), in_double=in_double),
+                whole=_norm(held[name] - whole),
+                parts=_norm(held[name] - mean[name]),
+                local=_norm(held[name] - parts[0]),
+                scaled=_norm(held[name] - scale * mean[name]),
+                maths=_norm(whole - mean[name]),
+                weighted=_norm(whole - weighted),
+                without_batchnorm=None if still is None else _norm(still.whole[name] - _mean(still.parts, name)),
+            )
+        )
+    noise = [_norm(best.whole[n] - other_numbers[n]) / _exact_or(rounding[n]) for n in names if n in other_numbers]
+    return ReferenceStep(
+        step=question.step,
+        scale=scale,
+        weights=weights,
+        samples=samples,
+        losses=question.losses,
+        part_losses=part_losses,
+        random_error=max(noise, default=0.0),
+        tensors=tuple(rows),
+        missing=tuple(sorted({*best.whole} ^ {*ddp}))[:8],
+    )
+
+
+def _roundings(
+    names: Sequence[str], plain: Gradients, double: Gradients | None, reordered: Named, ddp: Named
+) -> dict[str, float]:
+    """Return how much of each parameter's gradient rounding explains, by norm."""
+    own = {name: _own_rounding(name, plain, double, reordered) for name in names}
+    norms = {name: _norm((double or plain).whole[name]) for name in names}
+    shares = [own[name] / norms[name] for name in names if norms[name] > 0]
+    typical = statistics.median(shares) if shares else 0.0
+    return {
+        name: max(own[name], norms[name] * max(typical, FLOOR_ULPS * _epsilon(ddp[name])), math.ulp(0.0))
+        for name in names
+    }
+
+
+def _own_rounding(name: str, plain: Gradients, double: Gradients | None, reordered: Named) -> float:
+    if double is None:
+        # Without a better precision: the same sum in another order.
+        error = _norm(plain.whole[name] - reordered[name])
+        return min(error, UNSURE_SHARE * _norm(plain.whole[name]))
+    pairs = [(plain.whole, double.whole), *zip(plain.parts, double.parts, strict=True)]
+    return max(_norm(one[name] - other[name]) for one, other in pairs)
+
+
+def _exact(rounding: float, reordered: float, *, in_double: bool) -> float:
+    """Return how exactly the gradients of the whole batch and of its parts can be compared with each other."""
+    return min(rounding, max(EXACT_SHARE * rounding, reordered)) if in_double else rounding
+
+
+def _exact_or(rounding: float) -> float:
+    return rounding or math.ulp(0.0)
+
+
+def _weights(parts: Sequence[Named], whole: Named) -> tuple[float, ...]:
+    """Return the weights with which the parts' gradients come closest to that of the whole, by least squares."""
+    import torch
+
+    gram = torch.tensor([[_dot(one, other) for other in parts] for one in parts], dtype=torch.float64)
+    aims = torch.tensor([_dot(one, whole) for one in parts], dtype=torch.float64)
+    if not bool(torch.isfinite(gram).all() and torch.isfinite(aims).all()):
+        return (math.nan,) * len(parts)
+    # The pseudo-inverse: parts that are alike share their weight.
+    solved = torch.linalg.pinv(gram, hermitian=True) @ aims
+    return tuple(float(weight) for weight in solved)
+
+
+def _mean(parts: Sequence[Named], name: str) -> Any:
+    return sum(part[name] for part in parts) / len(parts)
+
+
+def _dot(one: Named, other: Named) -> float:
+    return float(sum((one[name] * other[name]).sum() for name in one))
+
+
+def _ratio(above: float, below: float) -> float:
+    return above / below if below else 0.0
+
+
+def _norm(tensor: Any) -> float:
+    return float(tensor.norm())
+
+
+def _epsilon(tensor: Any) -> float:
+    import torch
+
+    return float(torch.finfo(tensor.dtype).eps)

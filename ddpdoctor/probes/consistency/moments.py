@@ -1,0 +1,138 @@
+"""What one rank writes down after each step: a print of every tensor, and the settings that explain differences."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.model.consistency import Values, What
+from ddpdoctor.probes.consistency.batches import leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+PRINT_DIGITS = 32
+"""Of 16 bytes in hexadecimal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A tensor and its print."""
+
+    what: What
+    name: str
+    part: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    print: str = ""
+    """In hexadecimal; empty where there is no such tensor, as a gradient of None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """One step on one rank: gradients right before the optimizer's step, all else right after it."""
+
+    step: int
+    tensors: tuple[Seen, ...]
+    synced: tuple[Seen, ...] | None
+    """Buffers right after DDP had sent rank 0's; None where it sent none in this step."""
+    values: Values
+    loss: float | None
+    batch: str = ""
+    """A digest of the batch's tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A tensor that is to be printed; None where there is none."""
+
+    what: What
+    name: str
+    tensor: Any
+    part: str = ""
+
+
+def look(rows: Iterable[Row]) -> tuple[Seen, ...]:
+    """Return rows with their prints. Tensors that cannot be read on one rank alone, as shards, are left out."""
+    import torch
+
+    from ddpdoctor.recorder.fingerprint import prints
+
+    listed = list(rows)
+    unread = prints([torch.empty(1, device="meta")]).hex()
+    text = prints([None if row.tensor is None else row.tensor.detach() for row in listed]).hex()
+    cut = [text[at : at + PRINT_DIGITS] for at in range(0, len(text), PRINT_DIGITS)]
+    return tuple(_seen(row, print_) for row, print_ in zip(listed, cut, strict=True) if print_ != unread)
+
+
+def gradient_rows(module: Any) -> Iterator[Row]:
+    """Yield the gradients of what trains."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            yield Row(What.GRADIENT, name, parameter.grad)
+
+
+def parameter_rows(module: Any) -> Iterator[Row]:
+    """Yield the parameters."""
+    return (Row(What.PARAMETER, name, parameter) for name, parameter in module.named_parameters())
+
+
+def buffer_rows(module: Any) -> Iterator[Row]:
+    """Yield the buffers."""
+    return (Row(What.BUFFER, name, buffer) for name, buffer in module.named_buffers())
+
+
+def state_rows(module: Any, optimizer: Any) -> Iterator[Row]:
+    """Yield the tensors and numbers of an optimizer's state, under the names of their parameters."""
+    import torch
+
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    for place, parameter in enumerate(one for group in optimizer.param_groups for one in group["params"]):
+        name = names.get(id(parameter), f"parameter {place} of the optimizer")
+        for part, value in sorted(optimizer.state.get(parameter, {}).items(), key=lambda item: str(item[0])):
+            if isinstance(value, torch.Tensor):
+                yield Row(What.STATE, name, value, str(part))
+            elif isinstance(value, (int, float)):
+                yield Row(What.STATE, name, torch.tensor(float(value), dtype=torch.float64), str(part))
+
+
+def read_settings(optimizer: Any) -> tuple[tuple[str, str], ...]:
+    """Return the settings of an optimizer's groups: ("lr", "0.1"), ("1.lr", "0.01")."""
+    return tuple(
+        (f"{number}.{name}" if number else str(name), f"{value:g}" if isinstance(value, float) else str(value))
+        for number, group in enumerate(optimizer.param_groups)
+        for name, value in sorted(group.items())
+        if name != "params" and isinstance(value, (bool, int, float, str, tuple))
+    )
+
+
+def batch_digest(batch: Any) -> str:
+    """Return a digest of a batch's tensors and of where they stand in it."""
+    import torch
+
+    rows = [Row(What.BUFFER, place, leaf) for place, leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
+    return hashlib.sha256(repr(look(rows)).encode()).hexdigest()[:32]
+
+
+def random_digest(device: Any) -> str:
+    """Return a digest of torch's random state on this rank."""
+    import torch
+
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return hashlib.sha256(b"".join(bytes(state.tolist()) for state in states)).hexdigest()[:16]
+
+
+def _seen(row: Row, print_: str) -> Seen:
+    if row.tensor is None:
+        return Seen(what=row.what, name=row.name, part=row.part)
+    return Seen(
+        what=row.what,
+        name=row.name,
+        part=row.part,
+        shape=tuple(row.tensor.shape),
+        dtype=str(row.tensor.dtype).removeprefix("torch."),
+        print=print_,
+    )

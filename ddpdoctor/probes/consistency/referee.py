@@ -1,0 +1,138 @@
+"""One process beside the ranks that computes each step on the whole batch: how rank 0 starts it and asks it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ddpdoctor
+from ddpdoctor.model.codec import WrongValue, decode, encode
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.reference import Reference, ReferenceStep
+from ddpdoctor.probes.consistency.asking import Answer, Question, Start
+from ddpdoctor.probes.consistency.losses import FAILED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ddpdoctor.model.trial import Settings
+    from ddpdoctor.probes.consistency.moments import Moment
+
+MODULE = "ddpdoctor.probes.consistency.alone"
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
+"""What torchrun sets for a job of one process. LOCAL_RANK stays: it chooses the GPU."""
+LIMIT_FACTOR = 2
+"""One process does the work of all ranks four times over; the limit of a step is taken so many times for each pass."""
+
+
+class Referee:
+    """A process of its own, so that to the user's code it is a job of one rank in every respect."""
+
+    def __init__(self, settings: Settings, world_size: int, device: Any, dropout: int) -> None:
+        """Start it; its imports run while the ranks train."""
+        self._folder = tempfile.TemporaryDirectory(prefix="ddpdoctor-reference-")
+        self._limit_s = settings.limit_s * LIMIT_FACTOR * (2 + world_size)
+        self._result = Reference(dropout=dropout)
+        self._state: dict[str, Any] = {}
+        self._gradients: dict[str, Any] = {}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=_environment(os.environ),
+        )
+        start = Start(settings=settings, world_size=world_size, device=str(device))
+        self._send(start)
+
+    def keep_state(self, module: Any) -> None:
+        """Remember what parameters and buffers are before a step."""
+        tensors = [*module.named_parameters(), *module.named_buffers()]
+        self._state = {name: tensor.detach().clone() for name, tensor in tensors}
+
+    def keep_gradients(self, module: Any) -> None:
+        """Remember the gradients that DDP left."""
+        self._gradients = {
+            name: one.grad.detach().clone() for name, one in module.named_parameters() if one.grad is not None
+        }
+
+    def ask(self, step: int, moments: Sequence[Moment]) -> None:
+        """Have the step computed from the state before it, and keep how the gradients compare. Raises ``UserError``."""
+        import torch
+
+        if self._result.problem:
+            return
+        path = Path(self._folder.name) / f"{step}.pt"
+        torch.save({"state": self._state, "gradients": self._gradients}, path)
+        question = Question(
+            step=step,
+            path=str(path),
+            batches=tuple(one.batch for one in moments),
+            losses=tuple(one.loss for one in moments),
+        )
+        self._send(question)
+        self._take(self._hear())
+        path.unlink(missing_ok=True)
+
+    def reference(self) -> Reference:
+        """Return all that was compared."""
+        return self._result
+
+    def close(self) -> None:
+        """End the process."""
+        with suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._folder.cleanup()
+
+    def _take(self, answer: Answer) -> None:
+        steps: tuple[ReferenceStep, ...] = () if answer.step is None else (answer.step,)
+        self._result = replace(
+            self._result,
+            steps=(*self._result.steps, *steps),
+            float64=answer.float64,
+            batchnorm=answer.batchnorm,
+            hooked=answer.hooked,
+            problem=answer.problem,
+        )
+
+    def _send(self, record: Start | Question) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # what it says of its end is read next
+            self._process.stdin.write(json.dumps(encode(record)) + "\n")
+            self._process.stdin.flush()
+
+    def _hear(self) -> Answer:
+        assert self._process.stdout is not None
+        timer = threading.Timer(self._limit_s, self._process.kill)
+        timer.start()
+        line = self._process.stdout.readline()
+        timer.cancel()
+        if not line:
+            status = self._process.wait()
+            raise UserError(f"the process that computes the reference ended (status {status})", status=FAILED)
+        try:
+            return decode(Answer, json.loads(line))
+        except (ValueError, WrongValue) as error:
+            raise UserError(f"the process that computes the reference said {line[:80]!r}", status=FAILED) from error
+
+
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a job of one process, which finds the same modules."""
+    kept = {
+        name: value for name, value in env.items() if not name.startswith(("TORCHELASTIC_", "SLURM_", "DDPDOCTOR_"))
+    }
+    folder = str(Path(ddpdoctor.__file__).parents[1])
+    return {**kept, **ALONE, "PYTHONPATH": os.pathsep.join(filter(None, [env.get("PYTHONPATH"), folder]))}

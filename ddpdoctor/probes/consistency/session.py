@@ -1,0 +1,269 @@
+"""One rank of a trial from its start to its end: meet, agree, build, compare, train, compare, report, leave."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.exchange.meeting import Meeting
+from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.model.consistency import Consistency
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.trial import Participant, Rerun, Settings, Trial
+from ddpdoctor.probes.bandwidth.connect import open_store
+from ddpdoctor.probes.bandwidth.room import Room
+from ddpdoctor.probes.consistency.agreement import agree, wish_of
+from ddpdoctor.probes.consistency.batches import choose_batches
+from ddpdoctor.probes.consistency.building import build, quiet_dropout, see_model
+from ddpdoctor.probes.consistency.comparing import GROUP, compare_moments, split
+from ddpdoctor.probes.consistency.losses import Steps
+from ddpdoctor.probes.consistency.moments import Seen, buffer_rows, look, parameter_rows
+from ddpdoctor.probes.consistency.peers import Peers
+from ddpdoctor.probes.consistency.referee import Referee
+from ddpdoctor.probes.consistency.rerun import Own, compare_runs, merge_reruns
+from ddpdoctor.probes.consistency.seeds import BUILD, set_seed
+from ddpdoctor.probes.consistency.training import Setting, Training
+from ddpdoctor.probes.consistency.watch import Watch
+from ddpdoctor.probes.together import unreachable
+from ddpdoctor.probes.user_code import load_callable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ddpdoctor.model.bandwidth import Member
+    from ddpdoctor.model.launch import Launch
+    from ddpdoctor.probes.consistency.moments import Moment
+
+ABOVE_OURS = 3
+"""torch's own time limit is this many of ours: the trial looks first, and says more."""
+DEFECT = 3
+"""Exit status of the design's table."""
+REPORT_LIMIT_S = 120.0
+"""Ours: how long rank 0 may take to judge and draw."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the command line hands to a rank."""
+
+    launch: Launch
+    env: Mapping[str, str]
+    settings: Settings
+    report: Callable[[Trial], int]
+    """Judges and shows a trial on rank 0; returns the exit status."""
+    show_error: Callable[[UserError], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Same:
+    """Rank 0's word on whether DDP may be tried."""
+
+    models: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Looks:
+    tensors: tuple[Seen, ...]
+
+
+def run_rank(job: Job) -> int:
+    """Take part in a trial; return this rank's exit status, which is the same on all ranks.
+
+    Raises ``UserError`` where the ranks cannot meet. Ends the process where a rank fails or stands still.
+    """
+    try:
+        with Meeting(job.launch, job.env) as meeting, closing(meeting.open(job.settings.limit_s)) as store:
+            return _take_part(job, Room(meeting, store))
+    except StoreError as error:
+        raise unreachable(job.launch, error) from error
+
+
+def _take_part(job: Job, room: Room) -> int:
+    peers = Peers(job.launch, room, 2 * job.settings.limit_s)
+    word = agree(peers, wish_of(job.launch, job.settings))
+    if word.settings is None:
+        problem = UserError(word.problem, help=word.help, status=word.status)
+        return peers.end(lambda: _tell(job, problem), REPORT_LIMIT_S)
+    with Watch(room, job.launch.rank, job.launch.world_size, job.show_error) as watch:
+        watch.limit(word.settings.limit_s)
+        try:
+            trial = _Run(job, word.settings, word.members, room, peers, watch).run()
+        except UserError as error:
+            watch.fail(error)
+            raise
+        except StoreError:
+            raise
+        except Exception as error:
+            watch.fail(UserError(f"a defect of ddpdoctor: {type(error).__name__}: {error}", status=DEFECT))
+            raise
+    return peers.end(lambda: job.report(trial) if trial is not None else 0, REPORT_LIMIT_S)
+
+
+def _tell(job: Job, error: UserError) -> int:
+    job.show_error(error)
+    return error.status
+
+
+class _Run:
+    """What one rank does once all have agreed."""
+
+    def __init__(
+        self, job: Job, settings: Settings, members: tuple[Member, ...], room: Room, peers: Peers, watch: Watch
+    ) -> None:
+        import torch
+
+        self._launch, self._settings, self._members = job.launch, settings, members
+        self._room, self._peers, self._watch = room, peers, watch
+        self._device = torch.device(members[job.launch.rank].device)
+        self._notes: list[str] = []
+
+    def run(self) -> Trial | None:
+        """Return all that was seen, on rank 0; None on the others."""
+        from torch import distributed
+
+        self._watch.mark("the process group")
+        store = self._open_group()
+        trial = self._try()
+        distributed.destroy_process_group()
+        del store
+        return trial
+
+    def _try(self) -> Trial | None:
+        setting, dropout = self._build()
+        models = self._peers.collect("model", see_model(setting.built.module, GROUP))
+        same = None if models is None else _Same(models=len({one.digest for one in models}) == 1)
+        if not self._peers.hear(_Same, "same", same).models:
+            return None if models is None else self._trial(setting, models)
+        referee = Referee(self._settings, self._launch.world_size, self._device, dropout) if self._judges() else None
+        try:
+            own, steps = self._train(setting, "", referee)
+        finally:
+            if referee is not None:
+                referee.close()
+        rerun = self._run_again(own) if self._settings.twice else None
+        if models is None or steps is None:
+            return None
+        return replace(
+            self._trial(setting, models),
+            consistency=Consistency(
+                check_every=1, streams=compare_moments(steps), allowed=self._settings.allowed
+            ),
+            reference=None if referee is None else referee.reference(),
+            rerun=rerun,
+        )  # fmt: skip
+
+    def _build(self) -> tuple[Setting, int]:
+        self._watch.mark("building the model")
+        settings = self._settings
+        set_seed(settings.seed, BUILD)
+        built = build(load_callable(settings.model, "--model"), settings.model, self._device)
+        dropout = quiet_dropout(built.module) if settings.reference else 0
+        setting = Setting(
+            settings=settings,
+            rank=self._launch.rank,
+            world_size=self._launch.world_size,
+            device=self._device,
+            built=built,
+            batches=choose_batches(settings, built.module, self._device),
+            steps=Steps(settings.step, built.loss_fn),
+            mark=self._watch.mark,
+        )
+        return setting, dropout
+
+    def _train(
+        self, setting: Setting, run: str, referee: Referee | None
+    ) -> tuple[Own, list[tuple[Moment, ...]] | None]:
+        """Make all steps; return what this rank saw, and on rank 0 what all saw, step by step."""
+        module = setting.built.module
+        built = look([*parameter_rows(module), *buffer_rows(module)])
+        looks = self._peers.collect(f"built{run}", _Looks(tensors=built))
+        if looks is not None and not run:
+            self._note_built(looks)
+        training = Training(setting)
+        own: list[Moment] = []
+        steps: list[tuple[Moment, ...]] = []
+        for step in range(1, self._settings.steps + 1):
+            if referee is not None:
+                referee.keep_state(module)
+            loss = training.compute(step)
+            if referee is not None:
+                referee.keep_gradients(module)
+            moment = training.finish(step, loss)
+            own.append(moment)
+            self._watch.mark(f"step {step}: the comparison")
+            moments = self._peers.collect(f"moment{run}/{step}", moment)
+            if moments is not None:
+                steps.append(moments)
+            if self._settings.reference and not run:
+                self._ask(referee, step, moments)
+        return Own(built=built, moments=tuple(own)), steps if self._launch.rank == 0 else None
+
+    def _ask(self, referee: Referee | None, step: int, moments: tuple[Moment, ...] | None) -> None:
+        """Have one process compute the step, while the ranks wait: it may take as long as all of them together."""
+        self._watch.mark(f"step {step}: the reference", times=6 + 6 * self._launch.world_size)
+        if referee is not None and moments is not None:
+            referee.ask(step, moments)
+        self._peers.hear(_Same, f"asked/{step}", _Same(models=True) if self._launch.rank == 0 else None)
+
+    def _run_again(self, first: Own) -> Rerun | None:
+        """Build and train once more, and compare with the first run on each rank."""
+        setting, _ = self._build()
+        second, _ = self._train(setting, "-again", None)
+        reruns = self._peers.collect("rerun", compare_runs(first, second, self._launch.rank))
+        return None if reruns is None else merge_reruns(reruns)
+
+    def _judges(self) -> bool:
+        return self._settings.reference and self._launch.rank == 0
+
+    def _note_built(self, looks: tuple[_Looks, ...]) -> None:
+        (splits,) = split({rank: one.tensors for rank, one in enumerate(looks)}, [looks[0].tensors[0].what])
+        if splits:
+            first = splits[0]
+            sides = " and ".join(rank_list(side) for side in first.sides[:2])
+            self._notes.append(
+                f"built with one seed, {len(splits)} parameters had other values on other ranks, as {first.row.name} "
+                f"({sides}); DDP's constructor gave all rank 0's"
+            )
+
+    def _trial(self, setting: Setting, models: Any) -> Trial:
+        return Trial(
+            settings=self._settings,
+            participants=tuple(
+                Participant(
+                    rank=one.rank,
+                    local_rank=one.local_rank,
+                    host=one.host,
+                    pid=one.pid,
+                    device=one.device,
+                    torch=one.torch,
+                )
+                for one in self._members
+            ),
+            models=models,
+            optimizer=type(setting.built.optimizer).__name__,
+            batch=setting.batches.words,
+            loss=setting.steps.words,
+            notes=tuple(self._notes),
+        )
+
+    def _open_group(self) -> Any:
+        """Make the default process group; return the store, which must live as long as it."""
+        import torch
+        from torch import distributed
+
+        on_gpu = self._device.type == "cuda"
+        if on_gpu:
+            torch.cuda.set_device(self._device)
+        store = open_store(self._launch, self._room, self._settings.limit_s)
+        distributed.init_process_group(
+            self._settings.backend,
+            store=store,
+            rank=self._launch.rank,
+            world_size=self._launch.world_size,
+            timeout=timedelta(seconds=ABOVE_OURS * self._settings.limit_s),
+            device_id=self._device if on_gpu else None,
+        )
+        return store

@@ -1,0 +1,157 @@
+"""Trains the user's model for a few steps under DDP, and writes down each step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.model.consistency import Values
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.probes.consistency.losses import FAILED
+from ddpdoctor.probes.consistency.moments import (
+    Moment,
+    Seen,
+    batch_digest,
+    buffer_rows,
+    gradient_rows,
+    look,
+    parameter_rows,
+    random_digest,
+    read_settings,
+    state_rows,
+)
+from ddpdoctor.probes.consistency.seeds import STEP, set_seed
+from ddpdoctor.probes.user_code import users_turn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddpdoctor.model.trial import Settings
+    from ddpdoctor.probes.consistency.batches import Batches
+    from ddpdoctor.probes.consistency.building import Built
+    from ddpdoctor.probes.consistency.losses import Steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What one rank trains, on what."""
+
+    settings: Settings
+    rank: int
+    world_size: int
+    device: Any
+    built: Built
+    batches: Batches
+    steps: Steps
+    mark: Callable[[str], None]
+    """Told what comes next, so that a rank that does not get on can be named."""
+
+
+class Training:
+    """The model in DDP, and what was seen of its calls."""
+
+    def __init__(self, setting: Setting) -> None:
+        """Wrap the model; the others must do so too. Raises ``UserError``."""
+        self._setting = setting
+        module = setting.built.module
+        setting.mark("DDP's constructor")
+        self.ddp = wrap(module, setting.device, unused=setting.settings.unused)
+        self._reduced = {
+            id(one) for name, one in module.named_parameters() if one.requires_grad and _kept(module, name)
+        }
+        self._forwards = self._unreduced = self._reductions = 0
+        self._will_sync = False
+        self._synced: tuple[Seen, ...] | None = None
+        self._batch = ""
+        # DDP's own hook runs before it sends the buffers, the module's after that and before its forward.
+        self.ddp.register_forward_pre_hook(self._before_ddp)
+        module.register_forward_pre_hook(self._before_module)
+
+    def compute(self, step: int) -> float | None:
+        """Leave this step's gradients in the model; return the loss. Raises ``UserError``."""
+        one = self._setting
+        self._forwards = self._unreduced = 0
+        self._synced = None
+        one.mark(f"step {step}: the batch")
+        batch = one.batches.get(one.rank, one.world_size, step)
+        one.mark(f"step {step}: forward and backward")
+        self._batch = batch_digest(batch)
+        set_seed(one.settings.seed, STEP, step=step, rank=one.rank)
+        loss = one.steps.run(self.ddp, batch, f"step {step}")
+        self._reductions += self._forwards > self._unreduced
+        return loss
+
+    def finish(self, step: int, loss: float | None) -> Moment:
+        """Make the optimizer's step; return what the rank looks like around it. Raises ``UserError``."""
+        module, optimizer = self._setting.built.module, self._setting.built.optimizer
+        gradients = look(gradient_rows(module))
+        self._setting.mark(f"step {step}: the optimizer's step")
+        try:
+            with users_turn(f"the optimizer failed in step {step}"):
+                optimizer.step()
+        except UserError as error:
+            raise UserError(error.message, help=error.help, status=FAILED) from error
+        after = look([*parameter_rows(module), *state_rows(module, optimizer)])
+        return Moment(
+            step=step,
+            tensors=(*gradients, *after),
+            synced=self._synced,
+            values=self._values(step),
+            loss=loss,
+            batch=self._batch,
+        )
+
+    def _before_ddp(self, ddp: Any, _: Any) -> None:
+        import torch
+
+        self._will_sync = ddp.will_sync_module_buffers()
+        if torch.is_grad_enabled():
+            self._forwards += 1
+            self._unreduced += not ddp.require_backward_grad_sync
+
+    def _before_module(self, module: Any, _: Any) -> None:
+        if self._will_sync and self._synced is None:
+            self._synced = look(buffer_rows(module))
+        self._will_sync = False
+
+    def _values(self, step: int) -> Values:
+        module, optimizer = self._setting.built.module, self._setting.built.optimizer
+        trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad and _kept(module, name)]
+        held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        return Values(
+            rank=self._setting.rank,
+            steps=step,
+            reductions=self._reductions,
+            forwards=self._forwards,
+            unreduced_forwards=self._unreduced,
+            settings=read_settings(optimizer),
+            optimizer=type(optimizer).__name__,
+            random=random_digest(self._setting.device),
+            dropout=has_dropout(module),
+            unreduced=tuple(name for name, one in trained if id(one) not in self._reduced)[:8],
+            stray=len(held - {id(one) for one in module.parameters()}),
+            unheld=sum(id(one) not in held for _, one in trained),
+        )
+
+
+def wrap(module: Any, device: Any, *, unused: bool) -> Any:
+    """Return a module in DDP, over all ranks. Raises ``UserError``."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    ids = [device.index] if device.type == "cuda" else None
+    with users_turn("DDP does not take the model"):
+        return DistributedDataParallel(module, device_ids=ids, find_unused_parameters=unused)
+
+
+def has_dropout(module: Any) -> bool:
+    """Return whether a layer of the model drops values as it trains."""
+    from torch import nn
+
+    return any(
+        isinstance(one, nn.modules.dropout._DropoutNd) and one.training and one.p > 0  # noqa: SLF001 - their only base
+        for one in module.modules()
+    )
+
+
+def _kept(module: Any, name: str) -> bool:
+    return name not in getattr(module, "_ddp_params_and_buffers_to_ignore", ())

@@ -1,0 +1,192 @@
+"""Ends a trial in which a rank fails or stands still: all ranks with one status, and a word of where each was.
+
+Keys, below the trial's own number (see ``Room``): ``troubles``, a counter; ``trouble``, of the first that counted;
+``place/RANK``; ``status`` and ``left``, which are those of a trial that ends well.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ddpdoctor.exchange.store import StoreError, wait_for
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.probes.user_code import is_installed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from typing_extensions import Self
+
+    from ddpdoctor.probes.bandwidth.room import Room
+
+Kind = TypeVar("Kind")
+LOOK_EVERY_S = 0.25
+ALIKE_LIMIT_S = 1.0
+"""Ours: how long rank 0 waits for others that fail as the first one did: what all have wrong is told of no rank."""
+PLACES_LIMIT_S = 3.0
+"""Ours: how long rank 0 waits for the others to say where they are, of which some may be gone."""
+STATUS_LIMIT_S = 15.0
+"""Ours: how long the others wait for rank 0's word."""
+LEAVE_LIMIT_S = 5.0
+UNTOLD = 4
+"""Exit status of the design's table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Why a trial cannot go on."""
+
+    rank: int
+    message: str
+    help: str
+    status: int
+    still: bool = False
+    """Nothing failed, and a rank did not get on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a rank was when the trial was ended."""
+
+    rank: int
+    phase: str
+    line: str
+    """The innermost line of the user's own, empty where there is none."""
+    waits: bool
+    """It stood in a call of torch or in ours, and not in a line of the user's."""
+
+
+class Watch:
+    """A context: a thread sees to it that this rank gets on, and that it ends when another cannot."""
+
+    def __init__(self, room: Room, rank: int, size: int, show_error: Callable[[UserError], None]) -> None:
+        """Take the room, who this is, and what tells the user."""
+        self._room, self._rank, self._size, self._show = room, rank, size, show_error
+        self._phase, self._since, self._limit_s, self._times = "its start", time.monotonic(), 0.0, 1
+        self._main = threading.get_ident()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ddpdoctor-watch", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop."""
+        self._over.set()
+        self._thread.join(timeout=2 * STATUS_LIMIT_S)
+
+    def limit(self, limit_s: float) -> None:
+        """Say how long one phase may take."""
+        self._limit_s = limit_s
+
+    def mark(self, phase: str, *, times: int = 1) -> None:
+        """Say what comes next, and how many times as long as usual it may take."""
+        self._phase, self._times, self._since = phase, times, time.monotonic()
+
+    def fail(self, error: UserError) -> None:
+        """End all ranks for what went wrong here, unless another came first. Does not return."""
+        self._raise(Trouble(rank=self._rank, message=error.message, help=error.help, status=error.status))
+        self._thread.join(timeout=2 * STATUS_LIMIT_S)
+        os._exit(error.status)
+
+    def _run(self) -> None:
+        while not self._over.wait(LOOK_EVERY_S):
+            try:
+                if self._room.add("troubles", 0) > 0:
+                    self._end()
+            except StoreError:
+                return  # the main thread finds that out for itself
+            if self._limit_s and time.monotonic() - self._since > self._times * self._limit_s:
+                self._raise(_standstill(self._rank, self._limit_s))
+
+    def _raise(self, trouble: Trouble) -> None:
+        with suppress(StoreError):
+            self._room.send(f"trouble/{self._rank}", trouble)
+            if self._room.add("troubles", 1) == 1:
+                self._room.send("trouble", trouble)
+
+    def _end(self) -> None:
+        trouble = self._room.receive(Trouble, "trouble", STATUS_LIMIT_S, "the rank that failed")
+        if trouble.still:
+            self._room.send(f"place/{self._rank}", self._place())
+        if self._rank == 0:
+            self._tell(trouble)
+        else:
+            with suppress(StoreError):
+                wait_for(self._room, "status", STATUS_LIMIT_S)
+                self._room.add("left", 1)
+        sys.stderr.flush()
+        os._exit(trouble.status)
+
+    def _tell(self, trouble: Trouble) -> None:
+        """Tell the user, then the others, on rank 0."""
+        if trouble.still:
+            places = self._gather(Place, "place", PLACES_LIMIT_S)
+            said = "; ".join([trouble.message, *describe_places(places, self._size)])
+        else:
+            alike = [
+                one.rank for one in self._gather(Trouble, "trouble", ALIKE_LIMIT_S) if one.message == trouble.message
+            ]
+            said = trouble.message if len(alike) == self._size else f"{rank_list(alike)}: {trouble.message}"
+        self._show(UserError(said, help=trouble.help))
+        self._room.leave()
+        self._room.set("status", b"%d" % trouble.status)
+        deadline = time.monotonic() + LEAVE_LIMIT_S
+        with suppress(StoreError):
+            while self._room.add("left", 0) < self._size - 1 and time.monotonic() < deadline:
+                time.sleep(LOOK_EVERY_S)
+
+    def _gather(self, kind: type[Kind], name: str, limit_s: float) -> list[Kind]:
+        """Return what ranks have left within the limit, in their order."""
+        deadline = time.monotonic() + limit_s
+        found: dict[int, Kind] = {}
+        while len(found) < self._size and time.monotonic() < deadline:
+            for rank in set(range(self._size)) - found.keys():
+                record = self._room.look_for(kind, f"{name}/{rank}", f"rank {rank}")
+                if record is not None:
+                    found[rank] = record
+            time.sleep(LOOK_EVERY_S / 5)
+        return [found[rank] for rank in sorted(found)]
+
+    def _place(self) -> Place:
+        frames = list(_frames(sys._current_frames().get(self._main)))  # noqa: SLF001 - the documented way to a stack
+        own = next((f"{file}:{line} in {name}" for file, line, name in frames if not is_installed(file)), "")
+        waits = bool(frames) and is_installed(frames[0][0])
+        return Place(rank=self._rank, phase=self._phase, line=own, waits=waits)
+
+
+def describe_places(places: Iterable[Place], size: int) -> list[str]:
+    """Say where ranks were, those that stood at one place together; and of whom nothing was heard."""
+    found: dict[str, list[int]] = {}
+    for one in places:
+        said = f"in {one.phase}" + (f", at {one.line}" if one.line else "")
+        found.setdefault(said, []).append(one.rank)
+    said = [f"{rank_list(ranks)} {place}" for place, ranks in found.items()]
+    silent = set(range(size)) - {rank for ranks in found.values() for rank in ranks}
+    return said + ([f"nothing was heard of {rank_list(silent)}"] if found and silent else [])
+
+
+def _standstill(rank: int, limit_s: float) -> Trouble:
+    return Trouble(
+        rank=rank,
+        message=f"the ranks did not get on for {limit_s:g} s",
+        help="Run the script under `ddpdoctor wrap`, which says who is to blame; --timeout gives slow ranks more time.",
+        status=UNTOLD,
+        still=True,
+    )
+
+
+def _frames(frame: Any) -> Iterable[tuple[str, int, str]]:
+    """Yield the frames of a thread, the innermost first."""
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+        frame = frame.f_back

@@ -1,0 +1,124 @@
+"""DD509: DDP's gradient is not that of one process on the whole batch."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.ruling import Ruling
+
+from .reference_causes import LIMIT, explain, ratio
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.reference import GradientErrors, Reference, ReferenceStep
+    from ddpdoctor.model.trial import Trial
+
+
+@rule("DD509", "reference-gradient", Severity.ERROR, "DDP's gradient is not that of one process on the whole batch")
+def check_reference(trial: Trial) -> Ruling:
+    """Report gradients that differ from those of one process on the same global batch by more than rounding.
+
+    ## What it means
+
+    The job does not train what the same script trains in one process: the learning rate is off by a factor, some
+    samples weigh more than others, or statistics are taken over parts of the batch.
+
+    ## How it is recognised
+
+    `check-consistency --reference` has a process of its own compute the gradient of the batches of all ranks, end to
+    end, from the state that the replicas are in, and that of each rank's batch by itself; once in the model's precision
+    and once in float64, which gives what rounding explains for each parameter. An error of at most ten times that is
+    none. What else agrees tells the cause:
+
+    | seen | cause |
+    |---|---|
+    | DDP's gradient is k times the mean over ranks | the loss, or the gradient, is scaled by k: a world size too much |
+    | DDP's gradient is that of one rank's batch | it was not reduced: `no_sync`, or past DDP |
+    | the whole batch's gradient is the sum over ranks | the loss is a sum over samples, and DDP takes means |
+    | it is a sum with other weights | ranks have different numbers of samples or tokens: a mean of means |
+    | the two agree without batch statistics | BatchNorm takes statistics of each rank's own batch |
+
+    Dropout is turned off for this. A model that draws random numbers all the same cannot be told.
+
+    ## How sure
+
+    High where one of these explains all parameters; otherwise the cause cannot be told: medium.
+
+    ## What to do
+
+    Return a mean from the loss, over all that all ranks have: multiply by the world size what is divided by a count
+    summed over ranks. Leave scaling by the world size to DDP. `SyncBatchNorm.convert_sync_batchnorm(model)` takes
+    statistics over all ranks; smaller batches for BatchNorm may also be what you want (a warning, not an error).
+
+    ## Example
+
+        DDP's gradient is 0.25 times that of one process: the loss is a sum over samples, and DDP takes the mean over 4
+        ranks
+    """
+    reference = trial.reference
+    if reference is None:
+        return Ruling(skipped="--reference was not asked for")
+    for step in reference.steps:
+        if not all(math.isfinite(one.whole) for one in step.tensors):
+            return Ruling(inconclusive=f"gradients of step {step.step} are not finite")
+        if step.random_error > LIMIT:
+            return Ruling(inconclusive=_RANDOM)
+        if step.missing or any(ratio(one.whole, one.rounding) > LIMIT for one in step.tensors):
+            return Ruling(findings=(_finding(trial, reference, step),))
+    if reference.problem:
+        return Ruling(inconclusive=reference.problem)
+    return Ruling() if reference.steps else Ruling(inconclusive="no step was computed in one process")
+
+
+_RANDOM = (
+    "the model draws random numbers in training, other than by layers of dropout, which were turned off: one process "
+    "draws others than the ranks do"
+)
+
+
+def _finding(trial: Trial, reference: Reference, step: ReferenceStep) -> Finding:
+    explanation = explain(reference, step)
+    worst = worst_tensor(step)
+    ranks = tuple(one.rank for one in trial.participants)
+    return Finding(
+        code="DD509",
+        kind="reference-gradient",
+        severity=explanation.severity,
+        confidence=Confidence.HIGH if explanation.proven else Confidence.MEDIUM,
+        ranks=ranks,
+        hosts=tuple(dict.fromkeys(one.host for one in trial.participants)),
+        step=step.step,
+        tensor=worst.name if worst is not None else (step.missing[0] if step.missing else None),
+        summary=f"DDP's gradient is not that of one process on the whole batch: {explanation.words}",
+        evidence=(*_error_words(step, worst, reference), *explanation.evidence, *_done(reference, ranks)),
+        fix=explanation.fix,
+    )
+
+
+def worst_tensor(step: ReferenceStep) -> GradientErrors | None:
+    """Return the parameter whose gradient differs most from one process's, by what rounding explains."""
+    return max(step.tensors, key=lambda one: ratio(one.whole, one.rounding), default=None)
+
+
+def _error_words(step: ReferenceStep, worst: GradientErrors | None, reference: Reference) -> list[str]:
+    if worst is None:
+        return []
+    wrong = sum(ratio(one.whole, one.rounding) > LIMIT for one in step.tensors)
+    how = "float64" if reference.float64 else "another order of the samples"
+    shares = _share(worst.whole, worst.norm), _share(worst.rounding, worst.norm)
+    return [
+        f"{wrong} of {len(step.tensors)} gradients differ by more than {LIMIT:g} times what rounding explains, by {how}",
+        f"{worst.name}: relative error {shares[0]}, where rounding explains {shares[1]}",
+    ]
+
+
+def _share(error: float, norm: float) -> str:
+    return f"{error / norm:.2g}" if norm else f"{error:.2g} of a gradient that is 0"
+
+
+def _done(reference: Reference, ranks: tuple[int, ...]) -> list[str]:
+    off = f"; {reference.dropout} layers of dropout were turned off" if reference.dropout else ""
+    return [f"the same state and the same batches of {rank_list(ranks)} in one process{off}"]

@@ -1,0 +1,192 @@
+"""Why DDP's gradient is not that of one process: which other gradient it agrees with tells."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ddpdoctor.model.reference import GradientErrors, Reference, ReferenceStep
+
+LIMIT = 10.0
+"""Ours: an error up to this many times what rounding explains is none. Rounding errors of two computations of one
+gradient differ by small factors; what is wrong in practice is wrong by hundreds of times and more."""
+NEAR = 1e-3
+"""Ours: how near a factor must be to the world size to be called that."""
+MAX_NAMES = 4
+"""So many modules or parameters are named in a sentence. Ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """A cause in words that follow a colon."""
+
+    words: str
+    fix: str
+    proven: bool = True
+    severity: Severity = Severity.ERROR
+    evidence: tuple[str, ...] = ()
+
+
+def ratio(error: float, allowed: float) -> float:
+    """Return an error in units of what is allowed; 0 for none."""
+    return error / allowed if error and allowed else math.inf if error else 0.0
+
+
+def explain(reference: Reference, step: ReferenceStep) -> Explanation:
+    """Return why a step's gradient is not that of one process. The first that explains all parameters counts."""
+    tests: tuple[Callable[[Reference, ReferenceStep], Explanation | None], ...] = (
+        _missing,
+        _local,
+        _scaled,
+        _partly_local,
+        _batchnorm,
+        _weighted,
+    )
+    for test in tests:
+        found = test(reference, step)
+        if found is not None:
+            return found
+    return _unknown(step)
+
+
+def _agree(tensors: Iterable[GradientErrors], error: str, allowed: str = "rounding") -> bool:
+    return all(ratio(getattr(one, error), getattr(one, allowed)) <= LIMIT for one in tensors)
+
+
+def _missing(_: Reference, step: ReferenceStep) -> Explanation | None:
+    if not step.missing:
+        return None
+    return Explanation(
+        words=f"{', '.join(step.missing[:MAX_NAMES])} {'has' if len(step.missing) == 1 else 'have'} a gradient on one "
+        "side only",
+        fix="let the forward use the same parameters whatever the batch and the number of ranks",
+    )
+
+
+def _local(_: Reference, step: ReferenceStep) -> Explanation | None:
+    """Return the cause where it is the gradient of rank 0's batch alone."""
+    if _agree(step.tensors, "parts") or not _agree(step.tensors, "local"):
+        return None
+    return Explanation(
+        words="it is that of rank 0's own batch, so that gradients were not reduced at all",
+        fix="run forward and backward of the last batch before step() outside of no_sync(), and call the model that "
+        "the step is given, not its .module",
+    )
+
+
+def _partly_local(_: Reference, step: ReferenceStep) -> Explanation | None:
+    """Return the cause where that holds for some parameters, and the others have the mean over ranks."""
+    local = [one for one in step.tensors if ratio(one.parts, one.rounding) > LIMIT]
+    rest = [one for one in step.tensors if one not in local]
+    if not local or not rest or not _agree(local, "local"):
+        return None
+    names = ", ".join(one.name for one in local[:MAX_NAMES])
+    return Explanation(
+        words=f"{len(local)} of {len(step.tensors)} parameters have that of rank 0's own batch, as {names}: they were "
+        "not reduced",
+        fix="train no parameter that DDP was not given: wrap the model once it is complete and unfrozen",
+    )
+
+
+def _scaled(reference: Reference, step: ReferenceStep) -> Explanation | None:
+    """Return the cause where it is a multiple of the mean over ranks."""
+    if _agree(step.tensors, "parts") or not _agree(step.tensors, "scaled"):
+        return None
+    world = len(step.samples)
+    factor = _factor_words(step.scale, world)
+    losses = [(one, part) for one, part in zip(step.losses, step.part_losses, strict=True) if one and part]
+    by_loss = bool(losses) and all(math.isclose(one, step.scale * part, rel_tol=NEAR) for one, part in losses)
+    if by_loss:
+        return Explanation(
+            words=f"it is {factor} of the mean over ranks, and so is the loss: the loss is scaled by the world size "
+            "although DDP takes the mean",
+            fix="return the loss as in one process: DDP divides by the world size by itself",
+            evidence=(f"the loss of rank 0 is {step.losses[0]:.6g} in DDP, {step.part_losses[0]:.6g} in one process",),
+        )
+    hooks = reference.hooked[:MAX_NAMES]
+    by_hand = f", as the hooks on {', '.join(hooks)} may do" if hooks else ""
+    return Explanation(
+        words=f"it is {factor} of the mean over ranks, and the loss is not scaled: gradients are reduced or scaled "
+        f"once more by hand{by_hand}",
+        fix="leave the reduction to DDP: no all_reduce of gradients, or of the loss that goes backward, beside it",
+    )
+
+
+def _batchnorm(reference: Reference, step: ReferenceStep) -> Explanation | None:
+    """Return the cause where the ranks' parts make up the whole once BatchNorm takes no statistics of the batch."""
+    known = [one for one in step.tensors if one.without_batchnorm is not None]
+    same = all(ratio(one.without_batchnorm or 0.0, one.exact) <= LIMIT for one in known)
+    if not reference.batchnorm or not known or not same or not _agree(step.tensors, "parts"):
+        return None
+    names = ", ".join(reference.batchnorm[:MAX_NAMES])
+    more = f" and {len(reference.batchnorm) - MAX_NAMES} more" if len(reference.batchnorm) > MAX_NAMES else ""
+    return Explanation(
+        words=f"BatchNorm takes the statistics of each rank's own batch, in {names}{more}",
+        fix="torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before DDP, on GPUs; or leave it, where the batch of "
+        "one rank is large enough",
+        severity=Severity.WARNING,
+        evidence=("with BatchNorm's running statistics instead, the gradients agree",),
+    )
+
+
+def _weighted(_: Reference, step: ReferenceStep) -> Explanation | None:
+    """Return the cause where one process weighs the ranks' parts in another way, and DDP weighs all alike."""
+    if not _agree(step.tensors, "parts") or not _agree(step.tensors, "weighted", "exact"):
+        return None
+    world = len(step.weights)
+    if all(abs(weight - 1) <= NEAR for weight in step.weights):
+        return Explanation(
+            words=f"it is 1/{world} of it: the loss is a sum over samples, and DDP takes the mean over {world} ranks",
+            fix=f"return the mean over samples, or multiply the sum by the world size ({world})",
+        )
+    if max(step.weights) - min(step.weights) <= NEAR:
+        factor = step.weights[0] * world
+        return Explanation(
+            words=f"one process has {factor:.4g} times the mean over ranks: the loss is no mean over samples",
+            fix="return a loss that is a mean over samples",
+        )
+    shares = ", ".join(f"{weight:.3g}" for weight in step.weights[:8]) + (", ..." if world > 8 else "")
+    uneven = len(set(step.samples)) > 1
+    return Explanation(
+        words="it is a mean of means: in one process the ranks' parts weigh differently, and DDP weighs all alike",
+        fix="divide the sum of the loss by the number of samples or tokens of all ranks (all_reduce the count), times "
+        "the world size",
+        evidence=(
+            f"weights of the ranks' parts in one process: {shares}; in DDP {1 / world:.3g} each",
+            f"samples by rank: {', '.join(map(str, step.samples[:8]))}"
+            if uneven
+            else "all ranks have equally many samples: a mask, padding or class weights decide how many count",
+        ),
+    )
+
+
+def _unknown(step: ReferenceStep) -> Explanation:
+    right = _agree(step.tensors, "parts")
+    seen = (
+        "DDP's gradient is the mean of those of the ranks' batches: the reduction is right, and the loss of the whole "
+        "batch is no mean of theirs"
+        if right
+        else "DDP's gradient is not the mean of those of the ranks' batches: the reduction itself, a communication "
+        "hook, or code that asks for the rank or the world size"
+    )
+    return Explanation(
+        words="why cannot be told",
+        fix="look for what joins samples of one batch (contrastive losses, normalisation over the batch), for branches "
+        "on the rank, and for hooks on gradients",
+        proven=False,
+        evidence=(seen,),
+    )
+
+
+def _factor_words(scale: float, world: int) -> str:
+    if abs(scale - world) <= NEAR * world:
+        return f"{world} times (the world size)"
+    if abs(scale * world - 1) <= NEAR:
+        return f"1/{world} (one over the world size)"
+    return f"{scale:.4g} times"
