@@ -2,8 +2,9 @@
 
 A tensor's elements, in logical order, are read as words of 64 bits, the last padded with zeros. In blocks of 128 rows
 of 509 words the sums of the rows and of the columns stand for the words; what is left over, and a small tensor, stands
-for itself. Each of these goes, with its position, through a mixer that is not linear, and two stages of the mixer are
-summed to the two halves of the print. All are integers modulo 2**64: neither threads nor devices change a bit.
+for itself. Each of these goes, with its position, through a mixer that is not linear. The sum of what comes out is one
+half of the print, the sum weighted by position the other. All are integers modulo 2**64: neither threads nor devices
+change a bit.
 
 Why like this: torch has no hash. A plain sum misses every permutation, and modulo 2**64 an even number of changes of a
 word's highest bit, the sign of a float64. The sums of rows and columns let pass only such highest bits that are even in
@@ -15,13 +16,14 @@ Bits are compared: -0.0 differs from 0.0, and so do NaNs of other payloads. Noth
 graph, no version counter, no random state, and no mode of the caller's sees the work.
 """
 
+import array
 import struct
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from .print_wire import ABSENT, UNTOLD
-from .tensor_words import WORD, copy_range, flat, in_order, plain_parts
+from .print_wire import ABSENT, PRINT_SIZE, UNTOLD
+from .tensor_words import WORD, copy_range, in_order, plain_parts
 
 COLUMNS = 509
 """Words in a row. Part of the checksum, as is all that is written here in capitals but BATCH_WORDS and CHUNK_BLOCKS."""
@@ -29,28 +31,18 @@ ROWS = 128
 """Rows of a block: half a MiB, which a core's cache holds between the two sums."""
 SMALL_WORDS = 4 * COLUMNS
 """Up to here words are mixed themselves: two sums would take longer."""
-ROWS_AT, REST_AT, PART_AT = 2**40, 2**41, 2**48
-"""Positions of the sums of rows and of the words behind them, where those of columns start at 0; of a further part."""
+COLUMNS_AT, ROWS_AT, REST_AT, PART_AT = 1, 2**40, 2**41, 2**48
+"""Positions from which words are counted: sums of columns, and small tensors; sums of rows; what is left; a next part."""
 
 STEP = -0x61C8864680B583EB
-FIRST = -0x00AE502812AA7333
-SECOND = -0x3B314601E57A13AD
+FACTOR = -0x00AE502812AA7333
 LENGTH = 0x2545F4914F6CDD1D
-"""Odd, with bits like random ones: 2**64 over the golden ratio, murmur3's two, and xorshift's; signed, as torch's are."""
-MASK = 2**64 - 1
+"""Odd, with bits like random ones: 2**64 over the golden ratio, murmur3's, and xorshift's. Signed, as torch's are."""
 
-BATCH_WORDS = 2**14
-"""So many words are mixed at once: 128 KiB, and three times that beside it. Ours."""
+BATCH_WORDS = 28 * 2**10
+"""So many words are mixed at once: 224 KiB, and twice that beside it. Ours: less than torch shares out to threads."""
 CHUNK_BLOCKS = 32
 """Blocks that one call adds up on an accelerator, to which half a MiB is nothing. Ours."""
-
-
-class Parts(NamedTuple):
-    """What a tensor holds, as plain tensors on one device."""
-
-    index: int
-    """Of the tensor, among those asked for."""
-    tensors: List[torch.Tensor]
 
 
 def prints(tensors: Sequence[Optional[torch.Tensor]]) -> bytes:
@@ -60,168 +52,122 @@ def prints(tensors: Sequence[Optional[torch.Tensor]]) -> bytes:
     sparse ones whose entries are still to be added up, those of classes that hide their data, all while torch.compile
     traces, and those on a GPU while a graph is captured. Shape and dtype are no part of it, the size in bytes is.
     """
-    found = [ABSENT if tensor is None else UNTOLD for tensor in tensors]
     if torch.compiler.is_compiling():
-        return b"".join(found)
+        return b"".join([ABSENT if tensor is None else UNTOLD for tensor in tensors])
     with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        for device, asked in _by_device(tensors).items():
-            for parts, value in zip(asked, _digest_each(device, asked)):
-                found[parts.index] = value
-    return b"".join(found)
-
-
-def _by_device(tensors: Sequence[Optional[torch.Tensor]]) -> Dict[torch.device, List[Parts]]:
-    """Leave out what cannot be told."""
-    found: Dict[torch.device, List[Parts]] = {}
-    for index, tensor in enumerate(tensors):
         try:
-            parts = None if tensor is None else plain_parts(tensor)
-        except Exception:  # noqa: BLE001  # a class of tensors that only looks like one
-            parts = None
-        if parts and all(part.device == parts[0].device for part in parts):
-            found.setdefault(parts[0].device, []).append(Parts(index, parts))
+            return _together(tensors)
+        except Exception:  # noqa: BLE001  # one bad tensor must not cost the others
+            return b"".join([_alone(tensor) for tensor in tensors])
+
+
+def _alone(tensor: Optional[torch.Tensor]) -> bytes:
+    try:
+        return _together([tensor])
+    except Exception:  # noqa: BLE001  # a class of tensors that only looks like one, or no memory
+        return UNTOLD
+
+
+def _together(tensors: Sequence[Optional[torch.Tensor]]) -> bytes:
+    readers: Dict[torch.device, Reader] = {}
+    sizes = [0] * len(tensors)
+    without: List[Tuple[int, bytes]] = []
+    for owner, tensor in enumerate(tensors):
+        parts = () if tensor is None else plain_parts(tensor)
+        if not parts:
+            without.append((owner, ABSENT if tensor is None else UNTOLD))
+        for i, part in enumerate(parts):
+            reader = readers.get(part.device)
+            if reader is None:
+                reader = readers[part.device] = Reader(part.device)
+            # One more, so that no size is nothing.
+            sizes[owner] += (reader.take(owner, i * PART_AT, part) + 1) * (2 * i + 1)
+    sums = torch.tensor((sizes, sizes), dtype=torch.int64, device="cpu").t() * LENGTH
+    for reader in readers.values():
+        reader.add_to(sums)
+    found = struct.pack("<%dq" % (2 * len(tensors)), *sums.reshape(-1).tolist())
+    for owner, value in without:
+        found = found[: owner * PRINT_SIZE] + value + found[(owner + 1) * PRINT_SIZE :]
     return found
 
 
-def _digest_each(device: torch.device, asked: List[Parts]) -> List[bytes]:
-    """Where all together fail, each is tried alone: one bad tensor must not cost the others."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return [UNTOLD] * len(asked)
-    try:
-        return Digest(device).of(asked)
-    except Exception:  # noqa: BLE001
-        return [UNTOLD] if len(asked) == 1 else [_digest_each(device, [parts])[0] for parts in asked]
-
-
-class Digest:
-    """Collects the words of tensors of one device, and mixes them batch by batch. One transfer brings all results."""
+class Reader:
+    """Takes the words of tensors of one device. One transfer brings all results."""
 
     def __init__(self, device: torch.device) -> None:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("what is done now would become part of the graph")
         self._device = device
-        self._blocks = 1 if device.type == "cpu" else CHUNK_BLOCKS
+        self._chunk_rows = ROWS if device.type == "cpu" else ROWS * CHUNK_BLOCKS
         self._scratch: Optional[torch.Tensor] = None
-        self._pads: Dict[torch.dtype, torch.Tensor] = {}
-        self._pieces: Dict[torch.dtype, List[torch.Tensor]] = {}
-        self._segments: Dict[torch.dtype, List[Tuple[int, int, int]]] = {}
-        """Of each piece: the tensor's index, the position of its first word, and its words."""
-        self._words = 0
-        self._owners: List[int] = []
-        self._mixed: List[torch.Tensor] = []
+        self._batches: Dict[torch.dtype, Batch] = {}
 
-    def of(self, asked: List[Parts]) -> List[bytes]:
-        """Return the prints, in order."""
-        totals: Dict[int, List[int]] = {}
-        for index, tensors in asked:
-            sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-            totals[index] = [sum(size * LENGTH * (2 * i + 1) for i, size in enumerate(sizes, 1)), 0]
-            for i, tensor in enumerate(tensors):
-                self._take(index, i * PART_AT, tensor)
-        self._mix()
-        first, second = torch.cat(self._mixed, 1).tolist() if self._mixed else ((), ())
-        for index, a, b in zip(self._owners, first, second):
-            totals[index][0] += a
-            totals[index][1] += b
-        return [_packed(*totals[parts.index]) for parts in asked]
+    def take(self, owner: int, position: int, tensor: torch.Tensor) -> int:
+        """Take all words of a tensor; return its size in bytes."""
+        size: int = tensor.numel() * tensor.element_size()
+        if size > SMALL_WORDS * WORD:
+            self._take_blocks(owner, position, tensor)
+        elif size:
+            piece = tensor if tensor.dim() == 1 else tensor.reshape(-1)
+            self._batch(tensor.dtype).add(owner, position + COLUMNS_AT, piece, size)
+        return size
 
-    def _take(self, index: int, position: int, tensor: torch.Tensor) -> None:
-        size = tensor.element_size()
-        count = tensor.numel()
-        if count * size <= SMALL_WORDS * WORD:
-            if count:
-                self._add(index, position, flat(tensor))
-            return
-        width = COLUMNS * WORD // size
-        rows = count // width
-        whole = in_order(tensor)
-        step = ROWS * self._blocks
-        for row in range(0, rows, step):
-            self._sum(index, position, row, self._words_of(tensor, row, min(step, rows - row), whole))
-        if rows * width < count:
-            self._add(index, position + REST_AT, _rest_of(tensor, rows * width, whole))
+    def add_to(self, sums: torch.Tensor) -> None:
+        """Add to each owner's two sums what was taken."""
+        for batch in self._batches.values():
+            batch.mix()
+        mixed = [one for batch in self._batches.values() for one in batch.mixed]
+        if mixed:
+            owners = [owner for batch in self._batches.values() for owner in batch.owners]
+            sums.index_add_(0, torch.tensor(owners, dtype=torch.int64, device="cpu"), torch.cat(mixed).cpu())
 
-    def _words_of(self, tensor: torch.Tensor, row: int, rows: int, whole: bool) -> torch.Tensor:
-        """Return rows of words, read in place where that can be."""
+    def _take_blocks(self, owner: int, position: int, tensor: torch.Tensor) -> None:
+        sums = self._batch(torch.int64)
         width = COLUMNS * WORD // tensor.element_size()
+        rows, left = divmod(tensor.numel(), width)
+        whole = in_order(tensor)
+        for row in range(0, rows, self._chunk_rows):
+            words = self._rows_of(tensor, row, min(self._chunk_rows, rows - row), width, whole)
+            # The rows first: so the caches are filled at the higher speed of the two.
+            sums.add(owner, position + ROWS_AT + row, torch.sum(words, 1), words.shape[0] * WORD)
+            at = position + COLUMNS_AT + row // ROWS * COLUMNS
+            for found in _columns(words):
+                sums.add(owner, at, found, found.numel() * WORD)
+                at += found.numel()
+        if left:
+            rest = _rest_of(tensor, rows * width, left, whole)
+            self._batch(tensor.dtype).add(owner, position + REST_AT, rest, left * tensor.element_size())
+
+    def _rows_of(self, tensor: torch.Tensor, row: int, rows: int, width: int, whole: bool) -> torch.Tensor:
+        """Return rows of words, read in place where that can be."""
         if whole:
             at = tensor.storage_offset() + row * width
             return tensor.as_strided((rows, width), (width, 1), at).view(torch.int64)
         if self._scratch is None:
-            self._scratch = torch.empty(ROWS * self._blocks, COLUMNS, dtype=torch.int64, device=self._device)
+            self._scratch = torch.empty(self._chunk_rows, COLUMNS, dtype=torch.int64, device=self._device)
         words = self._scratch[:rows]
         copy_range(tensor, row * width, words.view(tensor.dtype).view(-1))
         return words
 
-    def _sum(self, index: int, position: int, row: int, words: torch.Tensor) -> None:
-        """Sum up the rows first: with that the caches are filled at the higher speed."""
-        self._add(index, position + ROWS_AT + row, torch.sum(words, 1))
-        blocks = len(words) // ROWS
-        if blocks > 1:
-            whole = words[: blocks * ROWS].view(blocks, ROWS, COLUMNS)
-            self._add(index, position + row // ROWS * COLUMNS, torch.sum(whole, 1).view(-1))
-            words = words[blocks * ROWS :]
-            row += blocks * ROWS
-        if len(words):
-            self._add(index, position + row // ROWS * COLUMNS, torch.sum(words, 0))
-
-    def _add(self, index: int, position: int, piece: torch.Tensor) -> None:
-        """Keep a piece, of one dimension, until there are enough to be mixed."""
-        kind = piece.dtype
-        pieces = self._pieces.setdefault(kind, [])
-        pieces.append(piece)
-        size = piece.element_size()
-        count = piece.numel()
-        words = (count * size + WORD - 1) // WORD
-        if words * WORD != count * size:
-            pieces.append(self._pad(kind)[: words * WORD // size - count])
-        self._segments.setdefault(kind, []).append((index, position, words))
-        self._words += words
-        if self._words >= BATCH_WORDS:
-            self._mix()
-
-    def _pad(self, kind: torch.dtype) -> torch.Tensor:
-        if kind not in self._pads:
-            self._pads[kind] = torch.zeros(WORD, dtype=kind, device=self._device)
-        return self._pads[kind]
-
-    def _mix(self) -> None:
-        if not self._words:
-            return
-        words = torch.cat([torch.cat(pieces).view(torch.int64) for pieces in self._pieces.values()])
-        segments = [segment for found in self._segments.values() for segment in found]
-        self._owners += [index for index, _, _ in segments]
-        self._mixed.append(_mixed(words, [(position, count) for _, position, count in segments]))
-        self._pieces, self._segments, self._words = {}, {}, 0
+    def _batch(self, kind: torch.dtype) -> "Batch":
+        batch = self._batches.get(kind)
+        if batch is None:
+            batch = self._batches[kind] = Batch(kind, self._device)
+        return batch
 
 
-def _mixed(words: torch.Tensor, segments: List[Tuple[int, int]]) -> torch.Tensor:
-    """Return two sums a segment, of all its words mixed. ``words`` are overwritten.
-
-    xor is what is not linear: with additions instead, two words that change by as much up and down would cancel out.
-    """
-    offsets, ends, at = [], [], 0
-    for position, count in segments:
-        offsets.append(position - at)
-        at += count
-        ends.append(at - 1)
-    table = torch.tensor([offsets, [count for _, count in segments], ends], dtype=torch.int64, device="cpu")
-    table = table.to(words.device, non_blocking=True)
-    places = torch.arange(1, at + 1, dtype=torch.int64, device=words.device)
-    places += torch.repeat_interleave(table[0], table[1], output_size=at)
-    words.add_(places, alpha=STEP)
-    shifted = places
-    words ^= torch.bitwise_right_shift(words, 32, out=shifted)
-    words *= FIRST
-    words ^= torch.bitwise_right_shift(words, 29, out=shifted)
-    first = torch.cumsum(words, 0, out=shifted)[table[2]]
-    words *= SECOND
-    words ^= torch.bitwise_right_shift(words, 32, out=shifted)
-    second = torch.cumsum(words, 0, out=shifted)[table[2]]
-    return torch.diff(torch.stack((first, second)), prepend=torch.zeros(2, 1, dtype=torch.int64, device=words.device))
+def _columns(words: torch.Tensor) -> List[torch.Tensor]:
+    """Add up each block's columns: of the whole blocks at once, then of what is left."""
+    blocks, left = divmod(words.shape[0], ROWS)
+    if not blocks or (blocks == 1 and not left):
+        return [torch.sum(words, 0)]
+    whole = words[: blocks * ROWS].view(blocks, ROWS, COLUMNS)
+    found = [torch.sum(whole, 1).view(-1)]
+    return [*found, torch.sum(words[blocks * ROWS :], 0)] if left else found
 
 
-def _rest_of(tensor: torch.Tensor, first: int, whole: bool) -> torch.Tensor:
+def _rest_of(tensor: torch.Tensor, first: int, count: int, whole: bool) -> torch.Tensor:
     """Return the elements from the ``first`` on, read in place where that can be."""
-    count = tensor.numel() - first
     if whole:
         return tensor.as_strided((count,), (1,), tensor.storage_offset() + first)
     rest = tensor.new_empty(count)
@@ -229,7 +175,67 @@ def _rest_of(tensor: torch.Tensor, first: int, whole: bool) -> torch.Tensor:
     return rest
 
 
-def _packed(first: int, second: int) -> bytes:
-    """Never what says that there is no print."""
-    value = struct.pack("<QQ", first & MASK, second & MASK)
-    return value if value not in {ABSENT, UNTOLD} else struct.pack("<QQ", 1, 1)
+class Batch:
+    """Pieces of tensors, all of one dtype, that wait to be mixed together."""
+
+    def __init__(self, kind: torch.dtype, device: torch.device) -> None:
+        self._pads = [torch.zeros(i, dtype=kind, device=device) for i in range(WORD)]
+        self._pieces: List[torch.Tensor] = []
+        self._starts: List[int] = []
+        self._ends: List[int] = []
+        self._jumps: List[int] = []
+        """By how much a piece's first position is off the last one's last."""
+        self._last = 0
+        self._words = 0
+        self.owners: List[int] = []
+        """Of each piece that was added: whose it is."""
+        self.mixed: List[torch.Tensor] = []
+        """Of those that have been mixed, in the same order, the two sums."""
+
+    def add(self, owner: int, position: int, piece: torch.Tensor, size: int) -> None:
+        """Keep a piece of ``size`` bytes, whose first word has this position, until there are enough."""
+        self._pieces.append(piece)
+        words, over = divmod(size, WORD)
+        if over:
+            words += 1
+            self._pieces.append(self._pads[(WORD - over) // piece.element_size()])
+        self.owners.append(owner)
+        self._starts.append(self._words)
+        self._jumps.append(position - self._last)
+        self._last = position + words - 1
+        self._words += words
+        self._ends.append(self._words - 1)
+        if self._words >= BATCH_WORDS:
+            self.mix()
+
+    def mix(self) -> None:
+        """Mix what has been added since the last time."""
+        if not self._words:
+            return
+        words = torch.cat(self._pieces).view(torch.int64)
+        columns = array.array("q", self._starts + self._ends + self._jumps)
+        table = torch.frombuffer(columns, dtype=torch.int64).view(3, -1).to(words.device, non_blocking=True)
+        self.mixed.append(_mixed(words, *table.unbind()))
+        self._pieces, self._starts, self._ends, self._jumps = [], [], [], []
+        self._last = self._words = 0
+
+
+def _mixed(words: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor, jumps: torch.Tensor) -> torch.Tensor:
+    """Return, for each piece, the sum of its words, mixed, and that of those by position. Overwrites ``words``.
+
+    The xor of a word with itself is what is not linear: with additions instead, two words that change by as much up and
+    down would cancel out.
+    """
+    places = torch.full_like(words, STEP).index_copy_(0, starts, jumps * STEP)
+    places = torch.cumsum(places, 0, out=places)
+    words ^= places
+    shifted = words >> 32
+    words ^= shifted
+    words *= FACTOR
+    words ^= torch.bitwise_right_shift(words, 29, out=shifted)
+    places *= words
+    plain = torch.cumsum(words, 0, out=shifted).index_select(0, ends)
+    weighted = torch.cumsum(places, 0, out=words).index_select(0, ends)
+    sums = torch.stack((plain, weighted), 1)
+    sums[1:] -= sums[:-1].clone()
+    return sums

@@ -1,6 +1,6 @@
 """Reads tensors of every kind as words of 64 bits, without a copy where their memory is in order."""
 
-from typing import List, Optional
+from typing import Sequence
 
 import torch
 
@@ -8,46 +8,44 @@ WORD = 8
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 PLAIN = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8))
 """Which every torch copies and joins as they are. The others are read as integers of their size."""
+USUAL = frozenset((torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor)))
 
 
-def plain_parts(tensor: torch.Tensor) -> Optional[List[torch.Tensor]]:
-    """Return the plain tensors whose elements, in logical order, are all that this one holds; None if it cannot be told."""
+def plain_parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Return the plain tensors whose elements, in logical order, are all that this one holds; none where untold."""
     kind = type(tensor)
+    if kind in USUAL and tensor.dtype in PLAIN and tensor.layout is torch.strided and not tensor.is_meta:
+        return () if tensor.is_nested else (tensor.resolve_neg() if tensor.is_neg() else tensor,)
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return _inner_parts(tensor)
     if tensor.layout is not torch.strided:
         return _sparse_parts(tensor)
-    if tensor.device.type == "meta" or tensor.is_quantized or tensor.is_nested or _not_initialised(tensor):
-        return None
-    return [_of_known_dtype(tensor)]
+    if tensor.is_meta or tensor.is_quantized or tensor.is_nested or _not_initialised(tensor):
+        return ()
+    return (_of_known_dtype(tensor),)
 
 
-def _inner_parts(tensor: torch.Tensor) -> Optional[List[torch.Tensor]]:
+def _inner_parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
     """Look into a class that wraps tensors and says which; a DTensor's are a shard, or not there yet."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None or type(tensor).__module__.startswith("torch.distributed"):
-        return None
-    found: List[torch.Tensor] = []
-    for name in flatten()[0]:
-        parts = plain_parts(getattr(tensor, name))
-        if parts is None:
-            return None
-        found += parts
-    return found
+        return ()
+    found = [plain_parts(getattr(tensor, name)) for name in flatten()[0]]
+    return [part for parts in found for part in parts] if all(found) else ()
 
 
-def _sparse_parts(tensor: torch.Tensor) -> Optional[List[torch.Tensor]]:
+def _sparse_parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
     """Entries that are still to be added up could be split in many ways that are equal."""
     if tensor.layout is torch.sparse_coo:
-        return _all_known(tensor._indices(), tensor._values()) if tensor.is_coalesced() else None
+        return _all_known(tensor._indices(), tensor._values()) if tensor.is_coalesced() else ()
     if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
         return _all_known(tensor.crow_indices(), tensor.col_indices(), tensor.values())
     if tensor.layout in {torch.sparse_csc, torch.sparse_bsc}:
         return _all_known(tensor.ccol_indices(), tensor.row_indices(), tensor.values())
-    return None
+    return ()
 
 
-def _all_known(*tensors: torch.Tensor) -> List[torch.Tensor]:
+def _all_known(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
     return [_of_known_dtype(tensor) for tensor in tensors]
 
 
@@ -74,11 +72,6 @@ def in_order(tensor: torch.Tensor) -> bool:
         and tensor.data_ptr() % WORD == 0
         and tensor.storage_offset() * tensor.element_size() % WORD == 0
     )
-
-
-def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all elements in logical order, copied where they are not in order."""
-    return (tensor.resolve_neg() if tensor.is_neg() else tensor).reshape(-1)
 
 
 def copy_range(tensor: torch.Tensor, first: int, into: torch.Tensor) -> None:
