@@ -12,8 +12,8 @@ from .print_file import MAX_SLOTS, MIN_SLOTS, PrintWriter
 from .state import here
 
 FOLDER = "prints"
-MAX_FILES = 48
-"""Of a process. Ours: a dozen streams whose rows change a few times."""
+MAX_FILES = 128
+"""Of a process. Ours: forty models that are trained one after another."""
 MAX_FILES_A_STREAM = 6
 """Ours: state of an optimizer comes with the first steps, and some more with each part of a model that is unfrozen."""
 MAX_ALL_BYTES = 24 * 2**20
@@ -22,6 +22,7 @@ MAX_ALL_BYTES = 24 * 2**20
 _ring: Any = None
 _files = 0
 _bytes = 0
+_has_given_up = False
 
 
 class PrintFiles:
@@ -45,13 +46,13 @@ class PrintFiles:
             self._writer.write(number, text, prints)
 
     def _next_writer(self, rows: List[Any]) -> Optional[PrintWriter]:
-        global _ring, _files, _bytes
+        global _ring, _files, _bytes, _has_given_up
         if _ring is not here.ring:  # a forked child begins anew
-            _ring, _files, _bytes = here.ring, 0, 0
+            _ring, _files, _bytes, _has_given_up = here.ring, 0, 0, False
         room = MAX_ALL_BYTES - _bytes
         least = print_wire.slot_size(len(rows)) * min(self._most_records, MIN_SLOTS)
         if _files >= MAX_FILES or self._made >= MAX_FILES_A_STREAM or least > room:
-            self._give_up()
+            _give_up()
             return None
         folder, pid = os.path.join(here.folder, FOLDER), os.getpid()
         name = "%d-%d-%d.prints" % (pid, here.ticks, _files)
@@ -64,8 +65,9 @@ class PrintFiles:
         _bytes += writer.total_bytes
         return writer
 
-    def _give_up(self) -> None:
-        """Say once that this stream is no longer written."""
-        if self._made <= MAX_FILES_A_STREAM and here.ring is not None:
-            self._made = MAX_FILES_A_STREAM + 1
-            here.ring.note({"k": "prints_end", "clock": self._about["clock"], "at": time.monotonic_ns()})
+
+def _give_up() -> None:
+    """Say once that something is no longer written."""
+    global _has_given_up
+    if not _has_given_up and here.ring is not None:
+        _has_given_up = here.ring.note({"k": "prints_end", "files": _files, "bytes": _bytes, "at": time.monotonic_ns()})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+import weakref
 from typing import Any, Dict, List, Optional
 
 from . import print_wire, replica_rows
@@ -35,17 +36,17 @@ def may_look() -> bool:
 
 
 class StepMoments:
-    """The moments of one model by the clock of one optimizer."""
+    """The moments of one model by the clock of one optimizer. It outlives the optimizer, and keeps no tensor alive."""
 
     def __init__(self, replica: Replica, optimizer: Any) -> None:
-        replica.optimizers += 1
         self.replica = replica
-        self._files = PrintFiles(_about(replica, print_wire.STEP, replica.optimizers))
+        self.steps = 0
+        self._files: Optional[PrintFiles] = None
         self._forwards, self._unreduced = replica.before_step
         self._gradients: Rows = []
         self._prints: Optional[bytes] = None
-        self.sample: Any = None
-        """One of the parameters that the optimizer changes."""
+        self._sample: Any = _nothing
+        """A weak reference to one of the parameters that the optimizer changes."""
         self._left = (0, 0)
         """Its version, and where it was, when the last step had ended."""
         self._between = 0
@@ -53,45 +54,50 @@ class StepMoments:
 
     def follow(self, optimizer: Any) -> None:
         """Find anew what the optimizer holds of the model."""
-        held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
-        self._named = [(n, t) for n, t in replica_rows.named_parameters(self.replica) if id(t) in held]
-        trained = [tensor for _, tensor in self._named if tensor.requires_grad]
-        if trained and trained[0] is not self.sample:
-            self.sample = trained[0]
+        trained = [tensor for _, tensor in self._named(optimizer) if tensor.requires_grad]
+        if trained and trained[0] is not self._sample():
+            self._sample = weakref.ref(trained[0])
             self._leave()
             self._between = 0
+
+    def _named(self, optimizer: Any) -> List[Any]:
+        held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        return [named for named in replica_rows.named_parameters(self.replica) if id(named[1]) in held]
 
     def begins(self) -> None:
         """Note that a step begins: what the script has done to parameters since the last one is its habit."""
         self._prints = None
-        if self.sample is not None:
-            self._between = self.sample._version - self._left[0]
+        sample = self._sample()
+        if sample is not None:
+            self._between = sample._version - self._left[0]
 
-    def ended(self) -> None:
+    def ended(self, steps: int) -> None:
         """Note that a step has ended."""
         replica = self.replica
+        self.steps = steps
         self._forwards, self._unreduced = replica.before_step = (replica.forwards, replica.unreduced_forwards)
+        replica.last_stepped = self
         self._leave()
 
     def _leave(self) -> None:
-        if self.sample is not None:
-            self._left = (self.sample._version, self.sample.data_ptr())
+        sample = self._sample()
+        if sample is not None:
+            self._left = (sample._version, sample.data_ptr())
 
     def is_edited(self) -> bool:
-        """Return whether parameters were changed since the last step other than between steps before it.
+        """Return whether parameters were changed since the last step more than between the two before.
 
         So it is where one rank loads the best weights, or folds them, for an evaluation after training.
         """
-        if self.sample is None:
-            return False
+        sample, module = self._sample(), self.replica.module()
+        if sample is None or module is None or not any(tensor is sample for tensor in module.parameters()):
+            return True
         version, place = self._left
-        module = self.replica.module()
-        is_there = module is not None and any(tensor is self.sample for tensor in module.parameters())
-        return not is_there or self.sample.data_ptr() != place or self.sample._version != version + self._between
+        return bool(sample.data_ptr() != place or sample._version - version > self._between)
 
-    def look_before(self) -> None:
+    def look_before(self, optimizer: Any) -> None:
         """Take the gradients as the optimizer is given them."""
-        self._gradients = replica_rows.gradient_rows(self._named)
+        self._gradients = replica_rows.gradient_rows(self._named(optimizer))
         self._prints = _prints_of(self._gradients)
 
     def look_after(self, number: int, optimizer: Any, optimizers: List[Any], frame: Any) -> None:
@@ -100,12 +106,12 @@ class StepMoments:
         Gradients that a closure has computed within the step are taken here.
         """
         if self._prints is None:
-            self.look_before()
+            self.look_before(optimizer)
         rows, taken = self._gradients, self._prints or b""
         self._gradients, self._prints = [], None
         replica = self.replica
         named = replica_rows.named_parameters(replica)
-        after = replica_rows.parameter_rows(named) + replica_rows.state_rows(self._named, optimizer)
+        after = replica_rows.parameter_rows(named) + replica_rows.state_rows(self._named(optimizer), optimizer)
         if not replica.syncs_buffers:
             after += replica_rows.buffer_rows(replica)
         values = dict(
@@ -116,7 +122,18 @@ class StepMoments:
             site=site(frame),
         )
         values.update(optimizer_values(optimizer))
-        _write(self._files, number, values, rows + after, taken + _prints_of(after))
+        _write(self._own_files(), number, values, rows + after, taken + _prints_of(after))
+
+    def _own_files(self) -> PrintFiles:
+        """Return where to write; the optimizer gets its number now, since one that raises in its first step has none."""
+        if self._files is None:
+            self.replica.optimizers += 1
+            self._files = PrintFiles(_about(self.replica, print_wire.STEP, self.replica.optimizers))
+        return self._files
+
+
+def _nothing() -> None:
+    """Stand for a reference whose object is gone."""
 
 
 class ModelMoments:
@@ -150,11 +167,11 @@ class ModelMoments:
         values = {"steps": 0, "reductions": replica.reductions, "forwards": 0, "unreduced_forwards": 0}
         _write_rows(self._sync_files, replica.reductions, values, replica_rows.buffer_rows(replica))
 
-    def look_at_end(self, optimizers: List[Any], steps: int) -> None:
-        """Write the model as training has left it, after so many steps of its first optimizer."""
+    def look_at_end(self, steps: int) -> None:
+        """Write the model as training has left it, after so many steps. The optimizers may be gone already."""
         replica = self.replica
         files = PrintFiles(_about(replica, print_wire.END), most_records=1)
-        values = dict(self._values(optimizers), steps=steps)
+        values = dict(self._values([]), steps=steps, stray=0, unheld=0)
         _write_rows(files, replica.reductions, values, _whole(replica))
 
     def _values(self, optimizers: List[Any]) -> Dict[str, Any]:

@@ -64,7 +64,7 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     for moments in stepper.moments:
         moments.begins()
         if looks:
-            moments.look_before()
+            moments.look_before(optimizer)
 
 
 @guarded("replica after step")
@@ -81,7 +81,7 @@ def after_step(optimizer: Any) -> None:
             _look_after(stepper, optimizer)
     finally:
         for moments in stepper.moments:
-            moments.ended()
+            moments.ended(stepper.steps)
 
 
 def _look_after(stepper: Stepper, optimizer: Any) -> None:
@@ -189,15 +189,15 @@ def buffers_synced(ddp: Any) -> None:
 @guarded("replica ends")
 def model_ended(replica: Replica) -> None:
     """Look a last time at a model that was trained, unless an error has ended training, or it was edited since."""
-    steppers = [stepper for stepper in list(_steppers.values()) if any(m.replica is replica for m in stepper.moments)]
-    trained = replica.reductions or steppers
+    last: Optional[StepMoments] = replica.last_stepped
+    trained = replica.reductions or last is not None
     if replica.ended or not trained or sys.exc_info()[1] is not None or getattr(sys, "last_value", None) is not None:
         return
     replica.ended = True
-    if any(moments.is_edited() for moments in _moments_of(replica)) or (replica.on_gpu and not gpu_is_idle()):
+    if (last is not None and last.is_edited()) or (replica.on_gpu and not gpu_is_idle()):
         return
     if may_look():
-        _model_moments(replica).look_at_end(_optimizers(), steppers[0].steps if steppers else 0)
+        _model_moments(replica).look_at_end(last.steps if last is not None else 0)
 
 
 @guarded("replicas end")

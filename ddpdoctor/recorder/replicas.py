@@ -52,6 +52,8 @@ class Replica:
         """As last seen; the script may register one at any time."""
         self.moments: Any = None
         """Kept by whoever looks at this model by its own clocks."""
+        self.last_stepped: Any = None
+        """What is kept, by the same, of the optimizer that was the last to make a step."""
         self.ended = False
 
     def module(self) -> Any:
