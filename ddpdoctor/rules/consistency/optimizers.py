@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import Clock, What
@@ -15,7 +15,7 @@ from .blame import Ground
 from .cause import Cause
 from .intended import excuse_of_model
 from .parameter_causes import MAX_SETTINGS, SAME_SETTINGS
-from .replicas import is_aligned, sightings
+from .replicas import all_values, is_aligned, sightings
 from .settings import splits_of, state_follows_parameters
 from .survey import replicas, ruling, survey
 from .telling import UNTOLD, findings_of, hosts_of, model_words
@@ -81,7 +81,8 @@ def check_optimizers(job: Job) -> Ruling:
     ]
     if not findings and seen.found:
         return Ruling(skipped=seen.found[0].cause.words)
-    return ruling(job, seen, findings, "states of optimizers")
+    compared = seen.compared or any(_compares_settings(replica) for replica in replicas(job))
+    return ruling(job, replace(seen, compared=compared), findings, "optimizers")
 
 
 def _why_state_differs(sighting: Sighting) -> Cause:
@@ -119,6 +120,11 @@ def _first_settings(replica: Replica) -> _Settings | None:
             )
         last_good = step
     return None
+
+
+def _compares_settings(replica: Replica) -> bool:
+    told = any(each.settings for each in all_values(stream for stream in replica.streams if stream.compared))
+    return told and not excuse_of_model(replica, What.PARAMETER)
 
 
 def _joins(values: tuple[Values, ...]) -> bool:

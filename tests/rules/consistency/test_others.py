@@ -92,6 +92,13 @@ def test_settings_that_are_no_alarm(name):
     assert codes(stream(now=NO_SETTINGS[name])) == []
 
 
+def test_an_optimizer_without_state_has_passed_by_its_settings():
+    seen = stream(kinds=(What.PARAMETER, What.GRADIENT))
+    assert outcome("DD505", seen) == PASSED
+    unknown = replace(seen, values=((100, everywhere(2, 100, settings=())),))
+    assert outcome("DD505", unknown) == (Outcome.SKIPPED, "no optimizers were compared")
+
+
 def test_state_that_differs_first_is_the_verdict():
     state = difference(What.STATE, 4, 2, part="exp_avg", sides=against(1))
     seen = stream(state, difference(What.PARAMETER, 8, 4, sides=against(1)), ranks=3)
@@ -103,9 +110,11 @@ def test_state_that_differs_first_is_the_verdict():
 
 
 def test_sharded_state_is_meant_so():
-    seen = stream(difference(What.STATE, part="m"), now=everywhere(2, 50, optimizer="ZeroRedundancyOptimizer"))
+    seen = stream(
+        difference(What.STATE, part="m"), now=everywhere(2, 50, optimizer="ZeroRedundancyOptimizer", settings=())
+    )
     assert codes(seen) == []
-    result, reason = outcome("DD505", seen)
+    result, reason = outcome("DD505", replace(seen, values=seen.values[1:]))
     assert (result, "ZeroRedundancyOptimizer" in reason) == (Outcome.SKIPPED, True)
 
 
