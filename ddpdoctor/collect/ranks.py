@@ -11,6 +11,7 @@ from ddpdoctor.collect.call_logs import read_log
 from ddpdoctor.collect.dumps import parse_stacks, split_fatal, struck_thread
 from ddpdoctor.collect.flight import pending_on_device
 from ddpdoctor.collect.frames import read_frame, read_frames
+from ddpdoctor.collect.loaders import read_loaders
 from ddpdoctor.collect.models import read_models
 from ddpdoctor.collect.nonfinite import read_nonfinite
 from ddpdoctor.collect.saved_causes import read_process_causes
@@ -153,6 +154,7 @@ def _from_ring(
         if evidence.get("handled")
         else None,
         "models": read_models(notes),
+        "loaders": read_loaders(notes, evidence),
         "nonfinite": read_nonfinite(notes),
         "step_times": read_steps(content),
         "lines_seen": read_lines(content, context.children.get(content.pid, ()), watched.get("child_lines") or ()),

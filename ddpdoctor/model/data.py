@@ -61,6 +61,8 @@ class EpochSeen:
     """Batches that a backward followed."""
     repeats: int = 0
     """Indices that came again among the first ones: more than a few mean sampling with replacement."""
+    highest: int | None = None
+    """The greatest index drawn."""
     split_after: bool = False
     """DDP's forward was given clearly less than the loader delivered: the script itself shares out each batch."""
     begun_ns: int = 0

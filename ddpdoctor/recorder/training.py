@@ -8,7 +8,20 @@ import time
 import weakref
 from typing import Any, Callable, Optional
 
-from . import calls, detail, frames, groups, local_gradients, models, reductions, replica_steps, replicas, steps, wire
+from . import (
+    calls,
+    detail,
+    frames,
+    groups,
+    loaders,
+    local_gradients,
+    models,
+    reductions,
+    replica_steps,
+    replicas,
+    steps,
+    wire,
+)
 from .errors import hide_own_frames, saw_uncaught
 from .state import MASTER_VARIABLE, guarded, here
 from .wrappers import standing_for
@@ -93,6 +106,7 @@ def patch_groups(module: Any) -> None:
 
 def _before_destroy(group: Any = None) -> None:
     replica_steps.group_ends(group)
+    loaders.settle_all()
     local_gradients.settle_all()
     reductions.settle_all()
     detail.forget_helpers(group)
@@ -157,11 +171,19 @@ def patch_ddp(module: Any) -> None:
     steps.patch_ddp(ddp)
     local_gradients.patch_ddp(ddp)
     ddp.__init__ = phase("ddp_init", ddp.__init__, waits=True, before=before, after=_after_ddp, group=group_of)
-    ddp.forward = phase(
-        "ddp_forward", ddp.forward, before=replica_steps.forward_begins, name=_forward_name, group=_forward_group
-    )
+    ddp.forward = phase("ddp_forward", ddp.forward, before=_before_forward, name=_forward_name, group=_forward_group)
     ddp._post_forward = steps.then(ddp._post_forward, replicas.forward_ended)
     ddp._sync_buffers = steps.then(ddp._sync_buffers, replica_steps.buffers_synced)
+
+
+def _before_forward(*args: Any, **kwargs: Any) -> None:
+    replica_steps.forward_begins(*args, **kwargs)
+    loaders.forward_begins(args[0], args[1:], kwargs)
+
+
+def _before_backward(*args: Any, **kwargs: Any) -> None:
+    replicas.backward_begins(*args, **kwargs)
+    loaders.backward_begins()
 
 
 def _forward_name(*args: Any) -> str:
@@ -192,7 +214,7 @@ def patch_autograd(module: Any) -> None:
     steps.patch_autograd(module)
     local_gradients.patch_autograd(module)
     module.backward = phase(
-        "backward", module.backward, waits=True, before=replicas.backward_begins, after=replicas.backward_ended,
+        "backward", module.backward, waits=True, before=_before_backward, after=replicas.backward_ended,
         group=_backward_group,
     )  # fmt: skip
 
@@ -213,6 +235,7 @@ def patch_optimizer(module: Any) -> None:
 
 def patch_loader(module: Any) -> None:
     """Hooks on torch.utils.data.dataloader: batches and epochs."""
+    loaders.patch(module)
     iterator = module._BaseDataLoaderIter
     iterator.__next__ = phase(
         "next_batch", iterator.__next__, after=lambda *a: count("batches", _batches), ends_with=StopIteration

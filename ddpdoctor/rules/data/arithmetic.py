@@ -56,6 +56,8 @@ def must_leave_gap(samples: int, epochs: Sequence[EpochSeen]) -> bool:
     With as many draws as samples, each must come once. What is drawn beyond that are repetitions: of a single one the
     sum tells which index it is, and the exclusive or has to agree; of more, their sum has to be possible.
     """
+    if any(epoch.highest is not None and epoch.highest >= samples for epoch in epochs):
+        return False  # indices of something else than the samples
     drawn = sum(epoch.drawn for epoch in epochs)
     beyond, excess = drawn - samples, sum(epoch.total for epoch in epochs) - sum_of_all(samples)
     if beyond < 0:

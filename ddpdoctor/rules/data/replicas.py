@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.data import LoaderSeen
     from ddpdoctor.model.facts import Job, Rank
 
-NOT_LOOKED = "what the loaders did was not recorded"
+NOT_LOOKED = "no use of a DataLoader was recorded"
 NO_REPLICAS = "no model of DistributedDataParallel was seen on two ranks or more: which ranks share data is not known"
 
 

@@ -1,0 +1,172 @@
+"""Digests of what a loader delivers: of whole leaves of a batch, and of single samples in them.
+
+Memory is read as it is, without an operation of torch: no mode, profiler or random state of the script's sees this.
+Only what is plainly there is read: tensors in CPU memory, arrays of NumPy, lists of strings and numbers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from itertools import islice
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+MAX_LEAF_BYTES = 64 * 1024
+"""What is looked at of one leaf: its first and its last half of this, where it is larger."""
+MAX_LEAVES = 4
+MAX_DEPTH = 4
+MAX_ITEMS = 1024
+DIGEST_BYTES = 4
+"""Ours: digests are compared among a few that come in the same place, and 32 bits are equal by chance once in 4e9."""
+
+SCALARS = frozenset({bool, int, float, str, bytes})
+
+
+class Leaf:
+    """A part of a batch that holds values: its shape, and a function that reads bytes of it from an offset."""
+
+    __slots__ = ("item", "read", "shape", "size")
+
+    def __init__(self, shape: Tuple[int, ...], item: int, size: int, read: Callable[[int, int], bytes]) -> None:
+        self.shape = shape
+        self.item = item
+        """Bytes of one element."""
+        self.size = size
+        """Bytes of all."""
+        self.read = read
+
+    @property
+    def count(self) -> int:
+        """How many elements it has."""
+        return self.size // self.item if self.item else 0
+
+    def sample(self) -> bytes:
+        """Return its bytes, or of many the first and the last."""
+        if self.size <= MAX_LEAF_BYTES:
+            return self.read(0, self.size)
+        half = MAX_LEAF_BYTES // 2
+        return self.read(0, half) + self.read(self.size - half, half)
+
+    def row(self, number: int) -> bytes:
+        """Return the first bytes of one row."""
+        length = self.size // self.shape[0]
+        return self.read(number * length, min(length, MAX_LEAF_BYTES // 4))
+
+
+def leaves_of(value: Any, depth: int = MAX_DEPTH) -> List[Leaf]:
+    """Return the first few leaves of a batch, in order."""
+    found: List[Leaf] = []
+    _collect(value, depth, found)
+    return found
+
+
+def digest(data: bytes) -> str:
+    """Return a short digest of bytes."""
+    import hashlib
+
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
+
+
+def is_constant(data: bytes, item: int) -> bool:
+    """Return whether all elements are the same: such data say nothing of which samples they belong to."""
+    return data == data[:item] * (len(data) // item) if item else True
+
+
+def shapes_of(value: Any) -> List[Tuple[Tuple[int, ...], int]]:
+    """Return shape and number of elements of the first tensors in arguments, wherever their values are."""
+    torch = sys.modules["torch"]
+    found: List[Tuple[Tuple[int, ...], int]] = []
+    waiting = [value]
+    with torch._C.DisableTorchFunction():
+        for _ in range(MAX_ITEMS):
+            if not waiting:
+                break
+            item = waiting.pop()
+            if isinstance(item, torch.Tensor):
+                found.append((tuple(item.shape), item.numel()))
+            else:
+                waiting.extend(_items(item))
+    return found
+
+
+def _collect(value: Any, depth: int, found: List[Leaf]) -> None:
+    if len(found) >= MAX_LEAVES or depth < 0 or value is None:
+        return
+    leaf = leaf_of(value)
+    if leaf is not None:
+        found.append(leaf)
+        return
+    for item in _items(value):
+        _collect(item, depth - 1, found)
+
+
+def _items(value: Any) -> List[Any]:
+    """Return the items of a container, of the first few kinds that collating makes; those of others are not known."""
+    if isinstance(value, dict):
+        return list(islice(dict.values(value), MAX_ITEMS))
+    if isinstance(value, tuple):
+        return list(islice(tuple.__iter__(value), MAX_ITEMS))
+    if isinstance(value, list):
+        return list(islice(list.__iter__(value), MAX_ITEMS))
+    if any(kind.__name__ == "UserDict" for kind in type(value).__mro__):  # transformers.BatchEncoding
+        return _items(attributes(value).get("data"))
+    return []
+
+
+def attributes(value: Any) -> Dict[str, Any]:
+    """Return an object's own attributes, past all that its class may have put before them."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except Exception:  # noqa: BLE001 - an object without any
+        return {}
+    return found if type(found) is dict else {}
+
+
+def leaf_of(value: Any) -> Optional[Leaf]:
+    """Return a value as a leaf; None where it is none, or cannot be read as it is."""
+    torch = sys.modules.get("torch")
+    kind = type(value)
+    if torch is not None and kind is torch.Tensor:
+        return _tensor(torch, value)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and kind is getattr(numpy, "ndarray", None):
+        return _array(value)
+    if kind in (str, bytes):
+        return _scalars([value])
+    if kind in (list, tuple) and value and all(type(item) in SCALARS for item in value[:MAX_ITEMS]):
+        return _scalars(value)
+    return None
+
+
+def _tensor(torch: Any, tensor: Any) -> Optional[Leaf]:
+    with torch._C.DisableTorchFunction():
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not tensor.is_contiguous():
+            return None
+        if tensor.is_conj() or tensor.is_neg():
+            return None
+        shape, item, address = tuple(tensor.shape), tensor.element_size(), tensor.data_ptr()
+        size = tensor.numel() * item
+    if not address or not size:
+        return None
+
+    def read(at: int, length: int, owner: Any = tensor) -> bytes:
+        """Read while ``owner``, whose memory it is, is held."""
+        return ctypes.string_at(address + at, length)
+
+    return Leaf(shape, item, size, read)
+
+
+def _array(array: Any) -> Optional[Leaf]:
+    if array.dtype.hasobject or not array.flags.c_contiguous or not array.nbytes:
+        return None
+    view = memoryview(array.reshape(-1).view("u1"))
+    return Leaf(
+        tuple(array.shape), int(array.itemsize), int(array.nbytes), lambda at, size: bytes(view[at : at + size])
+    )
+
+
+def _scalars(values: Any) -> Leaf:
+    """Return strings and numbers as rows of equal length, of digests."""
+    rows = [digest(repr(value)[:MAX_ITEMS].encode("utf-8", "replace")).encode() for value in values[:MAX_ITEMS]]
+    data = b"".join(rows)
+    return Leaf((len(values),), 2 * DIGEST_BYTES, len(data), lambda at, length: data[at : at + length])

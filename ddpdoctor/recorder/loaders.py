@@ -1,0 +1,302 @@
+"""Notes how loaders share out data: which samples each pass draws, in numbers and digests, and whether it trains.
+
+A pass is one iteration over a DataLoader. It is noted at its first batch, at its end, when it was broken off and the
+next one begins, and when the job ends; what is under way is in the evidence of a job that hangs.
+"""
+
+from __future__ import annotations
+
+import _thread
+import sys
+import time
+import weakref
+from typing import Any, Callable, Dict, List, Optional
+
+from . import dataset_print, frames, leaf_prints, passes, samplers, wire
+from .state import check_every, describers, guarded, here
+from .wrappers import standing_for
+
+MAX_PASSES = 16
+"""Passes of each loader that are noted; the last one is noted when the job ends."""
+EARLY_PASSES = 2
+"""The first passes are noted at their first batch as well, and have digests of samples."""
+MAX_BYTES = 80 * 1024
+"""Room in the journal of 512 KiB, for all loaders together. Ours: about 100 passes."""
+LAST_BYTES = 16 * 1024
+"""Of this, what is kept for the last passes."""
+MAX_TOLD = 16
+"""Loaders whose last pass is told at the end, and in the evidence."""
+
+
+class Loader:
+    """A DataLoader that was used."""
+
+    def __init__(self, number: int, loader: Any) -> None:
+        self.number = number
+        self.owner = weakref.ref(loader)
+        self.passes = 0
+        self.trained = 0
+        """Batches of earlier passes that a backward followed."""
+        self.is_noted = False
+        self.samples: Optional[int] = None
+        self.last: Optional[passes.Pass] = None
+
+
+class Book:
+    """The loaders of this process."""
+
+    def __init__(self) -> None:
+        self.loaders: Any = weakref.WeakKeyDictionary()
+        """By DataLoader."""
+        self.under_way: Any = weakref.WeakKeyDictionary()
+        """By iterator: the loader, and its pass."""
+        self.opening: Dict[int, Any] = {}
+        """By thread: the pass whose iterator is being made, and draws ahead already."""
+        self.told: List[Loader] = []
+        """The last few loaders, the latest last."""
+        self.fresh: List[passes.Pass] = []
+        """Passes that have delivered a batch, with gradients on, since the last backward."""
+        self.count = 0
+        self.bytes = 0
+
+
+book = Book()
+
+
+def patch(module: Any) -> None:
+    """Hooks on torch.utils.data.dataloader, inside those that record batches and epochs as phases."""
+    if not check_every():
+        return
+    iterator = module._BaseDataLoaderIter
+    iterator._next_index = _drawing(iterator._next_index)
+    iterator.__next__ = _delivering(iterator.__next__)
+    module.DataLoader.__iter__ = _opening(module.DataLoader.__iter__)
+    here.on_end.append(settle_all)
+    describers["loaders"] = entries_now
+
+
+def _is_on() -> bool:
+    return here.role == wire.ROLE_RANK and here.ring is not None
+
+
+def _opening(original: Callable[..., Any]) -> Callable[..., Any]:
+    def begins(self: Any) -> Any:
+        if not _is_on():
+            return original(self)
+        begun = _begin(self)
+        try:
+            iterator = original(self)
+        finally:
+            book.opening.pop(_thread.get_ident(), None)
+        if begun is not None:
+            _register(iterator, begun)
+        return iterator
+
+    return standing_for(original)(begins)
+
+
+@guarded("loaders")
+def _begin(loader: Any) -> Any:
+    """Begin a pass; the one before it has ended. An iterator that is used again draws ahead before it is returned."""
+    _sweep()
+    known = book.loaders.get(loader)
+    if known is None:
+        known = _meet(loader)
+    if known.last is not None:
+        _end(known, known.last)
+        known.trained += known.last.backwards
+    known.passes += 1
+    is_early = known.passes <= EARLY_PASSES
+    given = leaf_prints.attributes(loader)
+    mapped = is_early and bool(given.get("in_order", True))
+    found = passes.Pass(
+        known.passes, samplers.epoch_of(loader), passes.probes_of(known.samples if mapped else None), mapped
+    )
+    known.last = found
+    if given.get("_iterator") is not None:
+        book.under_way[given["_iterator"]] = (known, found)
+    book.opening[_thread.get_ident()] = (known, found)
+    return known, found
+
+
+def _sweep() -> None:
+    """End the passes that were broken off: their iterators are gone."""
+    for known in book.told:
+        one = known.last
+        if one is not None and one.iterator is not None and one.iterator() is None:
+            _end(known, one)
+
+
+def _meet(loader: Any) -> Loader:
+    book.count += 1
+    known = book.loaders[loader] = Loader(book.count, loader)
+    if not _is_iterable(loader):
+        known.samples = _length(leaf_prints.attributes(loader).get("dataset"))
+    book.told = [*book.told[1 - MAX_TOLD :], known]
+    entry = _describe(loader, known)
+    known.is_noted = _note(entry, MAX_BYTES - LAST_BYTES)
+    return known
+
+
+def _describe(loader: Any, known: Loader) -> Dict[str, Any]:
+    given = leaf_prints.attributes(loader)
+    iterable = _is_iterable(loader)
+    return {
+        "k": "loader",
+        "n": known.number,
+        "site": _site(),
+        "ds": samplers.class_name(given.get("dataset")),
+        "dp": dataset_print.print_of(given.get("dataset")),
+        "N": known.samples,
+        "bs": _batch_size(given),
+        "dl": given.get("drop_last") if isinstance(given.get("drop_last"), bool) else None,
+        "it": int(iterable),
+        "w": given.get("num_workers") if isinstance(given.get("num_workers"), int) else 0,
+        "sampler": None if iterable else samplers.describe(loader),
+    }
+
+
+def _batch_size(given: Dict[str, Any]) -> Optional[int]:
+    """Return the size of batches; that of a sampler of batches, where the loader was given one."""
+    for found in (given.get("batch_size"), leaf_prints.attributes(given.get("batch_sampler")).get("batch_size")):
+        if type(found) is int:
+            return found
+    return None
+
+
+def _is_iterable(loader: Any) -> bool:
+    return bool(leaf_prints.attributes(loader).get("_dataset_kind"))  # _DatasetKind.Iterable is 1, Map is 0
+
+
+def _length(dataset: Any) -> Optional[int]:
+    """Return the length of a dataset, which samplers have asked for as well; None where it has none."""
+    if not hasattr(type(dataset), "__len__"):
+        return None
+    try:
+        return len(dataset)
+    except Exception:  # noqa: BLE001 - some have the method and no length
+        return None
+
+
+def _site() -> Any:
+    frame = frames.innermost_user(sys._getframe(1))
+    return frames.describe(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name) if frame else None
+
+
+@guarded("loaders")
+def _register(iterator: Any, begun: Any) -> None:
+    book.under_way[iterator] = begun
+    begun[1].iterator = weakref.ref(iterator)
+
+
+def _drawing(original: Callable[..., Any]) -> Callable[..., Any]:
+    def draws(self: Any) -> Any:
+        index = original(self)
+        _drew(self, index)
+        return index
+
+    return standing_for(original)(draws)
+
+
+@guarded("loaders")
+def _drew(iterator: Any, index: Any) -> None:
+    found = book.under_way.get(iterator)
+    if found is None:
+        found = book.opening.get(_thread.get_ident())
+    if found is not None and not iterator._dataset_kind:  # an iterable dataset has no indices
+        found[1].drew(index)
+
+
+def _delivering(original: Callable[..., Any]) -> Callable[..., Any]:
+    def delivers(self: Any) -> Any:
+        try:
+            batch = original(self)
+        except StopIteration:
+            _exhausted(self)
+            raise
+        _delivered(self, batch)
+        return batch
+
+    return standing_for(original)(delivers)
+
+
+@guarded("loaders")
+def _delivered(iterator: Any, batch: Any) -> None:
+    found = book.under_way.get(iterator)
+    if found is None or not _is_on():
+        return
+    known, one = found
+    one.delivered(batch)
+    if one not in book.fresh and sys.modules["torch"].is_grad_enabled():
+        book.fresh.append(one)
+    if one.batches == 1 and one.number <= EARLY_PASSES:
+        _note_pass(known, one, MAX_BYTES - LAST_BYTES)
+
+
+@guarded("loaders")
+def _exhausted(iterator: Any) -> None:
+    found = book.under_way.get(iterator)
+    if found is None or found[1].complete:
+        return
+    known, one = found
+    one.complete = True
+    if one in book.fresh:
+        book.fresh.remove(one)
+    _end(known, one)
+
+
+def _end(known: Loader, one: passes.Pass) -> None:
+    """Note the end of a pass, once: it was complete, or broken off."""
+    if one.ended_ns is not None:
+        return
+    one.ended_ns = time.monotonic_ns()
+    if one.number <= MAX_PASSES:
+        _note_pass(known, one, MAX_BYTES - LAST_BYTES)
+
+
+def backward_begins() -> None:
+    """Have the passes that delivered a batch since the last backward count as trained on."""
+    if book.fresh:
+        waiting, book.fresh = book.fresh, []
+        for one in waiting:
+            one.backwards += 1
+
+
+def forward_begins(ddp: Any, args: Any, kwargs: Any) -> None:
+    """Compare what a forward of DDP takes with what was delivered, and note that it is inside ``join``."""
+    for one in book.fresh:
+        one.joined = one.joined or bool(ddp._join_config.enable)
+        if one.is_watched:
+            one.forwarded((args, kwargs))
+
+
+def _note_pass(known: Loader, one: passes.Pass, room: int) -> None:
+    if known.is_noted and one.noted != (one.batches, one.ended_ns):
+        one.noted = (one.batches, one.ended_ns)
+        _note(_entry(known, one), room)
+
+
+def _entry(known: Loader, one: passes.Pass) -> Dict[str, Any]:
+    return dict(one.entry(), l=known.number, tb=known.trained + one.backwards)
+
+
+def _note(entry: Dict[str, Any], room: int) -> bool:
+    """Write a note, where there is room for it."""
+    size = len(str(entry))
+    if here.ring is None or book.bytes + size > room or not here.ring.note(entry):
+        return False
+    book.bytes += size
+    return True
+
+
+@guarded("loaders")
+def settle_all() -> None:
+    """Note the last pass of each loader as far as it has come: the job ends."""
+    for known in reversed(book.told):
+        if known.last is not None:
+            _note_pass(known, known.last, MAX_BYTES)
+
+
+def entries_now() -> List[Dict[str, Any]]:
+    """Return the last pass of each loader for the evidence. The training thread may go on meanwhile."""
+    return [_entry(known, known.last) for known in list(book.told) if known.is_noted and known.last is not None]
