@@ -120,8 +120,8 @@ def _add_reference(page: Page, trial: Trial) -> None:
     page.gap()
     page.add(f"DDP's gradient beside that of one process on the whole batch{samples}", style="bold")
     against = "float64" if reference.float64 else "another order of the samples, as float64 could not be had"
-    page.add(f"relative errors of step {step.step}, of {plural(len(reference.steps), 'step')} the worst", first="  ")
-    page.add(f"what rounding explains is measured against {against}", first="  ")
+    among = f", the worst of {len(reference.steps)} steps" if len(reference.steps) > 1 else ""
+    page.add(f"relative errors at step {step.step}{among}; rounding as measured against {against}", first="  ")
     worst = sorted(step.tensors, key=lambda one: -_ratio(one))[:WORST]
     width = max((len(one.name) for one in worst), default=0)
     page.add(f"  {'':{width}}     error  rounding     times", whole=True)

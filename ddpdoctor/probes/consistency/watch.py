@@ -168,8 +168,8 @@ def describe_places(places: Iterable[Place], size: int) -> list[str]:
     """Say where ranks were, those that stood at one place together; and of whom nothing was heard."""
     found: dict[str, list[int]] = {}
     for one in places:
-        said = f"in {one.phase}" + (f", at {one.line}" if one.line else "")
-        found.setdefault(said, []).append(one.rank)
+        place = f"in {one.phase}" + (f", at {one.line}" if one.line else "")
+        found.setdefault(place, []).append(one.rank)
     said = [f"{rank_list(ranks)} {place}" for place, ranks in found.items()]
     silent = set(range(size)) - {rank for ranks in found.values() for rank in ranks}
     return said + ([f"nothing was heard of {rank_list(silent)}"] if found and silent else [])

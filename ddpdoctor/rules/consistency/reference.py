@@ -110,7 +110,7 @@ def _error_words(step: ReferenceStep, worst: GradientErrors | None, reference: R
     how = "float64" if reference.float64 else "another order of the samples"
     shares = _share(worst.whole, worst.norm), _share(worst.rounding, worst.norm)
     return [
-        f"{wrong} of {len(step.tensors)} gradients differ by more than {LIMIT:g} times what rounding explains, by {how}",
+        f"{wrong} of {len(step.tensors)} differ by more than {LIMIT:g} times what rounding explains ({how})",
         f"{worst.name}: relative error {shares[0]}, where rounding explains {shares[1]}",
     ]
 

@@ -104,15 +104,15 @@ def _scaled(reference: Reference, step: ReferenceStep) -> Explanation | None:
     by_loss = bool(losses) and all(math.isclose(one, step.scale * part, rel_tol=NEAR) for one, part in losses)
     if by_loss:
         return Explanation(
-            words=f"it is {factor} of the mean over ranks, and so is the loss: the loss is scaled by the world size "
-            "although DDP takes the mean",
+            words=f"it is {factor} the mean over ranks, and so is the loss: the loss is scaled although DDP takes the "
+            "mean",
             fix="return the loss as in one process: DDP divides by the world size by itself",
             evidence=(f"the loss of rank 0 is {step.losses[0]:.6g} in DDP, {step.part_losses[0]:.6g} in one process",),
         )
     hooks = reference.hooked[:MAX_NAMES]
     by_hand = f", as the hooks on {', '.join(hooks)} may do" if hooks else ""
     return Explanation(
-        words=f"it is {factor} of the mean over ranks, and the loss is not scaled: gradients are reduced or scaled "
+        words=f"it is {factor} the mean over ranks, and the loss is not scaled: gradients are reduced or scaled "
         f"once more by hand{by_hand}",
         fix="leave the reduction to DDP: no all_reduce of gradients, or of the loss that goes backward, beside it",
     )
@@ -188,5 +188,5 @@ def _factor_words(scale: float, world: int) -> str:
     if abs(scale - world) <= NEAR * world:
         return f"{world} times (the world size)"
     if abs(scale * world - 1) <= NEAR:
-        return f"1/{world} (one over the world size)"
+        return f"1/{world} of (one over the world size)"
     return f"{scale:.4g} times"

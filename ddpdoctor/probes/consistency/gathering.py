@@ -1,0 +1,51 @@
+"""Bytes of all ranks of a process group, on each of them, over whatever device the group's backend needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def members(group: Any) -> tuple[int, ...]:
+    """Return the global ranks of a group (None: all), (0,) without torch.distributed. Raises ``ValueError``."""
+    from torch import distributed
+
+    if not distributed.is_available() or not distributed.is_initialized():
+        return (0,)
+    if group is None:
+        return tuple(range(distributed.get_world_size()))
+    if distributed.get_rank(group) < 0:
+        raise ValueError(f"rank {distributed.get_rank()} is not in the group whose replicas are to be compared")
+    return tuple(distributed.get_process_group_ranks(group))
+
+
+def gather_fixed(data: bytes, group: Any, parameter: Any) -> list[bytes]:
+    """Return what the ranks gave, in the order of the group. All must give equally many bytes, at least one.
+
+    ``parameter`` is a tensor on the device that training uses, for backends of which nothing else is known.
+    """
+    import torch
+    from torch import distributed
+
+    own = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(_device(group, parameter))
+    gathered = [torch.empty_like(own) for _ in members(group)]
+    distributed.all_gather(gathered, own, group=group)
+    return [bytes(one.cpu().tolist()) for one in gathered]
+
+
+def gather_bytes(data: bytes, group: Any, parameter: Any) -> list[bytes]:
+    """Return what the ranks gave, which may be of any length."""
+    lengths = [int.from_bytes(one, "little") for one in gather_fixed(len(data).to_bytes(8, "little"), group, parameter)]
+    padded = data.ljust(max(lengths), b"\0")
+    return [one[:length] for one, length in zip(gather_fixed(padded, group, parameter), lengths, strict=True)]
+
+
+def _device(group: Any, parameter: Any) -> Any:
+    import torch
+    from torch import distributed
+
+    backend = str(distributed.get_backend(group)).lower()
+    if "gloo" in backend or "mpi" in backend or parameter is None:
+        return torch.device("cpu")
+    if "nccl" in backend:
+        return torch.device("cuda", torch.cuda.current_device())
+    return parameter.device
