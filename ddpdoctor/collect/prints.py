@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
@@ -76,7 +77,8 @@ class Comparer:
     def remove_files(self) -> None:
         """Remove the files of all processes that counted: what they say is known."""
         for path in self._paths():
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     def _read(self, *, closing: bool) -> None:
         for paired in self._streams.values():

@@ -6,21 +6,21 @@ import contextlib
 import json
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.consistency import file_name
-from ddpdoctor.collect.print_columns import Writer
-from ddpdoctor.collect.prints import Comparer
-from ddpdoctor.model.codec import encode
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from ddpdoctor.collect.print_columns import Writer
+    from ddpdoctor.collect.prints import Comparer
     from ddpdoctor.launch.progress import Followed
     from ddpdoctor.model.consistency import Consistency
 
 
 class Replicas:
-    """The comparison of each attempt of a job, one after another."""
+    """The comparison of each attempt of a job, one after another.
+
+    What compares is imported once the launcher was started, so that no rank waits for it.
+    """
 
     def __init__(self, folder: Path, check_every: int, allowed: tuple[str, ...]) -> None:
         """Take where the recorders write; nothing is done where ``check_every`` is 0."""
@@ -32,14 +32,17 @@ class Replicas:
         self._check_every = check_every
         self._allowed = allowed
         self._attempt = -1
-        self._comparer = self._begin()
+        self._comparer: Comparer | None = None
+        self._is_off = check_every == 0
 
     def follow(self, attempt: int, ranks: Iterable[Followed]) -> None:
         """Compare what the processes of an attempt have written since."""
         with self._wall():
             if attempt != self._attempt:
-                self._end_attempt()
+                self._supersede()
                 self._attempt = attempt
+            if self._comparer is None and not self._is_off:
+                self._comparer = self._begin()
             if self._comparer is not None:
                 self.has_news |= self._comparer.look(map(_writer, ranks))
 
@@ -47,30 +50,38 @@ class Replicas:
         """Write down what was found so far."""
         with self._wall():
             if self._comparer is not None:
-                self._write(self._comparer.consistency(), file_name())
+                self._write(self._comparer.consistency(), None)
 
     def close(self) -> None:
         """Compare the rest, now that the job has ended, save it, and remove the files of the ranks."""
-        self._end(file_name())
+        with self._wall():
+            self._end(None)
 
-    def _begin(self) -> Comparer | None:
-        if self._check_every == 0:
-            return None
+    def _begin(self) -> Comparer:
+        from ddpdoctor.collect.prints import Comparer
+
         return Comparer(self._folder / "prints", check_every=self._check_every, allowed=self._allowed)
 
-    def _end_attempt(self) -> None:
-        self._end(file_name(self._attempt) if self._attempt >= 0 else None)
-        self._comparer = self._begin() if self.failure is None else None
+    def _supersede(self) -> None:
+        """Keep what was found of an attempt that the launcher has given up; of what ran before any attempt, nothing."""
+        from ddpdoctor.collect.consistency import file_name
 
-    def _end(self, name: str | None) -> None:
-        with self._wall():
-            if self._comparer is not None:
-                found = self._comparer.close()
-                if name is None or self._write(found, name):
-                    self._comparer.remove_files()
+        if self._attempt >= 0:
+            self._end(self._attempt)
+        self._comparer = None
+        (self._folder / file_name()).unlink(missing_ok=True)
 
-    def _write(self, found: Consistency, name: str) -> bool:
+    def _end(self, attempt: int | None) -> None:
+        comparer, self._comparer = self._comparer, None
+        if comparer is not None and self._write(comparer.close(), attempt):
+            comparer.remove_files()
+
+    def _write(self, found: Consistency, attempt: int | None) -> bool:
         """Write what was found, whole or not at all; on a disk that is full, ranks' own files are what is left."""
+        from ddpdoctor.collect.consistency import file_name
+        from ddpdoctor.model.codec import encode
+
+        name = file_name(attempt)
         part = self._folder / f"{name}.part"
         try:
             part.write_text(json.dumps(encode(found)))
@@ -84,10 +95,12 @@ class Replicas:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the wall around a collector: a job is watched on without it
-            self.failure, self._comparer = error, None
+            self.failure, self._comparer, self._is_off = error, None, True
 
 
 def _writer(process: Followed) -> Writer:
+    from ddpdoctor.collect.print_columns import Writer
+
     return Writer(
         pid=process.pid,
         ticks=process.ticks,
