@@ -125,7 +125,7 @@ class StepMoments:
         _write(self._own_files(), number, values, rows + after, taken + _prints_of(after))
 
     def _own_files(self) -> PrintFiles:
-        """Return where to write; the optimizer gets its number now, since one that raises in its first step has none."""
+        """Return where to write; only an optimizer that has made a step gets a number."""
         if self._files is None:
             self.replica.optimizers += 1
             self._files = PrintFiles(_about(self.replica, print_wire.STEP, self.replica.optimizers))

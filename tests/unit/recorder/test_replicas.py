@@ -1,0 +1,358 @@
+"""What a rank writes of its replicas, and when: scripts of many kinds, run under the recorder and read back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ddpdoctor.recorder
+from ddpdoctor.recorder import print_wire, replica_moments
+from ddpdoctor.recorder.print_reading import PrintFile
+from ddpdoctor.recorder.reading import read_ring
+
+BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
+JOB = Path(__file__).parent / "replica_job.py"
+CHECK_EVERY = 4
+STEP, FORWARD, SYNC, END = print_wire.STEP, print_wire.FORWARD, print_wire.SYNC, print_wire.END
+
+FIRST_HALF = (
+    "ordinary", "own_buffers", "accumulated", "forward_only_in_no_sync", "backward_twice", "two_forwards_one_backward",
+    "evaluated_between", "unused_parameters", "static_graph_in_bucket_views", "bypassed", "adversaries",
+    "one_optimizer_for_two_models", "two_optimizers_for_one_model", "one_optimizer_for_each_parameter", "by_hand",
+    "stale", "in_backward", "in_hooks_of_gradients", "ignored", "tied", "unfrozen", "as_before",
+)  # fmt: skip
+SECOND_HALF = (
+    "compiled_around", "compiled_within", "compiled_step", "sharded_optimizer", "fused", "closures", "line_search",
+    "nested", "step_that_raised", "scaled", "edited_after_training", "exchanged_after_training",
+    "halved_after_training", "clipped_after_each_step", "made_again", "ended_by_an_error", "never_trained",
+    "changing_rows", "wide_settings", "alone", "sub_group", "in_join", "in_a_fork",
+)  # fmt: skip
+
+
+@dataclass
+class Ran:
+    """A job that has run: its files of prints, and which models its cases have made."""
+
+    pid: int
+    files: list[PrintFile]
+    models: dict[str, list[list[Any]]]
+    stderr: str
+    notes: list[dict[str, Any]]
+
+
+def start(folder: Path, cases: tuple[str, ...], every: int) -> subprocess.Popen[str]:
+    for name in ("rings", "evidence"):
+        (folder / name).mkdir(parents=True)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("DDPDOCTOR_")}
+    environment |= {"PYTHONPATH": str(BOOTSTRAP), "OMP_NUM_THREADS": "1", "RANK": "0"}
+    environment |= {"DDPDOCTOR_RUN": str(folder), "DDPDOCTOR_CHECK_EVERY": str(every)}
+    command = [sys.executable, str(JOB), *cases]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(folder: Path, job: subprocess.Popen[str]) -> Ran:
+    stdout, stderr = job.communicate(timeout=100)
+    assert job.returncode == 0, stderr
+    found = sorted((folder / "prints").glob("*.prints"), key=lambda path: int(path.stem.rsplit("-", 1)[1]))
+    ring = next(path for path in (folder / "rings").iterdir() if path.name.startswith(f"{job.pid}-"))
+    notes = list(read_ring(ring.read_bytes()).notes)
+    return Ran(job.pid, [PrintFile(str(path)) for path in found], json.loads(stdout), stderr, notes)
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[Ran]:
+    """Both halves of the cases, at once, and one case with consistency turned off."""
+    asked = [(FIRST_HALF, CHECK_EVERY), (SECOND_HALF, CHECK_EVERY), (("as_before",), 0)]
+    folders = [tmp_path_factory.mktemp("run") for _ in asked]
+    running = [start(folder, *one) for folder, one in zip(folders, asked, strict=True)]
+    return [finish(folder, job) for folder, job in zip(folders, running, strict=True)]
+
+
+def files_of(jobs: list[Ran], case: str, clock: str, model: int = 0, optimizer: int | None = None) -> list[PrintFile]:
+    """Return the files of a case's ``model``-th model, in the order in which they were made."""
+    job = next(job for job in jobs if case in job.models)
+    if model >= len(job.models[case]):
+        return []
+    group, number = job.models[case][model]
+    wanted = {"clock": clock, "group": group, "model": number}
+    wanted |= {} if optimizer is None else {"optimizer": optimizer}
+    return [file for file in job.files if wanted.items() <= file.table.items()]
+
+
+def records_of(jobs: list[Ran], case: str, clock: str, model: int = 0, optimizer: int | None = None) -> list[Any]:
+    return [r for file in files_of(jobs, case, clock, model, optimizer) for r in file.read_since(0)]
+
+
+def numbers_of(jobs: list[Ran], case: str, clock: str, model: int = 0, optimizer: int | None = None) -> list[int]:
+    return [record.number for record in records_of(jobs, case, clock, model, optimizer)]
+
+
+def values_of(jobs: list[Ran], case: str, clock: str, key: str, model: int = 0) -> list[Any]:
+    return [record.text.get(key) for record in records_of(jobs, case, clock, model)]
+
+
+def names_in(file: PrintFile, what: str) -> list[str]:
+    return [" ".join(filter(None, row[1:3])) for row in file.rows if row[0] == what]
+
+
+@pytest.mark.parametrize(
+    ("every", "due"),
+    [(50, [1, 2, 4, 8, 16, 32, 50, 100]), (4, [1, 2, 4, 8, 12]), (3, [1, 2, 3, 6]), (2, [1, 2, 4]), (1, [1, 2, 3])],
+)
+def test_powers_of_two_are_due_and_then_multiples(every: int, due: list[int]) -> None:
+    found = [0]
+    while len(found) <= len(due):
+        found.append(replica_moments.next_due(found[-1], every))
+    assert found[1:] == due
+
+
+def test_nothing_of_ours_failed(jobs: list[Ran]) -> None:
+    assert [note for job in jobs for note in job.notes if note.get("k") == "defect"] == []
+
+
+def test_an_ordinary_model(jobs: list[Ran]) -> None:
+    assert numbers_of(jobs, "ordinary", STEP) == [1, 2, 4, 8]
+    assert numbers_of(jobs, "ordinary", SYNC) == [0, 1, 2, 4, 8]
+    assert numbers_of(jobs, "ordinary", END) == [9]
+    assert numbers_of(jobs, "ordinary", FORWARD) == []
+    (file,) = files_of(jobs, "ordinary", STEP)
+    assert file.table["ranks"] == [0, 1, 2, 3]
+    assert file.table["rank"] == 0
+    names = ["0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias"]
+    assert names_in(file, print_wire.PARAMETER) == names_in(file, print_wire.GRADIENT) == names
+    assert names_in(file, print_wire.STATE)[:3] == ["0.weight step", "0.weight exp_avg", "0.weight exp_avg_sq"]
+    assert names_in(file, print_wire.BUFFER) == [], "BatchNorm's are its own after a step, until DDP sends them"
+    assert file.rows[0] == [print_wire.GRADIENT, "0.weight", "", [8, 4], "float32"]
+    (synced,) = files_of(jobs, "ordinary", SYNC)
+    assert names_in(synced, print_wire.BUFFER) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    (end,) = files_of(jobs, "ordinary", END)
+    assert {row[0] for row in end.rows} == {print_wire.PARAMETER}
+
+
+def test_what_changes_has_other_prints(jobs: list[Ran]) -> None:
+    records = records_of(jobs, "ordinary", STEP)
+    rows = len(records[0].prints) // print_wire.PRINT_SIZE
+    for row in range(rows):
+        at = slice(row * print_wire.PRINT_SIZE, (row + 1) * print_wire.PRINT_SIZE)
+        assert len({record.prints[at] for record in records}) == len(records)
+        assert print_wire.ABSENT not in {record.prints[at] for record in records}
+
+
+def test_values_beside_the_tensors(jobs: list[Ran]) -> None:
+    first, second, *_ = (record.text for record in records_of(jobs, "ordinary", STEP))
+    assert (first["steps"], first["reductions"], first["forwards"]) == (1, 1, 1)
+    assert (second["steps"], second["reductions"], second["forwards"]) == (2, 2, 1)
+    assert first["settings"][:2] == [["lr", "0.1"], ["betas", "0.9 0.999"]]
+    assert first["optimizer"] == "Adam"
+    assert first["dropout"] is True
+    assert first["hook"] == "as_it_is"
+    assert first["random"] != second["random"], "dropout has drawn"
+    assert (first["site"]["n"], Path(first["site"]["f"]).name) == ("step", JOB.name)
+    assert "stray" not in first
+    assert "unheld" not in first
+    assert "join" not in first
+    assert "unreduced" not in first
+
+
+def test_buffers_that_ddp_does_not_send_are_looked_at_with_the_rest(jobs: list[Ran]) -> None:
+    names = ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    (step,), (end,) = files_of(jobs, "own_buffers", STEP), files_of(jobs, "own_buffers", END)
+    assert names_in(step, print_wire.BUFFER) == names_in(end, print_wire.BUFFER) == names
+    assert files_of(jobs, "own_buffers", SYNC) == []
+
+
+@pytest.mark.parametrize(
+    ("case", "reductions", "forwards", "unreduced"),
+    [
+        ("accumulated", [1, 2], [2, 2], [1, 1]),
+        ("forward_only_in_no_sync", [0, 0], [1, 1], [1, 1]),
+        ("backward_twice", [1, 2], [1, 1], [None, None]),
+        ("two_forwards_one_backward", [1, 2], [2, 2], [None, None]),
+        ("evaluated_between", [1, 2], [1, 1], [None, None]),
+        ("unused_parameters", [1, 2], [1, 1], [None, None]),
+        ("static_graph_in_bucket_views", [1, 2], [1, 1], [None, None]),
+        ("bypassed", [0, 0], [0, 0], [None, None]),
+        ("closures", [1, 2], [1, 1], [None, None]),
+        ("line_search", [3, 6], [3, 3], [None, None]),
+        ("scaled", [1, 3], [1, 2], [None, None]),
+    ],
+)
+def test_forwards_and_reductions_are_counted(
+    jobs: list[Ran], case: str, reductions: list[int], forwards: list[int], unreduced: list[int | None]
+) -> None:
+    assert numbers_of(jobs, case, STEP) == [1, 2]
+    assert values_of(jobs, case, STEP, "reductions") == reductions
+    assert values_of(jobs, case, STEP, "forwards") == forwards
+    assert values_of(jobs, case, STEP, "unreduced_forwards") == unreduced
+
+
+def test_adversaries_are_counted_apart(jobs: list[Ran]) -> None:
+    assert values_of(jobs, "adversaries", STEP, "reductions", model=0) == [1, 2]
+    assert values_of(jobs, "adversaries", STEP, "reductions", model=1) == [1, 3]
+    assert values_of(jobs, "adversaries", END, "reductions", model=0) == [3]
+    assert values_of(jobs, "adversaries", END, "reductions", model=1) == [6]
+
+
+def test_a_model_and_an_optimizer_make_a_stream(jobs: list[Ran]) -> None:
+    for model in (0, 1):
+        assert numbers_of(jobs, "one_optimizer_for_two_models", STEP, model, optimizer=1) == [1, 2]
+    for optimizer, own in ((1, ["0.weight", "0.bias"]), (2, ["2.weight", "2.bias"])):
+        (file,) = files_of(jobs, "two_optimizers_for_one_model", STEP, optimizer=optimizer)
+        assert names_in(file, print_wire.GRADIENT) == own
+        assert names_in(file, print_wire.PARAMETER) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert values_of(jobs, "two_optimizers_for_one_model", STEP, "unheld")[0] == 2, "the second has not stepped yet"
+
+
+def test_few_of_many_optimizers_of_a_model_are_followed(jobs: list[Ran]) -> None:
+    files = files_of(jobs, "one_optimizer_for_each_parameter", STEP)
+    assert [file.table["optimizer"] for file in files] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("case", ["by_hand", "stale", "in_backward", "in_hooks_of_gradients"])
+def test_without_an_optimizer_that_holds_parameters_forwards_count(jobs: list[Ran], case: str) -> None:
+    assert numbers_of(jobs, case, FORWARD)[:2] == [1, 2]
+    assert files_of(jobs, case, STEP) == []
+    (file,) = files_of(jobs, case, FORWARD)
+    assert {row[0] for row in file.rows} == {print_wire.PARAMETER}
+    assert values_of(jobs, case, FORWARD, "steps")[:2] == [0, 0]
+    assert len(numbers_of(jobs, case, END)) == 1
+
+
+def test_stale_optimizers_show(jobs: list[Ran]) -> None:
+    assert values_of(jobs, "stale", FORWARD, "stray")[-1] >= 4
+    assert values_of(jobs, "stale", FORWARD, "unheld") == [4, 4, 4]
+    moved = {record.prints for record in records_of(jobs, "stale", FORWARD)}
+    assert len(moved) == 1, "no parameter changes"
+    assert values_of(jobs, "in_backward", FORWARD, "unheld") == [None, None]
+    assert len({record.prints for record in records_of(jobs, "by_hand", FORWARD)}) == 3
+
+
+def test_names(jobs: list[Ran]) -> None:
+    (file,) = files_of(jobs, "ignored", STEP)
+    assert (
+        names_in(file, print_wire.PARAMETER) == names_in(file, print_wire.GRADIENT) == ["0.bias", "2.weight", "2.bias"]
+    )
+    (file,) = files_of(jobs, "tied", STEP)
+    assert names_in(file, print_wire.PARAMETER) == ["0.weight", "0.bias", "1.bias"]
+    for case in ("compiled_around", "compiled_within"):
+        (file,) = files_of(jobs, case, STEP)
+        assert names_in(file, print_wire.PARAMETER) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+def test_what_was_unfrozen_after_wrapping_is_named_and_has_rows_from_then_on(jobs: list[Ran]) -> None:
+    before, after = files_of(jobs, "unfrozen", STEP)
+    assert names_in(before, print_wire.GRADIENT) == ["2.weight", "2.bias"]
+    assert names_in(after, print_wire.GRADIENT) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert names_in(before, print_wire.PARAMETER) == names_in(after, print_wire.PARAMETER)
+    assert before.read_since(0)[-1].text.get("unreduced") is None
+    (record,) = after.read_since(0)
+    assert record.text["unreduced"] == ["0.weight", "0.bias"]
+    assert ["1.lr", "0.01"] in record.text["settings"]
+
+
+def test_absent_gradients_are_zeros(jobs: list[Ran]) -> None:
+    (file,) = files_of(jobs, "unused_parameters", STEP)
+    size = print_wire.PRINT_SIZE
+    for record in file.read_since(0):
+        absent = {
+            row[1]
+            for i, row in enumerate(file.rows)
+            if row[0] == print_wire.GRADIENT and record.prints[i * size : (i + 1) * size] == print_wire.ABSENT
+        }
+        assert absent == {"2.weight", "2.bias", "spare.weight", "spare.bias"}
+
+
+@pytest.mark.parametrize("case", ["compiled_around", "compiled_within", "compiled_step", "nested", "in_join", "fused"])
+def test_a_step_counts_once(jobs: list[Ran], case: str) -> None:
+    assert numbers_of(jobs, case, STEP) == [1, 2]
+
+
+def test_state_that_is_sharded_is_left_out(jobs: list[Ran]) -> None:
+    (file,) = files_of(jobs, "sharded_optimizer", STEP)
+    assert [record.number for record in file.read_since(0)] == [1, 2]
+    assert names_in(file, print_wire.STATE) == []
+    assert len(names_in(file, print_wire.PARAMETER)) == len(names_in(file, print_wire.GRADIENT)) == 4
+
+
+def test_gradients_of_a_closure_are_those_of_its_own_step(jobs: list[Ran]) -> None:
+    (file,) = files_of(jobs, "closures", STEP)
+    gradients = 4 * print_wire.PRINT_SIZE
+    assert all(print_wire.ABSENT not in record.prints[:gradients] for record in file.read_since(0))
+
+
+def test_a_step_that_raised_does_not_hide_those_of_others(jobs: list[Ran]) -> None:
+    assert numbers_of(jobs, "step_that_raised", STEP, optimizer=1) == [1, 2]
+
+
+def test_settings_and_scale(jobs: list[Ran]) -> None:
+    assert values_of(jobs, "scaled", STEP, "scale") == [8.0, 4.0]
+    assert numbers_of(jobs, "scaled", END) == [3], "the step that the scaler skipped is none"
+    assert {"lr", "fused"} <= {key for key, _ in values_of(jobs, "fused", STEP, "settings")[0]}
+    (settings,) = values_of(jobs, "wide_settings", STEP, "settings")
+    assert settings[0] == ["lr", "0.1"], "what is too long is cut, not lost"
+    assert values_of(jobs, "in_join", STEP, "join") == [True, True]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "edited_after_training",
+        "exchanged_after_training",
+        "halved_after_training",
+        "ended_by_an_error",
+        "never_trained",
+    ],
+)
+def test_no_end_is_written_of_a_model_that_training_did_not_leave_so(jobs: list[Ran], case: str) -> None:
+    assert files_of(jobs, case, END) == []
+
+
+@pytest.mark.parametrize(("case", "number"), [("clipped_after_each_step", 3), ("bypassed", 0), ("compiled_around", 3)])
+def test_the_end_is_written(jobs: list[Ran], case: str, number: int) -> None:
+    assert numbers_of(jobs, case, END) == [number]
+    assert values_of(jobs, case, END, "steps") == [3]
+
+
+def test_a_model_that_is_made_again_is_another(jobs: list[Ran]) -> None:
+    for model in (0, 1):
+        assert numbers_of(jobs, "made_again", STEP, model) == [1, 2]
+        assert numbers_of(jobs, "made_again", END, model) == [2], "it ends when it is deleted"
+
+
+def test_rows_that_change_again_and_again_do_not_fill_the_folder(jobs: list[Ran]) -> None:
+    assert numbers_of(jobs, "changing_rows", STEP) == [1, 2, 4, 8, 12, 16]
+    assert numbers_of(jobs, "changing_rows", END) == [40]
+    assert len([note for note in jobs[1].notes if note.get("k") == "prints_end"]) == 1
+
+
+def test_a_model_of_one_rank_has_nothing_to_be_compared_with(jobs: list[Ran]) -> None:
+    assert all(len(file.table["ranks"]) > 1 for job in jobs for file in job.files)
+
+
+def test_a_sub_group_has_its_own_ranks_and_numbers(jobs: list[Ran]) -> None:
+    (file,) = files_of(jobs, "sub_group", STEP)
+    assert (file.table["ranks"], file.table["model"]) == ([0, 2], 1)
+
+
+def test_a_forked_child_writes_nothing(jobs: list[Ran]) -> None:
+    assert {file.pid for job in jobs for file in job.files} == {jobs[0].pid, jobs[1].pid}
+    assert numbers_of(jobs, "in_a_fork", STEP) == [1, 2], "the child's step is not among them"
+
+
+def test_training_is_as_it_is_without_us(jobs: list[Ran]) -> None:
+    seen, off = (
+        [line for line in job.stderr.splitlines() if line.startswith("numerics")] for job in (jobs[0], jobs[2])
+    )
+    assert seen == off
+    assert len(seen) == 1
+
+
+def test_off_means_off(jobs: list[Ran]) -> None:
+    assert jobs[2].files == []
