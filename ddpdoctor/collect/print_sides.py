@@ -36,6 +36,12 @@ def has_any(seen: Mapping[int, Seen], what: What) -> bool:
     )
 
 
+def count_present(one: Seen) -> int:
+    """Return how many tensors a rank had."""
+    starts = (at for kind in one.rows.kinds.values() for at, _ in kind.rows.values())
+    return sum(one.prints[at : at + print_wire.PRINT_SIZE] != print_wire.ABSENT for at in starts)
+
+
 def are_equal(seen: Mapping[int, Seen], what: What) -> bool:
     """Return whether all tensors of a kind are equal on all ranks that wrote."""
     first, *others = seen.values()

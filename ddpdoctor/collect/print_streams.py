@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.print_rows import root_of
-from ddpdoctor.collect.print_sides import are_equal, find_splits, has_any
+from ddpdoctor.collect.print_sides import are_equal, count_present, find_splits, has_any
 from ddpdoctor.collect.print_values import read_values
 from ddpdoctor.model.consistency import Difference, Stream, Values, What
 
@@ -33,6 +33,7 @@ class StreamSeen:
         self.differences: dict[What, Difference] = {}
         self._kept: dict[int, _Texts] = {}
         self._last: _Moment | None = None
+        self._lowest: Seen | None = None
         self._last_equal: dict[What, _Moment] = {}
         self._same_random = 0
         self._unchanged = 0
@@ -63,6 +64,7 @@ class StreamSeen:
             ranks=tuple(sorted(self.ranks)),
             compared=self.compared,
             last_number=self._last[0] if self._last else None,
+            tensors=count_present(self._lowest) if self._lowest else 0,
             kinds=tuple(what for what in What if what in self._last_equal or what in self.differences),
             differences=tuple(self.differences.values()),
             values=tuple((number, _values(moments[number])) for number in sorted(moments)),
@@ -101,6 +103,7 @@ class StreamSeen:
         self._unchanged = self._unchanged + 1 if stood_still else 0
         self._parameters = parameters
         self._last = moment
+        self._lowest = seen[min(seen)]
 
 
 def _same(seen: Mapping[int, Seen]) -> bool:

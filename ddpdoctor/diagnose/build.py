@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.model.attempts import Attempt
+    from ddpdoctor.model.consistency import Consistency
 
 
 def build_report(  # noqa: PLR0913 - what a report says of a run, each under its name
@@ -107,8 +109,16 @@ def _data(run: dict[str, Any], job: Job, sections: tuple[Attempt, ...]) -> dict[
         "run": {name: run.get(name) for name in names},
         "attempts": last_number(job) + 1,
         "steps": pace_rows(job),
+        "consistency": _without_values(job.consistency),
         "sections": [encode(section) for section in sections],
     }
+
+
+def _without_values(consistency: Consistency | None) -> Any:
+    """Return what was compared and what differed; what ranks wrote beside it is in the run folder."""
+    if consistency is None:
+        return None
+    return encode(replace(consistency, streams=tuple(replace(one, values=()) for one in consistency.streams)))
 
 
 def _now() -> str:

@@ -131,6 +131,8 @@ class Stream:
     """At how many moments."""
     last_number: int | None
     """The last of them."""
+    tensors: int = 0
+    """How many there were at that moment, on the lowest of its ranks."""
     kinds: tuple[What, ...] = ()
     """Of which kinds there were tensors to be compared."""
     differences: tuple[Difference, ...] = ()

@@ -11,6 +11,7 @@ from ddpdoctor.report.findings import STYLES
 from ddpdoctor.report.page import LABEL_WIDTH, Page, draw, plural
 from ddpdoctor.report.rank_table import add_ranks
 from ddpdoctor.report.ranks import format_ranks
+from ddpdoctor.report.replicas import replica_words
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +29,8 @@ def render_text(
 ) -> str:
     """Render a report; ``width`` None is for what is no terminal and wraps nothing.
 
-    Paths below ``cwd`` are shown relative to it. A job that ended well without findings is one line.
+    Paths below ``cwd`` are shown relative to it. A job that ended well without findings is a line, or two where its
+    replicas were compared.
     """
     page = Page(width=width, cwd=cwd)
     attempts = read_attempts(report)
@@ -52,7 +54,7 @@ def _ended_badly(report: Report) -> bool:
 
 
 def _add_status(page: Page, report: Report, run_dir: Path | None) -> None:
-    """Add the line that says how the job ended: the only one where it ended well."""
+    """Add the line that says how the job ended, and one of what was compared where it ended well."""
     if page.lines:
         page.gap()
     restarts = len(read_attempts(report)) - 1
@@ -61,6 +63,9 @@ def _add_status(page: Page, report: Report, run_dir: Path | None) -> None:
     parts += _crashed_words(report)
     where = "" if run_dir is None else f"; report in {run_dir}"
     page.add(f"ddpdoctor: {', '.join(parts)}{where}")
+    told = None if _ended_badly(report) else replica_words(report)
+    if told is not None:
+        page.add(told, first="  ")
 
 
 def _job_words(report: Report) -> list[str]:

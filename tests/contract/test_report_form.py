@@ -12,6 +12,8 @@ import jsonschema
 import pytest
 
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.codec import decode, encode
+from ddpdoctor.model.consistency import Clock, Consistency, Difference, Split, Stream, TensorRow, What
 from ddpdoctor.model.findings import (
     Check,
     Confidence,
@@ -88,6 +90,24 @@ def test_what_is_written_fits_the_schema_and_reads_back_the_same(validator, repo
     text = render_json(report)
     validator.validate(json.loads(text))
     assert parse_report(text) == report
+
+
+def test_what_was_found_of_replicas_fits_the_schema(validator):
+    row = TensorRow(what=What.STATE, name="w", part="exp_avg", shape=(2, 3), dtype="float32")
+    split = Split(row=row, sides=((0, 2), (1,)), absent_on=(1,))
+    difference = Difference(what=What.STATE, number=2, last_equal=None, splits=(split,), differing=1, of=4)
+    compared = Stream(
+        clock=Clock.SYNC, group="0", model=1, optimizer=0, ranks=(0, 1, 2), compared=2, last_number=2,
+        differences=(difference,), unpaired=(3,),
+    )  # fmt: skip
+    alone = replace(compared, ranks=(), compared=0, last_number=None, differences=())
+    for found in (None, Consistency(check_every=0), Consistency(check_every=50, streams=(compared, alone))):
+        data = {"consistency": None if found is None else encode(found)}
+        body = json.loads(render_json(replace(FULL, data=data)))
+        validator.validate(body)
+        assert found is None or decode(Consistency, body["data"]["consistency"]) == found
+    body["data"]["consistency"]["streams"][0]["clock"] = "sundial"
+    assert not validator.is_valid(body)
 
 
 def test_the_text_is_ascii_so_that_any_stream_can_carry_it():

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.model.codec import encode
+from ddpdoctor.model.consistency import Clock, Consistency, Difference, Stream, What
+from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import (
     Check,
     Confidence,
@@ -77,6 +80,69 @@ FINISHED = report(JobStatus.FINISHED, verdict=None, rows=ROWS[:2], exit_status=0
 
 def test_a_job_that_ended_well_is_one_line():
     assert render(FINISHED) == "ddpdoctor: finished, 2 ranks, no findings; report in ddpdoctor-report/now-train\n"
+
+
+def stream(clock=Clock.STEP, compared=17, last=800, *, tensors=160, ranks=(0, 1, 2, 3), model=1, differences=()):
+    return Stream(
+        clock=clock,
+        group="0",
+        model=model,
+        optimizer=1,
+        ranks=ranks,
+        compared=compared,
+        last_number=last if compared else None,
+        tensors=tensors,
+        differences=differences,
+    )
+
+
+def with_streams(*streams, **changes):
+    data = {"consistency": encode(Consistency(check_every=50, streams=streams))}
+    return replace(FINISHED, data=data, **changes)
+
+
+DRIFT = Difference(what=What.PARAMETER, number=50, last_equal=32, splits=(), differing=1, of=4)
+EQUAL = "  replicas equal: 17 checks up to optimizer step 800 (160 tensors, 4 ranks)"
+
+
+def test_replicas_that_stayed_equal_are_told_in_one_line():
+    status, told = render(with_streams(stream(), stream(Clock.SYNC, 3, 60))).splitlines()
+    assert status.startswith("ddpdoctor: finished, 2 ranks, no findings")
+    assert told == EQUAL
+    assert render(with_streams(stream()), width=80).splitlines()[-1] == EQUAL
+    assert "\x1b" not in render(with_streams(stream()), width=120, colour=True)
+
+
+@pytest.mark.parametrize(
+    ("streams", "told"),
+    [
+        ((stream(compared=1, last=1, tensors=1, ranks=(0, 1)),), "1 check up to optimizer step 1 (1 tensor, 2 ranks)"),
+        ((stream(Clock.FORWARD, 9, 50), stream(Clock.END, 1)), "9 checks up to backward 50 (160 tensors, 4 ranks)"),
+        ((stream(Clock.END, 1), stream(Clock.SYNC, 5)), "1 check at the end (160 tensors, 4 ranks)"),
+        ((stream(), stream(model=2)), "34 checks up to optimizer step 800 (2 models, 320 tensors, 4 ranks)"),
+    ],
+)
+def test_what_was_compared_is_counted_by_the_best_clock(streams, told):
+    assert render(with_streams(*streams)).splitlines()[-1] == f"  replicas equal: {told}"
+
+
+def test_differences_that_no_rule_holds_for_wrong_do_not_read_like_equal():
+    last = render(with_streams(stream(differences=(DRIFT,)))).splitlines()[-1]
+    assert last.endswith("(160 tensors, 4 ranks); parameters differ, and no rule holds that for wrong")
+    assert "equal" not in last
+
+
+def test_nothing_is_said_of_replicas_that_were_not_compared_or_that_findings_tell_of():
+    assert len(render(with_streams()).splitlines()) == 1
+    assert len(render(with_streams(stream(compared=0))).splitlines()) == 1
+    drift = finding("DD501", "param-drift", Severity.ERROR, summary="parameters differ")
+    assert "replicas" not in render(with_streams(stream(differences=(DRIFT,)), verdict=drift, findings=(drift,)))
+    assert "replicas" not in render(replace(with_streams(stream()), job=report().job))
+
+
+def test_damaged_facts_of_replicas_are_told():
+    with pytest.raises(UserError, match="replicas cannot be read"):
+        render(replace(FINISHED, data={"consistency": {"check_every": "x"}}))
 
 
 def test_a_note_costs_one_line_and_is_counted():
