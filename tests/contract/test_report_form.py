@@ -11,9 +11,9 @@ from importlib.resources import files
 import jsonschema
 import pytest
 
-from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.consistency import Clock, Consistency, Difference, Split, Stream, TensorRow, What
+from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import (
     Check,
     Confidence,
