@@ -17,7 +17,7 @@ Backend = Literal["gloo", "nccl"]
 
 def check_consistency(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE...]", help="With --diff: checkpoints of ranks or runs.")
+        list[Path] | None, typer.Argument(metavar="FILE", help="With --diff: checkpoints of ranks or runs.")
     ] = None,
     *,
     model: Annotated[

@@ -61,7 +61,7 @@ def _judge(trial: Trial) -> tuple[list[Finding], list[Check]]:
 
 
 def _job(trial: Trial) -> Job:
-    """Return a trial as a job that has ended well, whose models and replicas the rules of jobs can judge."""
+    """Return a trial as a job that goes on, whose models and replicas the rules of jobs can judge."""
     everybody = tuple(one.rank for one in trial.participants)
     return Job(
         now_ns=0,
@@ -70,8 +70,7 @@ def _job(trial: Trial) -> Job:
         world_size=len(everybody),
         nnodes=len({one.host for one in trial.participants}),
         local_ranks_expected=None,
-        ended=True,
-        launcher_status=0,
+        ended=False,
         consistency=trial.consistency,
     )
 
@@ -84,9 +83,7 @@ def _rank(one: Participant, model: ModelSeen, everybody: tuple[int, ...]) -> Ran
         host=one.host,
         pid=one.pid,
         attempt=0,
-        life=Life.EXITED,
-        exit_code=0,
-        ended_ns=0,
+        life=Life.RUNNING,
         recorded=True,
         world_size=len(everybody),
         initialized=True,

@@ -136,6 +136,7 @@ class _Run:
         models = self._peers.collect("model", see_model(setting.built.module, GROUP))
         same = None if models is None else _Same(models=len({one.digest for one in models}) == 1)
         if not self._peers.hear(_Same, "same", same).models:
+            self._notes.append("DDP was not tried: with models that differ its constructor raises, or waits for long")
             return None if models is None else self._trial(setting, models)
         referee = Referee(self._settings, self._launch.world_size, self._device, dropout) if self._judges() else None
         try:

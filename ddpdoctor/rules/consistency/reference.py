@@ -120,5 +120,6 @@ def _share(error: float, norm: float) -> str:
 
 
 def _done(reference: Reference, ranks: tuple[int, ...]) -> list[str]:
-    off = f"; {reference.dropout} layers of dropout were turned off" if reference.dropout else ""
+    layers = "1 layer" if reference.dropout == 1 else f"{reference.dropout} layers"
+    off = f"; {layers} of dropout turned off" if reference.dropout else ""
     return [f"the same state and the same batches of {rank_list(ranks)} in one process{off}"]

@@ -189,4 +189,4 @@ def _factor_words(scale: float, world: int) -> str:
         return f"{world} times (the world size)"
     if abs(scale * world - 1) <= NEAR:
         return f"1/{world} of (one over the world size)"
-    return f"{scale:.4g} times"
+    return f"{scale:.6g} times"

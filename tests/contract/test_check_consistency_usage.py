@@ -1,0 +1,76 @@
+"""`check-consistency` as a user meets it on the command line, before any rank starts; and the public names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.cli.check_consistency import check_consistency
+from tests.scenarios.running import clean_environment
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run the command in an empty folder, outside any launcher."""
+
+    def run_in(*args, **env):
+        command = [sys.executable, "-m", "ddpdoctor", "check-consistency", *args]
+        return subprocess.run(
+            command, cwd=tmp_path, env=clean_environment(PYTHONPATH=str(ROOT), **env), capture_output=True, text=True,
+            timeout=60, check=False,
+        )  # fmt: skip
+
+    return run_in
+
+
+def test_help_shows_every_option_within_80_columns(run):
+    done = run("--help", COLUMNS="80")
+    names = set(check_consistency.__annotations__) - {"return", "files"}
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(f"--{name.replace('_', '-')}" in done.stdout for name in names)
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "neither --model nor --diff was given"),
+        (("a.pt", "b.pt"), "files are compared with --diff only"),
+        (("--diff", "a.pt"), "--diff needs at least two files, and was given 1"),
+        (("--model", "m:f", "--timeout", "soon"), "--timeout is 'soon'"),
+        (("--model", "m:f", "--steps", "0"), "--steps"),
+        (("--model", "m:f", "--backend", "mpi"), "--backend"),
+        (("--modell", "m:f"), "No such option: --modell"),
+    ],
+)
+def test_nonsense_is_an_error_that_says_what_is_wrong(run, options, message):
+    done = run(*options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [("train.py", "--model is 'train.py'"), ("nowhere:build", "there is no module nowhere")],
+)
+def test_a_model_that_is_not_there_is_told_once_by_one_rank(run, model, message):
+    done = run("--model", model, "--nproc-per-node", "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count(message) == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_what_is_public_is_found_and_nothing_else():
+    import ddpdoctor
+
+    assert all(getattr(ddpdoctor, name).__name__ == name for name in ddpdoctor.__all__)
+    assert issubclass(ddpdoctor.ConsistencyError, RuntimeError)
+    with pytest.raises(AttributeError, match="no attribute 'check_everything'"):
+        ddpdoctor.check_everything  # noqa: B018 - the look itself raises
+    assert (Path(ddpdoctor.__file__).parent / "py.typed").exists()

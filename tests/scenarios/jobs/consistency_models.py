@@ -1,0 +1,35 @@
+"""Models, batches and steps for check-consistency: healthy ones, and each fault beside them."""
+import os
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+
+def healthy():
+    model = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 4))
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3), nn.CrossEntropyLoss()
+
+
+def wider_on_one_rank():
+    width = 33 if os.environ["RANK"] == "1" else 32  # FAULT
+    return nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 4))
+
+
+def with_batchnorm():
+    return nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+
+
+def make_batch(rank, world_size, step):
+    return torch.randn(8, 16), torch.randint(0, 4, (8,))
+
+
+def scaled_by_the_world_size(model, batch):
+    inputs, labels = batch
+    return cross_entropy(model(inputs), labels) * int(os.environ["WORLD_SIZE"])  # FAULT
+
+
+def fails_on_one_rank(model, batch):
+    if os.environ["RANK"] == "1":
+        raise ValueError("no such label")  # FAULT
+    return cross_entropy(model(batch[0]), batch[1])

@@ -1,0 +1,190 @@
+"""What a trial is made of, in one process: batches, losses, models, moments and their comparison."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from ddpdoctor.model.consistency import Clock, Values, What
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.trial import Settings
+from ddpdoctor.probes.consistency.batches import CannotJoin, choose_batches, join, leaves, sample_counts
+from ddpdoctor.probes.consistency.building import build, quiet_dropout, see_model
+from ddpdoctor.probes.consistency.comparing import compare_moments
+from ddpdoctor.probes.consistency.losses import Steps
+from ddpdoctor.probes.consistency.moments import Moment, Seen, look, state_rows
+from ddpdoctor.probes.consistency.rerun import Own, compare_runs, merge_reruns
+from ddpdoctor.probes.consistency.watch import Place, describe_places
+
+CPU = torch.device("cpu")
+SETTINGS = Settings(model="m:f")
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "dtype"),
+    [
+        (nn.Linear(5, 2), (8, 5), torch.float32),
+        (nn.Conv2d(3, 4, 3), (8, 3, 32, 32), torch.float32),
+        (nn.Embedding(11, 4), (8, 16), torch.int64),
+    ],
+)
+def test_a_batch_is_made_up_for_the_first_layer_alike_on_every_process(layer, shape, dtype):
+    batches = choose_batches(SETTINGS, nn.Sequential(nn.Identity(), layer, nn.Linear(9, 9)), CPU)
+    one, again, other = (batches.get(rank, 2, 1) for rank in (1, 1, 0))
+    assert (tuple(one.shape), one.dtype) == (shape, dtype)
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
+def test_a_model_of_unknown_input_needs_a_batch():
+    with pytest.raises(UserError, match="cannot be guessed"):
+        choose_batches(SETTINGS, nn.LSTM(2, 2), CPU)
+
+
+def test_batches_are_joined_leaf_by_leaf():
+    batches = [{"x": torch.full((n, 2), n), "more": [torch.tensor(3), "text"]} for n in (1, 2)]
+    whole = join(batches)
+    assert whole["x"].tolist() == [[1, 1], [2, 2], [2, 2]]
+    assert whole["more"] == [torch.tensor(3), "text"]
+    assert sample_counts(batches) == (1, 2)
+    assert [place for place, _ in leaves(whole)] == ["batch['x']", "batch['more'][0]", "batch['more'][1]"]
+
+
+@pytest.mark.parametrize(
+    ("batches", "said"),
+    [
+        ([torch.ones(2, 3), torch.ones(2, 4)], "pad them"),
+        ([torch.tensor(1), torch.tensor(2)], "one number"),
+        ([["a"], ["b"]], "no tensor"),
+        ([[torch.ones(1)], [torch.ones(1)] * 2], "not built alike"),
+    ],
+)
+def test_batches_that_do_not_go_together_say_why(batches, said):
+    with pytest.raises(CannotJoin, match=said):
+        join(batches)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (None, "returned NoneType, and no model"),
+        ((nn.Linear(1, 1), "sgd"), "the second is no optimizer"),
+        ((nn.Linear(1, 1), None, 3), "the third is no function"),
+        (nn.Linear(1, 1).requires_grad_(requires_grad=False), "no parameter trains"),
+    ],
+)
+def test_what_is_no_model_is_told(made, said):
+    with pytest.raises(UserError, match=said):
+        build(lambda: made, "m:f", CPU)
+
+
+def test_a_model_alone_gets_an_optimizer_and_its_tensors_are_seen_in_order():
+    built = build(lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), "m:f", CPU)
+    assert isinstance(built.optimizer, torch.optim.SGD)
+    seen = see_model(built.module, "0")
+    assert [one.name for one in seen.tensors][:2] == ["0.weight", "0.bias"]
+    assert sum(one.is_buffer for one in seen.tensors) == 3
+    other = see_model(build(lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), "m:f", CPU).module, "0")
+    assert seen.digest == other.digest
+
+
+def test_dropout_of_layers_is_turned_off():
+    model = nn.Sequential(nn.Dropout(0.5), nn.MultiheadAttention(4, 2, dropout=0.1), nn.Dropout(0.0))
+    assert quiet_dropout(model) == 2
+    assert quiet_dropout(model) == 0
+
+
+def test_a_loss_is_taken_from_where_there_is_one():
+    model, x = nn.Linear(2, 2), torch.ones(4, 2)
+    steps = Steps("", nn.functional.mse_loss)
+    assert steps.run(model, (x, x), "step 1") == pytest.approx(nn.functional.mse_loss(model(x), x).item())
+    alone = Steps("", None)
+    assert alone.run(model, x, "step 1") == pytest.approx(model(x).square().mean().item())
+    assert "as no loss was given" in alone.words
+    with pytest.raises(UserError, match="not \\(input, target\\)") as told:
+        steps.run(model, x, "step 1")
+    assert told.value.status == 4
+
+
+def test_a_step_that_has_called_backward_itself_is_not_made_to_do_so_again():
+    model = nn.Linear(2, 1)
+
+    def step(model, batch):
+        loss = model(batch).sum()
+        loss.backward()
+        return loss
+
+    steps = Steps("", None)
+    steps._loss = step
+    steps.run(model, torch.ones(3, 2), "step 1")
+    assert model.weight.grad.tolist() == [[3.0, 3.0]]
+
+
+def test_numbers_of_an_optimizer_are_printed_as_its_tensors_are():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    seen = look(state_rows(model, optimizer))
+    assert {(one.name, one.part) for one in seen} >= {("weight", "exp_avg"), ("bias", "step")}
+    assert all(one.print for one in seen)
+
+
+def moment(rank, step, synced=None, **values):
+    tensors = tuple(
+        Seen(what=what, name=name, shape=(2,), dtype="float32", print=values.get(f"{what.name}_{name}", "00"))
+        for what in (What.GRADIENT, What.PARAMETER)
+        for name in ("a", "b")
+    )
+    told = Values(rank=rank, steps=step, reductions=step, forwards=1, unreduced_forwards=0, random=f"r{rank}")
+    return Moment(step=step, tensors=tensors, synced=synced, values=told, loss=1.0, batch="x")
+
+
+def test_the_first_difference_of_each_kind_is_kept_with_the_last_moment_of_equality():
+    steps = [[moment(rank, 1) for rank in range(3)]]
+    steps.append([moment(rank, 2, **({"PARAMETER_b": "11"} if rank == 1 else {})) for rank in range(3)])
+    steps.append([moment(rank, 3, **({"PARAMETER_a": "11"} if rank == 1 else {})) for rank in range(3)])
+    (stream,) = compare_moments(steps)
+    (difference,) = stream.differences
+    assert (stream.clock, stream.compared, stream.last_number) == (Clock.STEP, 3, 3)
+    assert (difference.what, difference.number, difference.last_equal) == (What.PARAMETER, 2, 1)
+    assert (difference.splits[0].row.name, difference.splits[0].sides) == ("b", ((0, 2), (1,)))
+    assert (difference.differing, difference.of) == (1, 2)
+
+
+def test_an_absent_gradient_is_a_side():
+    steps = [[moment(0, 1), moment(1, 1, GRADIENT_a="")]]
+    (difference,) = compare_moments(steps)[0].differences
+    assert difference.splits[0].absent_on == (1,)
+
+
+def test_buffers_are_compared_where_all_ranks_were_sent_them():
+    own = [(Seen(what=What.BUFFER, name="mean", shape=(2,), dtype="float32", print=text),) for text in ("00", "11")]
+    steps = [[moment(rank, 1, synced=own[rank]) for rank in range(2)], [moment(0, 2, synced=own[0]), moment(1, 2)]]
+    stream = next(one for one in compare_moments(steps) if one.clock is Clock.SYNC)
+    assert (stream.compared, stream.differences[0].what) == (1, What.BUFFER)
+
+
+def test_a_second_run_is_compared_tensor_by_tensor_and_the_batch_comes_first():
+    first = Own(built=(), moments=(moment(1, 1), moment(1, 2)))
+    other = Own(built=(), moments=(moment(1, 1), moment(1, 2, GRADIENT_b="11")))
+    found = compare_runs(first, other, 1)
+    assert (found.step, found.what, found.name, found.ranks, found.differing) == (2, What.GRADIENT, "b", (1,), 1)
+    assert compare_runs(first, first, 1).step is None
+    changed = Own(built=(), moments=(replace(moment(1, 1), batch="y"),))
+    assert compare_runs(first, changed, 1).name == "the batch"
+    later = replace(found, step=3, ranks=(0,))
+    assert merge_reruns([later, found, compare_runs(first, first, 2)]) == found
+
+
+def test_places_are_told_together_and_the_silent_are_named():
+    places = [Place(rank=n, phase="step 2", line="", waits=True) for n in (0, 2)]
+    places.append(Place(rank=1, phase="step 2", line="m.py:3 in f", waits=False))
+    assert describe_places(places, 4) == [
+        "ranks 0 and 2 in step 2",
+        "rank 1 in step 2, at m.py:3 in f",
+        "nothing was heard of rank 3",
+    ]
