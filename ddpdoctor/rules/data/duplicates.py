@@ -223,6 +223,7 @@ def _evidence(shared: Shared, seen: _Seen) -> tuple[str, ...]:
     return tuple(filter(None, (
         f"pass {seen.number}: {_drawn_words(shared, seen, epoch)}",
         _contents_words(shared, seen),
+        _unseen_words(shared, seen),
         f"sampler {loader.sampler.type}, dataset {loader.dataset}" if loader.sampler else f"dataset {loader.dataset}",
         "" if loader.iterable else say.shared_out(loader, shared.size),
     )))  # fmt: skip
@@ -248,6 +249,17 @@ def _contents_words(shared: Shared, seen: _Seen) -> str:
     if is_told_by_prints(seen.passes[rank] for rank in seen.ranks):
         return "the same indices gave the same values on them: they hold the same dataset"
     return "class, length and attributes of the dataset are the same on them; what it gives could not be compared"
+
+
+def _unseen_words(shared: Shared, seen: _Seen) -> str:
+    """Return how much of the dataset is in no share, where samplers of all ranks leave some out."""
+    samplers = [loader.sampler for loader in shared.seen.values()]
+    counts = {sampler.replicas if sampler is not None else None for sampler in samplers}
+    count = counts.pop() if len(counts) == 1 else None
+    drawn = {sampler.rank for sampler in samplers if sampler is not None}
+    if count is None or not shared.is_whole or len(drawn) >= count or seen.all_samples:
+        return ""
+    return f"of the {count} shares that the samplers make, {count - len(drawn)} are drawn by nobody"
 
 
 def _fix(*, iterable: bool) -> str:

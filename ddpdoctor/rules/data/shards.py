@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Finding, Severity
@@ -62,6 +63,18 @@ def gaps(replicas: Replicas) -> Ruling:
     return settle((_judge(replicas, shared) for shared in shared_loaders(replicas)), NOT_TRAINED)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cause:
+    """Why shares do not fit together."""
+
+    words: str
+    ranks: tuple[int, ...]
+    """Whom it concerns."""
+    evidence: tuple[str, ...]
+    sure: bool = True
+    """It concerns these ranks; else only where others are a majority."""
+
+
 def _judge(replicas: Replicas, shared: Shared) -> Ruling:
     name = say.name_of(shared.first())
     if any(loader.iterable or not loader.indices_seen for loader in shared.seen.values()):
@@ -97,15 +110,20 @@ def _judge_samplers(
     """Judge samplers that say how they share out."""
     missing = _missing_shares(replicas, shared, samplers)
     if missing:
-        return Ruling(findings=(_finding(replicas, shared, shared.ranks, missing),))
+        return Ruling(findings=(_finding(replicas, shared, missing),))
     for number, found in passes.items():
         if not all(sampler.shuffle for sampler in samplers.values()) or not _is_proved(shared, found, samplers):
             continue
         named = _disagreement(found, samplers)
         if named is not None:
             what, values, blamed = named
-            cause = (f"their samplers have different {what}", (f"{what}: {say.by_rank(values)} (pass {number})",))
-            return Ruling(findings=(_finding(replicas, shared, blamed, cause, found, number),))
+            seen = [f"{what}: {say.by_rank(values)} (pass {number})", _sums_words(shared, found, number)]
+            if len(blamed) == len(shared.seen):
+                seen.append("no majority agrees, so that it cannot be told which rank departs")
+            cause = _Cause(
+                words=f"their samplers have different {what}", ranks=blamed, evidence=tuple(seen), sure=False
+            )
+            return Ruling(findings=(_finding(replicas, shared, cause),))
     if not shared.is_whole:
         return Ruling(skipped=f"{say.name_of(shared.first())}: it was not seen on all ranks of the group")
     return _settle_samplers(shared, passes, samplers)
@@ -123,9 +141,7 @@ def _settle_samplers(
     return Ruling(skipped=f"{say.name_of(shared.first())}: what its sampler shares out cannot be told from its sums")
 
 
-def _missing_shares(
-    replicas: Replicas, shared: Shared, samplers: Mapping[int, SamplerSeen]
-) -> tuple[str, tuple[str, ...]] | None:
+def _missing_shares(replicas: Replicas, shared: Shared, samplers: Mapping[int, SamplerSeen]) -> _Cause | None:
     """Return the cause where samplers are for more ranks than there are; ranks with equal numbers are duplicates."""
     counts = {sampler.replicas for sampler in samplers.values()}
     numbers = {sampler.rank for sampler in samplers.values()}
@@ -135,9 +151,10 @@ def _missing_shares(
     if count <= shared.size or count == replicas.world_size or not all(s.standard for s in samplers.values()):
         return None
     missing = sorted(set(range(count)) - {number for number in numbers if number is not None})
-    return (
-        f"their samplers are for {count} ranks, and there are {shared.size}",
-        (
+    return _Cause(
+        words=f"their samplers are for {count} ranks, and there are {shared.size}",
+        ranks=shared.ranks,
+        evidence=(
             f"num_replicas={count}; rank: {say.by_rank({rank: one.rank for rank, one in samplers.items()})}",
             f"the shares of {rank_list(missing)}, {len(missing)} of {count}, are drawn by nobody",
         ),
@@ -183,8 +200,12 @@ def _judge_drawn(replicas: Replicas, shared: Shared, passes: Mapping[int, Mappin
     epochs = tuple(found.values())
     as_many = sum(epoch.drawn for epoch in epochs) == samples
     if as_many and len(whole) > 1 and are_distinct(epochs) and _same_shares(whole):
-        cause = ("each rank has the same samples in each epoch, and together these are not all", ())
-        return Ruling(findings=(_finding(replicas, shared, shared.ranks, cause, found, number),))
+        cause = _Cause(
+            words="each rank has the same samples in each epoch, and together these are not all",
+            ranks=shared.ranks,
+            evidence=(_sums_words(shared, found, number),),
+        )
+        return Ruling(findings=(_finding(replicas, shared, cause),))
     return Ruling(skipped=f"{name}: its sampler does not say how it shares out, and the sums do not tell")
 
 
@@ -196,30 +217,21 @@ def _same_shares(passes: Mapping[int, Mapping[int, EpochSeen]]) -> bool:
     return len(shares) == 1
 
 
-def _finding(
-    replicas: Replicas,
-    shared: Shared,
-    blamed: tuple[int, ...],
-    cause: tuple[str, tuple[str, ...]],
-    found: Mapping[int, EpochSeen] | None = None,
-    number: int = 0,
-) -> Finding:
-    why, seen = cause
-    is_minority = len(blamed) < len(shared.seen)
+def _finding(replicas: Replicas, shared: Shared, cause: _Cause) -> Finding:
     loader = shared.first()
+    is_sure = cause.sure or len(cause.ranks) < len(shared.seen)
     return Finding(
         code="DD703",
         kind="shard-gap",
         severity=Severity.ERROR,
-        confidence=Confidence.HIGH if is_minority else Confidence.MEDIUM,
-        ranks=blamed,
-        hosts=say.hosts_of(replicas, blamed),
-        where=say.places_of(shared, blamed),
-        summary=f"the shares of {rank_list(shared.ranks)} overlap or leave samples out: {why} ({say.name_of(loader)})",
+        confidence=Confidence.HIGH if is_sure else Confidence.MEDIUM,
+        ranks=cause.ranks,
+        hosts=say.hosts_of(replicas, cause.ranks),
+        where=say.places_of(shared, cause.ranks),
+        summary=f"the shares of {rank_list(shared.ranks)} overlap or leave samples out: {cause.words}"
+        f" ({say.name_of(loader)})",
         evidence=tuple(filter(None, (
-            *seen,
-            _sums_words(shared, found, number),
-            "" if is_minority else "no majority agrees, so that it cannot be told which rank departs",
+            *cause.evidence,
             say.shared_out(loader, shared.size),
             f"sampler {loader.sampler.type}" if loader.sampler is not None else "",
         ))),
@@ -228,10 +240,10 @@ def _finding(
     )  # fmt: skip
 
 
-def _sums_words(shared: Shared, found: Mapping[int, EpochSeen] | None, number: int) -> str:
+def _sums_words(shared: Shared, found: Mapping[int, EpochSeen], number: int) -> str:
     """Return what was drawn against what there is, and how many samples nobody draws where shares are independent."""
     samples = shared.first().samples
-    if found is None or not samples or not shared.is_whole or not all(epoch.complete for epoch in found.values()):
+    if not samples or not shared.is_whole or not all(epoch.complete for epoch in found.values()):
         return ""
     drawn, total = (sum(getattr(epoch, name) for epoch in found.values()) for name in ("drawn", "total"))
     unseen = _expected_unseen(samples, found)
