@@ -56,8 +56,8 @@ def must_leave_gap(samples: int, epochs: Sequence[EpochSeen]) -> bool:
     With as many draws as samples, each must come once. What is drawn beyond that are repetitions: of a single one the
     sum tells which index it is, and the exclusive or has to agree; of more, their sum has to be possible.
     """
-    if any(epoch.highest is not None and epoch.highest >= samples for epoch in epochs):
-        return False  # indices of something else than the samples
+    if not _are_of(samples, epochs):
+        return False
     drawn = sum(epoch.drawn for epoch in epochs)
     beyond, excess = drawn - samples, sum(epoch.total for epoch in epochs) - sum_of_all(samples)
     if beyond < 0:
@@ -72,4 +72,10 @@ def must_leave_gap(samples: int, epochs: Sequence[EpochSeen]) -> bool:
 
 def shows_all(samples: int, epochs: Sequence[EpochSeen]) -> bool:
     """Return whether ranks together drew each index once, by count, sum and exclusive or."""
-    return sum(epoch.drawn for epoch in epochs) == samples and not must_leave_gap(samples, epochs)
+    as_many = sum(epoch.drawn for epoch in epochs) == samples
+    return as_many and _are_of(samples, epochs) and not must_leave_gap(samples, epochs)
+
+
+def _are_of(samples: int, epochs: Sequence[EpochSeen]) -> bool:
+    """Return whether indices are those of the samples, and not of something larger that they were taken from."""
+    return all(epoch.highest is None or epoch.highest < samples for epoch in epochs)

@@ -1,0 +1,112 @@
+"""Shares that do not make up the dataset, and those of which that cannot be said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddpdoctor.model.findings import Confidence
+from ddpdoctor.rules.data.shards import gaps
+
+from .seen import LINE, broken_off, drawn, loader, order, outcome, replicas, sampler, share
+
+OTHERS = {"standard": False, "type": "mine.Sampler"}
+
+
+def used(rank, seed=0, epoch=0, *, samples=96, world=2, count=1, **more):
+    """A rank's loader whose sampler has this seed and epoch, in a few passes."""
+    shuffle = more.get("shuffle", True)
+    epochs = [
+        drawn(share(samples, world, rank, seed + epoch, shuffle=shuffle), i, set_epoch=epoch)
+        for i in range(1, count + 1)
+    ]
+    return loader(*epochs, sampler=sampler(rank, world, seed=seed, **more), samples=samples)
+
+
+def by_hand(*shares, passes=2, **more):
+    """Loaders whose samplers say nothing, with these shares in each pass."""
+    return [loader(*[drawn(indices, i) for i in range(1, passes + 1)], **more) for indices in shares]
+
+
+FAULTS = {
+    "seeds": ([used(rank, rank) for rank in range(2)], (0, 1)),
+    "one seed of three": ([used(rank, 7 if rank == 1 else 0, world=3) for rank in range(3)], (1,)),
+    "epochs": ([used(rank, 0, rank) for rank in range(2)], (0, 1)),
+    "one epoch of four": ([used(rank, 0, 3 if rank == 2 else 4, world=4) for rank in range(4)], (2,)),
+    "seeds, broken off": (
+        [replace(used(rank, rank), epochs=(broken_off(used(rank, rank).epochs[0]),)) for rank in range(2)],
+        (0, 1),
+    ),
+    "padded": ([used(rank, rank, samples=455) for rank in range(2)], (0, 1)),
+    "another library's sampler": ([used(rank, rank, **OTHERS) for rank in range(2)], (0, 1)),
+    "a sampler for more ranks": (
+        [loader(drawn(share(96, 4, rank)), sampler=sampler(rank, 4)) for rank in range(2)],
+        (0, 1),
+    ),
+    "the same shares by hand, which overlap": (by_hand(order(96, 1)[0::2], order(96, 2)[1::2]), (0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_shares_that_leave_samples_out_are_found(name):
+    loaders, blamed = FAULTS[name]
+    (finding,) = gaps(replicas(*loaders)).findings
+    assert (finding.code, finding.kind, finding.ranks) == ("DD703", "shard-gap", blamed)
+    assert [(place.rank, place.line) for place in finding.where] == [(rank, LINE) for rank in blamed]
+
+
+def test_the_minority_is_sure_and_of_two_it_is_said_that_nobody_is():
+    (sure,) = gaps(replicas(*FAULTS["one seed of three"][0])).findings
+    (unsure,) = gaps(replicas(*FAULTS["seeds"][0])).findings
+    assert (sure.confidence, unsure.confidence) == (Confidence.HIGH, Confidence.MEDIUM)
+    assert "no majority agrees, so that it cannot be told which rank departs" in unsure.evidence
+    assert "seeds: 0 on rank 0, 1 on rank 1 (pass 1)" in unsure.evidence
+
+
+HEALTHY = {
+    "shares": ([used(rank) for rank in range(2)], "passed"),
+    "padded shares": ([used(rank, samples=455) for rank in range(2)], "passed"),
+    "shares of another library": ([used(rank, **OTHERS) for rank in range(2)], "passed"),
+    "seeds that differ and no shuffle": ([used(rank, rank, shuffle=False) for rank in range(2)], "passed"),
+    "seed and epoch that make up for each other": ([used(rank, rank, 1 - rank) for rank in range(2)], "passed"),
+    "other seeds, the same shares": (
+        [replace(used(rank), sampler=sampler(rank, seed=rank, **OTHERS)) for rank in range(2)],
+        "passed",
+    ),
+    "other seeds, and it cannot be proved": (
+        [replace(used(rank, rank, **OTHERS), epochs=(broken_off(used(rank, rank).epochs[0]),)) for rank in range(2)],
+        "skipped",
+    ),
+    "by hand, all": (by_hand(list(range(0, 96, 2)), list(range(1, 96, 2))), "passed"),
+    "by hand, in one pass only": (by_hand(order(96, 1)[0::2], order(96, 2)[1::2], passes=1), "skipped"),
+    "by hand, with replacement": (by_hand([1, 1, *range(46)], [2, 2, *range(46)]), "skipped"),
+    "by hand, not as many as there are": (by_hand(list(range(0, 90, 2)), list(range(1, 90, 2))), "skipped"),
+    "indices of something else": (by_hand(list(range(100, 148)), list(range(200, 248))), "skipped"),
+    "at random on each rank": (
+        [loader(drawn(order(96, r)[:48]), drawn(order(96, r + 9)[:48], 2)) for r in range(2)],
+        "skipped",
+    ),
+    "other lengths": ([used(0, samples=96), used(1, 1, samples=90)], "skipped"),
+    "no indices": ([replace(used(rank, rank), indices_seen=False) for rank in range(2)], "skipped"),
+    "not trained": (
+        [loader(drawn(share(96, 2, r, r), trained=False, backwards=0), sampler=sampler(r, seed=r)) for r in range(2)],
+        "skipped",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_shares_that_make_up_the_dataset_or_may_are_no_alarm(name):
+    loaders, expected = HEALTHY[name]
+    assert outcome(gaps(replicas(*loaders))) == expected
+
+
+def test_a_rank_that_was_not_seen_may_have_drawn_the_rest():
+    seen = [loader(drawn(share(96, 4, rank)), sampler=sampler(rank, 4)) for rank in range(2)]
+    assert outcome(gaps(replicas(*seen, size=4))) == "skipped"
+
+
+def test_a_group_of_a_larger_job_may_share_out_over_all_of_it():
+    seen = [loader(drawn(share(96, 4, rank)), sampler=sampler(rank, 4)) for rank in range(2)]
+    assert outcome(gaps(replicas(*seen, world_size=4))) == "passed"
