@@ -148,10 +148,11 @@ def _compare(own: _Own, group: Any, parameter: Any) -> ConsistencyResult:
     ranks = members(group)
     differences: tuple[TensorDifference, ...] = ()
     if len(ranks) > 1:
-        table = json.dumps(sorted([*key, *value] for key, value in own.values.items())).encode()
-        roots = gather_fixed(hashlib.sha256(table).digest(), group, parameter)
+        table = [[*key, *value] for key, value in own.values.items()]
+        # Tensors are compared by name: the order in which a rank has them is no difference.
+        roots = gather_fixed(hashlib.sha256(json.dumps(sorted(table)).encode()).digest(), group, parameter)
         if len(set(roots)) > 1:
-            packed = gather_bytes(zlib.compress(table), group, parameter)
+            packed = gather_bytes(zlib.compress(json.dumps(table).encode()), group, parameter)
             tables = [json.loads(zlib.decompress(one)) for one in packed]
             differences = find_differences(dict(zip(ranks, tables, strict=True)))
     return ConsistencyResult(
