@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.runfolder import JUDGED_ATTEMPTS, read_job, read_run
+from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.diagnose.rows import rank_row
 from ddpdoctor.model.attempts import Attempt, restarted_words
 from ddpdoctor.model.findings import Finding, JobStatus, Judgement, Severity
-from ddpdoctor.rules.progress.judge import judge
 from ddpdoctor.rules.verdict import order_findings, pick_verdict
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def judge_earlier(folder: Path, last: int, ignore: tuple[str, ...]) -> tuple[Att
     """Return the attempts before the last, the oldest of many left out, without findings of the codes in ``ignore``."""
     run = read_run(folder)
     jobs = {number: read_job(folder, number) for number in range(max(0, last - JUDGED_ATTEMPTS), last)}
-    return tuple(_restarted(number, job, judge(job), run, ignore) for number, job in jobs.items())
+    return tuple(_restarted(number, job, judge_job(job), run, ignore) for number, job in jobs.items())
 
 
 def last_attempt(folder: Path, job: Job, status: JobStatus, findings: tuple[Finding, ...]) -> Attempt:
