@@ -55,7 +55,7 @@ class Book:
         self.told: List[Loader] = []
         """The last few loaders, the latest last."""
         self.fresh: List[passes.Pass] = []
-        """Passes that have delivered a batch, with gradients on, since the last backward."""
+        """Passes that have delivered batches, with gradients on, that no backward has followed yet."""
         self.count = 0
         self.bytes = 0
 
@@ -227,8 +227,10 @@ def _delivered(iterator: Any, batch: Any) -> None:
         return
     known, one = found
     one.delivered(batch)
-    if one not in book.fresh and sys.modules["torch"].is_grad_enabled():
-        book.fresh.append(one)
+    if sys.modules["torch"].is_grad_enabled():
+        one.pending += 1
+        if one not in book.fresh:
+            book.fresh.append(one)
     if one.batches == 1 and one.number <= EARLY_PASSES:
         _note_pass(known, one, MAX_BYTES - LAST_BYTES)
 
@@ -240,7 +242,7 @@ def _exhausted(iterator: Any) -> None:
         return
     known, one = found
     one.complete = True
-    if one in book.fresh:
+    if one in book.fresh and not one.backwards:  # an evaluation: the next backward is none of its own
         book.fresh.remove(one)
     _end(known, one)
 
@@ -255,11 +257,18 @@ def _end(known: Loader, one: passes.Pass) -> None:
 
 
 def backward_begins() -> None:
-    """Have the passes that delivered a batch since the last backward count as trained on."""
-    if book.fresh:
-        waiting, book.fresh = book.fresh, []
-        for one in waiting:
+    """Count a backward for each pass that has delivered batches which none has followed yet.
+
+    Some trainers take several batches at once. A pass that was broken off has no backward to come.
+    """
+    waiting = []
+    for one in book.fresh:
+        if one.complete or one.iterator is None or one.iterator() is not None:
             one.backwards += 1
+            one.pending -= 1
+            if one.pending > 0:
+                waiting.append(one)
+    book.fresh = waiting
 
 
 def forward_begins(ddp: Any, args: Any, kwargs: Any) -> None:

@@ -39,6 +39,8 @@ class Pass:
         self.complete = False
         self.joined = False
         self.batches = self.drawn = self.total = self.xor = self.draws = self.backwards = 0
+        self.pending = 0
+        """Batches delivered, with gradients on, that no backward has followed yet."""
         self.highest = -1
         self.worded = False
         """Indices are no numbers: their hashes are counted."""

@@ -199,7 +199,8 @@ def _judge_drawn(replicas: Replicas, shared: Shared, passes: Mapping[int, Mappin
     number, found = next(iter(whole.items()))
     epochs = tuple(found.values())
     as_many = sum(epoch.drawn for epoch in epochs) == samples
-    if as_many and len(whole) > 1 and are_distinct(epochs) and _same_shares(whole):
+    is_proved = as_many and are_distinct(epochs) and must_leave_gap(samples, epochs)
+    if is_proved and len(whole) > 1 and _same_shares(whole):
         cause = _Cause(
             words="each rank has the same samples in each epoch, and together these are not all",
             ranks=shared.ranks,
