@@ -37,10 +37,14 @@ def unreduced_names(values: Iterable[Values]) -> tuple[str, ...]:
 
 
 def added_after_wrapping(sighting: Sighting) -> Cause | None:
-    """Return the cause where the first tensor that differs is none that DDP was given to reduce."""
-    names = unreduced_names(sighting.values)
+    """Return the cause where tensors differ that DDP was not given to reduce, and none before them on one rank only.
+
+    DDP may wait for a parameter that was replaced, and then reduces none of its bucket.
+    """
+    names, splits = unreduced_names(sighting.values), sighting.difference.splits
     blame = seen(each for each in sighting.values if each.unreduced)
-    if blame is None or sighting.difference.splits[0].row.name not in names:
+    differs = [split.row.name in names for split in splits]
+    if blame is None or not any(differs) or (not differs[0] and blame_of(splits[:1]).ground is Ground.MAJORITY):
         return None
     named = ", ".join(names[:MAX_NAMES]) + (" and more" if len(names) > MAX_NAMES else "")
     return Cause(

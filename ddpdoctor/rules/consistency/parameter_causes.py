@@ -86,7 +86,8 @@ def _some_steps_unreduced(sighting: Sighting) -> Cause | None:
         return None
     return Cause(
         name="steps without a reduction",
-        words=f"{missing} of the last {steps} steps were made without a reduction of gradients",
+        words=f"{missing} of the last {steps} steps {'was' if missing == 1 else 'were'} made without a reduction of "
+        "gradients",
         fix="call the DDP object itself in every training step, and leave no_sync() for the last batch before "
         "step(), also where an epoch ends in the midst of an accumulation",
         blame=seen(sighting.values),

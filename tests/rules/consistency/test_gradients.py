@@ -95,6 +95,12 @@ def test_an_unreduced_parameter_is_no_cause_where_another_differs_first():
     assert "rank 1 changed them" in found.summary
 
 
+def test_a_replaced_parameter_that_ddp_waits_for_keeps_its_whole_bucket_from_being_reduced():
+    first = difference(What.GRADIENT, 1, None, names=("0.weight", "head.bias"), sides=apart(3))
+    found = verdict(stream(first, ranks=3, now=everywhere(3, 1, unreduced=("head.bias",))), ranks=3)
+    assert (found.ranks, "added, replaced or unfrozen" in found.summary) == ((0, 1, 2), True)
+
+
 def test_accumulation_done_right_is_no_cause_where_one_rank_is_odd():
     now = everywhere(3, 50, forwards=4, unreduced_forwards=3)
     found = verdict(stream(difference(What.GRADIENT, sides=against(1)), ranks=3, now=now), ranks=3)
