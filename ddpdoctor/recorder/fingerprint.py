@@ -32,15 +32,15 @@ ROWS = 128
 SMALL_WORDS = 4 * COLUMNS
 """Up to here words are mixed themselves: two sums would take longer."""
 COLUMNS_AT, ROWS_AT, REST_AT, PART_AT = 1, 2**40, 2**41, 2**48
-"""Positions from which words are counted: sums of columns, and small tensors; sums of rows; what is left; a next part."""
+"""Positions from which are counted: sums of columns, and small tensors; sums of rows; what is left; a next part."""
 
 STEP = -0x61C8864680B583EB
 FACTOR = -0x00AE502812AA7333
 LENGTH = 0x2545F4914F6CDD1D
 """Odd, with bits like random ones: 2**64 over the golden ratio, murmur3's, and xorshift's. Signed, as torch's are."""
 
-BATCH_WORDS = 28 * 2**10
-"""So many words are mixed at once: 224 KiB, and twice that beside it. Ours: less than torch shares out to threads."""
+BATCH_WORDS = 2**14
+"""So many words are mixed at once: 128 KiB, and three times that beside it. Ours."""
 CHUNK_BLOCKS = 32
 """Blocks that one call adds up on an accelerator, to which half a MiB is nothing. Ours."""
 

@@ -55,7 +55,7 @@ def _not_initialised(tensor: torch.Tensor) -> bool:
 
 
 def _of_known_dtype(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same bits in a dtype that every torch copies and joins. Lazy conjugates and negatives are kept lazy."""
+    """Return the same bits in a dtype that every torch copies and joins."""
     if tensor.dtype in PLAIN:
         return tensor
     if tensor.is_conj() or tensor.is_neg():

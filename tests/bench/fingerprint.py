@@ -1,8 +1,8 @@
 """The checksum against a copy: python -m tests.bench.fingerprint, two minutes.
 
-Prints the speed of ``prints`` over that of ``torch.clone`` of the same tensors, on one thread and on two: the copies are
-kept, as a check against a copy would keep them, and dropped at once, which spares most of the writing to memory. Both
-sides work on memory that they have used before. Without the first, copies of large tensors cost page faults as well.
+Prints the speed of ``prints`` over that of copies of the same tensors, on one thread and on two. The copies are kept,
+as a check against an older state would keep them; dropped at once, so that each goes to the same place in the cache; or
+made in memory that is in use, which spares the page faults of the largest.
 """
 
 from __future__ import annotations

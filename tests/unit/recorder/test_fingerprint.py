@@ -1,0 +1,514 @@
+import itertools
+import random
+import struct
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ddpdoctor.recorder import fingerprint
+from ddpdoctor.recorder.fingerprint import prints
+from ddpdoctor.recorder.print_wire import ABSENT, PRINT_SIZE, UNTOLD
+
+NAMES = [
+    *(
+        "float64",
+        "float32",
+        "float16",
+        "bfloat16",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "float8_e4m3fnuz",
+        "float8_e5m2fnuz",
+    ),
+    *("float8_e8m0fnu", "float4_e2m1fn_x2", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
+    *("bool", "complex128", "complex64", "complex32"),
+]
+DTYPES = [getattr(torch, name) for name in NAMES if hasattr(torch, name)]
+SIZES = (0, 1, 2, 3, 7, 508, 509, 510, 2035, 2036, 2037, 5090, 5097)
+"""In words: around what is read in rows, and what is not."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def noise(dtype, count, seed=0):
+    """Bits of all kinds, NaNs among them; a bool's are its lowest only."""
+    raw = torch.frombuffer(bytearray(random.Random(seed).randbytes(count * dtype.itemsize + 1)), dtype=torch.uint8)[:-1]
+    return (raw & 1).view(torch.bool) if dtype is torch.bool else raw.view(dtype)
+
+
+def each(tensors):
+    tensors = list(tensors)
+    found = prints(tensors)
+    assert len(found) == PRINT_SIZE * len(tensors)
+    return [found[at : at + PRINT_SIZE] for at in range(0, len(found), PRINT_SIZE)]
+
+
+def with_bit(tensor, bit):
+    """A copy of which one bit of the memory is another."""
+    changed = tensor.clone()
+    changed.view(-1).view(torch.uint8)[bit // 8] ^= 1 << bit % 8
+    return changed
+
+
+def mixed(words, positions):
+    """What the checksum is defined to be, in integers of Python."""
+    mask, first, second = 2**64 - 1, 0, 0
+    for word, position in zip(words, positions, strict=True):
+        place = position * fingerprint.STEP & mask
+        out = (word & mask) ^ place
+        for shift, factor in ((32, fingerprint.FACTOR), (29, 1)):
+            signed = out - (out >> 63 << 64)
+            out = (out ^ signed >> shift) * factor & mask
+        first, second = first + out, second + out * place
+    return first & mask, second & mask
+
+
+def by_definition(data):
+    padded = data + bytes(-len(data) % 8)
+    words = struct.unpack(f"<{len(padded) // 8}q", padded)
+    rows = [words[at : at + 509] for at in range(0, len(words) - 508, 509)] if len(words) > 4 * 509 else []
+    derived, positions = [], []
+    for block in range(0, len(rows), 128):
+        derived += [sum(column) for column in zip(*rows[block : block + 128], strict=True)]
+        positions += range(1 + block // 128 * 509, 1 + block // 128 * 509 + 509)
+    derived += [sum(row) for row in rows]
+    positions += range(2**40, 2**40 + len(rows))
+    left = words[len(rows) * 509 :]
+    derived += left
+    at = 2**41 if rows else 1
+    first, second = mixed(derived, [*positions, *range(at, at + len(left))])
+    length = (len(data) + 1) * fingerprint.LENGTH
+    return struct.pack("<QQ", (first + length) & 2**64 - 1, (second + length) & 2**64 - 1)
+
+
+@pytest.mark.parametrize("words", [*SIZES, 128 * 509 - 1, 128 * 509, 129 * 509 + 3, 257 * 509])
+def test_is_what_it_is_defined_to_be_at_every_size(words):
+    data = noise(torch.int64, words)
+    assert prints([data]) == by_definition(data.numpy().tobytes())
+
+
+@pytest.mark.parametrize("count", [1, 3, 4072, 16287, 16289, 20001])
+def test_a_tail_that_fills_no_word_is_padded_with_zeros(count):
+    data = noise(torch.uint8, count)
+    assert prints([data]) == by_definition(data.numpy().tobytes())
+
+
+def test_none_is_absent_and_no_tensor_is():
+    empty = [
+        torch.empty(0),
+        torch.empty(3, 0, 2),
+        torch.zeros(1),
+        torch.zeros(5000),
+        torch.tensor(0, dtype=torch.uint8),
+    ]
+    found = each([None, *empty])
+    assert found[0] == ABSENT
+    assert not {ABSENT, UNTOLD} & set(found[1:])
+    assert prints([]) == b""
+
+
+def test_a_print_does_not_depend_on_what_is_asked_beside_it():
+    tensors = [noise(dtype, 1 + 37 * i, i) for i, dtype in enumerate(DTYPES * 4)]
+    tensors += [noise(torch.float32, 70_000 + i, i) for i in range(8)]
+    alone = [prints([tensor]) for tensor in tensors]
+    assert each(tensors) == alone
+    assert each(tensors[::-1]) == alone[::-1]
+
+
+def test_threads_change_nothing():
+    tensors = [noise(torch.float32, 600_001), noise(torch.bfloat16, 40_000), noise(torch.float64, 100)]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = prints(tensors)
+        torch.set_num_threads(3)
+        assert prints(tensors) == alone
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_bit_of_a_small_tensor_counts(dtype):
+    tensor = noise(dtype, 37)
+    size = 37 * dtype.itemsize * 8
+    bits = range(0, size, 8) if dtype is torch.bool else range(size)
+    found = each([tensor, *(with_bit(tensor, bit) for bit in bits)])
+    assert len(set(found)) == len(bits) + 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_bit_of_a_large_tensor_counts(dtype):
+    tensor = noise(dtype, (5 * 509 * 8 + 24) // dtype.itemsize + 1)
+    size = tensor.numel() * dtype.itemsize * 8
+    bits = {
+        *random.Random(1).sample(range(size), 400),
+        *range(64),
+        *range(size - 64, size),
+        *range(509 * 64 - 64, 509 * 64 + 64),
+    }
+    bits = {bit // 8 * 8 for bit in bits} if dtype is torch.bool else bits
+    found = each([tensor, *(with_bit(tensor, bit) for bit in sorted(bits))])
+    assert len(set(found)) == len(bits) + 1
+
+
+def test_all_bits_of_one_of_two_blocks_count():
+    tensor = noise(torch.float32, 2 * 130 * 509)
+    found = {prints([tensor])}
+    bits = range(7, tensor.numel() * 32, 50_021)
+    for bit in bits:
+        found.add(prints([with_bit(tensor, bit)]))
+    assert len(found) == len(bits) + 1
+
+
+def test_the_next_number_is_another():
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        tensor = torch.randn(3000).to(dtype)
+        for at in (0, 1, 1499, 2999):
+            other = tensor.clone()
+            integers = other.view({8: torch.int64, 4: torch.int32, 2: torch.int16}[dtype.itemsize])
+            integers[at] += 1
+            assert prints([other]) != prints([tensor])
+
+
+@pytest.mark.parametrize("shape", [(6,), (64, 64), (300, 509), (300, 1018), (40, 1024), (2, 50_000)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_even_numbers_of_sign_flips_are_seen(shape, dtype):
+    torch.manual_seed(3)
+    tensor = torch.randn(shape).to(dtype)
+    flat = tensor.numel()
+    changed = []
+    for count in (2, 4, 6, 10, 100, flat // 2 * 2):
+        for _ in range(4):
+            other = tensor.clone().view(-1)
+            other[torch.randperm(flat)[: min(count, flat // 2 * 2)]] *= -1
+            changed.append(other)
+    for rows in (2, 4):
+        for part in (slice(0, rows), slice(1, None, rows)):
+            other = tensor.clone()
+            other[part] *= -1
+            changed.append(other)
+    halves = tensor.clone().view(-1)
+    halves[::2] *= -1
+    found = each([tensor, *changed, -tensor, halves])
+    assert found[0] not in found[1:]
+
+
+def test_signs_of_two_columns_or_of_a_run_are_seen():
+    torch.manual_seed(4)
+    tensor = torch.randn(256, 1024, dtype=torch.float64)
+    changed = []
+    for a, b in itertools.combinations((0, 1, 508, 509, 510, 1023), 2):
+        other = tensor.clone()
+        other[:, a] *= -1
+        other[:, b] *= -1
+        changed.append(other)
+    for start, count in ((0, 509), (0, 1018), (5, 1018), (0, 509 * 128), (509, 509 * 256)):
+        other = tensor.clone()
+        other.view(-1)[start : start + count] *= -1
+        changed.append(other)
+    found = each([tensor, *changed])
+    assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (64, 64), (300, 509), (509, 300), (300, 1018), (130, 4 * 509), (1000, 1)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8])
+def test_permutations_are_seen(shape, dtype):
+    torch.manual_seed(5)
+    tensor = noise(dtype, shape[0] * shape[1]).view(shape)
+    changed = [tensor.roll(1, 0), tensor.flip(0), tensor.flip(1), tensor.roll(1, 1)] if shape[1] > 1 else []
+    for _ in range(20):
+        a, b = torch.randperm(shape[0])[:2].tolist()
+        rows = tensor.clone()
+        rows[[a, b]] = rows[[b, a]]
+        changed.append(rows)
+        one = tensor.clone().view(-1)
+        a, b = torch.randperm(tensor.numel())[:2].tolist()
+        one[[a, b]] = one[[b, a]]
+        changed.append(one)
+    found = each([tensor, *changed])
+    same = [i for i, other in enumerate(changed, 1) if torch.equal(other.view(-1), tensor.view(-1))]
+    assert [i for i in range(1, len(found)) if found[i] == found[0]] == same
+
+
+def test_zeros_of_other_signs_and_sizes_are_others():
+    found = each(
+        [torch.zeros(4), -torch.zeros(4), torch.zeros(3), torch.zeros(5), torch.zeros(3000), torch.zeros(6000)]
+    )
+    assert len(set(found)) == len(found)
+
+
+def layouts(tensor, shuffled):
+    """The same values, elsewhere and in other order of memory."""
+    order = list(range(tensor.dim()))
+    shuffled.shuffle(order)
+    back = [order.index(i) for i in range(tensor.dim())]
+    yield tensor.permute(order).contiguous().permute(back)
+    offset = shuffled.randrange(1, 9)
+    bucket = noise(tensor.dtype, tensor.numel() + offset + 3)
+    view = bucket[offset : offset + tensor.numel()].view(tensor.shape)
+    yield view.copy_(tensor)
+    wide = noise(tensor.dtype, tensor.numel() * 2).view(*tensor.shape, 2)
+    wide[..., 0] = tensor
+    yield wide[..., 0]
+    yield torch.nn.Parameter(tensor) if tensor.is_floating_point() or tensor.is_complex() else tensor.clone()
+
+
+def test_ten_thousand_pairs_in_other_layouts_are_equal():
+    shuffled = random.Random(7)
+    dtypes = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8,
+              torch.bool, torch.complex64, torch.complex128, torch.int16, torch.float8_e5m2]  # fmt: skip
+    pairs = 0
+    while pairs < 10_000:
+        tensors = []
+        for _ in range(250):
+            shape = [shuffled.choice((0, 1, 1, 2, 3, 5, 8)) for _ in range(shuffled.randrange(5))]
+            if shuffled.random() < 0.02:
+                shape = [shuffled.randrange(20, 40), shuffled.randrange(20, 40), 9]
+            size = 1
+            for one in shape:
+                size *= one
+            tensor = noise(shuffled.choice(dtypes), size, pairs).view(shape)
+            tensors += [tensor, *layouts(tensor, shuffled)]
+        found = each(tensors)
+        for at in range(0, len(found), 5):
+            assert len(set(found[at : at + 5])) == 1, (tensors[at].shape, tensors[at].dtype)
+            pairs += 4
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_large_tensor_is_equal_in_every_layout(dtype):
+    tensor = noise(dtype, 5 * 70 * 11 * 8).view(5, 70, 11, 8)
+    expected = prints([tensor])
+    raw = torch.uint8 if dtype.itemsize == 1 else dtype
+    for order in ((0, 2, 3, 1), (3, 2, 1, 0), (1, 0, 3, 2)):
+        back = [order.index(i) for i in range(4)]
+        other = tensor.view(raw).permute(order).contiguous().permute(back)
+        assert prints([other if raw is dtype else other.view(dtype)]) == expected
+    bucket = torch.zeros(tensor.numel() + 3, dtype=raw)
+    bucket[1:-2] = tensor.view(raw).view(-1)
+    assert prints([bucket.view(dtype)[1:-2].view(tensor.shape)]) == expected
+
+
+def test_channels_last_and_expanded_tensors_are_equal():
+    image = torch.randn(16, 33, 9, 7)
+    video = torch.randn(3, 33, 4, 9, 7)
+    row = torch.randn(7000)
+    assert prints([image.to(memory_format=torch.channels_last)]) == prints([image])
+    assert prints([video.to(memory_format=torch.channels_last_3d)]) == prints([video])
+    assert prints([row.expand(9, 7000)]) == prints([row.repeat(9, 1)])
+    assert prints([row[:9, None].expand(9, 7000)]) == prints([row[:9, None].repeat(1, 7000)])
+
+
+@pytest.mark.parametrize("count", [50, 40_000])
+def test_conjugates_and_negatives_that_are_lazy_are_equal(count):
+    for dtype in (torch.complex64, torch.complex128):
+        lazy = torch.randn(count, dtype=dtype).conj()
+        assert lazy.is_conj()
+        assert prints([lazy, lazy.imag]) == prints([lazy.resolve_conj().clone(), lazy.imag.resolve_neg().clone()])
+
+
+def test_memory_that_begins_between_words_is_read():
+    memory = bytearray(random.Random(1).randbytes(400_004))
+    odd = torch.frombuffer(memory, dtype=torch.float32, offset=4)
+    assert prints([odd]) == prints([odd.clone()])
+
+
+class Plain(torch.Tensor):
+    """A class of tensors that only adds a method, and counts what is done to it."""
+
+    seen = 0
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        Plain.seen += 1
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+class Hidden(torch.Tensor):
+    """A class of tensors that keeps its data to itself."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError(func)
+
+
+class Pair(Hidden):
+    """A class of tensors that says which tensors it wraps."""
+
+    @staticmethod
+    def __new__(cls, low, high):
+        return torch.Tensor._make_wrapper_subclass(cls, low.shape, dtype=low.dtype)
+
+    def __init__(self, low, high):
+        self.low, self.high = low, high
+
+    def __tensor_flatten__(self):
+        return ["low", "high"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner, meta, size, stride):
+        return Pair(inner["low"], inner["high"])
+
+
+class Broken(torch.Tensor):
+    """A class of tensors of which nothing works."""
+
+    @staticmethod
+    def __new__(cls):
+        return torch.Tensor._make_wrapper_subclass(cls, (3,))
+
+    def __tensor_flatten__(self):
+        raise RuntimeError("not now")
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise RuntimeError("not now")
+
+
+def test_what_cannot_be_told_says_so_and_costs_the_others_nothing():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    plain = torch.randn(3000)
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(torch.randn(3))
+    repeated = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.ones(2), (3,))
+    untold = [
+        torch.empty(3, device="meta"),
+        fake,
+        torch.nn.UninitializedParameter(),
+        torch.nn.UninitializedBuffer(),
+        torch.quantize_per_tensor(torch.randn(5), 0.1, 0, torch.qint8),
+        torch.nested.nested_tensor([torch.randn(2), torch.randn(3)]),
+        repeated,
+        torch.randn(8, 8).to_mkldnn(),
+        Hidden(torch.randn(3)),
+        Broken(),
+    ]
+    found = each([plain, *untold, None, plain])
+    assert found[0] == found[-1] == prints([plain]) != UNTOLD
+    assert found[1:-2] == [UNTOLD] * len(untold)
+    assert found[-2] == ABSENT
+
+
+def test_a_shard_is_not_told(tmp_path):
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        assert prints([distribute_tensor(torch.randn(4, 4), init_device_mesh("cpu", (1,)))]) == UNTOLD
+    finally:
+        dist.destroy_process_group()
+
+
+def test_sparse_tensors_and_classes_of_tensors_are_looked_into():
+    dense = torch.randn(40, 40).relu()
+    for of in (torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr, torch.Tensor.to_sparse_csc):
+        assert UNTOLD != prints([of(dense)]) == prints([of(dense.clone())]) != prints([of(dense * 2)])
+    low, high = torch.randn(3), torch.randn(3)
+    assert UNTOLD != prints([Pair(low, high)]) == prints([Pair(low.clone(), high)]) != prints([Pair(high, low)])
+    assert prints([low.as_subclass(Plain)]) == prints([low])
+
+
+class Calls(TorchDispatchMode):
+    """Sees every operation."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_mode_of_the_caller_sees_it_or_changes_it():
+    tensors = [torch.randn(300, 300, requires_grad=True), torch.randn(5), torch.randn(500, 90).t(), torch.arange(3)]
+    expected = prints(tensors)
+    with torch.device("meta"):
+        assert prints(tensors) == expected
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.enable_grad():
+        assert prints(tensors) == expected
+    with torch.inference_mode():
+        assert prints(tensors) == expected
+        assert prints([tensors[0].clone()]) == expected[:PRINT_SIZE]
+        kept = tensors[2].clone()
+    assert prints([kept]) == expected[2 * PRINT_SIZE : 3 * PRINT_SIZE]
+    with Calls() as calls:
+        assert prints(tensors) == expected
+    before = Plain.seen
+    assert prints([tensors[1].as_subclass(Plain)]) == expected[PRINT_SIZE : 2 * PRINT_SIZE]
+    assert (calls.seen, Plain.seen) == (0, before)
+    torch.use_deterministic_algorithms(mode=True)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert prints(tensors) == expected
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+        torch.set_default_dtype(torch.float32)
+
+
+def test_nothing_of_the_caller_changes():
+    weight = torch.randn(300, 300, requires_grad=True)
+    product = weight * 2
+    tensors = [weight, product, weight.t(), product[3:].detach(), torch.randn(7)]
+    versions = [tensor._version for tensor in tensors]
+    values = [tensor.detach().clone() for tensor in tensors]
+    state = torch.get_rng_state()
+    prints(tensors)
+    assert versions == [tensor._version for tensor in tensors]
+    assert all(torch.equal(a, b) for a, b in zip(tensors, values, strict=True))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.is_grad_enabled()
+    product.sum().backward()
+    assert torch.equal(weight.grad, torch.full_like(weight, 2))
+
+
+def test_in_a_compiled_function_it_is_told_or_not_and_never_something_else():
+    @torch.compile(backend="eager", fullgraph=False)
+    def step(tensor):
+        return tensor * 2, prints([tensor])
+
+    tensor = torch.randn(3)
+    assert step(tensor)[1] in {UNTOLD, prints([tensor])}
+
+
+ROOM = """
+import torch
+from ddpdoctor.recorder.fingerprint import prints
+
+def memory(of):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(of))
+
+torch.set_num_threads(1)
+large = torch.randn(10_000_000)
+turned = torch.randn(4000, 2500).t()
+many = [torch.randn(250, 250) for _ in range(160)]
+prints([torch.randn(6000), torch.randn(100, 60).t()])  # brings the code of torch that is used into memory
+with open("/proc/self/clear_refs", "w") as control:
+    control.write("5")
+before = memory("VmRSS")
+for tensors in ([large], [turned], many):
+    prints(tensors)
+print(memory("VmHWM") - before)
+"""
+
+
+def test_it_takes_less_than_a_mebibyte():
+    done = subprocess.run([sys.executable, "-c", ROOM], check=True, capture_output=True, text=True)
+    assert int(done.stdout) < 2**20
