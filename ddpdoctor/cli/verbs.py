@@ -7,7 +7,17 @@ from typing import Annotated
 import typer
 
 from ddpdoctor import __version__
-from ddpdoctor.cli import allreduce_bench, check_consistency, check_data, check_env, demo, explain, report, wrap
+from ddpdoctor.cli import (
+    allreduce_bench,
+    check_checkpoint,
+    check_consistency,
+    check_data,
+    check_env,
+    demo,
+    explain,
+    report,
+    wrap,
+)
 
 app = typer.Typer(
     name="ddpdoctor",
@@ -36,8 +46,13 @@ app.command(
     cls=allreduce_bench.BenchCommand,
     short_help="Train your model under DDP; say whether it stays one model.",
 )(check_consistency.check_consistency)
-app.command("check-data", short_help="Say what each rank gets of the data, by arithmetic or from your own loader.")(
-    check_data.check_data
+app.command(
+    "check-data",
+    cls=allreduce_bench.BenchCommand,
+    short_help="Say what each rank gets of the data.",
+)(check_data.check_data)
+app.command("check-checkpoint", short_help="Say whether a checkpoint is whole, and would load.")(
+    check_checkpoint.check_checkpoint
 )
 app.command("demo", short_help="Run a tiny job with a seeded fault and diagnose it.")(demo.demo)
 app.command("report", short_help="Draw a saved report again, offline.")(report.report)

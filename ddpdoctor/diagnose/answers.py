@@ -50,6 +50,7 @@ def found(rule: Rule, problem: Problem) -> Finding:
         summary=problem.summary,
         ranks=problem.ranks,
         hosts=problem.hosts,
+        tensor=problem.tensor,
         evidence=problem.evidence,
         fix=problem.fix,
     )

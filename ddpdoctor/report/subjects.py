@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpdoctor.report.checkpoints import checkpoint_lines, is_checkpoints
 from ddpdoctor.report.sharing import is_sharing, sharing_lines
 
 if TYPE_CHECKING:
@@ -12,4 +13,6 @@ if TYPE_CHECKING:
 
 def subject_lines(report: Report) -> list[str]:
     """Return the lines for a report of a verb that has some; none for others."""
+    if is_checkpoints(report):
+        return checkpoint_lines(report)
     return sharing_lines(report) if is_sharing(report) else []

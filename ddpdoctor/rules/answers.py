@@ -23,6 +23,7 @@ class Problem:
     ranks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
     """Empty in a rule over one node: that node."""
+    tensor: str | None = None
     kind: str | None = None
     """The kind of another rule, under which the user looks for this one; None: that of the rule that found it."""
 

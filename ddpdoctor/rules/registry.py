@@ -21,6 +21,8 @@ FAMILIES = (
     "ddpdoctor.rules.consistency.judge",
     "ddpdoctor.rules.consistency.trial",
     "ddpdoctor.rules.data.judge",
+    "ddpdoctor.rules.sharing.judge",
+    "ddpdoctor.rules.checkpoints.judge",
 )
 """Modules whose import registers a family of rules."""
 ENVIRONMENT = "ddpdoctor.rules.environment"

@@ -1,0 +1,42 @@
+"""`check-checkpoint` from what was read to its report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.diagnose.answers import found, make_report, outcome
+from ddpdoctor.rules.checkpoints.judge import judge
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.checkpoint import Checkpoints, FileSeen
+    from ddpdoctor.model.findings import Report
+
+VERB = "check-checkpoint"
+GROUP = "checkpoints"
+"""Under which the checks of this verb are shown."""
+
+
+def checkpoint_report(seen: Checkpoints, command: tuple[str, ...], started_at: str) -> Report:
+    """Judge checkpoints, and return the report."""
+    answers = tuple(judge(seen))
+    findings = [found(rule, problem) for rule, answer in answers for problem in answer.problems]
+    checks = [outcome(rule, answer, GROUP) for rule, answer in answers]
+    return make_report(command, started_at, findings, checks, {"verb": VERB, "files": [*map(_about, seen.files)]})
+
+
+def _about(one: FileSeen) -> dict[str, Any]:
+    """Return what a reader of the report sees of a file: no digests and no list of all its tensors."""
+    contents = one.contents
+    return {
+        "path": one.path,
+        "size_bytes": one.size_bytes,
+        "form": one.form.value,
+        "state": one.state.value,
+        "checksums": one.checksums.value,
+        "tensors": None if contents is None else len(contents.tensors),
+        "parts": [] if contents is None else [part.value for part in contents.parts],
+        "weights": []
+        if contents is None
+        else [{"key": one.where, "tensors": len(one.tensors)} for one in contents.weights],
+        "values_looked_at": one.values is not None,
+    }

@@ -1,0 +1,1 @@
+"""Checkpoint files, read without running anything that is in them."""

@@ -1,0 +1,126 @@
+"""What the parts of a checkpoint are: told by their own keys, as torch's classes write them, not by their place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.model.checkpoint import Contents, Part, TensorIn, Weights
+from ddpdoctor.probes.checkpoint.pickles import Opaque, TensorRef, walk_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+MOST_DEPTH = 4
+"""How deep parts are looked for: trainers put them one or two levels down."""
+CPU_STATE_BYTES = 5056
+CUDA_STATE_BYTES = 16
+"""Sizes of what ``torch.get_rng_state`` and ``torch.cuda.get_rng_state`` return, as uint8."""
+RANDOM_WORDS = ("rng", "random_state", "generator_state")
+PROGRESS_WORDS = ("epoch", "step", "iter", "global_step", "iteration", "num_updates")
+
+
+def describe(root: Any, names: tuple[str, ...]) -> Contents:
+    """Return what a checkpoint holds; ``names`` are the functions and classes that its pickle names."""
+    found = list(_walk(root, "", 0))
+    parts = {part for _, value, key in found if (part := _part_of(key, value)) is not None}
+    weights = tuple(_weights(path, value) for path, value, _ in found if _is_weights(value))
+    if isinstance(root, Opaque):
+        weights = (_module_weights(root),)
+    if weights:
+        parts.add(Part.MODEL)
+    return Contents(
+        tensors=tuple(describe_tensor(name, ref) for name, ref in walk_tensors(root)),
+        weights=weights,
+        parts=tuple(part for part in Part if part in parts),
+        empty_optimizer=any(_is_optimizer(value) and not value["state"] for _, value, _ in found),
+        globals=names,
+    )
+
+
+def describe_tensor(name: str, ref: TensorRef) -> TensorIn:
+    """Return a tensor as facts have it."""
+    return TensorIn(name=name, shape=ref.shape, dtype=ref.dtype)
+
+
+def weights_of(tensors: Mapping[str, TensorRef]) -> Contents:
+    """Return the contents of a file that holds nothing but tensors by name."""
+    described = tuple(describe_tensor(name, ref) for name, ref in tensors.items())
+    weights = (Weights(where="", tensors=described),) if described else ()
+    return Contents(tensors=described, weights=weights, parts=(Part.MODEL,) if weights else ())
+
+
+def _walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any, str]]:
+    """Yield path, value and last key of all that may be a part; not what is inside of one."""
+    yield path, value, path.rpartition(".")[2]
+    if depth == MOST_DEPTH or _is_weights(value) or _is_optimizer(value):
+        return
+    for key, child in _items(value):
+        yield from _walk(child, f"{path}.{key}" if path else str(key), depth + 1)
+
+
+def _items(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, dict):
+        yield from value.items()
+    elif isinstance(value, list | tuple):
+        yield from enumerate(value)
+    elif isinstance(value, Opaque) and isinstance(value.state, dict):
+        yield from value.state.items()
+
+
+def _part_of(key: str, value: Any) -> Part | None:
+    if _is_optimizer(value):
+        return Part.OPTIMIZER
+    if isinstance(value, dict):
+        return _part_of_dict(value)
+    if _is_random(key, value):
+        return Part.RANDOM
+    if type(value) is int and key.lower().rstrip("s") in PROGRESS_WORDS:
+        return Part.PROGRESS
+    return None
+
+
+def _part_of_dict(value: dict[Any, Any]) -> Part | None:
+    if {"scale", "growth_factor", "_growth_tracker"} <= value.keys():
+        return Part.SCALER
+    if "last_epoch" in value and ({"_step_count", "base_lrs", "_last_lr"} & value.keys()):
+        return Part.SCHEDULER
+    return None
+
+
+def _is_optimizer(value: Any) -> bool:
+    return (
+        isinstance(value, dict) and isinstance(value.get("param_groups"), list) and isinstance(value.get("state"), dict)
+    )
+
+
+def _is_random(key: str, value: Any) -> bool:
+    if isinstance(value, TensorRef):
+        is_state = value.dtype == "uint8" and value.shape in {(CPU_STATE_BYTES,), (CUDA_STATE_BYTES,)}
+        return is_state or any(word in key.lower() for word in RANDOM_WORDS)
+    return isinstance(value, list | tuple | Opaque) and any(word in key.lower() for word in RANDOM_WORDS)
+
+
+def _is_weights(value: Any) -> bool:
+    """Say whether a dict is a model's state dict: texts for keys, and tensors that are no random state for values.
+
+    Beside the tensors a state dict may hold what layers add (``_extra_state``), so that half of them is enough; what
+    holds another dict of tensors is what a script has put together.
+    """
+    if not isinstance(value, dict) or not value or not all(isinstance(key, str) for key in value):
+        return False
+    if any(
+        isinstance(one, dict) and any(isinstance(inner, TensorRef) for inner in one.values()) for one in value.values()
+    ):
+        return False
+    tensors = [key for key, one in value.items() if isinstance(one, TensorRef) and not _is_random(key, one)]
+    return 2 * len(tensors) >= len(value) and _part_of_dict(value) is None
+
+
+def _weights(path: str, value: dict[str, Any]) -> Weights:
+    tensors = (describe_tensor(name, ref) for name, ref in value.items() if isinstance(ref, TensorRef))
+    return Weights(where=path, tensors=tuple(tensors))
+
+
+def _module_weights(root: Opaque) -> Weights:
+    """Return the tensors of a module that was pickled as a whole, named as its state dict names them."""
+    return Weights(where="", tensors=tuple(describe_tensor(name, ref) for name, ref in walk_tensors(root)))

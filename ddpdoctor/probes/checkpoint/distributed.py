@@ -1,0 +1,152 @@
+"""Folders of ``torch.distributed.checkpoint``: whether all files that ``.metadata`` names are there, and whole.
+
+Source: ``torch/distributed/checkpoint/filesystem.py``, ``_StorageInfo``: each item is a range of bytes of a file, which
+``torch.save`` wrote.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.model.checkpoint import Checksums, Contents, Damage, FileSeen, Form, Part, State, TensorIn, Weights
+from ddpdoctor.probes.checkpoint.pickles import DTYPES, Opaque, Unreadable, read_pickle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+METADATA = ".metadata"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A part of the state, and the bytes that hold it."""
+
+    name: str
+    file: str
+    offset: int
+    length: int
+
+
+def is_distributed(folder: Path) -> bool:
+    """Say whether a folder is such a checkpoint, or what is left of one."""
+    return (folder / METADATA).is_file() or any(folder.glob("*.distcp"))
+
+
+def read_distributed(folder: Path, *, checksums: bool) -> FileSeen:
+    """Read a folder; raises OSError."""
+    files = {path.name: path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
+    size = sum(files.values())
+    if METADATA not in files:
+        detail = f"it holds {sum(name.endswith('.distcp') for name in files)} .distcp files and no {METADATA}"
+        return FileSeen(path=str(folder), size_bytes=size, form=Form.FOLDER, state=State.CUT, detail=detail)
+    try:
+        with (folder / METADATA).open("rb") as file:
+            root = read_pickle(file).root
+        items, tensors = tuple(_items(root)), tuple(_tensors(root))
+    except Unreadable as error:
+        return FileSeen(
+            path=str(folder), size_bytes=size, form=Form.FOLDER, state=State.UNREADABLE, detail=f"{METADATA}: {error}"
+        )
+    damaged = tuple(_damaged(folder, items)) if checksums else ()
+    return FileSeen(
+        path=str(folder),
+        size_bytes=size,
+        form=Form.FOLDER,
+        state=State.WHOLE,
+        checksums=Checksums.CHECKED if checksums else Checksums.NOT_READ,
+        damaged=damaged,
+        missing=tuple(_missing(folder, items)),
+        contents=_describe(tensors, items),
+    )
+
+
+def _items(root: Any) -> Iterator[Item]:
+    for index, info in _field(root, "storage_data", dict).items():
+        yield Item(
+            name=_field(index, "fqn", str),
+            file=_field(info, "relative_path", str),
+            offset=_field(info, "offset", int),
+            length=_field(info, "length", int),
+        )
+
+
+def _field(record: Any, name: str, kind: type) -> Any:
+    state = record.state if isinstance(record, Opaque) else None
+    value = state.get(name) if isinstance(state, dict) else None
+    if not isinstance(value, kind):
+        raise Unreadable(f"it has no {name}")
+    return value
+
+
+def _tensors(root: Any) -> Iterator[TensorIn]:
+    for name, metadata in _field(root, "state_dict_metadata", dict).items():
+        state = metadata.state if isinstance(metadata, Opaque) else None
+        size = state.get("size") if isinstance(state, dict) else None
+        if isinstance(size, tuple) and isinstance(state, dict):
+            yield TensorIn(name=str(name), shape=size, dtype=_dtype(state.get("properties")))
+
+
+def _dtype(properties: Any) -> str:
+    """Return the dtype among the properties, as a dict or in the order in which they are pickled."""
+    state = properties.state if isinstance(properties, Opaque) else properties
+    values = state.values() if isinstance(state, dict) else state if isinstance(state, tuple) else ()
+    return next((value for value in values if isinstance(value, str) and value in DTYPES), "")
+
+
+def _missing(folder: Path, items: Iterable[Item]) -> Iterator[str]:
+    needed: dict[str, int] = {}
+    for item in items:
+        needed[item.file] = max(needed.get(item.file, 0), item.offset + item.length)
+    for name, size in sorted(needed.items()):
+        path = folder / name
+        if not path.is_file():
+            yield f"{name} is not there"
+        elif path.stat().st_size < size:
+            yield f"{name} has {path.stat().st_size} of {size} bytes"
+
+
+def _damaged(folder: Path, items: Iterable[Item]) -> Iterator[Damage]:
+    for item in items:
+        path = folder / item.file
+        if path.is_file() and path.stat().st_size >= item.offset + item.length and not _is_sound(path, item):
+            yield Damage(record=f"{item.file} at {item.offset}", tensors=(item.name,))
+
+
+def _is_sound(path: Path, item: Item) -> bool:
+    with path.open("rb") as file:
+        file.seek(item.offset)
+        content = io.BytesIO(file.read(item.length))
+    if not zipfile.is_zipfile(content):
+        return True  # compressed, or of another kind: nothing to hold it to
+    try:
+        with zipfile.ZipFile(content) as archive:
+            return not any(info.CRC for info in archive.infolist()) or archive.testzip() is None
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError):
+        return False
+
+
+def _describe(tensors: tuple[TensorIn, ...], items: Iterable[Item]) -> Contents:
+    """Tell parts by the first word of their names, under which the script has saved them."""
+    names = {item.name.partition(".")[0].lower() for item in items} | {
+        one.name.partition(".")[0].lower() for one in tensors
+    }
+    parts = [Part.MODEL] if tensors else []
+    parts += [Part.OPTIMIZER] if any(name.startswith("optim") for name in names) else []
+    model = tuple(one for one in tensors if not one.name.lower().startswith("optim"))
+    where = _common_key(model)
+    cut = len(where) + 1 if where else 0
+    weights = Weights(
+        where=where,
+        tensors=tuple(TensorIn(name=one.name[cut:], shape=one.shape, dtype=one.dtype) for one in model),
+    )
+    return Contents(tensors=tensors, weights=(weights,) if model else (), parts=tuple(parts))
+
+
+def _common_key(tensors: tuple[TensorIn, ...]) -> str:
+    """Return the key under which all tensors of the model stand, such as "model"; empty where there is none."""
+    first = {one.name.partition(".")[0] for one in tensors}
+    return first.pop() if len(first) == 1 and first & {"model", "state_dict", "app", "net"} else ""

@@ -1,0 +1,194 @@
+"""Reads one checkpoint file, of whichever form: its damage, its contents by name, its values."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO
+
+from ddpdoctor.model.checkpoint import Checksums, Damage, FileSeen, Form, State
+from ddpdoctor.probes.checkpoint.contents import describe, weights_of
+from ddpdoctor.probes.checkpoint.foreign import name_foreign
+from ddpdoctor.probes.checkpoint.legacy import read_legacy
+from ddpdoctor.probes.checkpoint.pickles import TensorRef, Unreadable, walk_tensors
+from ddpdoctor.probes.checkpoint.safetensors import looks_like, read_safetensors
+from ddpdoctor.probes.checkpoint.trial import try_load
+from ddpdoctor.probes.checkpoint.values import look_at_values, mapped, print_tensors
+from ddpdoctor.probes.checkpoint.zips import LOCAL_SIGNATURE, PICKLE, read_archive, read_rest, tensors_by_record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from ddpdoctor.model.checkpoint import Values
+    from ddpdoctor.probes.checkpoint.zips import Archive
+
+HEAD_BYTES = 512
+TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looks:
+    """What is wanted beyond the index, each of which reads the whole file."""
+
+    checksums: bool = True
+    values: bool = True
+    prints: bool = False
+
+
+def read_file(path: Path, looks: Looks) -> FileSeen:
+    """Read a file; raises OSError where it cannot be opened."""
+    size = path.stat().st_size
+    if size == 0:
+        return _unread(path, 0, Form.FOREIGN, State.EMPTY)
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+        if head.startswith(LOCAL_SIGNATURE):
+            return _read_zip(path, file, size, looks)
+        if looks_like(head):
+            return _read_safetensors(path, file, size, looks)
+        return _read_legacy(path, file, size, looks) or _unread(
+            path, size, Form.FOREIGN, State.FOREIGN, name_foreign(head)
+        )
+
+
+def _unread(path: Path, size: int, form: Form, state: State, detail: str = "") -> FileSeen:
+    return FileSeen(path=str(path), size_bytes=size, form=form, state=state, detail=detail)
+
+
+def _read_zip(path: Path, file: BinaryIO, size: int, looks: Looks) -> FileSeen:
+    try:
+        archive = read_archive(file, checksums=looks.checksums)
+    except zipfile.BadZipFile:
+        return _read_cut_zip(path, file, size)
+    if archive.loaded is None:
+        state = State.UNREADABLE if archive.damaged else State.FOREIGN
+        return FileSeen(
+            path=str(path),
+            size_bytes=size,
+            form=Form.ZIP,
+            state=state,
+            detail=archive.problem,
+            checksums=_checksums(archive, looks),
+            damaged=tuple(Damage(record=name) for name in archive.damaged),
+        )
+    tensors = tuple(walk_tensors(archive.loaded.root))
+    refused, refusal = ((), "") if archive.damaged else try_load(path, named=archive.loaded.names)
+    values, unseen, prints = _look(path, tensors, archive.starts, looks)
+    return FileSeen(
+        path=str(path),
+        size_bytes=size,
+        form=Form.ZIP,
+        state=State.WHOLE,
+        checksums=_checksums(archive, looks),
+        damaged=_name_damage(archive),
+        contents=describe(archive.loaded.root, archive.loaded.names),
+        refused=refused,
+        refusal=refusal,
+        values=values,
+        unseen=unseen,
+        prints=prints,
+    )
+
+
+def _checksums(archive: Archive, looks: Looks) -> Checksums:
+    if not looks.checksums:
+        return Checksums.NOT_READ
+    return Checksums.CHECKED if archive.has_checksums else Checksums.NOT_WRITTEN
+
+
+def _name_damage(archive: Archive) -> tuple[Damage, ...]:
+    by_record = {} if archive.loaded is None else tensors_by_record(archive.loaded.root)
+    return tuple(
+        Damage(record=name, tensors=tuple(by_record.get(name.removeprefix("data/"), ()) if name != PICKLE else ()))
+        for name in archive.damaged
+    )
+
+
+def _read_cut_zip(path: Path, file: BinaryIO, size: int) -> FileSeen:
+    end = _end_of_data(file, size)
+    rest = read_rest(file, end)
+    tensors = () if rest.loaded is None else tuple(walk_tensors(rest.loaded.root))
+    return FileSeen(
+        path=str(path),
+        size_bytes=size,
+        form=Form.ZIP,
+        state=State.CUT,
+        detail="" if end == size else f"its last {size - end} bytes are zeros",
+        lost=tuple(name for name, ref in tensors if ref.storage.key not in rest.whole),
+        contents=None if rest.loaded is None else describe(rest.loaded.root, rest.loaded.names),
+    )
+
+
+def _end_of_data(file: BinaryIO, size: int) -> int:
+    """Return where the data ends: zeros behind it were never written, as where the host went down or the disk was full.
+
+    A few zeros may be data.
+    """
+    end = size
+    while end > 0:
+        start = max(0, end - TAIL_BYTES)
+        file.seek(start)
+        block = file.read(end - start).rstrip(b"\0")
+        if block:
+            end = start + len(block)
+            break
+        end = start
+    return end if size - end >= TAIL_BYTES else size
+
+
+def _read_legacy(path: Path, file: BinaryIO, size: int, looks: Looks) -> FileSeen | None:
+    try:
+        legacy = read_legacy(file, size)
+    except Unreadable as error:
+        # Whether it is damaged or ends too early: in neither case is there an index to go by.
+        return _unread(path, size, Form.LEGACY, State.UNREADABLE, str(error))
+    if legacy is None:
+        return None
+    tensors = tuple(walk_tensors(legacy.loaded.root))
+    values, unseen, prints = _look(path, tensors, legacy.starts, looks) if legacy.is_whole else (None, (), None)
+    return FileSeen(
+        path=str(path),
+        size_bytes=size,
+        form=Form.LEGACY,
+        state=State.WHOLE if legacy.is_whole else State.CUT,
+        checksums=Checksums.NONE,
+        lost=tuple(name for name, ref in tensors if ref.storage.key not in legacy.starts),
+        contents=describe(legacy.loaded.root, legacy.loaded.names),
+        refused=legacy.loaded.names,
+        values=values,
+        unseen=unseen,
+        prints=prints,
+    )
+
+
+def _read_safetensors(path: Path, file: BinaryIO, size: int, looks: Looks) -> FileSeen:
+    try:
+        read = read_safetensors(file, size)
+    except Unreadable as error:
+        return _unread(path, size, Form.SAFETENSORS, State.UNREADABLE, str(error))
+    lost = tuple(name for name in read.tensors if name not in read.starts)
+    values, unseen, prints = (
+        _look(path, tuple(read.tensors.items()), read.starts, looks) if not lost else (None, (), None)
+    )
+    return FileSeen(
+        path=str(path),
+        size_bytes=size,
+        form=Form.SAFETENSORS,
+        state=State.CUT if lost else State.WHOLE,
+        checksums=Checksums.NONE,
+        lost=lost,
+        contents=weights_of(read.tensors),
+        values=values,
+        unseen=unseen,
+        prints=prints,
+    )
+
+
+def _look(
+    path: Path, tensors: Sequence[tuple[str, TensorRef]], starts: Mapping[str, int], looks: Looks
+) -> tuple[tuple[Values, ...] | None, tuple[str, ...], dict[str, str] | None]:
+    with mapped(path) as buffer:
+        values, unseen = look_at_values(buffer, tensors, starts) if looks.values else (None, ())
+        prints = print_tensors(buffer, tensors, starts) if looks.prints else None
+    return values, unseen, prints

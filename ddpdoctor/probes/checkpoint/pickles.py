@@ -1,0 +1,226 @@
+"""Reads the pickle of a checkpoint without running anything: what it names is written down, never imported.
+
+torch.save writes tensors as calls of a few functions of torch over storages that are named by number. Those functions
+are replaced by ours, which note shape, dtype and storage. Every other function or class becomes an ``Opaque``, which
+holds what it was to be called with.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+DTYPES = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, "complex128": 16, "complex64": 8, "complex32": 4,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint64": 8, "uint32": 4, "uint16": 2, "uint8": 1, "bool": 1,
+}  # fmt: skip
+"""Bytes of an element, by torch's name of the dtype."""
+STORAGES = {
+    "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
+    "ByteStorage": "uint8", "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128", "UntypedStorage": "uint8",
+}  # fmt: skip
+
+
+class Unreadable(Exception):  # noqa: N818 - says what it is
+    """What was read is no pickle of torch.save's: a phrase."""
+
+
+@dataclass(frozen=True, slots=True)
+class StorageRef:
+    """A storage, by the number of its record."""
+
+    key: str
+    dtype: str
+    numel: int
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes it takes."""
+        return self.numel * DTYPES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """A tensor: which part of which storage."""
+
+    storage: StorageRef
+    offset: int
+    """In elements of ``dtype``."""
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+
+
+class Opaque:
+    """Stands for what a function or class that is not known would have made. Nothing is called."""
+
+    name = ""
+
+    def __new__(cls, *args: Any, **_: Any) -> Opaque:  # noqa: D102, PYI034 - the unpickler makes it in its own ways
+        made = object.__new__(cls)
+        made.args, made.state, made.items = args, None, {}  # type: ignore[attr-defined]
+        return made
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Take what the class would have taken."""
+
+    def __call__(self, *_: Any, **__: Any) -> Opaque:
+        """Stand for what a call would have given."""
+        return Opaque()
+
+    def __setstate__(self, state: Any) -> None:
+        """Keep the state as it is."""
+        self.state = state
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Keep items of what is a mapping."""
+        self.items[key] = value  # type: ignore[attr-defined]
+
+    def append(self, value: Any) -> None:
+        """Keep items of what is a list."""
+        self.items[len(self.items)] = value  # type: ignore[attr-defined]
+
+    def extend(self, values: Any) -> None:
+        """Keep items of what is a list."""
+        for value in values:
+            self.append(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a pickle holds."""
+
+    root: Any
+    names: tuple[str, ...]
+    """Functions and classes that it names and that are not known."""
+
+
+def read_pickle(file: BinaryIO) -> Loaded:
+    """Read one pickle from where a file stands; raises ``Unreadable``."""
+    reader = _Reader(file)
+    try:
+        root = reader.load()
+    except Exception as error:  # the bytes of a damaged file may lead anywhere
+        raise Unreadable(f"{type(error).__name__}: {error}") from error
+    return Loaded(root, tuple(reader.names))
+
+
+class _Reader(pickle.Unpickler):
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file, encoding="utf-8", errors="surrogateescape")
+        self.names: dict[str, None] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        known = _KNOWN.get((module, name))
+        if known is not None:
+            return known
+        if module in {"torch", "torch.storage", "torch.cuda"} and name in STORAGES:
+            return STORAGES[name]
+        if module == "torch" and name in DTYPES:
+            return name
+        self.names[f"{module}.{name}"] = None
+        return type(name, (Opaque,), {"name": f"{module}.{name}"})
+
+    def persistent_load(self, saved: Any) -> StorageRef:
+        if not isinstance(saved, tuple) or len(saved) < 5 or saved[0] != "storage":
+            raise Unreadable("a persistent id that is no storage")
+        _, dtype, key, _, numel = saved[:5]
+        if not isinstance(dtype, str) or not isinstance(numel, int):
+            raise Unreadable("a storage of an unknown kind")
+        return StorageRef(str(key), dtype, numel)
+
+
+def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Any:
+    return _make(storage, offset, shape, stride, storage.dtype if isinstance(storage, StorageRef) else "")
+
+
+def _typed_tensor(  # the signature is torch's
+    storage: Any, offset: Any, shape: Any, stride: Any, _grad: Any, _hooks: Any, dtype: Any, *_: Any
+) -> Any:
+    return _make(storage, offset, shape, stride, dtype)
+
+
+def _make(storage: Any, offset: Any, shape: Any, stride: Any, dtype: Any) -> Any:
+    if not isinstance(storage, StorageRef) or dtype not in DTYPES:
+        return Opaque(storage, offset, shape, stride)
+    return TensorRef(storage, int(offset), tuple(map(int, shape)), tuple(map(int, stride)), dtype)
+
+
+def _first(value: Any = None, *_: Any) -> Any:
+    """Stand for what wraps a tensor: a parameter."""
+    return value
+
+
+def _from_type(_make_it: Any, _kind: Any, args: Any, _state: Any = None) -> Any:
+    """Stand for a tensor of a subclass, which is rebuilt by a function of the list above."""
+    return _make_it(*args) if _make_it in _REBUILDERS else Opaque(args)
+
+
+def _encode(text: Any, encoding: Any = "latin1") -> bytes:
+    """Stand for ``_codecs.encode``, by which old protocols write bytes."""
+    if encoding != "latin1" or not isinstance(text, str):
+        raise Unreadable(f"bytes written in {encoding}")
+    return text.encode("latin1")
+
+
+def _sequence(*args: Any) -> tuple[Any, ...]:
+    return tuple(args[0]) if args else ()
+
+
+_REBUILDERS: tuple[Callable[..., Any], ...] = (_tensor, _typed_tensor, _first)
+_KNOWN: dict[tuple[str, str], Any] = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("builtins", "set"): set,
+    ("__builtin__", "set"): set,
+    ("_codecs", "encode"): _encode,
+    ("torch", "Size"): _sequence,
+    ("torch._utils", "_rebuild_tensor"): _tensor,
+    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+    ("torch._utils", "_rebuild_tensor_v3"): _typed_tensor,
+    ("torch._utils", "_rebuild_parameter"): _first,
+    ("torch._utils", "_rebuild_parameter_with_state"): _first,
+    ("torch._tensor", "_rebuild_from_type_v2"): _from_type,
+    ("torch._tensor", "_rebuild_from_type"): _from_type,
+}
+
+LAYERS = frozenset({"_modules", "_parameters", "_buffers"})
+"""Where a module that was pickled as a whole keeps what its state dict names without them."""
+
+
+def walk_tensors(root: Any) -> Iterator[tuple[str, TensorRef]]:
+    """Yield every tensor with the path of keys that leads to it, in the order of the file."""
+    waiting: list[tuple[str, Any]] = [("", root)]
+    seen: set[int] = set()
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, TensorRef):
+            yield path, value
+            continue
+        if id(value) in seen:
+            continue
+        children = list(_children(value))
+        if children:
+            seen.add(id(value))
+        waiting.extend((_join(path, key), child) for key, child in reversed(children))
+
+
+def _children(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, dict):
+        yield from value.items()
+    elif isinstance(value, list | tuple):
+        yield from enumerate(value)
+    elif isinstance(value, Opaque):
+        yield from (("", child) for child in (value.args, value.state, value.items))  # type: ignore[attr-defined]
+
+
+def _join(path: str, key: Any) -> str:
+    name = "" if key in LAYERS else str(key)
+    return f"{path}.{name}" if path and name else path or name

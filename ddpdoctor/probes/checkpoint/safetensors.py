@@ -1,0 +1,64 @@
+"""safetensors: eight bytes that give the length of a JSON header, the header, and the tensors. No checksums.
+
+Source: https://github.com/huggingface/safetensors, "Format".
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from ddpdoctor.probes.checkpoint.pickles import StorageRef, TensorRef, Unreadable
+
+LENGTH = struct.Struct("<Q")
+MOST_HEADER_BYTES = 100 * 10**6
+"""Of the format."""
+DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64",
+    "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool", "C64": "complex64",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Safetensors:
+    """What the header announces, whether or not the file is long enough for it."""
+
+    tensors: dict[str, TensorRef]
+    """Storages are named by the tensors themselves."""
+    starts: dict[str, int]
+    """Where the bytes of each tensor begin that is there to its last byte."""
+
+
+def looks_like(head: bytes) -> bool:
+    """Say whether a file that begins like this may be one."""
+    return len(head) > LENGTH.size and 2 <= LENGTH.unpack_from(head)[0] <= MOST_HEADER_BYTES and head[8:9] == b"{"
+
+
+def read_safetensors(file: BinaryIO, size_bytes: int) -> Safetensors:
+    """Read the header; raises ``Unreadable``."""
+    file.seek(0)
+    (length,) = LENGTH.unpack(file.read(LENGTH.size))
+    try:
+        header = json.loads(file.read(length))
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        tensors = {name: _read_entry(name, entry) for name, entry in entries.items()}
+        begins = {name: LENGTH.size + length + int(entry["data_offsets"][0]) for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise Unreadable(f"its header cannot be read ({type(error).__name__})") from error
+    starts = {
+        name: start for name, start in begins.items() if start + tensors[name].storage.size_bytes <= size_bytes
+    }  # fmt: skip
+    return Safetensors(tensors=tensors, starts=starts)
+
+
+def _read_entry(name: str, entry: Any) -> TensorRef:
+    shape = tuple(int(size) for size in entry["shape"])
+    stride, numel = [], 1
+    for size in reversed(shape):
+        stride.append(numel)
+        numel *= size
+    dtype = DTYPES[entry["dtype"]]
+    return TensorRef(StorageRef(name, dtype, numel), 0, shape, tuple(reversed(stride)), dtype)

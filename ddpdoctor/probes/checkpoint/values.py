@@ -1,0 +1,107 @@
+"""Looks at the values of tensors in a file, through a map of it: what is not looked at is not read."""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.model.checkpoint import Values
+from ddpdoctor.recorder.fingerprint import prints
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from ddpdoctor.probes.checkpoint.pickles import TensorRef
+
+CHUNK = 2**22
+"""Elements looked at once. Ours: the scratch of a comparison stays in a cache or two, and a 30 GB file on the disk."""
+WITH_FRACTIONS = frozenset(
+    {"float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128"}
+)
+"""Dtypes that have NaN, of those that torch can look at on a CPU."""
+
+
+@contextmanager
+def mapped(path: Path) -> Iterator[mmap.mmap]:
+    """Map a file. Its pages are private: torch takes no buffer that cannot be written, and none is."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as bytes_of_file:
+        yield bytes_of_file
+
+
+def look_at_values(
+    buffer: mmap.mmap, tensors: Iterable[tuple[str, TensorRef]], starts: Mapping[str, int]
+) -> tuple[tuple[Values, ...], tuple[str, ...]]:
+    """Return the tensors with values that are not finite, and those that could not be looked at."""
+    found, unseen = [], []
+    for name, ref in tensors:
+        if ref.dtype not in WITH_FRACTIONS or 0 in ref.shape:
+            continue
+        tensor = open_tensor(buffer, ref, starts)
+        if tensor is None:
+            unseen.append(name)
+            continue
+        values = _look(name, tensor)
+        if values is not None:
+            found.append(values)
+    return tuple(found), tuple(unseen)
+
+
+def print_tensors(
+    buffer: mmap.mmap, tensors: Iterable[tuple[str, TensorRef]], starts: Mapping[str, int]
+) -> dict[str, str]:
+    """Return a digest of each tensor's dtype, shape and values, by name; of those that can be read."""
+    found = {}
+    for name, ref in tensors:
+        tensor = open_tensor(buffer, ref, starts)
+        if tensor is not None:
+            found[name] = f"{ref.dtype} {list(ref.shape)} {prints([tensor]).hex()}"
+    return found
+
+
+def open_tensor(buffer: mmap.mmap, ref: TensorRef, starts: Mapping[str, int]) -> Any | None:
+    """Return a tensor that lies in a map; None where its record is not there or is too short."""
+    import torch
+
+    start, dtype = starts.get(ref.storage.key, -1), getattr(torch, ref.dtype, None)
+    if start < 0 or dtype is None:
+        return None
+    if 0 in ref.shape:
+        return torch.empty(ref.shape, dtype=dtype)
+    size = dtype.itemsize
+    count = 1 + ref.offset + sum((length - 1) * step for length, step in zip(ref.shape, ref.stride, strict=True))
+    if count * size > max(ref.storage.size_bytes, 0) or start + count * size > len(buffer):
+        return None
+    flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=start)
+    return flat.as_strided(ref.shape, ref.stride, ref.offset)
+
+
+def _look(name: str, tensor: Any) -> Values | None:
+    """Count what is not finite; most tensors have none, which one pass tells."""
+    import torch
+
+    chunks = list(_chunks(tensor))
+    if all(bool(torch.isfinite(chunk).all()) for chunk in chunks):
+        return None
+    nan = above = below = plain = 0
+    for chunk in chunks:
+        nan += int(torch.isnan(chunk).sum())
+        above += int(torch.isposinf(chunk).sum())
+        below += int(torch.isneginf(chunk).sum())
+        plain += int((torch.isfinite(chunk) & (chunk != 0)).sum())
+    return Values(name=name, of=tensor.numel(), nan=nan, above=above, below=below, plain=plain)
+
+
+def _chunks(tensor: Any) -> Iterator[Any]:
+    """Yield the values in pieces that torch can compute with on a CPU; complex ones as pairs of real ones."""
+    import torch
+
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    pieces = (
+        tensor.reshape(-1).split(CHUNK) if tensor.is_contiguous() else (row for row in tensor.reshape(1, *tensor.shape))
+    )
+    for piece in pieces:
+        # Of one byte a float has no comparisons on a CPU.
+        yield piece.float() if piece.element_size() == 1 else piece

@@ -1,0 +1,158 @@
+"""The zip archives that ``torch.save`` writes: their index, their checksums, and what is left of one that is cut off.
+
+Source: ``caffe2/serialize/inline_container.cc`` of torch 2.13. Records are stored and not compressed; ``data.pkl`` is
+the first; local headers hold no sizes, those stand in the directory at the end; ``set_crc32_options(False)`` writes 0
+for every checksum.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO
+
+from ddpdoctor.probes.checkpoint.pickles import Loaded, StorageRef, TensorRef, Unreadable, read_pickle, walk_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+LOCAL_HEADER = struct.Struct("<4s22xHH")
+"""Of which only the signature and the lengths of name and extra field are read."""
+LOCAL_SIGNATURE = b"PK\x03\x04"
+PICKLE = "data.pkl"
+CHUNK_BYTES = 4 * 2**20
+SEARCH_BYTES = 2**16
+"""The next header follows within some 100 bytes: records are aligned to 64, or to what the user has set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """An archive whose directory could be read."""
+
+    loaded: Loaded | None
+    """None where the index itself is damaged beyond reading."""
+    problem: str
+    """Why it could not be read."""
+    starts: dict[str, int]
+    """Where the bytes of each record begin, by the storage's key."""
+    damaged: tuple[str, ...]
+    """Records whose checksum is wrong, without the name of the archive before them."""
+    has_checksums: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """What is left of an archive that has no directory any more."""
+
+    loaded: Loaded | None
+    whole: frozenset[str]
+    """Keys of the storages that are there to their last byte."""
+
+
+def read_archive(file: BinaryIO, *, checksums: bool = True) -> Archive:
+    """Read the index of an archive, and hold every record to its checksum; raises ``zipfile.BadZipFile``."""
+    with zipfile.ZipFile(file) as archive:
+        records = {_short(info.filename): info for info in archive.infolist()}
+        has_checksums = any(info.CRC for info in records.values())
+        damaged = tuple(_damaged(archive, records)) if has_checksums and checksums else ()
+        loaded, problem = _read_index(file, records.get(PICKLE))
+        starts = {
+            name.removeprefix("data/"): _start(file, info)
+            for name, info in records.items()
+            if name.startswith("data/") and name not in damaged
+        }
+    return Archive(
+        loaded=loaded, problem=problem, starts=starts, damaged=damaged, has_checksums=has_checksums
+    )  # fmt: skip
+
+
+def _short(name: str) -> str:
+    """Return a record's name without the archive's, which stands before all of them."""
+    return name.partition("/")[2] or name
+
+
+def _damaged(archive: zipfile.ZipFile, records: Mapping[str, zipfile.ZipInfo]) -> Iterator[str]:
+    for name, info in records.items():
+        try:
+            with archive.open(info) as record:
+                while record.read(CHUNK_BYTES):
+                    pass
+        except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, zlib.error, OSError):
+            yield name
+
+
+def _read_index(file: BinaryIO, info: zipfile.ZipInfo | None) -> tuple[Loaded | None, str]:
+    if info is None:
+        return None, f"it holds no {PICKLE}: it is a zip archive, and not one of torch.save's"
+    try:
+        file.seek(_start(file, info))
+        return read_pickle(io.BytesIO(file.read(info.file_size))), ""
+    except (Unreadable, zipfile.BadZipFile) as error:
+        return None, str(error)
+
+
+def _start(file: BinaryIO, info: zipfile.ZipInfo) -> int:
+    file.seek(info.header_offset)
+    header = file.read(LOCAL_HEADER.size)
+    if len(header) < LOCAL_HEADER.size or not header.startswith(LOCAL_SIGNATURE):
+        return -1
+    _, name, extra = LOCAL_HEADER.unpack(header)
+    return info.header_offset + LOCAL_HEADER.size + int(name) + int(extra)
+
+
+def read_rest(file: BinaryIO, size_bytes: int) -> Rest:
+    """Read what is left: the index stands at the beginning, and the records follow each other."""
+    first = _header_at(file, 0)
+    if first is None or _short(first[0]) != PICKLE:
+        return Rest(loaded=None, whole=frozenset())
+    file.seek(first[1])
+    try:
+        loaded = read_pickle(file)
+    except Unreadable:
+        return Rest(loaded=None, whole=frozenset())
+    storages = {ref.storage.key: ref.storage for _, ref in walk_tensors(loaded.root)}
+    return Rest(loaded=loaded, whole=frozenset(_whole(file, first[1], size_bytes, storages)))
+
+
+def _whole(file: BinaryIO, position: int, size_bytes: int, storages: Mapping[str, StorageRef]) -> Iterator[str]:
+    while (found := _next_header(file, position, size_bytes)) is not None:
+        name, start = found
+        storage = storages.get(_short(name).removeprefix("data/")) if _short(name).startswith("data/") else None
+        end = start + (storage.size_bytes if storage is not None else 0)
+        if storage is not None and end <= size_bytes:
+            yield storage.key
+        position = end
+
+
+def _next_header(file: BinaryIO, position: int, size_bytes: int) -> tuple[str, int] | None:
+    """Return name and first byte of the next record. The index is the only one that is long and of unknown length."""
+    while position < size_bytes:
+        file.seek(position)
+        block = file.read(SEARCH_BYTES)
+        place = block.find(LOCAL_SIGNATURE)
+        if place >= 0:
+            return _header_at(file, position + place)
+        position += max(1, len(block) - len(LOCAL_SIGNATURE) + 1)
+    return None
+
+
+def _header_at(file: BinaryIO, position: int) -> tuple[str, int] | None:
+    file.seek(position)
+    header = file.read(LOCAL_HEADER.size)
+    if len(header) < LOCAL_HEADER.size or not header.startswith(LOCAL_SIGNATURE):
+        return None
+    _, name_length, extra_length = LOCAL_HEADER.unpack(header)
+    name = file.read(name_length).decode(errors="replace")
+    return name, position + LOCAL_HEADER.size + name_length + extra_length
+
+
+def tensors_by_record(root: object) -> dict[str, list[str]]:
+    """Return which tensors lie in which storage, by its key."""
+    found: dict[str, list[str]] = {}
+    for name, ref in walk_tensors(root):
+        if isinstance(ref, TensorRef):
+            found.setdefault(ref.storage.key, []).append(name)
+    return found

@@ -1,0 +1,1 @@
+"""Rules over checkpoint files: damage, contents against a model, values, and what lies beside them."""

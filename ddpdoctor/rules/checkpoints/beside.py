@@ -1,0 +1,159 @@
+"""DD717, DD718 and DD720: copies that differ, what unfinished writes leave behind, and files that are missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.registry import rule
+
+from .words import count, listed, some
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpdoctor.model.checkpoint import Checkpoints, FileSeen
+
+
+@rule("DD717", "checkpoint-differs", Severity.ERROR, "Copies of one checkpoint differ")
+def check_copies(seen: Checkpoints) -> Answer:
+    """Report files that should be equal and hold different tensors.
+
+    ## What it means
+
+    Where each node loads its own copy, ranks start from different weights, and DDP keeps them apart: it sends rank 0's
+    parameters at its construction only, and a load after that is never compared.
+
+    ## How it is recognised
+
+    With `--same` all files that are given, without it those of one name in different folders, are compared tensor by
+    tensor: names, shapes, dtypes, and a 128-bit digest of the values. Other bytes, such as dates and the order of keys,
+    do not count. Without `--same` it is a note: two runs may have a file of one name.
+
+    ## How sure
+
+    High.
+
+    ## What to do
+
+    Copy the file of one node to all, or load it on rank 0 before DDP is constructed, which then sends it to all.
+
+    ## Example
+
+        node1/last.pt differs from node0/last.pt in 1 of 62 tensors: model.head.bias
+    """
+    if not seen.copies:
+        return skipped("no two files are to be equal (--same)")
+    problems = [
+        problem for group in seen.copies for problem in _compare([seen.files[n] for n in group], seen.same_asked)
+    ]
+    compared = sum(map(len, seen.copies))
+    return judged(problems, f"{count(compared, 'file')} compared by tensor")
+
+
+def _compare(files: Sequence[FileSeen], asked: bool) -> list[Problem]:  # noqa: FBT001 - of one caller
+    first, problems = files[0], []
+    for other in files[1:]:
+        if first.prints is None or other.prints is None:
+            continue
+        names = [*first.prints, *(name for name in other.prints if name not in first.prints)]
+        differing = [name for name in names if first.prints.get(name) != other.prints.get(name)]
+        if differing:
+            problems.append(_difference(first, other, differing, len(names), asked=asked))
+    return problems
+
+
+def _difference(first: FileSeen, other: FileSeen, names: list[str], of: int, *, asked: bool) -> Problem:
+    only = [name for name in names if name not in (first.prints or {}) or name not in (other.prints or {})]
+    return Problem(
+        severity=None if asked else Severity.INFO,
+        summary=f"{other.path} differs from {first.path} in {len(names)} of {count(of, 'tensor')}: {listed(names)}",
+        evidence=(f"in one of them only: {some(only, 'tensor')}",) if only else (),
+        fix="copy one of them to all nodes, or load on rank 0 before DDP is constructed",
+        tensor=names[0],
+    )
+
+
+@rule("DD718", "checkpoint-leftover", Severity.WARNING, "A write of a checkpoint did not come to its end")
+def check_leftovers(seen: Checkpoints) -> Answer:
+    """Report temporary files, and files much smaller than others of their kind.
+
+    ## What it means
+
+    A temporary file that is still there is one whose writer was killed before it was renamed: the newest checkpoint may
+    be older than you think. A file much smaller than those of other steps was cut off, or holds less.
+
+    ## How it is recognised
+
+    In the folders of the given files: names that end in `.tmp`, `.part`, `.partial`, `.incomplete`, `~` or begin with
+    `tmp`; and a given file of less than half of the median size of two or more files whose names differ from its own
+    in numbers only.
+
+    ## How sure
+
+    Medium: a write may be under way now.
+
+    ## What to do
+
+    Remove it when no training writes there. Look at the newest whole file before you resume.
+
+    ## Example
+
+        epoch4.pt.tmp is a temporary file of a write: 1048576 bytes; epoch4.pt is not there
+    """
+    problems = [
+        Problem(
+            summary=f"{one.path} is {one.kind}: {one.detail}",
+            fix="see that no training writes there now, and remove it; resume from the newest file that is whole",
+        )
+        for one in seen.leftovers
+    ]
+    return judged(problems, "names and sizes of the files beside")
+
+
+@rule("DD720", "checkpoint-parts", Severity.ERROR, "Files of a checkpoint are missing")
+def check_parts(seen: Checkpoints) -> Answer:
+    """Report a checkpoint of several files of which some are not there.
+
+    ## What it means
+
+    A rank died before it had written its part, or not all was copied. The rest cannot be loaded, or, worse, is loaded
+    without it.
+
+    ## How it is recognised
+
+    `.metadata` of a distributed checkpoint names its files with the bytes that each holds. Files numbered
+    `-00001-of-00003` say how many there are. Of files with a rank in their names, files of other steps have ranks that
+    this step lacks, or a number is left out.
+
+    ## How sure
+
+    High where the files themselves say how many there are; medium for ranks.
+
+    ## What to do
+
+    Take the step before it, or copy the missing files from the node that wrote them: without a shared file system each
+    node has its own.
+
+    ## Example
+
+        files step200_rank*.pt: step200_rank3.pt is missing
+    """
+    problems = [
+        Problem(
+            summary=f"{one.path} is not whole: {listed(one.missing)}",
+            fix="take the step before it, or copy the files from the node that wrote them",
+        )
+        for one in seen.files
+        if one.missing
+    ]
+    problems += [
+        Problem(
+            summary=f"files {gap.pattern}: {listed(gap.missing)} {'is' if len(gap.missing) == 1 else 'are'} missing",
+            evidence=(gap.why,),
+            fix="take the step before it, or copy the files from the node that wrote them",
+        )
+        for gap in seen.gaps
+    ]
+    return judged(problems, "all files that belong together are there")

@@ -1,0 +1,158 @@
+"""DD716 and DD719: what a resume would lack, and what torch.load refuses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.checkpoint import Form, Part, State
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.registry import rule
+
+from .words import count, listed
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.checkpoint import Checkpoints, FileSeen
+
+TRAINING = (Part.OPTIMIZER, Part.PROGRESS, Part.SCHEDULER, Part.SCALER)
+"""A file with one of these was written to resume from; one with weights alone was not."""
+WANTED = (Part.MODEL, Part.OPTIMIZER, Part.SCHEDULER, Part.SCALER, Part.RANDOM, Part.PROGRESS)
+RUNS_CODE = frozenset(
+    {"os", "posix", "nt", "subprocess", "pty", "runpy", "shutil", "socket", "webbrowser", "importlib"}
+)
+RUNS_CODE_BUILTINS = frozenset({"eval", "exec", "compile", "__import__", "open", "execfile"})
+
+
+@rule("DD716", "checkpoint-incomplete", Severity.INFO, "A checkpoint lacks something that a resume may need")
+def check_resume(seen: Checkpoints) -> Answer:
+    """Report what a checkpoint that was written to resume from does not hold.
+
+    ## What it means
+
+    A resume starts anew what the file does not hold: without optimizer state Adam's moments are zero and the loss
+    jumps; without the scheduler the learning rate begins again; without the scaler float16 training skips steps;
+    without epoch or step the sampler repeats data; without random state dropout and augmentation are others than they
+    would have been.
+
+    ## How it is recognised
+
+    By what the parts look like inside, as torch's classes write them: an optimizer has `state` and `param_groups`, a
+    scaler `scale` and `growth_factor`, a scheduler `last_epoch` and `_step_count`, random states are tensors of 5056
+    bytes; a number under a name such as `epoch` or `step`. Only of files that hold one of these beside the weights:
+    one of weights alone is for evaluation. It is a note: whether your training uses a scheduler or a scaler, the file
+    does not say.
+
+    ## How sure
+
+    High that it was not found. Parts of your own classes may not be recognised.
+
+    ## What to do
+
+    Save what your training uses: `optimizer.state_dict()`, `scheduler.state_dict()`, `scaler.state_dict()`, the epoch
+    and step, `torch.get_rng_state()` and `torch.cuda.get_rng_state_all()` of each rank.
+
+    ## Example
+
+        last.pt holds model, optimizer state, epoch or step; it has no scheduler state, random state
+    """
+    training = [one for one in seen.files if _is_training(one)]
+    if not training:
+        return skipped("no file to resume from: none is known to hold more than weights")
+    problems = [problem for one in training for problem in _lacks(one)]
+    return judged(problems, f"{count(len(training), 'file')} to resume from")
+
+
+def _is_training(one: FileSeen) -> bool:
+    return one.contents is not None and bool(set(one.contents.parts) & set(TRAINING)) and one.form is not Form.FOLDER
+
+
+def _lacks(one: FileSeen) -> list[Problem]:
+    contents = one.contents
+    assert contents is not None
+    problems = []
+    lacking = [part.value for part in WANTED if part not in contents.parts]
+    if lacking:
+        has = ", ".join(part.value for part in contents.parts)
+        problems.append(
+            Problem(
+                summary=f"{one.path} holds {has}; it has no {', '.join(lacking)}",
+                fix="save what of these your training uses",
+            )
+        )
+    if contents.empty_optimizer:
+        problems.append(
+            Problem(
+                summary=f"{one.path}: the optimizer had made no step when its state was saved",
+                fix="load the optimizer's state before it is saved again, where this is a resumed training",
+            )
+        )
+    return problems
+
+
+@rule(
+    "DD719", "checkpoint-unsafe", Severity.WARNING, "torch.load refuses a checkpoint, or would have to run code for it"
+)
+def check_refusal(seen: Checkpoints) -> Answer:
+    """Report a file that names functions or classes which torch.load would have to call.
+
+    ## What it means
+
+    A pickle may call any function of any module as it is loaded. `torch.load` therefore refuses all but a list of its
+    own (`weights_only=True`, the default since torch 2.6): `Unsupported global: GLOBAL argparse.Namespace was not an
+    allowed global by default`. Whoever answers with `weights_only=False` runs what the file says, whoever wrote it.
+
+    ## How it is recognised
+
+    The file is read without running anything, so that all names in it are known, and `torch.load` is asked with
+    `weights_only=True`. What starts programs or evaluates code (`os.system`, `builtins.eval`, `subprocess`) has no
+    place in a checkpoint, and is an error.
+
+    ## How sure
+
+    High.
+
+    ## What to do
+
+    Save plain values: `vars(args)` in place of the namespace, `state_dict()` in place of the model. For a file that you
+    trust: `torch.serialization.add_safe_globals([...])` with the classes that are named. One that starts programs:
+    delete it, and find out where it came from.
+
+    ## Example
+
+        args.pt: torch.load refuses it, because it names argparse.Namespace
+    """
+    read = [one for one in seen.files if one.contents is not None and one.state is State.WHOLE]
+    if not read:
+        return skipped("no index could be read")
+    problems = [problem for one in read if (problem := _refusal(one)) is not None]
+    return judged(problems, f"{count(len(read) - len(problems), 'file')} of tensors and plain values")
+
+
+def _refusal(one: FileSeen) -> Problem | None:
+    names = one.contents.globals if one.contents is not None else ()
+    running = [name for name in names if _runs_code(name)]
+    if running:
+        return Problem(
+            severity=Severity.ERROR,
+            summary=f"{one.path} calls {listed(running)} as it is loaded: it runs code",
+            evidence=(f"it names {listed(names)}", "nothing of it was run here"),
+            fix="do not load it with weights_only=False; delete it, and find out where it came from",
+        )
+    if one.refused:
+        last = [name.rpartition(".")[2] for name in one.refused]
+        return Problem(
+            summary=f"{one.path}: torch.load refuses it (weights_only=True), because it names {listed(one.refused)}",
+            evidence=("to load these, torch would have to import and call them",),
+            fix="save state_dict() and plain values in their place; if you trust the file: "
+            f"torch.serialization.add_safe_globals([{listed(last)}])",
+        )
+    if one.refusal:
+        return Problem(summary=f"{one.path}: torch.load refuses it: {one.refusal}", fix="write it anew with torch.save")
+    return None
+
+
+def _runs_code(name: str) -> bool:
+    module, _, function = name.rpartition(".")
+    if module in {"builtins", "__builtin__"}:
+        return function in RUNS_CODE_BUILTINS
+    return module.partition(".")[0] in RUNS_CODE

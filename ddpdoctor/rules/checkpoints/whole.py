@@ -1,0 +1,174 @@
+"""DD710 to DD712: files that are no checkpoints, that are damaged, or that end too early."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.checkpoint import Checksums, Form, State
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.registry import rule
+
+from .words import count, listed, some
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.checkpoint import Checkpoints, FileSeen
+
+
+@rule("DD710", "checkpoint-foreign", Severity.ERROR, "A file is no checkpoint")
+def check_foreign(seen: Checkpoints) -> Answer:
+    """Report a file that is something else than a checkpoint.
+
+    ## What it means
+
+    `torch.load` fails on it with a message about pickles or magic numbers that says nothing of the cause: most often a
+    pointer of git-lfs that was never fetched, an error page that a server sent in place of the file, or an archive.
+
+    ## How it is recognised
+
+    By the first bytes: a zip archive with torch.save's index, the old format of torch.save, or a safetensors header.
+
+    ## How sure
+
+    High.
+
+    ## What to do
+
+    Fetch the file itself: `git lfs pull`, or download it again and look at its size.
+
+    ## Example
+
+        model.pt is no checkpoint: a pointer of git-lfs
+    """
+    problems = [
+        Problem(
+            summary=f"{one.path} is no checkpoint: {one.detail}",
+            evidence=(f"{one.size_bytes} bytes",),
+            fix="fetch the file itself again, and compare its size with the original's",
+        )
+        for one in seen.files
+        if one.state is State.FOREIGN
+    ]
+    return judged(problems, f"{count(len(seen.files) - len(problems), 'file')} of a known form")
+
+
+@rule("DD711", "checkpoint-damaged", Severity.ERROR, "Bytes of a checkpoint are not those that were written")
+def check_damaged(seen: Checkpoints) -> Answer:
+    """Report records whose checksum is wrong, by the tensors that lie in them.
+
+    ## What it means
+
+    A flipped bit or an overwritten block changes weights, and `torch.load` does not look: it loads the file in silence,
+    and training goes on with wrong numbers. Disks, memory, interrupted copies and tools that change line ends do this.
+
+    ## How it is recognised
+
+    `torch.save` writes a CRC-32 of each record into its zip archive. All are computed again, and the index says which
+    tensors lie in which record. The old format of torch.save and safetensors have no checksums, and
+    `torch.serialization.set_crc32_options(False)` writes none: then damage cannot be told, and the check says so. Of a
+    distributed checkpoint each item in its `.distcp` files is held to its checksums.
+
+    ## How sure
+
+    High: by chance a wrong CRC-32 comes once in four thousand million.
+
+    ## What to do
+
+    Take another copy or an earlier checkpoint. If another copy on another disk is sound, distrust the first one's disk;
+    if a copy made a minute ago is damaged, the memory.
+
+    ## Example
+
+        epoch3.pt is damaged: 1 record has a wrong checksum, in which lies model.layers.3.weight
+    """
+    problems = [_damage(one) for one in seen.files if one.damaged or one.state is State.UNREADABLE]
+    checked = [one for one in seen.files if one.checksums is Checksums.CHECKED]
+    if problems or checked:
+        without = [one for one in seen.files if one.checksums in {Checksums.NONE, Checksums.NOT_WRITTEN}]
+        more = f"; {count(len(without), 'file')} without checksums" if without else ""
+        return judged(problems, f"checksums of {count(len(checked), 'file')} computed again{more}")
+    reason = next((one.checksums for one in seen.files if one.checksums is not Checksums.NOT_READ), Checksums.NOT_READ)
+    return _skip(reason)
+
+
+def _skip(reason: Checksums) -> Answer:
+    words = {
+        Checksums.NONE: "damage cannot be told: the format has no checksums",
+        Checksums.NOT_WRITTEN: "damage cannot be told: checksums were switched off when the file was written",
+    }
+    return skipped(words.get(reason, "no checksum was read"))
+
+
+def _damage(one: FileSeen) -> Problem:
+    tensors = tuple(name for damage in one.damaged for name in damage.tensors)
+    records = tuple(damage.record for damage in one.damaged)
+    if not one.damaged:
+        summary = f"the index of {one.path} cannot be read: it is damaged, or the file ends in it"
+        return Problem(summary=summary, evidence=(one.detail,), fix=_FIX)
+    have = "record has a wrong checksum" if len(records) == 1 else "records have wrong checksums"
+    where = f", in which {'lies' if len(tensors) == 1 else 'lie'} {listed(tensors)}" if tensors else ""
+    return Problem(
+        summary=f"{one.path} is damaged: {len(records)} {have}{where}",
+        evidence=(f"wrong CRC-32 in {listed(records)}", *([one.detail] if one.detail else [])),
+        fix=_FIX,
+        tensor=tensors[0] if tensors else None,
+    )
+
+
+_FIX = "take another copy or an earlier checkpoint; torch.load would load this one in silence where only tensors suffer"
+
+
+@rule("DD712", "checkpoint-truncated", Severity.ERROR, "A checkpoint ends too early")
+def check_truncated(seen: Checkpoints) -> Answer:
+    """Report a checkpoint of which the end is missing.
+
+    ## What it means
+
+    The process died while it wrote, the disk was full, the copy was interrupted, or it is still being written.
+    `torch.load` fails with `PytorchStreamReader failed reading zip archive: failed finding central directory`.
+
+    ## How it is recognised
+
+    A zip archive has its directory at the end: without one, what is left is read from the beginning, so that it can be
+    told which tensors are whole. In the old format and in safetensors lengths stand before the data. Of a distributed
+    checkpoint it is `.metadata` that is written last.
+
+    ## How sure
+
+    High.
+
+    ## What to do
+
+    Take an earlier one. Write to a temporary file in the same folder, call `os.fsync`, and rename it: then a file
+    with the final name is whole.
+
+    ## Example
+
+        epoch4.pt is cut off: of 62 tensors 17 are lost, the first of them model.layers.9.weight
+    """
+    problems = [_truncation(one) for one in seen.files if one.state in {State.CUT, State.EMPTY}]
+    return judged(problems, f"{count(len(seen.files) - len(problems), 'file')} to the end")
+
+
+def _truncation(one: FileSeen) -> Problem:
+    fix = "take an earlier one; write to a temporary file, os.fsync it, and os.replace it to its name when it is whole"
+    if one.state is State.EMPTY:
+        return Problem(summary=f"{one.path} is empty", evidence=("0 bytes",), fix=fix)
+    evidence = [f"{one.size_bytes} bytes", *([one.detail] if one.detail else [])]
+    if one.form is Form.FOLDER:
+        summary = f"{one.path} is no whole distributed checkpoint: {one.detail}"
+        return Problem(summary=summary, evidence=(f"{one.size_bytes} bytes in all",), fix=fix)
+    if one.contents is None:
+        return Problem(summary=f"{one.path} is cut off, before its index", evidence=tuple(evidence), fix=fix)
+    tensors = len(one.contents.tensors)
+    if not one.lost:
+        summary = f"{one.path} is cut off behind its last tensor: torch.load cannot open it, and no tensor is lost"
+        return Problem(summary=summary, evidence=tuple(evidence), fix=fix)
+    verb = "is" if len(one.lost) == 1 else "are"
+    return Problem(
+        summary=f"{one.path} is cut off: of {count(tensors, 'tensor')} {len(one.lost)} {verb} lost, the first of them "
+        f"{one.lost[0]}",
+        evidence=(*evidence, f"lost: {some(one.lost, 'tensor')}"),
+        fix=fix,
+        tensor=one.lost[0],
+    )
