@@ -8,6 +8,7 @@ graph that is kept for a second backward, and not for a forward under ``no_sync`
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 
@@ -123,10 +124,10 @@ def _reduced_by(ddp: Any, ignored: FrozenSet[str]) -> FrozenSet[int]:
     return frozenset(id(tensor) for name, tensor in named if tensor.requires_grad and name not in ignored)
 
 
-def _gone(kept: _Kept, key: int, reference: Any) -> None:
-    """Look a last time at a model that ends, and forget it; names of this file may be gone when Python ends."""
+def _gone(kept: _Kept, key: int, reference: Any, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+    """Look a last time at a model that ends, and forget it; not when Python ends, and torch is half gone by then."""
     replica = kept.by_id.get(key)
-    if replica is None or replica.ddp is not reference:
+    if is_ending() or replica is None or replica.ddp is not reference:
         return
     try:
         if kept.ring is here.ring:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,13 +48,13 @@ class Ran:
     notes: list[dict[str, Any]]
 
 
-def start(folder: Path, cases: tuple[str, ...], every: int) -> subprocess.Popen[str]:
+def start(folder: Path, cases: tuple[str, ...], every: int, script: Path = JOB) -> subprocess.Popen[str]:
     for name in ("rings", "evidence"):
         (folder / name).mkdir(parents=True)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DDPDOCTOR_")}
     environment |= {"PYTHONPATH": str(BOOTSTRAP), "OMP_NUM_THREADS": "1", "RANK": "0"}
     environment |= {"DDPDOCTOR_RUN": str(folder), "DDPDOCTOR_CHECK_EVERY": str(every)}
-    command = [sys.executable, str(JOB), *cases]
+    command = [sys.executable, str(script), *cases]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -356,3 +357,28 @@ def test_training_is_as_it_is_without_us(jobs: list[Ran]) -> None:
 
 def test_off_means_off(jobs: list[Ran]) -> None:
     assert jobs[2].files == []
+
+
+def test_a_model_that_ends_with_the_interpreter_is_not_looked_at(tmp_path: Path) -> None:
+    """An uncaught error leaves the script's names to the very end, when torch itself is half gone and aborts."""
+    script = tmp_path / "dies.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import torch, torch.distributed as dist
+            from torch.nn.parallel import DistributedDataParallel as DDP
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+            dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+            model = DDP(torch.nn.Linear(4, 2))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            with model.no_sync():
+                model(torch.randn(8, 4)).mean().backward()
+            optimizer.step()
+            raise RuntimeError("once")
+            """
+        )
+    )
+    job = start(tmp_path / "run", (), CHECK_EVERY, script)
+    _, stderr = job.communicate(timeout=100)
+    assert stderr.rstrip().endswith("RuntimeError: once")
+    assert job.returncode == 1
