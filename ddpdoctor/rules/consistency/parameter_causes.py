@@ -141,15 +141,22 @@ def _state(sighting: Sighting) -> Cause | None:
 
 
 def _written_on_one_rank(sighting: Sighting) -> Cause:
-    blame = blame_of(sighting.difference.splits)
-    who = rank_list(blame.ranks) if blame.ground is Ground.MAJORITY else "one rank"
+    never = "" if sighting.last_good is not None else "; or they never were equal (init_sync=False)"
     return Cause(
         name="written",
-        words=f"something other than the optimizer's step changed them on {who}, as a checkpoint that was loaded there "
-        "alone or an edit in place",
-        fix="load a checkpoint before the model is wrapped in DDP, or on all ranks; change parameters on all ranks "
-        "alike, or broadcast them afterwards",
+        words=f"something other than the optimizer's step changed them on {_writers(sighting)}, as a checkpoint that was "
+        f"loaded there alone or an edit in place{never}",
+        fix="load a checkpoint before the model is wrapped in DDP, or on all ranks; change parameters on all ranks alike, "
+        "or broadcast them afterwards",
     )
+
+
+def _writers(sighting: Sighting) -> str:
+    splits = sighting.difference.splits
+    blame = blame_of(splits)
+    if blame.ground is Ground.MAJORITY:
+        return rank_list(blame.ranks)
+    return "one rank" if len(splits[0].sides) == 2 else "several ranks"
 
 
 def _first_rank(values: Sequence[Values]) -> Values | None:

@@ -63,6 +63,13 @@ def test_the_first_moment_of_all_has_no_last_good_one():
     assert "different after step 1, the first moment that was compared" in found.evidence
 
 
+def test_parameters_that_never_were_equal():
+    found = verdict(stream(difference(What.PARAMETER, 1, None, sides=apart(3)), ranks=3), ranks=3)
+    assert "on several ranks" in found.summary
+    assert "init_sync=False" in found.summary
+    assert "init_sync" not in verdict(stream(OF_THREE, ranks=3), ranks=3).summary
+
+
 def test_another_learning_rate_is_told_with_its_values():
     first = difference(What.PARAMETER, 1, None, sides=against(2))
     now = everywhere(3, 1, odd={2: {"settings": FASTER}})
