@@ -12,7 +12,7 @@ import time
 import weakref
 from typing import Any, Callable, Dict, List, Optional
 
-from . import dataset_print, frames, leaf_prints, passes, samplers, wire
+from . import leaf_prints, loader_facts, passes, samplers, wire
 from .state import check_every, describers, guarded, here
 from .wrappers import standing_for
 
@@ -41,6 +41,11 @@ class Loader:
         self.samples: Optional[int] = None
         self.last: Optional[passes.Pass] = None
 
+    @property
+    def was_trained(self) -> bool:
+        """Whether a backward has followed any of its batches."""
+        return bool(self.trained or (self.last is not None and self.last.backwards))
+
 
 class Book:
     """The loaders of this process."""
@@ -53,7 +58,7 @@ class Book:
         self.opening: Dict[int, Any] = {}
         """By thread: the pass whose iterator is being made, and draws ahead already."""
         self.told: List[Loader] = []
-        """The last few loaders, the latest last."""
+        """A few loaders: those that are still there, and the latest."""
         self.fresh: List[passes.Pass] = []
         """Passes that have delivered batches, with gradients on, that no backward has followed yet."""
         self.count = 0
@@ -130,57 +135,19 @@ def _sweep() -> None:
 def _meet(loader: Any) -> Loader:
     book.count += 1
     known = book.loaders[loader] = Loader(book.count, loader)
-    if not _is_iterable(loader):
-        known.samples = _length(leaf_prints.attributes(loader).get("dataset"))
-    book.told = [*book.told[1 - MAX_TOLD :], known]
-    entry = _describe(loader, known)
+    _tell(known)
+    entry = loader_facts.describe(loader, known.number)
+    known.samples = entry["N"]
     known.is_noted = _note(entry, MAX_BYTES - LAST_BYTES)
     return known
 
 
-def _describe(loader: Any, known: Loader) -> Dict[str, Any]:
-    given = leaf_prints.attributes(loader)
-    iterable = _is_iterable(loader)
-    return {
-        "k": "loader",
-        "n": known.number,
-        "site": _site(),
-        "ds": samplers.class_name(given.get("dataset")),
-        "dp": dataset_print.print_of(given.get("dataset")),
-        "N": known.samples,
-        "bs": _batch_size(given),
-        "dl": given.get("drop_last") if isinstance(given.get("drop_last"), bool) else None,
-        "it": int(iterable),
-        "w": given.get("num_workers") if isinstance(given.get("num_workers"), int) else 0,
-        "sampler": None if iterable else samplers.describe(loader),
-    }
-
-
-def _batch_size(given: Dict[str, Any]) -> Optional[int]:
-    """Return the size of batches; that of a sampler of batches, where the loader was given one."""
-    for found in (given.get("batch_size"), leaf_prints.attributes(given.get("batch_sampler")).get("batch_size")):
-        if type(found) is int:
-            return found
-    return None
-
-
-def _is_iterable(loader: Any) -> bool:
-    return bool(leaf_prints.attributes(loader).get("_dataset_kind"))  # _DatasetKind.Iterable is 1, Map is 0
-
-
-def _length(dataset: Any) -> Optional[int]:
-    """Return the length of a dataset, which samplers have asked for as well; None where it has none."""
-    if not hasattr(type(dataset), "__len__"):
-        return None
-    try:
-        return len(dataset)
-    except Exception:  # noqa: BLE001 - some have the method and no length
-        return None
-
-
-def _site() -> Any:
-    frame = frames.innermost_user(sys._getframe(1))
-    return frames.describe(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name) if frame else None
+def _tell(known: Loader) -> None:
+    """Keep a loader in mind, in place of one that is gone: rather one that was not trained with."""
+    told = [*book.told, known]
+    if len(told) > MAX_TOLD:
+        told.remove(min(told, key=lambda one: (one.owner() is not None, one.was_trained)))
+    book.told = told
 
 
 @guarded("loaders")

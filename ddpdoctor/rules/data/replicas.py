@@ -39,7 +39,7 @@ class Replicas:
 def replicas_of(job: Job) -> tuple[Replicas, ...]:
     """Return the groups in which DDP keeps models equal, each set of ranks once."""
     table = group_table(job)
-    looked = {rank.rank: rank for rank in job.ranks if rank.loaders is not None}
+    looked = {rank.rank: rank for rank in job.ranks}
     found: dict[tuple[int, ...], Replicas] = {}
     for name, users in sorted(_users(looked.values()).items()):
         for members in sorted({_members(rank, name, table, users) for rank in users}):

@@ -67,6 +67,8 @@ class _Uneven:
 
     number: int
     batches: Mapping[int, int]
+    going_on: bool
+    """The ranks with the most batches were not at their end."""
     short: tuple[int, ...]
     """Ranks that came to the end of their batches, and trained on fewer than others."""
 
@@ -95,7 +97,13 @@ def _uneven(replicas: Replicas, shared: Shared, number: int, passes: Mapping[int
         and any(_went_on(shared, rank, other, batches) for other in passes)
         and (_is_out(shared, rank) or not replicas.trained_only)
     )
-    return _Uneven(number=number, batches=batches, short=short) if short else None
+    going_on = bool(batches) and not all(passes[rank].complete for rank in _longest(batches))
+    return _Uneven(number=number, batches=batches, going_on=going_on, short=short) if short else None
+
+
+def _longest(batches: Mapping[int, int]) -> list[int]:
+    most = max(batches.values())
+    return sorted(rank for rank, count in batches.items() if count == most)
 
 
 def _went_on(shared: Shared, rank: int, other: int, batches: Mapping[int, int]) -> bool:
@@ -111,8 +119,8 @@ def _is_out(shared: Shared, rank: int) -> bool:
 
 def _finding(replicas: Replicas, shared: Shared, found: _Uneven) -> Finding:
     loader = shared.first()
-    most = max(found.batches.values())
-    longest = sorted(rank for rank, batches in found.batches.items() if batches == most)
+    longest = _longest(found.batches)
+    most = f"{found.batches[longest[0]]}{' so far' if found.going_on else ''}"
     fewest = {rank: found.batches[rank] for rank in found.short}
     verb = "has" if len(fewest) == 1 else "have"
     return Finding(
