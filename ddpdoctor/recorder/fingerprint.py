@@ -25,6 +25,8 @@ import torch
 from .print_wire import ABSENT, PRINT_SIZE, UNTOLD
 from .tensor_words import WORD, copy_range, in_order, plain_parts
 
+__all__ = ["ABSENT", "PRINT_SIZE", "UNTOLD", "prints"]
+
 COLUMNS = 509
 """Words in a row. Part of the checksum, as is all that is written here in capitals but BATCH_WORDS and CHUNK_BLOCKS."""
 ROWS = 128

@@ -1,0 +1,204 @@
+"""Judges checkpoint files that were compared: DD501, DD502 and DD505, by what the files hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.diff import Kind
+from ddpdoctor.model.findings import Check, Confidence, Finding, Outcome, Severity
+from ddpdoctor.model.rank_words import rank_list
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ddpdoctor.model.diff import Apart, DiffFacts, Unequal
+
+MAX_NAMED = 5
+"""Tensors that a finding names; the report's data has all. Ours."""
+CLOCKS = ("epoch", "step", "iter", "updates")
+"""What a trainer calls the moment at which it saved."""
+CODES = (
+    ("DD501", "param-drift", Severity.ERROR, (Kind.PARAMETER,)),
+    ("DD502", "buffer-drift", Severity.WARNING, (Kind.BUFFER,)),
+    ("DD505", "optimizer-drift", Severity.ERROR, (Kind.STATE, Kind.SETTING)),
+)
+FIXES = {
+    "DD501": "load one file on all ranks before the model is wrapped by DDP; `ddpdoctor wrap` on the training names the "
+    "step and the line at which ranks part",
+    "DD502": "expected of BatchNorm between syncs of buffers; else keep rank 0's file, or use SyncBatchNorm",
+    "DD505": "give all ranks the same settings, and load the optimizer's state on all ranks, not on rank 0 alone",
+}
+
+
+def judge_diff(facts: DiffFacts) -> tuple[list[Finding], list[Check]]:
+    """Return what differs between the files that should be the same, and how each check came out."""
+    findings: list[Finding] = []
+    checks: list[Check] = []
+    for code, kind, severity, kinds in CODES:
+        unequal = [one for one in facts.unequal if one.kind in kinds]
+        if unequal:
+            findings.append(_finding(facts, unequal, code, kind, severity))
+        checks.append(_check(facts, code, failed=bool(unequal)))
+    findings += _other_values(facts)
+    return findings, checks
+
+
+def _check(facts: DiffFacts, code: str, *, failed: bool) -> Check:
+    if failed:
+        return Check(id=code, outcome=Outcome.FAILED)
+    if facts.untold and code == "DD501":
+        reason = f"{len(facts.untold)} tensors are of a kind that cannot be compared, the first {facts.untold[0]}"
+        return Check(id=code, outcome=Outcome.INCONCLUSIVE, reason=reason)
+    if not facts.tensors:
+        return Check(id=code, outcome=Outcome.SKIPPED, reason="the files hold no tensors")
+    return Check(id=code, outcome=Outcome.PASSED)
+
+
+def _finding(facts: DiffFacts, unequal: Sequence[Unequal], code: str, kind: str, severity: Severity) -> Finding:
+    blamed = _blamed(facts, unequal)
+    moments = _moments(facts)
+    sure = len(blamed) < len(facts.files) and not moments
+    return Finding(
+        code=code,
+        kind=kind,
+        severity=severity,
+        confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
+        ranks=_ranks(facts, blamed),
+        tensor=_inner_name(unequal[0].name),
+        summary=_summary(facts, unequal, blamed),
+        evidence=(
+            *[_describe(facts, one) for one in unequal[:MAX_NAMED]],
+            *([f"and {len(unequal) - MAX_NAMED} more"] if len(unequal) > MAX_NAMED else []),
+            *_who(facts, blamed),
+            *moments,
+            *_prefixes(facts),
+        ),
+        fix=FIXES[code],
+    )
+
+
+def _blamed(facts: DiffFacts, unequal: Iterable[Unequal]) -> tuple[int, ...]:
+    """Return the files in a minority; all where, for one tensor, more than half do not agree."""
+    everybody = tuple(range(len(facts.files)))
+    found: set[int] = set()
+    for one in unequal:
+        largest = max((*one.sides, one.absent_in), key=len)
+        if len(largest) * 2 <= len(everybody):
+            return everybody
+        found |= set(everybody) - set(largest)
+    return tuple(sorted(found))
+
+
+def _ranks(facts: DiffFacts, files: Sequence[int]) -> tuple[int, ...]:
+    """Return ranks where the names of all files tell them, each another."""
+    ranks = [one.rank for one in facts.files]
+    if None in ranks or len(set(ranks)) < len(ranks):
+        return ()
+    return tuple(sorted(rank for number in files if (rank := facts.files[number].rank) is not None))
+
+
+def _summary(facts: DiffFacts, unequal: Sequence[Unequal], blamed: Sequence[int]) -> str:
+    settings = all(one.kind is Kind.SETTING for one in unequal)
+    noun = unequal[0].kind.value if len({one.kind for one in unequal}) == 1 else "part of the optimizer"
+    many = f"{noun} {unequal[0].name}" if len(unequal) == 1 else f"{len(unequal)} {_plural(noun)}"
+    verb = "differs" if len(unequal) == 1 else "differ"
+    first = f", {unequal[0].name} first" if len(unequal) > 1 else ""
+    values = f": {_values(facts, unequal[0])}" if settings else ""
+    if len(blamed) < len(facts.files):
+        return f"{many} {verb} in {_paths(facts, blamed)} from the other files{first}{values}"
+    return f"{many} {verb} between {_paths(facts, blamed)}{first}{values}"
+
+
+def _plural(noun: str) -> str:
+    if noun.startswith("part "):
+        return noun.replace("part", "parts", 1)
+    return "tensors of optimizer state" if noun == Kind.STATE.value else f"{noun}s"
+
+
+def _describe(facts: DiffFacts, one: Unequal) -> str:
+    absent = [f"it is not in {_paths(facts, one.absent_in)}"] if one.absent_in else []
+    apart = [_apart_words(facts, each, named=len(facts.files) > 2) for each in one.apart]
+    values = [_values(facts, one)] if len(set(one.seen)) > 1 else []
+    return f"{one.name}: {'; '.join([*values, *apart, *absent])}"
+
+
+def _values(facts: DiffFacts, one: Unequal) -> str:
+    return ", ".join(f"{what} in {_paths(facts, side)}" for what, side in zip(one.seen, one.sides, strict=True))
+
+
+def _apart_words(facts: DiffFacts, one: Apart, *, named: bool) -> str:
+    who = f"{_paths(facts, (one.file,))} against {_paths(facts, (one.against,))}: " if named else ""
+    at = f"[{', '.join(map(str, one.first))}]"
+    size = "" if one.largest is None else f", by up to {one.largest:.3g} ({one.relative:.3g} of the larger value)"
+    odd = f", {one.not_finite} of them inf or NaN" if one.not_finite else ""
+    return f"{who}{one.differing} of {one.of} elements differ, the first at {at}{size}{odd}"
+
+
+def _who(facts: DiffFacts, blamed: Sequence[int]) -> list[str]:
+    if len(blamed) == len(facts.files):
+        return ["which of the files is right cannot be told: no content is that of more than half of them"]
+    return []
+
+
+def _moments(facts: DiffFacts) -> list[str]:
+    """Say that files tell other epochs or steps: then they need not be equal."""
+    found = [
+        one
+        for one in facts.unequal
+        if one.kind is Kind.VALUE and any(word in one.name.rpartition(".")[2].lower() for word in CLOCKS)
+    ]
+    return [f"the files may be of different moments: {found[0].name} is {_values(facts, found[0])}"] if found else []
+
+
+def _prefixes(facts: DiffFacts) -> list[str]:
+    """Say what was taken off names, where not all files have it."""
+    if len({one.stripped for one in facts.files}) < 2:
+        return []
+    with_it = [number for number, one in enumerate(facts.files) if one.stripped]
+    prefixes = sorted({prefix for one in facts.files for prefix in one.stripped})
+    return [f"names were compared without {' and '.join(prefixes)}, which they have in {_paths(facts, with_it)}"]
+
+
+def _other_values(facts: DiffFacts) -> list[Finding]:
+    """Tell of values beside model and optimizer: they are no drift, but the user asked what differs."""
+    unequal = [one for one in facts.unequal if one.kind is Kind.VALUE]
+    if not unequal:
+        return []
+    names = ", ".join(one.name for one in unequal[:MAX_NAMED])
+    return [
+        Finding(
+            code="DD505",
+            kind="optimizer-drift",
+            severity=Severity.INFO,
+            confidence=Confidence.HIGH,
+            summary=f"values that are no tensors differ: {names}",
+            evidence=tuple(_describe(facts, one) for one in unequal[:MAX_NAMED]),
+            fix="compare files of the same step, where they should be equal",
+        )
+    ]
+
+
+def _inner_name(name: str) -> str:
+    """Return a parameter's own name: without the key under which the file holds the model."""
+    head, _, rest = name.partition(".")
+    return rest if rest and head in {"model", "state_dict", "model_state_dict", "module", "net"} else name
+
+
+def _paths(facts: DiffFacts, files: Sequence[int]) -> str:
+    ranks = _ranks(facts, files)
+    if len(files) > MAX_NAMED and len(ranks) == len(files):
+        return f"the files of {rank_list(ranks)}"
+    names = [_short(facts, number) for number in files[:MAX_NAMED]]
+    more = len(files) - len(names)
+    return (
+        ", ".join(names) + f" and {more} more"
+        if more
+        else " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    )
+
+
+def _short(facts: DiffFacts, number: int) -> str:
+    """Return a file's name, with its folder where another has the same name."""
+    parts = facts.files[number].path.split("/")
+    alike = [one for one in facts.files if one.path.split("/")[-1] == parts[-1]]
+    return parts[-1] if len(alike) == 1 else facts.files[number].path
