@@ -21,9 +21,11 @@ from .tensor_looks import (
     Maxima,
     first_ruined,
     has_finite_sum,
+    have_finite_gradients,
     is_finite,
     is_observed,
     is_plain,
+    pieces_of,
     quietly,
     sample_of,
     tensors_in,
@@ -99,6 +101,7 @@ class Watch:
         early = _reduced_in_place(ddp, self._parameters) if not self.off else {}
         self._arrivals = Arrivals(early) if early else None
         self._late = [i for i in range(len(named)) if i not in early]
+        self._pieces = pieces_of(self._parameters[i] for i in self._late) if not self.off else []
         self._on_gpu = any(parameter.is_cuda for parameter in self._parameters)
         self._inputs: List[_Input] = []
         self._reduces = True
@@ -142,7 +145,7 @@ class Watch:
         if self._task != -1 and self._late:
             self._spoilt = True
             self._arrivals = Arrivals(dict(enumerate(self._parameters)))
-            self._late = []
+            self._late, self._pieces = [], []
 
     def _look(self, backward: Backward) -> None:
         self._task = -1
@@ -157,16 +160,18 @@ class Watch:
     @quietly
     def _look_at_all(self, backward: Backward) -> None:
         bad, maxima = self._arrivals.end() if self._arrivals is not None else ({}, [])
-        late = [(i, self._parameters[i].grad) for i in self._late]
-        grads = [(i, grad) for i, grad in late if grad is not None]
         if self._on_gpu:
-            self._send(maxima + grads, backward)
-        elif bad or not has_finite_sum([grad for _, grad in grads]):
-            bad.update((i, bool(grad.isnan().any())) for i, grad in grads if not is_finite(grad))
+            self._send(maxima + self._late_gradients(), backward)
+        elif bad or not have_finite_gradients(self._pieces):
+            bad.update((i, bool(grad.isnan().any())) for i, grad in self._late_gradients() if not is_finite(grad))
             values = [abs(known.sample.item()) for known in self._inputs]
             self._judge(bad, list(zip(self._inputs, values)), _loss_of(backward.roots), self._entry(backward))
         else:
             self.findings.saw_finite(self._reduces)
+
+    def _late_gradients(self) -> List[Tuple[int, Any]]:
+        found = [(i, self._parameters[i].grad) for i in self._late]
+        return [(i, grad) for i, grad in found if grad is not None]
 
     def _entry(self, backward: Backward) -> Dict[str, Any]:
         replica = self.replica()

@@ -47,28 +47,45 @@ def is_observed() -> bool:
     return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
-def has_finite_sum(tensors: Iterable[Any]) -> bool:
-    """Return whether tensors on the CPU have a finite sum: then they hold no inf or NaN. Huge numbers may have none."""
-    total = 0.0
-    piece: List[Any] = []
+def pieces_of(tensors: Iterable[Any]) -> List[List[Any]]:
+    """Return tensors in the portions in which they are summed."""
+    pieces: List[List[Any]] = []
+    together: List[Any] = []
     room = PIECE
     for tensor in tensors:
         count = tensor.numel()
         if count > SMALL:
-            total += _sum(tensor)
+            pieces.append([tensor])
             continue
         if count > room:
-            total += _sum_together(piece)
-            piece, room = [], PIECE
-        piece.append(tensor)
+            pieces.append(together)
+            together, room = [], PIECE
+        together.append(tensor)
         room -= count
-    return math.isfinite(total + _sum_together(piece))
+    return [*pieces, together] if together else pieces
+
+
+def has_finite_sum(tensors: Iterable[Any]) -> bool:
+    """Return whether tensors have a finite sum: then they hold no inf or NaN. Huge numbers may have none."""
+    return math.isfinite(sum(map(_sum_together, pieces_of(tensors))))
+
+
+def have_finite_gradients(pieces: List[List[Any]]) -> bool:
+    """Return whether the gradients of parameters, in portions, have a finite sum."""
+    return math.isfinite(sum([_sum_together([parameter.grad for parameter in piece]) for piece in pieces]))
 
 
 def _sum_together(tensors: List[Any]) -> float:
+    """Return the sum of tensors, without those that are None."""
     import torch
 
-    return _sum(torch._C._nn.flatten_dense_tensors(tensors)) if tensors else 0.0
+    if len(tensors) == 1:
+        return 0.0 if tensors[0] is None else _sum(tensors[0])
+    try:
+        return _sum(torch._C._nn.flatten_dense_tensors(tensors))
+    except TypeError:  # cheaper than to look at each
+        present = [tensor for tensor in tensors if tensor is not None]
+        return _sum_together(present) if present else 0.0
 
 
 def _sum(tensor: Any) -> float:
