@@ -13,9 +13,6 @@ from ddpdoctor.model.findings import JobStatus, JobSummary, RankRow, Report
 from ddpdoctor.model.secrets import hide_secrets
 from ddpdoctor.rules.consistency import judge as consistency
 from ddpdoctor.rules.consistency import trial as trials
-from ddpdoctor.rules.progress.models import check_models
-from ddpdoctor.rules.progress.scene import build_scene
-from ddpdoctor.rules.ruling import run_rules
 from ddpdoctor.rules.verdict import order_findings, pick_verdict
 
 if TYPE_CHECKING:
@@ -53,7 +50,7 @@ def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Rep
 
 def _judge(trial: Trial) -> tuple[list[Finding], list[Check]]:
     job = _job(trial)
-    findings, checks = run_rules((check_models,), build_scene(job))
+    findings, checks = trials.judge_models(job)
     for found, outcomes in (consistency.judge(job), trials.judge(trial)):
         findings += found
         checks += outcomes

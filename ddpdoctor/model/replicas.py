@@ -49,7 +49,7 @@ class ConsistencyResult:
 
     equal: bool
     differences: tuple[TensorDifference, ...]
-    """Parameters first, then buffers, gradients, optimizer state and settings."""
+    """Settings of optimizers first, as they explain the rest; then parameters, buffers, gradients, optimizer state."""
     ranks: tuple[int, ...]
     """The global ranks that were compared."""
     compared: int

@@ -95,7 +95,8 @@ def _how(difference: Difference | None, stream: Stream) -> str:
     if difference is None:
         return "equal on all ranks" if len(stream.ranks) > 1 else "not compared: there is one rank"
     first = difference.splits[0]
-    sides = " | ".join(format_ranks(side) for side in first.sides)
+    apart = len(first.sides) == len(stream.ranks) > 2
+    sides = "no two ranks are equal" if apart else " | ".join(format_ranks(side) for side in first.sides)
     part = f" ({first.row.part})" if first.row.part else ""
     return (
         f"differ from step {difference.number} on: {difference.differing} of {difference.of}, first "

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 SETTING = "optimizer setting"
 _KERNELS = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Settings that choose how a step is computed, and not what."""
-_ORDER = (*(what.value for what in (What.PARAMETER, What.BUFFER, What.GRADIENT, What.STATE)), SETTING)
+_ORDER = (SETTING, *(what.value for what in (What.PARAMETER, What.BUFFER, What.GRADIENT, What.STATE)))
+"""Settings first: they explain what follows, and tensors are many."""
 
 
 def check_consistency(  # noqa: PLR0913 - what is compared is the caller's choice, each by a name of its own

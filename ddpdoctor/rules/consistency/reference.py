@@ -108,9 +108,10 @@ def _error_words(step: ReferenceStep, worst: GradientErrors | None, reference: R
         return []
     wrong = sum(ratio(one.whole, one.rounding) > LIMIT for one in step.tensors)
     how = "float64" if reference.float64 else "another order of the samples"
+    wrong_words = f"{wrong} of {len(step.tensors)} gradients differ"
     shares = _share(worst.whole, worst.norm), _share(worst.rounding, worst.norm)
     return [
-        f"{wrong} of {len(step.tensors)} differ by more than {LIMIT:g} times what rounding explains ({how})",
+        f"{wrong_words} by more than {LIMIT:g} times what rounding explains ({how})",
         f"{worst.name}: relative error {shares[0]}, where rounding explains {shares[1]}",
     ]
 

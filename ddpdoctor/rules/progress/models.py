@@ -56,10 +56,16 @@ def check_models(scene: Scene) -> Ruling:
     if difference is None:
         return Ruling()
     certain = scene.cause is Cause.MODEL and scene.stands_still(())
-    return Ruling(findings=(_finding(scene, difference),), certain=certain)
+    more = [
+        *say.cascade_words(scene.failures, ()),
+        *say.others(scene, [failure.rank.rank for failure in scene.failures]),
+    ]
+    hosts = say.hosts_of(scene, difference.blamed)
+    return Ruling(findings=(tell_models(difference, scene.world, hosts, more),), certain=certain)
 
 
-def _finding(scene: Scene, difference: Difference) -> Finding:
+def tell_models(difference: Difference, world: int, hosts: tuple[str, ...], more: Iterable[str] = ()) -> Finding:
+    """Return the finding of models that differ; ``more`` is what else was seen of the job."""
     blamed = difference.blamed
     sites = {n: difference.models[n].site for n in blamed}
     return Finding(
@@ -68,15 +74,14 @@ def _finding(scene: Scene, difference: Difference) -> Finding:
         severity=Severity.ERROR,
         confidence=Confidence.HIGH if len(blamed) < len(difference.models) else Confidence.MEDIUM,
         ranks=blamed,
-        hosts=say.hosts_of(scene, blamed),
+        hosts=hosts,
         where=tuple(place for n, site in sites.items() for place in places(n, [site])),
         tensor=difference.tensor,
         summary=_summary(difference),
         evidence=(
-            f"model {difference.number} that DDP was given in {group_words(difference.group, scene.world)}",
+            f"model {difference.number} that DDP was given in {group_words(difference.group, world)}",
             *_counts(difference),
-            *say.cascade_words(scene.failures, ()),
-            *say.others(scene, [failure.rank.rank for failure in scene.failures]),
+            *more,
         ),
         fix="build the model from the same arguments, in the same order, on all ranks",
     )

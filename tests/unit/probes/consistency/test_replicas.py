@@ -44,9 +44,9 @@ def test_shards_are_left_out_and_said_to_be():
 
 def test_the_minority_is_named_and_kinds_are_in_their_order():
     tables = {rank: [row("a", what="gradient"), row("a"), row("lr", what="optimizer setting")] for rank in range(3)}
-    tables[2] = [row("b", what="gradient"), row("b"), row("lr", what="optimizer setting")]
-    first, second = find_differences(tables)
-    assert (first.what, second.what) == ("parameter", "gradient")
+    tables[2] = [row("b", what="gradient"), row("b"), row("other", what="optimizer setting")]
+    setting, first, second = find_differences(tables)
+    assert (setting.what, first.what, second.what) == ("optimizer setting", "parameter", "gradient")
     assert (first.sides, first.ranks) == (((0, 1), (2,)), (2,))
     assert str(first) == "parameter w: ranks 0 and 1 against rank 2"
 
