@@ -6,6 +6,7 @@
 import json
 import os
 import sys
+import threading
 from contextlib import suppress
 from functools import partial
 
@@ -345,6 +346,22 @@ def line_search():
 
     for _ in range(2):
         optimizer.step(closure)
+
+
+@case
+def in_two_threads():
+    """One thread's step begins and ends while another makes its own."""
+    first, second = wrap(mlp()), wrap(mlp())
+    outer, inner = sgd(first), sgd(second)
+
+    def closure():
+        other = threading.Thread(target=step, args=(second, inner))
+        other.start()
+        other.join()
+        return loss_of(first).backward()
+
+    for _ in range(2):
+        outer.step(closure)
 
 
 class Twofold(torch.optim.SGD):

@@ -31,7 +31,7 @@ FIRST_HALF = (
 )  # fmt: skip
 SECOND_HALF = (
     "compiled_around", "compiled_within", "compiled_step", "sharded_optimizer", "fused", "closures", "line_search",
-    "nested", "step_that_raised", "scaled", "edited_after_training", "exchanged_after_training",
+    "in_two_threads", "nested", "step_that_raised", "scaled", "edited_after_training", "exchanged_after_training",
     "halved_after_training", "clipped_after_each_step", "made_again", "ended_by_an_error", "never_trained",
     "changing_rows", "wide_settings", "alone", "sub_group", "in_join", "in_a_fork",
 )  # fmt: skip
@@ -135,6 +135,7 @@ def test_an_ordinary_model(jobs: list[Ran]) -> None:
     assert names_in(synced, print_wire.BUFFER) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
     (end,) = files_of(jobs, "ordinary", END)
     assert {row[0] for row in end.rows} == {print_wire.PARAMETER}
+    assert Path(end.path).stat().st_size < 4096, "there is one record, and room for one"
 
 
 def test_what_changes_has_other_prints(jobs: list[Ran]) -> None:
@@ -290,6 +291,12 @@ def test_gradients_of_a_closure_are_those_of_its_own_step(jobs: list[Ran]) -> No
 
 def test_a_step_that_raised_does_not_hide_those_of_others(jobs: list[Ran]) -> None:
     assert numbers_of(jobs, "step_that_raised", STEP, optimizer=1) == [1, 2]
+
+
+def test_each_thread_makes_steps_of_its_own(jobs: list[Ran]) -> None:
+    for model in (0, 1):
+        assert numbers_of(jobs, "in_two_threads", STEP, model) == [1, 2]
+        assert values_of(jobs, "in_two_threads", STEP, "reductions", model) == [1, 2]
 
 
 def test_settings_and_scale(jobs: list[Ran]) -> None:
