@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 HEAD_BYTES = 512
 TAIL_BYTES = 4096
+END_SIGNATURE = b"PK\x05\x06"
+"""Of the record that ends a zip archive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,15 +111,23 @@ def _read_cut_zip(path: Path, file: BinaryIO, size: int) -> FileSeen:
     end = _end_of_data(file, size)
     rest = read_rest(file, end)
     tensors = () if rest.loaded is None else tuple(walk_tensors(rest.loaded.root))
+    has_end = _ends_as_archive(file, size)
+    zeros = "" if end == size else f"its last {size - end} bytes are zeros"
     return FileSeen(
         path=str(path),
         size_bytes=size,
         form=Form.ZIP,
-        state=State.CUT,
-        detail="" if end == size else f"its last {size - end} bytes are zeros",
+        state=State.UNREADABLE if has_end else State.CUT,
+        detail="the directory of its records is damaged" if has_end else zeros,
         lost=tuple(name for name, ref in tensors if ref.storage.key not in rest.whole),
         contents=None if rest.loaded is None else describe(rest.loaded.root, rest.loaded.names),
     )
+
+
+def _ends_as_archive(file: BinaryIO, size: int) -> bool:
+    """Say whether the end of a zip archive is there, so that what cannot be read before it was damaged."""
+    file.seek(max(0, size - TAIL_BYTES))
+    return END_SIGNATURE in file.read(TAIL_BYTES)
 
 
 def _end_of_data(file: BinaryIO, size: int) -> int:

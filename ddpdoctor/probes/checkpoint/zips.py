@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
-import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -54,7 +53,7 @@ class Rest:
 
 def read_archive(file: BinaryIO, *, checksums: bool = True) -> Archive:
     """Read the index of an archive, and hold every record to its checksum; raises ``zipfile.BadZipFile``."""
-    with zipfile.ZipFile(file) as archive:
+    with _open_archive(file) as archive:
         records = {_short(info.filename): info for info in archive.infolist()}
         has_checksums = any(info.CRC for info in records.values())
         damaged = tuple(_damaged(archive, records)) if has_checksums and checksums else ()
@@ -69,6 +68,14 @@ def read_archive(file: BinaryIO, *, checksums: bool = True) -> Archive:
     )  # fmt: skip
 
 
+def _open_archive(file: BinaryIO) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(file)
+    except Exception as error:
+        # A flipped bit in the directory leads zipfile anywhere.
+        raise zipfile.BadZipFile(str(error)) from error
+
+
 def _short(name: str) -> str:
     """Return a record's name without the archive's, which stands before all of them."""
     return name.partition("/")[2] or name
@@ -80,21 +87,25 @@ def _damaged(archive: zipfile.ZipFile, records: Mapping[str, zipfile.ZipInfo]) -
             with archive.open(info) as record:
                 while record.read(CHUNK_BYTES):
                     pass
-        except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, zlib.error, OSError):
+        except Exception:  # noqa: BLE001 - a flipped bit in a header leads zipfile anywhere
             yield name
 
 
 def _read_index(file: BinaryIO, info: zipfile.ZipInfo | None) -> tuple[Loaded | None, str]:
     if info is None:
         return None, f"it holds no {PICKLE}: it is a zip archive, and not one of torch.save's"
+    start = _start(file, info)
+    if start < 0:
+        return None, f"the header of {PICKLE} is damaged"
     try:
-        file.seek(_start(file, info))
+        file.seek(start)
         return read_pickle(io.BytesIO(file.read(info.file_size))), ""
-    except (Unreadable, zipfile.BadZipFile) as error:
+    except Unreadable as error:
         return None, str(error)
 
 
 def _start(file: BinaryIO, info: zipfile.ZipInfo) -> int:
+    """Return where the bytes of a record begin; -1 where its header is damaged."""
     file.seek(info.header_offset)
     header = file.read(LOCAL_HEADER.size)
     if len(header) < LOCAL_HEADER.size or not header.startswith(LOCAL_SIGNATURE):

@@ -89,12 +89,19 @@ def _look_at_loader(loader: Any, name: str, rank: int, epochs: int, *, set_epoch
 
 
 def _draw(loader: Any, base: Base, name: str, epochs: int, *, set_epoch: bool) -> tuple[PassDrawn, ...]:
+    drawn: list[PassDrawn] = []
+    refused: NoIndices | None = None
     with users_turn(f"{name}: drawing its indices failed"):
-        drawn = []
-        for number in range(1, epochs + 1):
-            epoch = _set_epoch(loader, number - 1) if set_epoch else _epoch_of(loader)
-            drawn.append(draw_pass(loader, base, number, epoch))
-        return tuple(drawn)
+        try:
+            for number in range(1, epochs + 1):
+                epoch = _set_epoch(loader, number - 1) if set_epoch else _epoch_of(loader)
+                drawn.append(draw_pass(loader, base, number, epoch))
+        except NoIndices as error:
+            # No fault of the user's code, as which it must not be told.
+            refused = error
+    if refused is not None:
+        raise refused
+    return tuple(drawn)
 
 
 def _look_at_batches(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> Looked:

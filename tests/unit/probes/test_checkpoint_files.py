@@ -1,0 +1,292 @@
+"""Real files of torch.save, damaged byte by byte: what is told of them, and that nothing in them is run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import zipfile
+
+import pytest
+import torch
+from torch.distributed import checkpoint as distributed_checkpoint
+
+from ddpdoctor.model.checkpoint import Checksums, Form, Part, State
+from ddpdoctor.probes.checkpoint.distributed import read_distributed
+from ddpdoctor.probes.checkpoint.files import Looks, read_file
+from ddpdoctor.probes.checkpoint.pickles import walk_tensors
+from ddpdoctor.probes.checkpoint.zips import read_archive
+
+EVERYTHING = Looks(prints=True)
+
+
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 4))
+
+
+def training():
+    made = model()
+    optimizer = torch.optim.AdamW(made.parameters())
+    made(torch.randn(4, 16)).sum().backward()
+    optimizer.step()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    return {
+        "model": made.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),
+        "scaler": {"scale": 1.0, "growth_factor": 2.0, "_growth_tracker": 0}, "epoch": 3, "rng": torch.get_rng_state(),
+    }  # fmt: skip
+
+
+def save(folder, content, name="x.pt", **options):
+    path = folder / name
+    torch.save(content, path, **options)
+    return path
+
+
+def change(path, place):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 4
+    path.write_bytes(content)
+    return path
+
+
+def start_of(path, name):
+    """Return where the bytes of a tensor begin."""
+    with path.open("rb") as file:
+        archive = read_archive(file)
+    return next(archive.starts[ref.storage.key] for found, ref in walk_tensors(archive.loaded.root) if found == name)
+
+
+def test_a_checkpoint_to_resume_from_is_read_by_its_parts(tmp_path):
+    content = training()
+    seen = read_file(save(tmp_path, content), EVERYTHING)
+
+    assert (seen.form, seen.state, seen.checksums) == (Form.ZIP, State.WHOLE, Checksums.CHECKED)
+    assert seen.contents.parts == tuple(Part)
+    assert [one.name for one in seen.contents.weights[0].tensors] == list(content["model"])
+    assert [one.shape for one in seen.contents.weights[0].tensors] == [
+        tuple(t.shape) for t in content["model"].values()
+    ]
+    assert (seen.damaged, seen.refused, seen.refusal, seen.values, seen.unseen) == ((), (), "", (), ())
+    assert len(seen.prints) == len(seen.contents.tensors) > 20
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_dtypes_views_and_odd_tensors_are_those_of_torch(tmp_path, old):
+    base = torch.arange(24.0).reshape(4, 6)
+    content = {
+        "view": base[1:, 2:].t(), "scalar": torch.tensor(3.5), "empty": torch.empty(0, 3), "half": base.half(),
+        "bf16": base.bfloat16(), "bool": base > 3, "complex": torch.complex(base, base), "int": base.long(),
+        "parameter": torch.nn.Parameter(base), "shared": base,
+    }  # fmt: skip
+    seen = read_file(save(tmp_path, content, _use_new_zipfile_serialization=not old), EVERYTHING)
+    again = read_file(
+        save(tmp_path, {name: one.detach().clone() for name, one in content.items()}, "y.pt"), EVERYTHING
+    )  # fmt: skip
+
+    assert {one.name: (one.shape, f"torch.{one.dtype}") for one in seen.contents.tensors} == {
+        name: (tuple(one.shape), str(one.dtype)) for name, one in content.items()
+    }
+    assert seen.prints == again.prints
+    assert len(seen.prints) == len(content)
+    assert seen.values == ()
+
+
+def test_a_flipped_byte_is_named_by_its_tensor(tmp_path):
+    path = save(tmp_path, training())
+    change(path, start_of(path, "model.2.weight") + 9)
+    seen = read_file(path, EVERYTHING)
+
+    assert [damage.tensors for damage in seen.damaged] == [("model.2.weight",)]
+    assert seen.state is State.WHOLE
+    assert torch.load(path)["epoch"] == 3, "torch says nothing of it"
+
+
+def test_any_changed_byte_of_the_data_is_found_and_none_raises(tmp_path):
+    sound = save(tmp_path, {"a": torch.randn(300), "b": torch.randn(200)})
+    content = sound.read_bytes()
+    with sound.open("rb") as file:
+        starts = read_archive(file).starts
+    inside = {
+        place for start, size in ((starts["0"], 1200), (starts["1"], 800)) for place in range(start, start + size)
+    }
+    draw = random.Random(1)
+    places = {*draw.sample(range(len(content)), 120), *draw.sample(sorted(inside), 40)}
+    for place in sorted(places):
+        changed = bytearray(content)
+        changed[place] ^= 1 << draw.randrange(8)
+        path = tmp_path / "changed.pt"
+        path.write_bytes(changed)
+        seen = read_file(path, EVERYTHING)
+        if place in inside:
+            assert seen.damaged, place
+
+
+def test_any_length_of_what_is_left_is_told(tmp_path):
+    content = save(tmp_path, training()).read_bytes()
+    path = tmp_path / "cut.pt"
+    lost = []
+    for length in range(0, len(content), 1101):
+        path.write_bytes(content[:length])
+        seen = read_file(path, EVERYTHING)
+        assert seen.state in {State.EMPTY, State.CUT, State.FOREIGN}, length
+        if seen.contents is not None:
+            lost.append(len(seen.lost))
+    assert lost == sorted(lost, reverse=True)
+    assert lost[0] > 20
+    assert lost[-1] < 4
+
+
+def test_zeros_at_the_end_are_no_data(tmp_path):
+    content = save(tmp_path, {"a": torch.ones(5000), "b": torch.ones(5000)}).read_bytes()
+    path = tmp_path / "zeros.pt"
+    path.write_bytes(content[:30000] + bytes(len(content) - 30000))
+    seen = read_file(path, EVERYTHING)
+
+    assert (seen.state, seen.lost) == (State.CUT, ("b",))
+    assert "zeros" in seen.detail
+
+
+def test_files_of_the_old_format_are_read_and_cut(tmp_path):
+    path = save(tmp_path, training(), _use_new_zipfile_serialization=False)
+    whole = read_file(path, EVERYTHING)
+    path.write_bytes(path.read_bytes()[:-2000])
+    cut = read_file(path, EVERYTHING)
+
+    assert (whole.form, whole.state, whole.checksums) == (Form.LEGACY, State.WHOLE, Checksums.NONE)
+    assert whole.contents.parts == tuple(Part)
+    assert (cut.state, bool(cut.lost)) == (State.CUT, True)
+    assert len(cut.lost) < len(whole.contents.tensors)
+
+
+def test_checksums_that_were_not_written_are_no_damage(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        path = save(tmp_path, training())
+    finally:
+        torch.serialization.set_crc32_options(True)
+    seen = read_file(path, EVERYTHING)
+
+    assert (seen.checksums, seen.damaged, seen.state) == (Checksums.NOT_WRITTEN, (), State.WHOLE)
+
+
+def test_values_that_are_no_numbers_are_counted(tmp_path):
+    weight = torch.randn(50, 10)
+    weight[3, 4] = float("nan")
+    weight[5, :2] = float("inf")
+    content = {"weight": weight.t(), "half": torch.tensor([1.0, float("-inf")]).half(), "fine": torch.randn(3)}
+    seen = {one.name: one for one in read_file(save(tmp_path, content), EVERYTHING).values}
+
+    assert set(seen) == {"weight", "half"}
+    assert (seen["weight"].of, seen["weight"].nan, seen["weight"].above, seen["weight"].below) == (500, 1, 2, 0)
+    assert (seen["half"].below, seen["half"].plain) == (1, 1)
+
+
+class Marking:
+    """Runs a command as it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_nothing_in_a_file_is_run(tmp_path, old):
+    mark = tmp_path / "was-run"
+    content = {"model": model().state_dict(), "x": Marking(mark)}
+    seen = read_file(save(tmp_path, content, _use_new_zipfile_serialization=not old), EVERYTHING)
+
+    assert not mark.exists()
+    assert seen.contents.globals == ("posix.system",)
+    assert len(seen.contents.weights[0].tensors) == 9
+
+
+def test_what_torch_refuses_is_named_and_the_rest_is_read(tmp_path):
+    seen = read_file(save(tmp_path, {"model": model().state_dict(), "args": argparse.Namespace(lr=1)}), EVERYTHING)
+    whole = read_file(save(tmp_path, model()), EVERYTHING)
+
+    assert seen.refused == ("argparse.Namespace",)
+    assert len(seen.contents.weights[0].tensors) == 9
+    assert "torch.nn.modules.linear.Linear" in whole.refused
+    assert sorted(one.name for one in whole.contents.weights[0].tensors) == sorted(model().state_dict())
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "git-lfs"),
+        (b"\n<!DOCTYPE html><html>not found</html>", "HTML"),
+        (bytes(3000), "zeros"),
+        (b"some text", "some tex"),
+    ],
+)
+def test_what_is_no_checkpoint_is_named(tmp_path, content, said):
+    path = tmp_path / "x.pt"
+    path.write_bytes(content)
+    seen = read_file(path, EVERYTHING)
+
+    assert (seen.form, seen.state) == (Form.FOREIGN, State.FOREIGN)
+    assert said in seen.detail
+
+
+def test_a_zip_archive_of_another_kind_is_no_checkpoint(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
+        archive.writestr("readme/text", "hello")
+    assert read_file(tmp_path / "x.pt", EVERYTHING).state is State.FOREIGN
+
+
+def test_safetensors_are_read_by_their_header(tmp_path):
+    import json
+    import struct
+
+    values = torch.tensor([1.0, float("nan"), 3.0, 4.0]).numpy().tobytes()
+    header = json.dumps(
+        {"__metadata__": {"format": "pt"}, "w": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}
+    ).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + values)
+    seen = read_file(path, EVERYTHING)
+    path.write_bytes(path.read_bytes()[:-1])
+    cut = read_file(path, EVERYTHING)
+
+    assert (seen.form, seen.state, seen.checksums) == (Form.SAFETENSORS, State.WHOLE, Checksums.NONE)
+    assert [(one.name, one.nan) for one in seen.values] == [("w", 1)]
+    assert seen.contents.weights[0].tensors[0].shape == (2, 2)
+    assert (cut.state, cut.lost) == (State.CUT, ("w",))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("distributed") / "step1"
+    made = model()
+    distributed_checkpoint.save({"model": made.state_dict()}, checkpoint_id=folder, no_dist=True)
+    return folder
+
+
+def test_a_distributed_checkpoint_is_held_to_its_index(saved, tmp_path):
+    import shutil
+
+    folder = shutil.copytree(saved, tmp_path / "copy")
+    sound = read_distributed(folder, checksums=True)
+    part = next(folder.glob("*.distcp"))
+    content = part.read_bytes()
+    weight = model().state_dict()["2.weight"].numpy().tobytes()
+    change(part, content.find(weight) + 5)
+    damaged = read_distributed(folder, checksums=True)
+    part.write_bytes(content[:-10])
+    short = read_distributed(folder, checksums=True)
+    part.unlink()
+    missing = read_distributed(folder, checksums=True)
+    (folder / ".metadata").unlink()
+    part.write_bytes(content)
+    bare = read_distributed(folder, checksums=True)
+
+    assert (sound.damaged, sound.missing, len(sound.contents.tensors)) == ((), (), 9)
+    assert sound.contents.weights[0].where == "model"
+    assert {one.dtype for one in sound.contents.tensors} == {"float32", "int64"}
+    assert [one.tensors for one in damaged.damaged] == [("model.2.weight",)]
+    assert f"{part.name} has" in short.missing[0]
+    assert missing.missing == (f"{part.name} is not there",)
+    assert bare.state is State.CUT
