@@ -23,8 +23,8 @@ CODES = (
     ("DD505", "optimizer-drift", Severity.ERROR, (Kind.STATE, Kind.SETTING)),
 )
 FIXES = {
-    "DD501": "load one file on all ranks before the model is wrapped by DDP; `ddpdoctor wrap` on the training names the "
-    "step and the line at which ranks part",
+    "DD501": "load one file on all ranks before the model is wrapped by DDP; `ddpdoctor wrap` on the training says at "
+    "which step and line ranks part",
     "DD502": "expected of BatchNorm between syncs of buffers; else keep rank 0's file, or use SyncBatchNorm",
     "DD505": "give all ranks the same settings, and load the optimizer's state on all ranks, not on rank 0 alone",
 }
@@ -64,7 +64,7 @@ def _finding(facts: DiffFacts, unequal: Sequence[Unequal], code: str, kind: str,
         severity=severity,
         confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
         ranks=_ranks(facts, blamed),
-        tensor=_inner_name(unequal[0].name),
+        tensor=next((_inner_name(one.name) for one in unequal if one.kind is not Kind.SETTING), None),
         summary=_summary(facts, unequal, blamed),
         evidence=(
             *[_describe(facts, one) for one in unequal[:MAX_NAMED]],
