@@ -73,7 +73,12 @@ def check_consistency(
         ReportFormat, typer.Option(help="How the report is written to stdout.")
     ] = "text",
     report_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Save report.json in this folder too.")] = None,
-    fail_on: Annotated[FailOn, typer.Option(help="The least severe finding for which the exit status is 1.")] = "error",
+    fail_on: Annotated[
+        FailOn | None,
+        typer.Option(
+            help="The least severe finding for which the exit status is 1.  [default: error; with --diff warning]"
+        ),
+    ] = None,
     timeout: Annotated[
         str, typer.Option(metavar="DURATION", help="How long a rank may take to start, to build, or for a step.")
     ] = "2m",

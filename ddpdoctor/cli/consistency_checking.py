@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.model.trial import Trial
 
+DIFF_FAILS_ON = Severity.WARNING
+"""With --diff: files that differ, in buffers only too, are what was asked for."""
 WRONG_LIMIT_S = 10.0
 """Ours: how long a rank whose command line is wrong tries to tell rank 0, before it tells the user itself."""
 
@@ -48,7 +50,7 @@ class Asked:
     nproc: int | None
     format: ReportFormat
     report_dir: Path | None
-    fail_on: FailOn
+    fail_on: FailOn | None
     timeout: str
     command: tuple[str, ...]
 
@@ -144,14 +146,18 @@ def _report(asked: Asked, started_at: str, trial: Trial) -> int:
     """Judge, show and save a trial, on the rank that reports; return the exit status."""
     from ddpdoctor.diagnose.consistency import build_report
 
-    return _show(asked, build_report(trial, asked.command, started_at))
+    return _show(asked, build_report(trial, asked.command, started_at), Severity.ERROR)
 
 
-def _show(asked: Asked, report: Report) -> int:
-    """Save first what is to be saved: a reader who has seen enough may close the pipe."""
+def _show(asked: Asked, report: Report, usual: Severity) -> int:
+    """Show and save a report; return the exit status: ``usual`` is the least severity of a failure.
+
+    Save first what is to be saved: a reader who has seen enough may close the pipe.
+    """
     from ddpdoctor.diagnose.check_env import exit_status
 
-    least = None if asked.fail_on == "never" else Severity(asked.fail_on)
+    asked_for = usual if asked.fail_on is None else asked.fail_on
+    least = None if asked_for == "never" else Severity(asked_for)
     if asked.report_dir is not None:
         save_report(asked.report_dir, report)
     show_report(report, asked.format, sys.stdout, asked.report_dir, fail_on=least)
@@ -164,6 +170,7 @@ def _compare_files(asked: Asked) -> int:
             f"--diff needs at least two files, and was given {len(asked.files)}",
             help="ddpdoctor check-consistency --diff FILE FILE...",
         )
+    from ddpdoctor.diagnose.check_env import now
     from ddpdoctor.diagnose.consistency import build_diff_report
     from ddpdoctor.probes.bandwidth.member import load_torch
     from ddpdoctor.probes.consistency.diff import compare_files
@@ -171,4 +178,5 @@ def _compare_files(asked: Asked) -> int:
     load_torch()
     if asked.report_dir is not None:
         make_report_dir(asked.report_dir)
-    return _show(asked, build_diff_report(compare_files(asked.files), asked.command))
+    started_at = now()
+    return _show(asked, build_diff_report(compare_files(asked.files), asked.command, started_at), DIFF_FAILS_ON)

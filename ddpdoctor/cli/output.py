@@ -76,7 +76,10 @@ def _draw_text(report: Report, stream: TextIO, run_dir: Path | None, *, verbose:
 
         return render_bandwidth(report, width=width, colour=colour, run_dir=run_dir, cwd=_read_cwd())
     from ddpdoctor.report.consistency import is_trial, render_trial
+    from ddpdoctor.report.saved_files import is_diff, render_diff
 
+    if is_diff(report):
+        return render_diff(report, width=width, colour=colour, run_dir=run_dir, cwd=_read_cwd())
     if is_trial(report):
         return render_trial(report, width=width, colour=colour, run_dir=run_dir, cwd=_read_cwd())
     if report.job is None:

@@ -13,9 +13,11 @@ from ddpdoctor.model.findings import JobStatus, JobSummary, RankRow, Report
 from ddpdoctor.model.secrets import hide_secrets
 from ddpdoctor.rules.consistency import judge as consistency
 from ddpdoctor.rules.consistency import trial as trials
+from ddpdoctor.rules.consistency.files import judge_diff
 from ddpdoctor.rules.verdict import order_findings, pick_verdict
 
 if TYPE_CHECKING:
+    from ddpdoctor.model.diff import DiffFacts
     from ddpdoctor.model.facts import ModelSeen
     from ddpdoctor.model.findings import Check, Finding
     from ddpdoctor.model.trial import Participant, Trial
@@ -44,6 +46,23 @@ def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Rep
             "hosts": hosts,
             "trial": encode(_without_copies(trial)),
         },
+        tool_version=ddpdoctor.__version__,
+    )
+
+
+def build_diff_report(facts: DiffFacts, command: tuple[str, ...], started_at: str) -> Report:
+    """Judge files that were compared, and build the report."""
+    findings, checks = judge_diff(facts)
+    return Report(
+        command=hide_secrets(command),
+        started_at=started_at,
+        ended_at=now(),
+        job=None,
+        verdict=pick_verdict(findings),
+        findings=order_findings(findings),
+        checks=tuple(checks),
+        ranks=(),
+        data={"verb": VERB, "diff": encode(facts)},
         tool_version=ddpdoctor.__version__,
     )
 

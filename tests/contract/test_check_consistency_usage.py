@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from ddpdoctor.cli.check_consistency import check_consistency
-from tests.scenarios.running import clean_environment
+from tests.scenarios.running import SCHEMA, clean_environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,3 +76,38 @@ def test_what_is_public_is_found_and_nothing_else():
     with pytest.raises(AttributeError, match="no attribute 'check_everything'"):
         ddpdoctor.check_everything  # noqa: B018 - the look itself raises
     assert (Path(ddpdoctor.__file__).parent / "py.typed").exists()
+
+
+def test_files_are_compared_without_ranks_and_the_verdict_comes_first(run, tmp_path):
+    import torch
+
+    for rank, value in enumerate((1.0, 1.0, 1.5)):
+        state = {"0.weight": torch.full((2, 3), value), "1.running_mean": torch.zeros(3)}
+        torch.save({"model": state, "epoch": 1}, tmp_path / f"ckpt_rank{rank}.pt")
+    state = {"0.weight": torch.ones(2, 3), "1.running_mean": torch.ones(3)}
+    torch.save({"model": state, "epoch": 1}, tmp_path / "other.pt")
+    (tmp_path / "broken.pt").write_bytes(b"PK\x03\x04 and no more")
+
+    equal = run("--diff", "ckpt_rank0.pt", "ckpt_rank1.pt")
+    assert (equal.returncode, equal.stderr) == (0, "")
+    assert equal.stdout.startswith("ddpdoctor: 2 files: equal in all 2 tensors")
+
+    differ = run("--diff", "ckpt_rank0.pt", "ckpt_rank1.pt", "ckpt_rank2.pt", "--report-dir", "kept")
+    assert differ.returncode == 1
+    first, *rest = differ.stdout.splitlines()
+    assert "0.weight differs in ckpt_rank2.pt" in first
+    (row,) = [line.split() for line in rest if line.startswith("  model.0.weight")]
+    assert row == ["model.0.weight", "float32[2,", "3],", "file", "3", "against", "1", "6", "6", "0.5", "0.33"]
+
+    report = json.loads((tmp_path / "kept" / "report.json").read_text())
+    jsonschema.validate(report, SCHEMA)
+    assert (report["verdict"]["code"], report["verdict"]["ranks"]) == ("DD501", [2])
+
+    # A difference is what was asked for, where --fail-on does not say otherwise.
+    assert run("--diff", "ckpt_rank0.pt", "other.pt").returncode == 1
+    assert run("--diff", "ckpt_rank0.pt", "other.pt", "--fail-on", "error").returncode == 0
+
+    broken = run("--diff", "ckpt_rank0.pt", "broken.pt")
+    assert (broken.returncode, broken.stdout) == (2, "")
+    assert "broken.pt" in broken.stderr
+    assert "Traceback" not in broken.stderr
