@@ -1,0 +1,37 @@
+"""Local gradients that hold NaN are told with rank, parameter, step and what was first; those of no harm are not."""
+
+from __future__ import annotations
+
+from tests.scenarios.running import marked_lines, run
+
+
+def verdict(script, folder, ranks):
+    ran = run(script, folder, "--debug-level", "OFF", ranks=ranks)
+    assert ran.status in (0, -6), ran.stderr
+    found = ran.report["verdict"]
+    assert [place["line"] for place in found["where"]] == marked_lines(script)
+    return found
+
+
+def test_an_operation_with_an_infinite_slope(tmp_path):
+    found = verdict("nonfinite_backward", tmp_path / "run", 3)
+    assert (found["kind"], found["ranks"], found["step"]) == ("nonfinite-grad", [2], 6)
+    assert found["tensor"] == "second.bias"
+    assert "loss and input were finite" in found["summary"]
+
+
+def test_a_sample_that_holds_nan(tmp_path):
+    """No optimizer of torch makes the steps: the parameters show that the gradients were used."""
+    found = verdict("nonfinite_input", tmp_path / "run", 2)
+    assert (found["kind"], found["ranks"], found["step"]) == ("nonfinite-grad", [0], 4)
+    assert "input was not finite" in found["summary"]
+    assert any("argument 0 of forward holds NaN" in line for line in found["evidence"])
+
+
+def test_gradients_that_do_no_harm(tmp_path):
+    """A scaler that skips, hooks of the script's own, gradients that are mended, and unusual backwards."""
+    ran = run("clean_gradients", tmp_path / "run", "--debug-level", "OFF", ranks=2)
+    assert ran.status in (0, -6), ran.stderr
+    assert ran.report["verdict"] is None
+    found = [finding for finding in ran.report["findings"] if finding["code"] != "DD612"]
+    assert [(each["code"], each["severity"], each["ranks"]) for each in found] == [("DD504", "info", [1])] * 2
