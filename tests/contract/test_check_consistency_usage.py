@@ -78,36 +78,63 @@ def test_what_is_public_is_found_and_nothing_else():
     assert (Path(ddpdoctor.__file__).parent / "py.typed").exists()
 
 
-def test_files_are_compared_without_ranks_and_the_verdict_comes_first(run, tmp_path):
+@pytest.fixture
+def diff(tmp_path, monkeypatch, capsys):
+    """Compare files in this process, which has torch already; return the status and what was printed."""
+    from ddpdoctor.cli.consistency_checking import Asked
+    from ddpdoctor.cli.consistency_checking import run as run_verb
+
+    monkeypatch.chdir(tmp_path)
+    usual = {
+        "model": "", "batch": "", "step": "", "steps": 5, "reference": False, "twice": False, "allowed": (),
+        "unused": False, "backend": "", "seed": 0, "nproc": None, "format": "text", "report_dir": None, "fail_on": None,
+        "timeout": "2m", "command": (),
+    }  # fmt: skip
+
+    def compare(*names, **options):
+        asked = Asked(files=tuple(map(Path, names)), diff=True, **{**usual, **options})
+        return run_verb(asked, {}), capsys.readouterr().out
+
+    return compare
+
+
+def save(path, weight, mean):
     import torch
 
-    for rank, value in enumerate((1.0, 1.0, 1.5)):
-        state = {"0.weight": torch.full((2, 3), value), "1.running_mean": torch.zeros(3)}
-        torch.save({"model": state, "epoch": 1}, tmp_path / f"ckpt_rank{rank}.pt")
-    state = {"0.weight": torch.ones(2, 3), "1.running_mean": torch.ones(3)}
-    torch.save({"model": state, "epoch": 1}, tmp_path / "other.pt")
-    (tmp_path / "broken.pt").write_bytes(b"PK\x03\x04 and no more")
+    state = {"0.weight": torch.full((2, 3), weight), "1.running_mean": torch.full((3,), mean)}
+    torch.save({"model": state, "epoch": 1}, path)
 
-    equal = run("--diff", "ckpt_rank0.pt", "ckpt_rank1.pt")
-    assert (equal.returncode, equal.stderr) == (0, "")
-    assert equal.stdout.startswith("ddpdoctor: 2 files: equal in all 2 tensors")
 
-    differ = run("--diff", "ckpt_rank0.pt", "ckpt_rank1.pt", "ckpt_rank2.pt", "--report-dir", "kept")
-    assert differ.returncode == 1
-    first, *rest = differ.stdout.splitlines()
-    assert "0.weight differs in ckpt_rank2.pt" in first
+def test_files_are_compared_without_ranks_and_the_verdict_comes_first(diff, tmp_path):
+    for rank, weight in enumerate((1.0, 1.0, 1.5)):
+        save(tmp_path / f"ckpt_rank{rank}.pt", weight, 0.0)
+
+    status, told = diff("ckpt_rank0.pt", "ckpt_rank1.pt")
+    assert status == 0
+    assert told.startswith("ddpdoctor: 2 files: equal in all 2 tensors")
+
+    status, told = diff("ckpt_rank0.pt", "ckpt_rank1.pt", "ckpt_rank2.pt", report_dir=tmp_path / "kept")
+    first, *rest = told.splitlines()
     (row,) = [line.split() for line in rest if line.startswith("  model.0.weight")]
+    assert status == 1
+    assert "0.weight differs in ckpt_rank2.pt" in first
     assert row == ["model.0.weight", "float32[2,", "3],", "file", "3", "against", "1", "6", "6", "0.5", "0.33"]
-
     report = json.loads((tmp_path / "kept" / "report.json").read_text())
     jsonschema.validate(report, SCHEMA)
     assert (report["verdict"]["code"], report["verdict"]["ranks"]) == ("DD501", [2])
 
-    # A difference is what was asked for, where --fail-on does not say otherwise.
-    assert run("--diff", "ckpt_rank0.pt", "other.pt").returncode == 1
-    assert run("--diff", "ckpt_rank0.pt", "other.pt", "--fail-on", "error").returncode == 0
 
-    broken = run("--diff", "ckpt_rank0.pt", "broken.pt")
-    assert (broken.returncode, broken.stdout) == (2, "")
-    assert "broken.pt" in broken.stderr
-    assert "Traceback" not in broken.stderr
+def test_a_difference_is_what_was_asked_for_where_fail_on_does_not_say_otherwise(diff, tmp_path):
+    save(tmp_path / "a.pt", 1.0, 0.0)
+    save(tmp_path / "b.pt", 1.0, 1.0)
+    assert diff("a.pt", "b.pt")[0] == 1
+    assert diff("a.pt", "b.pt", fail_on="error")[0] == 0
+    assert diff("a.pt", "b.pt", fail_on="never")[0] == 0
+
+
+def test_a_file_that_cannot_be_read_is_named(run, tmp_path):
+    (tmp_path / "a.pt").write_bytes(b"PK\x03\x04 and no more")
+    done = run("--diff", "a.pt", "a.pt")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "a.pt" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -94,6 +94,6 @@ def test_the_call_in_the_users_own_code_names_tensors_and_ranks():
     status, stdout, stderr = launch(3, str(JOBS / "consistency_call.py"))
     assert status == 0, stderr
     assert stdout == (
-        "replicas differ on ranks 0-2: optimizer setting lr: ranks 0 and 1: 0.1, rank 2: 0.2; parameter 0.bias: ranks 0 "
-        "and 1 against rank 2\n"
+        "replicas differ on ranks 0-2: optimizer setting lr: ranks 0 and 1: 0.1, rank 2: 0.2; "
+        "parameter 0.bias: ranks 0 and 1 against rank 2\n"
     )
