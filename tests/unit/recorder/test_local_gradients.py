@@ -1,0 +1,242 @@
+"""One DDP model whose local gradients are looked at: what is found, when it counts as used, what is written."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ddpdoctor.collect.nonfinite import read_nonfinite
+from ddpdoctor.model.consistency import Origin
+from ddpdoctor.recorder import gradient_findings, reading, wire
+from ddpdoctor.recorder.gradient_findings import LONG_ROW, MAX_NOTED
+from ddpdoctor.recorder.gradient_watch import Backward, Watch
+from ddpdoctor.recorder.ring import Ring
+from ddpdoctor.recorder.state import here
+from ddpdoctor.recorder.tensor_looks import has_finite_sum, tensors_in
+
+torch = pytest.importorskip("torch")
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world(tmp_path_factory):
+    store = torch.distributed.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+class Counted:
+    """What the look reads of a model's record."""
+
+    reductions = 0
+    number = 1
+    group = "0"
+
+
+class Trained:
+    """A model of three layers, watched as under the hooks, and what its ring holds in the end."""
+
+    def __init__(self, ring, *, inner=None, **options):
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(8, 8) for _ in range(3)]
+        self.model = torch.nn.parallel.DistributedDataParallel(inner or torch.nn.Sequential(*layers), **options)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.replica = Counted()
+        self.watch = Watch(self.replica, self.model)
+        self._ring = ring
+
+    def backward(self, x=None, factor=1.0, *, scaled=False):
+        x = torch.ones(4, 8) if x is None else x
+        self.watch.begin_forward(self.model, ((x,), {}))
+        out = self.model(x)
+        loss = out.square().mean() * factor
+        running = Backward((loss,), sys._getframe(), scaled)
+        out.register_hook(lambda _: self.watch.begin_backward(running))
+        loss.backward()
+        self.watch.end_backward()
+        self.replica.reductions += 1
+
+    def step(self):
+        self.watch.before_step(self.optimizer) if self.watch.findings.pending else None
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def found(self):
+        self.watch.end()
+        notes = reading.read_ring(Path(self._ring.path).read_bytes()).notes
+        assert not [note for note in notes if note["k"] == "defect"]
+        return read_nonfinite([*notes, {"k": "gradients"}])
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    ring = Ring(str(tmp_path), wire.ROLE_RANK, wire.RANK_SHAPE, pid=42, start_ticks=7)
+    monkeypatch.setattr(here, "ring", ring)
+    monkeypatch.setattr(gradient_findings, "_noted", {False: 0, True: 0})
+    return lambda **options: Trained(ring, **options)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "complex64"])
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize("shape", [(1,), (3, 5), (100, 101), (70_000,)])
+def test_one_bad_value_is_seen_wherever_it_is(dtype, bad, shape):
+    tensors = [torch.full((7,), 0.5), torch.full((60_000,), 0.25), torch.full(shape, 0.5).to(getattr(torch, dtype)).t()
+               if len(shape) == 2 else torch.full(shape, 0.5).to(getattr(torch, dtype)), torch.empty(0)]  # fmt: skip
+    assert has_finite_sum(tensors)
+    tensors[2].view(-1)[-1:].fill_(bad) if tensors[2].is_contiguous() else tensors[2][-1, -1:].fill_(bad)
+    assert not has_finite_sum(tensors)
+
+
+def test_many_large_halves_have_a_finite_sum():
+    assert has_finite_sum([torch.full((20_000,), 60_000.0, dtype=torch.float16)])
+
+
+def test_tensors_are_found_in_nests_and_named():
+    nest = {"x": [torch.ones(1), torch.ones(1, dtype=torch.long)], "more": SimpleNamespace(mask=torch.ones(2))}
+    assert [name for name, _ in tensors_in(nest, "batch")] == ["batch['x'][0]", "batch['more']['mask']"]
+    endless: list = []
+    endless.append(endless)
+    assert tensors_in(endless, "batch") == []
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.0001}])
+def test_a_parameter_is_named_with_its_step(make, options):
+    job = make(**options)
+    job.model.module[1].weight.register_hook(lambda grad: grad * (NAN if job.replica.reductions == 4 else 1))
+    for _ in range(5):
+        job.backward()
+        job.step()
+    (found,) = job.found()
+    assert (found.step, found.tensors, found.count, found.of) == (5, ("1.weight",), 1, 6)
+    assert (found.origin, found.is_nan, found.used, found.times) == (Origin.GRADIENT, True, True, 1)
+    assert found.where.function == "backward"
+
+
+def test_what_was_first_is_told(make):
+    job = make()
+    bad = torch.ones(4, 8)
+    bad[0, :3] = NAN
+    job.backward(bad)
+    job.optimizer.zero_grad()
+    job.backward(factor=INF)
+    job.optimizer.zero_grad()
+    job.backward()
+    job.model.module[0].bias.data[2] = INF
+    job.backward()
+    job.step()
+    by_input, by_loss, by_parameter = job.found()
+    assert (by_input.origin, by_input.note) == (Origin.INPUT, "argument 0 of forward holds NaN in 3 of 32 values")
+    assert (by_loss.origin, by_loss.note) == (Origin.LOSS, "the loss was inf")
+    assert (by_parameter.origin, by_parameter.used) == (Origin.PARAMETER, True)
+    assert (by_input.used, by_loss.used) == (False, False)
+
+
+def test_an_input_that_is_inf_on_purpose_is_not_to_blame(make):
+    job = make(inner=torch.nn.Sequential(torch.nn.Sigmoid(), torch.nn.Linear(8, 8)))
+    job.model.module[1].bias.register_hook(lambda grad: grad * NAN)
+    job.backward(torch.full((4, 8), -INF))
+    assert job.found()[0].origin is Origin.GRADIENT
+
+
+def test_parameters_that_are_ruined_show_that_gradients_were_used(make):
+    job = make()
+    job.backward(factor=NAN)
+    for parameter in job.model.parameters():
+        parameter.data -= 0.1 * parameter.grad
+    assert job.found()[0].used
+
+
+def test_gradients_that_were_mended_were_not_used(make):
+    job = make()
+    job.backward(factor=NAN)
+    for parameter in job.model.parameters():
+        torch.nan_to_num_(parameter.grad)
+    job.step()
+    job.backward()
+    assert [found.used for found in job.found()] == [False]
+
+
+def test_a_step_that_its_optimizer_skips_by_itself_uses_nothing(make):
+    job = make()
+    job.backward(factor=INF, scaled=True)
+    job.optimizer.found_inf = torch.ones(())
+    job.watch.before_step(job.optimizer)
+    assert job.found() == ()
+
+
+def test_overflow_under_a_scaler_is_told_only_when_it_does_not_end(make):
+    job = make()
+    for _ in range(LONG_ROW - 1):
+        job.backward(factor=INF, scaled=True)
+        job.optimizer.zero_grad()
+    job.backward(scaled=True)
+    assert job.found() == ()
+    for _ in range(LONG_ROW + 3):
+        job.optimizer.zero_grad()
+        job.backward(factor=INF, scaled=True)
+    (found,) = job.found()
+    assert (found.scaled, found.used, found.in_a_row) == (True, False, LONG_ROW)
+
+
+def test_nan_from_the_input_is_told_under_a_scaler_too(make):
+    job = make()
+    job.backward(torch.full((4, 8), NAN), scaled=True)
+    assert [(found.scaled, found.origin) for found in job.found()] == [(True, Origin.INPUT)]
+
+
+def test_what_is_noted_is_little(make):
+    job = make()
+    for _ in range(3 * MAX_NOTED):
+        job.backward(factor=NAN)
+        job.optimizer.zero_grad()
+    for _ in range(3 * MAX_NOTED):
+        job.backward(factor=NAN)
+        job.step()
+    found = job.found()
+    assert [one.used for one in found] == [False] * MAX_NOTED + [True] * MAX_NOTED
+
+
+def test_huge_gradients_are_finite(make):
+    job = make()
+    for layer in job.model.module:
+        layer.weight.register_hook(lambda grad: torch.full_like(grad, 3e38))
+    job.backward()
+    assert job.found() == ()
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
+def test_numbers_stay_the_same(make, options):
+    job, alone = make(**options), make(**options)
+    alone.watch.off = True
+    for _ in range(3):
+        x = torch.randn(4, 8)
+        for one in (job, alone):
+            one.backward(x.clone())
+            one.step()
+    pairs = zip(job.model.parameters(), alone.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_backward_inside_another_has_gradients_looked_at_as_they_come(make):
+    job = make()
+    job.model.module[2].bias.register_hook(lambda grad: grad * (NAN if job.replica.reductions == 1 else 1))
+    running = Backward((), sys._getframe(), scaled=False)
+    out = job.model(torch.ones(4, 8))
+    out.register_hook(lambda _: job.watch.begin_backward(running) or job.watch.spoil())
+    out.sum().backward()
+    job.watch.end_backward()
+    job.replica.reductions += 1
+    job.backward()
+    assert [(found.step, found.tensors) for found in job.found()] == [(2, ("2.bias",))]
+
+
+def test_a_parameter_that_gets_no_gradient_is_passed_over(make):
+    job = make(find_unused_parameters=True)
+    job.model.module.register_parameter("late", torch.nn.Parameter(torch.ones(3)))
+    job.watch = Watch(job.replica, job.model)
+    job.backward(factor=NAN)
+    assert job.found()[0].count == 6
