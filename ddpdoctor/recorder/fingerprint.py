@@ -16,6 +16,8 @@ Bits are compared: -0.0 differs from 0.0, and so do NaNs of other payloads. Noth
 graph, no version counter, no random state, and no mode of the caller's sees the work.
 """
 
+from __future__ import annotations
+
 import array
 import struct
 from typing import Dict, List, Optional, Sequence, Tuple
@@ -151,7 +153,7 @@ class Reader:
         copy_range(tensor, row * width, words.view(tensor.dtype).view(-1))
         return words
 
-    def _batch(self, kind: torch.dtype) -> "Batch":
+    def _batch(self, kind: torch.dtype) -> Batch:
         batch = self._batches.get(kind)
         if batch is None:
             batch = self._batches[kind] = Batch(kind, self._device)

@@ -1,5 +1,7 @@
 """Reads tensors of every kind as words of 64 bits, without a copy where their memory is in order."""
 
+from __future__ import annotations
+
 from typing import Sequence
 
 import torch
