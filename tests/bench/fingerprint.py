@@ -15,7 +15,7 @@ import torch
 from ddpdoctor.recorder.fingerprint import prints
 from tests.bench.pairs import measure, spread
 
-PAIRS = 9
+PAIRS = 31
 WARM_S = 0.2
 """A timing repeats its work for about as long: shorter ones are at the mercy of the scheduler."""
 
