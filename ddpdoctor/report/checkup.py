@@ -39,7 +39,7 @@ def render_checkup(
     """Render a report of checks; ``width`` None is for what is no terminal and wraps nothing."""
     page = Page(width=width, cwd=cwd)
     for line in subject_lines(report):
-        page.add(line, whole=True)
+        page.add(line)
     if verbose:
         _add_groups(page, report)
     else:

@@ -12,6 +12,7 @@ from ddpdoctor.report.hosts import format_hosts
 from ddpdoctor.report.lines import clean
 from ddpdoctor.report.page import plural
 from ddpdoctor.report.ranks import format_ranks
+from ddpdoctor.report.subjects import subject_lines
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Check, Finding, Report
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 def render_markdown(report: Report) -> str:
     """Render findings, worst first, and a table of all checks."""
     blocks = [f"## ddpdoctor: {_headline(report)}"]
+    subject = subject_lines(report)
+    if subject:
+        blocks.append("\n".join(["```text", *map(clean, subject), "```"]))
     blocks += [write_finding(finding) for finding in report.findings]
     if report.checks:
         blocks.append(write_checks(report.checks))
