@@ -14,7 +14,17 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-VERBS = ("check-env", "allreduce-bench", "check-consistency", "wrap", "demo", "report", "explain")
+VERBS = (
+    "check-env",
+    "check-data",
+    "check-checkpoint",
+    "allreduce-bench",
+    "check-consistency",
+    "wrap",
+    "demo",
+    "report",
+    "explain",
+)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 

@@ -55,6 +55,8 @@ def test_importing_the_package_imports_nothing_more() -> None:
         ("explain", "--list"),
         ("check-env", "--list"),
         ("allreduce-bench", "--help"),
+        ("check-data", "--help"),
+        ("check-checkpoint", "--help"),
     ],
 )
 def test_what_needs_no_job_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
