@@ -25,8 +25,10 @@ BUILT_IN_GENERICS = {"dict", "frozenset", "list", "set", "tuple", "type"}
 SCRIPT = """
 import importlib, os, threading
 import _ddpdoctor_recorder
-for file in os.listdir(_ddpdoctor_recorder.__path__[0]):
-    if file.endswith(".py") and file != "__init__.py":
+home = _ddpdoctor_recorder.__path__[0]
+for file in os.listdir(home):
+    needs_torch = file.endswith(".py") and "import torch" in open(os.path.join(home, file)).read().splitlines()
+    if file.endswith(".py") and file != "__init__.py" and not needs_torch:
         importlib.import_module("_ddpdoctor_recorder." + file[:-3])
 thread = threading.Thread(target=print, args=("trained",))
 thread.start(); thread.join()
