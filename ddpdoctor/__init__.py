@@ -1,17 +1,11 @@
 """ddpdoctor: diagnoses distributed PyTorch training. Importing this package costs nothing."""
 
 __version__ = "0.1.0"
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ddpdoctor.model.replicas import ConsistencyError, ConsistencyResult, TensorDifference
-    from ddpdoctor.probes.consistency.replicas import check_consistency
-
 __all__ = ["ConsistencyError", "ConsistencyResult", "TensorDifference", "check_consistency"]
 
 
 def __getattr__(name: str) -> object:
-    """Import what is public when it is first asked for."""
+    """Import what is public when it is first asked for. Its types are in ``__init__.pyi``."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
