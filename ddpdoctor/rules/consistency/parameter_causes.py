@@ -144,10 +144,10 @@ def _written_on_one_rank(sighting: Sighting) -> Cause:
     never = "" if sighting.last_good is not None else "; or they never were equal (init_sync=False)"
     return Cause(
         name="written",
-        words=f"something other than the optimizer's step changed them on {_writers(sighting)}, as a checkpoint that was "
-        f"loaded there alone or an edit in place{never}",
-        fix="load a checkpoint before the model is wrapped in DDP, or on all ranks; change parameters on all ranks alike, "
-        "or broadcast them afterwards",
+        words=f"something other than the optimizer's step changed them on {_writers(sighting)}, as a checkpoint that "
+        f"was loaded there alone or an edit in place{never}",
+        fix="load a checkpoint before the model is wrapped in DDP, or on all ranks; change parameters on all ranks "
+        "alike, or broadcast them afterwards",
     )
 
 
