@@ -14,6 +14,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "ddpdoctor"
 HEAVY = ("torch", "rich", "psutil", "pynvml", "numpy", "matplotlib")
+WITH_TORCH = {PACKAGE / "recorder" / name for name in ("fingerprint.py", "tensor_words.py")}
+"""All they do is done with torch; who needs them loads them in a function, once the script has loaded torch."""
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "demos" not in path.relative_to(PACKAGE).parts)
 
 HELP = """
@@ -102,9 +104,22 @@ def test_finds_an_import_at_start_and_not_one_in_a_function() -> None:
     assert packages(all_imports(tree)) == {"a", "c", "d", "h", "j"}
 
 
+def imported_beside(tree: ast.Module) -> set[str]:
+    """Return the modules of the same package that are loaded together with a file."""
+    found = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level == 1]
+    return {node.module or alias.name for node in found for alias in node.names}
+
+
+def test_what_needs_torch_is_loaded_in_functions() -> None:
+    names = {path.stem for path in WITH_TORCH}
+    others = [path for path in (PACKAGE / "recorder").rglob("*.py") if path not in WITH_TORCH]
+    assert others
+    assert not [path.name for path in others if imported_beside(ast.parse(path.read_text())) & names]
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_heavy_packages_are_imported_in_functions(path: Path) -> None:
-    heavy = {"torch", "psutil", "pynvml", "numpy", "matplotlib"}
+    heavy = {"torch", "psutil", "pynvml", "numpy", "matplotlib"} - ({"torch"} if path in WITH_TORCH else set())
     assert not packages(imports_at_start(ast.parse(path.read_text()))) & heavy
 
 
@@ -119,6 +134,6 @@ def test_recorder_needs_the_standard_library_only(path: Path) -> None:
     # The name under which the start-up hook loads the recorder by its path, and the module that it stands in front of.
     known = sys.stdlib_module_names | {"_ddpdoctor_recorder", "sitecustomize"}
 
-    assert packages(imports_at_start(tree)) <= known
+    assert packages(imports_at_start(tree)) <= known | ({"torch"} if path in WITH_TORCH else set())
     # The hooks look at torch when the script has loaded it.
     assert packages(all_imports(tree)) <= known | {"torch"}

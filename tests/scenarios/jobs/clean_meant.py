@@ -124,8 +124,16 @@ def master_copies():
 def main():
     dist.init_process_group("gloo")
     for case in (
-        join, ignored, allowed, local_sgd, post_local_sgd, zero, reduced_by_hand, first_step_on_rank_0_alone,
-        best_weights, master_copies,
+        join,
+        ignored,
+        allowed,
+        local_sgd,
+        post_local_sgd,
+        zero,
+        reduced_by_hand,
+        first_step_on_rank_0_alone,
+        best_weights,
+        master_copies,
     ):
         case()
     dist.barrier()

@@ -1,4 +1,5 @@
 """Calls ddpdoctor.check_consistency between steps, where replicas are equal and where they are not."""
+
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -1,4 +1,5 @@
 """Models, batches and steps for check-consistency: healthy ones, and each fault beside them."""
+
 import os
 
 import torch
