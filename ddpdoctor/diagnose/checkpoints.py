@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.diagnose.answers import found, make_report, outcome
+from ddpdoctor.model.checkpoint import State
 from ddpdoctor.rules.checkpoints.judge import judge
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def _about(one: FileSeen) -> dict[str, Any]:
         "path": one.path,
         "size_bytes": one.size_bytes,
         "form": one.form.value,
-        "state": one.state.value,
+        "state": "damaged" if one.damaged and one.state is State.WHOLE else one.state.value,
         "checksums": one.checksums.value,
         "tensors": None if contents is None else len(contents.tensors),
         "parts": [] if contents is None else [part.value for part in contents.parts],
