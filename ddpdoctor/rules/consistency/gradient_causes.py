@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.rank_words import rank_list
 
-from .blame import Ground, blame_of, seen
+from .blame import Ground, blame_of, outvoted, seen, sides_by, sides_words
 from .cause import Cause
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _REDUCING_HOOKS = ("allreduce", "compress", "powersgd", "quantization")
 
 def why_gradients_differ(sighting: Sighting) -> Cause:
     """Return the likely cause of gradients that differ after the reduction."""
-    for look in (_bypassed, _under_no_sync, added_after_wrapping, _by_hook, _accumulated_after):
+    for look in (_bypassed, _under_no_sync, added_after_wrapping, _by_hook, _scaled_apart, _accumulated_after):
         cause = look(sighting)
         if cause is not None:
             return cause
@@ -106,6 +106,20 @@ def _by_hook(sighting: Sighting) -> Cause | None:
         words=f"the communication hook {own[0]} does not leave the same gradients on all ranks",
         fix="have the hook return what all ranks have in common, as the mean by all_reduce, for each bucket",
         evidence=(f"the script registered the communication hook {', '.join(own)}",),
+    )
+
+
+def _scaled_apart(sighting: Sighting) -> Cause | None:
+    sides = sides_by((each for each in sighting.values if each.scale is not None), lambda each: each.scale)
+    if len(sides) < 2:
+        return None
+    return Cause(
+        name="scaled apart",
+        words=f"the gradient scaler's scale is {sides_words(sides)}",
+        fix="give GradScaler the same arguments on all ranks, load its state on all of them, and call update() on all "
+        "of them after each step()",
+        blame=outvoted([ranks for _, ranks in sides]),
+        at_the_step=True,
     )
 
 

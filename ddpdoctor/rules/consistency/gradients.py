@@ -38,6 +38,7 @@ def check_gradients(job: Job) -> Ruling:
     | the last forwards under `no_sync()` | gradients were added after the reduction |
     | DDP was not given the parameter | added, replaced or unfrozen after wrapping |
     | a communication hook of the script's | it does not leave the same on all ranks |
+    | the gradient scalers have different scales | gradients are unscaled by numbers of the ranks' own |
     | nothing of these | changed after the reduction: clipped, scaled or edited on one rank |
 
     Not compared: ranks inside DDP's `join`, post-local SGD, and steps of equal numbers at which ranks had not come
