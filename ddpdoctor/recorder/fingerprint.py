@@ -1,6 +1,6 @@
 """A checksum of tensors, 128 bits each: equal for equal values, whatever their layout in memory and their device.
 
-A tensor's elements, in logical order, are read as words of 64 bits, the last padded with zeros. In blocks of 128 rows
+A tensor's elements, in logical order, are read as words of 64 bits, the last padded with zeros. In blocks of 127 rows
 of 509 words the sums of the rows and of the columns stand for the words; what is left over, and a small tensor, stands
 for itself. Each of these goes, with its position, through a mixer that is not linear. The sum of what comes out is one
 half of the print, the sum weighted by position the other. All are integers modulo 2**64: neither threads nor devices
@@ -8,9 +8,9 @@ change a bit.
 
 Why like this: torch has no hash. A plain sum misses every permutation, and modulo 2**64 an even number of changes of a
 word's highest bit, the sign of a float64. The sums of rows and columns let pass only such highest bits that are even in
-number in each row and each column of a block, as at the corners of a rectangle: with 509, which is prime and no width
-of a matrix, no change of whole rows, columns or runs of a tensor falls like that. Sums run at the speed of memory, and
-what is then to be mixed is one percent.
+number in each row and each column of a block, as at the corners of a rectangle. Rows and columns of a block, the last
+one included, have odd lengths, so that no change of whole rows, columns or runs of a tensor falls like that. Sums run
+at the speed of memory, and what is then to be mixed is one percent.
 
 Bits are compared: -0.0 differs from 0.0, and so do NaNs of other payloads. Nothing of the caller's is changed: no
 graph, no version counter, no random state, and no mode of the caller's sees the work.
@@ -31,8 +31,8 @@ __all__ = ["ABSENT", "PRINT_SIZE", "UNTOLD", "prints"]
 
 COLUMNS = 509
 """Words in a row. Part of the checksum, as is all that is written here in capitals but BATCH_WORDS and CHUNK_BLOCKS."""
-ROWS = 128
-"""Rows of a block: half a MiB, which a core's cache holds between the two sums."""
+ROWS = 127
+"""Rows of a block: half a MiB, which a core's cache holds between the two sums; the last block has fewer. Both odd."""
 SMALL_WORDS = 4 * COLUMNS
 """Up to here words are mixed themselves: two sums would take longer."""
 COLUMNS_AT, ROWS_AT, REST_AT, PART_AT = 1, 2**40, 2**41, 2**48
@@ -129,6 +129,8 @@ class Reader:
         sums = self._batch(torch.int64)
         width = COLUMNS * WORD // tensor.element_size()
         rows, left = divmod(tensor.numel(), width)
+        if rows % ROWS and rows % ROWS % 2 == 0:
+            rows, left = rows - 1, left + width
         whole = in_order(tensor)
         for row in range(0, rows, self._chunk_rows):
             words = self._rows_of(tensor, row, min(self._chunk_rows, rows - row), width, whole)

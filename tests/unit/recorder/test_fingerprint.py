@@ -76,10 +76,11 @@ def by_definition(data):
     padded = data + bytes(-len(data) % 8)
     words = struct.unpack(f"<{len(padded) // 8}q", padded)
     rows = [words[at : at + 509] for at in range(0, len(words) - 508, 509)] if len(words) > 4 * 509 else []
+    rows = rows[: len(rows) - (len(rows) % 127 > 0 and len(rows) % 127 % 2 == 0)]
     derived, positions = [], []
-    for block in range(0, len(rows), 128):
-        derived += [sum(column) for column in zip(*rows[block : block + 128], strict=True)]
-        positions += range(1 + block // 128 * 509, 1 + block // 128 * 509 + 509)
+    for block in range(0, len(rows), 127):
+        derived += [sum(column) for column in zip(*rows[block : block + 127], strict=True)]
+        positions += range(1 + block // 127 * 509, 1 + block // 127 * 509 + 509)
     derived += [sum(row) for row in rows]
     positions += range(2**40, 2**40 + len(rows))
     left = words[len(rows) * 509 :]
@@ -90,7 +91,7 @@ def by_definition(data):
     return struct.pack("<QQ", (first + length) & 2**64 - 1, (second + length) & 2**64 - 1)
 
 
-@pytest.mark.parametrize("words", [*SIZES, 128 * 509 - 1, 128 * 509, 129 * 509 + 3, 257 * 509])
+@pytest.mark.parametrize("words", [*SIZES, 6 * 509 + 7, 127 * 509 - 1, 127 * 509, 129 * 509 + 3, 257 * 509])
 def test_is_what_it_is_defined_to_be_at_every_size(words):
     data = noise(torch.int64, words)
     assert prints([data]) == by_definition(data.numpy().tobytes())
@@ -211,9 +212,22 @@ def test_signs_of_two_columns_or_of_a_run_are_seen():
         other[:, a] *= -1
         other[:, b] *= -1
         changed.append(other)
-    for start, count in ((0, 509), (0, 1018), (5, 1018), (0, 509 * 128), (509, 509 * 256)):
+    for start, count in ((0, 509), (0, 1018), (5, 1018), (0, 509 * 127), (0, 509 * 254), (509, 509 * 256)):
         other = tensor.clone()
         other.view(-1)[start : start + count] *= -1
+        changed.append(other)
+    found = each([tensor, *changed])
+    assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize("shape", [(6, 509), (64, 509), (127, 509), (254, 509), (300, 1018)])
+def test_signs_of_rows_and_columns_as_long_as_those_of_a_block_are_seen(shape):
+    tensor = torch.randn(shape, dtype=torch.float64)
+    changed = []
+    for rows, columns in ((2, 0), (0, 2), (shape[0], 0), (4, shape[1])):
+        other = tensor.clone()
+        other[:rows] *= -1
+        other[:, :columns] *= -1
         changed.append(other)
     found = each([tensor, *changed])
     assert len(set(found)) == len(found)
