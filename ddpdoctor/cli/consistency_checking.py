@@ -13,7 +13,7 @@ from ddpdoctor.launch.report_dir import make_report_dir
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.node import Launcher
-from ddpdoctor.model.trial import Settings
+from ddpdoctor.model.trial import TrialSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,7 +76,7 @@ def run(asked: Asked, env: Mapping[str, str]) -> int:
     return _be_rank(asked, settings, launch, env)
 
 
-def _read_settings(asked: Asked, launch: Launch) -> Settings:
+def _read_settings(asked: Asked, launch: Launch) -> TrialSettings:
     if asked.files:
         raise UserError(
             f"{asked.files[0]} is a file, and files are compared with --diff only",
@@ -94,7 +94,7 @@ def _read_settings(asked: Asked, launch: Launch) -> Settings:
         )
     if asked.report_dir is not None and launch.rank == 0 and launch.launcher is not Launcher.NONE:
         make_report_dir(asked.report_dir)
-    return Settings(
+    return TrialSettings(
         model=asked.model,
         batch=asked.batch,
         step=asked.step,
@@ -118,7 +118,7 @@ def _refuse(launch: Launch, env: Mapping[str, str], error: UserError) -> int:
     return run_wrong_rank(launch, env, error, WRONG_LIMIT_S, show_error)
 
 
-def _start_ranks(asked: Asked, settings: Settings, launch: Launch, env: Mapping[str, str]) -> int:
+def _start_ranks(asked: Asked, settings: TrialSettings, launch: Launch, env: Mapping[str, str]) -> int:
     """Start ranks on this machine, unless this one is enough."""
     from ddpdoctor.launch.ranks import choose_ranks, run_ranks
     from ddpdoctor.probes.bandwidth.member import load_torch
@@ -134,7 +134,7 @@ def _start_ranks(asked: Asked, settings: Settings, launch: Launch, env: Mapping[
     return run_ranks(sys.argv[1:], count, env)
 
 
-def _be_rank(asked: Asked, settings: Settings, launch: Launch, env: Mapping[str, str]) -> int:
+def _be_rank(asked: Asked, settings: TrialSettings, launch: Launch, env: Mapping[str, str]) -> int:
     from ddpdoctor.diagnose.check_env import now
     from ddpdoctor.probes.consistency.session import Job, run_rank
 

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.consistency import Clock, TensorRow, What
+from ddpdoctor.model.consistency import StreamClock, TensorRow, What
 from ddpdoctor.recorder import print_wire
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ _WHAT = {
     print_wire.STATE: What.STATE,
 }
 _CLOCKS = {
-    print_wire.STEP: Clock.STEP,
-    print_wire.FORWARD: Clock.FORWARD,
-    print_wire.SYNC: Clock.SYNC,
-    print_wire.END: Clock.END,
+    print_wire.STEP: StreamClock.STEP,
+    print_wire.FORWARD: StreamClock.FORWARD,
+    print_wire.SYNC: StreamClock.SYNC,
+    print_wire.END: StreamClock.END,
 }
 ROOT_SIZE = 16
 
@@ -35,7 +35,7 @@ Name = tuple[str, str]
 class StreamKey:
     """What the records of several ranks must have in common to be compared."""
 
-    clock: Clock
+    clock: StreamClock
     group: str
     members: tuple[int, ...]
     """Ranks of the group; groups of different ranks may share a name."""

@@ -61,7 +61,7 @@ class TensorIn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Values:
+class OddValues:
     """How many values of a tensor are no ordinary numbers."""
 
     name: str
@@ -129,7 +129,7 @@ class FileSeen:
     """What else ``torch.load`` says against it."""
     missing: tuple[str, ...] = ()
     """Files that it names and that are not there, or are too small."""
-    values: tuple[Values, ...] | None = None
+    values: tuple[OddValues, ...] | None = None
     """Tensors with values that are no ordinary numbers; None where they were not looked at."""
     unseen: tuple[str, ...] = ()
     """Tensors at whose values could not be looked."""

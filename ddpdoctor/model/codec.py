@@ -310,14 +310,13 @@ def _value_hint(hint: Any) -> Any:
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
     """Return the type hints of a dataclass's fields, with the names that its module imports for type checkers only."""
-    own = vars(importlib.import_module(kind.__module__))  # two modules may have a class of one name
-    found = typing.get_type_hints(kind, localns=_model_names() | own)
+    found = typing.get_type_hints(kind, localns=_model_names())
     return {one.name: found[one.name] for one in fields(kind)}
 
 
 @cache
 def _model_names() -> dict[str, Any]:
-    """Return every class of ``ddpdoctor.model``."""
+    """Return every class of ``ddpdoctor.model``; no two of its modules have one of the same name."""
     names: dict[str, Any] = {}
     for module in pkgutil.iter_modules(ddpdoctor.model.__path__, "ddpdoctor.model."):
         found = vars(importlib.import_module(module.name))

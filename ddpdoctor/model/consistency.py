@@ -24,7 +24,7 @@ class What(str, Enum):
     STATE = "optimizer state"
 
 
-class Clock(str, Enum):
+class StreamClock(str, Enum):
     """By what the moments are numbered at which ranks write down their state."""
 
     STEP = "optimizer step"
@@ -118,7 +118,7 @@ class Difference:
 class Stream:
     """The states of one model, seen again and again by one clock."""
 
-    clock: Clock
+    clock: StreamClock
     group: str
     """Name of the process group in which the replicas are kept equal."""
     model: int

@@ -64,7 +64,7 @@ class ReferenceStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
+class OneProcess:
     """All steps that were compared, and what the model has that bears on it."""
 
     steps: tuple[ReferenceStep, ...] = ()

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Consistency, What
     from ddpdoctor.model.facts import ModelSeen
-    from ddpdoctor.model.reference import Reference
+    from ddpdoctor.model.reference import OneProcess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class TrialSettings:
     """What all ranks are to do. Functions are named as ``package.module:name``, "" where there is none."""
 
     model: str
@@ -70,7 +70,7 @@ class Rerun:
 class Trial:
     """All that came of it."""
 
-    settings: Settings
+    settings: TrialSettings
     participants: tuple[Participant, ...]
     models: tuple[ModelSeen, ...]
     """By rank: what DDP's constructor is given."""
@@ -81,7 +81,7 @@ class Trial:
     """What the loss was, in words."""
     consistency: Consistency | None = None
     """None where the models differ, so that DDP was not tried."""
-    reference: Reference | None = None
+    reference: OneProcess | None = None
     """None where it was not asked for, or could not be made."""
     rerun: Rerun | None = None
     notes: tuple[str, ...] = ()

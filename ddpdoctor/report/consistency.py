@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.codec import WrongValue, decode
-from ddpdoctor.model.consistency import Clock, What
+from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.trial import Trial
 from ddpdoctor.report.checkup import add_untold
@@ -87,7 +87,7 @@ def _compared(streams: tuple[Stream, ...]) -> list[tuple[str, str]]:
         (words, _how(next((one for one in stream.differences if one.what is what), None), stream))
         for stream in streams
         for what, words in NAMES.items()
-        if what in stream.kinds and (what is What.BUFFER) == (stream.clock is Clock.SYNC)
+        if what in stream.kinds and (what is What.BUFFER) == (stream.clock is StreamClock.SYNC)
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.codec import WrongValue, decode
-from ddpdoctor.model.consistency import Clock, Consistency, What
+from ddpdoctor.model.consistency import Consistency, StreamClock, What
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.report.page import plural
 
@@ -21,7 +21,7 @@ _NOUNS = {
     What.BUFFER: "buffers",
     What.STATE: "optimizer state",
 }
-_BEST_FIRST = (Clock.STEP, Clock.FORWARD, Clock.END, Clock.SYNC)
+_BEST_FIRST = (StreamClock.STEP, StreamClock.FORWARD, StreamClock.END, StreamClock.SYNC)
 
 
 def replica_words(report: Report) -> str | None:
@@ -49,7 +49,7 @@ def _checks(streams: Sequence[Stream]) -> str:
     clock = next(clock for clock in _BEST_FIRST if any(stream.clock is clock for stream in streams))
     those = [stream for stream in streams if stream.clock is clock]
     last = max(stream.last_number or 0 for stream in those)
-    until = {Clock.STEP: f"up to optimizer step {last}", Clock.END: "at the end"}
+    until = {StreamClock.STEP: f"up to optimizer step {last}", StreamClock.END: "at the end"}
     checks = plural(sum(stream.compared for stream in those), "check")
     models = len({(stream.group, stream.ranks, stream.model) for stream in those})
     parts = [

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from ddpdoctor.model.codec import decode, encode
-from ddpdoctor.model.consistency import Clock, Consistency, Difference, Split, Stream, TensorRow, What
+from ddpdoctor.model.consistency import Consistency, Difference, Split, Stream, StreamClock, TensorRow, What
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import (
     Check,
@@ -97,7 +97,7 @@ def test_what_was_found_of_replicas_fits_the_schema(validator):
     split = Split(row=row, sides=((0, 2), (1,)), absent_on=(1,))
     difference = Difference(what=What.STATE, number=2, last_equal=None, splits=(split,), differing=1, of=4)
     compared = Stream(
-        clock=Clock.SYNC, group="0", model=1, optimizer=0, ranks=(0, 1, 2), compared=2, last_number=2,
+        clock=StreamClock.SYNC, group="0", model=1, optimizer=0, ranks=(0, 1, 2), compared=2, last_number=2,
         differences=(difference,), unpaired=(3,),
     )  # fmt: skip
     alone = replace(compared, ranks=(), compared=0, last_number=None, differences=())

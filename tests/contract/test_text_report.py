@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.model.codec import encode
-from ddpdoctor.model.consistency import Clock, Consistency, Difference, Stream, What
+from ddpdoctor.model.consistency import Consistency, Difference, Stream, StreamClock, What
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import (
     Check,
@@ -82,7 +82,7 @@ def test_a_job_that_ended_well_is_one_line():
     assert render(FINISHED) == "ddpdoctor: finished, 2 ranks, no findings; report in ddpdoctor-report/now-train\n"
 
 
-def stream(clock=Clock.STEP, compared=17, last=800, *, tensors=160, ranks=(0, 1, 2, 3), model=1, differences=()):
+def stream(clock=StreamClock.STEP, compared=17, last=800, *, tensors=160, ranks=(0, 1, 2, 3), model=1, differences=()):
     return Stream(
         clock=clock,
         group="0",
@@ -106,7 +106,7 @@ EQUAL = "  replicas equal: 17 checks up to optimizer step 800 (160 tensors, 4 ra
 
 
 def test_replicas_that_stayed_equal_are_told_in_one_line():
-    status, told = render(with_streams(stream(), stream(Clock.SYNC, 3, 60))).splitlines()
+    status, told = render(with_streams(stream(), stream(StreamClock.SYNC, 3, 60))).splitlines()
     assert status.startswith("ddpdoctor: finished, 2 ranks, no findings")
     assert told == EQUAL
     assert render(with_streams(stream()), width=80).splitlines()[-1] == EQUAL
@@ -117,8 +117,11 @@ def test_replicas_that_stayed_equal_are_told_in_one_line():
     ("streams", "told"),
     [
         ((stream(compared=1, last=1, tensors=1, ranks=(0, 1)),), "1 check up to optimizer step 1 (1 tensor, 2 ranks)"),
-        ((stream(Clock.FORWARD, 9, 50), stream(Clock.END, 1)), "9 checks up to backward 50 (160 tensors, 4 ranks)"),
-        ((stream(Clock.END, 1), stream(Clock.SYNC, 5)), "1 check at the end (160 tensors, 4 ranks)"),
+        (
+            (stream(StreamClock.FORWARD, 9, 50), stream(StreamClock.END, 1)),
+            "9 checks up to backward 50 (160 tensors, 4 ranks)",
+        ),
+        ((stream(StreamClock.END, 1), stream(StreamClock.SYNC, 5)), "1 check at the end (160 tensors, 4 ranks)"),
         ((stream(), stream(model=2)), "34 checks up to optimizer step 800 (2 models, 320 tensors, 4 ranks)"),
     ],
 )

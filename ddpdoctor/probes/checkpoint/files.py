@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ddpdoctor.model.checkpoint import Values
+    from ddpdoctor.model.checkpoint import OddValues
     from ddpdoctor.probes.checkpoint.zips import Archive
 
 HEAD_BYTES = 512
@@ -197,7 +197,7 @@ def _read_safetensors(path: Path, file: BinaryIO, size: int, looks: Looks) -> Fi
 
 def _look(
     path: Path, tensors: Sequence[tuple[str, TensorRef]], starts: Mapping[str, int], looks: Looks
-) -> tuple[tuple[Values, ...] | None, tuple[str, ...], dict[str, str] | None]:
+) -> tuple[tuple[OddValues, ...] | None, tuple[str, ...], dict[str, str] | None]:
     with mapped(path) as buffer:
         values, unseen = look_at_values(buffer, tensors, starts) if looks.values else (None, ())
         prints = print_tensors(buffer, tensors, starts) if looks.prints else None

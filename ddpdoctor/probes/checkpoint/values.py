@@ -6,7 +6,7 @@ import mmap
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.checkpoint import Values
+from ddpdoctor.model.checkpoint import OddValues
 from ddpdoctor.recorder.fingerprint import prints
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def mapped(path: Path) -> Iterator[mmap.mmap]:
 
 def look_at_values(
     buffer: mmap.mmap, tensors: Iterable[tuple[str, TensorRef]], starts: Mapping[str, int]
-) -> tuple[tuple[Values, ...], tuple[str, ...]]:
+) -> tuple[tuple[OddValues, ...], tuple[str, ...]]:
     """Return the tensors with values that are not finite, and those that could not be looked at."""
     found, unseen = [], []
     for name, ref in tensors:
@@ -77,7 +77,7 @@ def open_tensor(buffer: mmap.mmap, ref: TensorRef, starts: Mapping[str, int]) ->
     return flat.as_strided(ref.shape, ref.stride, ref.offset)
 
 
-def _look(name: str, tensor: Any) -> Values | None:
+def _look(name: str, tensor: Any) -> OddValues | None:
     """Count what is not finite; most tensors have none, which one pass tells."""
     import torch
 
@@ -90,7 +90,7 @@ def _look(name: str, tensor: Any) -> Values | None:
         above += int(torch.isposinf(chunk).sum())
         below += int(torch.isneginf(chunk).sum())
         plain += int((torch.isfinite(chunk) & (chunk != 0)).sum())
-    return Values(name=name, of=tensor.numel(), nan=nan, above=above, below=below, plain=plain)
+    return OddValues(name=name, of=tensor.numel(), nan=nan, above=above, below=below, plain=plain)
 
 
 def _chunks(tensor: Any) -> Iterator[Any]:

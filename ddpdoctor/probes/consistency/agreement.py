@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.errors import WRONG_USE, UserError
 from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.model.trial import Settings
+from ddpdoctor.model.trial import TrialSettings
 from ddpdoctor.probes.bandwidth.agreement import AUTO, Gpu, Proposal, choose_backend
 from ddpdoctor.probes.bandwidth.member import name_member, read_gpu
 
@@ -26,21 +26,21 @@ class Wish:
 
     member: Member
     gpu: Gpu | None
-    settings: Settings
+    settings: TrialSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
     """What rank 0 says to all: what they do, or why they do nothing."""
 
-    settings: Settings | None
+    settings: TrialSettings | None
     members: tuple[Member, ...] = ()
     problem: str = ""
     help: str = ""
     status: int = WRONG_USE
 
 
-def wish_of(launch: Launch, settings: Settings) -> Wish:
+def wish_of(launch: Launch, settings: TrialSettings) -> Wish:
     """Return what this rank wants. Imports torch."""
     import torch
 
@@ -93,7 +93,7 @@ def _differences(wishes: Sequence[Wish]) -> list[str]:
 
 def _sayings(wish: Wish) -> dict[str, str]:
     """Return what must be the same on all ranks, by what the user knows it as."""
-    options: dict[str, Any] = {one.name: getattr(wish.settings, one.name) for one in fields(Settings)}
+    options: dict[str, Any] = {one.name: getattr(wish.settings, one.name) for one in fields(TrialSettings)}
     said = {_OPTIONS.get(name, f"--{name}"): str(value) for name, value in options.items()}
     versions = {"the version of ddpdoctor": wish.member.version, "the version of torch": wish.member.torch}
     return said | versions

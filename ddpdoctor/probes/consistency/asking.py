@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ddpdoctor.model.reference import ReferenceStep
-    from ddpdoctor.model.trial import Settings
+    from ddpdoctor.model.trial import TrialSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """What all steps have in common."""
 
-    settings: Settings
+    settings: TrialSettings
     world_size: int
     device: str
 

@@ -13,7 +13,7 @@ from ddpdoctor.probes.user_code import load_callable, users_turn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ddpdoctor.model.trial import Settings
+    from ddpdoctor.model.trial import TrialSettings
 
 SAMPLES, TOKENS, PIXELS = 8, 16, 32
 """Ours: of a batch that is made up."""
@@ -40,7 +40,7 @@ class Batches:
             return move(self.make(rank, world_size, step), self.device)
 
 
-def choose_batches(settings: Settings, module: Any, device: Any) -> Batches:
+def choose_batches(settings: TrialSettings, module: Any, device: Any) -> Batches:
     """Return the user's batches, or such as fit the model's first layer. Raises ``UserError``."""
     if settings.batch:
         make = load_callable(settings.batch, "--batch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.consistency import Clock, Difference, Split, Stream, TensorRow, What
+from ddpdoctor.model.consistency import Difference, Split, Stream, StreamClock, TensorRow, What
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -27,9 +27,9 @@ def compare_moments(steps: Sequence[Sequence[Moment]]) -> tuple[Stream, ...]:
         if all(one.synced is not None for one in moments)
     ]
     values = tuple((moments[0].step, tuple(one.values for one in moments)) for moments in steps)
-    found = [_stream(Clock.STEP, 1, after, values)]
+    found = [_stream(StreamClock.STEP, 1, after, values)]
     if synced:
-        found.append(_stream(Clock.SYNC, 0, synced, values))
+        found.append(_stream(StreamClock.SYNC, 0, synced, values))
     return tuple(found)
 
 
@@ -46,7 +46,7 @@ def split(tensors: Mapping[int, Sequence[Seen]], whats: Iterable[What]) -> list[
 
 
 def _stream(
-    clock: Clock,
+    clock: StreamClock,
     optimizer: int,
     moments: Sequence[tuple[int, Mapping[int, Sequence[Seen]]]],
     values: tuple[tuple[int, tuple[Values, ...]], ...],

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import ddpdoctor
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.reference import Reference, ReferenceStep
+from ddpdoctor.model.reference import OneProcess, ReferenceStep
 from ddpdoctor.probes.consistency.asking import Answer, Question, Start
 from ddpdoctor.probes.consistency.losses import FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ddpdoctor.model.trial import Settings
+    from ddpdoctor.model.trial import TrialSettings
     from ddpdoctor.probes.consistency.moments import Moment
 
 MODULE = "ddpdoctor.probes.consistency.alone"
@@ -36,11 +36,11 @@ LIMIT_FACTOR = 2
 class Referee:
     """A process of its own, so that to the user's code it is a job of one rank in every respect."""
 
-    def __init__(self, settings: Settings, world_size: int, device: Any, dropout: int) -> None:
+    def __init__(self, settings: TrialSettings, world_size: int, device: Any, dropout: int) -> None:
         """Start it; its imports run while the ranks train."""
         self._folder = tempfile.TemporaryDirectory(prefix="ddpdoctor-reference-")
         self._limit_s = settings.limit_s * LIMIT_FACTOR * (2 + world_size)
-        self._result = Reference(dropout=dropout)
+        self._result = OneProcess(dropout=dropout)
         self._state: dict[str, Any] = {}
         self._gradients: dict[str, Any] = {}
         self._process = subprocess.Popen(
@@ -82,7 +82,7 @@ class Referee:
         self._take(self._hear())
         path.unlink(missing_ok=True)
 
-    def reference(self) -> Reference:
+    def reference(self) -> OneProcess:
         """Return all that was compared."""
         return self._result
 

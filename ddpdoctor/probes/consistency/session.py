@@ -12,7 +12,7 @@ from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.consistency import Consistency
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.model.trial import Participant, Rerun, Settings, Trial
+from ddpdoctor.model.trial import Participant, Rerun, Trial, TrialSettings
 from ddpdoctor.probes.bandwidth.connect import open_store
 from ddpdoctor.probes.bandwidth.room import Room
 from ddpdoctor.probes.consistency.agreement import agree, wish_of
@@ -51,7 +51,7 @@ class Job:
 
     launch: Launch
     env: Mapping[str, str]
-    settings: Settings
+    settings: TrialSettings
     report: Callable[[Trial], int]
     """Judges and shows a trial on rank 0; returns the exit status."""
     show_error: Callable[[UserError], None]
@@ -111,7 +111,7 @@ class _Run:
     """What one rank does once all have agreed."""
 
     def __init__(
-        self, job: Job, settings: Settings, members: tuple[Member, ...], room: Room, peers: Peers, watch: Watch
+        self, job: Job, settings: TrialSettings, members: tuple[Member, ...], room: Room, peers: Peers, watch: Watch
     ) -> None:
         import torch
 

@@ -26,7 +26,7 @@ from ddpdoctor.probes.user_code import users_turn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddpdoctor.model.trial import Settings
+    from ddpdoctor.model.trial import TrialSettings
     from ddpdoctor.probes.consistency.batches import Batches
     from ddpdoctor.probes.consistency.building import Built
     from ddpdoctor.probes.consistency.losses import Steps
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class Setting:
     """What one rank trains, on what."""
 
-    settings: Settings
+    settings: TrialSettings
     rank: int
     world_size: int
     device: Any

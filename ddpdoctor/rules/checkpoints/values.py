@@ -11,7 +11,7 @@ from ddpdoctor.rules.registry import rule
 from .words import count, some
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.checkpoint import Checkpoints, FileSeen, Values
+    from ddpdoctor.model.checkpoint import Checkpoints, FileSeen, OddValues
 
 
 @rule("DD715", "checkpoint-nonfinite", Severity.ERROR, "A checkpoint holds NaN or inf")
@@ -72,7 +72,7 @@ def _judge(one: FileSeen) -> Problem | None:
     )
 
 
-def _words(each: Values) -> str:
+def _words(each: OddValues) -> str:
     kinds = [
         f"{number} {name}" for number, name in ((each.nan, "NaN"), (each.above, "inf"), (each.below, "-inf")) if number
     ]

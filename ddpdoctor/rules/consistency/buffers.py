@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.consistency import Clock, What
+from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.registry import rule
 
@@ -56,7 +56,7 @@ def check_buffers(job: Job) -> Ruling:
 
 
 def _why(sighting: Sighting) -> Cause:
-    if sighting.stream.clock is Clock.SYNC:
+    if sighting.stream.clock is StreamClock.SYNC:
         return Cause(
             name="not sent",
             words="DDP has sent rank 0's, and these were not among them: replaced or registered after wrapping",

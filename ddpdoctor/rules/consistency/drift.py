@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.consistency import Clock, What
+from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.registry import rule
 
@@ -75,7 +75,7 @@ def _since(found: Found) -> Found:
     Such ranks are compared at the end only, where they had equally many backwards.
     """
     sighting = found.sighting
-    if found.cause.name != UNEVEN_STEPS or sighting.stream.clock is not Clock.END:
+    if found.cause.name != UNEVEN_STEPS or sighting.stream.clock is not StreamClock.END:
         return found
     if any(values.steps == 0 for values in sighting.values):
         return replace(found, since=1)

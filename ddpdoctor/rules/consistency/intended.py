@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.consistency import Clock, What
+from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.rank_words import rank_list
 
 from .replicas import all_values, is_aligned
@@ -32,7 +32,7 @@ def excuse_of_model(replica: Replica, what: What) -> str:
 
 def excuse_of_sighting(sighting: Sighting) -> str:
     """Return why one difference says nothing; nothing where it counts."""
-    if sighting.stream.clock is not Clock.END and _joins(sighting.replica):
+    if sighting.stream.clock is not StreamClock.END and _joins(sighting.replica):
         return "ranks may step unequally inside DDP's join: only the end is compared"
     if not is_aligned(sighting.values):
         return _uneven_words(sighting)
@@ -53,18 +53,18 @@ def _joins(replica: Replica) -> bool:
 
 
 def _ends_equal(replica: Replica) -> bool:
-    ends = [stream for stream in replica.streams if stream.clock is Clock.END and stream.compared]
+    ends = [stream for stream in replica.streams if stream.clock is StreamClock.END and stream.compared]
     return bool(ends) and not any(one.what is What.PARAMETER for stream in ends for one in stream.differences)
 
 
 def _came_after_training(sighting: Sighting) -> bool:
     """Return whether all was still equal after the last step: what one rank loads to evaluate it harms no training."""
-    if sighting.stream.clock is not Clock.END:
+    if sighting.stream.clock is not StreamClock.END:
         return False
     steps = [
         stream.last_number
         for stream in sighting.replica.streams
-        if stream.clock is Clock.STEP
+        if stream.clock is StreamClock.STEP
         and What.PARAMETER in stream.kinds
         and not any(one.what is What.PARAMETER for one in stream.differences)
     ]

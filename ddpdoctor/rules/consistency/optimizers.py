@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.consistency import Clock, What
+from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Finding, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
@@ -104,7 +104,7 @@ def _first_settings(replica: Replica) -> _Settings | None:
         (
             (number, values)
             for stream in replica.streams
-            if stream.clock is Clock.STEP
+            if stream.clock is StreamClock.STEP
             for number, values in stream.values
         ),
         key=lambda moment: moment[0],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.consistency import Clock, What
+from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.rank_words import rank_list
 
 from .blame import Ground, blame_of, outvoted, seen, sides_by, sides_words
@@ -76,7 +76,7 @@ def _uneven_steps(sighting: Sighting) -> Cause | None:
 def _some_steps_unreduced(sighting: Sighting) -> Cause | None:
     """Return the cause where fewer backwards were reduced than steps made, although each step had one before."""
     now, before = _first_rank(sighting.values), _first_rank(sighting.before)
-    if now is None or sighting.stream.clock is not Clock.STEP:
+    if now is None or sighting.stream.clock is not StreamClock.STEP:
         return None
     if before is not None and before.reductions < before.steps:
         return None
@@ -113,7 +113,7 @@ def _settings(sighting: Sighting) -> Cause | None:
 
 def _last_settings(sighting: Sighting) -> tuple[Values, ...]:
     """Return what ranks wrote at the last steps, for a moment at which no optimizer was looked at."""
-    found = [values_at(one, one.last_number) for one in sighting.replica.streams if one.clock is Clock.STEP]
+    found = [values_at(one, one.last_number) for one in sighting.replica.streams if one.clock is StreamClock.STEP]
     return next((values for values in found if values), ())
 
 

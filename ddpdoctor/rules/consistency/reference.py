@@ -13,7 +13,7 @@ from ddpdoctor.rules.ruling import Ruling
 from .reference_causes import LIMIT, explain, ratio
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.reference import GradientErrors, Reference, ReferenceStep
+    from ddpdoctor.model.reference import GradientErrors, OneProcess, ReferenceStep
     from ddpdoctor.model.trial import Trial
 
 
@@ -79,7 +79,7 @@ _RANDOM = (
 )
 
 
-def _finding(trial: Trial, reference: Reference, step: ReferenceStep) -> Finding:
+def _finding(trial: Trial, reference: OneProcess, step: ReferenceStep) -> Finding:
     explanation = explain(reference, step)
     worst = worst_tensor(step)
     ranks = tuple(one.rank for one in trial.participants)
@@ -103,7 +103,7 @@ def worst_tensor(step: ReferenceStep) -> GradientErrors | None:
     return max(step.tensors, key=lambda one: ratio(one.whole, one.rounding), default=None)
 
 
-def _error_words(step: ReferenceStep, worst: GradientErrors | None, reference: Reference) -> list[str]:
+def _error_words(step: ReferenceStep, worst: GradientErrors | None, reference: OneProcess) -> list[str]:
     if worst is None:
         return []
     wrong = sum(ratio(one.whole, one.rounding) > LIMIT for one in step.tensors)
@@ -120,7 +120,7 @@ def _share(error: float, norm: float) -> str:
     return f"{error / norm:.2g}" if norm else f"{error:.2g} of a gradient that is 0"
 
 
-def _done(reference: Reference, ranks: tuple[int, ...]) -> list[str]:
+def _done(reference: OneProcess, ranks: tuple[int, ...]) -> list[str]:
     layers = "1 layer" if reference.dropout == 1 else f"{reference.dropout} layers"
     off = f"; {layers} of dropout turned off" if reference.dropout else ""
     return [f"the same state and the same batches of {rank_list(ranks)} in one process{off}"]

@@ -11,7 +11,7 @@ from ddpdoctor.model.findings import Severity
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ddpdoctor.model.reference import GradientErrors, Reference, ReferenceStep
+    from ddpdoctor.model.reference import GradientErrors, OneProcess, ReferenceStep
 
 LIMIT = 10.0
 """Ours: an error up to this many times what rounding explains is none. Rounding errors of two computations of one
@@ -38,9 +38,9 @@ def ratio(error: float, allowed: float) -> float:
     return error / allowed if error and allowed else math.inf if error else 0.0
 
 
-def explain(reference: Reference, step: ReferenceStep) -> Explanation:
+def explain(reference: OneProcess, step: ReferenceStep) -> Explanation:
     """Return why a step's gradient is not that of one process. The first that explains all parameters counts."""
-    tests: tuple[Callable[[Reference, ReferenceStep], Explanation | None], ...] = (
+    tests: tuple[Callable[[OneProcess, ReferenceStep], Explanation | None], ...] = (
         _missing,
         _local,
         _scaled,
@@ -59,7 +59,7 @@ def _agree(tensors: Iterable[GradientErrors], error: str, allowed: str = "roundi
     return all(ratio(getattr(one, error), getattr(one, allowed)) <= LIMIT for one in tensors)
 
 
-def _missing(_: Reference, step: ReferenceStep) -> Explanation | None:
+def _missing(_: OneProcess, step: ReferenceStep) -> Explanation | None:
     if not step.missing:
         return None
     return Explanation(
@@ -69,7 +69,7 @@ def _missing(_: Reference, step: ReferenceStep) -> Explanation | None:
     )
 
 
-def _local(_: Reference, step: ReferenceStep) -> Explanation | None:
+def _local(_: OneProcess, step: ReferenceStep) -> Explanation | None:
     """Return the cause where it is the gradient of rank 0's batch alone."""
     if _agree(step.tensors, "parts") or not _agree(step.tensors, "local"):
         return None
@@ -80,7 +80,7 @@ def _local(_: Reference, step: ReferenceStep) -> Explanation | None:
     )
 
 
-def _partly_local(_: Reference, step: ReferenceStep) -> Explanation | None:
+def _partly_local(_: OneProcess, step: ReferenceStep) -> Explanation | None:
     """Return the cause where that holds for some parameters, and the others have the mean over ranks."""
     local = [one for one in step.tensors if ratio(one.parts, one.rounding) > LIMIT]
     rest = [one for one in step.tensors if one not in local]
@@ -94,7 +94,7 @@ def _partly_local(_: Reference, step: ReferenceStep) -> Explanation | None:
     )
 
 
-def _scaled(reference: Reference, step: ReferenceStep) -> Explanation | None:
+def _scaled(reference: OneProcess, step: ReferenceStep) -> Explanation | None:
     """Return the cause where it is a multiple of the mean over ranks."""
     if _agree(step.tensors, "parts") or not _agree(step.tensors, "scaled"):
         return None
@@ -118,7 +118,7 @@ def _scaled(reference: Reference, step: ReferenceStep) -> Explanation | None:
     )
 
 
-def _batchnorm(reference: Reference, step: ReferenceStep) -> Explanation | None:
+def _batchnorm(reference: OneProcess, step: ReferenceStep) -> Explanation | None:
     """Return the cause where the ranks' parts make up the whole once BatchNorm takes no statistics of the batch."""
     known = [one for one in step.tensors if one.without_batchnorm is not None]
     same = all(ratio(one.without_batchnorm or 0.0, one.exact) <= LIMIT for one in known)
@@ -135,7 +135,7 @@ def _batchnorm(reference: Reference, step: ReferenceStep) -> Explanation | None:
     )
 
 
-def _weighted(_: Reference, step: ReferenceStep) -> Explanation | None:
+def _weighted(_: OneProcess, step: ReferenceStep) -> Explanation | None:
     """Return the cause where one process weighs the ranks' parts in another way, and DDP weighs all alike."""
     if not _agree(step.tensors, "parts") or not _agree(step.tensors, "weighted", "exact"):
         return None

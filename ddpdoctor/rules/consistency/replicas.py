@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.consistency import Clock, What
+from ddpdoctor.model.consistency import StreamClock, What
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -78,11 +78,11 @@ def step_of(stream: Stream, number: int) -> int:
 
     Where no optimizer counts them, a step is a backward whose gradients were reduced.
     """
-    if stream.clock is Clock.STEP:
+    if stream.clock is StreamClock.STEP:
         return number
-    if stream.clock is Clock.SYNC:
+    if stream.clock is StreamClock.SYNC:
         return number + 1
-    stepped = [values.steps for values in values_at(stream, number)] if stream.clock is Clock.END else []
+    stepped = [values.steps for values in values_at(stream, number)] if stream.clock is StreamClock.END else []
     return max(stepped) if any(stepped) else max(number, 1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.consistency import Clock, What
+from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Finding, Place
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule_of
@@ -96,17 +96,17 @@ def moments_words(sighting: Sighting) -> str:
 
 
 def _when(sighting: Sighting) -> str:
-    if sighting.stream.clock is Clock.END:
+    if sighting.stream.clock is StreamClock.END:
         return "at the end"
     return f"{'at' if sighting.difference.what is What.GRADIENT else 'after'} step {sighting.step}"
 
 
 def _moment_words(sighting: Sighting) -> str:
     words = {
-        Clock.STEP: "before" if sighting.difference.what is What.GRADIENT else "after",
-        Clock.FORWARD: "after",
-        Clock.SYNC: "as DDP had sent them, in",
-        Clock.END: "at the end, after",
+        StreamClock.STEP: "before" if sighting.difference.what is What.GRADIENT else "after",
+        StreamClock.FORWARD: "after",
+        StreamClock.SYNC: "as DDP had sent them, in",
+        StreamClock.END: "at the end, after",
     }
     return f"{words[sighting.stream.clock]} step {sighting.step}"
 

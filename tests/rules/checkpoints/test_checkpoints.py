@@ -14,10 +14,10 @@ from ddpdoctor.model.checkpoint import (
     Form,
     Gap,
     Leftover,
+    OddValues,
     Part,
     State,
     TensorIn,
-    Values,
     Weights,
 )
 from ddpdoctor.model.findings import Outcome, Severity
@@ -45,7 +45,7 @@ def seen(path="x.pt", **changes):
 
 
 def values(**counts):
-    return (Values(**{"name": "head.weight", "of": 10, "nan": 0, "above": 0, "below": 0, "plain": 0, **counts}),)
+    return (OddValues(**{"name": "head.weight", "of": 10, "nan": 0, "above": 0, "below": 0, "plain": 0, **counts}),)
 
 
 def ask(*files, **more):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddpdoctor.model.consistency import Clock, Consistency, Difference, Split, Stream, TensorRow, Values, What
+from ddpdoctor.model.consistency import Consistency, Difference, Split, Stream, StreamClock, TensorRow, Values, What
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.rules.consistency.judge import judge
 from ddpdoctor.rules.verdict import pick_verdict
@@ -12,10 +12,10 @@ from tests.rules import build
 
 SETTINGS = (("lr", "0.1"), ("weight_decay", "0"))
 KINDS = {
-    Clock.STEP: (What.PARAMETER, What.GRADIENT, What.STATE),
-    Clock.FORWARD: (What.PARAMETER,),
-    Clock.SYNC: (What.BUFFER,),
-    Clock.END: (What.PARAMETER,),
+    StreamClock.STEP: (What.PARAMETER, What.GRADIENT, What.STATE),
+    StreamClock.FORWARD: (What.PARAMETER,),
+    StreamClock.SYNC: (What.BUFFER,),
+    StreamClock.END: (What.PARAMETER,),
 }
 
 
@@ -55,7 +55,7 @@ def difference(what, number=50, last_equal=32, *, names=("0.weight",), sides=((0
     return Difference(what=what, number=number, last_equal=last_equal, splits=splits, differing=len(names), of=6)
 
 
-def stream(*differences, clock=Clock.STEP, ranks=2, now=None, before=None, **more):
+def stream(*differences, clock=StreamClock.STEP, ranks=2, now=None, before=None, **more):
     """A stream of which ``now`` is written at the first difference or, without any, at the last moment."""
     last = max((one.number for one in differences), default=100)
     number = min((one.number for one in differences), default=last)
@@ -64,7 +64,7 @@ def stream(*differences, clock=Clock.STEP, ranks=2, now=None, before=None, **mor
     if earlier is not None:
         moments[earlier] = everywhere(ranks, earlier) if before is None else before
     fields = {
-        "group": "0", "model": 1, "optimizer": 1 if clock is Clock.STEP else 0, "ranks": tuple(range(ranks)),
+        "group": "0", "model": 1, "optimizer": 1 if clock is StreamClock.STEP else 0, "ranks": tuple(range(ranks)),
         "compared": 8, "last_number": last, "kinds": KINDS[clock], "values": tuple(sorted(moments.items())),
     }  # fmt: skip
     fields.update(more)

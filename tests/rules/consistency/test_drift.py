@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.model.consistency import Clock, What
+from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 
 from .build import (
@@ -96,7 +96,7 @@ def test_other_kernels_round_otherwise():
 def test_settings_at_the_end_are_those_of_the_last_step():
     now = everywhere(2, 64, odd={1: {"settings": FASTER}})
     steps = stream(last_number=64, values=((64, now),))
-    end = stream(difference(What.PARAMETER, 80, None), clock=Clock.END, now=everywhere(2, 80, settings=()))
+    end = stream(difference(What.PARAMETER, 80, None), clock=StreamClock.END, now=everywhere(2, 80, settings=()))
     assert "lr is" in next(f for f in judged(steps, end)[0] if f.code == "DD501").summary
 
 
@@ -158,7 +158,7 @@ UNEVEN = {
 def test_steps_on_some_ranks_only(name):
     ranks, steps, blamed, step, confidence = UNEVEN[name]
     now = everywhere(ranks, 80, odd={rank: {"steps": count} for rank, count in steps.items()})
-    end = stream(difference(What.PARAMETER, 80, None, sides=apart(ranks)), clock=Clock.END, ranks=ranks, now=now)
+    end = stream(difference(What.PARAMETER, 80, None, sides=apart(ranks)), clock=StreamClock.END, ranks=ranks, now=now)
     found = verdict(end, ranks=ranks)
     assert (found.code, found.ranks, found.step, found.confidence) == ("DD501", blamed, step, confidence)
     assert "different numbers of steps" in found.summary
@@ -172,7 +172,7 @@ def test_uneven_steps_are_seen_where_ranks_first_are_not_equally_far():
         ranks=3, now=parted, before=everywhere(3, 16),
     )  # fmt: skip
     now = everywhere(3, 80, odd={1: {"steps": 81}})
-    end = stream(difference(What.PARAMETER, 80, None, sides=against(1)), clock=Clock.END, ranks=3, now=now)
+    end = stream(difference(What.PARAMETER, 80, None, sides=against(1)), clock=StreamClock.END, ranks=3, now=now)
     assert codes(steps, end, ranks=3) == ["DD501"]
     found = verdict(steps, end, ranks=3)
     assert (found.ranks, found.step) == ((1,), 32)
@@ -182,44 +182,44 @@ def test_uneven_steps_are_seen_where_ranks_first_are_not_equally_far():
 def test_uneven_steps_that_end_equal_are_no_alarm():
     parted = everywhere(2, 32, odd={1: {"reductions": 31}})
     steps = stream(difference(What.PARAMETER, 32, 16), now=parted, before=everywhere(2, 16))
-    assert codes(steps, stream(clock=Clock.END)) == []
-    assert outcome("DD501", steps, stream(clock=Clock.END)) == PASSED
+    assert codes(steps, stream(clock=StreamClock.END)) == []
+    assert outcome("DD501", steps, stream(clock=StreamClock.END)) == PASSED
 
 
 def test_the_end_tells_what_came_after_the_last_moment():
-    end = stream(difference(What.PARAMETER, 80, None), clock=Clock.END)
+    end = stream(difference(What.PARAMETER, 80, None), clock=StreamClock.END)
     found = verdict(stream(last_number=64), end)
     assert (found.code, found.step) == ("DD501", 80)
     assert "equal at step 64, different at the end, after step 80: it happened in between" in found.evidence
 
 
 def test_what_a_rank_loads_after_the_last_step_is_no_alarm():
-    end = stream(difference(What.PARAMETER, 64, None), clock=Clock.END)
+    end = stream(difference(What.PARAMETER, 64, None), clock=StreamClock.END)
     assert codes(stream(last_number=64), end) == []
     assert outcome("DD501", stream(last_number=64), end) == PASSED
 
 
 def test_the_end_of_an_accumulation_is_numbered_by_its_steps():
-    end = stream(difference(What.PARAMETER, 320, None), clock=Clock.END, now=everywhere(2, 320, steps=80))
+    end = stream(difference(What.PARAMETER, 320, None), clock=StreamClock.END, now=everywhere(2, 320, steps=80))
     assert verdict(end).step == 80
 
 
 def test_without_an_optimizer_steps_are_reductions():
-    found = verdict(stream(difference(What.PARAMETER, 8, 4), clock=Clock.FORWARD, now=everywhere(2, 8, steps=0)))
+    found = verdict(stream(difference(What.PARAMETER, 8, 4), clock=StreamClock.FORWARD, now=everywhere(2, 8, steps=0)))
     assert (found.code, found.step) == ("DD501", 8)
 
 
 def test_the_earlier_clock_is_told():
     steps = stream(difference(What.PARAMETER, 50, 32))
-    end = stream(difference(What.PARAMETER, 80, None), clock=Clock.END)
+    end = stream(difference(What.PARAMETER, 80, None), clock=StreamClock.END)
     findings = judged(end, steps)[0]
     assert [(finding.code, finding.step) for finding in findings] == [("DD501", 50)]
 
 
 SILENT = {
     "equal": (stream(), PASSED),
-    "the end alone": (stream(clock=Clock.END), PASSED),
-    "buffers alone": (stream(clock=Clock.SYNC), (Outcome.SKIPPED, "no parameters were compared")),
+    "the end alone": (stream(clock=StreamClock.END), PASSED),
+    "buffers alone": (stream(clock=StreamClock.SYNC), (Outcome.SKIPPED, "no parameters were compared")),
     "post-local SGD": (
         stream(difference(What.PARAMETER), now=everywhere(2, 50, optimizer="PostLocalSGDOptimizer")),
         (Outcome.SKIPPED, "local SGD: ranks differ by design until their parameters are averaged"),
@@ -236,13 +236,13 @@ def test_no_alarm(name):
 
 def test_after_join_the_end_alone_counts():
     inside = stream(difference(What.PARAMETER, 4, 2), now=everywhere(2, 4, join=True))
-    assert codes(inside, stream(clock=Clock.END)) == []
-    assert codes(inside, stream(difference(What.PARAMETER, 90, None), clock=Clock.END)) == ["DD501"]
+    assert codes(inside, stream(clock=StreamClock.END)) == []
+    assert codes(inside, stream(difference(What.PARAMETER, 90, None), clock=StreamClock.END)) == ["DD501"]
 
 
 def test_a_group_of_the_same_name_and_other_ranks_is_another_model():
     here = stream(difference(What.PARAMETER, 50, 32))
-    there = replace(stream(clock=Clock.END), ranks=(2, 3))
+    there = replace(stream(clock=StreamClock.END), ranks=(2, 3))
     assert codes(here, there, ranks=4) == ["DD501"]
     assert outcome("DD503", here, there, ranks=4) == PASSED
 

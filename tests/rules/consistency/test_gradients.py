@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.model.consistency import Clock, What
+from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.rules.consistency.judge import judge
 
@@ -165,7 +165,7 @@ SILENT = {
         stream(LATER, now=everywhere(2, 50, hook="post_localSGD_hook")),
         (Outcome.SKIPPED, "local SGD: ranks differ by design until their parameters are averaged"),
     ),
-    "nothing but the end": (stream(clock=Clock.END), (Outcome.SKIPPED, "no gradients were compared")),
+    "nothing but the end": (stream(clock=StreamClock.END), (Outcome.SKIPPED, "no gradients were compared")),
 }
 
 
@@ -192,13 +192,13 @@ def test_moments_before_ranks_parted_count():
 def test_local_sgd_that_ends_equal_is_meant_so(more):
     """A script that averages parameters by itself."""
     seen = stream(FIRST, difference(What.PARAMETER, 1, None), now=everywhere(2, 1, **more))
-    assert codes(seen, stream(clock=Clock.END)) == []
-    assert codes(seen, stream(difference(What.PARAMETER, 100, None), clock=Clock.END)) == ["DD501", "DD503"]
-    assert codes(seen, stream(clock=Clock.END, compared=0)) == ["DD501", "DD503"]
+    assert codes(seen, stream(clock=StreamClock.END)) == []
+    assert codes(seen, stream(difference(What.PARAMETER, 100, None), clock=StreamClock.END)) == ["DD501", "DD503"]
+    assert codes(seen, stream(clock=StreamClock.END, compared=0)) == ["DD501", "DD503"]
 
 
 def test_an_edit_that_ends_equal_is_an_alarm():
-    assert "DD503" in codes(stream(LATER), stream(clock=Clock.END))
+    assert "DD503" in codes(stream(LATER), stream(clock=StreamClock.END))
 
 
 def test_without_facts_nothing_has_passed():

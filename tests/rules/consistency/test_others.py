@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.model.consistency import Clock, What
+from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 
 from .build import (
@@ -41,7 +41,7 @@ SILENT_KINDS = (What.PARAMETER, What.GRADIENT)
 
 def test_buffers_that_ddp_has_not_sent_are_those_of_the_next_step():
     first = difference(What.BUFFER, 8, 4, names=("mask",), sides=against(1))
-    found = verdict(stream(first, clock=Clock.SYNC, ranks=3), ranks=3)
+    found = verdict(stream(first, clock=StreamClock.SYNC, ranks=3), ranks=3)
     assert (found.code, found.ranks, found.step, found.tensor) == ("DD502", (1,), 9, "mask")
     assert "replaced or registered after wrapping" in found.summary
 
@@ -53,7 +53,7 @@ def test_buffers_do_not_hide_an_error():
 
 
 def test_equal_buffers_have_passed_and_without_any_nothing_has():
-    assert outcome("DD502", stream(clock=Clock.SYNC)) == PASSED
+    assert outcome("DD502", stream(clock=StreamClock.SYNC)) == PASSED
     assert outcome("DD502", stream()) == (Outcome.SKIPPED, "no buffers that DDP sends were compared")
 
 
@@ -126,7 +126,7 @@ def test_state_inside_join_is_not_compared():
 STALE = {"stray": 4, "unheld": 4, "steps": 0}
 
 
-def stale(clock=Clock.FORWARD, unchanged=7, steps=100, ranks=2, odd=None, **more):
+def stale(clock=StreamClock.FORWARD, unchanged=7, steps=100, ranks=2, odd=None, **more):
     now = everywhere(ranks, 64, odd=odd, **{**STALE, **more})
     seen = stream(clock=clock, ranks=ranks, last_number=64, values=((64, now),), unchanged=unchanged)
     return judged(seen, ranks=ranks, steps=steps)[0]
@@ -164,7 +164,7 @@ def test_parameters_that_changed_once_leave_the_first_step_open():
 
 
 def test_too_few_moments_prove_no_change():
-    few = stream(clock=Clock.FORWARD, compared=2, values=((2, everywhere(2, 2)),), last_number=2)
+    few = stream(clock=StreamClock.FORWARD, compared=2, values=((2, everywhere(2, 2)),), last_number=2)
     assert outcome("DD508", few)[0] is Outcome.SKIPPED
     assert outcome("DD508", replace(few, compared=3)) == PASSED
 

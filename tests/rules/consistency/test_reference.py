@@ -9,8 +9,8 @@ import pytest
 
 from ddpdoctor.model.consistency import What
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.reference import GradientErrors, Reference, ReferenceStep
-from ddpdoctor.model.trial import Participant, Rerun, Settings, Trial
+from ddpdoctor.model.reference import GradientErrors, OneProcess, ReferenceStep
+from ddpdoctor.model.trial import Participant, Rerun, Trial, TrialSettings
 from ddpdoctor.rules.consistency.reference import check_reference
 from ddpdoctor.rules.consistency.reference_causes import LIMIT
 from ddpdoctor.rules.consistency.repeat import check_repeat
@@ -37,11 +37,11 @@ def trial(*tensors, ranks=4, problem="", batchnorm=(), hooked=(), float64=True, 
         "tensors": tensors,
         **changes,
     }
-    reference = Reference(
+    reference = OneProcess(
         steps=(ReferenceStep(**step),), problem=problem, batchnorm=batchnorm, hooked=hooked, float64=float64
     )
     return Trial(
-        settings=Settings(model="m:f", reference=True),
+        settings=TrialSettings(model="m:f", reference=True),
         participants=tuple(
             Participant(rank=n, local_rank=n, host="h", pid=n, device="cpu", torch="2") for n in range(ranks)
         ),
@@ -137,8 +137,8 @@ def test_hooks_on_gradients_are_named_where_the_loss_is_right():
     [
         (trial(errors(**WRONG), random_error=2 * LIMIT), "draws random numbers"),
         (trial(errors(whole=math.nan)), "not finite"),
-        (replace(trial(errors()), reference=Reference(problem="no batch can be made")), "no batch can be made"),
-        (replace(trial(errors()), reference=Reference()), "no step"),
+        (replace(trial(errors()), reference=OneProcess(problem="no batch can be made")), "no batch can be made"),
+        (replace(trial(errors()), reference=OneProcess()), "no step"),
     ],
 )
 def test_what_cannot_be_told_is_neither_passed_nor_a_finding(facts, said):

@@ -10,7 +10,7 @@ import pytest
 from ddpdoctor.collect.print_pairing import MAX_AHEAD
 from ddpdoctor.collect.prints import Comparer
 from ddpdoctor.model.codec import decode, encode
-from ddpdoctor.model.consistency import Clock, Consistency, Stream, What
+from ddpdoctor.model.consistency import Consistency, Stream, StreamClock, What
 from tests.prints import FakeRank, row, write_job
 
 
@@ -28,7 +28,7 @@ def only_stream(found: Consistency) -> Stream:
 def test_equal_replicas_have_no_difference(tmp_path: Path) -> None:
     ranks = write_job(tmp_path, {n: [(n, "w")] * 3 for n in (1, 2, 4, 50)}, ["a", "b"])
     stream = only_stream(compare(tmp_path, ranks))
-    assert (stream.clock, stream.group, stream.model, stream.optimizer) == (Clock.STEP, "0", 1, 1)
+    assert (stream.clock, stream.group, stream.model, stream.optimizer) == (StreamClock.STEP, "0", 1, 1)
     assert (stream.ranks, stream.compared, stream.last_number, stream.unpaired) == ((0, 1, 2), 4, 50, ())
     assert (stream.differences, stream.kinds) == ((), (What.PARAMETER,))
     assert [number for number, _ in stream.values] == [1, 50]
@@ -132,9 +132,9 @@ def test_a_rank_that_never_steps_is_unpaired_and_the_others_are_compared(tmp_pat
     for _ in range(3):
         comparer.look([rank.process() for rank in ranks])
     streams = {stream.clock: stream for stream in comparer.consistency().streams}
-    assert (streams[Clock.STEP].ranks, streams[Clock.STEP].unpaired) == ((0, 1), (2,))
-    assert streams[Clock.STEP].compared > MAX_AHEAD, "while the third lives, it is not waited for without end"
-    assert {stream.clock: stream.compared for stream in comparer.close().streams}[Clock.STEP] == 29
+    assert (streams[StreamClock.STEP].ranks, streams[StreamClock.STEP].unpaired) == ((0, 1), (2,))
+    assert streams[StreamClock.STEP].compared > MAX_AHEAD, "while the third lives, it is not waited for without end"
+    assert {stream.clock: stream.compared for stream in comparer.close().streams}[StreamClock.STEP] == 29
 
 
 def test_a_rank_that_wrote_alone_is_unpaired(tmp_path: Path) -> None:

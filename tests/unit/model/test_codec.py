@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
+import pkgutil
 import random
 import types
 import typing
@@ -12,6 +14,7 @@ from enum import Enum
 
 import pytest
 
+import ddpdoctor.model
 from ddpdoctor.exchange.facts import Facts, Head, Hello, Tick
 from ddpdoctor.model.codec import WrongValue, _hints, decode, encode
 from ddpdoctor.model.limits import Clock, Limit
@@ -155,3 +158,15 @@ def test_hints_that_json_cannot_carry_are_a_mistake_of_ours(kind):
 
 def test_the_maker_makes_all_fields():
     assert all(hasattr(Maker(1).make(Process), one.name) for one in fields(Process))
+
+
+def test_no_two_classes_of_the_model_have_one_name():
+    """A hint is a name, which a module may import for type checkers only: it must mean one class."""
+    names = [
+        name
+        for module in pkgutil.iter_modules(ddpdoctor.model.__path__, "ddpdoctor.model.")
+        for name, one in vars(importlib.import_module(module.name)).items()
+        if isinstance(one, type) and one.__module__ == module.name
+    ]
+    assert names
+    assert sorted(names) == sorted(set(names))

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from ddpdoctor.model.consistency import Clock, Values, What
+from ddpdoctor.model.consistency import StreamClock, Values, What
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.trial import Settings
+from ddpdoctor.model.trial import TrialSettings
 from ddpdoctor.probes.consistency.batches import CannotJoin, choose_batches, join, leaves, sample_counts
 from ddpdoctor.probes.consistency.building import build, quiet_dropout, see_model
 from ddpdoctor.probes.consistency.comparing import compare_moments
@@ -20,7 +20,7 @@ from ddpdoctor.probes.consistency.rerun import Own, compare_runs, merge_reruns
 from ddpdoctor.probes.consistency.watch import Place, describe_places
 
 CPU = torch.device("cpu")
-SETTINGS = Settings(model="m:f")
+SETTINGS = TrialSettings(model="m:f")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_the_first_difference_of_each_kind_is_kept_with_the_last_moment_of_equal
     steps.append([moment(rank, 3, **({"PARAMETER_a": "11"} if rank == 1 else {})) for rank in range(3)])
     (stream,) = compare_moments(steps)
     (difference,) = stream.differences
-    assert (stream.clock, stream.compared, stream.last_number) == (Clock.STEP, 3, 3)
+    assert (stream.clock, stream.compared, stream.last_number) == (StreamClock.STEP, 3, 3)
     assert (difference.what, difference.number, difference.last_equal) == (What.PARAMETER, 2, 1)
     assert (difference.splits[0].row.name, difference.splits[0].sides) == ("b", ((0, 2), (1,)))
     assert (difference.differing, difference.of) == (1, 2)
@@ -164,7 +164,7 @@ def test_an_absent_gradient_is_a_side():
 def test_buffers_are_compared_where_all_ranks_were_sent_them():
     own = [(Seen(what=What.BUFFER, name="mean", shape=(2,), dtype="float32", print=text),) for text in ("00", "11")]
     steps = [[moment(rank, 1, synced=own[rank]) for rank in range(2)], [moment(0, 2, synced=own[0]), moment(1, 2)]]
-    stream = next(one for one in compare_moments(steps) if one.clock is Clock.SYNC)
+    stream = next(one for one in compare_moments(steps) if one.clock is StreamClock.SYNC)
     assert (stream.compared, stream.differences[0].what) == (1, What.BUFFER)
 
 
