@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.consistency import Consistency, StreamClock, What
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.findings import Severity
 from ddpdoctor.report.page import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.model.consistency import Stream
-    from ddpdoctor.model.findings import Report
+    from ddpdoctor.model.findings import Finding, Report
 
 _NOUNS = {
     What.PARAMETER: "parameters",
@@ -31,7 +32,7 @@ def replica_words(report: Report) -> str | None:
         UserError: the report is damaged.
     """
     consistency = _read(report)
-    if consistency is None or any(finding.code.startswith("DD50") for finding in report.findings):
+    if consistency is None or any(map(_says_it, report.findings)):
         return None
     compared = [stream for stream in consistency.streams if stream.compared]
     if not compared:
@@ -42,6 +43,10 @@ def replica_words(report: Report) -> str | None:
         return f"replicas equal: {told}"
     nouns = " and ".join(_NOUNS[what] for what in differing)
     return f"replicas compared: {told}; {nouns} differ, and no rule holds that for wrong"
+
+
+def _says_it(finding: Finding) -> bool:
+    return finding.code.startswith("DD50") and finding.severity is not Severity.INFO
 
 
 def _checks(streams: Sequence[Stream]) -> str:

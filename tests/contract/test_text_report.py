@@ -143,6 +143,11 @@ def test_nothing_is_said_of_replicas_that_were_not_compared_or_that_findings_tel
     assert "replicas" not in render(replace(with_streams(stream()), job=report().job))
 
 
+def test_a_note_takes_nothing_from_replicas_that_are_equal():
+    note = finding("DD507", "same-random", Severity.INFO, summary="ranks 0 and 1 have the same random state")
+    assert EQUAL in render(with_streams(stream(), findings=(note,))).splitlines()
+
+
 def test_damaged_facts_of_replicas_are_told():
     with pytest.raises(UserError, match="replicas cannot be read"):
         render(replace(FINISHED, data={"consistency": {"check_every": "x"}}))
