@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ddpdoctor
+from ddpdoctor.diagnose.answers import found
 from ddpdoctor.diagnose.bandwidth_reasons import find_reasons
 from ddpdoctor.diagnose.bandwidth_stop import describe_rank, stop_findings
 from ddpdoctor.diagnose.check_env import DEFECT, FOUND, UNTOLD, now
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.bandwidth import Advice, Bench, Comparison, Curve, Member, Stop
     from ddpdoctor.model.node import Fleet
-    from ddpdoctor.rules.answers import Problem
     from ddpdoctor.rules.bandwidth.compare import Baseline
     from ddpdoctor.rules.registry import Rule
 
@@ -66,10 +66,10 @@ def build_report(bench: Bench, wanted: Wanted) -> Report:
     scene = _set_scene(bench, wanted, crashed)
     advice = _try("advice", lambda: advise(bench, wanted.model_size), None, crashed)
     answers = [(rule, _ask(rule, scene)) for rule in bandwidth_rules()]
-    found = [_finding(rule, problem) for rule, answer in answers for problem in answer.problems]
+    judged = [found(rule, problem) for rule, answer in answers for problem in answer.problems]
     nothing: tuple[Finding, ...] = ()
     stopped = _try("stop", lambda: stop_findings(bench), nothing, crashed)
-    findings = order_findings([*found, *stopped])
+    findings = order_findings([*judged, *stopped])
     return Report(
         command=hide_secrets(wanted.command),
         started_at=wanted.started_at or now(),
@@ -144,20 +144,6 @@ def _check(rule: Rule, answer: Answer) -> Check:
         outcome=answer.outcome,
         seen=answer.seen if ran else "",
         reason="" if ran else answer.seen,
-    )
-
-
-def _finding(rule: Rule, problem: Problem) -> Finding:
-    return Finding(
-        code=rule.code,
-        kind=rule.kind,
-        severity=problem.severity or rule.severity,
-        confidence=problem.confidence,
-        summary=problem.summary,
-        ranks=problem.ranks,
-        hosts=problem.hosts,
-        evidence=problem.evidence,
-        fix=problem.fix,
     )
 
 
