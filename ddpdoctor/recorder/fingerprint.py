@@ -1,6 +1,6 @@
 """A checksum of tensors, 128 bits each: equal for equal values, whatever their layout in memory and their device.
 
-A tensor's elements, in logical order, are read as words of 64 bits, the last padded with zeros. In blocks of 127 rows
+A tensor's elements, in logical order, are read as words of 64 bits, the last padded with zeros. In blocks of 125 rows
 of 509 words the sums of the rows and of the columns stand for the words; what is left over, and a small tensor, stands
 for itself. Each of these goes, with its position, through a mixer that is not linear. The sum of what comes out is one
 half of the print, the sum weighted by position the other. All are integers modulo 2**64: neither threads nor devices
@@ -31,7 +31,7 @@ __all__ = ["ABSENT", "PRINT_SIZE", "UNTOLD", "prints"]
 
 COLUMNS = 509
 """Words in a row. Part of the checksum, as is all that is written here in capitals but BATCH_WORDS and CHUNK_BLOCKS."""
-ROWS = 127
+ROWS = 125
 """Rows of a block: half a MiB, which a core's cache holds between the two sums; the last block has fewer. Both odd."""
 SMALL_WORDS = 4 * COLUMNS
 """Up to here words are mixed themselves: two sums would take longer."""
