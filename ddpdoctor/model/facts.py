@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Consistency, NonFinite
     from ddpdoctor.model.data import LoaderSeen
     from ddpdoctor.model.node import Node
+    from ddpdoctor.model.nodes import NodesSeen
     from ddpdoctor.model.steps import LineSeen, StepTimes
     from ddpdoctor.model.transport import NcclLine
 
@@ -302,3 +303,5 @@ class Job:
     """What its replicas were like; None where they were not compared."""
     nccl_lines: tuple[NcclLine, ...] = ()
     """The last warnings of NCCL's own logs."""
+    members: NodesSeen | None = None
+    """The other nodes' ``wrap``, and what they saw; None where this one is alone by its launch."""
