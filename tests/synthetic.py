@@ -3,6 +3,8 @@
 A job of data and tensor parallelism: every rank is in the world, in a group of the ranks beside it ("tp") and in a
 group of those at the same place of the other tp groups ("dp"). Each step has a batch, a forward with two collectives in
 tp, a backward with one bucket of DDP's, a collective in dp, and one in the world; each tenth ends with a barrier.
+
+Its ranks may be on several hosts, whose clocks differ and which use the same process ids.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ddpdoctor.model.codec import encode
+from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
 from ddpdoctor.recorder import wire
 from ddpdoctor.recorder.ring import Ring
 
@@ -90,6 +94,30 @@ class Job:
     def tp_groups(self) -> int:
         """How many tp groups there are."""
         return -(-self.world // self.width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One host of a job: which of how many it is, its ranks, and what its clock showed at the launch."""
+
+    number: int
+    of: int
+    ranks: range
+    launched_ns: int = LAUNCHED
+
+    @property
+    def host(self) -> str:
+        """What it calls itself."""
+        return f"node{self.number}"
+
+    @property
+    def offset_ns(self) -> int:
+        """How far its clock is ahead of that of the first host."""
+        return self.launched_ns - LAUNCHED
+
+    def pid(self, rank: int) -> int:
+        """Return the process of one of its ranks."""
+        return FIRST_PID + rank - self.ranks.start
 
 
 @dataclass(kw_only=True)
@@ -199,28 +227,79 @@ def ended_ns(tapes: list[Tape]) -> int:
     return LAUNCHED + max(len(tape.records) for tape in tapes) * CALL_NS
 
 
+def places_of(job: Job, hosts: int, skew_ns: int = 0) -> list[Place]:
+    """Return the hosts of a job, equally many ranks on each; the clock of each is so far ahead of the one before it."""
+    each = job.world // hosts
+    assert each * hosts == job.world
+    return [
+        Place(number=n, of=hosts, ranks=range(n * each, n * each + each), launched_ns=LAUNCHED + n * skew_ns)
+        for n in range(hosts)
+    ]
+
+
 def write_folder(folder: Path, job: Job) -> None:
-    """Write the whole run folder of a job."""
+    """Write the whole run folder of a job on one host."""
+    write_host(folder, job, *places_of(job, 1))
+
+
+def write_hosts(folder: Path, job: Job, hosts: int, skew_ns: int = 0) -> list[Path]:
+    """Write a run folder of each host of a job, as it is before any host has heard of another; return all of them."""
+    places = places_of(job, hosts, skew_ns)
+    for place in places:
+        write_host(folder / place.host, job, place)
+    return [folder / place.host for place in places]
+
+
+def write_gathered(folder: Path, job: Job, hosts: int, skew_ns: int = 0) -> None:
+    """Write the run folder of a job as its first host has it: with what all others have sent."""
+    first, *others = places_of(job, hosts, skew_ns)
+    write_host(folder, job, first)
+    for place in others:
+        write_host(folder / "nodes" / str(place.number), job, place)
+    write_json(folder / "nodes.json", encode(seen_by_first(job, [first, *others])))
+
+
+def seen_by_first(job: Job, places: list[Place]) -> NodesSeen:
+    """Return what the first host saw of all: each was heard a moment ago, or has said how it ended."""
+    heard_ns = halted_ns(job)
+    nodes = [
+        NodeSeen(
+            number=place.number, host=place.host, heard_ns=heard_ns, status=job.exit_code, gathered=True,
+            presence=Presence.HERE if job.exit_code is None else Presence.LEFT,
+            clock_offset_ns=place.offset_ns, clock_error_ns=50_000, wall_offset_s=0.0,
+        )
+        for place in places
+    ]  # fmt: skip
+    return NodesSeen(expected=len(places), own=0, nodes=tuple(nodes))
+
+
+def halted_ns(job: Job) -> int:
+    """Return when somebody looked at the job that had ended, or had come to a halt, by the clock of the first host."""
+    return LAUNCHED + (len(tape_of(job, 0).records) + 1) * CALL_NS + WAITED
+
+
+def write_host(folder: Path, job: Job, place: Place) -> None:
+    """Write the run folder of one host."""
     for name in ("rings", "evidence"):
         (folder / name).mkdir(parents=True)
-    now = LAUNCHED + (len(tape_of(job, 0).records) + 1) * CALL_NS + WAITED
+    now = halted_ns(job) + place.offset_ns
     rows = {}
     with (folder / "agent.jsonl").open("w") as agent:
-        for rank in range(job.world):
+        for rank in place.ranks:
             tape = tape_of(job, rank)
-            write_ring(folder, job, rank, tape)
-            write_evidence(folder, job, rank, tape, now)
-            write_agent(agent, job, rank, now)
-            rows[str(FIRST_PID + rank)] = watched(job, now)
+            write_ring(folder, job, rank, tape, place)
+            write_evidence(folder, job, rank, tape, place)
+            write_agent(agent, job, rank, place)
+            rows[str(place.pid(rank))] = watched(job, now)
     write_json(folder / "watch.json", {
         "now_ns": now, "ended": job.exit_code is not None, "stopping_since_ns": None, "interrupted_by": None,
         "launcher_status": job.exit_code, "processes": rows,
     })  # fmt: skip
     write_json(folder / "run.json", {
         "format": "ddpdoctor-run", "version": 1, "command": ["ddpdoctor", "wrap", "torchrun", "train.py"],
-        "started_at": "2026-01-01T00:00:00.000+00:00", "launched_ns": LAUNCHED, "hang_timeout_s": 10.0,
-        "debug_level": "OFF", "host": "node0", "torch_version": "2.13.0", "environment": {}, "nproc": job.world,
-        "nnodes": 1, "node_rank": 0,
+        "started_at": "2026-01-01T00:00:00.000+00:00", "launched_ns": place.launched_ns, "hang_timeout_s": 10.0,
+        "debug_level": "OFF", "host": place.host, "torch_version": "2.13.0", "environment": {},
+        "nproc": len(place.ranks), "nnodes": place.of, "node_rank": place.number,
     })  # fmt: skip
 
 
@@ -229,13 +308,15 @@ def write_json(path: Path, body: Any) -> None:
     path.write_text(json.dumps(body))
 
 
-def write_agent(log: Any, job: Job, rank: int, now: int) -> None:
+def write_agent(log: Any, job: Job, rank: int, place: Place) -> None:
     """Write what torch's agent says of one rank."""
-    common = {"pid": FIRST_PID + rank, "attempt": 0}
-    start = {"k": "rank", "local_rank": rank, "rank": rank, "world_size": job.world, "at": LAUNCHED - S}
+    common = {"pid": place.pid(rank), "attempt": 0}
+    local, began = rank - place.ranks.start, place.launched_ns - S
+    start = {"k": "rank", "local_rank": local, "rank": rank, "world_size": job.world, "at": began}
     log.write(json.dumps({**start, **common}) + "\n")
     if job.exit_code is not None:
-        log.write(json.dumps({"k": "end", "code": job.exit_code, "at": now - WAITED, **common}) + "\n")
+        ended = halted_ns(job) + place.offset_ns - WAITED
+        log.write(json.dumps({"k": "end", "code": job.exit_code, "at": ended, **common}) + "\n")
 
 
 def watched(job: Job, now: int) -> dict[str, Any]:
@@ -247,24 +328,25 @@ def watched(job: Job, now: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write_ring(folder: Path, job: Job, rank: int, tape: Tape) -> None:
+def write_ring(folder: Path, job: Job, rank: int, tape: Tape, place: Place) -> None:
     """Write a rank's ring as its recorder would have left it."""
-    ring = Ring(str(folder / "rings"), wire.ROLE_RANK, wire.RANK_SHAPE, FIRST_PID + rank, 7)
-    ring.note({"k": "process", "ppid": 1, "main": 1, "roots": ["/usr/lib/python3.11/"], "env": {}, "at": LAUNCHED})
-    ring.note({"k": "init", "rank": rank, "world_size": job.world, "at": LAUNCHED})
-    ring.note({"k": "initialized", "rank": rank, "world_size": job.world, "backend": "gloo", "at": LAUNCHED})
+    launched = place.launched_ns
+    ring = Ring(str(folder / "rings"), wire.ROLE_RANK, wire.RANK_SHAPE, place.pid(rank), 7)
+    ring.note({"k": "process", "ppid": 1, "main": 1, "roots": ["/usr/lib/python3.11/"], "env": {}, "at": launched})
+    ring.note({"k": "init", "rank": rank, "world_size": job.world, "at": launched})
+    ring.note({"k": "initialized", "rank": rank, "world_size": job.world, "backend": "gloo", "at": launched})
     if job.situation == "crash":
-        ring.note(raised(tape))
+        ring.note(raised(tape, launched))
     cells = {
-        "started_ns": LAUNCHED, "initialized": 1, "slots_claimed": len(tape.records), "steps": job.steps,
+        "started_ns": launched, "initialized": 1, "slots_claimed": len(tape.records), "steps": job.steps,
         "batches": job.steps + 1, "steps_recorded": job.steps, "calls_done": len(tape.records) - tape.open,
-        "main_ended_ns": LAUNCHED + len(tape.records) * CALL_NS if job.exit_code is not None else 0,
+        "main_ended_ns": launched + len(tape.records) * CALL_NS if job.exit_code is not None else 0,
     }  # fmt: skip
     for name, value in cells.items():
         ring.set(name, value)
     parts = {
-        wire.RANK_SHAPE.slots_at: pack_slots(ring, job, rank, tape),
-        wire.RANK_SHAPE.steps_at: pack_steps(job, ring.intern("0")),
+        wire.RANK_SHAPE.slots_at: pack_slots(ring, job, rank, tape, launched),
+        wire.RANK_SHAPE.steps_at: pack_steps(job, ring.intern("0"), launched),
     }
     fd = os.open(ring.path, os.O_RDWR)
     try:
@@ -274,9 +356,9 @@ def write_ring(folder: Path, job: Job, rank: int, tape: Tape) -> None:
         os.close(fd)
 
 
-def raised(tape: Tape) -> dict[str, Any]:
+def raised(tape: Tape, launched: int) -> dict[str, Any]:
     """Return the error of a rank: of its own, or in the call that it was in when another had gone."""
-    at = LAUNCHED + (len(tape.records) + 1) * CALL_NS
+    at = launched + (len(tape.records) + 1) * CALL_NS
     own = [frame(SCRIPT, 60, "<module>", 1), frame(SCRIPT, STUCK_LINE, "parse", 1)]
     lost = [
         frame(SCRIPT, LINES["world"], "main", 1),
@@ -294,18 +376,18 @@ def raised(tape: Tape) -> dict[str, Any]:
     return {"k": "raised", "main": 1, "uncaught": 1, "child": 0, "groups": [], **told}
 
 
-def pack_steps(job: Job, group: int) -> bytes:
+def pack_steps(job: Job, group: int, launched: int) -> bytes:
     """Return the records of a job's steps, the oldest overwritten; all ranks are equally fast."""
     room = wire.RANK_SHAPE.steps
     data = bytearray(min(job.steps, room) * wire.STEP_SIZE)
     for number in range(max(1, job.steps - room + 1), job.steps + 1):
         at = (number - 1) % room * wire.STEP_SIZE
-        ended = LAUNCHED + number * 7 * CALL_NS
+        ended = launched + number * 7 * CALL_NS
         wire.STEP.pack_into(data, at, number, ended, group, wire.STEP_REDUCED, *STEP_US, *STEP_WAITS_US)
     return bytes(data)
 
 
-def pack_slots(ring: Ring, job: Job, rank: int, tape: Tape) -> bytes:
+def pack_slots(ring: Ring, job: Job, rank: int, tape: Tape, launched: int) -> bytes:
     """Return the records of a tape, the oldest overwritten where there are more than a ring holds."""
     count = wire.RANK_SHAPE.slots
     data = bytearray(min(len(tape.records), count) * wire.SLOT_SIZE)
@@ -328,7 +410,7 @@ def pack_slots(ring: Ring, job: Job, rank: int, tape: Tape) -> bytes:
                 op, op, group, site, redop, float32 if event.dims else 0, wire.NO_PEER, tensors, wire.FLAG_MAIN,
                 len(event.dims), *dims,
             )  # fmt: skip
-        began = LAUNCHED + index * CALL_NS
+        began = launched + index * CALL_NS
         ended = 0 if tape.open and index == last else began + CALL_NS // 2
         if tape.failed and index == last:
             known = (*known[:8], known[8] | wire.FLAG_FAILED, *known[9:])
@@ -337,11 +419,11 @@ def pack_slots(ring: Ring, job: Job, rank: int, tape: Tape) -> bytes:
     return bytes(data)
 
 
-def write_evidence(folder: Path, job: Job, rank: int, tape: Tape, now: int) -> None:
+def write_evidence(folder: Path, job: Job, rank: int, tape: Tape, place: Place) -> None:
     """Write a rank's answer: two looks at its threads, and how far its groups have come."""
     if job.exit_code is not None:
         return
-    pid = FIRST_PID + rank
+    pid, now = place.pid(rank), halted_ns(job) + place.offset_ns
     groups = [
         {"name": job.name(rank, k), "ranks": list(job.members(rank, k)), "backend": "gloo", "enqueued": tape.begun[k]}
         for k in (("world", "tp", "dp") if job.tp else ("world",))

@@ -13,13 +13,23 @@ from typing import Any
 
 import pytest
 
+from ddpdoctor.collect.runfolder import read_job
 from ddpdoctor.diagnose.build import rebuild_report
 from ddpdoctor.diagnose.progress import judge_folder
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Finding, Outcome, Report
 from ddpdoctor.recorder import wire
 from ddpdoctor.report.text import render_text
-from tests.synthetic import FIRST_PID, LINES, SITUATIONS, STUCK_LINE, Job, reversed_ranks, write_folder
+from tests.synthetic import (
+    FIRST_PID,
+    LINES,
+    SITUATIONS,
+    STUCK_LINE,
+    Job,
+    reversed_ranks,
+    write_folder,
+    write_hosts,
+)
 
 JUNK: tuple[Any, ...] = (None, True, -1, 2**70, 1.5, "x", "", [], [1], {}, {"a": 1})
 
@@ -162,3 +172,9 @@ def test_no_damage_ends_in_a_traceback(tmp_path: Path) -> None:
         with contextlib.suppress(UserError):
             show(folder)
         shutil.rmtree(folder)
+
+
+def test_each_host_of_a_job_has_a_run_folder_of_its_own(tmp_path: Path) -> None:
+    first, second = write_hosts(tmp_path, Job(world=16, steps=30, situation="stuck"), 2)
+    assert (worst(first).kind, worst(first).ranks) == ("stuck", (1,))
+    assert [rank.rank for rank in read_job(second).ranks] == list(range(8, 16))
