@@ -90,6 +90,7 @@ def run_through(shell: str, folder: Path, words: list[str]) -> Ran:
     return finish(process, folder)
 
 
+@pytest.mark.alone
 def test_what_the_oom_killer_ended_says_what_it_used(tmp_path: Path) -> None:
     require("sh")
     with small_memory(1400 * MIB) as members:

@@ -8,6 +8,8 @@ import pytest
 
 from tests.scenarios.running import marked_lines, run
 
+pytestmark = pytest.mark.alone
+
 NOTHING_HANGS_S = "60"
 """Longer than a busy machine takes to end a rank."""
 SLOW = {

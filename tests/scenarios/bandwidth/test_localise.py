@@ -18,6 +18,8 @@ from tests.scenarios.bandwidth.slowing import (
 )
 from tests.scenarios.hosts import lent_hosts, require
 
+pytestmark = pytest.mark.alone
+
 CALLS = ("--max-size", "1KiB", "--iters", "30", "--warmup", "1", "--mode", "latency", "--format", "json")
 """As many calls as it takes to say who comes late."""
 

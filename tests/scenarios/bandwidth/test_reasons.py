@@ -12,6 +12,8 @@ import pytest
 from tests.scenarios.bandwidth.running import BENCH, bench, finish, start
 from tests.scenarios.running import free_port
 
+pytestmark = pytest.mark.alone
+
 SMALL = ("--max-size", "1KiB", "--iters", "2", "--warmup", "1", "--mode", "latency", "--format", "json")
 CPUS = sorted(os.sched_getaffinity(0))
 ON = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); os.execv(sys.argv[2], sys.argv[2:])"

@@ -1,0 +1,57 @@
+"""Lets several processes run tests side by side, and gives those marked ``alone`` the machine for themselves.
+
+Such a test goes by how fast something is, or by what the kernel counts for the whole machine. The others hold the room
+together; who wants it alone keeps the gate shut meanwhile, so that nobody comes in before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+GATE, ROOM = Path(__file__).parent, Path(__file__)
+LONGEST_WAIT_S = 600.0
+"""A process that a test has left behind may hold the room: then the others go on all the same."""
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Wait for the room before the clock of the test's time limit starts."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    with _in_room(alone=item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
+@contextlib.contextmanager
+def _in_room(*, alone: bool) -> Iterator[None]:
+    with contextlib.ExitStack() as room:
+        with _locked(GATE, fcntl.LOCK_EX):
+            room.enter_context(_locked(ROOM, fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+        yield
+
+
+@contextlib.contextmanager
+def _locked(path: Path, how: int) -> Iterator[None]:
+    place = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    deadline = time.monotonic() + LONGEST_WAIT_S
+    try:
+        while not _try_lock(place, how) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(place)
+
+
+def _try_lock(place: int, how: int) -> bool:
+    try:
+        fcntl.flock(place, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
