@@ -46,6 +46,8 @@ class Connecting:
     error: str = ""
     """The system's words."""
     duration_s: float = 0.0
+    tries: int = 1
+    """So many first packets were sent, each from a port of its own; over 1: the ones before went unanswered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,16 @@ class JobTold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """Where a node can be reached by the others' ranks: what Gloo or NCCL would publish there."""
+
+    number: int
+    address: str
+    """Without prefix length; empty where none can be told."""
+    interface: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
     """One payload that was sent over a fresh connection, and answered with its checksum."""
 
@@ -89,7 +101,9 @@ class Transfer:
     retransmitted: int | None = None
     """Segments that the sender's kernel sent again (tcpi_total_retrans); None where it does not say."""
     sent: int | None = None
-    """Segments that it sent (tcpi_segs_out)."""
+    """Segments with data that it sent, those sent again among them (tcpi_data_segs_out)."""
+    delivered_bytes: int | None = None
+    """What the target's kernel acknowledged of a payload that did not get through; 0 where large packets vanish."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
