@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.data import LoaderSeen
     from ddpdoctor.model.node import Node
     from ddpdoctor.model.nodes import NodesSeen
+    from ddpdoctor.model.reaching import Connecting
     from ddpdoctor.model.steps import LineSeen, StepTimes
     from ddpdoctor.model.transport import NcclLine
 
@@ -271,6 +272,16 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostSeen:
+    """What another node's ``wrap`` saw of its own host, beside its ranks."""
+
+    host: str
+    causes: HostCauses | None = None
+    machine: Node | None = None
+    reached: tuple[Connecting, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """All that was seen of a job, at one moment."""
 
@@ -305,3 +316,9 @@ class Job:
     """The last warnings of NCCL's own logs."""
     members: NodesSeen | None = None
     """The other nodes' ``wrap``, and what they saw; None where this one is alone by its launch."""
+    host: str = ""
+    """The one that this view is of."""
+    elsewhere: tuple[HostSeen, ...] = ()
+    """The other hosts whose facts are here too."""
+    reached: tuple[Connecting, ...] = ()
+    """What this host saw of the place where the nodes meet, tried when ranks were missing; empty: not tried."""

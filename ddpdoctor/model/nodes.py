@@ -41,6 +41,8 @@ class NodeSeen:
     wall_offset_s: float | None = None
     gathered: bool = False
     """What it recorded is among the facts."""
+    ranks: tuple[int, ...] = ()
+    """Its ranks of the last attempt, as it said or as its records hold; empty: it never told."""
     why: str = ""
     """Why it is not there, as far as it was found out: a phrase, as of an attempt to connect."""
 
@@ -54,5 +56,8 @@ class NodesSeen:
     own: int
     """The one whose view this is."""
     nodes: tuple[NodeSeen, ...]
+    of_ranks: bool = False
+    """Each member is one rank that the batch system started. Else a launcher brings them together before it starts
+    ranks, so that a node of which nothing was heard has come where ranks run here."""
     alone_since_ns: int | None = None
     """Since when this view is of one node alone: nothing was heard of the others for the limit."""
