@@ -113,13 +113,13 @@ def _before_destroy(group: Any = None) -> None:
 
 
 def _before_init(*args: Any, **kwargs: Any) -> None:
-    _leave_agent_store()
-    here.promote()
-    if here.ring is None:
-        return
     names = ("backend", "init_method", "timeout", "world_size", "rank")
     given = dict(zip(names, args))
     given.update(kwargs)
+    _leave_agent_store(given.get("init_method"))
+    here.promote()
+    if here.ring is None:
+        return
     entry = {"k": "init", "at": time.monotonic_ns()}
     for name, variable in (("world_size", "WORLD_SIZE"), ("rank", "RANK")):
         value = given.get(name)
@@ -129,13 +129,17 @@ def _before_init(*args: Any, **kwargs: Any) -> None:
     here.ring.note(entry)
 
 
-def _leave_agent_store() -> None:
+def _leave_agent_store(init_method: Any) -> None:
     """Let a script that starts its ranks itself, at an address of its own, have a store there.
 
     The agent's ranks are told that the agent has the store; their children inherit that and would wait for ever.
     """
     address = "%s:%s" % (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
-    if here.role != wire.ROLE_RANK and os.environ.get(MASTER_VARIABLE, address) != address:
+    if isinstance(init_method, str) and init_method.startswith("tcp://"):
+        address = init_method[len("tcp://") :].partition("?")[0].rstrip("/")
+    given = os.environ.get(MASTER_VARIABLE, address)
+    same = given.replace("localhost", "127.0.0.1") == address.replace("localhost", "127.0.0.1")
+    if here.role != wire.ROLE_RANK and not same:
         os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
 
 

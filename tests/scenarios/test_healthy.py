@@ -21,6 +21,7 @@ HEALTHY = (
     ("clean_accumulate", 2, ("OFF",)),
     ("clean_join", 3, BOTH),
     ("clean_spawn", 1, ("DETAIL",)),
+    ("clean_spawn_address", 1, ("OFF",)),
     ("clean_two_models", 3, ("DETAIL",)),
     ("clean_caught_errors", 3, ("OFF",)),
     ("clean_compile", 2, ("DETAIL",)),
