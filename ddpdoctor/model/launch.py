@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ddpdoctor.model.node import Launcher
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.reaching import JobTold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,3 +39,31 @@ class Launch:
     def reads_node(self) -> bool:
         """Whether this is the one process of its host that reads the host."""
         return self.local_rank in {0, None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLaunch:
+    """What this node is told of a job whose nodes have yet to meet."""
+
+    launch: Launch
+    """Of this process: ``rank`` among those that look, ``hosts`` where the first may be, ``port`` of the own way."""
+    told: JobTold
+    host: str
+    """Of the store, as it was given."""
+    port: int
+    fewest: int
+    """Nodes that an elastic job starts with; all nodes of another."""
+    most: int
+    hosts: tuple[str, ...] = ()
+    """Names of all nodes by node rank, where a scheduler says them."""
+    by_number: bool = True
+    """Whether node 0 serves the store; otherwise the node that takes itself for ``host``, as torchrun's c10d has it."""
+    is_host: bool | None = None
+    """What --rdzv-conf says of this node, which overrules that."""
+    own_screen: bool = True
+    """Whether each node was started by itself, so that each has somewhere to report."""
+
+    @property
+    def label(self) -> str:
+        """The name of this node among the others: "node 1", or "this node"."""
+        return "this node" if self.told.node_rank is None else f"node {self.told.node_rank}"
