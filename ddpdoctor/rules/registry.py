@@ -23,6 +23,7 @@ FAMILIES = (
     "ddpdoctor.rules.data.judge",
     "ddpdoctor.rules.sharing.judge",
     "ddpdoctor.rules.checkpoints.judge",
+    "ddpdoctor.rules.rendezvous.judge",
 )
 """Modules whose import registers a family of rules."""
 ENVIRONMENT = "ddpdoctor.rules.environment"

@@ -9,6 +9,7 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.reading import need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed
 from ddpdoctor.rules.environment.processes import merge_equal
+from ddpdoctor.rules.firewall_opening import EPHEMERAL, open_chain
 from ddpdoctor.rules.node_count import has_several_nodes
 from ddpdoctor.rules.registry import Group, fleet_rule, node_rule
 
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.network import FirewallChain, Network, PortUse
     from ddpdoctor.model.node import Fleet, Node
 
-EPHEMERAL = (32768, 60999)
-"""The kernel's default ip_local_port_range (Documentation/networking/ip-sysctl.rst): NCCL and Gloo listen on ports that
-the kernel picks."""
 _PORTS = re.compile(r"\bdports? \{? ?((?:\d+(?:[:-]\d+)?(?:, ?)?)+)")
 _OTHER_PROTOCOL = re.compile(r"\b(?:udp|sctp|dccp|igmp|esp|ah|gre|vrrp|ospf|ipv6-frag)\b")
 _TCP = re.compile(r"\btcp\b|\bl4proto\b")
@@ -155,19 +153,7 @@ def _refuses(node: Node, network: Network, chain: FirewallChain) -> Problem:
         summary=f"the packet filter refuses incoming connections ({chain.name}: {chain.refusal}) and no rule lets the "
         f"other nodes in on ports {low}-{high}, on which NCCL and Gloo listen",
         evidence=tuple(f"it accepts: {rule}" for rule in chain.accepts) or ("it accepts nothing from other hosts",),
-        fix=_opening(chain),
+        fix=open_chain(chain),
         confidence=Confidence.MEDIUM,
         hosts=(node.host,),
     )
-
-
-def _opening(chain: FirewallChain) -> str:
-    """Return a command that lets a network in; which one that is, only the owner knows."""
-    if chain.manager == "firewalld":
-        return "firewall-cmd --zone=trusted --add-source=NETWORK_OF_THE_NODES"
-    if chain.manager == "ufw":
-        return "ufw allow from NETWORK_OF_THE_NODES"
-    tool, _, place = chain.name.partition(" ")
-    if tool == "nft":
-        return f"nft insert rule {place} ip saddr NETWORK_OF_THE_NODES accept"
-    return "iptables -I INPUT -s NETWORK_OF_THE_NODES -j ACCEPT"

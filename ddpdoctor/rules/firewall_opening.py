@@ -1,0 +1,60 @@
+"""Commands that let the other nodes of a job through a host's packet filter."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.reading import known
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpdoctor.model.network import FirewallChain, Network
+    from ddpdoctor.model.node import Node
+
+EPHEMERAL = (32768, 60999)
+"""The kernel's default ip_local_port_range (Documentation/networking/ip-sysctl.rst): NCCL and Gloo listen on ports that
+the kernel picks."""
+UNKNOWN_NETWORK = "NETWORK_OF_THE_NODES"
+NAMED_SOURCES = 8
+"""Ours: a longer list of addresses is no command that anybody checks before running it."""
+
+
+def open_chain(chain: FirewallChain, network: str = UNKNOWN_NETWORK) -> str:
+    """Return a command that lets a network through a chain that refuses."""
+    if chain.manager == "firewalld":
+        return f"firewall-cmd --zone=trusted --add-source={network}"
+    if chain.manager == "ufw":
+        return f"ufw allow from {network}"
+    tool, _, place = chain.name.partition(" ")
+    if tool == "nft":
+        return f"nft insert rule {place} ip saddr {network} accept"
+    return f"iptables -I INPUT -s {network} -j ACCEPT"
+
+
+def open_ports(node: Node | None, ports: tuple[int, int] | None, sources: Iterable[str]) -> str:
+    """Return a command that lets hosts in to a range of ports of a node.
+
+    ``node`` is None where its machine is not known, ``ports`` where they are those that its kernel hands out. Where the
+    chain that refuses is known, the command is for it; else one for iptables, as root.
+    """
+    machine = known(node.network) if node is not None else None
+    network = network_of(machine, tuple(sources))
+    if machine is not None and isinstance(machine.firewall, tuple) and machine.firewall:
+        return open_chain(machine.firewall[0], network)
+    low, high = ports or (machine.local_ports if machine is not None else None) or EPHEMERAL
+    span = str(low) if low == high else f"{low}:{high}"
+    return f"iptables -I INPUT -p tcp -s {network} --dport {span} -j ACCEPT"
+
+
+def network_of(machine: Network | None, sources: tuple[str, ...]) -> str:
+    """Return the network of the machine that all these addresses are in, else the addresses with commas."""
+    wanted = [ipaddress.ip_address(source.partition("%")[0]) for source in sources if source]
+    for interface in machine.interfaces if machine is not None else ():
+        for address in interface.addresses:
+            network = ipaddress.ip_interface(address).network
+            if wanted and all(one in network for one in wanted):
+                return str(network)
+    few = wanted and len(wanted) <= NAMED_SOURCES
+    return ",".join(dict.fromkeys(map(str, wanted))) if few else UNKNOWN_NETWORK

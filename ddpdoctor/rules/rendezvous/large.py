@@ -1,0 +1,219 @@
+"""DD222, and what payloads between nodes tell of DD215 and DD403."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.reading import known
+from ddpdoctor.rules.majority import host_list
+from ddpdoctor.rules.registry import find_rule, rule
+from ddpdoctor.rules.rendezvous.lines import Way, explain
+from ddpdoctor.rules.rendezvous.payloads import is_black_hole, is_lossy, lost_share, rate_of, say_rate, slow_pairs
+from ddpdoctor.rules.rendezvous.scene import Scene, first_few
+from ddpdoctor.rules.ruling import Ruling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ddpdoctor.model.reaching import NodePair
+    from ddpdoctor.rules.rendezvous.lines import Blame
+
+    Pairs = dict[tuple[int, int], NodePair]
+
+SAFE_MTU = 1400
+"""Ours: leaves room for the headers of VXLAN (50 bytes), WireGuard (60) and IPsec (up to 73) in packets of 1500."""
+
+
+@rule("DD222", "packet-loss", Severity.WARNING, "Packets are lost between nodes")
+def check_payloads(scene: Scene) -> Ruling:
+    """Report pairs of nodes between which packets are lost; and payloads that stall, or are slow.
+
+    ## What it means
+
+    TCP sends again what was lost, so nothing fails: everything is slow, by far more than the share that is lost. Beside
+    it, under kinds of their own: a payload of which nothing arrives though small ones do (`mtu`: packets of full size
+    vanish on the way, and so does every all-reduce of a real model), and a pair that is far slower than the others
+    (`slow-link`).
+
+    ## How it is told
+
+    A small and a large payload go over a fresh connection of each ordered pair, no two of them to one host at a time,
+    and are answered with a checksum. The sender's kernel counts segments and those that it sent again (TCP_INFO): 1 %
+    and at least three of them are reported. A large payload that stalls is a black hole where no more was sent than the
+    first window; where more was, it is loss. A pair is slow where it has a fifth of the others' median, and takes 50 ms
+    longer. Whole columns, rows and pairs are told apart as in `mesh`.
+
+    ## What else looks like it
+
+    Other traffic on the same links, which fills their buffers: run the check again when they are quiet.
+
+    ## What to do
+
+    Look at the counters of the interface that is named, `ethtool -S eth0 | grep -iE 'drop|err|crc'` and `ip -s link
+    show eth0`, then at the cable and the port of the switch.
+    """
+    pairs = {(p.source, p.target): p for p in scene.rendezvous.pairs if p.large is not None}
+    if not pairs:
+        return Ruling(skipped="no large payload was sent between nodes")
+    findings = [
+        *_blamed(scene, pairs, {key: is_black_hole(pair) for key, pair in pairs.items()}, _black_hole),
+        *_blamed(scene, pairs, {key: is_lossy(pair) for key, pair in pairs.items()}, _loss),
+        *_slow(scene, pairs),
+    ]
+    counted = any(pair.large is not None and pair.large.retransmitted is not None for pair in pairs.values())
+    if not findings and not counted:
+        return Ruling(inconclusive="the kernel does not say how many segments it sent again (TCP_INFO)")
+    return Ruling(findings=tuple(findings))
+
+
+def _blamed(
+    scene: Scene,
+    pairs: Pairs,
+    bad: dict[tuple[int, int], bool],
+    make: Callable[[Scene, Blame, list[NodePair]], Finding],
+) -> list[Finding]:
+    return [make(scene, blame, [pairs[key] for key in blame.pairs]) for blame in explain(bad)]
+
+
+def _slow(scene: Scene, pairs: Pairs) -> list[Finding]:
+    slow = slow_pairs(pairs)
+    tried = {key: key in slow for key, pair in pairs.items() if rate_of(pair) is not None}
+    usual = [rate.bytes_s for key in tried if key not in slow and (rate := rate_of(pairs[key])) is not None]
+    fastest = max(usual, default=0.0)
+
+    def make(scene: Scene, blame: Blame, bad: list[NodePair]) -> Finding:
+        return _slow_link(scene, blame, bad, fastest)
+
+    return _blamed(scene, pairs, tried, make)
+
+
+def _black_hole(scene: Scene, blame: Blame, bad: list[NodePair]) -> Finding:
+    interface = bad[0].interface or "eth0"
+    return _finding(
+        "mtu",
+        f"large packets vanish {_where(scene, blame)}: small payloads arrive, and of large ones nothing does",
+        severity=Severity.ERROR,
+        hosts=scene.names(blame.nodes),
+        evidence=(*first_few(_stalled(scene, pair) for pair in bad), *_mtus(scene, bad)),
+        fix=f"ip link set dev {interface} mtu {SAFE_MTU} on all hosts, as root, gets around it; ping -M do -s 1472 "
+        f'{bad[0].address} shows what fits; let ICMP "fragmentation needed" through the firewalls between',
+        confidence=_confidence(blame),
+    )
+
+
+def _stalled(scene: Scene, pair: NodePair) -> str:
+    assert pair.large is not None
+    assert pair.small is not None
+    return (
+        f"{_both(scene, pair)}: {say_size(pair.small.size_bytes)} arrived, {say_size(pair.large.size_bytes)} stalled"
+        + (f" ({pair.large.retransmitted} segments were sent again in vain)" if pair.large.retransmitted else "")
+    )
+
+
+def _mtus(scene: Scene, bad: list[NodePair]) -> tuple[str, ...]:
+    """Return the MTU of the interfaces at both ends, where they are known."""
+    numbers = dict.fromkeys(number for pair in bad for number in (pair.source, pair.target))
+    found = []
+    for number in numbers:
+        node = scene.node(number)
+        network = known(node.network) if node is not None else None
+        name = scene.visit(number).interface
+        mtu = next((one.mtu for one in network.interfaces if one.name == name), None) if network is not None else None
+        if mtu is not None:
+            found.append(f"{name} of {scene.name(number)} has an MTU of {mtu}")
+    return first_few(found)
+
+
+def _loss(scene: Scene, blame: Blame, bad: list[NodePair]) -> Finding:
+    worst = max(lost_share(pair) or 0.0 for pair in bad)
+    interface = bad[0].interface or "eth0"
+    hosts = scene.names(blame.nodes)
+    return _finding(
+        "packet-loss",
+        f"packets are lost {_where(scene, blame)}: up to {100 * worst:.0f} % had to be sent again",
+        hosts=hosts,
+        evidence=first_few(_lost(scene, pair) for pair in bad),
+        fix=f"ethtool -S {interface} | grep -iE 'drop|err|crc'; ip -s link show {interface} on {host_list(hosts)}, "
+        "then the cable and the port of the switch",
+        confidence=_confidence(blame),
+    )
+
+
+def _lost(scene: Scene, pair: NodePair) -> str:
+    assert pair.large is not None
+    return f"{_both(scene, pair)}: {pair.large.retransmitted} of {pair.large.sent} segments were sent again"
+
+
+def _slow_link(scene: Scene, blame: Blame, bad: list[NodePair], fastest: float) -> Finding:
+    rates = [rate for pair in bad if (rate := rate_of(pair)) is not None]
+    interface = bad[0].interface or "eth0"
+    hosts = scene.names(blame.nodes)
+    return _finding(
+        "slow-link",
+        f"data goes slowly {_where(scene, blame)}: {say_rate(min(rate.bytes_s for rate in rates))}, while another pair "
+        f"has {say_rate(fastest)}",
+        hosts=hosts,
+        evidence=first_few(
+            f"{_both(scene, rate.pair)}: {say_rate(rate.bytes_s)}, {rate.duration_s * 1000:.0f} ms" for rate in rates
+        ),
+        fix=f"ethtool {interface} | grep Speed; tc qdisc show dev {interface} on {host_list(hosts)}, then the cable, "
+        "the port of the switch and its limits",
+        confidence=_confidence(blame),
+    )
+
+
+def _where(scene: Scene, blame: Blame) -> str:
+    """Return the way on which something goes wrong."""
+    first = scene.name(blame.nodes[0])
+    words = {
+        Way.ALL: f"between {host_list(scene.names(blame.nodes))}, in all directions",
+        Way.CUT_OFF: f"on the way to {first} and from it",
+        Way.INBOUND: f"on the way to {first} (inbound)",
+        Way.OUTBOUND: f"on the way from {first} (outbound)",
+    }
+    if blame.way in words and not blame.alone:
+        return words[blame.way]
+    source, target = blame.pairs[0]
+    both = " and back" if len(blame.pairs) > 1 else ""
+    return f"from {scene.name(source)} to {scene.name(target)}{both}"
+
+
+def _confidence(blame: Blame) -> Confidence:
+    return Confidence.MEDIUM if blame.alone or blame.way is Way.ALL else Confidence.HIGH
+
+
+def _both(scene: Scene, pair: NodePair) -> str:
+    return f"{scene.name(pair.source)} to {scene.name(pair.target)}"
+
+
+def say_size(size_bytes: int) -> str:
+    """Return "64 bytes", "4 KiB" or "1 MiB"."""
+    if size_bytes >= 1 << 20:
+        return f"{size_bytes / (1 << 20):.0f} MiB"
+    return f"{size_bytes / 1024:.0f} KiB" if size_bytes >= 1024 else f"{size_bytes} bytes"
+
+
+def _finding(  # noqa: PLR0913 - what a finding says, each under its name
+    kind: str,
+    summary: str,
+    *,
+    hosts: Iterable[str],
+    evidence: Iterable[str],
+    fix: str,
+    confidence: Confidence,
+    severity: Severity | None = None,
+) -> Finding:
+    """Return a finding under the kind by which the user knows it, which may be that of another rule."""
+    named = find_rule(kind)
+    assert named is not None
+    return Finding(
+        code=named.code,
+        kind=kind,
+        severity=severity or named.severity,
+        confidence=confidence,
+        summary=summary,
+        hosts=tuple(hosts),
+        evidence=tuple(evidence),
+        fix=fix,
+    )

@@ -1,0 +1,110 @@
+"""Who is to blame for pairs that do not work: a column of the matrix, a row, single pairs, or all of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+Pair = tuple[int, int]
+"""Source and target, by number."""
+
+
+class Way(str, Enum):
+    """Which pairs of a node do not work."""
+
+    INBOUND = "inbound"
+    """Nobody reaches it: its column is bad."""
+    OUTBOUND = "outbound"
+    """It reaches nobody: its row is bad."""
+    CUT_OFF = "cut-off"
+    """Both."""
+    PAIR = "pair"
+    """One pair of nodes only, one way or both; both of them work with others."""
+    ALL = "all"
+    """No pair at all works."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """Nodes that explain some bad pairs."""
+
+    way: Way
+    nodes: tuple[int, ...]
+    """One; the two of a pair; all where nothing works."""
+    pairs: tuple[Pair, ...]
+    """The bad pairs that this explains."""
+    alone: bool = False
+    """It rests on a single pair: the other end may as well be to blame."""
+
+
+def explain(tried: Mapping[Pair, bool]) -> tuple[Blame, ...]:
+    """Return who explains the bad pairs; ``tried`` says of each pair that was tried whether it is bad.
+
+    Whole rows and columns come first, the one that explains most before others; of equal ones the column, since
+    what refuses connections is nearly always a filter of what comes in. What is left are pairs.
+    """
+    bad = {pair for pair, is_bad in tried.items() if is_bad}
+    if len(bad) == len(tried) and len(bad) > 1:
+        return (Blame(way=Way.ALL, nodes=_nodes(bad), pairs=tuple(sorted(bad))),)
+    found: list[Blame] = []
+    left = set(bad)
+    lines = _bad_lines(tried, bad)
+    while left:
+        best = max(lines, key=lambda line: len(line.left(left)), default=None)
+        if best is None or not best.left(left):
+            break
+        found.append(best.blame(best.left(left)))
+        left -= best.pairs
+    return (*_draw_cut_off(found), *_draw_pairs(left))
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    way: Way
+    node: int
+    pairs: frozenset[Pair]
+
+    def left(self, pairs: set[Pair]) -> frozenset[Pair]:
+        return self.pairs & pairs
+
+    def blame(self, explained: frozenset[Pair]) -> Blame:
+        return Blame(way=self.way, nodes=(self.node,), pairs=tuple(sorted(explained)), alone=len(self.pairs) == 1)
+
+
+def _bad_lines(tried: Mapping[Pair, bool], bad: set[Pair]) -> list[_Line]:
+    """Return all columns and then all rows of which every pair that was tried is bad.
+
+    A line of one pair counts only where nothing else was tried of either end, as between two nodes.
+    """
+    nodes = _nodes(tried)
+    columns = [_Line(Way.INBOUND, node, frozenset(pair for pair in tried if pair[1] == node)) for node in nodes]
+    rows = [_Line(Way.OUTBOUND, node, frozenset(pair for pair in tried if pair[0] == node)) for node in nodes]
+    lines = [line for line in (*columns, *rows) if line.pairs and line.pairs <= bad]
+    return [line for line in lines if len(line.pairs) > 1 or len(nodes) == 2]
+
+
+def _draw_cut_off(found: Iterable[Blame]) -> tuple[Blame, ...]:
+    """Draw row and column of one node together."""
+    by_node: dict[int, Blame] = {}
+    for blame in found:
+        (node,) = blame.nodes
+        former = by_node.get(node)
+        both = None if former is None else tuple(sorted({*former.pairs, *blame.pairs}))
+        by_node[node] = blame if both is None else Blame(way=Way.CUT_OFF, nodes=(node,), pairs=both)
+    return tuple(by_node[node] for node in sorted(by_node))
+
+
+def _draw_pairs(left: Iterable[Pair]) -> tuple[Blame, ...]:
+    """Return a blame for each two nodes, whichever way is bad between them."""
+    between: dict[Pair, list[Pair]] = {}
+    for pair in sorted(left):
+        between.setdefault((min(pair), max(pair)), []).append(pair)
+    return tuple(Blame(way=Way.PAIR, nodes=nodes, pairs=tuple(pairs)) for nodes, pairs in between.items())
+
+
+def _nodes(pairs: Iterable[Pair]) -> tuple[int, ...]:
+    return tuple(sorted({node for pair in pairs for node in pair}))

@@ -1,0 +1,193 @@
+"""DD219: whether every node reaches the store of torch at the place where it is to be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.reaching import Contact
+from ddpdoctor.rules.firewall_opening import open_ports
+from ddpdoctor.rules.majority import host_list
+from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.rendezvous.scene import PLACE_IS_WRONG, Scene, describe, finding_of, first_few
+from ddpdoctor.rules.ruling import Ruling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ddpdoctor.model.reaching import Connecting, Door, Visit
+
+WORDS = {
+    Contact.REFUSED: "is refused",
+    Contact.RESET: "is taken and then broken off",
+    Contact.UNREACHABLE: "is answered with an error: a firewall prohibits it, or there is no route",
+    Contact.NO_ANSWER: "gets no answer: packets are dropped, or the host is down",
+    Contact.NO_STORE: "reaches a program that is no store of torch",
+    Contact.UNRESOLVED: "is not possible: the name does not resolve",
+    Contact.FAILED: "fails",
+}
+CLOSED = (Contact.REFUSED, Contact.RESET, Contact.UNREACHABLE, Contact.NO_ANSWER)
+"""What a firewall, or the lack of a route, can look like."""
+
+
+@rule("DD219", "tcp-store", Severity.ERROR, "A node cannot reach the store of torch")
+def check_tcp_store(scene: Scene) -> Ruling:
+    """Report nodes that cannot connect to the store, and a store that cannot be served.
+
+    ## What it means
+
+    All ranks meet at one TCPStore, at `MASTER_ADDR:MASTER_PORT` or the rendezvous endpoint. torch says "client socket
+    has timed out" for a name that does not resolve, a port on which nobody listens, a firewall that drops, and a
+    program that is no store, and says so only after its time limit.
+
+    ## How it is told
+
+    Each node looks the name up, connects to each address, and speaks to what answers as torch's store does, each with a
+    limit of its own. The node that is to serve the store serves one, of torch's own, and connects to it too. If all
+    other nodes fail, what comes in to that host is to blame; if one fails and others do not, what goes out of that one.
+    Between two nodes these cannot be told apart, and the host that serves is named: filters of what comes in are the
+    common ones.
+
+    ## What else looks like it
+
+    A name that leads elsewhere, an endpoint that no host takes for its own, or a port that another program has: these
+    are reported under their own kinds, and what follows from them is not reported again.
+
+    ## What to do
+
+    Open the port on the host that is named, for the network of the nodes, or start the command on it too.
+    """
+    seen = [(visit, visit.door) for visit in scene.arrived() if visit.door is not None]
+    if not seen:
+        return Ruling(skipped="no node looked for the store")
+    failing = [(visit, door) for visit, door in seen if fails(door)]
+    causes = [scene.cause(PLACE_IS_WRONG, visit.host) for visit, _ in failing]
+    open_ones = [one for one, cause in zip(failing, causes, strict=True) if cause is None or _adds(one[1])]
+    if failing and not open_ones:
+        first = next(cause for cause in causes if cause is not None)
+        return Ruling(skipped=f"what keeps nodes from the store is found already: {first.code} {first.kind}")
+    if _awaits_server(scene, seen):
+        return Ruling(skipped="the node that is to serve the store did not come")
+    return Ruling(findings=tuple(_findings(scene, seen, open_ones)))
+
+
+def reached(door: Door) -> bool:
+    """Say whether a node reached a store."""
+    return any(attempt.contact is Contact.CONNECTED for attempt in door.attempts)
+
+
+def fails(door: Door) -> bool:
+    """Say whether a node did not reach the store, or could not serve it."""
+    return bool(door.not_served) or not reached(door)
+
+
+def _adds(door: Door) -> bool:
+    """Say whether a node saw something that no other kind says: what it is that answers."""
+    return any(attempt.contact is Contact.NO_STORE for attempt in door.attempts)
+
+
+def _awaits_server(scene: Scene, seen: list[tuple[Visit, Door]]) -> bool:
+    """Say whether the store is missing only because its node is."""
+    return scene.rendezvous.complete and scene.has_error("rank-set") and not any(door.serves for _, door in seen)
+
+
+def _findings(scene: Scene, seen: list[tuple[Visit, Door]], failing: list[tuple[Visit, Door]]) -> Iterator[Finding]:
+    servers = [(visit, door) for visit, door in seen if door.serves]
+    yield from (_not_served(visit, door) for visit, door in failing if door.not_served)
+    by_contact: dict[Contact, list[tuple[Visit, Connecting]]] = {}
+    for visit, door in failing:
+        if not door.not_served and door.attempts:
+            last = door.attempts[-1]
+            by_contact.setdefault(last.contact, []).append((visit, last))
+    works_for = [visit for visit, door in seen if reached(door) and not door.serves]
+    server = servers[0][0] if servers and not servers[0][1].not_served else None
+    for contact, those in by_contact.items():
+        yield _unreached(scene, contact, those, server, works_for)
+
+
+def _not_served(visit: Visit, door: Door) -> Finding:
+    return finding_of(
+        check_tcp_store,
+        f"{visit.host} cannot serve the store on port {door.port}: {door.not_served}",
+        hosts=(visit.host,),
+        evidence=("without it, torch says on all other nodes that the client socket has timed out",),
+        fix=f"ss -ltnp 'sport = :{door.port}' on {visit.host} shows who has the port; or give all nodes another port",
+    )
+
+
+def _unreached(
+    scene: Scene,
+    contact: Contact,
+    those: list[tuple[Visit, Connecting]],
+    server: Visit | None,
+    works_for: list[Visit],
+) -> Finding:
+    clients = tuple(dict.fromkeys(visit.host for visit, _ in those))
+    attempt = those[0][1]
+    place = f"{attempt.host}:{attempt.port}"
+    outbound = server is not None and bool(works_for) and contact in CLOSED
+    alone = server is None or len(those) == 1
+    blamed = clients if outbound else (server.host if server is not None else attempt.host,)
+    return finding_of(
+        check_tcp_store,
+        f"{host_list(clients)} cannot reach the store: a connection to {place} {_words(contact, server)}"
+        + _direction(contact, server, works_for),
+        hosts=clients if contact is Contact.UNRESOLVED else blamed,
+        evidence=_evidence(scene, those, server, works_for),
+        fix=_fix(scene, contact, those, server, outbound=outbound),
+        confidence=Confidence.MEDIUM if alone or outbound else Confidence.HIGH,
+    )
+
+
+def _words(contact: Contact, server: Visit | None) -> str:
+    if contact is Contact.REFUSED:
+        more = "nobody listens there, or a firewall answers with a reset" if server is None else "a firewall answers"
+        return f"is refused: {more}"
+    return WORDS[contact]
+
+
+def _direction(contact: Contact, server: Visit | None, works_for: list[Visit]) -> str:
+    if server is None or contact not in CLOSED:
+        return ""
+    if works_for:
+        return f"; it works from {host_list(tuple(visit.host for visit in works_for))}, so it is what goes out of there"
+    return f"; the store listens there, so it is what comes in to {server.host}"
+
+
+def _evidence(
+    scene: Scene, those: Iterable[tuple[Visit, Connecting]], server: Visit | None, works_for: list[Visit]
+) -> tuple[str, ...]:
+    lines = list(first_few(f"{visit.host} to {describe(attempt)}" for visit, attempt in those))
+    if server is not None:
+        lines.append(f"{server.host} serves the store, and reaches it itself")
+    if works_for:
+        lines.append(f"{host_list(tuple(visit.host for visit in works_for))} reached it")
+    if not scene.rendezvous.complete:
+        lines.append("this is what one node saw alone: it could not reach the others in any other way either")
+    return tuple(lines)
+
+
+def _fix(
+    scene: Scene,
+    contact: Contact,
+    those: list[tuple[Visit, Connecting]],
+    server: Visit | None,
+    *,
+    outbound: bool,
+) -> str:
+    attempt = those[0][1]
+    clients = tuple(dict.fromkeys(visit.host for visit, _ in those))
+    if contact is Contact.UNRESOLVED:
+        return f"getent hosts {attempt.host} shows what the node knows; add the name to DNS or to /etc/hosts"
+    look = f"ss -ltnp 'sport = :{attempt.port}' on {attempt.host} shows whether and who listens"
+    if contact not in CLOSED:
+        return f"{look}; if it is another program, give all nodes another port"
+    if outbound:
+        return (
+            f"nft list ruleset, as root on {host_list(clients)}, shows what it lets out; ip route get {attempt.address}"
+        )
+    if server is None:
+        return f"start the command on {attempt.host} too; {look}; if it does, a firewall is in between"
+    sources = tuple(visit.published for visit, _ in those)
+    ports = (attempt.port, attempt.port)
+    return f"{open_ports(scene.node(server.number), ports, sources)} (as root on {server.host})"

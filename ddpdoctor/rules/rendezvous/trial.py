@@ -1,0 +1,91 @@
+"""DD221: whether a real start works where everything that it needs does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.rules.majority import host_list
+from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.rendezvous.large import say_size
+from ddpdoctor.rules.rendezvous.mesh import failure_of
+from ddpdoctor.rules.rendezvous.payloads import is_black_hole
+from ddpdoctor.rules.rendezvous.scene import Scene, finding_of, first_few, say_duration
+from ddpdoctor.rules.rendezvous.store import fails
+from ddpdoctor.rules.ruling import Ruling
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.reaching import StartTrial
+
+STAGES = {
+    "store": "the store was not reached",
+    "init_process_group": "init_process_group did not come back",
+    "all_reduce": "the first all_reduce did not complete",
+    "result": "the all_reduce gave a wrong sum",
+}
+
+
+@rule("DD221", "start-trial", Severity.ERROR, "A real start with torch fails, and nothing else that was seen says why")
+def check_start_trial(scene: Scene) -> Ruling:
+    """Report that `init_process_group` and an all-reduce fail between the nodes though all that they need works.
+
+    ## What it means
+
+    The names, the store and every connection are well, and torch still does not start with the Gloo backend. The job
+    would not either.
+
+    ## How it is told
+
+    Each node starts a process that joins a group of one rank a node and reduces one tensor, with a limit of seconds.
+    The rule speaks only where no other error was found: a start that fails behind a firewall is the firewall's finding.
+
+    ## What else looks like it
+
+    A machine so busy that importing torch takes longer than the limit: run the check again with a longer `--timeout`.
+
+    ## What to do
+
+    Read what torch said, in the evidence. Variables such as `TP_SOCKET_IFNAME`, `GLOO_DEVICE_TRANSPORT` or
+    `USE_LIBUV` change how it connects: take them away, one at a time.
+    """
+    trials = scene.rendezvous.trials
+    if not trials:
+        return Ruling(skipped="no start was tried")
+    failed = [trial for trial in trials if not trial.ok]
+    if not failed:
+        return Ruling()
+    reason = _known_reason(scene)
+    if reason:
+        return Ruling(skipped=f"a real start fails, as it must: {reason}")
+    return Ruling(findings=(_finding(scene, failed),))
+
+
+def _known_reason(scene: Scene) -> str:
+    """Return why a start cannot work, by what was found already; empty where nothing says so."""
+    found = next((f"{f.code} {f.kind}" for f in scene.found if f.severity is Severity.ERROR), "")
+    if found:
+        return found
+    if any(visit.door is not None and fails(visit.door) for visit in scene.arrived()):
+        return "the store is not reached by all"
+    if any(failure_of(pair) is not None for pair in scene.rendezvous.pairs):
+        return "not all nodes can connect to each other"
+    stalled = next((pair.large for pair in scene.rendezvous.pairs if pair.large and is_black_hole(pair)), None)
+    return f"a payload of {say_size(stalled.size_bytes)} stalls" if stalled is not None else ""
+
+
+def _finding(scene: Scene, failed: list[StartTrial]) -> Finding:
+    hosts = scene.names(trial.node for trial in failed)
+    stage = STAGES.get(failed[0].stage, "it failed")
+    whole = len(failed) == len(scene.rendezvous.trials)
+    return finding_of(
+        check_start_trial,
+        f"a real start with torch fails on {'all hosts' if whole else host_list(hosts)}: {stage}, though the store and "
+        "all connections work",
+        hosts=hosts,
+        evidence=first_few(
+            f"{scene.name(trial.node)}, after {say_duration(trial.duration_s)}: {trial.error or trial.stage}"
+            for trial in failed
+        ),
+        fix="env | grep -E '^(GLOO|TP|USE_LIBUV|TORCH)' on each host shows what changes how torch connects: unset it",
+        confidence=Confidence.MEDIUM if whole else Confidence.HIGH,
+    )
