@@ -138,7 +138,7 @@ def test_a_proof_cannot_be_used_again(hub):
     [
         b"GET / HTTP/1.1\r\nHost: example\r\nAccept: */*\r\nUser-Agent: something that is long\r\n\r\n",
         bytes(4096),
-        os.urandom(NONCE_BYTES + PROOF_BYTES),
+        bytes(range(NONCE_BYTES + PROOF_BYTES)),
     ],
 )
 def test_garbage_before_the_proof_is_hung_up_on(hub, garbage):
