@@ -1,0 +1,97 @@
+"""Finds the place of a ``wrap`` in its job from options, Slurm or an operator's variables; asks the machine nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.processes import number
+from ddpdoctor.exchange.token import job_token
+from ddpdoctor.launch.placement import Placement, Style
+from ddpdoctor.launch.slurm_placing import idle_note, place_task
+from ddpdoctor.launch.slurm_step import read_step
+from ddpdoctor.launch.torchrun_told import SHAPE, TorchrunTold, told_by_command
+from ddpdoctor.model.launch import Launch
+from ddpdoctor.model.node import Launcher
+from ddpdoctor.model.rendezvous import is_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.launch.command import SplitCommand
+
+MAX_PORT = 65_535
+
+
+def place(split: SplitCommand, env: Mapping[str, str], exchange_port: int | None = None) -> Placement:
+    """Return the place that options, Slurm or an operator's variables give to this process.
+
+    What the command line says of nodes goes before Slurm's word, and that before RANK and WORLD_SIZE. Raises
+    ``UserError`` where each of several tasks of a node would start the ranks of the whole node.
+    """
+    placed = _place(split, told_by_command(split, env), env)
+    if placed.alone:
+        return placed
+    return replace(placed, port=exchange_port or placed.port, token=_token(placed, env))
+
+
+def _place(split: SplitCommand, told: TorchrunTold | None, env: Mapping[str, str]) -> Placement:
+    style = Style.COMMAND if split.is_command else Style.TORCHRUN
+    if told is not None and (told.standalone or told.nnodes == (1, 1)):
+        return Placement(style=style)
+    step = read_step(env)
+    if step is not None:
+        return place_task(split, told, step, env)
+    if told is not None and told.nnodes is not None:
+        return _by_torchrun(style, told, told.nnodes)
+    return _by_variables(split, told, env) or Placement(style=style, note=idle_note(env))
+
+
+def _by_torchrun(style: Style, told: TorchrunTold, nnodes: tuple[int, int]) -> Placement:
+    """Place a node by what torchrun is told. Only a static rendezvous goes by --node-rank."""
+    host, port = told.endpoint or ("", 0)
+    one_host = is_loopback(host)
+    return Placement(
+        style=style,
+        number=(told.number("--node-rank") or 0) if told.backend == "static" else None,
+        expected=nnodes[0],
+        most=nnodes[1],
+        hosts=("127.0.0.1",) if one_host else tuple(filter(None, (host,))),
+        port=_beside(port),
+        one_host=one_host,
+        store=told.endpoint,
+    )
+
+
+def _by_variables(split: SplitCommand, told: TorchrunTold | None, env: Mapping[str, str]) -> Placement | None:
+    """Place a rank by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which an operator or another launcher has set."""
+    rank, size, port = (number(env, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    host = env.get("MASTER_ADDR", "").strip()
+    if rank is None or size is None or port is None or not host or not rank < size or size < 2:
+        return None
+    if told is not None and (split.is_command or split.torchrun or any(map(told.text, SHAPE))):
+        return None
+    note = f"becoming rank {rank} of {size}, as RANK and WORLD_SIZE say; with --nproc-per-node torchrun starts ranks"
+    one_host = is_loopback(host)
+    return Placement(
+        style=Style.COMMAND if split.is_command else Style.RANK,
+        number=rank,
+        expected=size,
+        most=size,
+        hosts=("127.0.0.1",) if one_host else (host,),
+        port=_beside(port),
+        one_host=one_host,
+        store=(host, port),
+        note=None if split.is_command or rank else note,
+    )
+
+
+def _token(placed: Placement, env: Mapping[str, str]) -> bytes | None:
+    """Return the job's secret; of a Slurm step the one that every other verb has in it."""
+    launcher = Launcher.SLURM if placed.batch_job else Launcher.NNODES
+    return job_token(Launch(launcher=launcher, run=f"slurm {placed.batch_job}"), env)
+
+
+def _beside(port: int) -> int:
+    """Return the port next to the store's."""
+    return port + 1 if port < MAX_PORT else port - 1
