@@ -10,21 +10,25 @@ known yet. Where all processes are on one host it listens on the loopback addres
 from __future__ import annotations
 
 import contextlib
+import queue
 import selectors
 import socket
 import threading
 import time
 from typing import TYPE_CHECKING, cast
 
+from ddpdoctor.exchange.desk import Desk
 from ddpdoctor.exchange.hub_peer import Peer, WrongToken
 from ddpdoctor.exchange.hub_wire import BadRequest
 from ddpdoctor.exchange.reach import describe
 from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.exchange.values import Values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ddpdoctor.exchange.presence import Presences
+
+_ADMIT, _CLOSE = b"a", b"x"
 BACKLOG = 4096
 """Cut by the kernel to net.core.somaxconn."""
 MAX_PEERS = 8192
@@ -36,28 +40,48 @@ class Hub:
     """Serves from the start of its life until ``close``."""
 
     def __init__(
-        self, port: int, token: bytes, *, one_host: bool = False, clock: Callable[[], float] = time.monotonic
+        self, port: int | None, token: bytes, *, one_host: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Listen and start the thread; raises ``StoreError`` where the port cannot be had. Port 0: any that is free."""
+        """Listen and start the thread; raises ``StoreError`` where the port cannot be had.
+
+        Port 0: any that is free. None: it does not listen, and serves this process alone (``admit``).
+        """
         self.strangers = 0
         """Connections that did not hold the token."""
         self._token, self._clock = token, clock
-        self._values = Values()
+        self._desk = Desk()
         self._peers: dict[socket.socket, Peer] = {}
-        self._listener = _listen(port, one_host=one_host)
-        self.port = int(self._listener.getsockname()[1])
+        self._listener = None if port is None else _listen(port, one_host=one_host)
+        self.port = 0 if self._listener is None else int(self._listener.getsockname()[1])
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        if self._listener is not None:
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        self._admitted: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         self._resume_at: float | None = None
         self._wake, self._woken = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="ddpdoctor-hub", daemon=True)
         self._thread.start()
 
+    @property
+    def presences(self) -> Presences:
+        """Who was heard, and what is shown to them."""
+        return self._desk.presences
+
+    def admit(self) -> socket.socket:
+        """Return a connection of this process's own, which needs no port; raises ``StoreError`` once it has closed."""
+        ours, theirs = socket.socketpair()
+        self._admitted.put(theirs)
+        try:
+            self._wake.send(_ADMIT)
+        except OSError as error:
+            raise StoreError("it has stopped serving") from error
+        return ours
+
     def close(self) -> None:
         """Stop listening and hang up on everybody."""
         with contextlib.suppress(OSError):
-            self._wake.send(b"x")
+            self._wake.send(_CLOSE)
         self._thread.join(timeout=2)
 
     def _serve(self) -> None:
@@ -66,21 +90,34 @@ class Hub:
                 self._drop_late(self._clock())
         finally:
             for connection in (*self._peers, self._listener, self._woken, self._wake):
-                connection.close()
+                if connection is not None:
+                    connection.close()
+            while not self._admitted.empty():
+                self._admitted.get().close()
             self._selector.close()
 
     def _serve_once(self) -> bool:
         for key, mask in self._selector.select(TICK_S):
             connection = cast("socket.socket", key.fileobj)
             if connection is self._woken:
-                return False
-            if connection is self._listener:
+                if _CLOSE in self._woken.recv(64):
+                    return False
+                self._take_admitted()
+            elif connection is self._listener:
                 self._accept(self._clock())
             else:
                 self._move(self._peers[connection], mask)
         return True
 
+    def _take_admitted(self) -> None:
+        while not self._admitted.empty():
+            connection = self._admitted.get()
+            connection.settimeout(0)
+            self._peers[connection] = Peer.own(connection, self._clock())
+            self._selector.register(connection, selectors.EVENT_READ)
+
     def _accept(self, now_s: float) -> None:
+        assert self._listener is not None
         try:
             connection, _ = self._listener.accept()
         except BlockingIOError:
@@ -102,7 +139,7 @@ class Hub:
         try:
             if mask & selectors.EVENT_WRITE:
                 peer.send(now_s)
-            elif not peer.receive(self._values, now_s):
+            elif not peer.receive(self._desk, now_s):
                 self._drop(peer)
                 return
         except BlockingIOError:
@@ -115,7 +152,7 @@ class Hub:
         self._selector.modify(peer.connection, wanted)
 
     def _drop_late(self, now_s: float) -> None:
-        if self._resume_at is not None and now_s >= self._resume_at:
+        if self._resume_at is not None and self._listener is not None and now_s >= self._resume_at:
             self._selector.register(self._listener, selectors.EVENT_READ)
             self._resume_at = None
         for peer in [peer for peer in self._peers.values() if peer.deadline is not None and now_s > peer.deadline]:
@@ -125,6 +162,8 @@ class Hub:
         self._selector.unregister(peer.connection)
         del self._peers[peer.connection]
         peer.connection.close()
+        if peer.member is not None:
+            self.presences.lose(peer.member)
 
 
 def _listen(port: int, *, one_host: bool) -> socket.socket:

@@ -13,6 +13,7 @@ from ddpdoctor.exchange.hub_wire import (
     NONCE_BYTES,
     PROOF_BYTES,
     BadRequest,
+    Operation,
     parse_request,
     prove,
 )
@@ -20,7 +21,9 @@ from ddpdoctor.exchange.hub_wire import (
 if TYPE_CHECKING:
     import socket
 
-    from ddpdoctor.exchange.values import Values
+    from typing_extensions import Self
+
+    from ddpdoctor.exchange.desk import Desk
 
 PROOF_LIMIT_S = 10.0
 """Ours: how long a new connection may take to prove itself."""
@@ -41,10 +44,20 @@ class Peer:
         self.connection = connection
         self.proven = False
         self.deadline: float | None = now_s + PROOF_LIMIT_S
+        self.member: str | None = None
+        """Who beats by this connection."""
         self._token = token
         self._nonce = os.urandom(NONCE_BYTES)
         self._inbox = bytearray()
         self._outbox = bytearray(HELLO + self._nonce)
+
+    @classmethod
+    def own(cls, connection: socket.socket, now_s: float) -> Self:
+        """Return a peer that is of this process, and proves nothing."""
+        peer = cls(connection, b"", now_s)
+        peer.proven, peer.deadline = True, None
+        peer._outbox.clear()
+        return peer
 
     @property
     def has_to_send(self) -> bool:
@@ -57,23 +70,26 @@ class Peer:
         del self._outbox[:sent]
         self._set_deadline(now_s, moved=sent > 0 and not self._outbox)
 
-    def receive(self, values: Values, now_s: float) -> bool:
+    def receive(self, desk: Desk, now_s: float) -> bool:
         """Take what has arrived and answer it; False at the end. Raises ``BadRequest`` for what no client sends."""
         data = self.connection.recv(_READ_BYTES)
         self._inbox += data
         answered = False
-        while not self._outbox and self._answer_next(values):
+        while not self._outbox and self._answer_next(desk):
             answered = True
         self._set_deadline(now_s, moved=answered)
         return bool(data)
 
-    def _answer_next(self, values: Values) -> bool:
+    def _answer_next(self, desk: Desk) -> bool:
         if not self.proven:
             return self._take_proof()
         request = self._take_request()
         if request is None:
             return False
-        self._outbox += values.answer(*parse_request(request))
+        operation, key, value = parse_request(request)
+        if operation in {Operation.BEAT, Operation.LEAVE}:
+            self.member = key
+        self._outbox += desk.answer(operation, key, value)
         return True
 
     def _take_proof(self) -> bool:

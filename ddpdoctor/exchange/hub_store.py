@@ -7,15 +7,13 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from ddpdoctor.exchange.asking import CALL_LIMIT_S, Room
 from ddpdoctor.exchange.hub_wire import (
     HELLO,
     LENGTH,
     MAX_VALUE_BYTES,
     NONCE_BYTES,
     PROOF_BYTES,
-    Operation,
-    Status,
-    pack_request,
     prove,
 )
 from ddpdoctor.exchange.reach import Refused, describe, reach
@@ -25,54 +23,38 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
 
-CALL_LIMIT_S = 10.0
-"""Ours. The hub answers in microseconds; rank 0 may be busy with its own reading."""
 
-
-class HubStore:
+class HubStore(Room):
     """A connection that has proven itself."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, served_by: str = "rank 0") -> None:
         """Own the connection."""
+        super().__init__(served_by)
         connection.settimeout(CALL_LIMIT_S)
         self._connection = connection
         self._lock = threading.Lock()
-
-    def set(self, key: str, value: bytes) -> None:
-        """Leave a value."""
-        self._call(Operation.SET, key, value)
-
-    def look(self, key: str) -> bytes | None:
-        """Return a value, or None where there is none yet."""
-        return self._call(Operation.LOOK, key, b"")
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a counter and return the sum."""
-        answer = self._call(Operation.ADD, key, b"%d" % amount)
-        return int(answer or b"0")
 
     def close(self) -> None:
         """Hang up."""
         self._connection.close()
 
-    def _call(self, operation: Operation, key: str, value: bytes) -> bytes | None:
+    def ask(self, request: bytes) -> bytes:
+        """Return the answer to a request, both without their length."""
         try:
             with self._lock:
-                self._connection.sendall(pack_request(operation, key, value))
-                answer = _receive_answer(self._connection)
+                self._connection.sendall(LENGTH.pack(len(request)) + request)
+                return _receive_answer(self._connection)
         except OSError as error:
             # An answer that comes too late must not be taken for the next one's.
             self._connection.close()
-            raise StoreError(f"the connection to rank 0 failed: {describe(error)}") from error
-        status, rest = answer[0], answer[1:]
-        if status == Status.REFUSED:
-            raise StoreError(f"rank 0 refused {key}: {rest[:200].decode(errors='replace')}")
-        return None if status == Status.NOTHING else rest
+            raise StoreError(f"the connection to {self._served_by} failed: {describe(error)}") from error
 
 
-def open_hub_store(hosts: Sequence[str], port: int, token: bytes, limit_s: float) -> HubStore:
-    """Connect to rank 0's hub, which may be yet to start; raises ``StoreError`` with what was tried and seen."""
-    return HubStore(reach(hosts, port, limit_s, lambda connection: _greet(connection, token)))
+def open_hub_store(
+    hosts: Sequence[str], port: int, token: bytes, limit_s: float, served_by: str = "rank 0"
+) -> HubStore:
+    """Connect to a hub, which may be yet to start; raises ``Unreached`` with what was tried and seen."""
+    return HubStore(reach(hosts, port, limit_s, lambda connection: _greet(connection, token)), served_by)
 
 
 def _greet(connection: socket.socket, token: bytes) -> socket.socket:

@@ -20,6 +20,8 @@ MAX_VALUE_BYTES = 4 * 2**20 + 4096
 """A packed message with its header and signature."""
 MAX_REQUEST_BYTES = 3 + MAX_KEY_BYTES + MAX_VALUE_BYTES
 LENGTH = struct.Struct("!I")
+TIMES = struct.Struct("!qq")
+"""The answer to NOW: wall clock and CLOCK_MONOTONIC, in nanoseconds."""
 _REQUEST = struct.Struct("!BH")
 
 
@@ -29,6 +31,13 @@ class Operation(IntEnum):
     SET = 1
     LOOK = 2
     ADD = 3
+    NOW = 4
+    """What time is it there?"""
+    FORGET = 5
+    BEAT = 6
+    """The key is a member, the value a few bytes of its own; the answer is what is shown to all members."""
+    LEAVE = 7
+    """The key is a member, the value its last word."""
 
 
 class Status(IntEnum):

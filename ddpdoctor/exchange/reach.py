@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.model.reaching import Connecting, Contact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,6 +32,28 @@ _WORDS = {
 }
 
 
+_CONTACTS = {
+    errno.ECONNREFUSED: Contact.REFUSED,
+    errno.ECONNRESET: Contact.RESET,
+    errno.EPIPE: Contact.RESET,
+    errno.ECONNABORTED: Contact.RESET,
+    errno.EHOSTUNREACH: Contact.UNREACHABLE,
+    errno.ENETUNREACH: Contact.UNREACHABLE,
+    errno.EACCES: Contact.UNREACHABLE,
+    errno.EPERM: Contact.UNREACHABLE,
+    errno.ETIMEDOUT: Contact.NO_ANSWER,
+}
+
+
+class Unreached(StoreError):  # noqa: N818 - says what it is
+    """No host answered as was wanted."""
+
+    def __init__(self, message: str, attempts: tuple[Connecting, ...]) -> None:
+        """Keep the last attempt at each address."""
+        super().__init__(message)
+        self.attempts = attempts
+
+
 class Refused(Exception):  # noqa: N818 - what a server did
     """A server answered, and is not the one that was looked for: a phrase."""
 
@@ -39,12 +62,12 @@ def reach(hosts: Sequence[str], port: int, limit_s: float, greet: Callable[[sock
     """Connect to the first of some hosts that answers and that ``greet`` takes; return what ``greet`` made of it.
 
     ``greet`` owns the connection once it returns, which is never None, and raises ``Refused`` or OSError for the wrong
-    server. Tried again until the limit: the server may still be starting. Raises ``StoreError`` with the last failure
+    server. Tried again until the limit: the server may still be starting. Raises ``Unreached`` with the last failure
     at each address.
     """
     started = time.monotonic()
     pause_s = FIRST_PAUSE_S
-    failures: dict[str, str] = {}
+    failures: dict[str, Connecting] = {}
     while True:
         for host in hosts:
             left_s = started + limit_s - time.monotonic()
@@ -54,26 +77,34 @@ def reach(hosts: Sequence[str], port: int, limit_s: float, greet: Callable[[sock
         left_s = started + limit_s - time.monotonic()
         # No last attempt for which no time is left: it would hide what the former has seen.
         if left_s <= pause_s:
-            seen = "; ".join(f"{place}: {failure}" for place, failure in failures.items())
-            raise StoreError(f"tried for {time.monotonic() - started:.0f} s; {seen}")
+            seen = "; ".join(f"{place}: {_words(failure)}" for place, failure in failures.items())
+            raise Unreached(f"tried for {time.monotonic() - started:.0f} s; {seen}", tuple(failures.values()))
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
 
 
 def _try_host(
-    host: str, port: int, left_s: float, greet: Callable[[socket.socket], Made], failures: dict[str, str]
+    host: str, port: int, left_s: float, greet: Callable[[socket.socket], Made], failures: dict[str, Connecting]
 ) -> Made | None:
+    began_s = time.monotonic()
+
+    def fail(place: str, address: str | None, contact: Contact, error: Exception) -> None:
+        failures[place] = Connecting(
+            host=host, address=address, port=port, contact=contact, error=describe(error),
+            duration_s=time.monotonic() - began_s,
+        )  # fmt: skip
+
     try:
         addresses = look_up(host, port, min(left_s, LOOKUP_LIMIT_S))
     except OSError as error:
-        failures[f"{host}:{port}"] = f"the name does not resolve ({describe(error)})"
+        fail(f"{host}:{port}", None, Contact.UNRESOLVED, error)
         return None
     failures.pop(f"{host}:{port}", None)
     for family, address in addresses:
         try:
             return _try_address(family, address, min(left_s, CONNECT_LIMIT_S), greet)
         except (OSError, Refused) as error:
-            failures[_place(host, address)] = describe(error)
+            fail(_place(host, address), str(address[0]), classify(error), error)
     return None
 
 
@@ -122,6 +153,23 @@ def describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno:
         return _WORDS.get(error.errno, os.strerror(error.errno))
     return str(error) or type(error).__name__
+
+
+def classify(error: Exception) -> Contact:
+    """Return what a failure to connect, or to be greeted, comes to."""
+    if isinstance(error, Refused):
+        return Contact.NO_STORE
+    if isinstance(error, OSError) and error.errno in _CONTACTS:
+        return _CONTACTS[error.errno]
+    if isinstance(error, TimeoutError):
+        return Contact.NO_ANSWER
+    # A greeting that is cut off has no error number.
+    return Contact.RESET if isinstance(error, ConnectionError) else Contact.FAILED
+
+
+def _words(failure: Connecting) -> str:
+    unresolved = failure.contact is Contact.UNRESOLVED
+    return f"the name does not resolve ({failure.error})" if unresolved else failure.error
 
 
 def _place(host: str, address: Any) -> str:

@@ -23,6 +23,9 @@ class Values:
             if operation is Operation.SET:
                 self._keep(key, value)
                 return pack_answer(Status.DONE)
+            if operation is Operation.FORGET:
+                self._total_bytes -= len(self._values.pop(key, b""))
+                return pack_answer(Status.DONE)
             if operation is Operation.ADD:
                 return pack_answer(Status.DONE, b"%d" % self._add(key, value))
         except BadRequest as bad:

@@ -1,0 +1,137 @@
+"""Letters by way of a folder that all hosts see: where no port gets through at all.
+
+Every line has two files, one for its requests and one for the answers. Each is made once and then written in place, for
+a network file system shows a reader who opens a file what was written before (close-to-open consistency of NFS), while
+it may show a renamed or new file half a minute late. What is read half written fails its signature, and is read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from typing import TYPE_CHECKING
+
+from ddpdoctor.exchange.letters import LINE_BYTES, MAX_LETTER_BYTES, ROOM_BYTES
+from ddpdoctor.exchange.store import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FOLDER = ".room"
+"""Within the folder that is shared."""
+_ROOM = "room"
+_ASKED = re.compile(rf"([0-9a-f]{{{2 * LINE_BYTES}}})\.asked")
+
+
+class FolderOutbox:
+    """A client's end."""
+
+    def __init__(self, path: Path) -> None:
+        """Take the shared folder."""
+        self._folder = path / FOLDER
+        self._lines: set[bytes] = set()
+
+    def room(self) -> bytes | None:
+        """Return the room that is served, as far as can be seen."""
+        room = _read(self._folder / _ROOM)
+        return room if room is not None and len(room) == ROOM_BYTES else None
+
+    def post(self, line: bytes, letter: bytes) -> None:
+        """Leave a letter."""
+        self._lines.add(line)
+        _write(self._folder / f"{line.hex()}.asked", letter)
+
+    def answer(self, line: bytes) -> bytes | None:
+        """Return the last answer that was left for a line."""
+        return _read(self._folder / f"{line.hex()}.answered")
+
+    def close(self) -> None:
+        """Take away what this line has left."""
+        for line in self._lines:
+            _remove(self._folder / f"{line.hex()}.asked")
+            _remove(self._folder / f"{line.hex()}.answered")
+
+
+class FolderInbox:
+    """The server's end."""
+
+    def __init__(self, path: Path) -> None:
+        """Take the shared folder."""
+        self._folder = path / FOLDER
+        self._seen: dict[str, bytes] = {}
+
+    def open(self, room: bytes) -> None:
+        """Say that this room is served; what was left for a former one is taken away."""
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{self._folder} cannot be made: {error.strerror or error}") from error
+        self._clear()
+        _write(self._folder / _ROOM, room)
+
+    def letters(self) -> Iterator[bytes]:
+        """Return what has come since."""
+        for name in self._names():
+            letter = _read(self._folder / name) if _ASKED.fullmatch(name) else None
+            if letter and letter != self._seen.get(name):
+                # Of a large one the beginning tells it from the former: line, number and signature.
+                self._seen[name] = letter if len(letter) < 4096 else b""
+                yield letter
+
+    def reply(self, line: bytes, letter: bytes) -> None:
+        """Leave an answer for a line."""
+        _write(self._folder / f"{line.hex()}.answered", letter)
+
+    def close(self) -> None:
+        """Take everything away."""
+        self._clear()
+        _remove(self._folder / _ROOM)
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()
+
+    def _clear(self) -> None:
+        for name in self._names():
+            if found := _ASKED.fullmatch(name):
+                _remove(self._folder / name)
+                _remove(self._folder / f"{found[1]}.answered")
+
+    def _names(self) -> list[str]:
+        try:
+            return [path.name for path in self._folder.iterdir()]
+        except OSError as error:
+            raise StoreError(f"{self._folder} cannot be read: {error.strerror or error}") from error
+
+
+def _read(path: Path) -> bytes | None:
+    """Return what a file holds; None where there is none, or no plain one within the limit."""
+    try:
+        # Neither a link nor a pipe that somebody has put there.
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with os.fdopen(file, "rb") as opened:
+        seen = os.fstat(file)
+        if not stat.S_ISREG(seen.st_mode) or seen.st_size > MAX_LETTER_BYTES:
+            return None
+        try:
+            return opened.read(MAX_LETTER_BYTES + 1)
+        except OSError:
+            return None
+
+
+def _write(path: Path, data: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(path, flags, 0o600), "wb") as opened:
+            opened.write(data)
+            opened.truncate()
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()

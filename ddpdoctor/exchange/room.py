@@ -1,0 +1,308 @@
+"""One room for a job of many hosts, and three ways to it: the first member's own port, a store, a shared folder.
+
+The room is a hub in the process of the first member. Where its port does not get through, requests travel as letters by
+what does: the job's own store, or a folder that all hosts see.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ddpdoctor.exchange.hub import Hub
+from ddpdoctor.exchange.hub_store import HubStore, open_hub_store
+from ddpdoctor.exchange.hub_wire import LENGTH, Operation, pack_request
+from ddpdoctor.exchange.letters_in_folder import FolderInbox, FolderOutbox
+from ddpdoctor.exchange.letters_in_store import StoreInbox, StoreOutbox
+from ddpdoctor.exchange.presence import MAX_NOTICE_BYTES
+from ddpdoctor.exchange.reach import Unreached
+from ddpdoctor.exchange.relay import LetterRoom, Relay
+from ddpdoctor.exchange.store import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from ddpdoctor.exchange.asking import Room
+    from ddpdoctor.exchange.letters import Inbox, Outbox
+    from ddpdoctor.exchange.presence import Heard
+    from ddpdoctor.exchange.store import Store
+    from ddpdoctor.model.reaching import Connecting
+
+SERVED_BY = "the first node"
+TRY_S = 3.0
+"""Ours: one attempt of one way, after which it is asked whether another has got through."""
+BETTER_WITHIN_S = 1.0
+"""Ours: how long a way that has got through waits for one that stands before it."""
+PAUSE_S = 0.2
+FIRST_KNOCK_S = 1.0
+"""Ours: what a room that is shown may take to answer; one that ended without a word never does."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPort:
+    """The port of ddpdoctor's own, at any of some names or addresses of the first member's host."""
+
+    hosts: tuple[str, ...]
+    port: int
+
+    name = "own port"
+
+
+@dataclass(frozen=True, slots=True)
+class OverStore:
+    """A store of somebody else's. ``open_it`` connects to it within a limit, or raises ``StoreError``."""
+
+    open_it: Callable[[float], Store]
+
+    name = "store"
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder that all hosts see."""
+
+    path: Path
+
+    name = "folder"
+
+
+Way = OwnPort | OverStore | Folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A way that did not get through."""
+
+    way: str
+    """Its name: "own port", "store", "folder"."""
+    words: str
+    """What was seen: a phrase."""
+    attempts: tuple[Connecting, ...] = ()
+    """The last one at each address, of the own port."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRoom:
+    """The room, by the first way that got through."""
+
+    store: Room
+    way: str
+    """Its name."""
+    tried: tuple[Tried, ...]
+    """Those that stand before it, and had not got through."""
+    open: Callable[[float], Room]
+    """Connects once more by the same way within a limit; raises ``StoreError``."""
+
+
+class NoRoom(StoreError):  # noqa: N818 - says what it is
+    """No way got through."""
+
+    def __init__(self, tried: tuple[Tried, ...]) -> None:
+        """Say what each way saw."""
+        super().__init__("; ".join(f"by {one.way}: {one.words}" for one in tried) or "no way is known")
+        self.tried = tried
+
+
+class HostedRoom:
+    """A context in which this process serves the room."""
+
+    def __init__(self, port: int | None, token: bytes, *, one_host: bool = False) -> None:
+        """Take the port to listen on: 0 for any that is free, None for none at all (other ways only)."""
+        self.not_listening = ""
+        """Why the port cannot be had, inside of the context: a phrase. The other ways are served all the same."""
+        self._port, self._token, self._one_host = port, token, one_host
+        self._hub: Hub | None = None
+        self._relays: list[Relay] = []
+        self._opened = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Serve."""
+        try:
+            self._hub = Hub(self._port, self._token, one_host=self._one_host)
+        except StoreError as error:
+            self.not_listening = str(error)
+            self._hub = Hub(None, self._token)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop serving, on every way."""
+        for relay in self._relays:
+            relay.close()
+        self._opened.close()
+        self._serving.close()
+
+    @property
+    def port(self) -> int:
+        """Where it listens; 0 where it does not."""
+        return self._serving.port
+
+    @property
+    def strangers(self) -> int:
+        """How many connections were turned away for want of the token."""
+        return self._serving.strangers
+
+    def store(self) -> Room:
+        """Return a connection of this process to its own room."""
+        room = HubStore(self._serving.admit(), SERVED_BY)
+        self._opened.callback(room.close)
+        return room
+
+    def serve_over(self, store: Store) -> Relay:
+        """Take also the requests that others leave in a store, which the room owns from now on."""
+        return self._relay(StoreInbox(store))
+
+    def serve_folder(self, path: Path) -> Relay:
+        """Take also the requests that others leave in a shared folder."""
+        return self._relay(FolderInbox(path))
+
+    def heard(self) -> dict[str, Heard]:
+        """Return who was heard, by the name under which each beats."""
+        return self._serving.presences.heard()
+
+    def announce(self, notice: bytes) -> None:
+        """Show a few bytes to every member, with the answer to its next beat."""
+        if len(notice) > MAX_NOTICE_BYTES:
+            raise StoreError(f"a notice of {len(notice)} bytes is over the limit of {MAX_NOTICE_BYTES}")
+        self._serving.presences.notice = notice
+
+    def _relay(self, inbox: Inbox) -> Relay:
+        relay = Relay(inbox, self.store().ask, self._token)
+        self._relays.append(relay)
+        relay.start()
+        return relay
+
+    @property
+    def _serving(self) -> Hub:
+        assert self._hub is not None, "outside of its context"
+        return self._hub
+
+
+def find_room(ways: Sequence[Way], token: bytes, limit_s: float) -> FoundRoom:
+    """Try all ways at the same time, again and again; return the room by the best one that gets through.
+
+    ``ways`` stand in the order in which they are wanted. Raises ``NoRoom`` where none has got through by the limit.
+    """
+    deadline = time.monotonic() + limit_s
+    searches = [_Search(way, token, deadline) for way in ways]
+    results: queue.SimpleQueue[_Search] = queue.SimpleQueue()
+    for search in searches:
+        threading.Thread(target=search.run, args=(results,), name="ddpdoctor-find", daemon=True).start()
+    try:
+        best = _wait_for_best(searches, results, deadline)
+    finally:
+        for search in searches:
+            search.ended.set()
+    if best is None:
+        raise NoRoom(tuple(search.tried() for search in searches))
+    before = searches[: searches.index(best)]
+    return FoundRoom(
+        store=best.keep(),
+        way=best.way.name,
+        tried=tuple(search.tried() for search in before),
+        open=partial(open_room, best.way, token),
+    )
+
+
+def _wait_for_best(searches: Sequence[_Search], results: queue.SimpleQueue[_Search], deadline: float) -> _Search | None:
+    """Return the best search that has found the room, a little after the first one has; None at the deadline.
+
+    An attempt under way at the deadline may be heard out, for it says more than none.
+    """
+    ended = 0
+    until = deadline + TRY_S
+    while ended < len(searches):
+        try:
+            search = results.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            break
+        ended += 1
+        if search.found is not None:
+            until = min(until, time.monotonic() + BETTER_WITHIN_S)
+            if search is searches[0]:
+                break
+    return next((search for search in searches if search.found is not None), None)
+
+
+class _Search:
+    """The attempts of one way, in a thread."""
+
+    def __init__(self, way: Way, token: bytes, deadline: float) -> None:
+        self.way = way
+        self.ended = threading.Event()
+        """Set when another way is taken, or the time is over."""
+        self.found: Room | None = None
+        self._token, self._deadline = token, deadline
+        self._error: StoreError = StoreError("no answer in time")
+        self._lock = threading.Lock()
+        self._kept = False
+
+    def run(self, results: queue.SimpleQueue[_Search]) -> None:
+        while not self.ended.is_set() and (left_s := self._deadline - time.monotonic()) > 0:
+            try:
+                room = open_room(self.way, self._token, min(TRY_S, left_s))
+            except StoreError as error:
+                self._error = error
+                self.ended.wait(PAUSE_S)
+                continue
+            self.found = room
+            break
+        results.put(self)
+        # Nobody wants it where another way is taken.
+        self.ended.wait()
+        with self._lock:
+            if self.found is not None and not self._kept:
+                self.found.close()
+
+    def keep(self) -> Room:
+        with self._lock:
+            self._kept = True
+            assert self.found is not None
+            return self.found
+
+    def tried(self) -> Tried:
+        attempts = self._error.attempts if isinstance(self._error, Unreached) else ()
+        return Tried(way=self.way.name, words=str(self._error), attempts=attempts)
+
+
+def open_room(way: Way, token: bytes, limit_s: float) -> Room:
+    """Connect to the room by one way; raises ``StoreError`` with what was seen."""
+    if isinstance(way, OwnPort):
+        return open_hub_store(way.hosts, way.port, token, limit_s, SERVED_BY)
+    deadline = time.monotonic() + limit_s
+    outbox: Outbox = StoreOutbox(way.open_it(limit_s)) if isinstance(way, OverStore) else FolderOutbox(way.path)
+    try:
+        return _knock(outbox, token, max(deadline - time.monotonic(), FIRST_KNOCK_S))
+    except BaseException:
+        outbox.close()
+        raise
+
+
+def _knock(outbox: Outbox, token: bytes, limit_s: float) -> LetterRoom:
+    """Return the room that answers by letter; what is shown may be one that has ended, so it is looked at again."""
+    deadline = time.monotonic() + limit_s
+    request = pack_request(Operation.NOW, "now", b"")[LENGTH.size :]
+    seen = "nobody serves it"
+    while (left_s := deadline - time.monotonic()) > 0:
+        shown = outbox.room()
+        if shown is None:
+            time.sleep(min(PAUSE_S, left_s))
+            continue
+        room = LetterRoom(outbox, shown, token, SERVED_BY)
+        try:
+            room.ask_within(request, min(FIRST_KNOCK_S, left_s))
+        except StoreError:
+            seen = "who serves it does not answer, or does not hold the same token (DDPDOCTOR_TOKEN)"
+            continue
+        return room
+    raise StoreError(seen)
