@@ -1,15 +1,43 @@
-"""Every ordered pair of nodes: a connection to a port opened for it alone, a small and a large payload over it."""
+"""Every ordered pair of nodes: a connection to a port opened for it alone, a small and a large payload over it.
+
+Connections are made many at a time, since they cost nothing and one that is dropped takes seconds; payloads one at a
+time, in the rounds of ``rounds``. Nodes hear of each other's ports, and tell what they saw, over the room's store:
+"mesh/posts/BLOCK/NUMBER" and "mesh/pairs/BLOCK/NUMBER".
+"""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from ddpdoctor.exchange.framing import BadMessage, pack, unpack
+from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.model.codec import WrongValue, decode, encode
+from ddpdoctor.model.reaching import NodePair
+from ddpdoctor.probes.rendezvous.payloads import Pace
+from ddpdoctor.probes.rendezvous.posts import Lost, Posts, PostsOpen
+from ddpdoctor.probes.rendezvous.rounds import blocks_of, sources_of, targets_of
+from ddpdoctor.probes.rendezvous.visits import Target, Visitor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ddpdoctor.exchange.store import Store
-    from ddpdoctor.model.reaching import NodePair, Publication
+    from ddpdoctor.model.reaching import Publication
+
+Kind = TypeVar("Kind")
+
+BASE_S, NODE_S = 30.0, 0.25
+"""Ours: the whole mesh may take so long, and so much more for each node. Four that are well take some tenths of a
+second, and 512 half a minute."""
+COLLECT_S = 5.0
+"""Ours: what the others' last words may take beyond that."""
+FAILURES = 4
+"""Ours: what is lost on so many payloads that stall is enough for one node; what follows is left out, and says so."""
+LONGEST_SEND_S, LEAST_SEND_S, ALL_SENDS_S = 1.0, 0.05, 30.0
+"""Ours: a slow node may send a large payload for so long, so that all of its payloads together end in time."""
+LOOK_EVERY_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,11 +46,18 @@ class MeshLimits:
 
     connect_s: float = 3.0
     stall_s: float = 4.0
-    """A payload of which nothing gets on for so long has stalled: time for four retransmissions (0.2, 0.6, 1.4, 3 s)."""
+    """A payload of which nothing gets on for so long has stalled; TCP sends again after 0.2, 0.6, 1.4 and 3 s."""
     total_s: float | None = None
     """None: by the number of nodes."""
     port_range: tuple[int, int] | None = None
     """The ports to listen on, both ends among them; None: any that the kernel gives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairsTold:
+    """What a node saw of its targets in one block. Sent to the first node."""
+
+    pairs: tuple[NodePair, ...]
 
 
 def run_mesh(store: Store, own: int, publications: Sequence[Publication], limits: MeshLimits) -> tuple[NodePair, ...]:
@@ -31,4 +66,120 @@ def run_mesh(store: Store, own: int, publications: Sequence[Publication], limits
     ``own`` is this node's number. All nodes call it at about the same time with equal publications, over a store whose
     keys below "mesh/" are free. Raises ``StoreError`` where the store is lost.
     """
-    raise NotImplementedError
+    mesh = _Mesh(store, own, publications, limits)
+    blocks = blocks_of(len(publications))
+    pairs = [pair for number, rounds in enumerate(blocks) for pair in mesh.run_block(number, rounds)]
+    return mesh.collect(pairs, blocks) if mesh.place == 0 else tuple(pairs)
+
+
+class _Mesh:
+    """One node's part."""
+
+    def __init__(self, store: Store, own: int, publications: Sequence[Publication], limits: MeshLimits) -> None:
+        self._store, self._publications, self._limits = store, publications, limits
+        self._count = len(publications)
+        self.place = next(place for place, one in enumerate(publications) if one.number == own)
+        total_s = limits.total_s if limits.total_s is not None else BASE_S + NODE_S * self._count
+        self._deadline = time.monotonic() + total_s
+        self._pace = Pace(
+            stall_s=limits.stall_s, send_s=min(LONGEST_SEND_S, max(LEAST_SEND_S, ALL_SENDS_S / self._count))
+        )
+        self._lost = Lost(limit_s=FAILURES * limits.stall_s)
+        self._visitor = Visitor(
+            own=own,
+            connect_s=limits.connect_s,
+            pace=self._pace,
+            lost=Lost(limit_s=FAILURES * limits.stall_s),
+            deadline=self._deadline,
+        )
+
+    def run_block(self, block: int, rounds: range) -> tuple[NodePair, ...]:
+        """Listen for the sources of some rounds and visit their targets."""
+        own = self._publications[self.place]
+        sources = [self._publications[place].number for place in sources_of(self.place, rounds, self._count)]
+        targets = [self._publications[place] for place in targets_of(self.place, rounds, self._count)]
+        with Posts(own.address, sources, self._limits.port_range, self._pace, self._lost) as posts:
+            self._leave(f"posts/{block}/{own.number}", posts.told)
+            heard = self._hear(
+                PostsOpen, {one.number: f"posts/{block}/{one.number}" for one in targets}, self._deadline
+            )
+            pairs = self._visitor.visit([self._target(one, heard.get(one.number)) for one in targets])
+            self._leave(f"pairs/{block}/{own.number}", PairsTold(pairs=pairs))
+            self._await(posts, block, sources if posts.told.ports else [])
+        return pairs
+
+    def _target(self, publication: Publication, posts: PostsOpen | None) -> Target:
+        port = posts.ports.get(str(self._publications[self.place].number), 0) if posts is not None else 0
+        obstacle = "nothing was heard of its ports" if posts is None else posts.error
+        return Target(
+            publication=publication,
+            port=port,
+            ticket=_ticket(posts),
+            obstacle=obstacle if obstacle or port else "it opened no port for this node",
+        )
+
+    def _await(self, posts: Posts, block: int, sources: Iterable[int]) -> None:
+        """Listen until each source was here, or has told what it saw instead."""
+        waiting = set(sources)
+        while time.monotonic() < self._deadline:
+            waiting -= posts.served
+            waiting = {one for one in waiting if self._store.look(f"mesh/pairs/{block}/{one}") is None}
+            if not waiting:
+                return
+            time.sleep(LOOK_EVERY_S)
+
+    def collect(self, own: Sequence[NodePair], blocks: Sequence[range]) -> tuple[NodePair, ...]:
+        """Return the pairs of all nodes, by source and target; those that were not heard of with the reason."""
+        pairs = {(pair.source, pair.target): pair for pair in own}
+        for block in range(len(blocks)):
+            keys = {one.number: f"pairs/{block}/{one.number}" for one in self._publications[1:]}
+            for number, told in self._hear(PairsTold, keys, self._deadline + COLLECT_S).items():
+                pairs |= {(number, pair.target): pair for pair in told.pairs if pair.source == number}
+        return tuple(
+            pairs.get((source.number, target.number)) or _unheard(source, target)
+            for source in self._publications
+            for target in self._publications
+            if source is not target
+        )
+
+    def _leave(self, key: str, record: object) -> None:
+        self._store.set(f"mesh/{key}", pack(encode(record)))
+
+    def _hear(self, kind: type[Kind], keys: dict[int, str], deadline: float) -> dict[int, Kind]:
+        """Return what nodes left, by number, once all have; without those that left nothing in time."""
+        heard: dict[int, Kind] = {}
+        while waiting := [number for number in keys if number not in heard]:
+            for number in waiting:
+                message = self._store.look(f"mesh/{keys[number]}")
+                if message is not None:
+                    heard[number] = _read(kind, message, number)
+            if time.monotonic() > deadline:
+                break
+            if len(heard) < len(keys):
+                time.sleep(LOOK_EVERY_S)
+        return heard
+
+
+def _read(kind: type[Kind], message: bytes, number: int) -> Kind:
+    try:
+        return decode(kind, unpack(message))
+    except (BadMessage, WrongValue) as error:
+        raise StoreError(f"node {number} sent {error}") from error
+
+
+def _ticket(posts: PostsOpen | None) -> bytes:
+    try:
+        return bytes.fromhex(posts.ticket) if posts is not None else b""
+    except ValueError:
+        return b""
+
+
+def _unheard(source: Publication, target: Publication) -> NodePair:
+    return NodePair(
+        source=source.number,
+        target=target.number,
+        address=target.address,
+        port=0,
+        interface=target.interface,
+        skipped="nothing was heard of what the source saw",
+    )

@@ -1,0 +1,235 @@
+"""What goes over one connection of the mesh, seen from both ends.
+
+Source: ``MAGIC``, the target's ticket (16 bytes) and the source's number (4 bytes, big-endian). Target: ``GO``, once it
+has time, or ``ENOUGH``. Then payloads, one after another: parts, each with its length before it (4 bytes), and a length
+of 0; the target answers with the bytes and the CRC-32 of what came (4 bytes each). The source hangs up when it is done.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import time
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.exchange.reach import describe
+from ddpdoctor.model.reaching import Contact, Transfer
+from ddpdoctor.probes.rendezvous.contacts import contact_of
+from ddpdoctor.probes.rendezvous.tcp_info import read_tcp_counts
+
+if TYPE_CHECKING:
+    from ddpdoctor.probes.rendezvous.tcp_info import TcpCounts
+
+MAGIC = b"DDPDmesh"
+TICKET_BYTES = 16
+NUMBER = struct.Struct("!I")
+HELLO_BYTES = len(MAGIC) + TICKET_BYTES + NUMBER.size
+GO, ENOUGH = b"g", b"e"
+SMALL_BYTES = 400
+"""One packet on any path: IPv4 promises 576 bytes (RFC 791), of which 60 may be the headers of each IP and TCP."""
+LARGE_BYTES = 4 * 2**20
+"""Ours: at 10 Gbit/s some 4 ms, of which the start of TCP is a small part."""
+PART_BYTES = 16 * 2**10
+"""Ours, and the least of a large payload: two full packets of 9,000 bytes, eleven of 1,500."""
+LOOK_EVERY_S = 0.25
+LONGEST_STALLS = 3
+"""Ours: a payload that gets on may take so many times what one may stand still."""
+_PART = os.urandom(PART_BYTES)
+"""Nothing on the way can compress it."""
+_ANSWER = struct.Struct("!II")
+_UNSENT_BYTES = 128 * 2**10
+"""Ours: what may wait in the sender's buffer, so that one that stops does not go on for seconds."""
+
+
+class Damaged(Exception):  # noqa: N818 - says what it is
+    """What came is not what was sent: a phrase."""
+
+
+class Busy(Exception):  # noqa: N818 - says what it is
+    """The target did not come to this source in time: a phrase."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long payloads may take."""
+
+    stall_s: float
+    send_s: float
+    """A large payload ends here, whatever it has come to: a slow link is slow in a short one too."""
+
+
+def send_payload(connection: socket.socket, size_bytes: int, pace: Pace) -> Transfer:
+    """Send one payload of at most that size and hear the answer; a failure is told in what comes back."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    before, sending = read_tcp_counts(connection), _Sending(connection, pace)
+    contact, error = Contact.CONNECTED, ""
+    try:
+        sending.run(size_bytes)
+    except Damaged as damaged:
+        contact, error = Contact.FAILED, str(damaged)
+    except OSError as failed:
+        contact, error = contact_of(failed), describe(failed)
+    return _told(sending, before, contact, error)
+
+
+def _told(sending: _Sending, before: TcpCounts, contact: Contact, error: str) -> Transfer:
+    after = read_tcp_counts(sending.connection)
+    whole = contact is Contact.CONNECTED
+    return Transfer(
+        size_bytes=sending.size_bytes,
+        contact=contact,
+        error=error,
+        duration_s=time.monotonic() - sending.started if whole else None,
+        retransmitted=_grown(before.retransmitted, after.retransmitted),
+        sent=_grown(before.sent, after.sent),
+        delivered_bytes=None if whole else _grown(before.delivered_bytes, after.delivered_bytes),
+    )
+
+
+def _grown(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else after - before
+
+
+def pack_hello(ticket: bytes, number: int) -> bytes:
+    """Return what a source says first."""
+    return MAGIC + ticket + NUMBER.pack(number)
+
+
+def greet(connection: socket.socket, hello: bytes, stall_s: float, limit_s: float) -> bytes:
+    """Return what the target says to a hello: ``GO``, ``ENOUGH``, or nothing, which is that it hung up.
+
+    Raises TimeoutError where the target's kernel does not acknowledge it, ``Busy`` where that does and no more comes.
+    """
+    connection.setblocking(False)  # noqa: FBT003 - its only argument
+    connection.send(hello)
+    started = acknowledged_at = time.monotonic()
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    while not poll.poll(LOOK_EVERY_S * 1000):
+        now = time.monotonic()
+        if not read_tcp_counts(connection).unacknowledged:
+            acknowledged_at = now
+        if now - acknowledged_at > stall_s:
+            raise TimeoutError
+        if now - started > limit_s:
+            raise Busy(f"the target was busy with other nodes for {limit_s:.0f} s")
+    return connection.recv(1)
+
+
+class _Sending:
+    """One payload on its way."""
+
+    def __init__(self, connection: socket.socket, pace: Pace) -> None:
+        self.connection, self._pace = connection, pace
+        self.size_bytes = 0
+        self.started = time.monotonic()
+        self._watch = StallWatch(connection, pace.stall_s)
+
+    def run(self, size_bytes: int) -> None:
+        self.connection.setblocking(False)  # noqa: FBT003 - its only argument
+        crc = 0
+        while self.size_bytes < size_bytes and (not self.size_bytes or self._has_time()):
+            part = memoryview(_PART)[: min(PART_BYTES, size_bytes - self.size_bytes)]
+            # What stalls is counted with what was given to it.
+            self.size_bytes += len(part)
+            self._push(NUMBER.pack(len(part)) + part)
+            crc = zlib.crc32(part, crc)
+        self._push(NUMBER.pack(0))
+        if self._hear() != (self.size_bytes, crc):
+            raise Damaged("what arrived is not what was sent")
+
+    def _has_time(self) -> bool:
+        return time.monotonic() - self.started < self._pace.send_s
+
+    def _push(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            self._watch.wait(write=True)
+            left = left[self.connection.send(left) :]
+
+    def _hear(self) -> tuple[int, int]:
+        answer = b""
+        while len(answer) < _ANSWER.size:
+            self._watch.wait(write=False)
+            part = self.connection.recv(_ANSWER.size - len(answer))
+            if not part:
+                raise ConnectionResetError("the other side hung up before it had answered")
+            answer += part
+        size_bytes, crc = _ANSWER.unpack(answer)
+        return size_bytes, crc
+
+
+class StallWatch:
+    """Waits for a connection as long as it gets on, by what the other side's kernel acknowledges."""
+
+    def __init__(self, connection: socket.socket, stall_s: float) -> None:
+        """Begin to watch now."""
+        self._connection, self._stall_s = connection, stall_s
+        self._started = self._moved_at = time.monotonic()
+        self._delivered = read_tcp_counts(connection).delivered_bytes
+
+    def wait(self, *, write: bool) -> None:
+        """Wait until one can write, or read; raises TimeoutError once it stands still, or takes far too long."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLOUT if write else select.POLLIN)
+        while not poll.poll(LOOK_EVERY_S * 1000):
+            now, delivered = time.monotonic(), read_tcp_counts(self._connection).delivered_bytes
+            if delivered != self._delivered:
+                self._delivered, self._moved_at = delivered, now
+            if now - self._moved_at > self._stall_s:
+                raise TimeoutError(f"nothing got on for {self._stall_s:g} s")
+            if now - self._started > LONGEST_STALLS * self._stall_s:
+                raise TimeoutError(f"it took more than {LONGEST_STALLS * self._stall_s:g} s")
+
+
+def serve_payloads(connection: socket.socket, pace: Pace) -> None:
+    """Answer payloads until the source hangs up; raises OSError, where it stalls too, and ``Damaged``.
+
+    What comes is counted and thrown away.
+    """
+    connection.settimeout(LONGEST_STALLS * pace.stall_s)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    ends_at = time.monotonic() + 2 * LONGEST_STALLS * pace.stall_s
+    buffer = bytearray(PART_BYTES)
+    while time.monotonic() < ends_at:
+        answer = _take_payload(connection, buffer, ends_at)
+        if answer is None:
+            return
+        connection.sendall(answer)
+    raise TimeoutError("the source takes too long")
+
+
+def _take_payload(connection: socket.socket, buffer: bytearray, ends_at: float) -> bytes | None:
+    """Return the answer to one payload; None where the source has hung up instead of sending one."""
+    size_bytes, crc = 0, 0
+    while (length := _take_length(connection, first=size_bytes == 0)) and time.monotonic() < ends_at:
+        part = memoryview(buffer)[:length]
+        _fill(connection, part)
+        crc = zlib.crc32(part, crc)
+        size_bytes += length
+    return None if length is None else _ANSWER.pack(size_bytes % 2**32, crc)
+
+
+def _take_length(connection: socket.socket, *, first: bool) -> int | None:
+    raw = bytearray(NUMBER.size)
+    taken = connection.recv_into(raw)
+    if not taken and first:
+        return None
+    _fill(connection, memoryview(raw)[taken:])
+    (length,) = NUMBER.unpack(raw)
+    if length > PART_BYTES:
+        raise Damaged("a part over the limit")
+    return int(length)
+
+
+def _fill(connection: socket.socket, view: memoryview) -> None:
+    while view:
+        taken = connection.recv_into(view)
+        if not taken:
+            raise ConnectionResetError("the source hung up in the middle")
+        view = view[taken:]

@@ -1,0 +1,127 @@
+"""A node's side that goes out: connects to its targets, and sends each a small and a large payload."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.exchange.reach import describe
+from ddpdoctor.model.reaching import Contact, NodePair
+from ddpdoctor.probes.rendezvous.connections import connect_all
+from ddpdoctor.probes.rendezvous.contacts import contact_of
+from ddpdoctor.probes.rendezvous.payloads import (
+    ENOUGH,
+    GO,
+    LARGE_BYTES,
+    SMALL_BYTES,
+    Busy,
+    Pace,
+    greet,
+    pack_hello,
+    send_payload,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpdoctor.model.reaching import Connecting, Publication, Transfer
+    from ddpdoctor.probes.rendezvous.connections import Attempt
+    from ddpdoctor.probes.rendezvous.posts import Lost
+
+SOURCE_FAILS = "payloads of the source had stalled often enough"
+TARGET_FAILS = "payloads to the target had stalled often enough"
+NO_TIME = "the mesh had taken its time"
+_RESET_AT_CLOSE = struct.pack("ii", 1, 0)
+"""SO_LINGER: what is on its way is given up, and the target told by a small packet, which passes where large do not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A node to visit."""
+
+    publication: Publication
+    port: int
+    ticket: bytes
+    obstacle: str
+    """Why it cannot be visited; empty: it can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visitor:
+    """Visits targets in the order in which they are given."""
+
+    own: int
+    connect_s: float
+    pace: Pace
+    lost: Lost
+    deadline: float
+    """Of time.monotonic: what has not begun by then is left out."""
+
+    def visit(self, targets: Sequence[Target]) -> tuple[NodePair, ...]:
+        """Return what came of each."""
+        open_targets = [target for target in targets if not target.obstacle]
+        places = [(target.publication.address, target.port) for target in open_targets]
+        attempts = dict(zip(map(id, open_targets), connect_all(places, self.connect_s), strict=True))
+        return tuple(self._visit(target, attempts.get(id(target))) for target in targets)
+
+    def _visit(self, target: Target, attempt: Attempt | None) -> NodePair:
+        pair = self._pair(target, attempt)
+        if attempt is None or attempt.connection is None:
+            return pair
+        started = time.monotonic()
+        pair = self._send(pair, target, attempt.connection)
+        broken = not all(map(_went_well, (pair.connecting, pair.small, pair.large)))
+        if broken:
+            self.lost.spent_s += time.monotonic() - started
+            attempt.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
+        attempt.connection.close()
+        return pair
+
+    def _pair(self, target: Target, attempt: Attempt | None) -> NodePair:
+        return NodePair(
+            source=self.own,
+            target=target.publication.number,
+            address=target.publication.address,
+            port=target.port,
+            interface=target.publication.interface,
+            connecting=attempt.seen if attempt is not None else None,
+            skipped=target.obstacle,
+        )
+
+    def _send(self, pair: NodePair, target: Target, connection: socket.socket) -> NodePair:
+        left_s = self.deadline - time.monotonic()
+        if self.lost.enough or left_s <= 0:
+            return replace(pair, skipped=SOURCE_FAILS if self.lost.enough else NO_TIME)
+        try:
+            word = greet(connection, pack_hello(target.ticket, self.own), self.pace.stall_s, left_s)
+        except Busy as busy:
+            return replace(pair, skipped=str(busy))
+        except OSError as error:
+            return _broken(pair, contact_of(error), describe(error))
+        return self._send_payloads(pair, connection) if word == GO else _turned_away(pair, word)
+
+    def _send_payloads(self, pair: NodePair, connection: socket.socket) -> NodePair:
+        small = send_payload(connection, SMALL_BYTES, self.pace)
+        if small.contact is not Contact.CONNECTED:
+            return replace(pair, small=small)
+        return replace(pair, small=small, large=send_payload(connection, LARGE_BYTES, self.pace))
+
+
+def _turned_away(pair: NodePair, word: bytes) -> NodePair:
+    if word == ENOUGH:
+        return replace(pair, skipped=TARGET_FAILS)
+    if word:
+        return _broken(pair, Contact.FAILED, "something else answers at this address")
+    return _broken(pair, Contact.RESET, "the connection was taken and then closed")
+
+
+def _broken(pair: NodePair, contact: Contact, error: str) -> NodePair:
+    assert pair.connecting is not None
+    return replace(pair, connecting=replace(pair.connecting, contact=contact, error=error))
+
+
+def _went_well(part: Connecting | Transfer | None) -> bool:
+    return part is None or part.contact is Contact.CONNECTED
