@@ -80,7 +80,7 @@ def test_the_holder_of_a_lock_and_the_waiter(tmp_path):
             found = read_causes(waiter.pid, (), Look(family=frozenset({os.getpid(), waiter.pid})))
             lock = found.waits_for_lock
             assert (lock.path, lock.kind, lock.holder_pid) == (str(path), "flock", os.getpid())
-            assert "pytest" in lock.holder
+            assert lock.holder.split()[0] == Path("/proc/self/cmdline").read_text().split("\0")[0]
             assert (found.blocked.call, found.blocked.file) == ("flock", str(path))
             others = locks_of_others(waiter.pid, frozenset({os.getpid()}), read_lines())
             assert str(path) in {one.path for one in others}
