@@ -10,6 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _NO_STEP = 1 << 62
+_KEEPS_FROM_STARTING = (
+    "DD205", "DD206", "DD208", "DD207", "DD204", "DD231", "DD232", "DD216", "DD219", "DD235", "DD234", "DD233", "DD202",
+    "DD211", "DD212", "DD201", "DD203", "DD213", "DD220", "DD215", "DD221",
+)  # fmt: skip
+"""Errors after which a job does not start, in the order in which it comes to them: where the store is, the store, who
+comes to it, the address that each node publishes, the connections between them. They come before what spoils a job
+that has started; each follows from those before it, where they are found of the same job."""
 _FIRST_WITHIN_A_STEP = ("DD401", "DD402", "DD403", "DD404", "DD504", "DD503", "DD501", "DD505")
 """A wrong number spreads: non-finite and drifting gradients come before the drift of parameters that they cause.
 Wrong data come before low figures, and a slow rank, link or node before the low figure of the whole that it causes."""
@@ -35,6 +42,8 @@ def _rank_of(finding: Finding) -> tuple[int, int, int, int, int, str]:
 
 
 def _family_order(code: str) -> int:
+    if code in _KEEPS_FROM_STARTING:
+        return _KEEPS_FROM_STARTING.index(code) - len(_KEEPS_FROM_STARTING)
     if code in _FIRST_WITHIN_A_STEP:
         return _FIRST_WITHIN_A_STEP.index(code)
     return len(_FIRST_WITHIN_A_STEP) if code.startswith("DD7") else len(_FIRST_WITHIN_A_STEP) + 1

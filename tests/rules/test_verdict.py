@@ -23,6 +23,9 @@ TABLE = {
     "within a step the number that spreads": ([found(c, step=2) for c in ("DD505", "DD501", "DD503")], "DD503"),
     "a non-finite gradient first": ([found("DD503", step=2), found("DD504", step=2)], "DD504"),
     "data before the other warnings": ([found("DD502", WARNING), found("DD702", WARNING)], "DD702"),
+    "a name before the connections that fail by it": ([found("DD220"), found("DD219"), found("DD207")], "DD207"),
+    "what keeps a job from starting before what spoils it": ([found("DD104"), found("DD129"), found("DD220")], "DD220"),
+    "the node that is absent before a start that fails": ([found("DD221"), found("DD233")], "DD233"),
     "the surer one": ([found("DD608", confidence=Confidence.LOW), found("DD601")], "DD601"),
 }  # fmt: skip
 
