@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
 
+    from ddpdoctor.exchange.reach import Failures
+
 
 class HubStore(Room):
     """A connection that has proven itself."""
@@ -51,10 +53,16 @@ class HubStore(Room):
 
 
 def open_hub_store(
-    hosts: Sequence[str], port: int, token: bytes, limit_s: float, served_by: str = "rank 0"
+    hosts: Sequence[str],
+    port: int,
+    token: bytes,
+    limit_s: float,
+    *,
+    served_by: str = "rank 0",
+    seen: Failures | None = None,
 ) -> HubStore:
-    """Connect to a hub, which may be yet to start; raises ``Unreached`` with what was tried and seen."""
-    return HubStore(reach(hosts, port, limit_s, lambda connection: _greet(connection, token)), served_by)
+    """Connect to a hub, which may be yet to start; raises ``StoreError`` with what was tried and seen, as ``reach``."""
+    return HubStore(reach(hosts, port, limit_s, lambda connection: _greet(connection, token), seen), served_by)
 
 
 def _greet(connection: socket.socket, token: bytes) -> socket.socket:

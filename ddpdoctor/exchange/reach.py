@@ -45,29 +45,30 @@ _CONTACTS = {
 }
 
 
-class Unreached(StoreError):  # noqa: N818 - says what it is
-    """No host answered as was wanted."""
-
-    def __init__(self, message: str, attempts: tuple[Connecting, ...]) -> None:
-        """Keep the last attempt at each address."""
-        super().__init__(message)
-        self.attempts = attempts
+Failures = dict[str, Connecting]
+"""The last failure at each place: an address with its port, or a name that does not resolve."""
 
 
 class Refused(Exception):  # noqa: N818 - what a server did
     """A server answered, and is not the one that was looked for: a phrase."""
 
 
-def reach(hosts: Sequence[str], port: int, limit_s: float, greet: Callable[[socket.socket], Made]) -> Made:
+def reach(
+    hosts: Sequence[str],
+    port: int,
+    limit_s: float,
+    greet: Callable[[socket.socket], Made],
+    seen: Failures | None = None,
+) -> Made:
     """Connect to the first of some hosts that answers and that ``greet`` takes; return what ``greet`` made of it.
 
     ``greet`` owns the connection once it returns, which is never None, and raises ``Refused`` or OSError for the wrong
-    server. Tried again until the limit: the server may still be starting. Raises ``Unreached`` with the last failure
-    at each address.
+    server. Tried again until the limit: the server may still be starting. Raises ``StoreError`` with the last failure
+    at each address; ``seen`` is kept up to date with them meanwhile.
     """
     started = time.monotonic()
     pause_s = FIRST_PAUSE_S
-    failures: dict[str, Connecting] = {}
+    failures = {} if seen is None else seen
     while True:
         for host in hosts:
             left_s = started + limit_s - time.monotonic()
@@ -77,14 +78,13 @@ def reach(hosts: Sequence[str], port: int, limit_s: float, greet: Callable[[sock
         left_s = started + limit_s - time.monotonic()
         # No last attempt for which no time is left: it would hide what the former has seen.
         if left_s <= pause_s:
-            seen = "; ".join(f"{place}: {_words(failure)}" for place, failure in failures.items())
-            raise Unreached(f"tried for {time.monotonic() - started:.0f} s; {seen}", tuple(failures.values()))
+            raise StoreError(f"tried for {time.monotonic() - started:.0f} s; {tell(failures)}")
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
 
 
 def _try_host(
-    host: str, port: int, left_s: float, greet: Callable[[socket.socket], Made], failures: dict[str, Connecting]
+    host: str, port: int, left_s: float, greet: Callable[[socket.socket], Made], failures: Failures
 ) -> Made | None:
     began_s = time.monotonic()
 
@@ -165,6 +165,12 @@ def classify(error: Exception) -> Contact:
         return Contact.NO_ANSWER
     # A greeting that is cut off has no error number.
     return Contact.RESET if isinstance(error, ConnectionError) else Contact.FAILED
+
+
+def tell(failures: Failures) -> str:
+    """Return failures as a phrase."""
+    # Read from another thread than the one that tries.
+    return "; ".join(f"{place}: {_words(failure)}" for place, failure in list(failures.items()))
 
 
 def _words(failure: Connecting) -> str:

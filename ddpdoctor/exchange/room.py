@@ -6,8 +6,6 @@ what does: the job's own store, or a folder that all hosts see.
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,7 +18,8 @@ from ddpdoctor.exchange.hub_wire import LENGTH, Operation, pack_request
 from ddpdoctor.exchange.letters_in_folder import FolderInbox, FolderOutbox
 from ddpdoctor.exchange.letters_in_store import StoreInbox, StoreOutbox
 from ddpdoctor.exchange.presence import MAX_NOTICE_BYTES
-from ddpdoctor.exchange.reach import Unreached
+from ddpdoctor.exchange.racing import Runner, race
+from ddpdoctor.exchange.reach import tell
 from ddpdoctor.exchange.relay import LetterRoom, Relay
 from ddpdoctor.exchange.store import StoreError
 
@@ -34,16 +33,13 @@ if TYPE_CHECKING:
     from ddpdoctor.exchange.asking import Room
     from ddpdoctor.exchange.letters import Inbox, Outbox
     from ddpdoctor.exchange.presence import Heard
+    from ddpdoctor.exchange.reach import Failures
     from ddpdoctor.exchange.store import Store
     from ddpdoctor.model.reaching import Connecting
 
 SERVED_BY = "the first node"
-TRY_S = 3.0
-"""Ours: one attempt of one way, after which it is asked whether another has got through."""
-BETTER_WITHIN_S = 1.0
-"""Ours: how long a way that has got through waits for one that stands before it."""
 PAUSE_S = 0.2
-FIRST_KNOCK_S = 1.0
+KNOCK_S = 1.0
 """Ours: what a room that is shown may take to answer; one that ended without a word never does."""
 
 
@@ -194,95 +190,35 @@ def find_room(ways: Sequence[Way], token: bytes, limit_s: float) -> FoundRoom:
     ``ways`` stand in the order in which they are wanted. Raises ``NoRoom`` where none has got through by the limit.
     """
     deadline = time.monotonic() + limit_s
-    searches = [_Search(way, token, deadline) for way in ways]
-    results: queue.SimpleQueue[_Search] = queue.SimpleQueue()
-    for search in searches:
-        threading.Thread(target=search.run, args=(results,), name="ddpdoctor-find", daemon=True).start()
-    try:
-        best = _wait_for_best(searches, results, deadline)
-    finally:
-        for search in searches:
-            search.ended.set()
+    seen: list[Failures] = [{} for _ in ways]
+    runners = [
+        Runner(partial(open_room, way, token, seen=failures), deadline)
+        for way, failures in zip(ways, seen, strict=True)
+    ]
+    best = race(runners, deadline)
+    tried = tuple(map(_tried, ways, runners, seen))
     if best is None:
-        raise NoRoom(tuple(search.tried() for search in searches))
-    before = searches[: searches.index(best)]
-    return FoundRoom(
-        store=best.keep(),
-        way=best.way.name,
-        tried=tuple(search.tried() for search in before),
-        open=partial(open_room, best.way, token),
-    )
+        raise NoRoom(tried)
+    place = runners.index(best)
+    assert best.found is not None
+    way = ways[place]
+    return FoundRoom(store=best.found, way=way.name, tried=tried[:place], open=partial(open_room, way, token))
 
 
-def _wait_for_best(searches: Sequence[_Search], results: queue.SimpleQueue[_Search], deadline: float) -> _Search | None:
-    """Return the best search that has found the room, a little after the first one has; None at the deadline.
-
-    An attempt under way at the deadline may be heard out, for it says more than none.
-    """
-    ended = 0
-    until = deadline + TRY_S
-    while ended < len(searches):
-        try:
-            search = results.get(timeout=max(0.0, until - time.monotonic()))
-        except queue.Empty:
-            break
-        ended += 1
-        if search.found is not None:
-            until = min(until, time.monotonic() + BETTER_WITHIN_S)
-            if search is searches[0]:
-                break
-    return next((search for search in searches if search.found is not None), None)
+def _tried(way: Way, runner: Runner, seen: Failures) -> Tried:
+    attempts = tuple(seen.values())
+    words = tell(seen) or ("no answer in time" if runner.error is None else str(runner.error))
+    return Tried(way=way.name, words=words, attempts=attempts)
 
 
-class _Search:
-    """The attempts of one way, in a thread."""
-
-    def __init__(self, way: Way, token: bytes, deadline: float) -> None:
-        self.way = way
-        self.ended = threading.Event()
-        """Set when another way is taken, or the time is over."""
-        self.found: Room | None = None
-        self._token, self._deadline = token, deadline
-        self._error: StoreError = StoreError("no answer in time")
-        self._lock = threading.Lock()
-        self._kept = False
-
-    def run(self, results: queue.SimpleQueue[_Search]) -> None:
-        while not self.ended.is_set() and (left_s := self._deadline - time.monotonic()) > 0:
-            try:
-                room = open_room(self.way, self._token, min(TRY_S, left_s))
-            except StoreError as error:
-                self._error = error
-                self.ended.wait(PAUSE_S)
-                continue
-            self.found = room
-            break
-        results.put(self)
-        # Nobody wants it where another way is taken.
-        self.ended.wait()
-        with self._lock:
-            if self.found is not None and not self._kept:
-                self.found.close()
-
-    def keep(self) -> Room:
-        with self._lock:
-            self._kept = True
-            assert self.found is not None
-            return self.found
-
-    def tried(self) -> Tried:
-        attempts = self._error.attempts if isinstance(self._error, Unreached) else ()
-        return Tried(way=self.way.name, words=str(self._error), attempts=attempts)
-
-
-def open_room(way: Way, token: bytes, limit_s: float) -> Room:
-    """Connect to the room by one way; raises ``StoreError`` with what was seen."""
+def open_room(way: Way, token: bytes, limit_s: float, *, seen: Failures | None = None) -> Room:
+    """Connect to the room by one way; raises ``StoreError`` with what was seen. ``seen`` is kept as in ``reach``."""
     if isinstance(way, OwnPort):
-        return open_hub_store(way.hosts, way.port, token, limit_s, SERVED_BY)
+        return open_hub_store(way.hosts, way.port, token, limit_s, served_by=SERVED_BY, seen=seen)
     deadline = time.monotonic() + limit_s
     outbox: Outbox = StoreOutbox(way.open_it(limit_s)) if isinstance(way, OverStore) else FolderOutbox(way.path)
     try:
-        return _knock(outbox, token, max(deadline - time.monotonic(), FIRST_KNOCK_S))
+        return _knock(outbox, token, max(deadline - time.monotonic(), KNOCK_S))
     except BaseException:
         outbox.close()
         raise
@@ -300,7 +236,7 @@ def _knock(outbox: Outbox, token: bytes, limit_s: float) -> LetterRoom:
             continue
         room = LetterRoom(outbox, shown, token, SERVED_BY)
         try:
-            room.ask_within(request, min(FIRST_KNOCK_S, left_s))
+            room.ask_within(request, min(KNOCK_S, left_s))
         except StoreError:
             seen = "who serves it does not answer, or does not hold the same token (DDPDOCTOR_TOKEN)"
             continue
