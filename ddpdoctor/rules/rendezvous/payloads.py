@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.reaching import Contact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from ddpdoctor.model.reaching import NodePair, Transfer
 
@@ -73,7 +73,11 @@ def is_lossy(pair: NodePair) -> bool:
 def slow_pairs(pairs: Mapping[Key, NodePair]) -> dict[Key, Rate]:
     """Return the pairs that are far slower than the median of the others. It takes two pairs at least."""
     rates = {key: rate for key, pair in pairs.items() if (rate := rate_of(pair)) is not None}
-    return {key: rate for key, rate in rates.items() if _is_slow(rate, [r for k, r in rates.items() if k != key])}
+    if len(rates) < 2:
+        return {}
+    speeds = sorted(rate.bytes_s for rate in rates.values())
+    durations = sorted(rate.duration_s for rate in rates.values())
+    return {key: rate for key, rate in rates.items() if _is_slow(rate, speeds, durations)}
 
 
 def rate_of(pair: NodePair) -> Rate | None:
@@ -84,13 +88,20 @@ def rate_of(pair: NodePair) -> Rate | None:
     return Rate(pair=pair, bytes_s=large.size_bytes / large.duration_s, duration_s=large.duration_s)
 
 
-def _is_slow(rate: Rate, others: Iterable[Rate]) -> bool:
-    those = list(others)
-    if not those:
-        return False
-    usual = median(other.bytes_s for other in those)
-    delay_s = rate.duration_s - median(other.duration_s for other in those)
-    return rate.bytes_s * SLOWER <= usual and delay_s >= LEAST_DELAY_S
+def _is_slow(rate: Rate, speeds: Sequence[float], durations: Sequence[float]) -> bool:
+    """Compare with the others' medians; both lists are sorted and hold the pair itself."""
+    delay_s = rate.duration_s - _median_without(durations, rate.duration_s)
+    return rate.bytes_s * SLOWER <= _median_without(speeds, rate.bytes_s) and delay_s >= LEAST_DELAY_S
+
+
+def _median_without(values: Sequence[float], own: float) -> float:
+    """Return the median of sorted values but one: of n * n pairs, without looking at all of them for each."""
+    count, place = len(values) - 1, bisect_left(values, own)
+
+    def other(index: int) -> float:
+        return values[index if index < place else index + 1]
+
+    return (other((count - 1) // 2) + other(count // 2)) / 2
 
 
 def say_rate(bytes_s: float) -> str:
