@@ -56,7 +56,7 @@ def check_rdzv_host(fleet: Fleet) -> Answer:
     endpoint = _rendezvous(fleet)
     if endpoint is None:
         return skipped("the nodes have no endpoint in common (PET_RDZV_ENDPOINT with c10d, MASTER_ADDR)")
-    matching = [(node, _takes_itself_for(names, endpoint.host)) for node, names in fleet.each(lambda n: n.names)]
+    matching = [(node, takes_itself_for(names, endpoint.host)) for node, names in fleet.each(lambda n: n.names)]
     hosts = [node.host for node, matches in matching if matches]
     seen = f"{endpoint.variable}={endpoint.host}, which is {host_list(hosts) if hosts else 'no host'} by torch's rule"
     if len(hosts) == 1:
@@ -96,7 +96,7 @@ def _endpoint_of(process: Process) -> Endpoint | None:
     return None if backend or text_of(process, "PET_NODE_RANK") else given.get("MASTER_ADDR")
 
 
-def _takes_itself_for(names: Names, host: str) -> bool | None:
+def takes_itself_for(names: Names, host: str) -> bool | None:
     """Say whether torch on this node takes itself for the endpoint's host; None where that cannot be told."""
     if host == "localhost" or is_loopback_address(host) or host in {names.hostname, names.fqdn}:
         return True
