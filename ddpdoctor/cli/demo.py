@@ -99,6 +99,7 @@ def _make_options(fault: str, ranks: int) -> WrapOptions:
         ignore=(),
         check_every=CHECK_EVERY,
         allow_different=(),
+        exchange_port=None,
         command=("ddpdoctor", "demo", fault),
     )
     return prepare(request, os.environ)

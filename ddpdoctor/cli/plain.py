@@ -44,6 +44,7 @@ OPTIONS = {
     "--check-every": Option(variable="DDPDOCTOR_CHECK_EVERY", default="50"),
     "--no-consistency": Option(variable="DDPDOCTOR_NO_CONSISTENCY", default=False, is_flag=True),
     "--allow-different": Option(variable="DDPDOCTOR_ALLOW_DIFFERENT", is_repeatable=True),
+    "--exchange-port": Option(variable="DDPDOCTOR_EXCHANGE_PORT"),
 }
 """The options of ``wrap`` that are ddpdoctor's own, as ``cli.wrap`` declares them."""
 
@@ -63,6 +64,7 @@ class Asked:
     check_every: str
     no_consistency: bool
     allow_different: tuple[str, ...]
+    exchange_port: str | None
 
 
 def read_plain(arguments: list[str], env: Mapping[str, str]) -> Asked | None:
@@ -89,6 +91,7 @@ def read_plain(arguments: list[str], env: Mapping[str, str]) -> Asked | None:
         check_every=values["--check-every"],
         no_consistency=values["--no-consistency"],
         allow_different=tuple(values["--allow-different"] or ()),
+        exchange_port=values["--exchange-port"],
     )
 
 

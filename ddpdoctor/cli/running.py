@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -10,8 +11,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.cli.defects import show_defect
 from ddpdoctor.cli.output import save_report, say, show_error, show_report
+from ddpdoctor.launch.member_folder import MemberFolder, Starter, make_member_folder
 from ddpdoctor.launch.options import WrapOptions
-from ddpdoctor.launch.report_dir import make_default_dir, make_report_dir
+from ddpdoctor.launch.own_host import number_first
+from ddpdoctor.launch.placement import Style
+from ddpdoctor.launch.placing import place
+from ddpdoctor.launch.report_dir import REPORT_NAME
 from ddpdoctor.launch.script import check_command, check_script, choose_ranks, locate_module
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.launch.command import SplitCommand
     from ddpdoctor.launch.options import DebugLevel, OnHang, OutputFormat
+    from ddpdoctor.launch.placement import Placement
     from ddpdoctor.launch.session import Judge, Outcome
     from ddpdoctor.model.findings import Report
 
@@ -45,6 +51,7 @@ class Request:
     ignore: tuple[str, ...]
     check_every: int
     allow_different: tuple[str, ...]
+    exchange_port: int | None
     command: tuple[str, ...]
 
 
@@ -57,18 +64,23 @@ def prepare(request: Request, env: Mapping[str, str], outer: Path | None = None)
     split = _with_variables(request.split, env)
     source = _check_source(split, env)
     ignore = _check_codes(request.ignore)
-    nproc_args, note = ((), None) if split.is_command else choose_ranks(split.torchrun, source, env)
+    placement = number_first(place(split, env, request.exchange_port))
+    by_torchrun = placement.style is Style.TORCHRUN
+    nproc_args, note = choose_ranks(split.torchrun, source, env) if by_torchrun else ((), None)
+    member = _make_member(request, placement, env) if outer is None else _under(outer)
     return WrapOptions(
         hang_timeout_s=request.hang_timeout_s,
         on_hang=request.on_hang,
         debug_level=request.debug_level,
-        report_dir=_make_dir(request) if outer is None else outer,
+        report_dir=member.folder,
+        report_file=member.report,
+        placement=placement,
         format=request.format,
         quiet=request.quiet,
         ignore=ignore,
         check_every=request.check_every,
         allow_different=request.allow_different,
-        torchrun_args=(*nproc_args, *split.torchrun),
+        torchrun_args=(*nproc_args, *placement.torchrun_args, *split.torchrun),
         script=split.script,
         is_module=split.is_module,
         is_command=split.is_command,
@@ -152,7 +164,7 @@ def keep_errors(report: Report) -> Report | None:
 
 def _say_notes(options: WrapOptions) -> None:
     detail = DETAIL_NOTE if options.debug_level == "DETAIL" else None
-    for note in (options.nproc_note, detail):
+    for note in (options.placement.note, options.nproc_note, detail):
         if note and not options.quiet:
             say(sys.stderr, note)
 
@@ -216,8 +228,18 @@ def _check_codes(codes: tuple[str, ...]) -> tuple[str, ...]:
     return check_codes(codes, read_pages())
 
 
-def _make_dir(request: Request) -> Path:
-    if request.report_dir is not None:
-        return make_report_dir(request.report_dir)
-    now = datetime.now()  # noqa: DTZ005  local time, as people look for it
-    return make_default_dir(request.split.script, is_module=request.split.is_module, now=now)
+def _make_member(request: Request, placement: Placement, env: Mapping[str, str]) -> MemberFolder:
+    starter = Starter(
+        script=request.split.script,
+        is_module=request.split.is_module,
+        command=request.command,
+        host=socket.gethostname(),
+        env=env,
+        now=datetime.now(),  # noqa: DTZ005  local time, as people look for it
+    )
+    return make_member_folder(request.report_dir, placement, starter)
+
+
+def _under(outer: Path) -> MemberFolder:
+    """Return the folder of the ``wrap`` around this one, which alone writes its report."""
+    return MemberFolder(folder=outer, report=outer / REPORT_NAME)

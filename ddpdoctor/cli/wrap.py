@@ -108,6 +108,15 @@ def wrap(
             help="Tensors of these names are meant to differ between ranks, as 'expert.*'; repeatable.",
         ),
     ] = None,
+    exchange_port: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PORT",
+            envvar="DDPDOCTOR_EXCHANGE_PORT",
+            help="Where the nodes of a job meet, on the first of them.  [default: the one after the rendezvous's port; "
+            "under Slurm one derived from the job]",
+        ),
+    ] = None,
 ) -> None:
     """Run a training script as torchrun would, and say which rank hung or died, at which line, and why.
 
@@ -130,5 +139,6 @@ def wrap(
         check_every=check_every,
         no_consistency=no_consistency,
         allow_different=tuple(allow_different or ()),
+        exchange_port=exchange_port,
     )
     raise typer.Exit(run_wrap(asked))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_DIGITS = 9
 """Of a number of steps. Ours: no training has more."""
+MAX_PORT = 65_535
 
 
 def run_wrap(asked: Asked) -> int:
@@ -38,6 +39,7 @@ def run_wrap(asked: Asked) -> int:
             # Under another wrap the variable is what that one told its ranks, and its own options hold.
             check_every=0 if asked.no_consistency or outer is not None else parse_check_every(asked.check_every),
             allow_different=asked.allow_different,
+            exchange_port=parse_port(asked.exchange_port),
             command=tuple(sys.argv),
         ),
         os.environ,
@@ -57,6 +59,20 @@ def parse_check_every(text: str) -> int:
     raise UserError(
         f"--check-every is {text!r}, which is no whole number of steps from 1",
         help="Give a number of optimizer steps, as 50, or turn the comparison off with --no-consistency.",
+    )
+
+
+def parse_port(text: str | None) -> int | None:
+    """Return the port that --exchange-port names. Raises ``UserError`` for what is none."""
+    if text is None:
+        return None
+    told = text.strip()
+    port = int(told) if told.isascii() and told.isdecimal() and len(told) <= MAX_DIGITS else 0
+    if 0 < port <= MAX_PORT:
+        return port
+    raise UserError(
+        f"--exchange-port is {text!r}, which is no port",
+        help=f"Give a number from 1 to {MAX_PORT}, on all nodes the same.",
     )
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ddpdoctor.launch.placement import Placement
+
 OnHang = Literal["kill", "report"]
 DebugLevel = Literal["DETAIL", "INFO", "OFF"]
 OutputFormat = Literal["text", "json"]
@@ -26,6 +28,10 @@ class WrapOptions:
     """None where the value that ``TORCH_DISTRIBUTED_DEBUG`` has in the environment stays."""
     report_dir: Path
     """The run folder: made, private, and known to be writable."""
+    report_file: Path
+    """What the report becomes: report.json of the run folder, or node-N.json above it on every node but the first."""
+    placement: Placement
+    """Where this ``wrap`` stands among those of its job."""
     format: OutputFormat
     quiet: bool
     ignore: tuple[str, ...]
@@ -35,7 +41,7 @@ class WrapOptions:
     allow_different: tuple[str, ...]
     """Patterns of names of tensors that may differ between ranks."""
     torchrun_args: tuple[str, ...]
-    """Options for torchrun in the user's order, the number of ranks included where ddpdoctor chose it."""
+    """Options for torchrun in the user's order, after those that ddpdoctor chose: number of ranks, nodes."""
     script: str
     """The script, the module, or the command that is run."""
     is_module: bool

@@ -37,6 +37,8 @@ class Placement:
     """The members' own port there."""
     names: tuple[str, ...] = ()
     """Of the hosts of all members, by number; empty where nothing says them."""
+    of_ranks: bool = False
+    """Whether each member is one rank, and not a node whose launcher starts ranks."""
     one_host: bool = False
     """Whether all members are on one host."""
     token: bytes | None = field(default=None, repr=False)
@@ -45,8 +47,6 @@ class Placement:
     """Host and port of the job's own store; None where nothing tells."""
     batch_job: str = ""
     """Slurm's job and step, "1234.0"; empty elsewhere."""
-    restarts: int = 0
-    """How often the batch system has started this job before."""
     torchrun_args: tuple[str, ...] = ()
     """To be put before torchrun's own options."""
     variables: tuple[tuple[str, str], ...] = ()

@@ -78,6 +78,7 @@ def _by_variables(split: SplitCommand, told: TorchrunTold | None, env: Mapping[s
         number=rank,
         expected=size,
         most=size,
+        of_ranks=True,
         hosts=("127.0.0.1",) if one_host else (host,),
         port=_beside(port),
         one_host=one_host,

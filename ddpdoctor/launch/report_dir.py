@@ -21,11 +21,12 @@ RUN_MARKS = (REPORT_NAME, "run.json")
 _HELP = "Nothing was started. Choose another folder with --report-dir."
 
 
-def make_default_dir(script: str, *, is_module: bool, now: datetime) -> Path:
-    """Make ``ddpdoctor-report/<time>-<script>`` below the working directory, with a number where it is taken."""
-    name = script.rpartition(".")[2] if is_module else Path(script).stem
-    stem = re.sub(r"[^\w.-]", "_", name) or "job"
-    base = f"{now:%Y%m%d-%H%M%S}-{stem}"
+def make_default_dir(script: str, *, is_module: bool, now: datetime, label: str = "") -> Path:
+    """Make ``ddpdoctor-report/<time>-<script>`` below the working directory, with a number where it is taken.
+
+    ``label`` tells one member of a job from others, whose clocks may show the same.
+    """
+    base = f"{now:%Y%m%d-%H%M%S}-{name_stem(script, is_module=is_module)}{f'-node-{label}' if label else ''}"
     try:
         PARENT.mkdir(mode=PRIVATE, exist_ok=True)
         for number in itertools.count(1):
@@ -37,14 +38,25 @@ def make_default_dir(script: str, *, is_module: bool, now: datetime) -> Path:
     raise AssertionError  # pragma: no cover: count() has no end
 
 
-def make_report_dir(path: Path) -> Path:
-    """Make the folder that the user named; one that is there already may be used unless it holds a run."""
+def name_stem(script: str, *, is_module: bool) -> str:
+    """Return what a folder is called after a script or module."""
+    name = script.rpartition(".")[2] if is_module else Path(script).stem
+    return re.sub(r"[^\w.-]", "_", name) or "job"
+
+
+def make_private(path: Path) -> None:
+    """Make a folder that only its owner may read; one with something in it stays as it is."""
     try:
         path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         if not any(path.iterdir()):
             path.chmod(PRIVATE)
     except OSError as error:
         raise _refuse(path, error) from error
+
+
+def make_report_dir(path: Path) -> Path:
+    """Make the folder that the user named; one that is there already may be used unless it holds a run."""
+    make_private(path)
     if any((path / mark).exists() for mark in RUN_MARKS):
         raise UserError(f"the report folder {path} already holds another run", help=_HELP)
     return _check_writable(path)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.run_format import RUN_FORMAT, RUN_VERSION
+from ddpdoctor.launch.placement import Style
 from ddpdoctor.model.secrets import hide_secrets
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 STORED_VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NCCL_DEBUG",
     "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SOCKET_IFNAME", "NODE_RANK", "OMP_NUM_THREADS", "RANK",
-    "SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_PROCID", "TORCH_DISTRIBUTED_DEBUG", "WORLD_SIZE",
+    "SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_RESTART_COUNT", "TORCH_DISTRIBUTED_DEBUG",
+    "WORLD_SIZE",
 )  # fmt: skip
 """The only environment variables that a run folder holds."""
 
@@ -27,6 +29,7 @@ STORED_VARIABLES = (
 def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched_ns: int) -> None:
     """Write run.json: what was started, when and how."""
     level = options.debug_level or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF")
+    environment = {**os.environ, **dict(options.placement.variables)}
     run = {
         "format": RUN_FORMAT,
         "version": RUN_VERSION,
@@ -39,11 +42,21 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
         "allow_different": list(options.allow_different),
         "host": socket.gethostname(),
         "torch_version": _torch_version(),
-        "environment": {name: os.environ[name] for name in STORED_VARIABLES if name in os.environ},
-        "launcher": "command" if options.is_command else "torchrun",
-        **({} if options.is_command else launch_shape(options.torchrun_args)),
+        "environment": {name: environment[name] for name in STORED_VARIABLES if name in environment},
+        "launcher": options.placement.style.value,
+        **_shape(options),
     }
     (folder / "run.json").write_text(json.dumps(run, indent=1))
+
+
+def _shape(options: WrapOptions) -> dict[str, int | None]:
+    """Return how many ranks are asked for: of a rank its own, as if it had a node to itself; of a command nothing."""
+    placement = options.placement
+    if placement.style is Style.TORCHRUN:
+        return launch_shape(options.torchrun_args)
+    if placement.style is Style.RANK:
+        return {"nproc": 1, "nnodes": placement.expected, "node_rank": placement.number}
+    return {}
 
 
 def launch_shape(torchrun_args: tuple[str, ...]) -> dict[str, int | None]:

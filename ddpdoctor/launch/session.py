@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.launch.guardian import Guardian
 from ddpdoctor.launch.machine import note_machine
+from ddpdoctor.launch.placement import Style
 from ddpdoctor.launch.replicas import Replicas
 from ddpdoctor.launch.run_file import write_run_file
 from ddpdoctor.launch.shared_folder import choose_folder, copy_back
@@ -226,7 +227,7 @@ class Session:
         """
         if self.launcher.poll() is not None or self.watch.evidence.has_closed_since(began_ns):
             return True
-        return number == signal.SIGINT and self.options.is_command and is_in_foreground()
+        return number == signal.SIGINT and self.options.placement.style is not Style.TORCHRUN and is_in_foreground()
 
     def _let_launcher_begin(self, began_ns: int) -> None:
         """Wait a moment: a Ctrl-C of the terminal has reached the launcher already; one from kill(1) has not."""

@@ -57,7 +57,7 @@ def _task(step: SlurmStep) -> Placement:
         one_host=one_host,
         store=step.store,
         batch_job=step.name,
-        restarts=step.restarts,
+        of_ranks=step.tasks > step.nodes,
     )
 
 
@@ -74,6 +74,7 @@ def _node_task(placed: Placement, told: TorchrunTold, step: SlurmStep) -> Placem
         placed,
         expected=fewest,
         most=most,
+        of_ranks=False,
         store=told.also(added).endpoint,
         torchrun_args=tuple(added),
         note=_nnodes_note(told, step) if step.task == 0 else None,

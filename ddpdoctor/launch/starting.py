@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.launch.nccl_log import nccl_log_environment
+from ddpdoctor.launch.placement import Style
 from ddpdoctor.model.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,9 +43,12 @@ def cannot_run(command: str, error: OSError) -> UserError:
 
 def launch_command(options: WrapOptions) -> list[str]:
     """Return the command that starts the ranks."""
-    if options.is_command:
+    if options.is_command or (options.no_python and options.placement.style is Style.RANK):
         return [options.script, *options.script_args]
-    flags = (["-m"] if options.is_module else []) + (["--no-python"] if options.no_python else [])
+    module = ["-m"] if options.is_module else []
+    if options.placement.style is Style.RANK:
+        return [sys.executable, "-u", *module, options.script, *options.script_args]  # as torchrun runs a script
+    flags = module + (["--no-python"] if options.no_python else [])
     return [
         sys.executable, "-m", "torch.distributed.run", *options.torchrun_args, *flags, options.script,
         *options.script_args,
@@ -55,6 +59,7 @@ def _environment(options: WrapOptions, folder: Path) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_JOB}
     bootstrap = str(Path(__file__).resolve().parent.parent / "recorder" / "bootstrap")
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (bootstrap, environment.get("PYTHONPATH"))))
+    environment |= dict(options.placement.variables)
     environment["DDPDOCTOR_RUN"] = str(folder)
     environment["DDPDOCTOR_WATCHER"] = str(os.getpid())
     environment["DDPDOCTOR_CHECK_EVERY"] = str(options.check_every)
