@@ -1,0 +1,93 @@
+"""The place where the store is to be: look its name up, connect to every address, and join what answers as a store."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.exchange.reach import CONNECT_LIMIT_S, LOOKUP_LIMIT_S, describe, look_up
+from ddpdoctor.model.reaching import Connecting, Contact
+from ddpdoctor.probes.rendezvous.contacts import contact_of
+from ddpdoctor.probes.rendezvous.torch_process import TorchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpdoctor.probes.rendezvous.torch_process import TorchProcess
+
+JOIN_LIMIT_S = 5.0
+"""Ours: a store answers in milliseconds once its port does."""
+
+
+def knock(host: str, port: int, torch: TorchProcess | None) -> tuple[Connecting, ...]:
+    """Connect to every address of a name, and join the first that answers as a store of torch.
+
+    One attempt an address, those that failed first, so that the last one is what a client of the store ends with.
+    Without ``torch`` what answers is taken for a store.
+    """
+    began = time.monotonic()
+    try:
+        addresses = look_up(host, port, LOOKUP_LIMIT_S)
+    except OSError as error:
+        return (_seen(host, None, port, Contact.UNRESOLVED, describe(error), began),)
+    attempts = [_connect(host, family, address) for family, address in addresses]
+    if torch is not None and any(one.contact is Contact.CONNECTED for one in attempts):
+        attempts = _join(attempts, torch)
+    return tuple(sorted(attempts, key=lambda one: one.contact is Contact.CONNECTED))
+
+
+def is_own(host: str, port: int) -> bool | None:
+    """Say whether a name leads to this very host, over another address than loopback; None where it cannot be told."""
+    try:
+        addresses = look_up(host, port, LOOKUP_LIMIT_S)
+    except OSError:
+        return None
+    return any(_can_be_bound(family, address) for family, address in addresses)
+
+
+def _can_be_bound(family: socket.AddressFamily, address: Any) -> bool:
+    if address[0].startswith("127.") or address[0] in {"::1", "0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
+        return False
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as one:
+            one.bind((address[0], 0, *address[2:]))
+    except OSError:
+        return False
+    return True
+
+
+def _connect(host: str, family: socket.AddressFamily, address: Any) -> Connecting:
+    began = time.monotonic()
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as connection:
+            connection.settimeout(CONNECT_LIMIT_S)
+            connection.connect(address)
+    except OSError as error:
+        return _seen(host, address[0], address[1], contact_of(error), describe(error), began)
+    return _seen(host, address[0], address[1], Contact.CONNECTED, "", began)
+
+
+def _join(attempts: Iterable[Connecting], torch: TorchProcess) -> list[Connecting]:
+    """Speak to what answers, as torch's store does; one that does not answer so is no store."""
+    judged: list[Connecting] = []
+    joined = False
+    for one in attempts:
+        if one.contact is not Contact.CONNECTED or joined:
+            judged.append(one)
+            continue
+        began = time.monotonic()
+        try:
+            torch.join(one.address or one.host, one.port, JOIN_LIMIT_S)
+        except TorchError as error:
+            judged.append(_seen(one.host, one.address, one.port, Contact.NO_STORE, str(error), began))
+        else:
+            joined = True
+            judged.append(one)
+    return judged
+
+
+def _seen(host: str, address: str | None, port: int, contact: Contact, error: str, began: float) -> Connecting:  # noqa: PLR0913, PLR0917 - the fields of a record
+    return Connecting(
+        host=host, address=address, port=port, contact=contact, error=error, duration_s=time.monotonic() - began
+    )

@@ -1,0 +1,116 @@
+"""Runs in a process of its own, with torch: serves and joins a TCPStore, and makes a real start with Gloo.
+
+It is told what to do by lines of JSON on stdin, ``{"id": 1, "do": "join", …}``, and answers each by one on stdout, as
+they get ready: ``{"id": 1, "value": …}`` or ``{"id": 1, "error": "…"}``. The first line that it writes has id 0 and says
+that torch is there, or why not. It ends with its stdin.
+
+The start is made by a second process, forked as soon as torch is imported and before any thread is there: what crashes
+or hangs there takes nothing else with it, and torch is imported once.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.probes.rendezvous.trial import Trial, fork_trial
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PREFIX = "ddpdoctor/rendezvous/"
+"""Keeps our keys apart from those of a launcher whose store it is."""
+SERVE_LIMIT_S = 10.0
+
+
+def main() -> None:
+    """Import torch, and do what stdin says until it ends."""
+    answers = _Answers()
+    try:
+        import torch.distributed  # noqa: F401 - what everything here needs
+    except Exception as error:  # noqa: BLE001 - whatever an import can raise is what the caller must know
+        answers.give(0, error=f"torch cannot be imported: {type(error).__name__}: {_first_line(error)}")
+        return
+    servant = _Servant(fork_trial())
+    answers.give(0, value=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        # Each in a thread of its own: a call that hangs in torch holds nobody else up.
+        threading.Thread(target=_serve_one, args=(servant, request, answers), daemon=True).start()
+    # Without the destructors of torch, which may wait for a peer that is gone.
+    os._exit(0)
+
+
+def _serve_one(servant: _Servant, request: dict[str, Any], answers: _Answers) -> None:
+    number = request.pop("id")
+    try:
+        value = servant.calls[request.pop("do")](**request)
+    except Exception as error:  # noqa: BLE001 - handed to the caller, who raises it
+        answers.give(number, error=_first_line(error))
+    else:
+        answers.give(number, value=value)
+
+
+class _Answers:
+    """Writes to what was stdout; whatever torch prints goes to stderr."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stream = os.fdopen(os.dup(1), "w", buffering=1)
+        os.dup2(2, 1)
+
+    def give(self, number: int, *, value: Any = None, error: str | None = None) -> None:
+        with self._lock:
+            self._stream.write(json.dumps({"id": number, "value": value, "error": error}) + "\n")
+
+
+class _Servant:
+    """The stores that were served and joined here, and what can be asked of them."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+        self._served: Any = None
+        self._joined: Any = None
+        self.calls: dict[str, Callable[..., Any]] = {
+            "serve": self.serve, "join": self.join, "set": self.set, "look": self.look, "add": self.add,
+            "start": trial.run,
+        }  # fmt: skip
+
+    def serve(self, port: int) -> None:
+        """Serve a store on all addresses, as node 0 of a job does."""
+        from torch.distributed import TCPStore
+
+        limit = timedelta(seconds=SERVE_LIMIT_S)
+        self._served = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=limit)
+
+    def join(self, host: str, port: int, limit_s: float) -> None:
+        """Connect to a store, which checks that it is one."""
+        from torch.distributed import TCPStore
+
+        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=limit_s))
+        store.check([PREFIX])
+        self._joined = store
+
+    def set(self, key: str, value: str) -> None:
+        self._joined.set(PREFIX + key, base64.b64decode(value))
+
+    def look(self, key: str) -> str | None:
+        if not self._joined.check([PREFIX + key]):
+            return None
+        return base64.b64encode(self._joined.get(PREFIX + key)).decode()
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._joined.add(PREFIX + key, amount))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+if __name__ == "__main__":
+    main()

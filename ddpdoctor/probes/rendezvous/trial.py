@@ -1,0 +1,160 @@
+"""A real start: init_process_group with Gloo and an all-reduce, in a process that was forked for it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ELEMENTS = 2**18
+"""Of the larger all-reduce: 1 MiB of float32, many packets on any path."""
+GRACE_S = 1.0
+"""Ours: how much longer than its own limit the process may take to say what happened."""
+
+
+def fork_trial() -> Trial:
+    """Fork a process that waits to be told to start; call it before there are threads."""
+    there, here = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(there[0])
+        os.close(here[1])
+        return Trial(pid, there[1], here[0])
+    os.close(there[1])
+    os.close(here[0])
+    _wait_and_run(there[0], here[1])
+    os._exit(0)
+
+
+class Trial:
+    """The process that will make the start, from outside."""
+
+    def __init__(self, pid: int, tell: int, hear: int) -> None:
+        """Take its id, and the descriptors by which it is told and heard."""
+        self._pid, self._tell, self._hear = pid, tell, hear
+
+    def run(self, **told: Any) -> dict[str, Any]:
+        """Have it start, and return ``stage``, ``error`` (empty: all went well) and ``duration_s``.
+
+        ``told``: rank, world_size, host, port, prefix, limit_s. It is killed where it does not end in time.
+        """
+        began = time.monotonic()
+        os.write(self._tell, json.dumps(told).encode() + b"\n")
+        os.close(self._tell)
+        stages = self._listen(began + float(told["limit_s"]) + GRACE_S)
+        last = stages[-1] if stages else {"stage": "store"}
+        error = "" if last.get("done") else last.get("error") or self._end(float(told["limit_s"]))
+        return {"stage": last["stage"], "error": error, "duration_s": time.monotonic() - began}
+
+    def _listen(self, deadline: float) -> list[dict[str, Any]]:
+        """Return the stages that it told of, until it ends or the time is up."""
+        text = b""
+        while (left_s := deadline - time.monotonic()) > 0:
+            if not select.select([self._hear], [], [], left_s)[0]:
+                break
+            part = os.read(self._hear, 65536)
+            if not part:
+                break
+            text += part
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith(b"\n")]
+
+    def _end(self, limit_s: float) -> str:
+        """End it and say how it ended: by itself, or not at all."""
+        ended, status = os.waitpid(self._pid, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+            return f"the process {how}"
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        return f"it did not end within {limit_s:g} s"
+
+
+def _wait_and_run(told_by: int, tell: int) -> None:
+    with os.fdopen(told_by) as stream:
+        line = stream.readline()
+    if not line:
+        return
+    with os.fdopen(tell, "w", buffering=1) as out:
+
+        def say(**what: Any) -> None:
+            out.write(json.dumps(what) + "\n")
+
+        _Start(json.loads(line), say).run()
+
+
+class _Start:
+    """The stages of a start, each told before it begins."""
+
+    def __init__(self, told: dict[str, Any], say: Any) -> None:
+        self._told, self._say = told, say
+        self._limit = timedelta(seconds=float(told["limit_s"]))
+        self._stage = ""
+        self._joined: Any = None
+        self._sums: list[tuple[float, float]] = []
+
+    def run(self) -> None:
+        try:
+            for name, part in self._parts().items():
+                self._stage = name
+                self._say(stage=name)
+                part()
+        except Exception as error:  # noqa: BLE001 - whatever torch raises is what the start came to
+            self._say(stage=self._stage, error=str(error).strip().partition("\n")[0] or type(error).__name__)
+        else:
+            self._say(stage=self._stage, done=True)
+
+    def _parts(self) -> dict[str, Callable[[], None]]:
+        return {
+            "store": self._join,
+            "init_process_group": self._init_process_group,
+            "all_reduce": self._all_reduce,
+            "result": self._compare,
+        }
+
+    def _join(self) -> None:
+        from torch.distributed import PrefixStore, TCPStore
+
+        store = TCPStore(
+            self._told["host"], int(self._told["port"]), is_master=False, wait_for_workers=False, timeout=self._limit
+        )
+        self._joined = PrefixStore(str(self._told["prefix"]), store)
+
+    def _init_process_group(self) -> None:
+        import torch.distributed as dist
+
+        dist.init_process_group(
+            "gloo", store=self._joined, rank=int(self._told["rank"]), world_size=int(self._told["world_size"]),
+            timeout=self._limit,
+        )  # fmt: skip
+
+    def _all_reduce(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        for elements in (1, ELEMENTS):
+            values = torch.full((elements,), float(self._told["rank"] + 1))
+            dist.all_reduce(values)
+            self._sums.append((float(values.min()), float(values.max())))
+
+    def _compare(self) -> None:
+        world_size = int(self._told["world_size"])
+        wanted = world_size * (world_size + 1) / 2
+        if any(sums != (wanted, wanted) for sums in self._sums):
+            raise ValueError(f"the sum of 1 to {world_size} came out as {self._sums}")
+        self._see_off(world_size)
+
+    def _see_off(self, world_size: int) -> None:
+        """Wait for the others: one that leaves early breaks the connections of those that are not done."""
+        self._joined.add("left", 1)
+        deadline = time.monotonic() + GRACE_S
+        while int(self._joined.add("left", 0)) < world_size and time.monotonic() < deadline:
+            time.sleep(0.01)
