@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 from ddpdoctor.collect.print_streams import StreamSeen
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ddpdoctor.collect.print_columns import Column
+    from ddpdoctor.collect.print_ledger import Ledger
     from ddpdoctor.collect.print_rows import StreamKey
     from ddpdoctor.collect.print_sides import Seen
+    from ddpdoctor.model.consistency import Stream
 
 MAX_AHEAD = 8
 """Moments of a rank that are kept until others have written theirs; further ones wait in its file. Ours: ranks that
@@ -19,9 +23,10 @@ reduce gradients together are a step apart at most, so a rank that is further be
 class Paired:
     """The moments of one stream: those that wait for more ranks, and what was found in all before them."""
 
-    def __init__(self, key: StreamKey) -> None:
-        """Begin without ranks."""
+    def __init__(self, key: StreamKey, ledger: Ledger | None = None) -> None:
+        """Begin without ranks. A ``ledger`` keeps all moments for other nodes."""
         self.key = key
+        self._ledger = ledger
         self.seen = StreamSeen(key)
         self.columns: dict[int, Column] = {}
         self._pending: dict[int, dict[int, Seen]] = {}
@@ -53,6 +58,11 @@ class Paired:
                 break
             self._compare(number)
 
+    def stream(self, writers: Iterable[int]) -> Stream:
+        """Return what was found among ranks of this node: nothing where one wrote alone, and others elsewhere may."""
+        own = self.seen if len(self.seen.ranks) > 1 else StreamSeen(self.key)
+        return own.stream(writers)
+
     def oldest_of_full(self) -> int | None:
         """Return the oldest moment that waits, where a rank has no room for another; else None."""
         return min(self._pending) if any(self._room(rank) <= 0 for rank in self.columns) else None
@@ -73,5 +83,7 @@ class Paired:
     def _compare(self, number: int) -> None:
         seen = self._pending.pop(number)
         self._settled = number
-        if len(seen) > 1:
+        if self._ledger is not None:
+            self._ledger.note(self.key, number, seen)
+        if len(seen) > 1 or (self._ledger is not None and len(self.columns) == 1):
             self.seen.compare(number, seen)

@@ -59,6 +59,7 @@ class Rows:
 
     kinds: dict[What, Kind]
     digest: bytes
+    """Equal where these rows are, in their order."""
 
 
 class RowsRead:
@@ -74,7 +75,8 @@ class RowsRead:
         digest = blake2b(repr(table).encode("utf-8", "replace"), digest_size=ROOT_SIZE).digest()
         rows = self._known.get(digest)
         if rows is None:
-            rows = self._known[digest] = Rows(kinds=self._kinds(table), digest=digest)
+            kinds = self._kinds(table)
+            rows = self._known[digest] = Rows(kinds=kinds, digest=_digest(kinds))
         return rows
 
     def _kinds(self, table: list[Any]) -> dict[What, Kind]:
@@ -109,15 +111,23 @@ def read_key(table: dict[str, Any]) -> tuple[StreamKey, int]:
 def root_of(rows: Rows, prints: bytes, kinds: Iterable[What] = tuple(What)) -> bytes:
     """Return 16 bytes that are equal where tables are, and the contents of all tensors of these kinds.
 
-    With all kinds, this is what nodes would tell each other of a moment: its number (8 bytes), and one root (16 bytes)
-    for the ranks of a node that are equal, so 24 bytes a check where all are. Only where roots differ would a node send
-    the prints of one rank of each of its sides, 16 bytes a tensor, and names of rows where their digest differs too.
+    With all kinds, this is what nodes hold against each other (see ``print_ledger``). Only where roots differ does a
+    node send the prints of one rank of each of its sides, 16 bytes a tensor, and the names of their rows.
     """
     root = blake2b(key=rows.digest, digest_size=ROOT_SIZE)
     for what in kinds:
         for run in rows.kinds[what].runs if what in rows.kinds else ():
             root.update(prints[run])
     return root.digest()
+
+
+def _digest(kinds: dict[What, Kind]) -> bytes:
+    """Return what two nodes find equal, wherever in a table the rows stand that may differ."""
+    digest = blake2b(digest_size=ROOT_SIZE)
+    for kind in kinds.values():
+        for _, row in kind.rows.values():
+            digest.update(repr((row.what.value, row.name, row.part, row.shape, row.dtype)).encode("utf-8", "replace"))
+    return digest.digest()
 
 
 def _read_row(entry: Any) -> TensorRow:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.collect.print_columns import Source
+    from ddpdoctor.collect.print_ledger import Ledger
     from ddpdoctor.collect.print_rows import StreamKey
+    from ddpdoctor.model.consistency import Stream
 
 MAX_ROUNDS = 128
 """Of reading a few moments of each rank, in one look. Ours: all that a rank's files of one stream can hold."""
@@ -27,11 +29,14 @@ MAX_REASONS = 8
 class Comparer:
     """The comparison of one attempt of a job; of its ranks, while they write or later, all files count together."""
 
-    def __init__(self, folder: Path, *, check_every: int, allowed: tuple[str, ...] = ()) -> None:
-        """Take the folder of prints, and patterns of names that may differ."""
+    def __init__(
+        self, folder: Path, *, check_every: int, allowed: tuple[str, ...] = (), ledger: Ledger | None = None
+    ) -> None:
+        """Take the folder of prints, and patterns of names that may differ. A ``ledger`` keeps all for other nodes."""
         self._folder = folder
         self._check_every = check_every
         self._allowed = allowed
+        self._ledger = ledger
         self._rows_read = RowsRead(allowed)
         self._writers: dict[tuple[int, int], Writer] = {}
         self._opened: set[Path] = set()
@@ -66,13 +71,18 @@ class Comparer:
         return Consistency(
             check_every=self._check_every,
             streams=tuple(
-                paired.seen.stream(rank for rank in self._ranks.values() if rank in key.members)
+                paired.stream(rank for rank in self._ranks.values() if rank in key.members)
                 for key, paired in self._streams.items()
             ),
             allowed=self._allowed,
             bytes_written=self._bytes_written(),
             unread=tuple(f"{name}: {why}" for name, why in sorted(self._all_unread().items())[:MAX_REASONS]),
         )
+
+    def found_here(self, key: StreamKey) -> Stream:
+        """Return what the ranks of this node wrote of a stream: of one rank too, where it has no other."""
+        paired = self._streams[key]
+        return paired.seen.stream(paired.columns)
 
     def remove_files(self) -> None:
         """Remove the files of all processes that counted: what they say is known."""
@@ -134,7 +144,9 @@ class Comparer:
         paired = self._streams.get(source.key)
         before = paired.columns.get(source.rank) if paired is not None else None
         if paired is None or (before is not None and _ended_before(before.writer, writer)):
-            paired = self._streams[source.key] = Paired(source.key)  # of several jobs in a row, the last
+            if self._ledger is not None:
+                self._ledger.restart(source.key)
+            paired = self._streams[source.key] = Paired(source.key, self._ledger)  # of several jobs in a row, the last
         elif before is not None and before.writer != writer:
             self._torn.add(source.key)
             del self._streams[source.key]
