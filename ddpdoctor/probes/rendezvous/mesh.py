@@ -86,7 +86,7 @@ class _Mesh:
         )
         self._lost = Lost(limit_s=FAILURES * limits.stall_s)
         self._visitor = Visitor(
-            own=own,
+            own,
             connect_s=limits.connect_s,
             pace=self._pace,
             lost=Lost(limit_s=FAILURES * limits.stall_s),

@@ -13,7 +13,7 @@ import socket
 import struct
 import time
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.exchange.reach import describe
@@ -36,6 +36,10 @@ LARGE_BYTES = 4 * 2**20
 PART_BYTES = 16 * 2**10
 """Ours, and the least of a large payload: two full packets of 9,000 bytes, eleven of 1,500."""
 LOOK_EVERY_S = 0.25
+FAST_S, AGAIN_S = 0.05, 0.5
+"""Ours: a large payload that took longer than the first is sent again, as long as less than the second was spent."""
+MUCH_SLOWER = 2.5
+"""Ours: and only where it is by so much slower than another one from the same node; half of what is judged slow."""
 LONGEST_STALLS = 3
 """Ours: a payload that gets on may take so many times what one may stand still."""
 _PART = os.urandom(PART_BYTES)
@@ -62,6 +66,33 @@ class Pace:
     """A large payload ends here, whatever it has come to: a slow link is slow in a short one too."""
 
 
+def send_large(connection: socket.socket, pace: Pace, fastest: float) -> Transfer:
+    """Send a large payload; again, where it was slow, to tell a slow link from a process that had to wait for a CPU.
+
+    ``fastest`` is the best rate from here so far, in bytes a second. Returns the fastest payload, or the one that
+    failed; segments are counted over all of them.
+    """
+    before, started = read_tcp_counts(connection), time.monotonic()
+    best = send_payload(connection, LARGE_BYTES, pace)
+    while _is_worth_another(best, fastest) and time.monotonic() - started < min(AGAIN_S, pace.send_s):
+        one_more = send_payload(connection, LARGE_BYTES, pace)
+        best = max(best, one_more, key=rate_of) if one_more.contact is Contact.CONNECTED else one_more
+    after = read_tcp_counts(connection)
+    return replace(
+        best, retransmitted=_grown(before.retransmitted, after.retransmitted), sent=_grown(before.sent, after.sent)
+    )
+
+
+def _is_worth_another(best: Transfer, fastest: float) -> bool:
+    slow = best.duration_s is not None and best.duration_s > FAST_S
+    return slow and (not fastest or rate_of(best) * MUCH_SLOWER < fastest)
+
+
+def rate_of(transfer: Transfer) -> float:
+    """Return bytes a second; 0 for a payload that did not get through."""
+    return transfer.size_bytes / transfer.duration_s if transfer.duration_s else 0.0
+
+
 def send_payload(connection: socket.socket, size_bytes: int, pace: Pace) -> Transfer:
     """Send one payload of at most that size and hear the answer; a failure is told in what comes back."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
@@ -72,6 +103,8 @@ def send_payload(connection: socket.socket, size_bytes: int, pace: Pace) -> Tran
         sending.run(size_bytes)
     except Damaged as damaged:
         contact, error = Contact.FAILED, str(damaged)
+    except TimeoutError as stalled:
+        contact, error = Contact.NO_ANSWER, str(stalled)
     except OSError as failed:
         contact, error = contact_of(failed), describe(failed)
     return _told(sending, before, contact, error)

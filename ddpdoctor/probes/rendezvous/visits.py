@@ -15,12 +15,13 @@ from ddpdoctor.probes.rendezvous.contacts import contact_of
 from ddpdoctor.probes.rendezvous.payloads import (
     ENOUGH,
     GO,
-    LARGE_BYTES,
     SMALL_BYTES,
     Busy,
     Pace,
     greet,
     pack_hello,
+    rate_of,
+    send_large,
     send_payload,
 )
 
@@ -49,22 +50,21 @@ class Target:
     """Why it cannot be visited; empty: it can."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Visitor:
     """Visits targets in the order in which they are given."""
 
-    own: int
-    connect_s: float
-    pace: Pace
-    lost: Lost
-    deadline: float
-    """Of time.monotonic: what has not begun by then is left out."""
+    def __init__(self, own: int, *, connect_s: float, pace: Pace, lost: Lost, deadline: float) -> None:
+        """Take this node's number and what it may spend; what has not begun by the deadline is left out."""
+        self._own, self._pace, self._lost = own, pace, lost
+        self._connect_s, self._deadline = connect_s, deadline
+        self._fastest = 0.0
+        """Bytes a second of a large payload so far."""
 
     def visit(self, targets: Sequence[Target]) -> tuple[NodePair, ...]:
         """Return what came of each."""
         open_targets = [target for target in targets if not target.obstacle]
         places = [(target.publication.address, target.port) for target in open_targets]
-        attempts = dict(zip(map(id, open_targets), connect_all(places, self.connect_s), strict=True))
+        attempts = dict(zip(map(id, open_targets), connect_all(places, self._connect_s), strict=True))
         return tuple(self._visit(target, attempts.get(id(target))) for target in targets)
 
     def _visit(self, target: Target, attempt: Attempt | None) -> NodePair:
@@ -75,14 +75,14 @@ class Visitor:
         pair = self._send(pair, target, attempt.connection)
         broken = not all(map(_went_well, (pair.connecting, pair.small, pair.large)))
         if broken:
-            self.lost.spent_s += time.monotonic() - started
+            self._lost.spent_s += time.monotonic() - started
             attempt.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
         attempt.connection.close()
         return pair
 
     def _pair(self, target: Target, attempt: Attempt | None) -> NodePair:
         return NodePair(
-            source=self.own,
+            source=self._own,
             target=target.publication.number,
             address=target.publication.address,
             port=target.port,
@@ -92,11 +92,11 @@ class Visitor:
         )
 
     def _send(self, pair: NodePair, target: Target, connection: socket.socket) -> NodePair:
-        left_s = self.deadline - time.monotonic()
-        if self.lost.enough or left_s <= 0:
-            return replace(pair, skipped=SOURCE_FAILS if self.lost.enough else NO_TIME)
+        left_s = self._deadline - time.monotonic()
+        if self._lost.enough or left_s <= 0:
+            return replace(pair, skipped=SOURCE_FAILS if self._lost.enough else NO_TIME)
         try:
-            word = greet(connection, pack_hello(target.ticket, self.own), self.pace.stall_s, left_s)
+            word = greet(connection, pack_hello(target.ticket, self._own), self._pace.stall_s, left_s)
         except Busy as busy:
             return replace(pair, skipped=str(busy))
         except OSError as error:
@@ -104,10 +104,12 @@ class Visitor:
         return self._send_payloads(pair, connection) if word == GO else _turned_away(pair, word)
 
     def _send_payloads(self, pair: NodePair, connection: socket.socket) -> NodePair:
-        small = send_payload(connection, SMALL_BYTES, self.pace)
+        small = send_payload(connection, SMALL_BYTES, self._pace)
         if small.contact is not Contact.CONNECTED:
             return replace(pair, small=small)
-        return replace(pair, small=small, large=send_payload(connection, LARGE_BYTES, self.pace))
+        large = send_large(connection, self._pace, self._fastest)
+        self._fastest = max(self._fastest, rate_of(large))
+        return replace(pair, small=small, large=large)
 
 
 def _turned_away(pair: NodePair, word: bytes) -> NodePair:
