@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ddpdoctor.model.findings import Confidence, Finding, Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.majority import host_list
 from ddpdoctor.rules.registry import rule
 from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
 from .causes import clues_of
 from .clues import fix_of, sentences
+from .members import hosts_of_nodes, never_came, node_words, ranks_of
+from .missing_nodes import judge_missing_nodes
 from .places import standing_places
-from .scene import Cause, Scene, timeout_ns
+from .reached import CHECK, failing, reach_fix, reached_words
+from .scene import Cause, Scene
 from .states import Doing
-from .words import seconds, verb
+from .words import verb
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.nodes import NodeSeen
 
 
 @rule("DD606", "stopped", Severity.ERROR, "The process of a rank is frozen")
@@ -105,23 +114,29 @@ def check_missing(scene: Scene) -> Ruling:
     ## How it is recognised
 
     Ranks wait in `init_process_group`, and no process with the missing ranks' numbers was ever seen. A rank that runs
-    and is held up before `init_process_group` is `stuck` instead.
+    and is held up before `init_process_group` is `stuck` instead. Of several nodes: a node of which no `ddpdoctor wrap`
+    was heard while the launchers wait, or all were heard and no launcher starts ranks. What this node sees of the place
+    where they are to meet (does the name resolve, is a connection taken) is evidence.
 
     ## How sure
 
-    High on one node. With several nodes a rank may run elsewhere, unseen: low, and the job is not stopped.
+    High where every node's ranks are seen, or a node did not come. Medium where one node hears nothing of the others,
+    and so cannot tell which of them are there. Where ranks may run that no ddpdoctor sees: low, and the job is not
+    stopped.
 
     ## What to do
 
     Compare the world size that the script passes with the number of ranks that were started. On several nodes look
-    at the nodes that are named: were they started, with the same `--rdzv-endpoint` and `--nnodes`?
+    at the nodes that are named: were they started, with the same `--rdzv-endpoint`, `--rdzv-id` and `--nnodes`? Then
+    run `ddpdoctor check-rendezvous` on every node. Where nodes may come later than `--hang-timeout`, raise it.
 
     ## Example
 
         rank 3 never came: ranks 0-2 wait in init_process_group for a world of 4
+        node 1 (node1) never came, and the launcher here waits for 300 s
     """
-    if scene.cause is Cause.NONE and not scene.states and scene.job.nnodes > 1:
-        return _missing_nodes(scene)
+    if scene.cause is Cause.NONE and not scene.states and (scene.job.nnodes > 1 or scene.job.members is not None):
+        return judge_missing_nodes(scene)
     if scene.cause not in (Cause.HANG, Cause.NONE):
         return Ruling(skipped=scene.cause.value)
     absent = scene.waits.absent
@@ -142,60 +157,55 @@ def _missing(scene: Scene, absent: tuple[int, ...]) -> Ruling:
     seen += [f"the launcher was asked to start {asked} ranks here"] if asked is not None else []
     doubled = _duplicates(scene)
     alone = scene.sees_all
+    absent_nodes = [node for node in never_came(scene.job) if set(ranks_of(scene.job, (node,), ())) & set(absent)]
     finding = Finding(
         code="DD607",
         kind="missing",
         severity=Severity.ERROR,
         confidence=Confidence.HIGH if alone else Confidence.LOW,
         ranks=absent,
+        hosts=hosts_of_nodes(absent_nodes),
         summary=f"{rank_list(absent)} never came, and {rank_list(scene.waits.waiters)} "
         f"{verb(scene.waits.waiters, 'waits', 'wait')} for a world of {scene.world}"
         + "".join(f"; {sentence}" for sentence in doubled[:1]),
-        evidence=(*seen, *doubled),
-        fix=_missing_fix(alone=alone, doubled=bool(doubled)),
+        evidence=(*seen, *doubled, *_node_words(scene, absent_nodes), *reached_words(scene.job.reached)),
+        fix=_missing_fix(scene, absent_nodes, alone=alone, doubled=bool(doubled)),
     )
     return Ruling(findings=(finding,), certain=alone and scene.stands_still(()))
 
 
-def _missing_fix(*, alone: bool, doubled: bool) -> str:
+def _node_words(scene: Scene, absent_nodes: list[NodeSeen]) -> list[str]:
+    return [
+        f"nothing was heard of {node_words(scene.job, (node,))}" + (f": {node.why}" if node.why else "")
+        for node in absent_nodes[: say.MAX_CLASSES]
+    ]
+
+
+def _missing_fix(scene: Scene, absent_nodes: list[NodeSeen], *, alone: bool, doubled: bool) -> str:
     if doubled:
         return "give each process a rank number of its own: pass on RANK, as the launcher sets it, to rank="
+    if absent_nodes:
+        hosts = hosts_of_nodes(absent_nodes)
+        where = f" on {host_list(hosts)}" if hosts else ""
+        return f"see whether the job was started{where}, with the same endpoint and world size; {CHECK}"
     if alone:
         return "start as many ranks as the world size says (--nproc-per-node, --nnodes, or world_size= in the script)"
-    return "see whether the other nodes were started, and with the same endpoint and number of nodes"
+    bad = failing(scene.job.reached)
+    if bad is not None:
+        return reach_fix(bad, scene.job.host or "this node")
+    return f"see whether the other nodes were started, and with the same endpoint and number of nodes; {CHECK}"
 
 
 def _duplicates(scene: Scene) -> list[str]:
     """Return which rank numbers more than one process of the same attempt has taken."""
-    pids: dict[tuple[int, int], set[int]] = {}
+    taken: dict[tuple[int, int], set[tuple[str, int]]] = {}
     for rank in scene.job.ranks:
         if rank.pid is not None:
-            pids.setdefault((rank.attempt, rank.rank), set()).add(rank.pid)
+            taken.setdefault((rank.attempt, rank.rank), set()).add((rank.host, rank.pid))
+    several = len({rank.host for rank in scene.job.ranks}) > 1
     return [
-        f"{len(found)} processes took the number of rank {number}: {', '.join(map(str, sorted(found)))}"
-        for (_, number), found in sorted(pids.items())
+        f"{len(found)} processes took the number of rank {number}: "
+        + ", ".join(f"{pid} on {host}" if several else str(pid) for host, pid in sorted(found))
+        for (_, number), found in sorted(taken.items())
         if len(found) > 1
     ]
-
-
-def _missing_nodes(scene: Scene) -> Ruling:
-    job = scene.job
-    if job.node_rank is None or not job.local_ranks_expected or job.world_size is None:
-        return Ruling(inconclusive="which ranks this node should have is not known")
-    if job.now_ns - job.launched_ns < timeout_ns(job):
-        return Ruling(inconclusive="the launcher has not waited for the hang timeout yet")
-    first = job.node_rank * job.local_ranks_expected
-    here = range(first, first + job.local_ranks_expected)
-    elsewhere = tuple(n for n in range(job.world_size) if n not in here)
-    finding = Finding(
-        code="DD607",
-        kind="missing",
-        severity=Severity.ERROR,
-        confidence=Confidence.LOW,
-        ranks=elsewhere,
-        summary=f"the launcher of node {job.node_rank} waits for other nodes: no rank has started "
-        f"{seconds(job.now_ns - job.launched_ns)}",
-        evidence=(f"{job.nnodes} nodes were asked for; their {rank_list(elsewhere)} cannot be seen from here",),
-        fix="see whether the other nodes were started, and whether they reach this node's --rdzv-endpoint",
-    )
-    return Ruling(findings=(finding,))

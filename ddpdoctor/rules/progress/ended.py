@@ -13,6 +13,7 @@ from ddpdoctor.rules.ruling import Ruling
 from . import evidence as say
 from .clues import fix_of, sentences
 from .failures import Failure, failure_line, same_bug
+from .lost import judge_lost
 from .memory_causes import memory_clues
 from .places import places
 from .scene import Cause, Scene
@@ -139,14 +140,19 @@ def check_killed(scene: Scene) -> Ruling:
     SIGKILL comes from outside: the kernel's OOM killer, a batch system, a person. SIGSEGV, SIGBUS, SIGFPE, SIGILL and
     SIGABRT come from the rank's own native code: a library, an extension, a full `/dev/shm` (SIGBUS).
 
+    A whole node is killed likewise: its machine goes down, its processes are killed, or its network is cut.
+
     ## How it is recognised
 
     The signal that the process died of, the kernel's counter of OOM kills, and the dump that a fatal signal leaves.
-    A SIGABRT inside a collective that a peer's wrong call caused is judged as `mismatch`.
+    A SIGABRT inside a collective that a peer's wrong call caused is judged as `mismatch`. Of a node: the `ddpdoctor
+    wrap` on it was heard and is silent now, without having said that it ends, and the ranks on the other nodes wait for
+    its ranks, or have lost their connections to them. Whether the host itself still answers is tried.
 
     ## How sure
 
-    High; low for SIGABRT inside a collective, which often hits a rank that is innocent.
+    High; low for SIGABRT inside a collective, which often hits a rank that is innocent. Medium where one node hears
+    nothing of the only other one: either may be the one that is cut off.
 
     ## What to do
 
@@ -156,7 +162,10 @@ def check_killed(scene: Scene) -> Ruling:
     ## Example
 
         rank 2 was killed by SIGKILL; the last line seen is in main at train.py:9
+        node 1 (node1) died or was cut off: nothing was heard of it for 12 s, and ranks 0 and 1 wait in vain
     """
+    if scene.cause is Cause.NODE_LOST:
+        return judge_lost(scene)
     root = scene.root_failure
     if scene.cause is not Cause.FAILURE or root is None:
         return Ruling(skipped=scene.cause.value) if scene.cause is not Cause.NONE else Ruling()

@@ -13,6 +13,7 @@ from .differences import Difference, find_difference
 from .failures import Failure, find_failures
 from .gave_up import all_gave_up
 from .groups import Position, group_table, position_of, world_of
+from .members import are_all_told, lost_nodes, without_stale
 from .places import is_file
 from .states import NATIVE_PHASES, OVER, Doing, State, final_error, settle, states_of
 from .waits import Waits, find_waits
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from ddpdoctor.model.facts import Job, Rank
+    from ddpdoctor.model.nodes import NodeSeen
 
 _DETAIL_SAYS = "Detected mismatch between collectives on ranks"
 """How torch begins what it raises on all ranks under DETAIL. Who is to blame it does not say."""
@@ -35,6 +37,7 @@ class Cause(Enum):
     EARLY_EXIT = "a rank ended while others waited for it"
     FAILURE = "a rank failed by itself"
     CONFLICT = "ranks disagree about a collective"
+    NODE_LOST = "nothing is heard of a node any more"
     HANG = "ranks wait"
 
 
@@ -53,6 +56,8 @@ class Scene:
     quiet: frozenset[int]
     """Living ranks that have made no progress for the hang timeout, or for which progress does not count."""
     early: tuple[int, ...]
+    lost: tuple[NodeSeen, ...]
+    """Nodes that came and of which nothing more is heard."""
     cause: Cause
 
     @property
@@ -73,8 +78,11 @@ class Scene:
     @property
     def sees_all(self) -> bool:
         """Whether ranks that are not here cannot be on another node."""
-        alone = self.job.nnodes <= 1 and not self.job.may_run_elsewhere
-        return alone or len(self.states) >= self.world
+        if len(self.states) >= self.world:
+            return True
+        if self.job.members is not None:
+            return are_all_told(self.job)
+        return self.job.nnodes <= 1 and not self.job.may_run_elsewhere
 
     def rank(self, number: int) -> Rank:
         """Return the facts of a rank."""
@@ -117,7 +125,8 @@ def _is_quiet(job: Job, rank: Rank) -> bool:
 
 def build_scene(job: Job) -> Scene:
     """Work out the states, waits, conflicts and failures of a job."""
-    job = replace(job, ranks=tuple(map(settle, job.ranks)))
+    lost = lost_nodes(job, moment(job))
+    job = without_stale(replace(job, ranks=tuple(map(settle, job.ranks))), lost)
     states = states_of(job)
     world = world_of(job)
     detail = job.debug_level.upper() == "DETAIL"
@@ -134,6 +143,7 @@ def build_scene(job: Job) -> Scene:
         conflict = None  # they wait for one that has not come: others may have no part in this group
     difference = find_difference([state.rank for state in states.values()], table, world)
     early = _early(states, waits, failures)
+    is_lost = bool(lost) and _follows_from_loss(states, waits, conflict, failures)
     strict = must_be_quiet(job, failures)
     quiet = frozenset(
         n for n, s in states.items() if s.doing not in OVER and (not strict or _is_quiet(job, s.rank))
@@ -149,7 +159,10 @@ def build_scene(job: Job) -> Scene:
         failures=failures,
         quiet=quiet,
         early=early,
-        cause=Cause.MODEL
+        lost=lost,
+        cause=Cause.NODE_LOST
+        if is_lost and not early
+        else Cause.MODEL
         if difference is not None and _follows_from_model(states, waits, conflict, failures)
         else _cause(states, waits, conflict, failures, early),
     )
@@ -209,6 +222,17 @@ def _follows_from_model(
     in_ddp = any(s.doing is Doing.NATIVE and s.call is not None and s.call.op in NATIVE_PHASES for s in states.values())
     held_up = root is None and conflict is None and any(states[n].doing not in OVER for n in waits.blockers)
     return in_ddp and not held_up and (root is None or root.call is not None)
+
+
+def _follows_from_loss(
+    states: Mapping[int, State], waits: Waits, conflict: Conflict | None, failures: tuple[Failure, ...]
+) -> bool:
+    """Return whether the ranks that are left do what a loss of others makes: they wait for those, or fail with them."""
+    root = _root_failure(failures)
+    if conflict is not None or (root is not None and root.call is None):
+        return False
+    held_up = root is None and bool(waits.blockers)
+    return not held_up and (root is not None or bool(waits.absent) or not states)
 
 
 def _cause(

@@ -1,0 +1,128 @@
+"""DD605 of a whole node: it died, or was cut off from the others, while the job ran."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.nodes import Presence
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.reaching import Contact
+from ddpdoctor.rules.majority import host_list
+from ddpdoctor.rules.ruling import Ruling
+
+from . import evidence as say
+from .members import hosts_of_nodes, is_alone, node_words, others_of, ranks_of
+from .reached import attempts_at, reached_words
+from .scene import Scene, moment, must_be_quiet, timeout_ns
+from .words import seconds, verb
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.nodes import NodeSeen
+
+_UP = frozenset({Contact.CONNECTED, Contact.REFUSED, Contact.RESET, Contact.NO_STORE})
+"""What only a host that runs and is reached answers with."""
+
+
+def judge_lost(scene: Scene) -> Ruling:
+    """Report the nodes of which nothing is heard any more, where the ranks that are left cannot go on without them."""
+    if must_be_quiet(scene.job, scene.failures) and not _stands(scene):
+        return Ruling(inconclusive="the ranks that are left have not waited for the hang timeout yet")
+    lost = _blamed(scene)
+    cut_off = _is_cut_off(scene)
+    own = (scene.job.host,) if cut_off and scene.job.host else ()
+    unseen = set(range(scene.world)) - set(scene.states)
+    finding = Finding(
+        code="DD605",
+        kind="killed",
+        severity=Severity.ERROR,
+        confidence=_confidence(scene, cut_off=cut_off),
+        ranks=() if own else ranks_of(scene.job, lost, unseen),
+        hosts=own or hosts_of_nodes(lost),
+        summary=_summary(scene, lost, cut_off=cut_off),
+        evidence=(
+            *(sentence for node in lost for sentence in _seen_words(scene, node)),
+            *reached_words(scene.job.reached),
+            *say.classes(scene, sorted(scene.states)),
+            *say.cascade_words(scene.failures, ()),
+        ),
+        fix=_fix(scene, lost, cut_off=cut_off),
+    )
+    return Ruling(findings=(finding,), certain=scene.stands_still(()))
+
+
+def _stands(scene: Scene) -> bool:
+    """Return whether nobody who is left has got on for the hang timeout; without ranks, whether none has started."""
+    if not scene.states:
+        return scene.job.now_ns - scene.job.launched_ns >= timeout_ns(scene.job)
+    return scene.waited_long() and set(scene.living) <= scene.quiet
+
+
+def _blamed(scene: Scene) -> tuple[NodeSeen, ...]:
+    """Return the lost nodes that do not answer; where all do, or none was tried, all of them.
+
+    A member that hears nothing of the first hears nothing of those either that only the first told of.
+    """
+    silent = tuple(node for node in scene.lost if not _answers(scene, node))
+    return silent if is_alone(scene.job) and silent else scene.lost
+
+
+def _answers(scene: Scene, node: NodeSeen) -> bool:
+    return any(attempt.contact in _UP for attempt in attempts_at(scene.job.reached, node.host))
+
+
+def _is_cut_off(scene: Scene) -> bool:
+    """Return whether it is this very node: of several others none answers, though each was tried."""
+    others = others_of(scene.job)
+    tried = [attempts_at(scene.job.reached, node.host) for node in others]
+    hosts = {node.host for node in others}
+    return is_alone(scene.job) and len(hosts) > 1 and all(tried) and not any(_answers(scene, n) for n in others)
+
+
+def _confidence(scene: Scene, *, cut_off: bool) -> Confidence:
+    if is_alone(scene.job) and not cut_off:
+        return Confidence.MEDIUM  # with one other node, either may be the one that is cut off
+    return Confidence.HIGH
+
+
+def _summary(scene: Scene, lost: tuple[NodeSeen, ...], *, cut_off: bool) -> str:
+    waiters = scene.waits.waiters
+    waiting = f", and {rank_list(waiters)} {verb(waiters, 'waits', 'wait')}{_where(scene)} in vain" if waiters else ""
+    if cut_off:
+        return f"this node ({scene.job.host}) is cut off from {host_list(hosts_of_nodes(lost))}: none of them answers"
+    who = node_words(scene.job, lost)
+    silent = seconds(max(moment(scene.job) - (node.heard_ns or moment(scene.job)) for node in lost))
+    if all(_answers(scene, node) for node in lost):
+        return f"the job on {who} is gone, though the host answers{waiting}"
+    left = [node.status for node in lost if node.presence is Presence.LEFT]
+    if left:
+        return f"{who} ended with status {left[0]}, and what its ranks did was not told{waiting}"
+    heard = f": nothing was heard of {'it' if len(lost) == 1 else 'them'} {silent}".rstrip() if silent else ""
+    return f"{who} died or {verb(range(len(lost)), 'was', 'were')} cut off{heard}{waiting}"
+
+
+def _where(scene: Scene) -> str:
+    calls = {state.call.op for n in scene.waits.waiters if (state := scene.states[n]).call is not None}
+    return f" in {calls.pop()}" if len(calls) == 1 else ""
+
+
+def _seen_words(scene: Scene, node: NodeSeen) -> list[str]:
+    who = node_words(scene.job, (node,))
+    found = [f"{who}: {node.why}"] if node.why else []
+    unseen = set(range(scene.world)) - set(scene.states)
+    ranks = ranks_of(scene.job, (node,), ()) if node.ranks else tuple(sorted(unseen))
+    if ranks and (node.ranks or len(scene.lost) == 1):
+        found.append(f"{who} has {rank_list(ranks)}")
+    return found
+
+
+def _fix(scene: Scene, lost: tuple[NodeSeen, ...], *, cut_off: bool) -> str:
+    if cut_off:
+        return f"look at the network of {scene.job.host}: ip -s link show; nft list ruleset; dmesg"
+    where = host_list(hosts_of_nodes(lost)) if hosts_of_nodes(lost) else "the node"
+    if all(_answers(scene, node) for node in lost):
+        return f"find out on {where} what ended the job there: dmesg, the batch system's log, who sent a SIGKILL"
+    return (
+        f"look whether {where} runs (its console, sinfo, kubectl get nodes), then at its network: ip -s link show; "
+        "nft list ruleset; dmesg"
+    )

@@ -1,0 +1,109 @@
+"""The nodes of a job as the rules see them: which never came, which were lost, and what ranks those had."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.facts import Life
+from ddpdoctor.model.nodes import Presence
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.majority import host_list
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ddpdoctor.model.facts import Job, Rank
+    from ddpdoctor.model.nodes import NodeSeen
+
+
+def others_of(job: Job) -> tuple[NodeSeen, ...]:
+    """Return the members other than the one whose view this is."""
+    members = job.members
+    return tuple(node for node in members.nodes if node.number != members.own) if members is not None else ()
+
+
+def have_met(job: Job) -> bool:
+    """Return whether all nodes have come for certain, whatever was heard of them.
+
+    A launcher that brings nodes together starts no rank before; and ``init_process_group`` returns on no rank before.
+    """
+    by_launcher = job.members is not None and not job.members.of_ranks
+    return any(rank.initialized for rank in job.ranks) or (by_launcher and bool(job.ranks))
+
+
+def never_came(job: Job) -> tuple[NodeSeen, ...]:
+    """Return the members that have not come. One that was not heard, of nodes that have met, is only not seen."""
+    if have_met(job):
+        return ()
+    return tuple(node for node in others_of(job) if node.presence is Presence.ABSENT)
+
+
+def lost_nodes(job: Job, moment_ns: int) -> tuple[NodeSeen, ...]:
+    """Return the members that came and of which nothing more was heard; also those that left badly and told nothing."""
+    return tuple(node for node in others_of(job) if _is_lost(node) and (node.heard_ns or 0) <= moment_ns)
+
+
+def _is_lost(node: NodeSeen) -> bool:
+    if node.presence is Presence.SILENT:
+        return True
+    return node.presence is Presence.LEFT and not node.gathered and node.status not in (0, None)
+
+
+def is_alone(job: Job) -> bool:
+    """Return whether this is the view of one node that hears nothing of any other."""
+    return job.members is not None and job.members.alone_since_ns is not None
+
+
+def are_all_told(job: Job) -> bool:
+    """Return whether every member's ranks are among the facts, or cannot exist since the member never came."""
+    gone = {node.number for node in never_came(job)}
+    return not is_alone(job) and all(node.gathered or node.number in gone for node in others_of(job))
+
+
+def without_stale(job: Job, lost: Iterable[NodeSeen]) -> Job:
+    """Return a job without the ranks that were last seen alive on nodes that have been lost since."""
+    lost = tuple(lost)
+    told = {number for node in lost for number in _told(job, node)}
+    hosts = {node.host for node in lost if not _told(job, node)}
+
+    def is_stale(rank: Rank) -> bool:
+        return rank.life is Life.RUNNING and (rank.rank in told or rank.host in hosts)
+
+    return replace(job, ranks=tuple(rank for rank in job.ranks if not is_stale(rank))) if lost else job
+
+
+def _told(job: Job, node: NodeSeen) -> tuple[int, ...]:
+    """Return the ranks that a member is known to have."""
+    is_rank = job.members is not None and job.members.of_ranks
+    return node.ranks or ((node.number,) if is_rank else ())
+
+
+def ranks_of(job: Job, nodes: Sequence[NodeSeen], unseen: Iterable[int]) -> tuple[int, ...]:
+    """Return the ranks of nodes: as those told, else by their numbers, else all that nobody has seen.
+
+    Numbers are node ranks where the launch gave them; nodes that never came have the last ones anyway.
+    """
+    found: set[int] = set()
+    each = job.local_ranks_expected
+    for node in nodes:
+        told = _told(job, node)
+        if not told and each and (job.node_rank is not None or node.presence is Presence.ABSENT):
+            told = tuple(range(node.number * each, (node.number + 1) * each))
+        found.update(told or unseen)
+    return tuple(sorted(found))
+
+
+def hosts_of_nodes(nodes: Iterable[NodeSeen]) -> tuple[str, ...]:
+    """Return the hosts of nodes, where they are known, each once."""
+    return tuple(dict.fromkeys(node.host for node in nodes if node.host))
+
+
+def node_words(job: Job, nodes: Sequence[NodeSeen]) -> str:
+    """Return "node 1 (dd1)", "node 1", "nodes dd1 and dd2", or of single ranks "rank 3 on dd1"."""
+    hosts = hosts_of_nodes(nodes)
+    if job.members is not None and job.members.of_ranks:
+        return rank_list(node.number for node in nodes) + (f" on {host_list(hosts)}" if hosts else "")
+    if len(nodes) == 1:
+        return f"node {nodes[0].number}" + (f" ({hosts[0]})" if hosts else "")
+    return f"nodes {host_list([node.host or str(node.number) for node in nodes])}"
