@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
-from ddpdoctor.exchange.hub_wire import LENGTH, TIMES, Operation, Status, pack_request
+from ddpdoctor.exchange.hub_wire import LENGTH, MAX_KEY_BYTES, MAX_VALUE_BYTES, TIMES, Operation, Status, pack_request
 from ddpdoctor.exchange.store import StoreError
 
 CALL_LIMIT_S = 10.0
@@ -78,6 +78,8 @@ class Room(ABC):
         """Return the answer to a request, both without their length; raises ``StoreError``."""
 
     def _call(self, operation: Operation, key: str, value: bytes) -> bytes | None:
+        if len(value) > MAX_VALUE_BYTES or len(key.encode()) > MAX_KEY_BYTES:
+            raise StoreError(f"{key[:MAX_KEY_BYTES]} is over the limit of what a message may hold")
         answer = self.ask(pack_request(operation, key, value)[LENGTH.size :])
         if not answer:
             raise self._misled(key)

@@ -40,7 +40,13 @@ class Hub:
     """Serves from the start of its life until ``close``."""
 
     def __init__(
-        self, port: int | None, token: bytes, *, one_host: bool = False, clock: Callable[[], float] = time.monotonic
+        self,
+        port: int | None,
+        token: bytes,
+        *,
+        one_host: bool = False,
+        max_peers: int = MAX_PEERS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Listen and start the thread; raises ``StoreError`` where the port cannot be had.
 
@@ -48,7 +54,7 @@ class Hub:
         """
         self.strangers = 0
         """Connections that did not hold the token."""
-        self._token, self._clock = token, clock
+        self._token, self._clock, self._max_peers = token, clock, max_peers
         self._desk = Desk()
         self._peers: dict[socket.socket, Peer] = {}
         self._listener = None if port is None else _listen(port, one_host=one_host)
@@ -127,12 +133,19 @@ class Hub:
             self._selector.unregister(self._listener)
             self._resume_at = now_s + TICK_S
             return
-        if len(self._peers) >= MAX_PEERS:
+        if len(self._peers) >= self._max_peers and not self._drop_a_stranger():
             connection.close()
             return
         connection.settimeout(0)
         self._peers[connection] = Peer(connection, self._token, now_s)
         self._selector.register(connection, selectors.EVENT_WRITE)
+
+    def _drop_a_stranger(self) -> bool:
+        """Drop the oldest that has not proven itself, so that no number of them keeps others out."""
+        stranger = next((peer for peer in self._peers.values() if not peer.proven), None)
+        if stranger is not None:
+            self._drop(stranger)
+        return stranger is not None
 
     def _move(self, peer: Peer, mask: int) -> None:
         now_s = self._clock()

@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import stat
+import zlib
 from typing import TYPE_CHECKING
 
 from ddpdoctor.exchange.letters import LINE_BYTES, MAX_LETTER_BYTES, ROOM_BYTES
@@ -61,7 +62,7 @@ class FolderInbox:
     def __init__(self, path: Path) -> None:
         """Take the shared folder."""
         self._folder = path / FOLDER
-        self._seen: dict[str, bytes] = {}
+        self._seen: dict[str, int] = {}
 
     def open(self, room: bytes) -> None:
         """Say that this room is served; what was left for a former one is taken away."""
@@ -76,9 +77,9 @@ class FolderInbox:
         """Return what has come since."""
         for name in self._names():
             letter = _read(self._folder / name) if _ASKED.fullmatch(name) else None
-            if letter and letter != self._seen.get(name):
-                # Of a large one the beginning tells it from the former: line, number and signature.
-                self._seen[name] = letter if len(letter) < 4096 else b""
+            # All of it counts: one that is seen half written has its size and its beginning already.
+            if letter and (seen := zlib.crc32(letter)) != self._seen.get(name):
+                self._seen[name] = seen
                 yield letter
 
     def reply(self, line: bytes, letter: bytes) -> None:
@@ -112,14 +113,16 @@ def _read(path: Path) -> bytes | None:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
-    with os.fdopen(file, "rb") as opened:
+    try:
         seen = os.fstat(file)
         if not stat.S_ISREG(seen.st_mode) or seen.st_size > MAX_LETTER_BYTES:
             return None
-        try:
+        with os.fdopen(file, "rb", closefd=False) as opened:
             return opened.read(MAX_LETTER_BYTES + 1)
-        except OSError:
-            return None
+    except OSError:
+        return None
+    finally:
+        os.close(file)
 
 
 def _write(path: Path, data: bytes) -> None:

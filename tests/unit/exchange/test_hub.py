@@ -188,6 +188,23 @@ def test_who_proves_nothing_is_hung_up_on_in_time():
     served.close()
 
 
+def test_strangers_do_not_keep_out_who_holds_the_token():
+    """Where all places are taken, the one that has not proven itself for longest loses its own."""
+    served = Hub(0, TOKEN, one_host=True, max_peers=3)
+    first = client(served)
+    strangers = [connect(served)[0] for _ in range(2)]
+    second = client(served)
+    assert is_hung_up(strangers[0])
+    third = client(served)
+    assert is_hung_up(strangers[1])
+    assert [one.add("n", 1) for one in (first, second, third)] == [1, 2, 3]
+    # All have proven themselves: who comes now is the one too many.
+    with pytest.raises(StoreError):
+        client(served, limit_s=0.2)
+    assert first.add("n", 1) == 4
+    served.close()
+
+
 def test_a_request_that_drips_in_has_one_deadline_for_all_of_it():
     here, there = socket.socketpair()
     with here, there:

@@ -1,0 +1,284 @@
+"""Letters by way of a store or a folder that others reach too: none is forged, none counts twice, none does harm."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from ddpdoctor.exchange.framing import BadMessage
+from ddpdoctor.exchange.hub_wire import LENGTH, MAX_VALUE_BYTES, Operation, pack_request
+from ddpdoctor.exchange.letters import LINE_BYTES, MAX_LETTER_BYTES, ROOM_BYTES, Letter, Side, seal, unseal
+from ddpdoctor.exchange.letters_in_folder import FolderInbox, FolderOutbox
+from ddpdoctor.exchange.letters_in_store import LARGE_BYTES, LATE_S, SLOTS, StoreInbox, StoreOutbox
+from ddpdoctor.exchange.relay import MAX_LINES, LetterRoom, Relay
+from ddpdoctor.exchange.room import HostedRoom, OverStore, open_room
+from ddpdoctor.exchange.store import StoreError
+from tests.scenarios.running import wait_for as wait_until
+from tests.unit.exchange.shelf import Shelf
+
+TOKEN = b"token"
+ROOM = bytes(range(ROOM_BYTES))
+LINE = bytes(range(LINE_BYTES))
+LIMIT_S = 10.0
+LETTER = Letter(line=LINE, number=7, text=b"text")
+
+
+@pytest.fixture
+def shelf():
+    return Shelf()
+
+
+@pytest.fixture
+def hosted(shelf):
+    with HostedRoom(None, TOKEN) as room:
+        room.serve_over(shelf)
+        yield room
+
+
+def by_letters(shelf):
+    return open_room(OverStore(lambda _: shelf), TOKEN, LIMIT_S)
+
+
+def add_one():
+    return pack_request(Operation.ADD, "n", b"1")[LENGTH.size :]
+
+
+def test_a_letter_is_read_as_it_was_sealed():
+    assert unseal(seal(LETTER, Side.CLIENT, ROOM, TOKEN), Side.CLIENT, ROOM, TOKEN) == LETTER
+
+
+@pytest.mark.parametrize(
+    ("side", "room", "token"),
+    [
+        (Side.SERVER, ROOM, TOKEN),
+        (Side.CLIENT, ROOM[::-1], TOKEN),
+        (Side.CLIENT, ROOM, b"another"),
+    ],
+    ids=["sent back", "of another room", "by another token"],
+)
+def test_a_letter_of_another_side_room_or_token_is_refused(side, room, token):
+    with pytest.raises(BadMessage, match="of another room, or by another token"):
+        unseal(seal(LETTER, Side.CLIENT, ROOM, TOKEN), side, room, token)
+
+
+def test_a_letter_with_any_bit_changed_is_refused():
+    sealed = seal(LETTER, Side.CLIENT, ROOM, TOKEN)
+    for place in range(len(sealed)):
+        changed = sealed[:place] + bytes([sealed[place] ^ 1]) + sealed[place + 1 :]
+        with pytest.raises(BadMessage):
+            unseal(changed, Side.CLIENT, ROOM, TOKEN)
+
+
+@pytest.mark.parametrize("message", [b"", b"x", bytes(100), bytes(MAX_LETTER_BYTES + 1)])
+def test_what_is_no_letter_is_refused(message):
+    with pytest.raises(BadMessage):
+        unseal(message, Side.CLIENT, ROOM, TOKEN)
+
+
+def test_a_letter_that_is_seen_and_left_again_counts_once(hosted, shelf):
+    """Whoever sees the job's store can copy a letter, and cannot make it count."""
+    room = by_letters(shelf)
+    assert room.add("n", 1) == 1
+    seen = [value for key, value in shelf.history if key.startswith("slot/")]
+    for letter in seen:
+        ticket = shelf.add("tickets", 1)
+        shelf.set(f"slot/{ticket % SLOTS}", ticket.to_bytes(8, "big") + letter[8:])
+    assert room.add("n", 1) == 2
+    assert hosted.store().add("n", 0) == 2
+
+
+def test_a_letter_that_is_left_again_for_want_of_an_answer_counts_once(shelf):
+    """The answer was lost, not the question."""
+    with HostedRoom(None, TOKEN) as hosted:
+        asked = []
+        ask = hosted.store().ask
+        inbox = StoreInbox(shelf)
+        relay = Relay(inbox, lambda request: (asked.append(request), ask(request))[1], TOKEN)
+        relay.start()
+        assert wait_until(lambda: shelf.look("room") is not None, LIMIT_S)
+        outbox, key = StoreOutbox(shelf), outbox_room(shelf)
+        message = seal(Letter(line=LINE, number=1, text=add_one()), Side.CLIENT, key, TOKEN)
+        outbox.post(LINE, message)
+        outbox.post(LINE, message)
+        assert wait_until(lambda: inbox._next == 3, LIMIT_S)
+        relay.close()
+    assert asked == [add_one()]
+    assert unseal(outbox.answer(LINE), Side.SERVER, key, TOKEN).text[1:] == b"1"
+
+
+def outbox_room(shelf):
+    return StoreOutbox(shelf).room()
+
+
+@pytest.mark.usefixtures("hosted")
+@pytest.mark.parametrize("garbage", [b"", b"x", os.urandom(200), bytes(100_000)])
+def test_garbage_in_the_store_is_passed_over(shelf, garbage):
+    room = by_letters(shelf)
+    for _ in range(20):
+        ticket = shelf.add("tickets", 1)
+        shelf.set(f"slot/{ticket % SLOTS}", ticket.to_bytes(8, "big") + garbage)
+    assert room.add("n", 1) == 1
+
+
+@pytest.mark.usefixtures("hosted")
+@pytest.mark.parametrize("text", [b"\x09\x00\x01a", b"\x01\x00\x09a", b"x", b"\x01\x00\x01\xff"])
+def test_a_malformed_request_does_not_end_the_way_of_the_others(shelf, text):
+    room = by_letters(shelf)
+    assert room.ask(text)[1:] == b"a malformed request"
+    assert by_letters(shelf).add("n", 1) == 1
+
+
+@pytest.mark.usefixtures("hosted")
+def test_a_forged_answer_is_not_taken(shelf):
+    room = by_letters(shelf)
+    forged = seal(Letter(line=room._line, number=2, text=b"\x00forged"), Side.SERVER, room._room, b"another")
+    shelf.set(f"line/{room._line.hex()}", forged)
+    assert room.look("a") is None
+
+
+def test_a_ticket_without_a_letter_holds_up_the_others_for_a_while_only(shelf):
+    now_s = [0.0]
+    inbox = StoreInbox(shelf, lambda: now_s[0])
+    inbox.open(ROOM)
+    shelf.add("tickets", 1)
+    StoreOutbox(shelf).post(LINE, b"letter")
+
+    assert list(inbox.letters()) == []
+    now_s[0] = LATE_S - 0.1
+    assert list(inbox.letters()) == []
+    now_s[0] = LATE_S
+    assert list(inbox.letters()) == [b"", b"letter"]
+    assert list(inbox.letters()) == []
+
+
+@pytest.mark.usefixtures("hosted")
+def test_letters_take_few_keys_of_the_store_and_little_room(shelf):
+    """The store is the job's own: however long it is used, it does not fill up."""
+    room = by_letters(shelf)
+    for number in range(30):
+        room.set("a", bytes(100_000))
+        assert room.look("a") == bytes(100_000)
+        assert room.add("n", 1) == number + 1
+    room.add("n", 0)
+    assert wait_until(lambda: sum(map(len, shelf.values.values())) < 100 * LARGE_BYTES, LIMIT_S)
+    lines = [key for key in shelf.values if key.startswith("line/")]
+    slots = [key for key in shelf.values if key.startswith("slot/")]
+    assert len(lines) == 1
+    assert len(slots) <= SLOTS
+
+
+def test_a_new_room_does_not_read_what_was_left_for_the_former(shelf):
+    with HostedRoom(None, TOKEN) as former:
+        former.serve_over(shelf)
+        by_letters(shelf).add("n", 5)
+    assert StoreOutbox(shelf).room() is None
+    with HostedRoom(None, TOKEN) as hosted:
+        hosted.serve_over(shelf)
+        assert by_letters(shelf).add("n", 1) == 1
+
+
+def test_there_are_only_so_many_lines(shelf):
+    relay = Relay(StoreInbox(shelf), lambda _: b"\0", TOKEN)
+    for number in range(MAX_LINES):
+        relay._answered[number.to_bytes(LINE_BYTES, "big")] = 1
+    assert not relay._is_next(Letter(line=b"f" * LINE_BYTES, number=1, text=b"x"))
+    assert relay._is_next(Letter(line=bytes(LINE_BYTES), number=2, text=b"x"))
+
+
+def test_an_answer_that_does_not_come_is_waited_for_until_the_limit(shelf):
+    room = LetterRoom(StoreOutbox(shelf), ROOM, TOKEN, "the first node")
+    with pytest.raises(StoreError, match=r"the first node did not answer within 0\.1 s"):
+        room.ask_within(add_one(), 0.1)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a room open in it: its inbox, an outbox, and where the files are."""
+    inbox = FolderInbox(tmp_path)
+    inbox.open(ROOM)
+    yield inbox, FolderOutbox(tmp_path), tmp_path / ".room"
+    inbox.close()
+
+
+def test_letters_in_a_folder_come_and_are_answered_once_each(folder):
+    inbox, outbox, _ = folder
+    assert outbox.room() == ROOM
+    outbox.post(LINE, b"one")
+    assert list(inbox.letters()) == [b"one"]
+    assert list(inbox.letters()) == []
+    outbox.post(LINE, b"two")
+    assert list(inbox.letters()) == [b"two"]
+    assert outbox.answer(LINE) is None
+    inbox.reply(LINE, b"answer that is long")
+    inbox.reply(LINE, b"answer")
+    assert outbox.answer(LINE) == b"answer"
+
+
+def test_a_folder_is_left_as_it_was(tmp_path):
+    inbox, outbox = FolderInbox(tmp_path), FolderOutbox(tmp_path)
+    inbox.open(ROOM)
+    outbox.post(LINE, b"one")
+    list(inbox.letters())
+    inbox.reply(LINE, b"answer")
+    inbox.close()
+    assert list(tmp_path.iterdir()) == []
+    outbox.close()
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder", "large"])
+def test_what_is_no_plain_small_file_is_not_read(folder, tmp_path, kind):
+    inbox, _, place = folder
+    path = place / f"{LINE.hex()}.asked"
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret")
+    if kind == "link":
+        path.symlink_to(secret)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        with path.open("wb") as file:
+            file.truncate(MAX_LETTER_BYTES + 1)
+    assert list(inbox.letters()) == []
+
+
+def test_an_answer_is_not_written_through_a_link(folder, tmp_path):
+    inbox, _, place = folder
+    kept = tmp_path / "kept"
+    kept.write_bytes(b"kept")
+    (place / f"{LINE.hex()}.answered").symlink_to(kept)
+    with pytest.raises(StoreError, match="cannot be written"):
+        inbox.reply(LINE, b"answer")
+    assert kept.read_bytes() == b"kept"
+
+
+def test_other_files_in_the_folder_are_let_be(folder):
+    inbox, _, place = folder
+    (place / "notes.txt").write_text("mine")
+    assert list(inbox.letters()) == []
+    inbox.close()
+    assert (place / "notes.txt").read_text() == "mine"
+
+
+def test_a_letter_half_written_is_read_again_when_it_is_whole(tmp_path):
+    whole = {}
+    with HostedRoom(None, TOKEN) as hosted:
+        hosted.serve_folder(tmp_path)
+        outbox = FolderOutbox(tmp_path)
+        assert wait_until(lambda: outbox.room() is not None, LIMIT_S)
+        message = seal(Letter(line=LINE, number=1, text=add_one()), Side.CLIENT, outbox.room(), TOKEN)
+        outbox.post(LINE, message[: len(message) // 2])
+        threading.Event().wait(0.05)
+        outbox.post(LINE, message)
+        assert wait_until(lambda: whole.setdefault("answer", outbox.answer(LINE)) or whole.clear(), LIMIT_S)
+        assert hosted.store().add("n", 0) == 1
+
+
+def test_large_letters_of_a_line_are_told_apart(folder):
+    inbox, outbox, _ = folder
+    for fill in (b"a", b"b"):
+        outbox.post(LINE, fill * MAX_VALUE_BYTES)
+        assert [letter[:1] for letter in inbox.letters()] == [fill]
