@@ -48,6 +48,8 @@ def explain(tried: Mapping[Pair, bool]) -> tuple[Blame, ...]:
     what refuses connections is nearly always a filter of what comes in. What is left are pairs.
     """
     bad = {pair for pair, is_bad in tried.items() if is_bad}
+    if not bad:
+        return ()
     if len(bad) == len(tried) and len(bad) > 1:
         return (Blame(way=Way.ALL, nodes=_nodes(bad), pairs=tuple(sorted(bad))),)
     found: list[Blame] = []
@@ -80,11 +82,18 @@ def _bad_lines(tried: Mapping[Pair, bool], bad: set[Pair]) -> list[_Line]:
 
     A line of one pair counts only where nothing else was tried of either end, as between two nodes.
     """
-    nodes = _nodes(tried)
-    columns = [_Line(Way.INBOUND, node, frozenset(pair for pair in tried if pair[1] == node)) for node in nodes]
-    rows = [_Line(Way.OUTBOUND, node, frozenset(pair for pair in tried if pair[0] == node)) for node in nodes]
-    lines = [line for line in (*columns, *rows) if line.pairs and line.pairs <= bad]
-    return [line for line in lines if len(line.pairs) > 1 or len(nodes) == 2]
+    columns: dict[int, set[Pair]] = {}
+    rows: dict[int, set[Pair]] = {}
+    for source, target in tried:
+        columns.setdefault(target, set()).add((source, target))
+        rows.setdefault(source, set()).add((source, target))
+    least = 1 if len(columns.keys() | rows.keys()) == 2 else 2
+    return [
+        _Line(way, node, frozenset(pairs))
+        for way, lines in ((Way.INBOUND, columns), (Way.OUTBOUND, rows))
+        for node, pairs in sorted(lines.items())
+        if len(pairs) >= least and pairs <= bad
+    ]
 
 
 def _draw_cut_off(found: Iterable[Blame]) -> tuple[Blame, ...]:

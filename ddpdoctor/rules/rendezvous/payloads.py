@@ -42,13 +42,13 @@ def is_black_hole(pair: NodePair) -> bool:
     """Say whether small payloads arrive whole and of large ones nothing does: packets of full size vanish."""
     if pair.small is None or pair.large is None or pair.small.contact is not Contact.CONNECTED:
         return False
-    if pair.large.contact is Contact.CONNECTED:
-        return False
-    return not _got_through(pair.large)
+    return pair.large.contact is Contact.NO_ANSWER and not _got_through(pair.large)
 
 
 def _got_through(large: Transfer) -> bool:
-    """Say whether more was sent anew than fits into the first window, as only where something is acknowledged."""
+    """Say whether something was acknowledged; without that count, whether more was sent than fits into a window."""
+    if large.delivered_bytes is not None:
+        return large.delivered_bytes > 0
     if large.sent is None or large.retransmitted is None:
         return False
     return large.sent - large.retransmitted > FIRST_FLIGHT
