@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
+from ddpdoctor.exchange.clocks import measure_clocks
+from ddpdoctor.exchange.large import receive_large, send_large
+from ddpdoctor.exchange.room import HostedRoom, OverStore, OwnPort, find_room
 from ddpdoctor.exchange.store import StoreError, wait_for
 from ddpdoctor.exchange.torch_store import TorchStore, open_torch_store
 from ddpdoctor.model.launch import Launch
@@ -108,3 +111,22 @@ def test_a_server_of_another_kind_is_told():
     words = "answers, and not as torchrun's store does"
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(StoreError, match=words):
         open_torch_store(launch(server.getsockname()[1]), 1)
+
+
+def test_a_room_by_way_of_the_launcher_s_store(agent):
+    """Where only the job's own port gets through, everything that a room is for goes over it."""
+    _, port = agent
+    with HostedRoom(0, b"token", one_host=True) as hosted:
+        hosted.serve_over(open_torch_store(launch(port, rank=0), 10))
+        blocked = OwnPort(("127.0.0.1",), free_port())
+        over = OverStore(lambda limit_s: open_torch_store(launch(port), limit_s))
+        found = find_room([blocked, over], b"token", 20)
+        send_large(found.store, "pack", bytes(1_000_000))
+        found.store.beat("1", b"step 7")
+        clocks = measure_clocks(found.store)
+
+        assert found.way == "store"
+        assert receive_large(hosted.store(), "pack", 5) == bytes(1_000_000)
+        assert hosted.heard()["1"].said == b"step 7"
+        assert abs(clocks.monotonic_ns) <= clocks.error_ns
+        found.store.close()
