@@ -69,10 +69,11 @@ def machine(number, *, refuses=False):
     return node(f"node{number}", index=number, network=facts)
 
 
-def transfer(size, *, contact=Contact.CONNECTED, duration_s=0.004, retransmitted=0, sent=None):
+def transfer(size, *, contact=Contact.CONNECTED, duration_s=0.004, retransmitted=0, sent=None, delivered=None):
     return Transfer(
         size_bytes=size, contact=contact, duration_s=duration_s if contact is Contact.CONNECTED else None,
         retransmitted=retransmitted, sent=size // 1448 + 1 if sent is None else sent,
+        delivered_bytes=delivered,
     )  # fmt: skip
 
 

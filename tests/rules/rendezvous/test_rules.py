@@ -99,6 +99,17 @@ TABLE = {
     ),
     "a black hole on the way to a host": (with_pairs(FOUR, column(2), STALLS), [("mtu", ("node2",), "inbound")]),
     "a black hole between two hosts": (with_pairs(TWO, {(0, 1)}, STALLS), [("mtu", ("node1",), "from node0 to node1")]),
+    "a black hole, of which the kernel counts bytes": (
+        with_pairs(FOUR, column(2), large(contact=Contact.NO_ANSWER, sent=40, retransmitted=4, delivered=0)),
+        [("mtu", ("node2",), "inbound")],
+    ),
+    "loss by which even the first packets stall": (
+        with_pairs(FOUR, column(1), large(contact=Contact.NO_ANSWER, sent=16, retransmitted=6, delivered=2896)),
+        [("packet-loss", ("node1",), "38 %")],
+    ),
+    "a large payload that is cut off is no black hole": (
+        with_pairs(FOUR, column(1), large(contact=Contact.RESET, sent=16, delivered=0)), []
+    ),
     "loss on the way from a host": (with_pairs(FOUR, row(1), LOSES), [("packet-loss", ("node1",), "20 %")]),
     "loss by which a payload stalls": (
         with_pairs(FOUR, column(1), STALLS_BY_LOSS), [("packet-loss", ("node1",), "21 %")]
