@@ -7,13 +7,12 @@ PET_* variables, a Slurm step, and last RANK, WORLD_SIZE and MASTER_ADDR of an o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.launches import DEFAULT_PORT, SLURM_PORTS
 from ddpdoctor.collect.processes import is_slurm_step, number, read_local_rank
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.launch import Launch, NodeLaunch
+from ddpdoctor.model.launch import EXCHANGE_PORT, Launch, NodeLaunch
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reaching import JobTold
 from ddpdoctor.model.rendezvous import nodes_range, parse_endpoint
@@ -22,43 +21,13 @@ from ddpdoctor.model.slurm import expand_hosts
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ddpdoctor.model.launch import NodeOptions
+
 C10D_PORT = 29400
 """Of an endpoint without a port (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py)."""
 MAX_PORT = 65_535
-EXCHANGE_PORT = "DDPDOCTOR_EXCHANGE_PORT"
 _TRUE, _FALSE = {"1", "true", "t", "yes", "y"}, {"0", "false", "f", "no", "n"}
 """As torch reads is_host (torch/distributed/elastic/rendezvous/api.py, get_as_bool)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeOptions:
-    """What the options of the command say, under torchrun's names. None: not given."""
-
-    nnodes: str | None = None
-    """"2", or "1:4"."""
-    node_rank: int | None = None
-    master_addr: str | None = None
-    master_port: int | None = None
-    rdzv_backend: str | None = None
-    rdzv_endpoint: str | None = None
-    rdzv_id: str | None = None
-    rdzv_conf: str | None = None
-    exchange_port: int | None = None
-
-    def variables(self) -> dict[str, str]:
-        """Return them as the variables that torchrun reads in their place."""
-        given = {
-            "PET_NNODES": self.nnodes,
-            "PET_NODE_RANK": self.node_rank,
-            "PET_MASTER_ADDR": self.master_addr,
-            "PET_MASTER_PORT": self.master_port,
-            "PET_RDZV_BACKEND": self.rdzv_backend or ("c10d" if self.rdzv_endpoint else None),
-            "PET_RDZV_ENDPOINT": self.rdzv_endpoint,
-            "PET_RDZV_ID": self.rdzv_id,
-            "PET_RDZV_CONF": self.rdzv_conf,
-            EXCHANGE_PORT: self.exchange_port,
-        }
-        return {name: str(value) for name, value in given.items() if value is not None}
 
 
 def told_environment(env: Mapping[str, str], options: NodeOptions) -> dict[str, str]:
@@ -103,9 +72,7 @@ def _torchrun(env: Mapping[str, str]) -> NodeLaunch | None:
         node_rank=number(env, "GROUP_RANK"), nnodes=nnodes, world_size=world_size, run_id=run_id,
         endpoint=f"{address}:{port}",
     )  # fmt: skip
-    return NodeLaunch(
-        launch=launch, told=told, host=address, port=port, fewest=nnodes, most=nnodes, own_screen=False
-    )
+    return NodeLaunch(launch=launch, told=told, host=address, port=port, fewest=nnodes, most=nnodes, own_screen=False)
 
 
 def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:

@@ -1,8 +1,8 @@
 """Runs in a process of its own, with torch: serves and joins a TCPStore, and makes a real start with Gloo.
 
 It is told what to do by lines of JSON on stdin, ``{"id": 1, "do": "join", …}``, and answers each by one on stdout, as
-they get ready: ``{"id": 1, "value": …}`` or ``{"id": 1, "error": "…"}``. The first line that it writes has id 0 and says
-that torch is there, or why not. It ends with its stdin.
+they get ready: ``{"id": 1, "value": …}`` or ``{"id": 1, "error": "…"}``. The first line that it writes has id 0 and
+says that torch is there, or why not. It ends with its stdin.
 
 The start is made by a second process, forked as soon as torch is imported and before any thread is there: what crashes
 or hangs there takes nothing else with it, and torch is imported once.

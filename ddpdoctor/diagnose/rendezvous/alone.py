@@ -1,0 +1,79 @@
+"""What a node reports that could not reach the others, or has lost them: what it saw itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.diagnose.check_env import now
+from ddpdoctor.diagnose.rendezvous.judging import build_report, judge, rendezvous_data
+from ddpdoctor.diagnose.rendezvous.wanted import RendezvousChecked
+from ddpdoctor.model.node import Fleet
+from ddpdoctor.model.reaching import Door, JobTold, Rendezvous, Visit
+
+if TYPE_CHECKING:
+    from ddpdoctor.diagnose.rendezvous.messages import Seen
+    from ddpdoctor.diagnose.rendezvous.visit import OwnVisit
+    from ddpdoctor.exchange.store import StoreError
+    from ddpdoctor.model.launch import NodeLaunch
+
+
+def check_alone(visit: OwnVisit, error: StoreError) -> RendezvousChecked:
+    """Read this node and look at the store, where that was not done yet, and judge by that."""
+    seen = visit.seen or visit.read(None, 0, serves_room=False)
+    door = visit.door or visit.look_at_store(None, None, 0)
+    rendezvous = _seen_alone(visit, seen, replace(door, way=""), str(error))
+    return RendezvousChecked(
+        report=build_report(
+            judge(rendezvous, visit.started_at, now()),
+            visit.wanted,
+            rendezvous_data(rendezvous),
+            visit.member.launch.told.world_size,
+        ),
+        number=_own_number(visit.member.launch),
+        judged=False,
+        shows=True,
+    )
+
+
+def _own_number(launch: NodeLaunch) -> int:
+    return launch.told.node_rank or 0
+
+
+def _seen_alone(visit: OwnVisit, seen: Seen, door: Door, why: str) -> Rendezvous:
+    launch, own = visit.member.launch, _own_number(visit.member.launch)
+    assert seen.node is not None
+    node = replace(seen.node, processes=(visit.member.process,))
+    there = Visit(
+        number=own,
+        host=node.host,
+        arrived=True,
+        told=launch.told,
+        door=door,
+        published=seen.publication.address if seen.publication is not None else "",
+        interface=seen.publication.interface if seen.publication is not None else "",
+        way_lost=why,
+    )
+    others = tuple(
+        Visit(number=number, host=_name(launch, number), arrived=False, told=JobTold())
+        for number in range(launch.fewest)
+        if number != own
+    )
+    return Rendezvous(
+        nnodes=launch.most,
+        visits=tuple(sorted((there, *others), key=lambda one: one.number)),
+        # Who else is there cannot be told, so that nobody is said to be missing.
+        fleet=Fleet(
+            nodes=(node,),
+            launcher=launch.launch.launcher,
+            world_size=launch.launch.world_size,
+            nnodes=launch.most,
+            problems=(f"this node could not meet the others: {why}",),
+        ),
+        complete=False,
+        trust=visit.lobby.trust,
+    )
+
+
+def _name(launch: NodeLaunch, number: int) -> str:
+    return launch.hosts[number] if number < len(launch.hosts) else ""

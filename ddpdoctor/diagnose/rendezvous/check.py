@@ -1,0 +1,56 @@
+"""`check-rendezvous` from end to end, as one node goes through it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.node_launches import read_node_launch, told_environment
+from ddpdoctor.collect.system import System
+from ddpdoctor.diagnose.check_env import now
+from ddpdoctor.diagnose.rendezvous.alone import check_alone
+from ddpdoctor.diagnose.rendezvous.following import follow
+from ddpdoctor.diagnose.rendezvous.leading import lead
+from ddpdoctor.diagnose.rendezvous.member import make_member
+from ddpdoctor.diagnose.rendezvous.messages import Seen
+from ddpdoctor.diagnose.rendezvous.room import Lobby
+from ddpdoctor.diagnose.rendezvous.visit import OwnVisit
+from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.probes.rendezvous.torch_process import TorchProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.diagnose.rendezvous.member import Member
+    from ddpdoctor.diagnose.rendezvous.wanted import RendezvousChecked, RendezvousWanted
+
+
+def check_rendezvous(wanted: RendezvousWanted, env: Mapping[str, str]) -> RendezvousChecked | None:
+    """Meet the other nodes and look at each other; None on a process that does not look for its node.
+
+    Raises ``UserError`` where nothing says which nodes are to meet.
+    """
+    started_at = now()
+    told = told_environment(env, wanted.options)
+    member = make_member(read_node_launch(told), System(env=told))
+    if not member.launch.launch.reads_node:
+        _stand_by(member, wanted)
+        return None
+    with TorchProcess(told) as torch, Lobby(member.launch, told, wanted.folder, torch) as lobby:
+        visit = OwnVisit(member=member, wanted=wanted, torch=torch, lobby=lobby, started_at=started_at)
+        try:
+            entry = lobby.enter(wanted.timeout_s)
+            return lead(visit, entry) if entry.serves else follow(visit, entry)
+        except StoreError as error:
+            return check_alone(visit, error)
+
+
+def _stand_by(member: Member, wanted: RendezvousWanted) -> None:
+    """Leave what this process was given, for one that looks for the node."""
+    with Lobby(member.launch, member.env, wanted.folder) as lobby:
+        try:
+            conversation = lobby.find(wanted.timeout_s).conversation
+            number = conversation.room.add("arrived", 1)
+            conversation.leave(f"hello/{number}", member.arrived())
+            conversation.leave(f"facts/{number}", Seen(process=member.process))
+        except StoreError:
+            return  # what is in the way, the process that looks for this node reports

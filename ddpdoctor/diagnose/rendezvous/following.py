@@ -1,0 +1,54 @@
+"""A node that is a guest in the room: it takes part, and hears the verdict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.diagnose.rendezvous.gathering import FACTS_LIMIT_S, GRACE_S
+from ddpdoctor.diagnose.rendezvous.judging import build_report
+from ddpdoctor.diagnose.rendezvous.messages import Roster, Sentence, Trials
+from ddpdoctor.diagnose.rendezvous.visit import seat_of, wait_told
+from ddpdoctor.diagnose.rendezvous.wanted import RendezvousChecked
+from ddpdoctor.model.codec import encode
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ddpdoctor.diagnose.rendezvous.room import Entry
+    from ddpdoctor.diagnose.rendezvous.visit import OwnVisit
+
+STEP_LIMIT_S = 600.0
+"""Ours: the mesh of hundreds of nodes takes minutes. A node that judges and dies is noticed by its connection."""
+
+
+def follow(visit: OwnVisit, entry: Entry) -> RendezvousChecked:
+    """Take part; raises ``StoreError`` where the room is lost, or this node comes too late."""
+    conversation = entry.conversation
+    arrival = visit.come_in(entry)
+    roster = wait_told(conversation, Roster, "roster", visit.wanted.timeout_s + FACTS_LIMIT_S + GRACE_S)
+    seat = seat_of(roster, arrival)
+    visit.look_at_store(conversation, roster, arrival)
+    visit.run_mesh(conversation, roster, seat)
+    if wait_told(conversation, Trials, "trials", STEP_LIMIT_S).run:
+        conversation.leave(f"trial/{arrival}", visit.try_start(roster, seat))
+    sentence = wait_told(conversation, Sentence, "verdict", STEP_LIMIT_S)
+    conversation.room.add("left", 1)
+    launch = visit.member.launch
+    return RendezvousChecked(
+        report=build_report(sentence, visit.wanted, _data(visit, sentence), launch.told.world_size),
+        number=seat.number,
+        judged=False,
+        shows=launch.own_screen,
+    )
+
+
+def _data(visit: OwnVisit, sentence: Sentence) -> dict[str, Any]:
+    """Return what this node itself saw; the rest is in the report of the one that judged."""
+    assert visit.seen is not None
+    assert visit.seen.node is not None
+    return {
+        "hosts": list(sentence.hosts),
+        "launcher": visit.member.launch.launch.launcher.value,
+        "nodes": [encode(visit.seen.node)],
+        "door": encode(visit.door) if visit.door is not None else None,
+    }

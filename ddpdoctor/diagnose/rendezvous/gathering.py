@@ -1,0 +1,173 @@
+"""What the node that serves the room hears of the others, and what it makes of it: who is there, as which number."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import ddpdoctor
+from ddpdoctor.diagnose.rendezvous.messages import Arrived, Roster, Seat, Seen
+from ddpdoctor.model.node import SECTIONS, Fleet, Launcher, Node
+from ddpdoctor.model.reading import Unread, Why
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ddpdoctor.diagnose.rendezvous.room import Conversation
+    from ddpdoctor.model.launch import NodeLaunch
+
+LOOK_EVERY_S = 0.02
+GRACE_S = 3.0
+"""Ours: how long others are waited for after the last one has come, where all that must come are there: an elastic job
+may have more nodes, and nodes that were told different numbers may not all exist."""
+FACTS_LIMIT_S = 20.0
+"""Ours: twice what reading a node may take."""
+MOST_TOO_MANY = 64
+"""So many more than expected are heard: more is a mistake of the launch, and is not followed without end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guests:
+    """Those that came, by number of arrival."""
+
+    arrived: Mapping[int, Arrived]
+    seen: Mapping[int, Seen]
+    """Without those that said nothing more."""
+
+    def leads(self) -> dict[int, Arrived]:
+        """Return those that look for their whole node."""
+        return {number: one for number, one in self.arrived.items() if one.leads}
+
+
+def hear_arrivals(conversation: Conversation, launch: NodeLaunch, limit_s: float) -> dict[int, Arrived]:
+    """Return who came, once all are there that are to come, or when the time is up."""
+    arrived: dict[int, Arrived] = {}
+    counted = 0
+    began = last_came = time.monotonic()
+    while True:
+        count = min(conversation.room.add("arrived", 0), 2 * launch.launch.world_size + MOST_TOO_MANY)
+        for number in range(counted + 1, count + 1):
+            found = conversation.hear(Arrived, f"hello/{number}", GRACE_S)
+            if found is not None:
+                arrived[number] = found
+                last_came = time.monotonic()
+        counted = max(counted, count)
+        waited_s, now = time.monotonic() - last_came, time.monotonic()
+        if now - began >= limit_s or _are_all_there(launch, arrived.values(), waited_s):
+            return arrived
+        time.sleep(LOOK_EVERY_S)
+
+
+def _are_all_there(launch: NodeLaunch, arrived: Iterable[Arrived], waited_s: float) -> bool:
+    """Say whether nobody more is to be waited for; ``waited_s``: since the last one came."""
+    each = tuple(arrived)
+    leads = [one for one in each if one.leads]
+    if not leads:
+        return False
+    # A host of several ranks sends them all, of which one looks for it.
+    by_ranks = launch.launch.launcher is not Launcher.NNODES
+    ranks_are_there = not by_ranks or len(each) >= launch.launch.world_size
+    if len(leads) >= max(one.most for one in leads):
+        return ranks_are_there or waited_s >= GRACE_S
+    return len(leads) >= min(one.fewest for one in leads) and waited_s >= GRACE_S
+
+
+def hear_facts(conversation: Conversation, arrived: Mapping[int, Arrived]) -> dict[int, Seen]:
+    """Return what those that came have read of themselves, as far as it comes in time."""
+    deadline = time.monotonic() + FACTS_LIMIT_S
+    seen: dict[int, Seen] = {}
+    for number in arrived:
+        found = conversation.hear(Seen, f"facts/{number}", max(0.0, deadline - time.monotonic()))
+        if found is not None:
+            seen[number] = found
+    return seen
+
+
+def seat_nodes(guests: Guests, judge: int, most: int) -> tuple[Seat, ...]:
+    """Return the nodes by number: the node rank of each that says one nobody before it has, else one that is free."""
+    leads = guests.leads()
+    by_number: dict[int, int] = {}
+    rest: list[int] = []
+    for arrival in sorted(leads, key=lambda one: (one != judge, one)):
+        said = leads[arrival].told.node_rank
+        if said is not None and 0 <= said < most and said not in by_number:
+            by_number[said] = arrival
+        else:
+            rest.append(arrival)
+    free = (number for number in itertools.count() if number not in by_number)
+    by_number |= dict(zip(itertools.islice(free, len(rest)), rest, strict=True))
+    return tuple(
+        Seat(number=number, arrival=by_number[number], host=leads[by_number[number]].host)
+        for number in sorted(by_number)
+    )
+
+
+def make_roster(guests: Guests, judge: int, most: int) -> Roster:
+    """Return who is there, for all to hear. The one that judges stands first among the publications."""
+    seats = [seat for seat in seat_nodes(guests, judge, most) if seat.arrival in guests.seen]
+    found = {seat: guests.seen[seat.arrival].publication for seat in sorted(seats, key=lambda s: s.arrival != judge)}
+    return Roster(
+        seats=tuple(seats),
+        publications=tuple(replace(one, number=seat.number) for seat, one in found.items() if one is not None),
+        servers=tuple(seat.arrival for seat in seats if guests.seen[seat.arrival].serves),
+    )
+
+
+def assemble_fleet(guests: Guests, seats: Iterable[Seat], launch: NodeLaunch, problems: Iterable[str] = ()) -> Fleet:
+    """Return the nodes that came, in the order of their numbers, each with the processes of its host."""
+    seats = tuple(seats)
+    hosts = [seat.host for seat in seats]
+    nodes = []
+    for index, seat in enumerate(seats):
+        node = _node_of(guests, seat)
+        twice = hosts.count(seat.host) > 1
+        nodes.append(replace(node, index=index, host=f"{seat.host} (node {seat.number})" if twice else seat.host))
+    return Fleet(
+        nodes=tuple(nodes),
+        launcher=launch.launch.launcher,
+        world_size=launch.launch.world_size,
+        nnodes=launch.most,
+        missing=_missing(guests, seats, launch),
+        problems=(*problems, *_other_versions(guests)),
+    )
+
+
+def _node_of(guests: Guests, seat: Seat) -> Node:
+    own = guests.seen.get(seat.arrival)
+    beside = [
+        guests.seen[number].process
+        for number, one in guests.arrived.items()
+        if not one.leads and one.machine == guests.arrived[seat.arrival].machine and number in guests.seen
+    ]
+    first = [] if own is None else [own.process]
+    processes = sorted([*first, *beside], key=lambda process: -1 if process.rank is None else process.rank)
+    if own is None or own.node is None:
+        unread = Unread(why=Why.TIMEOUT, reason=f"{seat.host} came, and did not say what it has read")
+        return Node(host=seat.host, processes=tuple(processes), **dict.fromkeys(SECTIONS, unread))  # type: ignore[arg-type]
+    return replace(own.node, processes=tuple(processes))
+
+
+def _missing(guests: Guests, seats: tuple[Seat, ...], launch: NodeLaunch) -> tuple[int, ...]:
+    """Return the nodes, or where ranks were counted the ranks, that are to come and did not."""
+    if launch.launch.launcher is Launcher.NNODES:
+        return absent_numbers(guests, seats)
+    came = {one.rank for one in guests.arrived.values()}
+    return tuple(rank for rank in range(launch.launch.world_size) if rank not in came)
+
+
+def absent_numbers(guests: Guests, seats: Iterable[Seat]) -> tuple[int, ...]:
+    """Return the numbers of nodes that must come and did not. Where nodes were told different numbers, the least."""
+    expected = min((one.fewest for one in guests.leads().values()), default=0)
+    there = {seat.number for seat in seats}
+    lacking = max(0, expected - len(there))
+    return tuple(number for number in range(expected) if number not in there)[:lacking]
+
+
+def _other_versions(guests: Guests) -> list[str]:
+    return [
+        f"ddpdoctor {one.version} on {one.host}, and {ddpdoctor.__version__} on the node that judges"
+        for one in guests.leads().values()
+        if one.version != ddpdoctor.__version__
+    ]

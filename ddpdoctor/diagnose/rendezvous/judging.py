@@ -1,0 +1,73 @@
+"""Judges what the nodes saw, and builds the report of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import ddpdoctor
+from ddpdoctor.diagnose.environment import judge_fleet
+from ddpdoctor.diagnose.rendezvous.member import chosen_rules
+from ddpdoctor.diagnose.rendezvous.messages import Sentence
+from ddpdoctor.model.codec import encode
+from ddpdoctor.model.findings import JobStatus, JobSummary, Report
+from ddpdoctor.model.secrets import hide_secrets
+from ddpdoctor.rules.rendezvous.judge import judge_rendezvous
+from ddpdoctor.rules.verdict import order_findings, pick_verdict
+
+if TYPE_CHECKING:
+    from ddpdoctor.diagnose.rendezvous.wanted import RendezvousWanted
+    from ddpdoctor.model.reaching import Rendezvous
+
+PAIRS_SHOWN = 32 * 31
+"""Ours: so many pairs are kept one by one in the report; of more, those that are not well."""
+
+
+def judge(rendezvous: Rendezvous, started_at: str, ended_at: str) -> Sentence:
+    """Ask all rules."""
+    machines = judge_fleet(rendezvous.fleet, chosen_rules())
+    findings, checks = judge_rendezvous(rendezvous, machines.findings)
+    return Sentence(
+        findings=order_findings((*machines.findings, *findings)),
+        checks=(*machines.checks, *checks),
+        nnodes=rendezvous.nnodes,
+        hosts=tuple(visit.host for visit in rendezvous.visits if visit.arrived),
+        started_at=started_at,
+        ended_at=ended_at,
+    )
+
+
+def build_report(sentence: Sentence, wanted: RendezvousWanted, data: dict[str, Any], world_size: int | None) -> Report:
+    """Return the report of what was judged; ``data`` is what this node knows of it."""
+    return Report(
+        command=hide_secrets(wanted.command),
+        started_at=sentence.started_at,
+        ended_at=sentence.ended_at,
+        job=JobSummary(world_size=world_size, nnodes=sentence.nnodes, status=JobStatus.NOT_RUN, exit_status=None),
+        verdict=pick_verdict(sentence.findings),
+        findings=sentence.findings,
+        checks=sentence.checks,
+        ranks=(),
+        data=data,
+        tool_version=ddpdoctor.__version__,
+    )
+
+
+def rendezvous_data(rendezvous: Rendezvous) -> dict[str, Any]:
+    """Return what was seen, as the report keeps it."""
+    from ddpdoctor.diagnose.rendezvous.steps import is_whole
+
+    pairs = rendezvous.pairs
+    if len(pairs) > PAIRS_SHOWN:
+        pairs = tuple(pair for pair in pairs if not is_whole((pair,)))
+    plain = encode(replace(rendezvous, pairs=pairs, fleet=replace(rendezvous.fleet, nodes=())))
+    fleet = plain.pop("fleet")
+    return {
+        "hosts": [node.host for node in rendezvous.fleet.nodes],
+        "launcher": fleet["launcher"],
+        "world_size": fleet["world_size"],
+        "missing_ranks": fleet["missing"],
+        "gathering": fleet["problems"],
+        "nodes": [encode(node) for node in rendezvous.fleet.nodes],
+        "rendezvous": {**plain, "pairs_tried": len(rendezvous.pairs)},
+    }

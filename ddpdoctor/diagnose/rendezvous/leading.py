@@ -1,0 +1,183 @@
+"""The node that serves the room: it takes part like all others, hears them, judges, and tells them."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.diagnose.check_env import now
+from ddpdoctor.diagnose.rendezvous.gathering import (
+    Guests,
+    absent_numbers,
+    assemble_fleet,
+    hear_arrivals,
+    hear_facts,
+    make_roster,
+    seat_nodes,
+)
+from ddpdoctor.diagnose.rendezvous.judging import build_report, judge, rendezvous_data
+from ddpdoctor.diagnose.rendezvous.messages import AtDoor, Trials
+from ddpdoctor.diagnose.rendezvous.steps import TRIAL_LIMIT_S, is_whole, stored
+from ddpdoctor.diagnose.rendezvous.visit import seat_of
+from ddpdoctor.diagnose.rendezvous.wanted import RendezvousChecked
+from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.model.reaching import JobTold, Rendezvous, StartTrial, Visit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.diagnose.rendezvous.messages import Roster, Seat
+    from ddpdoctor.diagnose.rendezvous.room import Conversation, Entry
+    from ddpdoctor.diagnose.rendezvous.visit import OwnVisit
+    from ddpdoctor.model.reaching import Door, NodePair
+
+DOOR_LIMIT_S = 15.0
+"""Ours: what is left to a node for its look at the store once the mesh has ended."""
+HEAR_TRIAL_S = TRIAL_LIMIT_S + 8.0
+SEE_OFF_S = 3.0
+"""Ours: how long the room stays open for those that have yet to hear the verdict."""
+LOOK_EVERY_S = 0.02
+
+
+def lead(visit: OwnVisit, entry: Entry) -> RendezvousChecked:
+    """Gather what all see, judge it, and tell all. Whoever is lost on the way is left out and named."""
+    conversation, launch = entry.conversation, visit.member.launch
+    began = time.monotonic()
+    arrival = visit.come_in(entry)
+    arrived = hear_arrivals(conversation, launch, visit.wanted.timeout_s - (time.monotonic() - began))
+    guests = Guests(arrived=arrived, seen=hear_facts(conversation, arrived))
+    roster = make_roster(guests, arrival, launch.most)
+    conversation.tell("roster", roster)
+    seat = seat_of(roster, arrival)
+    visit.look_at_store(conversation, roster, arrival)
+    pairs = visit.run_mesh(conversation, roster, seat)
+    meeting = _Meeting(
+        visit=visit,
+        guests=guests,
+        roster=roster,
+        seats=seat_nodes(guests, arrival, launch.most),
+        doors=_hear_doors(conversation, roster),
+        pairs=pairs,
+    )
+    trials = _try_start(meeting, conversation, seat)
+    return _conclude(meeting, conversation, trials, seat)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Meeting:
+    """What has come together."""
+
+    visit: OwnVisit
+    guests: Guests
+    roster: Roster
+    seats: tuple[Seat, ...]
+    """Those that said nothing after they came are among them."""
+    doors: Mapping[int, Door]
+    """By arrival."""
+    pairs: tuple[NodePair, ...]
+
+
+def _hear_doors(conversation: Conversation, roster: Roster) -> dict[int, Door]:
+    deadline = time.monotonic() + DOOR_LIMIT_S
+    doors: dict[int, Door] = {}
+    for seat in roster.seats:
+        found = conversation.hear(AtDoor, f"door/{seat.arrival}", max(0.0, deadline - time.monotonic()))
+        if found is not None:
+            doors[seat.arrival] = found.door
+    return doors
+
+
+def _try_start(meeting: _Meeting, conversation: Conversation, own: Seat) -> tuple[StartTrial, ...]:
+    """Have all make a real start, where everything else is well: otherwise it would only fail for what is known."""
+    runs = _may_start(meeting)
+    conversation.tell("trials", Trials(run=runs))
+    if not runs:
+        return ()
+    trials = [meeting.visit.try_start(meeting.roster, own)]
+    deadline = time.monotonic() + HEAR_TRIAL_S
+    for seat in meeting.roster.seats:
+        if seat == own:
+            continue
+        left_s = max(0.0, deadline - time.monotonic())
+        found = conversation.hear(StartTrial, f"trial/{seat.arrival}", left_s)
+        lost = StartTrial(node=seat.number, ok=False, stage="result", error="nothing more was heard of this node")
+        trials.append(lost if found is None else found)
+    return tuple(sorted(trials, key=lambda trial: trial.node))
+
+
+def _may_start(meeting: _Meeting) -> bool:
+    seats = meeting.roster.seats
+    told = {(one.fewest, one.most) for one in meeting.guests.leads().values()}
+    ranks = [one.told.node_rank for one in meeting.guests.leads().values() if one.told.node_rank is not None]
+    return (
+        len(told) == 1
+        and len(ranks) == len(set(ranks))
+        and [seat.number for seat in seats] == list(range(len(meeting.seats)))
+        and not absent_numbers(meeting.guests, meeting.seats)
+        and all(seat.arrival in meeting.doors and stored(meeting.doors[seat.arrival]) for seat in seats)
+        and is_whole(meeting.pairs)
+    )
+
+
+def _conclude(
+    meeting: _Meeting, conversation: Conversation, trials: tuple[StartTrial, ...], own: Seat
+) -> RendezvousChecked:
+    visit, launch = meeting.visit, meeting.visit.member.launch
+    problems = []
+    if visit.lobby.strangers:
+        problems.append(f"{visit.lobby.strangers} connections without this job's token were turned away")
+    rendezvous = Rendezvous(
+        nnodes=launch.most,
+        visits=_visits(meeting),
+        fleet=assemble_fleet(meeting.guests, meeting.seats, launch, problems),
+        pairs=meeting.pairs,
+        trials=trials,
+        trust=visit.lobby.trust,
+    )
+    sentence = judge(rendezvous, visit.started_at, now())
+    with suppress(StoreError):
+        conversation.tell("verdict", sentence)
+        _see_off(conversation, len(meeting.roster.seats) - 1)
+    report = build_report(sentence, visit.wanted, rendezvous_data(rendezvous), launch.told.world_size)
+    return RendezvousChecked(report=report, number=own.number, judged=True, shows=True)
+
+
+def _see_off(conversation: Conversation, guests: int) -> None:
+    deadline = time.monotonic() + SEE_OFF_S
+    while conversation.room.add("left", 0) < guests and time.monotonic() < deadline:
+        time.sleep(LOOK_EVERY_S)
+
+
+def _visits(meeting: _Meeting) -> tuple[Visit, ...]:
+    absent = absent_numbers(meeting.guests, meeting.seats)
+    launch = meeting.visit.member.launch
+    visits = [_visit(meeting, seat) for seat in meeting.seats]
+    visits += [
+        Visit(
+            number=number,
+            host=launch.hosts[number] if number < len(launch.hosts) else "",
+            arrived=False,
+            told=JobTold(),
+        )
+        for number in absent
+    ]
+    return tuple(sorted(visits, key=lambda one: one.number))
+
+
+def _visit(meeting: _Meeting, seat: Seat) -> Visit:
+    seen = meeting.guests.seen.get(seat.arrival)
+    publication = None if seen is None else seen.publication
+    door = meeting.doors.get(seat.arrival)
+    lost = "" if door is not None else "it came, and was not heard again"
+    return Visit(
+        number=seat.number,
+        host=seat.host,
+        arrived=True,
+        told=meeting.guests.arrived[seat.arrival].told,
+        door=door,
+        published=publication.address if publication is not None else "",
+        interface=publication.interface if publication is not None else "",
+        way_lost=lost,
+    )

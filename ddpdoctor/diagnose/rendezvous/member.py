@@ -1,0 +1,148 @@
+"""One node that takes part: what it is told, what it reads of itself, and what it looks at together with the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import ddpdoctor
+from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.node import Plan, read_node
+from ddpdoctor.collect.processes import read_identity, read_process
+from ddpdoctor.diagnose.rendezvous.messages import Arrived, Seen
+from ddpdoctor.diagnose.selection import sections_of
+from ddpdoctor.exchange.clocks import measure_clocks
+from ddpdoctor.exchange.facts import Head
+from ddpdoctor.exchange.store import wait_for
+from ddpdoctor.model.reaching import Publication
+from ddpdoctor.model.reading import Unread, known
+from ddpdoctor.rules.environment.rendezvous import takes_itself_for
+from ddpdoctor.rules.interface_choice import choose
+from ddpdoctor.rules.registry import Group, environment_rules
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.collect.processes import Identity
+    from ddpdoctor.collect.system import System
+    from ddpdoctor.diagnose.rendezvous.room import Conversation
+    from ddpdoctor.model.launch import NodeLaunch
+    from ddpdoctor.model.node import Node, Process
+    from ddpdoctor.rules.registry import Rule
+
+BESIDE = frozenset({"clock", "version-same"})
+"""Checks of other groups that concern how nodes start together."""
+READ_LIMIT_S = 10.0
+"""Ours: what any part of reading a node may take here, where others wait for it."""
+HEAD_LIMIT_S = 5.0
+FQDN_LIMIT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """Who this node is."""
+
+    launch: NodeLaunch
+    system: System
+    process: Process
+    identity: Identity
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """The environment, with the options in it."""
+        return self.system.env
+
+    def arrived(self) -> Arrived:
+        """Return what it leaves as it comes."""
+        launch = self.launch
+        return Arrived(
+            host=self.identity.host,
+            machine=f"{self.identity.machine}/{self.identity.container}",
+            told=launch.told,
+            rank=launch.launch.rank,
+            leads=launch.launch.reads_node,
+            fewest=launch.fewest,
+            most=launch.most,
+            version=ddpdoctor.__version__,
+        )
+
+
+def make_member(launch: NodeLaunch, system: System) -> Member:
+    """Return this node as it takes part."""
+    local_rank = launch.launch.local_rank
+    process = read_process(system, rank=launch.told.node_rank, local_rank=0 if local_rank is None else local_rank)
+    return Member(launch=launch, system=system, process=process, identity=read_identity(system))
+
+
+def chosen_rules() -> tuple[Rule, ...]:
+    """Return the rules over machines and over how the job is launched that bear on how nodes meet."""
+    groups = {Group.NETWORK, Group.LAUNCH}
+    return tuple(
+        rule
+        for rule in environment_rules()
+        if rule.environment is not None and (rule.environment.group in groups or rule.kind in BESIDE)
+    )
+
+
+def read_own_node(member: Member, conversation: Conversation | None, *, serves_room: bool) -> Node:
+    """Read this node; ``conversation`` is with the others, None where there is none.
+
+    The name of the first host, which torchrun's c10d publishes, is looked up on all.
+    """
+    sections = sections_of(chosen_rules())
+    head = _head(member, conversation, serves_room=serves_room)
+    plan = Plan(sections=sections, use_torch=False, head=head, limit_s=READ_LIMIT_S)
+    node = read_node(member.system, plan, (member.process,))
+    if conversation is None or serves_room or isinstance(node.clock, Unread):
+        return node
+    return replace(node, clock=replace(node.clock, offset_s=measure_clocks(conversation.room).wall_s))
+
+
+def _head(member: Member, conversation: Conversation | None, *, serves_room: bool) -> str | None:
+    """Return the full name of the first host where torchrun would publish it, which is so with c10d alone."""
+    if conversation is None or member.launch.by_number:
+        return None
+    if not serves_room:
+        if wait_for(conversation.room, "head", HEAD_LIMIT_S) is None:
+            return None
+        head = conversation.told(Head, "head")
+        return None if head is None else head.fqdn
+    fqdn = ask_side_by_side({"fqdn": member.system.calls.fqdn}, FQDN_LIMIT_S)["fqdn"].value
+    conversation.tell("head", Head(fqdn=fqdn))
+    return fqdn
+
+
+def seen_by(member: Member, node: Node, arrival: int, *, own_address: bool) -> Seen:
+    """Return what this node has to say of itself; ``own_address``: the store is to be at an address of its own."""
+    return Seen(
+        process=member.process,
+        node=replace(node, processes=()),
+        publication=_publication(node, arrival),
+        serves=_serves(member.launch, node, own_address=own_address),
+    )
+
+
+def _publication(node: Node, number: int) -> Publication:
+    """Return where the others would look for this node's ranks: what Gloo publishes, else what NCCL does."""
+    network = known(node.network)
+    if network is None:
+        return Publication(number=number, address="", interface="")
+    choice = choose(node, network)
+    picks = choice.nccl[:1] if choice.gloo is None else choice.gloo[:1]
+    for pick in picks:
+        return Publication(number=number, address=str(pick.ip), interface=pick.interface.name)
+    return Publication(number=number, address="", interface="")
+
+
+def _serves(launch: NodeLaunch, node: Node, *, own_address: bool) -> bool:
+    """Say whether this node is to serve the store: by its number, or as torchrun's c10d finds out.
+
+    Where that fails, since the address is one of the host's and its name is not looked up to it, it serves all the
+    same: what else is wrong is then seen too.
+    """
+    if launch.by_number:
+        return launch.told.node_rank == 0
+    if launch.is_host is not None:
+        return launch.is_host
+    names = known(node.names)
+    return own_address or (names is not None and takes_itself_for(names, launch.host) is True)

@@ -1,0 +1,119 @@
+"""What every node does together with the others: the door of the store, the mesh, a real start."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ddpdoctor.diagnose.rendezvous.messages import Served
+from ddpdoctor.diagnose.rendezvous.room import in_background
+from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.model.reaching import Contact, Door, StartTrial, Transfer
+from ddpdoctor.probes.rendezvous.door import knock
+from ddpdoctor.probes.rendezvous.torch_process import IMPORT_LIMIT_S, TorchError
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterable
+
+    from ddpdoctor.diagnose.rendezvous.messages import Roster
+    from ddpdoctor.diagnose.rendezvous.room import Conversation, Lobby
+    from ddpdoctor.model.launch import NodeLaunch
+    from ddpdoctor.model.reaching import NodePair
+    from ddpdoctor.probes.rendezvous.torch_process import TorchProcess
+
+SERVED_LIMIT_S = IMPORT_LIMIT_S + 12
+TRIAL_LIMIT_S = 10.0
+"""Ours: a healthy start of 64 nodes takes a second."""
+LOOK_EVERY_S = 0.02
+
+
+class Serving:
+    """Serves the store beside all else, where this node is to, and lets guests into the room by it."""
+
+    def __init__(self, launch: NodeLaunch, torch: TorchProcess, lobby: Lobby, *, serves: bool) -> None:
+        """Begin; a launcher that serves the store itself has done so."""
+        self.served = Served()
+        self._launch, self._torch, self._lobby = launch, torch, lobby
+        self._serves = serves and not launch.launch.agent_store
+        self._thread: threading.Thread = in_background(self._serve)
+
+    def wait(self) -> Served:
+        """Return what came of it."""
+        self._thread.join()
+        return self.served
+
+    def _serve(self) -> None:
+        if not self._serves:
+            return
+        try:
+            self._torch.serve(self._launch.port)
+        except TorchError as error:
+            self.served = Served(not_served=str(error))
+            return
+        in_background(self._tunnel)
+
+    def _tunnel(self) -> None:
+        try:
+            self._torch.join("127.0.0.1", self._launch.port, SERVED_LIMIT_S)
+            self._lobby.serve_over(self._torch.store())
+        except (TorchError, StoreError):
+            return  # those that get through by the own port do not need it
+
+
+def wait_for_store(conversation: Conversation, roster: Roster) -> None:
+    """Wait until those that are to serve the store have done so, or have said why they cannot."""
+    deadline = time.monotonic() + SERVED_LIMIT_S
+    for arrival in roster.servers:
+        while conversation.told(Served, f"served/{arrival}") is None and time.monotonic() < deadline:
+            time.sleep(LOOK_EVERY_S)
+
+
+def look_at_door(launch: NodeLaunch, torch: TorchProcess, *, serves: bool, served: Served, way: str) -> Door:
+    """Return what this node sees of the store."""
+    return Door(
+        host=launch.host,
+        port=launch.port,
+        serves=serves,
+        not_served=served.not_served,
+        attempts=knock(launch.host, launch.port, torch),
+        way=way,
+    )
+
+
+def stored(door: Door) -> bool:
+    """Say whether a node got to the store, and it is that of this job."""
+    return not door.not_served and any(one.contact is Contact.CONNECTED for one in door.attempts)
+
+
+def is_whole(pairs: Iterable[NodePair]) -> bool:
+    """Say whether all pairs were tried and all of them work."""
+    return all(
+        pair.connecting is not None
+        and pair.connecting.contact is Contact.CONNECTED
+        and _arrived(pair.small)
+        and _arrived(pair.large)
+        for pair in pairs
+    )
+
+
+def _arrived(transfer: Transfer | None) -> bool:
+    return transfer is None or transfer.contact is Contact.CONNECTED
+
+
+def try_start(launch: NodeLaunch, torch: TorchProcess, number: int, nnodes: int) -> StartTrial:
+    """Return what came of a real start of one rank a node."""
+    try:
+        found = torch.start(
+            TRIAL_LIMIT_S, rank=number, world_size=nnodes, host=launch.host, port=launch.port,
+            prefix="ddpdoctor/start",
+        )  # fmt: skip
+    except TorchError as error:
+        return StartTrial(node=number, ok=False, stage="store", error=str(error))
+    return StartTrial(
+        node=number,
+        ok=not found["error"],
+        stage="" if not found["error"] else str(found["stage"]),
+        error=str(found["error"]),
+        duration_s=float(found["duration_s"]),
+    )

@@ -1,0 +1,101 @@
+"""What every node does, whether it judges or not, and what it remembers of it in case it loses the others."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from ddpdoctor.diagnose.rendezvous.member import read_own_node, seen_by
+from ddpdoctor.diagnose.rendezvous.messages import AtDoor
+from ddpdoctor.diagnose.rendezvous.steps import Serving, look_at_door, try_start, wait_for_store
+from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.probes.rendezvous.door import is_own
+from ddpdoctor.probes.rendezvous.mesh import MeshLimits, run_mesh
+
+if TYPE_CHECKING:
+    from ddpdoctor.diagnose.rendezvous.member import Member
+    from ddpdoctor.diagnose.rendezvous.messages import Roster, Seat, Seen
+    from ddpdoctor.diagnose.rendezvous.room import Conversation, Entry, Lobby
+    from ddpdoctor.diagnose.rendezvous.wanted import RendezvousWanted
+    from ddpdoctor.model.reaching import Door, NodePair, StartTrial
+    from ddpdoctor.probes.rendezvous.torch_process import TorchProcess
+
+Kind = TypeVar("Kind")
+LOOK_EVERY_S = 0.02
+
+
+class OwnVisit:
+    """This node's part of the meeting."""
+
+    def __init__(
+        self, *, member: Member, wanted: RendezvousWanted, torch: TorchProcess, lobby: Lobby, started_at: str
+    ) -> None:
+        """Take who this node is and what it works with."""
+        self.member, self.wanted, self.torch, self.lobby = member, wanted, torch, lobby
+        self.started_at = started_at
+        self.seen: Seen | None = None
+        self.door: Door | None = None
+        self.way = ""
+        self._serving: Serving | None = None
+
+    def come_in(self, entry: Entry) -> int:
+        """Say that this node is here, read it, and say what was read; return the number of its arrival."""
+        conversation = entry.conversation
+        self.way = entry.way
+        arrival = conversation.room.add("arrived", 1)
+        conversation.leave(f"hello/{arrival}", self.member.arrived())
+        self.read(conversation, arrival, serves_room=entry.serves)
+        conversation.leave(f"facts/{arrival}", self.seen)
+        return arrival
+
+    def read(self, conversation: Conversation | None, arrival: int, *, serves_room: bool) -> Seen:
+        """Read this node. It begins to serve the store afterwards: until then it can be seen who else has the port."""
+        launch = self.member.launch
+        node = read_own_node(self.member, conversation, serves_room=serves_room)
+        own_address = is_own(launch.host, launch.port) is True
+        self.seen = seen_by(self.member, node, arrival, own_address=own_address)
+        self._serving = Serving(launch, self.torch, self.lobby, serves=self.seen.serves)
+        return self.seen
+
+    def look_at_store(self, conversation: Conversation | None, roster: Roster | None, arrival: int) -> Door:
+        """Return what this node sees of the store, once those that serve it have said that they do."""
+        assert self.seen is not None
+        assert self._serving is not None
+        served = self._serving.wait()
+        if conversation is not None and roster is not None:
+            if arrival in roster.servers:
+                conversation.tell(f"served/{arrival}", served)
+            wait_for_store(conversation, roster)
+        self.door = look_at_door(self.member.launch, self.torch, serves=self.seen.serves, served=served, way=self.way)
+        if conversation is not None:
+            conversation.leave(f"door/{arrival}", AtDoor(door=self.door))
+        return self.door
+
+    def run_mesh(self, conversation: Conversation, roster: Roster, seat: Seat) -> tuple[NodePair, ...]:
+        """Connect to every other node, with all others; all pairs on the one that judges."""
+        if len(roster.publications) < 2:
+            return ()
+        limits = MeshLimits(port_range=self.wanted.port_range)
+        return run_mesh(conversation.room, seat.number, roster.publications, limits)
+
+    def try_start(self, roster: Roster, seat: Seat) -> StartTrial:
+        """Make a real start, with all others at the same time."""
+        return try_start(self.member.launch, self.torch, seat.number, len(roster.seats))
+
+
+def wait_told(conversation: Conversation, kind: type[Kind], key: str, limit_s: float) -> Kind:
+    """Return what the node that judges tells all; raises ``StoreError`` where nothing comes."""
+    deadline = time.monotonic() + limit_s
+    while (found := conversation.told(kind, key)) is None:
+        if time.monotonic() > deadline:
+            raise StoreError(f"the node that judges did not go on within {limit_s:g} s")
+        time.sleep(LOOK_EVERY_S)
+    return found
+
+
+def seat_of(roster: Roster, arrival: int) -> Seat:
+    """Return the seat of a node; raises ``StoreError`` for one that has none."""
+    for seat in roster.seats:
+        if seat.arrival == arrival:
+            return seat
+    raise StoreError("it came, or said what it had read, after the others had been counted")
