@@ -91,13 +91,12 @@ def _draw_text(report: Report, stream: TextIO, run_dir: Path | None, *, verbose:
     return render_text(report, width=width, colour=colour, run_dir=run_dir, cwd=_read_cwd())
 
 
-def save_report(run_dir: Path, report: Report) -> None:
-    """Write report.json whole or not at all; a full disk costs the file, never the report on the screen."""
-    from ddpdoctor.launch.report_dir import REPORT_NAME
+def save_report(run_dir: Path, report: Report, name: str = "report.json") -> None:
+    """Write a report whole or not at all; a full disk costs the file, never the report on the screen."""
     from ddpdoctor.report.json_format import render_json
 
-    file = run_dir / REPORT_NAME
-    trial = file.with_name(f".{REPORT_NAME}.new")
+    file = run_dir / name
+    trial = file.with_name(f".{name}.new")
     try:
         trial.write_text(render_json(report), encoding="ascii")
         trial.replace(file)

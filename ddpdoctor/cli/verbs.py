@@ -13,6 +13,7 @@ from ddpdoctor.cli import (
     check_consistency,
     check_data,
     check_env,
+    check_rendezvous,
     demo,
     explain,
     report,
@@ -35,6 +36,9 @@ app.command(
 )(wrap.wrap)
 app.command("check-env", short_help="Check whether machines are fit to train; under a launcher, all of them.")(
     check_env.check_env
+)
+app.command("check-rendezvous", short_help="Say whether a job over several nodes would start; if not, which host.")(
+    check_rendezvous.check_rendezvous
 )
 app.command(
     "allreduce-bench",

@@ -10,6 +10,9 @@ from ddpdoctor.model.node import Launcher
 if TYPE_CHECKING:
     from ddpdoctor.model.reaching import JobTold
 
+EXCHANGE_PORT = "DDPDOCTOR_EXCHANGE_PORT"
+"""Says the port of ddpdoctor's own, where the nodes meet."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
@@ -67,3 +70,34 @@ class NodeLaunch:
     def label(self) -> str:
         """The name of this node among the others: "node 1", or "this node"."""
         return "this node" if self.told.node_rank is None else f"node {self.told.node_rank}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """What the options of the command say, under torchrun's names. None: not given."""
+
+    nnodes: str | None = None
+    """"2", or "1:4"."""
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    rdzv_backend: str | None = None
+    rdzv_endpoint: str | None = None
+    rdzv_id: str | None = None
+    rdzv_conf: str | None = None
+    exchange_port: int | None = None
+
+    def variables(self) -> dict[str, str]:
+        """Return them as the variables that torchrun reads in their place."""
+        given = {
+            "PET_NNODES": self.nnodes,
+            "PET_NODE_RANK": self.node_rank,
+            "PET_MASTER_ADDR": self.master_addr,
+            "PET_MASTER_PORT": self.master_port,
+            "PET_RDZV_BACKEND": self.rdzv_backend or ("c10d" if self.rdzv_endpoint else None),
+            "PET_RDZV_ENDPOINT": self.rdzv_endpoint,
+            "PET_RDZV_ID": self.rdzv_id,
+            "PET_RDZV_CONF": self.rdzv_conf,
+            EXCHANGE_PORT: self.exchange_port,
+        }
+        return {name: str(value) for name, value in given.items() if value is not None}
