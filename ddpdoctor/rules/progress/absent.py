@@ -70,7 +70,6 @@ def _stopped(scene: Scene, blamed: tuple[int, ...]) -> Ruling:
     traced = [rank.traced_by for rank in ranks if rank.traced_by]
     asleep = any(rank.proc_state == "D" for rank in ranks)
     how = f"held by a debugger (process {traced[0]})" if traced else f"stopped (state {ranks[0].proc_state})"
-    pids = " ".join(str(rank.pid) for rank in ranks)
     waiters = say.waiters_words(scene, blamed)
     clues = {n: clues_of(scene, n) for n in blamed[: say.MAX_CLASSES]} if asleep else {}
     finding = Finding(
@@ -82,24 +81,27 @@ def _stopped(scene: Scene, blamed: tuple[int, ...]) -> Ruling:
         hosts=say.hosts_of(scene, blamed),
         where=where,
         step=say.step_of(scene, blamed),
-        summary=f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} {how}" + (f" {waiters}" if waiters else ""),
+        summary=f"{say.who(scene, blamed)} {verb(blamed, 'is', 'are')} {how}" + (f" {waiters}" if waiters else ""),
         evidence=(
             *sentences(clues),
             *say.process_words(scene, blamed),
             *say.others(scene, blamed),
             *say.progress_words(scene, blamed),
         ),
-        fix=fix_of(
-            (clue for found in clues.values() for clue in found), _stopped_fix(pids, traced=bool(traced), asleep=asleep)
-        ),
+        fix=fix_of((clue for found in clues.values() for clue in found), _stopped_fix(scene, blamed, asleep=asleep)),
     )
     return Ruling(findings=(finding,), certain=scene.stands_still(blamed))
 
 
-def _stopped_fix(pids: str, *, traced: bool, asleep: bool) -> str:
-    if traced:
+def _stopped_fix(scene: Scene, blamed: tuple[int, ...], *, asleep: bool) -> str:
+    ranks = [scene.rank(n) for n in blamed]
+    if any(rank.traced_by for rank in ranks):
         return "detach the debugger, or let it continue"
-    return "look at dmesg, and at the device or file system it reads" if asleep else f"kill -CONT {pids}"
+    if asleep:
+        return "look at dmesg, and at the device or file system it reads"
+    hosts = say.hosts_of(scene, blamed)
+    by_host = [(f"on {host}: ", [rank for rank in ranks if rank.host == host]) for host in hosts] or [("", ranks)]
+    return "; ".join(f"{where}kill -CONT {' '.join(str(rank.pid) for rank in those)}" for where, those in by_host)
 
 
 @rule("DD607", "missing", Severity.ERROR, "A rank or node never came")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Finding, Severity
-from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
 from ddpdoctor.rules.ruling import Ruling
 
@@ -71,7 +70,7 @@ def check_deadlock(scene: Scene) -> Ruling:
 
 def _finding(scene: Scene, circles: Sequence[Circle], waiters: tuple[int, ...]) -> Finding:
     blamed = tuple(sorted(n for circle in circles for n in circle.ranks)) or waiters
-    summary = f"{rank_list(blamed)} wait for each other"
+    summary = f"{say.who(scene, blamed)} wait for each other"
     told = [_around_words(scene, circle) for circle in circles[:MOST_TOLD]]
     return Finding(
         code="DD608",

@@ -45,12 +45,14 @@ def size_words(size_bytes: int) -> str:
     return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes / MIB:.0f} MiB"
 
 
-def owner_words(scene: Scene, pid: int | None, command: str) -> str:
-    """Return who a process is: "rank 0 (process 4711)", "a child of rank 0 (…)", or its command."""
+def owner_words(scene: Scene, host: str, pid: int | None, command: str) -> str:
+    """Return who a process of a host is: "rank 0 (process 4711)", "a child of rank 0 (…)", or its command."""
     if pid is None:
         return "a process that cannot be seen from here (of another host or container)"
     for number in sorted(scene.states):
         rank = scene.rank(number)
+        if rank.host != host:
+            continue
         if rank.pid == pid:
             return f"rank {number} (process {pid})"
         if pid in children_of(rank):

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
-from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
 from ddpdoctor.rules.ruling import Ruling
 
@@ -72,7 +71,7 @@ def check_early_exit(scene: Scene) -> Ruling:
         hosts=say.hosts_of(scene, blamed),
         where=where,
         step=say.step_of(scene, blamed),
-        summary=f"{rank_list(blamed)} ended with status 0{at} {say.waiters_words(scene, blamed)}".rstrip(),
+        summary=f"{say.who(scene, blamed)} ended with status 0{at} {say.waiters_words(scene, blamed)}".rstrip(),
         evidence=(
             *say.others(scene, blamed),
             *say.progress_words(scene, blamed),
@@ -188,7 +187,7 @@ def _failed(scene: Scene, root: Failure, code: str, kind: str) -> Finding:
         hosts=say.hosts_of(scene, blamed),
         where=tuple(sorted(where, key=lambda place: place.rank)),
         step=say.step_of(scene, blamed),
-        summary=_summary(root, blamed, where),
+        summary=_summary(root, say.who(scene, blamed), blamed, where),
         evidence=(
             *_signal_words(root),
             *sentences({root.rank.rank: clues}),
@@ -211,8 +210,7 @@ def _confidence(root: Failure) -> Confidence:
     return Confidence.LOW if root.by_signal else Confidence.MEDIUM
 
 
-def _summary(root: Failure, blamed: tuple[int, ...], where: tuple[Place, ...]) -> str:
-    who = rank_list(blamed)
+def _summary(root: Failure, who: str, blamed: tuple[int, ...], where: tuple[Place, ...]) -> str:
     at = place_words(next((place for place in where if place.rank == root.rank.rank), None))
     if root.error is not None:
         child = "passed on an error of a child process: " if root.error.from_child else "raised "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Frame, Life, Rank
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.majority import host_list
 
 from .places import innermost_user, lines_seen
 from .scene import Scene, moment
@@ -187,7 +188,9 @@ def _cpu_words(rank: Rank) -> str:
 
 
 def _processes(scene: Scene, numbers: list[int]) -> str:
-    pids = ", ".join(str(scene.rank(number).pid) for number in numbers)
+    several = len(hosts_of(scene, scene.states)) > 1
+    ranks = [scene.rank(number) for number in numbers]
+    pids = ", ".join(f"{rank.pid} on {rank.host}" if several else str(rank.pid) for rank in ranks)
     return f"{'process' if len(numbers) == 1 else 'processes'} {pids}"
 
 
@@ -223,9 +226,16 @@ def step_of(scene: Scene, blamed: Iterable[int]) -> int | None:
 
 def hosts_of(scene: Scene, blamed: Iterable[int]) -> tuple[str, ...]:
     """Return the hosts of the blamed ranks, where the job has more than one node."""
-    if scene.job.nnodes <= 1:
+    if scene.job.nnodes <= 1 and scene.job.members is None:
         return ()
     return tuple(sorted({scene.rank(n).host for n in blamed if n in scene.states}))
+
+
+def who(scene: Scene, ranks: Iterable[int]) -> str:
+    """Return "rank 3", and in a job of several nodes "rank 3 on node1"."""
+    ranks = tuple(ranks)
+    hosts = hosts_of(scene, ranks)
+    return f"{rank_list(ranks)} on {host_list(hosts)}" if hosts else rank_list(ranks)
 
 
 def at_words(places: Mapping[int, tuple[Place, ...]] | tuple[Place, ...], rank: int) -> str:

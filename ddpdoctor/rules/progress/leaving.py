@@ -79,8 +79,8 @@ def check_exit_hang(scene: Scene) -> Ruling:
         ranks=blamed,
         hosts=say.hosts_of(scene, blamed),
         where=where,
-        summary=f"{rank_list(blamed)} {verb(blamed, 'has', 'have')} finished the script and the process does not end"
-        + (f": something still runs {place_words(first)}" if first is not None else ""),
+        summary=f"{say.who(scene, blamed)} {verb(blamed, 'has', 'have')} finished the script "
+        "and the process does not end" + (f": something still runs {place_words(first)}" if first is not None else ""),
         evidence=(f"the script ended, and the process went on {since}", *seen),
         fix=_exit_fix(scene.rank(blamed[0])),
     )

@@ -26,9 +26,9 @@ def lock_clues(scene: Scene, rank: Rank, causes: ProcessCauses) -> Iterator[Clue
     stack = last_main_stack(rank)
     if causes.waits_for_lock is not None:
         lock = causes.waits_for_lock
-        yield _held(lock.path, owner_words(scene, lock.holder_pid, lock.holder))
+        yield _held(lock.path, _holder_words(scene, rank, lock))
     elif stack is not None and any(is_file(frame, *_POLLS) for frame in stack.frames[-6:]):
-        yield _polled(scene, causes, stack)
+        yield _polled(scene, rank, causes, stack)
     else:
         yield from _of_own_process(rank, causes, stack)
 
@@ -42,16 +42,16 @@ def _held(path: str | None, holder: str) -> Clue:
     )
 
 
-def _polled(scene: Scene, causes: ProcessCauses, stack: Stack) -> Clue:
+def _polled(scene: Scene, rank: Rank, causes: ProcessCauses, stack: Stack) -> Clue:
     """Judge a loop that asks for a lock again and again: the path is known, the holder where it has a kernel's lock."""
     path = causes.lock_path
     if any(is_file(frame, _BATON) for frame in stack.frames):
         return _baton(path)
     holders = [lock for lock in causes.locks_of_others if path is None or lock.path == path]
     if path is not None and holders:
-        return _held(path, owner_words(scene, holders[0].holder_pid, holders[0].holder))
+        return _held(path, _holder_words(scene, rank, holders[0]))
     if holders:
-        listed = ", ".join(_lock_words(scene, lock) for lock in holders[:MOST_HOLDERS])
+        listed = ", ".join(f"{lock.path} by {_holder_words(scene, rank, lock)}" for lock in holders[:MOST_HOLDERS])
         return Clue(said=f"polls for a lock file; locks that are held: {listed}")
     return Clue(
         said=f"polls for the lock file {path or 'of a library'}; no process of this job holds a lock on it",
@@ -68,8 +68,8 @@ def _baton(path: str | None) -> Clue:
     )
 
 
-def _lock_words(scene: Scene, lock: FileLock) -> str:
-    return f"{lock.path} by {owner_words(scene, lock.holder_pid, lock.holder)}"
+def _holder_words(scene: Scene, rank: Rank, lock: FileLock) -> str:
+    return owner_words(scene, rank.host, lock.holder_pid, lock.holder)
 
 
 def _of_own_process(rank: Rank, causes: ProcessCauses, stack: Stack | None) -> Iterator[Clue]:

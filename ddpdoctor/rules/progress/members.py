@@ -13,7 +13,9 @@ from ddpdoctor.rules.majority import host_list
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ddpdoctor.model.causes import HostCauses
     from ddpdoctor.model.facts import Job, Rank
+    from ddpdoctor.model.node import Node
     from ddpdoctor.model.nodes import NodeSeen
 
 
@@ -92,6 +94,18 @@ def ranks_of(job: Job, nodes: Sequence[NodeSeen], unseen: Iterable[int]) -> tupl
             told = tuple(range(node.number * each, (node.number + 1) * each))
         found.update(told or unseen)
     return tuple(sorted(found))
+
+
+def causes_at(job: Job, host: str) -> HostCauses | None:
+    """Return what the processes of a host share."""
+    seen = next((one.causes for one in job.elsewhere if one.host == host), None)
+    return seen if seen is not None or (job.host and host != job.host) else job.host_causes
+
+
+def machines_of(job: Job) -> tuple[Node, ...]:
+    """Return the machines that were read, that of the node whose view this is first."""
+    machines = (job.machine, *(seen.machine for seen in job.elsewhere))
+    return tuple(machine for machine in machines if machine is not None)
 
 
 def hosts_of_nodes(nodes: Iterable[NodeSeen]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from .clues import Clue, size_words
+from .members import causes_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +41,7 @@ def memory_clues(scene: Scene, failure: Failure) -> tuple[Clue, ...]:
     if _WORKER.search(text):
         return tuple(_of_worker(scene, rank, text))
     if _OF_SHARED.search(text):
-        return tuple(_of_shared(_shared(scene, at_error), refused="No space left" in text))
+        return tuple(_of_shared(_shared(scene, rank, at_error), refused="No space left" in text))
     if failure.error.type == "MemoryError" or _OF_HOST.search(text):
         return tuple(_of_host(scene, rank, text))
     return ()
@@ -48,10 +49,10 @@ def memory_clues(scene: Scene, failure: Failure) -> tuple[Clue, ...]:
 
 def _of_signal(scene: Scene, rank: Rank) -> Iterator[Clue]:
     if rank.signal == "SIGBUS":
-        yield from _of_shared(_shared(scene, None))
+        yield from _of_shared(_shared(scene, rank, None))
     if rank.signal != "SIGKILL" or rank.oom_killed is False:
         return
-    space, _ = _limit(scene)
+    space, _ = _limit(scene, rank)
     if rank.oom_killed or (space is not None and space.used_bytes >= NEARLY_FULL * space.limit_bytes):
         yield from _use(scene, rank)
 
@@ -60,7 +61,7 @@ def _use(scene: Scene, rank: Rank) -> Iterator[Clue]:
     """Say how much a rank and its children used, of what limit."""
     if rank.causes is None or rank.causes.memory is None:
         return
-    space, whose = _limit(scene)
+    space, whose = _limit(scene, rank)
     said = f"used {size_words(rank.causes.memory.most_bytes)} when it was last looked at"
     if space is not None:
         said += f", of the {size_words(space.limit_bytes)} that {whose}"
@@ -70,9 +71,9 @@ def _use(scene: Scene, rank: Rank) -> Iterator[Clue]:
     yield Clue(said=said, fix=f"{LESS}, or raise the limit on memory")
 
 
-def _limit(scene: Scene) -> tuple[Space | None, str]:
+def _limit(scene: Scene, rank: Rank) -> tuple[Space | None, str]:
     """Return the limit on memory that holds: of the cgroup where it has one, else all of the machine's."""
-    host = scene.job.host_causes
+    host = causes_at(scene.job, rank.host)
     if host is None:
         return None, ""
     if host.group is not None and (host.machine is None or host.group.limit_bytes < host.machine.limit_bytes):
@@ -113,7 +114,7 @@ def _of_host(scene: Scene, rank: Rank, text: str) -> Iterator[Clue]:
     if at_error is not None and at_error.memory is not None:
         memory = at_error.memory
         had = f"had {size_words(memory.used_bytes)} resident when it failed, {size_words(memory.most_bytes)} at most"
-        space_all, whose = _limit(scene)
+        space_all, whose = _limit(scene, rank)
         of = f", of the {size_words(space_all.limit_bytes)} that {whose}" if space_all is not None else ""
         yield Clue(said=had + of, fix=LESS)
     else:
@@ -131,15 +132,15 @@ def _of_worker(scene: Scene, rank: Rank, text: str) -> Iterator[Clue]:
     match = _WORKER.search(text)
     how = match["how"] if match is not None else ""
     at_error = rank.causes.at_error if rank.causes is not None else None
-    if "Bus error" in how or _is_full(_shared(scene, at_error)):
-        yield from _of_shared(_shared(scene, at_error))
+    if "Bus error" in how or _is_full(_shared(scene, rank, at_error)):
+        yield from _of_shared(_shared(scene, rank, at_error))
     elif "Killed" in how:
         yield from _use(scene, rank)
 
 
-def _shared(scene: Scene, at_error: AtError | None) -> Space | None:
+def _shared(scene: Scene, rank: Rank, at_error: AtError | None) -> Space | None:
     """Return /dev/shm when it was fullest: an error's own look may come after a worker's files have gone."""
-    host = scene.job.host_causes
+    host = causes_at(scene.job, rank.host)
     seen = [
         at_error.shared_memory if at_error is not None else None,
         host.shared_memory if host is not None else None,

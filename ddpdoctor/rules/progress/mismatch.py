@@ -82,7 +82,7 @@ def _finding(scene: Scene, conflict: Conflict) -> Finding:
         hosts=say.hosts_of(scene, blamed),
         where=where,
         step=say.step_of(scene, blamed),
-        summary=_summary(conflict, departing),
+        summary=_summary(scene, conflict, departing),
         evidence=(
             f"collective {conflict.seq} of {group_words(conflict.group, scene.world)}: {conflict.blame.reason}",
             *_sides(conflict),
@@ -102,20 +102,20 @@ def _lines(scene: Scene, part: Part) -> list[Frame | None]:
     return [part.site or rank.last_place, error]
 
 
-def _summary(conflict: Conflict, departing: list[Part]) -> str:
+def _summary(scene: Scene, conflict: Conflict, departing: list[Part]) -> str:
     agreeing = [part for part in conflict.parts if part not in departing]
     if not agreeing:
         sides = _call_classes(departing).items()
-        return "ranks disagree: " + ", ".join(f"{rank_list(ranks)} in {what}" for what, ranks in sides)
-    return f"{_side_words(conflict, departing)}, where {_side_words(conflict, agreeing)}"
+        return "ranks disagree: " + ", ".join(f"{say.who(scene, ranks)} in {what}" for what, ranks in sides)
+    return f"{_side_words(scene, conflict, departing)}, where {_side_words(scene, conflict, agreeing)}"
 
 
-def _side_words(conflict: Conflict, parts: list[Part]) -> str:
+def _side_words(scene: Scene, conflict: Conflict, parts: list[Part]) -> str:
     """Return "rank 0 is in reduce at train.py:6", or what it called where that went through."""
     told = []
     for what, ranks in _call_classes(parts).items():
         now = verb(ranks, "is in", "are in")
-        told.append(f"{rank_list(ranks)} {'called' if conflict.passed else now} {what}")
+        told.append(f"{say.who(scene, ranks)} {'called' if conflict.passed else now} {what}")
     return ", ".join(told)
 
 

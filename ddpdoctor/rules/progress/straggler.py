@@ -127,7 +127,7 @@ def _sureness(scene: Scene, late: Late) -> Confidence:
 
 
 def _summary(scene: Scene, late: Late, phase: Phase, where: Sequence[Place]) -> str:
-    late_words = rank_list(late.ranks)
+    late_words = say.who(scene, late.ranks)
     lines = {(place.file, place.line) for place in where}
     at = f", {place_words(where[0])}" if where and (len(late.ranks) == 1 or len(lines) == 1) else ""
     return (

@@ -108,7 +108,7 @@ def _stuck(scene: Scene, blamed: tuple[int, ...], confidence: Confidence) -> Rul
     one_line = len({(p.file, p.line) for p in where}) == 1 or len(blamed) == 1
     at = f" {place_words(first)}" if one_line else ""
     waiters = say.waiters_words(scene, blamed)
-    summary = f"{rank_list(blamed)} {verb(blamed, 'makes', 'make')} no progress{at}"
+    summary = f"{say.who(scene, blamed)} {verb(blamed, 'makes', 'make')} no progress{at}"
     seen = [*say.classes(scene, blamed), *say.others(scene, blamed)]
     seen += [*say.handled_words(scene, blamed)]
     seen += [*say.progress_words(scene, blamed), *say.process_words(scene, blamed)]

@@ -17,6 +17,7 @@ from ddpdoctor.rules.interface_choice import choose
 from ddpdoctor.rules.registry import Scope, environment_rules
 
 from .clues import Clue
+from .members import machines_of
 from .words import first_line
 
 if TYPE_CHECKING:
@@ -108,8 +109,8 @@ def transport_clues(scene: Scene, group: Group) -> tuple[Clue, ...]:
     """Return what was seen, the most telling first: connections, the machine, NCCL's lines, texts of time-outs."""
     found = [*_down_interfaces(scene), *_stalled_connections(scene)]
     likely = likely_causes(scene, group)
-    if scene.job.machine is not None:
-        found += _machine(scene.job.machine, likely)
+    for machine in machines_of(scene.job):
+        found += _machine(machine, likely)
     found += [
         Clue(said=f"NCCL warns{_source(line.source)}: {line.text}") for line in scene.job.nccl_lines[-MOST_LINES:]
     ]
@@ -160,43 +161,58 @@ def _ends(scene: Scene, number: int) -> tuple[str, ...]:
     return causes.connections.ends if causes is not None and causes.connections is not None else ()
 
 
-def _addresses(scene: Scene) -> dict[str, int]:
-    """Return the addresses that the ranks' connections go over, and how many each has."""
+def _on(scene: Scene, machine: Node) -> str:
+    """Return where something was seen, where there is more than one place."""
+    return f"on {machine.host}: " if len(machines_of(scene.job)) > 1 else ""
+
+
+def _addresses(scene: Scene, machine: Node) -> dict[str, int]:
+    """Return the addresses that the connections of a host's ranks go over, and how many each has."""
     found: dict[str, int] = {}
+    several = len(machines_of(scene.job)) > 1
     for number in scene.states:
+        if several and scene.rank(number).host != machine.host:
+            continue
         causes = scene.rank(number).causes
         for address, count in causes.connections.by_address if causes is not None and causes.connections else ():
             found[address] = found.get(address, 0) + count
     return found
 
 
-def _network(scene: Scene) -> Network | None:
-    return known(scene.job.machine.network) if scene.job.machine is not None else None
+def _networks(scene: Scene) -> Iterator[tuple[Node, Network]]:
+    for machine in machines_of(scene.job):
+        network = known(machine.network)
+        if network is not None:
+            yield machine, network
 
 
-def _carriers(scene: Scene) -> Iterator[tuple[str, str, bool]]:
-    """Yield the interfaces that the connections go over: name, address, and whether it runs."""
-    network = _network(scene)
-    for address in _addresses(scene) if network is not None else ():
-        for one in network.interfaces if network is not None else ():
+def _carriers(scene: Scene, machine: Node, network: Network) -> Iterator[tuple[str, str, bool]]:
+    """Yield the interfaces of a host that its ranks' connections go over: name, address, and whether it runs."""
+    for address in _addresses(scene, machine):
+        for one in network.interfaces:
             own = [text.partition("/")[0] for text in one.addresses]
             if address.strip("[]") in own:
                 yield one.name, address, one.running
 
 
 def _down_interfaces(scene: Scene) -> Iterator[Clue]:
-    for name, address, running in _carriers(scene):
+    for machine, network in _networks(scene):
+        yield from _down_on(scene, machine, network)
+
+
+def _down_on(scene: Scene, machine: Node, network: Network) -> Iterator[Clue]:
+    on = _on(scene, machine)
+    for name, address, running in _carriers(scene, machine, network):
         if not running:
             yield Clue(
-                said=f"the ranks' connections go over {name} ({address}), which is down",
+                said=f"{on}the ranks' connections go over {name} ({address}), which is down",
                 fix=f"ip link set dev {name} up, or name another interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)",
             )
-    network = _network(scene)
-    here = {text.partition("/")[0] for one in network.interfaces for text in one.addresses} if network else set()
-    gone = [a for a in _addresses(scene) if network and a.strip("[]") not in here and not a.startswith("127.")]
+    here = {text.partition("/")[0] for one in network.interfaces for text in one.addresses}
+    gone = [a for a in _addresses(scene, machine) if a.strip("[]") not in here and not a.startswith("127.")]
     for address in gone:
         yield Clue(
-            said=f"the ranks' connections go over {address}, an address that no interface has any more",
+            said=f"{on}the ranks' connections go over {address}, an address that no interface has any more",
             fix=f"find out who took {address} away: a DHCP client, a network manager, an interface that went down",
         )
 
@@ -246,11 +262,11 @@ def _text_words(message: str) -> str | None:
 
 def _ways(scene: Scene) -> Iterator[Clue]:
     """Say which interfaces are in use, or would be: it is the first thing to compare with what was meant."""
-    used = {f"{name} ({address})" for name, address, _ in _carriers(scene)}
-    if used:
-        yield Clue(said=f"the ranks' TCP connections go over {', '.join(sorted(used))}")
-    network = _network(scene)
-    if network is not None and scene.job.machine is not None:
-        yield Clue(said=f"by its settings, {choose(scene.job.machine, network)}")
+    for machine, network in list(_networks(scene))[:MOST_LINES]:
+        on = _on(scene, machine)
+        used = {f"{name} ({address})" for name, address, _ in _carriers(scene, machine, network)}
+        if used:
+            yield Clue(said=f"{on}the ranks' TCP connections go over {', '.join(sorted(used))}")
+        yield Clue(said=f"{on}by its settings, {choose(machine, network)}")
         for chain in known(network.firewall) or ():
-            yield Clue(said=f"a packet filter refuses what it does not let in: {chain.name}, {chain.refusal}")
+            yield Clue(said=f"{on}a packet filter refuses what it does not let in: {chain.name}, {chain.refusal}")
