@@ -37,23 +37,23 @@ class FolderOutbox:
 
     def room(self) -> bytes | None:
         """Return the room that is served, as far as can be seen."""
-        room = _read(self._folder / _ROOM)
+        room = read_small(self._folder / _ROOM)
         return room if room is not None and len(room) == ROOM_BYTES else None
 
     def post(self, line: bytes, letter: bytes) -> None:
         """Leave a letter."""
         self._lines.add(line)
-        _write(self._folder / f"{line.hex()}.asked", letter)
+        write_in_place(self._folder / f"{line.hex()}.asked", letter)
 
     def answer(self, line: bytes) -> bytes | None:
         """Return the last answer that was left for a line."""
-        return _read(self._folder / f"{line.hex()}.answered")
+        return read_small(self._folder / f"{line.hex()}.answered")
 
     def close(self) -> None:
         """Take away what this line has left."""
         for line in self._lines:
-            _remove(self._folder / f"{line.hex()}.asked")
-            _remove(self._folder / f"{line.hex()}.answered")
+            remove(self._folder / f"{line.hex()}.asked")
+            remove(self._folder / f"{line.hex()}.answered")
 
 
 class FolderInbox:
@@ -66,17 +66,14 @@ class FolderInbox:
 
     def open(self, room: bytes) -> None:
         """Say that this room is served; what was left for a former one is taken away."""
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"{self._folder} cannot be made: {error.strerror or error}") from error
+        make_folder(self._folder)
         self._clear()
-        _write(self._folder / _ROOM, room)
+        write_in_place(self._folder / _ROOM, room)
 
     def letters(self) -> Iterator[bytes]:
         """Return what has come since."""
         for name in self._names():
-            letter = _read(self._folder / name) if _ASKED.fullmatch(name) else None
+            letter = read_small(self._folder / name) if _ASKED.fullmatch(name) else None
             # All of it counts: one that is seen half written has its size and its beginning already.
             if letter and (seen := zlib.crc32(letter)) != self._seen.get(name):
                 self._seen[name] = seen
@@ -84,20 +81,20 @@ class FolderInbox:
 
     def reply(self, line: bytes, letter: bytes) -> None:
         """Leave an answer for a line."""
-        _write(self._folder / f"{line.hex()}.answered", letter)
+        write_in_place(self._folder / f"{line.hex()}.answered", letter)
 
     def close(self) -> None:
         """Take everything away."""
         self._clear()
-        _remove(self._folder / _ROOM)
+        remove(self._folder / _ROOM)
         with contextlib.suppress(OSError):
             self._folder.rmdir()
 
     def _clear(self) -> None:
         for name in self._names():
             if found := _ASKED.fullmatch(name):
-                _remove(self._folder / name)
-                _remove(self._folder / f"{found[1]}.answered")
+                remove(self._folder / name)
+                remove(self._folder / f"{found[1]}.answered")
 
     def _names(self) -> list[str]:
         try:
@@ -106,7 +103,15 @@ class FolderInbox:
             raise StoreError(f"{self._folder} cannot be read: {error.strerror or error}") from error
 
 
-def _read(path: Path) -> bytes | None:
+def make_folder(path: Path) -> None:
+    """Make a folder for this user alone, unless it is there; raises ``StoreError``."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be made: {error.strerror or error}") from error
+
+
+def read_small(path: Path) -> bytes | None:
     """Return what a file holds; None where there is none, or no plain one within the limit."""
     try:
         # Neither a link nor a pipe that somebody has put there.
@@ -125,7 +130,8 @@ def _read(path: Path) -> bytes | None:
         os.close(file)
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_in_place(path: Path, data: bytes) -> None:
+    """Write a file that others may read meanwhile; raises ``StoreError``."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         with os.fdopen(os.open(path, flags, 0o600), "wb") as opened:
@@ -135,6 +141,7 @@ def _write(path: Path, data: bytes) -> None:
         raise StoreError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Take a file away, where it is there."""
     with contextlib.suppress(OSError):
         path.unlink()

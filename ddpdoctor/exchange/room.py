@@ -224,6 +224,11 @@ def open_room(way: Way, token: bytes, limit_s: float, *, seen: Failures | None =
         raise
 
 
+def is_shown(path: Path) -> bool:
+    """Say whether a shared folder shows a room, which may have ended without a word."""
+    return FolderOutbox(path).room() is not None
+
+
 def _knock(outbox: Outbox, token: bytes, limit_s: float) -> LetterRoom:
     """Return the room that answers by letter; what is shown may be one that has ended, so it is looked at again."""
     deadline = time.monotonic() + limit_s

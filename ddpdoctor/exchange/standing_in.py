@@ -1,0 +1,106 @@
+"""Who serves a room where the first member never comes, and all that the others share is a folder: the lowest there is.
+
+Each member that waits keeps a file of its own in the folder, with a number that it raises; a file that does not change
+is of a member that has gone. No clock is compared: each judges by what it saw change itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ddpdoctor.exchange.letters_in_folder import FOLDER, make_folder, read_small, remove, write_in_place
+from ddpdoctor.exchange.room import Folder, is_shown, open_room
+from ddpdoctor.exchange.store import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ddpdoctor.exchange.asking import Room
+
+RAISE_EVERY_S = 0.5
+SETTLE_S = 3.0
+"""Ours: six numbers. Until then others may be yet to be seen, and as long without a new number one has gone."""
+_HERE = re.compile(r"here-([0-9]{8}|x)-[0-9a-f]{16}")
+
+
+def stand_in(path: Path, token: bytes, number: int | None, limit_s: float) -> Room | None:
+    """Return the room that a lower member serves in a shared folder; None where this one is to serve it.
+
+    ``number`` is what a member was told of its place; those without one come after all that have one. Raises
+    ``StoreError`` where a lower member is there and serves nothing within the limit.
+    """
+    deadline = time.monotonic() + limit_s
+    with contextlib.closing(_Candidate(path, number)) as candidate:
+        while time.monotonic() < deadline:
+            candidate.look()
+            if is_shown(path):
+                with contextlib.suppress(StoreError):
+                    return open_room(Folder(path), token, SETTLE_S)
+            if candidate.is_lowest:
+                return None
+            time.sleep(RAISE_EVERY_S)
+    raise StoreError("a node with a lower number is there, and serves nothing")
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A file of another member, and when it was last seen to change."""
+
+    content: bytes
+    changed_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """This member among those that wait."""
+
+    path: Path
+    number: int | None
+    clock: Callable[[], float] = time.monotonic
+    _name: str = ""
+    _raised: int = 0
+    _began_s: float = 0.0
+    _others: dict[str, _Seen] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        place = "x" if self.number is None else f"{self.number:08d}"
+        self._name = f"here-{place}-{os.urandom(8).hex()}"
+        self._began_s = self.clock()
+        make_folder(self.path / FOLDER)
+
+    def look(self) -> None:
+        """Raise the own number, and see whose have been raised."""
+        folder = self.path / FOLDER
+        self._raised += 1
+        write_in_place(folder / self._name, b"%d" % self._raised)
+        for name in _names(folder):
+            content = read_small(folder / name) or b""
+            seen = self._others.get(name)
+            if seen is None:
+                self._others[name] = _Seen(content)
+            elif content != seen.content:
+                self._others[name] = _Seen(content, self.clock())
+
+    @property
+    def is_lowest(self) -> bool:
+        """Whether there was time to see the others, and no lower one is there."""
+        now_s = self.clock()
+        here = {name for name, seen in self._others.items() if seen.changed_s and now_s - seen.changed_s < SETTLE_S}
+        return now_s - self._began_s >= SETTLE_S and min(here | {self._name}) == self._name
+
+    def close(self) -> None:
+        """Take the own file away."""
+        remove(self.path / FOLDER / self._name)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir() if _HERE.fullmatch(path.name)]
+    except OSError as error:
+        raise StoreError(f"{folder} cannot be read: {error.strerror or error}") from error
