@@ -94,5 +94,7 @@ def _token(placed: Placement, env: Mapping[str, str]) -> bytes | None:
 
 
 def _beside(port: int) -> int:
-    """Return the port next to the store's."""
+    """Return the port next to the store's; 0 where none is known."""
+    if not port:
+        return 0
     return port + 1 if port < MAX_PORT else port - 1
