@@ -86,7 +86,7 @@ def _read_job(folder: Path, run: dict[str, Any], attempt: int | None) -> Job:
     return Job(
         now_ns=now_ns,
         hang_timeout_s=float(run.get("hang_timeout_s") or 300),
-        ranks=_share_groups(found),
+        ranks=share_groups(found),
         world_size=shape.world_size if shape.world_size != 1 or not found else None,
         nnodes=shape.nnodes,
         local_ranks_expected=shape.local_ranks,
@@ -103,6 +103,7 @@ def _read_job(folder: Path, run: dict[str, Any], attempt: int | None) -> Job:
         machine=load_machine(folder),
         consistency=read_consistency(folder, run, attempt, _writers(processes, watch)),
         nccl_lines=read_warnings(folder),
+        host=str(run.get("host") or ""),
     )
 
 
@@ -241,7 +242,7 @@ def _read_lost(folder: Path) -> dict[int, str]:
     return found
 
 
-def _share_groups(found: tuple[Rank, ...]) -> tuple[Rank, ...]:
+def share_groups(found: tuple[Rank, ...]) -> tuple[Rank, ...]:
     """Give groups whose members only some ranks could tell to all ranks that used them."""
     members = {group.name: group.ranks for rank in found for group in rank.groups if group.ranks}
     shared = {ranks: ranks for ranks in members.values()}  # a thousand ranks would keep a thousand equal lists

@@ -6,7 +6,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.runfolder import JUDGED_ATTEMPTS, read_job, read_run
+from ddpdoctor.collect.nodes import read_job
+from ddpdoctor.collect.runfolder import JUDGED_ATTEMPTS, read_run
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.diagnose.rows import rank_row
 from ddpdoctor.model.attempts import Attempt, restarted_words

@@ -7,7 +7,8 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import ddpdoctor
-from ddpdoctor.collect.runfolder import read_job, read_run
+from ddpdoctor.collect.nodes import read_job
+from ddpdoctor.collect.runfolder import read_run
 from ddpdoctor.diagnose.attempts import as_earlier, judge_earlier, last_attempt, last_number
 from ddpdoctor.diagnose.paces import pace_rows
 from ddpdoctor.diagnose.progress import judge_job

@@ -61,11 +61,11 @@ class Evidence:
         """Let the launcher go on."""
         wire.CELL.pack_into(self.control, wire.CONTROL_ACK, time.monotonic_ns())
 
-    def take(self, followed: dict[int, Followed], look_again: Callable[[], None]) -> None:
+    def take(self, followed: dict[int, Followed], look_again: Callable[[], None], *, keep_rings: bool = False) -> None:
         """Ask all that can answer, wait for them, and have a signal ask the ranks whose GIL is held.
 
         ``look_again`` is called before the signal, which may set the job moving: who has moved by then did so by
-        itself.
+        itself. ``keep_rings``: a signal on another node may do so.
         """
         self.release()
         now_ns = time.monotonic_ns()
@@ -79,8 +79,9 @@ class Evidence:
             time.sleep(0.02)
         look_again()
         self.forget_kept()
-        if held:
+        if held or keep_rings:
             self._keep_rings(alive)
+        if held:
             self._dump(held)
 
     def _keep_rings(self, alive: list[Followed]) -> None:

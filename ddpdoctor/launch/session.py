@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,16 +12,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.launch.examining import Examining
 from ddpdoctor.launch.guardian import Guardian
-from ddpdoctor.launch.machine import note_machine
+from ddpdoctor.launch.nodes import join_nodes
 from ddpdoctor.launch.placement import Style
 from ddpdoctor.launch.replicas import Replicas
 from ddpdoctor.launch.run_file import write_run_file
 from ddpdoctor.launch.shared_folder import choose_folder, copy_back
 from ddpdoctor.launch.starting import start_launcher
 from ddpdoctor.launch.stopping import STOP_GRACE_S, is_in_foreground, stop_job, stop_tree
-from ddpdoctor.launch.watch import Suspicion, Watch
-from ddpdoctor.model.findings import Judgement, Severity
+from ddpdoctor.launch.watch import Watch
+from ddpdoctor.model.findings import Judgement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.options import WrapOptions
 
 LOOK_EVERY_S = 0.1
-LOOK_AGAIN_S = 1.5
 LAUNCHER_TAKES_OVER_S = 0.5
 HUNG_STATUS = 124
 INTERRUPTED_STATUS = 130
@@ -61,6 +62,8 @@ class Outcome:
     ended_at: str
     failure: Exception | None
     """What first went wrong with the watching or judging itself; the job's own status stands all the same."""
+    judged_at: str | None = None
+    """Where the report is of the node that has judged the job, as "node0:/scratch/run"; None where it was this one."""
 
 
 class Session:
@@ -83,10 +86,6 @@ class Session:
         """What the watcher was sent, and when."""
         self.hang: Judgement | None = None
         self.attempt = 0
-        self.last_look_ns = 0
-        self.next_look_ns = 0
-        self.shown_until_ns = 0
-        self.patience_s = 1.0
         self.shown: tuple[Any, ...] = ()
         self.told_of_replicas = False
         self.failure: Exception | None = None
@@ -108,6 +107,8 @@ class Session:
         outcome: Outcome | None = None
         with self._job_goes_first():
             outcome = self._finish(status)
+        with self._job_goes_first():
+            self.examining.close()
         return outcome or self._outcome(status)
 
     def _note_signal(self, number: int, _frame: object) -> None:
@@ -116,13 +117,23 @@ class Session:
     def _watch_and_leave_nobody(self) -> int:
         try:
             with _handling(OTHER_SIGNALS, lambda number, _frame: self.launcher.send_signal(number)):
-                self.judge = self.load_judge()  # while the launcher starts: no rank waits for the rules to be imported
+                self.examining = (
+                    self._prepare()
+                )  # while the launcher starts: no rank waits for the rules to be imported
                 return self._watch_to_the_end()
         finally:
             if self.launcher.poll() is None:
                 stop_tree(self.launcher.pid, self.folder)
             elif self.watch.interrupted_by is not None:  # a shell that is told to end leaves its ranks behind
                 stop_tree(self.launcher.pid, self.folder, grace_s=STOP_GRACE_S)
+
+    def _prepare(self) -> Examining:
+        """Load the rules, and meet the other nodes where there are any."""
+        nodes = None
+        with self._job_goes_first():
+            nodes = join_nodes(self.options.placement)
+        place = f"{socket.gethostname()}:{self.run_dir}"
+        return Examining(self.watch, nodes, self.load_judge(), self.options.hang_timeout_s, place)
 
     def _watch_to_the_end(self) -> int:
         while (status := self.launcher.poll()) is None:
@@ -150,7 +161,7 @@ class Session:
         elif self.watch.evidence.closing_ns():
             self._take_evidence()
             self.watch.evidence.acknowledge()
-        elif self.hang is None and self._is_time(self.watch.suspicion()):
+        elif self.hang is None:
             self._examine()
 
     @contextlib.contextmanager
@@ -166,36 +177,23 @@ class Session:
         with self._job_goes_first():
             self.watch.take_evidence()
 
-    def _is_time(self, suspicion: Suspicion) -> bool:
-        """Return whether to take evidence now: soon where somebody stands still, ever more rarely where all wait."""
-        now_ns = time.monotonic_ns()
-        if suspicion is Suspicion.STRONG:
-            return now_ns >= max(self.last_look_ns + LOOK_AGAIN_S * 1e9, self.shown_until_ns)
-        return suspicion is Suspicion.WEAK and now_ns >= max(self.next_look_ns, self.shown_until_ns)
-
     def _examine(self) -> None:
-        """Take evidence and have it judged; stop the job where it is certain that it hangs."""
-        began_ns = time.monotonic_ns()
-        self.watch.take_evidence()
-        self.last_look_ns = time.monotonic_ns()
-        judgement = self.judge(self.folder, None)
-        if note_machine(self.folder, judgement):
-            judgement = self.judge(self.folder, None)
-        found_any = any(finding.severity is Severity.ERROR for finding in judgement.findings)
-        if not found_any or self.watch.has_moved_since(began_ns):
-            self.next_look_ns = time.monotonic_ns() + int(self.patience_s * 1e9)
-            self.patience_s = min(self.patience_s * 2, max(1.0, self.options.hang_timeout_s / 4))
+        """Take evidence and have it judged where it is time; stop the job where it is certain that it hangs."""
+        looked = self.examining.look()
+        if looked is None:
             return
-        if judgement.certain and self.options.on_hang == "kill":
-            self.hang = judgement
+        kills = looked.is_hang and self.options.on_hang == "kill"
+        self.examining.tell(looked, stop=kills)
+        if kills:
+            self.hang = looked.judgement
             self.save_report(self._outcome(None))
             self._stop()
             return
-        self.shown_until_ns = time.monotonic_ns() + int(self.options.hang_timeout_s * 1e9)
-        found = tuple((finding.code, finding.ranks) for finding in judgement.findings)
+        self.examining.wait_after_showing()
+        found = tuple((finding.code, finding.ranks) for finding in looked.judgement.findings)
         if found != self.shown:
             self.shown = found
-            self.show(self._outcome(None, judgement))
+            self.show(self._outcome(None, looked.judgement))
 
     def _note_restart(self) -> None:
         """Save what was seen of an attempt that the launcher has given up, before the next one covers it."""
@@ -249,9 +247,8 @@ class Session:
         if self.hang is None:
             self.watch.evidence.forget_kept()
             self.watch.save(ended=True, launcher_status=status)
-        judgement = self.hang or self.judge(self.folder, None)
-        if self.hang is None and note_machine(self.folder, judgement):
-            judgement = self.judge(self.folder, None)
+        known = len(self.signals)
+        judgement = self.hang or self.examining.judge_end(status, lambda: len(self.signals) > known)
         copy_back(self.folder, self.run_dir)
         outcome = self._outcome(status, judgement)
         self.save_report(outcome)
@@ -267,7 +264,8 @@ class Session:
             folder=self.folder, run_dir=self.run_dir, judgement=found, hung=hung, launcher_status=status,
             exit_status=exit_status, interrupted_by=self.watch.interrupted_by,
             started_at=self.started_at, ended_at=_now(),
-            failure=self.failure or self.watch.replicas.failure,
+            failure=self.failure or self.watch.replicas.failure or self.examining.failure,
+            judged_at=self.examining.judged_at,
         )  # fmt: skip
 
     def _orphaned(self) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import select
 import time
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect import proc
@@ -15,6 +14,7 @@ from ddpdoctor.collect.exits import read_exit_code
 from ddpdoctor.launch import progress
 from ddpdoctor.launch.causes import CausesSeen
 from ddpdoctor.launch.evidence import Evidence, describe
+from ddpdoctor.launch.suspicion import read_pace
 from ddpdoctor.launch.unrecorded import Strangers
 from ddpdoctor.launch.workers import WorkerLines
 from ddpdoctor.recorder import wire
@@ -23,22 +23,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.launch.replicas import Replicas
+    from ddpdoctor.launch.suspicion import Pace
 
 FOLLOW_EVERY_S = 0.5
 FOLLOW_SHARE = 0.02
 """How much of a core looking at all processes may take; on a host with thousands of them the looks grow rarer."""
-EARLY_EXIT_WAIT_S = 1.5
-"""How long others must have waited for a rank that has ended with status 0 before that is looked at."""
-
-
-class Suspicion(Enum):
-    """How much speaks for a hang, before any evidence was taken."""
-
-    NONE = 0
-    WEAK = 1
-    """Ranks wait for long, and others move: most likely those are slow."""
-    STRONG = 2
-    """A rank stands still for which others wait, or all do, or one has ended."""
 
 
 class Watch:
@@ -166,43 +155,22 @@ class Watch:
             and (process.pid in self.agent.started or process.cells.get("started_ns", 0) >= begun)
         ]
 
-    def suspicion(self) -> Suspicion:
-        """Return whether the job may hang, so that evidence should be taken. A cheap look; rules decide."""
+    def rank_range(self) -> tuple[int, int] | None:
+        """Return the first and the last of the ranks that the launcher has started here; None where it has not said."""
+        numbers = [int(entry["rank"]) for entry in self.agent.started.values()]
+        return (min(numbers), max(numbers)) if numbers else None
+
+    def pace(self) -> Pace:
+        """Return how far the ranks have come."""
         now_ns = time.monotonic_ns()
         ranks = self.ranks()
-        alive = [rank for rank in ranks if rank.ended_ns is None]
-        limit_ns = self.hang_timeout_s * 1e9
-        if not alive:
-            never = not ranks and not self.agent.started and now_ns - self.launched_ns > limit_ns
-            return Suspicion.STRONG if never else Suspicion.NONE
-        if self._lives_on(alive, now_ns) or self._waits_for_the_gone(ranks, alive, now_ns):
-            return Suspicion.STRONG
-        first_wait = min((rank.waits_since_ns for rank in alive if rank.waits_since_ns), default=0)
-        begun = any(rank.cells.get("initialized") for rank in alive)
-        if not first_wait and not begun:
-            return Suspicion.NONE
-        still = [rank for rank in alive if now_ns - max(rank.last_progress_ns, first_wait) > limit_ns]
-        if len(still) == len(alive) or any(not rank.waits_since_ns for rank in still if first_wait):
-            return Suspicion.STRONG
-        return Suspicion.WEAK if still and first_wait else Suspicion.NONE
+        waited_s = (now_ns - self.launched_ns) / 1e9
+        never = not ranks and not self.agent.started and waited_s > self.hang_timeout_s
+        return read_pace(ranks, now_ns, self.hang_timeout_s, never=never)
 
-    def _lives_on(self, alive: list[progress.Followed], now_ns: int) -> bool:
-        ends = (rank.cells.get("main_ended_ns", 0) for rank in alive)
-        return any(end and now_ns - end > self.hang_timeout_s * 1e9 for end in ends)
-
-    def _waits_for_the_gone(self, ranks: list[progress.Followed], alive: list[progress.Followed], now_ns: int) -> bool:
-        ended = [rank.ended_ns for rank in ranks if rank.ended_ns is not None]
-        if not ended:
-            return False
-        limit_ns = EARLY_EXIT_WAIT_S * 1e9
-        return any(
-            rank.waits_since_ns and now_ns - max(rank.waits_since_ns, rank.last_progress_ns, *ended) > limit_ns
-            for rank in alive
-        )
-
-    def take_evidence(self) -> None:
+    def take_evidence(self, *, keep_rings: bool = False) -> None:
         """Ask the ranks, look at the processes twice, and save all of it."""
-        self.evidence.take(self.followed, lambda: self.follow(at_once=True))
+        self.evidence.take(self.followed, lambda: self.follow(at_once=True), keep_rings=keep_rings)
         self._look_for_causes()
         self.replicas.save()
         self.save(ended=False, launcher_status=None)

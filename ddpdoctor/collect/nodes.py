@@ -1,0 +1,133 @@
+"""Reads a job of many nodes from the run folder of the one that reports, with what the others recorded and sent it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect import runfolder
+from ddpdoctor.collect.clock_shift import shift_rank
+from ddpdoctor.collect.consistency_nodes import unite_consistency
+from ddpdoctor.model.codec import WrongValue, decode
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.facts import HostSeen
+from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from ddpdoctor.model.facts import Job, Rank
+
+FILE = "nodes.json"
+FOLDERS = ("gathered", "nodes")
+"""In the run folder, by number: what each other node sent; else what it recorded there itself, where it sees it too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Node:
+    """What another node recorded, its times by the clock of the one that reports."""
+
+    seen: NodeSeen
+    folder: Path
+    job: Job
+
+
+def read_job(folder: Path, attempt: int | None = None) -> Job:
+    """Return the facts of one attempt (by default the last) of the job that a run folder holds, of all nodes.
+
+    Raises:
+        UserError: see ``runfolder.read_run``.
+    """
+    own = runfolder.read_job(folder, attempt)
+    members = read_nodes(folder)
+    if members is None:
+        return own
+    others = [node for seen in members.nodes if (node := _read_node(folder, seen, members, attempt)) is not None]
+    return _unite(own, members, others, folder, attempt)
+
+
+def read_nodes(folder: Path) -> NodesSeen | None:
+    """Return the nodes that were seen; None where the job had one, or the file cannot be read."""
+    try:
+        return decode(NodesSeen, json.loads((folder / FILE).read_text()))
+    except (OSError, ValueError, RecursionError, WrongValue):
+        return None
+
+
+def _read_node(folder: Path, seen: NodeSeen, members: NodesSeen, attempt: int | None) -> _Node | None:
+    """Return what another node recorded; None where nothing of it is here, or it cannot be read."""
+    places = (folder / name / str(seen.number) for name in FOLDERS)
+    place = next((place for place in places if (place / "run.json").is_file()), None)
+    if place is None or seen.number == members.own:
+        return None
+    try:
+        job = runfolder.read_job(place, attempt)
+    except UserError:
+        return None
+    return _Node(seen=seen, folder=place, job=_shift_job(job, seen))
+
+
+def _shift_job(job: Job, seen: NodeSeen) -> Job:
+    ahead_ns = seen.clock_offset_ns or 0
+    stopping_ns = job.stopping_since_ns
+    return replace(
+        job,
+        now_ns=job.now_ns - ahead_ns,
+        launched_ns=job.launched_ns - ahead_ns,
+        stopping_since_ns=None if stopping_ns is None else stopping_ns - ahead_ns,
+        ranks=tuple(shift_rank(rank, ahead_ns) for rank in job.ranks),
+    )
+
+
+def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, attempt: int | None) -> Job:
+    jobs = [own, *(node.job for node in others)]
+    jobs_by_number = {node.seen.number: node.job for node in others}
+    stop_ns = min((job.stopping_since_ns for job in jobs if job.stopping_since_ns is not None), default=None)
+    error_ns = max((node.seen.clock_error_ns or 0 for node in others), default=0)
+    ranks = _known_to_all([_judged_by(rank, stop_ns, error_ns) for job in jobs for rank in job.ranks])
+    statuses = [own.launcher_status, *(node.status for node in members.nodes if node.presence is Presence.LEFT)]
+    return replace(
+        own,
+        ranks=tuple(sorted(ranks, key=lambda rank: (rank.rank, rank.host))),
+        world_size=next((job.world_size for job in jobs if job.world_size is not None), None),
+        nnodes=max(own.nnodes, len({node.host for node in members.nodes if node.host})),
+        stopping_since_ns=stop_ns,
+        interrupted_by=next((job.interrupted_by for job in jobs if job.interrupted_by), None),
+        launcher_status=next((status for status in statuses if status), own.launcher_status),
+        nccl_lines=tuple(line for job in jobs for line in job.nccl_lines),
+        consistency=unite_consistency(
+            folder, attempt, [(node.folder, attempt) for node in others], [job.consistency for job in jobs]
+        ),
+        members=replace(
+            members,
+            nodes=tuple(
+                _with_facts(node, own if node.number == members.own else jobs_by_number.get(node.number))
+                for node in members.nodes
+            ),
+        ),
+        elsewhere=tuple(_host_seen(node.job) for node in others),
+    )
+
+
+def _judged_by(rank: Rank, stop_ns: int | None, error_ns: int) -> Rank:
+    """Return a rank's end by when somebody began to stop the job on any node, as far as clocks can tell."""
+    if stop_ns is None or rank.ended_ns is None or rank.ended_ns <= stop_ns + error_ns:
+        return rank
+    return replace(rank, after_stop=True)
+
+
+def _known_to_all(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
+    return runfolder.share_groups(tuple(ranks))
+
+
+def _with_facts(node: NodeSeen, job: Job | None) -> NodeSeen:
+    """Return a member with the ranks that its records hold, and whether there are any."""
+    if job is None:
+        return replace(node, gathered=False)
+    return replace(node, gathered=True, ranks=tuple(sorted({rank.rank for rank in job.ranks})) or node.ranks)
+
+
+def _host_seen(job: Job) -> HostSeen:
+    return HostSeen(host=job.host, causes=job.host_causes, machine=job.machine, reached=job.reached)

@@ -1,0 +1,181 @@
+"""When evidence is taken of a running job, alone or with all nodes, and whether it hangs for certain."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.launch.machine import note_machine
+from ddpdoctor.launch.nodes import save_nodes
+from ddpdoctor.launch.packing import pack_folder
+from ddpdoctor.launch.suspicion import Suspicion, suspicion_of
+from ddpdoctor.model.findings import Judgement, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ddpdoctor.launch.first_node import FirstNode
+    from ddpdoctor.launch.other_node import OtherNode
+    from ddpdoctor.launch.watch import Watch
+
+LOOK_AGAIN_S = 1.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """What came of a look."""
+
+    judgement: Judgement
+    is_hang: bool
+    """The job hangs for certain."""
+
+
+class Examining:
+    """Decides when to look, takes evidence of this node, has all others take theirs, and has all of it judged."""
+
+    def __init__(
+        self, watch: Watch, nodes: FirstNode | OtherNode | None, judge: Callable[[Path, int | None], Judgement],
+        hang_timeout_s: float, place: str,
+    ) -> None:  # fmt: skip
+        """Take who watches this node, who hears the others, the rules, and where the report will be."""
+        self.judged_at: str | None = None
+        """Where the report of the node is that has judged the job; None where this one has."""
+        self._place = place
+        self._watch, self._nodes, self._judge = watch, nodes, judge
+        self._folder = watch.folder
+        self._hang_timeout_s = hang_timeout_s
+        self._next_look_ns = 0
+        self._last_look_ns = 0
+        self._quiet_until_ns = 0
+        self._patience_s = 1.0
+        self._moved = False
+        self._is_asking = False
+
+    def look(self) -> Looked | None:
+        """Do what it is time for; return what is wrong with the job, where that was seen now."""
+        nodes = self._nodes
+        if nodes is not None and nodes.is_first:
+            return self._look_with_all(nodes)
+        if nodes is not None:
+            nodes.say(self._watch.pace(), self._watch.rank_range())
+            if nodes.alone_since_ns is None:
+                return self._obey(nodes)
+        if not self._is_time(self._suspicion()):
+            return None
+        self._take()
+        return self._conclude()
+
+    def tell(self, looked: Looked, *, stop: bool) -> None:
+        """Let the other nodes know, where it is this one that judges."""
+        if self._nodes is not None and self._nodes.is_first:
+            self._nodes.tell(looked.judgement, stop=stop, place=self._place)
+
+    def judge_end(self, status: int, is_disturbed: Callable[[], bool]) -> Judgement:
+        """Return what is wrong with a job whose launcher has ended here, by what all nodes have recorded."""
+        nodes = self._nodes
+        if nodes is None:
+            return self._judge_all()
+        if nodes.is_first:
+            nodes.wait_for_ends(is_disturbed)
+            judgement = self._judge_all()
+            nodes.tell(judgement, stop=False, place=self._place)
+            return judgement
+        nodes.say(self._watch.pace(), self._watch.rank_range())
+        nodes.leave(status, pack_folder(self._folder), is_disturbed)
+        verdict = nodes.take_verdict()
+        if verdict is None:
+            return self._judge_all()
+        self._save_nodes()
+        self.judged_at = verdict.place
+        return verdict.judgement
+
+    def close(self) -> None:
+        """Leave the other nodes."""
+        if self._nodes is not None:
+            self._nodes.close()
+
+    @property
+    def failure(self) -> Exception | None:
+        """What went wrong between the nodes."""
+        return self._nodes.failure if self._nodes is not None else None
+
+    def _judge_all(self) -> Judgement:
+        """Return what is wrong with the job by all that was saved of it."""
+        self._save_nodes()
+        judgement = self._judge(self._folder, None)
+        return self._judge(self._folder, None) if note_machine(self._folder, judgement) else judgement
+
+    def wait_after_showing(self) -> None:
+        """Look again only after a while: what was seen has been shown."""
+        self._quiet_until_ns = time.monotonic_ns() + int(self._hang_timeout_s * 1e9)
+
+    def _look_with_all(self, nodes: FirstNode) -> Looked | None:
+        if self._is_asking:
+            if not nodes.has_answers():
+                return None
+            self._is_asking = False
+            return self._conclude()
+        if self._is_time(self._suspicion()):
+            nodes.ask()
+            self._is_asking = True
+            self._take()
+        return None
+
+    def _obey(self, nodes: OtherNode) -> Looked | None:
+        """Answer the first member, which judges; take its verdict."""
+        if request := nodes.request:
+            self._take()
+            nodes.answer(request, pack_folder(self._folder), moved=self._moved)
+            self._watch.evidence.forget_kept()
+        verdict = nodes.take_verdict()
+        if verdict is None or not verdict.stop:
+            return None
+        self._save_nodes()
+        self.judged_at = verdict.place
+        return Looked(judgement=verdict.judgement, is_hang=True)
+
+    def _suspicion(self) -> Suspicion:
+        others = self._nodes.paces() if self._nodes is not None and self._nodes.is_first else []
+        return suspicion_of([self._watch.pace(), *others], self._hang_timeout_s)
+
+    def _is_time(self, suspicion: Suspicion) -> bool:
+        """Return whether to take evidence now: soon where somebody stands still, ever more rarely where all wait."""
+        now_ns = time.monotonic_ns()
+        if suspicion is Suspicion.STRONG:
+            return now_ns >= max(self._last_look_ns + LOOK_AGAIN_S * 1e9, self._quiet_until_ns)
+        return suspicion is Suspicion.WEAK and now_ns >= max(self._next_look_ns, self._quiet_until_ns)
+
+    def _take(self) -> None:
+        """Take evidence of this node; with others, keep its rings as they are: a look elsewhere may set all moving."""
+        began_ns = time.monotonic_ns()
+        self._watch.take_evidence(keep_rings=self._nodes is not None)
+        self._last_look_ns = time.monotonic_ns()
+        self._moved = self._watch.has_moved_since(began_ns)
+        self._began_ns = began_ns
+
+    def _conclude(self) -> Looked | None:
+        """Have what was taken judged; None where nothing is wrong, or somebody has moved since."""
+        judgement = self._judge_all()
+        self._watch.evidence.forget_kept()
+        if not any(finding.severity is Severity.ERROR for finding in judgement.findings) or self._has_moved():
+            self._next_look_ns = time.monotonic_ns() + int(self._patience_s * 1e9)
+            self._patience_s = min(self._patience_s * 2, max(1.0, self._hang_timeout_s / 4))
+            return None
+        return Looked(judgement=judgement, is_hang=judgement.certain)
+
+    def _has_moved(self) -> bool:
+        """Return whether a rank has made progress meanwhile: then what was seen of it is out of date.
+
+        With other nodes it is what had moved when each had its evidence: later, what one node did may move another.
+        """
+        if self._nodes is not None and self._nodes.is_first:
+            return self._moved or self._nodes.has_moved()
+        return self._watch.has_moved_since(self._began_ns)
+
+    def _save_nodes(self) -> None:
+        if self._nodes is not None and self._nodes.is_first:
+            save_nodes(self._folder, self._nodes.save(self._folder))
+        elif self._nodes is not None:
+            save_nodes(self._folder, self._nodes.seen())

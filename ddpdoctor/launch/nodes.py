@@ -1,0 +1,51 @@
+"""The members of a job together: who of them is the first, and what a session does with the others."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.codec import encode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ddpdoctor.launch.first_node import FirstNode
+    from ddpdoctor.launch.other_node import OtherNode
+    from ddpdoctor.launch.placement import Placement
+    from ddpdoctor.model.nodes import NodesSeen
+
+FILE = "nodes.json"
+"""In the run folder: who was seen, a ``NodesSeen``."""
+
+
+def join_nodes(placement: Placement) -> FirstNode | OtherNode | None:
+    """Begin to serve the others, or to look for the first; None where there is nobody, or nowhere to meet.
+
+    Of members on one host that have no numbers the first is who gets the port.
+    """
+    if placement.alone or not placement.hosts:
+        return None
+    from ddpdoctor.exchange.room import OwnPort
+    from ddpdoctor.launch.first_node import FirstNode
+    from ddpdoctor.launch.other_node import OtherNode
+
+    host = socket.gethostname()
+    if placement.number == 0 or (placement.number is None and placement.one_host):
+        first = FirstNode(placement, host)
+        if not first.serve() or placement.number == 0:
+            return first
+        first.close()
+    other = OtherNode(placement, host, (OwnPort(placement.hosts, placement.port),))
+    other.start()
+    return other
+
+
+def save_nodes(folder: Path, seen: NodesSeen) -> None:
+    """Write who was seen into the run folder, whole or not at all; a full disk costs this, not the job."""
+    part = folder / f"{FILE}.part"
+    with contextlib.suppress(OSError):
+        part.write_text(json.dumps(encode(seen)))
+        part.replace(folder / FILE)

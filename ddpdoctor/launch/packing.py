@@ -1,0 +1,158 @@
+"""Packs what a node recorded, so that the first can judge it; and unpacks it there, taking only files that it knows.
+
+Layout: the length of the index (4 bytes, big-endian), the index as JSON, ``[[name, size], …]``, then the contents one
+after another; all of it compressed by zlib. What arrives is data from elsewhere: names must be those of files that a
+run folder has, and sizes are limited before and after decompression.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import struct
+import zlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+MAX_PACKED_BYTES = 64 * 2**20
+"""Ours: what the room takes of one value. A rank's record packs to some 100 KiB."""
+MAX_FILE_BYTES = 64 * 2**20
+MAX_PLAIN_BYTES = 512 * 2**20
+"""Ours: 256 ranks of a node with rings of a mebibyte and stacks of as much."""
+MAX_FILES = 8192
+LEVEL = 1
+"""Of zlib: rings are mostly zeros, and somebody waits."""
+_LENGTH = struct.Struct("!I")
+_PIECE_BYTES = 64 * 1024
+
+_KNOWN = re.compile(
+    r"run\.json|agent\.jsonl|machine\.json|reached\.json|lost-\d+(-\d+)?"
+    r"|(watch|consistency|moments)(-\d+)?\.json"
+    r"|rings/\d+-\d+\.ring"
+    r"|evidence/\d+-\d+(-\d+\.json|\.(dump|term|held))"
+    r"|nccl/[\w.%-]{1,200}\.log"
+)
+"""All that is read of a run folder when a job is judged."""
+
+
+class BadPack(Exception):  # noqa: N818 - says what it is
+    """What arrived is no packed run folder, or one that must not be unpacked: a phrase."""
+
+
+def pack_folder(folder: Path) -> bytes:
+    """Return what a run folder holds for the judgement of its job, packed.
+
+    Files that do not fit are left out, the largest first. Raises OSError where the folder is gone.
+    """
+    files = _fitting([(path, str(path.relative_to(folder))) for path in _files(folder)])
+    read = [(name, _read(path)) for path, name in files]
+    index = json.dumps([[name, len(content)] for name, content in read]).encode()
+    packer = zlib.compressobj(LEVEL)
+    parts = [packer.compress(_LENGTH.pack(len(index)) + index)]
+    parts += [packer.compress(content) for _, content in read]
+    return b"".join([*parts, packer.flush()])
+
+
+def unpack_folder(packed: bytes, folder: Path) -> None:
+    """Write a packed run folder in the place of ``folder``; raises ``BadPack``, and OSError of this disk."""
+    plain = _decompress(packed)
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    for name, content in _contents(plain):
+        file = part / name
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write_sparse(file, content)
+    shutil.rmtree(folder, ignore_errors=True)
+    part.replace(folder)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Give the files of a run folder that count: of each process its last answer, and its ring as it was then."""
+    answers: dict[str, tuple[int, Path]] = {}
+    kept = {path.stem for path in (folder / "evidence").glob("*.held")}
+    for path in sorted((*folder.glob("*"), *folder.glob("*/*"))):
+        name = str(path.relative_to(folder))
+        if not _KNOWN.fullmatch(name) or path.is_symlink() or not path.is_file():
+            continue
+        if name.startswith("rings/") and path.stem in kept:
+            continue
+        if name.startswith("evidence/") and name.endswith(".json"):
+            process, _, request = path.stem.rpartition("-")
+            answers[process] = max(answers.get(process, (-1, path)), (int(request), path))
+        else:
+            yield path
+    yield from (path for _, path in answers.values())
+
+
+def _fitting(files: list[tuple[Path, str]]) -> list[tuple[Path, str]]:
+    """Return the files of which the sizes are within the limits together."""
+    sizes = {name: _size(path) for path, name in files}
+    left = MAX_PLAIN_BYTES - 2**20
+    kept = []
+    for path, name in sorted(files, key=lambda file: sizes[file[1]])[:MAX_FILES]:
+        left -= sizes[name]
+        if sizes[name] <= MAX_FILE_BYTES and left >= 0:
+            kept.append((path, name))
+    return kept
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read(path: Path) -> bytes:
+    """Return what is in a file; nothing where it has gone meanwhile, as those of loader workers do."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_FILE_BYTES)
+    except OSError:
+        return b""
+
+
+def _decompress(packed: bytes) -> bytes:
+    unpacker = zlib.decompressobj()
+    try:
+        plain = unpacker.decompress(packed, MAX_PLAIN_BYTES)
+    except zlib.error as error:
+        raise BadPack(f"it is damaged ({error})") from None
+    if unpacker.unconsumed_tail or not unpacker.eof or unpacker.unused_data:
+        raise BadPack(f"it is damaged, or unpacks to more than {MAX_PLAIN_BYTES} bytes")
+    return plain
+
+
+def _contents(plain: bytes) -> Iterable[tuple[str, memoryview]]:
+    """Return names and contents; raises ``BadPack`` before any is returned."""
+    try:
+        (length,) = _LENGTH.unpack_from(plain)
+        index = json.loads(plain[_LENGTH.size : _LENGTH.size + length])
+        sizes = {str(name): int(size) for name, size in index}
+    except (struct.error, ValueError, TypeError, RecursionError):
+        raise BadPack("its index cannot be read") from None
+    at = _LENGTH.size + length
+    wrong = [name for name, size in sizes.items() if not _KNOWN.fullmatch(name) or not 0 <= size <= MAX_FILE_BYTES]
+    if wrong or len(sizes) > MAX_FILES or at + sum(sizes.values()) != len(plain):
+        raise BadPack("it holds what no run folder does")
+    view, found = memoryview(plain), []
+    for name, size in sizes.items():
+        found.append((name, view[at : at + size]))
+        at += size
+    return found
+
+
+def _write_sparse(file: Path, content: memoryview) -> None:
+    """Write a file with holes where it is all zeros: of a thousand ranks, whole rings would be a gigabyte."""
+    zeros = bytes(_PIECE_BYTES)
+    with file.open("wb") as out:
+        for at in range(0, len(content), _PIECE_BYTES):
+            piece = content[at : at + _PIECE_BYTES]
+            if piece != zeros[: len(piece)]:
+                out.seek(at)
+                out.write(piece)
+        out.truncate(len(content))

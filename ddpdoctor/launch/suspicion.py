@@ -1,0 +1,93 @@
+"""When to take evidence: what the ranks of one node show from outside, and what those of all nodes show together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ddpdoctor.launch.progress import Followed
+
+EARLY_EXIT_WAIT_S = 1.5
+"""How long others must have waited for a rank that has ended with status 0 before that is looked at."""
+
+
+class Suspicion(Enum):
+    """How much speaks for a hang, before any evidence was taken."""
+
+    NONE = 0
+    WEAK = 1
+    """Ranks wait for long, and others move: most likely those are slow."""
+    STRONG = 2
+    """A rank stands still for which others wait, or all do, or one has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How far the ranks of one node have come, as far as suspicion goes by it."""
+
+    alive: int = 0
+    never: bool = False
+    """The launcher has started no rank for the hang timeout."""
+    begun: bool = False
+    """A living rank has initialized its process group."""
+    waits_s: float | None = None
+    """For how long a living rank is in a call that needs others, the longest; None where none is."""
+    stuck_s: float = 0.0
+    """For how long one of those has made no progress in it, the longest."""
+    still: int = 0
+    """Living ranks without progress for the hang timeout."""
+    idle: bool = False
+    """One of those is in no call that needs others."""
+    ended_s: float | None = None
+    """How long ago the last of the ranks that have ended did so; None where none has."""
+    lives_on: bool = False
+    """A rank's script has ended for the hang timeout, and its process has not."""
+
+
+def read_pace(ranks: Sequence[Followed], now_ns: int, limit_s: float, *, never: bool) -> Pace:
+    """Return how far the ranks of this node have come."""
+    alive = [rank for rank in ranks if rank.ended_ns is None]
+    waiting = [rank for rank in alive if rank.waits_since_ns]
+    still = [rank for rank in alive if now_ns - rank.last_progress_ns > limit_s * 1e9]
+    ended = [rank.ended_ns for rank in ranks if rank.ended_ns is not None]
+    ends = (rank.cells.get("main_ended_ns", 0) for rank in alive)
+    return Pace(
+        alive=len(alive),
+        never=never,
+        begun=any(rank.cells.get("initialized") for rank in alive),
+        waits_s=max(((now_ns - rank.waits_since_ns) / 1e9 for rank in waiting), default=None),
+        stuck_s=max(((now_ns - max(r.waits_since_ns, r.last_progress_ns)) / 1e9 for r in waiting), default=0.0),
+        still=len(still),
+        idle=any(not rank.waits_since_ns for rank in still),
+        ended_s=(now_ns - max(ended)) / 1e9 if ended else None,
+        lives_on=any(end and now_ns - end > limit_s * 1e9 for end in ends),
+    )
+
+
+def suspicion_of(paces: Iterable[Pace], limit_s: float) -> Suspicion:
+    """Return whether the job may hang, so that evidence should be taken. A cheap look; rules decide.
+
+    As long as nobody has waited for the limit, nobody holds anybody up.
+    """
+    found = list(paces)
+    alive = sum(pace.alive for pace in found)
+    if not alive:
+        return Suspicion.STRONG if any(pace.never for pace in found) else Suspicion.NONE
+    if any(pace.lives_on for pace in found) or _waits_for_the_gone(found):
+        return Suspicion.STRONG
+    waited_s = max((pace.waits_s for pace in found if pace.waits_s is not None), default=None)
+    if waited_s is None and not any(pace.begun for pace in found):
+        return Suspicion.NONE
+    still = sum(pace.still for pace in found) if waited_s is None or waited_s > limit_s else 0
+    if still == alive or (still and waited_s is not None and any(pace.idle for pace in found)):
+        return Suspicion.STRONG
+    return Suspicion.WEAK if still and waited_s is not None else Suspicion.NONE
+
+
+def _waits_for_the_gone(paces: list[Pace]) -> bool:
+    ended = [pace.ended_s for pace in paces if pace.ended_s is not None]
+    return bool(ended) and min(*ended, max(pace.stuck_s for pace in paces)) > EARLY_EXIT_WAIT_S
