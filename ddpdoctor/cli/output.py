@@ -82,7 +82,9 @@ def _draw_text(report: Report, stream: TextIO, run_dir: Path | None, *, verbose:
         return render_diff(report, width=width, colour=colour, run_dir=run_dir, cwd=_read_cwd())
     if is_trial(report):
         return render_trial(report, width=width, colour=colour, run_dir=run_dir, cwd=_read_cwd())
-    if report.job is None:
+    from ddpdoctor.report.rendezvous import is_rendezvous
+
+    if report.job is None or is_rendezvous(report):
         from ddpdoctor.report.checkup import render_checkup
 
         return render_checkup(report, width=width, colour=colour, verbose=verbose, run_dir=run_dir, cwd=_read_cwd())

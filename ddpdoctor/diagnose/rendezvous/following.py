@@ -47,6 +47,7 @@ def _data(visit: OwnVisit, sentence: Sentence) -> dict[str, Any]:
     assert visit.seen is not None
     assert visit.seen.node is not None
     return {
+        "verb": "check-rendezvous",
         "hosts": list(sentence.hosts),
         "launcher": visit.member.launch.launch.launcher.value,
         "nodes": [encode(visit.seen.node)],

@@ -63,6 +63,7 @@ def rendezvous_data(rendezvous: Rendezvous) -> dict[str, Any]:
     plain = encode(replace(rendezvous, pairs=pairs, fleet=replace(rendezvous.fleet, nodes=())))
     fleet = plain.pop("fleet")
     return {
+        "verb": "check-rendezvous",
         "hosts": [node.host for node in rendezvous.fleet.nodes],
         "launcher": fleet["launcher"],
         "world_size": fleet["world_size"],

@@ -38,7 +38,7 @@ def large(**more):
     return lambda source, target: pair(source, target, large=transfer(LARGE, **more))
 
 
-STALLS = large(contact=Contact.NO_ANSWER, sent=18, retransmitted=8)
+STALLS = large(contact=Contact.NO_ANSWER, sent=18, retransmitted=8, delivered=0)
 LOSES = large(duration_s=1.2, sent=3600, retransmitted=720)
 STALLS_BY_LOSS = large(contact=Contact.NO_ANSWER, sent=900, retransmitted=190)
 CRAWLS = large(duration_s=0.35)
@@ -113,6 +113,14 @@ TABLE = {
     "loss on the way from a host": (with_pairs(FOUR, row(1), LOSES), [("packet-loss", ("node1",), "20 %")]),
     "loss by which a payload stalls": (
         with_pairs(FOUR, column(1), STALLS_BY_LOSS), [("packet-loss", ("node1",), "21 %")]
+    ),
+    "a black hole, by what the target acknowledged": (
+        with_pairs(FOUR, column(1), large(contact=Contact.NO_ANSWER, sent=90, retransmitted=45, delivered=0)),
+        [("mtu", ("node1",), "inbound")],
+    ),
+    "loss that lets hardly anything through": (
+        with_pairs(FOUR, column(1), large(contact=Contact.NO_ANSWER, sent=18, retransmitted=9, delivered=2896)),
+        [("packet-loss", ("node1",), "50 %")],
     ),
     "a few segments sent again": (with_pairs(FOUR, column(1), large(retransmitted=2, sent=2900)), []),
     "a slow card": (with_pairs(FOUR, row(1), CRAWLS), [("slow-link", ("node1",), "(outbound): 12.0 MB/s")]),
