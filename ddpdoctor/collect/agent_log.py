@@ -25,10 +25,31 @@ class AgentLog:
     closing_ns: int | None = None
     superseded_ns: int | None = None
     """When the next attempt began."""
+    meeting: int | None = None
+    """A number that the agents of all nodes give this attempt; None where they say none."""
 
 
 def read_agent_log(path: Path, attempt: int | None = None) -> AgentLog:
     """Return what the agent logged of one attempt, by default the last."""
+    entries = _entries(path)
+    wanted = max((int(e.get("attempt", -1)) for e in entries), default=-1) if attempt is None else attempt
+    mine = [e for e in entries if e.get("attempt") == wanted]
+    return AgentLog(
+        attempt=wanted,
+        started={int(e["pid"]): e for e in mine if e.get("k") == "rank"},
+        ends={int(e["pid"]): e for e in mine if e.get("k") == "end"},
+        closing_ns=next((int(e["at"]) for e in mine if e.get("k") == "closing"), None),
+        meeting=next((e["meeting"] for e in mine if type(e.get("meeting")) is int), None),
+        superseded_ns=min((int(e["at"]) for e in entries if int(e.get("attempt", -1)) == wanted + 1), default=None),
+    )
+
+
+def find_attempt(path: Path, meeting: int) -> int | None:
+    """Return which attempt of a node, by its own count, has a number that all nodes give; None where none has."""
+    return next((int(e.get("attempt", -1)) for e in _entries(path) if e.get("meeting") == meeting), None)
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
     entries = []
     for line in _read(path).splitlines():
         try:
@@ -37,15 +58,7 @@ def read_agent_log(path: Path, attempt: int | None = None) -> AgentLog:
             continue
         if isinstance(entry, dict) and _is_agents(entry):
             entries.append(entry)
-    wanted = max((int(e.get("attempt", -1)) for e in entries), default=-1) if attempt is None else attempt
-    mine = [e for e in entries if e.get("attempt") == wanted]
-    return AgentLog(
-        attempt=wanted,
-        started={int(e["pid"]): e for e in mine if e.get("k") == "rank"},
-        ends={int(e["pid"]): e for e in mine if e.get("k") == "end"},
-        closing_ns=next((int(e["at"]) for e in mine if e.get("k") == "closing"), None),
-        superseded_ns=min((int(e["at"]) for e in entries if int(e.get("attempt", -1)) == wanted + 1), default=None),
-    )
+    return entries
 
 
 def _is_agents(entry: dict[str, Any]) -> bool:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.print_columns import Writer
     from ddpdoctor.collect.prints import Comparer
     from ddpdoctor.launch.progress import Followed
+    from ddpdoctor.launch.shared_replicas import SharedReplicas
     from ddpdoctor.model.consistency import Consistency
 
 
@@ -22,8 +23,10 @@ class Replicas:
     What compares is imported once the launcher was started, so that no rank waits for it.
     """
 
-    def __init__(self, folder: Path, check_every: int, allowed: tuple[str, ...]) -> None:
-        """Take where the recorders write; nothing is done where ``check_every`` is 0."""
+    def __init__(
+        self, folder: Path, check_every: int, allowed: tuple[str, ...], shared: SharedReplicas | None = None
+    ) -> None:
+        """Take where the recorders write, and what other nodes are told; nothing is done where ``check_every`` is 0."""
         self.has_news = False
         """Something was seen to differ, and nobody has been told yet."""
         self.failure: Exception | None = None
@@ -31,20 +34,26 @@ class Replicas:
         self._folder = folder
         self._check_every = check_every
         self._allowed = allowed
+        self._shared = shared
         self._attempt = -1
         self._comparer: Comparer | None = None
         self._is_off = check_every == 0
 
-    def follow(self, attempt: int, ranks: Iterable[Followed]) -> None:
-        """Compare what the processes of an attempt have written since."""
+    def follow(self, attempt: int, ranks: Iterable[Followed], meeting: int | None = None) -> None:
+        """Compare what the processes of an attempt have written since.
+
+        ``meeting`` is the number that all nodes give this attempt; None where this node's own is all there is.
+        """
         with self._wall():
             if attempt != self._attempt:
                 self._supersede()
                 self._attempt = attempt
             if self._comparer is None and not self._is_off:
-                self._comparer = self._begin()
+                self._comparer = self._begin(attempt if meeting is None else meeting)
             if self._comparer is not None:
                 self.has_news |= self._comparer.look(map(_writer, ranks))
+            if self._comparer is not None and self._shared is not None:
+                self.has_news |= self._shared.follow(self._comparer)
 
     def save(self) -> None:
         """Write down what was found so far."""
@@ -57,19 +66,22 @@ class Replicas:
         with self._wall():
             self._end(None)
 
-    def _begin(self) -> Comparer:
+    def _begin(self, meeting: int) -> Comparer:
         from ddpdoctor.collect.prints import Comparer
 
-        return Comparer(self._folder / "prints", check_every=self._check_every, allowed=self._allowed)
+        ledger = self._shared.begin(meeting) if self._shared is not None else None
+        return Comparer(self._folder / "prints", check_every=self._check_every, allowed=self._allowed, ledger=ledger)
 
     def _supersede(self) -> None:
         """Keep what was found of an attempt that the launcher has given up; of what ran before any attempt, nothing."""
         from ddpdoctor.collect.consistency import file_name
+        from ddpdoctor.collect.consistency_nodes import joint_name, moments_name
 
         if self._attempt >= 0:
             self._end(self._attempt)
         self._comparer = None
-        (self._folder / file_name()).unlink(missing_ok=True)
+        for name in (file_name(), moments_name(), joint_name()):
+            (self._folder / name).unlink(missing_ok=True)
 
     def _end(self, attempt: int | None) -> None:
         comparer, self._comparer = self._comparer, None
@@ -86,6 +98,8 @@ class Replicas:
         try:
             part.write_text(json.dumps(encode(found)))
             part.replace(self._folder / name)
+            if self._shared is not None:
+                self._shared.save(self._folder, attempt)
         except OSError:
             return False
         return True
@@ -93,7 +107,8 @@ class Replicas:
     @contextlib.contextmanager
     def _wall(self) -> Iterator[None]:
         try:
-            yield
+            with self._shared.lock if self._shared is not None else contextlib.nullcontext():
+                yield
         except Exception as error:  # noqa: BLE001 - the wall around a collector: a job is watched on without it
             self.failure, self._comparer, self._is_off = error, None, True
 

@@ -23,6 +23,8 @@ class Log:
     def __init__(self, folder: str) -> None:
         self.path = os.path.join(folder, "agent.jsonl")
         self.attempt = -1
+        self.meeting: Any = None
+        """A number that all nodes give the same attempt; None where torch does not say."""
         self.ended: Set[int] = set()
 
     def write(self, **entry: Any) -> None:
@@ -56,6 +58,23 @@ def _become_agent(context: Any) -> None:
     os.environ[AGENT_VARIABLE] = str(os.getpid())
     here.demote()
     _log.write(k="agent", pid=os.getpid())
+
+
+def patch_meetings(module: Any) -> None:
+    """Put our hook behind the rendezvous in which nodes agree on an attempt."""
+    agent = module.SimpleElasticAgent
+    agent._rendezvous = _after(agent._rendezvous, _note_meeting)
+
+
+@guarded("agent rendezvous")
+def _note_meeting(agent: Any) -> None:
+    """Keep the round of the rendezvous: a node that has joined later counts its own attempts from 0.
+
+    Without rounds (a static rendezvous) no node joins later, and each restarts as often as all others.
+    """
+    spec = agent._worker_group.spec
+    state = getattr(getattr(spec.rdzv_handler, "_state_holder", None), "state", None)
+    _log.meeting = spec.max_restarts - agent._remaining_restarts if state is None else int(state.round)
 
 
 def _first(original: Any, action: Any) -> Any:
@@ -95,7 +114,10 @@ def _started(context: Any) -> None:
     for local_rank, pid in context.pids().items():
         rank = context.envs[local_rank].get("RANK")
         world = context.envs[local_rank].get("WORLD_SIZE")
-        _log.write(k="rank", local_rank=local_rank, pid=pid, rank=int(rank or local_rank), world_size=int(world or 0))
+        _log.write(
+            k="rank", local_rank=local_rank, pid=pid, rank=int(rank or local_rank), world_size=int(world or 0),
+            meeting=_log.meeting,
+        )  # fmt: skip
 
 
 def _exit_codes(context: Any) -> Any:

@@ -141,6 +141,7 @@ def _forked() -> None:
 
 def _register_patches() -> None:
     imports.patches["torch.distributed.elastic.multiprocessing.api"] = _patch_agent
+    imports.patches["torch.distributed.elastic.agent.server.api"] = _patch_meetings
     if _runs_launcher():  # it imports all of torch and trains nothing: hooks would only keep the ranks waiting
         return
     training = {
@@ -188,6 +189,13 @@ def _patch_groups(module: Any) -> None:
     describers["groups"] = calls.groups_now
     describers["flight_recorder"] = training.flight_recorder
     training.patch_groups(module)
+
+
+def _patch_meetings(module: Any) -> None:
+    if not os.environ.get(AGENT_VARIABLE):
+        from . import agent
+
+        agent.patch_meetings(module)
 
 
 def _patch_agent(module: Any) -> None:
