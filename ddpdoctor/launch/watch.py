@@ -85,7 +85,7 @@ class Watch:
         self._sweep()
         self._follow_strangers(processes)
         self._causes.follow_host(now_ns)
-        self.replicas.follow(self.agent.attempt, self.ranks())
+        self.replicas.follow(self.agent.attempt, self.ranks(), self.agent.meeting)
         cost_s = (time.monotonic_ns() - now_ns) / 1e9
         self._follow_every_s = min(max(FOLLOW_EVERY_S, cost_s / FOLLOW_SHARE), 2.0)
 
