@@ -31,6 +31,10 @@ Kind = TypeVar("Kind")
 BASE_S, NODE_S = 30.0, 0.25
 """Ours: the whole mesh may take so long, and so much more for each node. Four that are well take some tenths of a
 second, and 512 half a minute."""
+AT_ONCE_S = 1.0
+"""Ours: who has opened its ports within so long is visited first."""
+PATIENCE_S, PATIENCE_NODE_S = 8.0, 0.15
+"""Ours: one that has not after so long, and so much more for each node, is not there."""
 COLLECT_S = 5.0
 """Ours: what the others' last words may take beyond that."""
 FAILURES = 4
@@ -98,15 +102,25 @@ class _Mesh:
         own = self._publications[self.place]
         sources = [self._publications[place].number for place in sources_of(self.place, rounds, self._count)]
         targets = [self._publications[place] for place in targets_of(self.place, rounds, self._count)]
+        patience = min(time.monotonic() + PATIENCE_S + PATIENCE_NODE_S * self._count, self._deadline)
         with Posts(own.address, sources, self._limits.port_range, self._pace, self._lost) as posts:
             self._leave(f"posts/{block}/{own.number}", posts.told)
-            heard = self._hear(
-                PostsOpen, {one.number: f"posts/{block}/{one.number}" for one in targets}, self._deadline
-            )
-            pairs = self._visitor.visit([self._target(one, heard.get(one.number)) for one in targets])
+            pairs = self._visit(block, targets, patience)
             self._leave(f"pairs/{block}/{own.number}", PairsTold(pairs=pairs))
-            self._await(posts, block, sources if posts.told.ports else [])
+            self._await(posts, block, sources if posts.told.ports else [], patience)
         return pairs
+
+    def _visit(self, block: int, targets: Sequence[Publication], patience: float) -> tuple[NodePair, ...]:
+        """Visit those that are there at once, and then those that come late: nobody waits for one that is dead."""
+        seen: list[NodePair] = []
+        late = list(targets)
+        for deadline in (min(time.monotonic() + AT_ONCE_S, patience), patience):
+            keys = {one.number: f"posts/{block}/{one.number}" for one in late}
+            heard = self._hear(PostsOpen, keys, deadline)
+            there = [one for one in late if one.number in heard]
+            seen += self._visitor.visit([self._target(one, heard[one.number]) for one in there])
+            late = [one for one in late if one.number not in heard]
+        return (*seen, *self._visitor.visit([self._target(one, None) for one in late]))
 
     def _target(self, publication: Publication, posts: PostsOpen | None) -> Target:
         port = posts.ports.get(str(self._publications[self.place].number), 0) if posts is not None else 0
@@ -118,12 +132,13 @@ class _Mesh:
             obstacle=obstacle if obstacle or port else "it opened no port for this node",
         )
 
-    def _await(self, posts: Posts, block: int, sources: Iterable[int]) -> None:
-        """Listen until each source was here, or has told what it saw instead."""
+    def _await(self, posts: Posts, block: int, sources: Iterable[int], patience: float) -> None:
+        """Listen until each source was here, or has told what it saw instead, or is not there at all."""
         waiting = set(sources)
         while time.monotonic() < self._deadline:
-            waiting -= posts.served
-            waiting = {one for one in waiting if self._store.look(f"mesh/pairs/{block}/{one}") is None}
+            waiting = {one for one in waiting - posts.served if not self._has(f"pairs/{block}/{one}")}
+            if time.monotonic() > patience:
+                waiting = {one for one in waiting if self._has(f"posts/{block}/{one}")}
             if not waiting:
                 return
             time.sleep(LOOK_EVERY_S)
@@ -131,8 +146,9 @@ class _Mesh:
     def collect(self, own: Sequence[NodePair], blocks: Sequence[range]) -> tuple[NodePair, ...]:
         """Return the pairs of all nodes, by source and target; those that were not heard of with the reason."""
         pairs = {(pair.source, pair.target): pair for pair in own}
+        there = [one.number for one in self._publications[1:] if self._has(f"posts/0/{one.number}")]
         for block in range(len(blocks)):
-            keys = {one.number: f"pairs/{block}/{one.number}" for one in self._publications[1:]}
+            keys = {number: f"pairs/{block}/{number}" for number in there}
             for number, told in self._hear(PairsTold, keys, self._deadline + COLLECT_S).items():
                 pairs |= {(number, pair.target): pair for pair in told.pairs if pair.source == number}
         return tuple(
@@ -141,6 +157,9 @@ class _Mesh:
             for target in self._publications
             if source is not target
         )
+
+    def _has(self, key: str) -> bool:
+        return self._store.look(f"mesh/{key}") is not None
 
     def _leave(self, key: str, record: object) -> None:
         self._store.set(f"mesh/{key}", pack(encode(record)))

@@ -18,7 +18,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from ddpdoctor.exchange.reach import describe
 from ddpdoctor.probes.rendezvous.connections import numeric_place
 from ddpdoctor.probes.rendezvous.payloads import (
     ENOUGH,
@@ -90,7 +89,7 @@ class Posts:
             for source in sources if address else ():
                 self._listeners[_listen(address, port_range)] = source
         except OSError as error:
-            self._error = f"it cannot listen on {address}: {describe(error)}"
+            self._error = f"it cannot listen on {address}: {error.strerror or error}"
             self._close_all()
 
     @property
@@ -101,7 +100,8 @@ class Posts:
 
     def __enter__(self) -> Self:
         """Start to serve."""
-        self._thread.start()
+        if self._listeners:
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -110,7 +110,8 @@ class Posts:
         for connection in (*self._waiting, *self._listeners):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        self._thread.join(timeout=1)
+        if self._thread.is_alive():
+            self._thread.join(timeout=1)
 
     def _serve(self) -> None:
         try:
