@@ -15,6 +15,7 @@ from ddpdoctor.collect.ends import find_ends, stop_of_others
 from ddpdoctor.collect.machine import load_machine
 from ddpdoctor.collect.nccl_warnings import read_warnings
 from ddpdoctor.collect.print_columns import Writer
+from ddpdoctor.collect.reached import load_reached
 from ddpdoctor.collect.rings import read_rings
 from ddpdoctor.collect.run_format import RUN_FORMAT, RUN_VERSION
 from ddpdoctor.collect.saved_causes import read_host_causes
@@ -104,6 +105,7 @@ def _read_job(folder: Path, run: dict[str, Any], attempt: int | None) -> Job:
         consistency=read_consistency(folder, run, attempt, _writers(processes, watch)),
         nccl_lines=read_warnings(folder),
         host=str(run.get("host") or ""),
+        reached=load_reached(folder),
     )
 
 

@@ -89,7 +89,8 @@ def _summary(scene: Scene, lost: tuple[NodeSeen, ...], *, cut_off: bool) -> str:
     waiters = scene.waits.waiters
     waiting = f", and {rank_list(waiters)} {verb(waiters, 'waits', 'wait')}{_where(scene)} in vain" if waiters else ""
     if cut_off:
-        return f"this node ({scene.job.host}) is cut off from {host_list(hosts_of_nodes(lost))}: none of them answers"
+        hosts = host_list(hosts_of_nodes(others_of(scene.job)))
+        return f"this node ({scene.job.host}) is cut off from {hosts}: none of them answers"
     who = node_words(scene.job, lost)
     silent = seconds(max(moment(scene.job) - (node.heard_ns or moment(scene.job)) for node in lost))
     if all(_answers(scene, node) for node in lost):
