@@ -44,11 +44,6 @@ def read_agent_log(path: Path, attempt: int | None = None) -> AgentLog:
     )
 
 
-def find_attempt(path: Path, meeting: int) -> int | None:
-    """Return which attempt of a node, by its own count, has a number that all nodes give; None where none has."""
-    return next((int(e.get("attempt", -1)) for e in _entries(path) if e.get("meeting") == meeting), None)
-
-
 def _entries(path: Path) -> list[dict[str, Any]]:
     entries = []
     for line in _read(path).splitlines():

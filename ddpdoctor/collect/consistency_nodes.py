@@ -61,12 +61,11 @@ def unite_consistency(
     ``folder`` is that of the node that reports, with the attempt that is meant, ``nodes`` are those of the others with
     theirs, and ``found`` is what each node found by itself, the one that reports first.
     """
-    known = [one for one in found if one is not None]
-    if found[:1] == [None] or len(known) < 2:
-        return found[0] if found else None
-    own = known[0]
-    kept = [read_moments(where / moments_name(number)) for where, number in ((folder, attempt), *nodes)]
+    own, known = found[0], [one for one in found if one is not None]
     joint = {one.name: one for one in read_moments(folder / joint_name(attempt)).streams}
+    if own is None or (len(known) < 2 and not joint):
+        return own
+    kept = [read_moments(where / moments_name(number)) for where, number in ((folder, attempt), *nodes)]
     shared = {one.name: one for moments in kept for one in moments.streams}
     streams = [_join(joint.get(name), [_named(moments, name) for moments in kept], own.allowed) for name in shared]
     apart = {_identity(one): one for one in streams}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.collect import runfolder
 from ddpdoctor.collect.clock_shift import shift_rank
 from ddpdoctor.collect.consistency_nodes import unite_consistency
+from ddpdoctor.collect.meetings import NotThere, attempt_elsewhere
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import HostSeen
@@ -31,6 +32,8 @@ class _Node:
 
     seen: NodeSeen
     folder: Path
+    attempt: int | None
+    """As this node counts."""
     job: Job
 
 
@@ -63,10 +66,11 @@ def _read_node(folder: Path, seen: NodeSeen, members: NodesSeen, attempt: int | 
     if place is None or seen.number == members.own:
         return None
     try:
-        job = runfolder.read_job(place, attempt)
-    except UserError:
+        there = attempt_elsewhere(folder, place, attempt)
+        job = runfolder.read_job(place, there)
+    except (UserError, NotThere):
         return None
-    return _Node(seen=seen, folder=place, job=_shift_job(job, seen))
+    return _Node(seen=seen, folder=place, attempt=there, job=_shift_job(job, seen))
 
 
 def _shift_job(job: Job, seen: NodeSeen) -> Job:
@@ -86,7 +90,10 @@ def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, 
     jobs_by_number = {node.seen.number: node.job for node in others}
     stop_ns = min((job.stopping_since_ns for job in jobs if job.stopping_since_ns is not None), default=None)
     error_ns = max((node.seen.clock_error_ns or 0 for node in others), default=0)
-    ranks = _known_to_all([_judged_by(rank, stop_ns, error_ns) for job in jobs for rank in job.ranks])
+    number = max((rank.attempt for rank in own.ranks), default=attempt or 0)
+    ranks = _known_to_all(
+        [replace(_judged_by(rank, stop_ns, error_ns), attempt=number) for job in jobs for rank in job.ranks]
+    )
     statuses = [own.launcher_status, *(node.status for node in members.nodes if node.presence is Presence.LEFT)]
     return replace(
         own,
@@ -98,7 +105,7 @@ def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, 
         launcher_status=next((status for status in statuses if status), own.launcher_status),
         nccl_lines=tuple(line for job in jobs for line in job.nccl_lines),
         consistency=unite_consistency(
-            folder, attempt, [(node.folder, attempt) for node in others], [job.consistency for job in jobs]
+            folder, attempt, [(node.folder, node.attempt) for node in others], [job.consistency for job in jobs]
         ),
         members=replace(
             members,

@@ -1,0 +1,32 @@
+"""Tells which attempts of several nodes are the same: each counts its own, and one that joins later begins at 0."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.agent_log import read_agent_log
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LOG = "agent.jsonl"
+
+
+class NotThere(Exception):  # noqa: N818 - says what it is
+    """The other node was not part of an attempt."""
+
+
+def attempt_elsewhere(folder: Path, other: Path, attempt: int | None) -> int | None:
+    """Return which attempt of another node is the same as one of the node of ``folder``; None stands for the last.
+
+    Agents of all nodes give an attempt the same number (the round of their rendezvous). Where they say none, nodes
+    count alike. Raises ``NotThere``.
+    """
+    meeting = read_agent_log(folder / LOG, attempt).meeting
+    last = read_agent_log(other / LOG)
+    if meeting is None or (last.meeting is None and last.attempt < 0):
+        return attempt
+    for number in range(last.attempt, -1, -1):
+        if read_agent_log(other / LOG, number).meeting == meeting:
+            return None if number == last.attempt else number
+    raise NotThere(other)
