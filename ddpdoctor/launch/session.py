@@ -16,9 +16,11 @@ from ddpdoctor.launch.examining import Examining
 from ddpdoctor.launch.guardian import Guardian
 from ddpdoctor.launch.nodes import join_nodes
 from ddpdoctor.launch.placement import Style
+from ddpdoctor.launch.replica_exchange import ReplicaExchange
 from ddpdoctor.launch.replicas import Replicas
 from ddpdoctor.launch.run_file import write_run_file
 from ddpdoctor.launch.shared_folder import choose_folder, copy_back
+from ddpdoctor.launch.shared_replicas import SharedReplicas
 from ddpdoctor.launch.starting import start_launcher
 from ddpdoctor.launch.stopping import STOP_GRACE_S, is_in_foreground, stop_job, stop_tree
 from ddpdoctor.launch.watch import Watch
@@ -89,11 +91,14 @@ class Session:
         self.shown: tuple[Any, ...] = ()
         self.told_of_replicas = False
         self.failure: Exception | None = None
+        self.exchange: ReplicaExchange | None = None
 
     def run(self) -> Outcome:
         """Run the job to its end."""
         write_run_file(self.folder, self.options, self.started_at, self.launched_ns)
-        replicas = Replicas(self.folder, self.options.check_every, self.options.allow_different)
+        allowed = self.options.allow_different
+        self.shared = None if self.options.placement.alone else SharedReplicas(allowed)
+        replicas = Replicas(self.folder, self.options.check_every, allowed, self.shared)
         self.watch = Watch(self.folder, self.options.hang_timeout_s, self.launched_ns, replicas)
         guardian = Guardian(self.folder, self._orphaned)
         try:
@@ -132,6 +137,9 @@ class Session:
         nodes = None
         with self._job_goes_first():
             nodes = join_nodes(self.options.placement)
+        if nodes is not None and self.shared is not None:
+            self.exchange = ReplicaExchange(self.shared, nodes, self.options.placement.token)
+            self.exchange.start()
         place = f"{socket.gethostname()}:{self.run_dir}"
         return Examining(self.watch, nodes, self.load_judge(), self.options.hang_timeout_s, place)
 
@@ -153,6 +161,7 @@ class Session:
         self.watch.replicas.has_news = False
         if not self.told_of_replicas:
             self.watch.replicas.save()
+            self.examining.save_nodes()
             self.told_of_replicas = self.tell_of_replicas(self.folder)
 
     def _react(self) -> None:
@@ -243,6 +252,8 @@ class Session:
     def _finish(self, status: int) -> Outcome:
         self.watch.follow(at_once=True)
         self.watch.evidence.release()
+        if self.exchange is not None:
+            self.exchange.close()  # from here on nothing is forgotten: the files of all nodes are held together
         self.watch.replicas.close()
         if self.hang is None:
             self.watch.evidence.forget_kept()

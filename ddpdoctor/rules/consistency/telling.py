@@ -45,7 +45,9 @@ def hosts_of(job: Job, ranks: Iterable[int]) -> tuple[str, ...]:
     if job.nnodes <= 1:
         return ()
     wanted = set(ranks)
-    return tuple(sorted({rank.host for rank in job.ranks if rank.rank in wanted}))
+    hosts = {rank.host for rank in job.ranks if rank.rank in wanted}
+    nodes = job.members.nodes if job.members is not None else ()
+    return tuple(sorted(hosts | {node.host for node in nodes if wanted & set(node.ranks) and node.host}))
 
 
 def model_words(job: Job, replica: Replica) -> list[str]:
