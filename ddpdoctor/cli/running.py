@@ -163,6 +163,9 @@ def keep_errors(report: Report) -> Report | None:
 
 
 def _say_notes(options: WrapOptions) -> None:
+    """Say what was chosen, once for the job where that can be told."""
+    if options.placement.number not in {0, None}:
+        return
     detail = DETAIL_NOTE if options.debug_level == "DETAIL" else None
     for note in (options.placement.note, options.nproc_note, detail):
         if note and not options.quiet:
@@ -186,11 +189,13 @@ def _show(options: WrapOptions, outcome: Outcome) -> None:
     report = outcome_report(options, outcome)
     shown = keep_errors(report) if options.quiet else report
     if shown is not None:
-        show_report(shown, options.format, sys.stderr, outcome.run_dir)
+        file = options.report_file
+        show_report(shown, options.format, sys.stderr, outcome.run_dir if file.name == REPORT_NAME else file)
 
 
 def _save(options: WrapOptions, outcome: Outcome) -> None:
-    save_report(outcome.run_dir, outcome_report(options, outcome))
+    file = options.report_file
+    save_report(file.parent, outcome_report(options, outcome), file.name)
 
 
 def _with_variables(split: SplitCommand, env: Mapping[str, str]) -> SplitCommand:
