@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.launch.machine import note_machine
 from ddpdoctor.launch.nodes import save_nodes
 from ddpdoctor.launch.packing import pack_folder
+from ddpdoctor.launch.reached import note_reached, try_places
 from ddpdoctor.launch.suspicion import Suspicion, suspicion_of
 from ddpdoctor.model.findings import Judgement, Severity
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.first_node import FirstNode
     from ddpdoctor.launch.other_node import OtherNode
     from ddpdoctor.launch.watch import Watch
+    from ddpdoctor.model.nodes import NodesSeen
 
 LOOK_AGAIN_S = 1.5
 
@@ -51,6 +53,7 @@ class Examining:
         self._quiet_until_ns = 0
         self._patience_s = 1.0
         self._moved = False
+        self._seen: NodesSeen | None = None
         self._is_asking = False
 
     def look(self) -> Looked | None:
@@ -59,7 +62,7 @@ class Examining:
         if nodes is not None and nodes.is_first:
             return self._look_with_all(nodes)
         if nodes is not None:
-            nodes.say(self._watch.pace(), self._watch.rank_range())
+            nodes.say(self._watch.headway(), self._watch.rank_range())
             if nodes.alone_since_ns is None:
                 return self._obey(nodes)
         if not self._is_time(self._suspicion()):
@@ -82,7 +85,7 @@ class Examining:
             judgement = self._judge_all()
             nodes.tell(judgement, stop=False, place=self._place)
             return judgement
-        nodes.say(self._watch.pace(), self._watch.rank_range())
+        nodes.say(self._watch.headway(), self._watch.rank_range())
         nodes.leave(status, pack_folder(self._folder), is_disturbed)
         verdict = nodes.take_verdict()
         if verdict is None:
@@ -90,6 +93,10 @@ class Examining:
         self._save_nodes()
         self.judged_at = verdict.place
         return verdict.judgement
+
+    def save_nodes(self) -> None:
+        """Write down who was seen, with what they have sent."""
+        self._save_nodes()
 
     def close(self) -> None:
         """Leave the other nodes."""
@@ -105,7 +112,10 @@ class Examining:
         """Return what is wrong with the job by all that was saved of it."""
         self._save_nodes()
         judgement = self._judge(self._folder, None)
-        return self._judge(self._folder, None) if note_machine(self._folder, judgement) else judgement
+        knows_more = note_machine(self._folder, judgement)
+        if self._nodes is not None and self._seen is not None:
+            knows_more |= note_reached(self._folder, judgement, self._seen, self._nodes.placement)
+        return self._judge(self._folder, None) if knows_more else judgement
 
     def wait_after_showing(self) -> None:
         """Look again only after a while: what was seen has been shown."""
@@ -127,6 +137,8 @@ class Examining:
         """Answer the first member, which judges; take its verdict."""
         if request := nodes.request:
             self._take()
+            if self._watch.headway().never and nodes.placement.store is not None:
+                try_places(self._folder, (nodes.placement.store,))
             nodes.answer(request, pack_folder(self._folder), moved=self._moved)
             self._watch.evidence.forget_kept()
         verdict = nodes.take_verdict()
@@ -137,8 +149,8 @@ class Examining:
         return Looked(judgement=verdict.judgement, is_hang=True)
 
     def _suspicion(self) -> Suspicion:
-        others = self._nodes.paces() if self._nodes is not None and self._nodes.is_first else []
-        return suspicion_of([self._watch.pace(), *others], self._hang_timeout_s)
+        others = self._nodes.headways() if self._nodes is not None and self._nodes.is_first else []
+        return suspicion_of([self._watch.headway(), *others], self._hang_timeout_s)
 
     def _is_time(self, suspicion: Suspicion) -> bool:
         """Return whether to take evidence now: soon where somebody stands still, ever more rarely where all wait."""
@@ -175,7 +187,6 @@ class Examining:
         return self._watch.has_moved_since(self._began_ns)
 
     def _save_nodes(self) -> None:
-        if self._nodes is not None and self._nodes.is_first:
-            save_nodes(self._folder, self._nodes.save(self._folder))
-        elif self._nodes is not None:
-            save_nodes(self._folder, self._nodes.seen())
+        if self._nodes is not None:
+            self._seen = self._nodes.save(self._folder) if self._nodes.is_first else self._nodes.seen()
+            save_nodes(self._folder, self._seen)

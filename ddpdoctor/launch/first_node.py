@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from ddpdoctor.exchange.asking import Room
     from ddpdoctor.launch.placement import Placement
-    from ddpdoctor.launch.suspicion import Pace
+    from ddpdoctor.launch.suspicion import Headway
     from ddpdoctor.model.findings import Judgement
     from ddpdoctor.model.nodes import NodesSeen
 
@@ -62,6 +63,7 @@ class FirstNode:
     def __init__(self, placement: Placement, host: str) -> None:
         """Take where this member stands, and what its host is called."""
         self.failure: Exception | None = None
+        self.placement = placement
         self._token = placement.token
         self._room = HostedRoom(placement.port, self._token or NO_TOKEN, one_host=placement.one_host)
         self._hosting = ExitStack()
@@ -85,9 +87,17 @@ class FirstNode:
         self._thread.start()
         return self._room.not_listening
 
-    def paces(self) -> list[Pace]:
+    def headways(self) -> list[Headway]:
         """Return how the ranks of the others get on."""
-        return self._members.paces()
+        return self._members.headways()
+
+    def room(self) -> Room | None:
+        """Return where all meet."""
+        return self._store
+
+    def others(self) -> list[int]:
+        """Return the members that were heard."""
+        return self._members.numbers()
 
     def ask(self) -> None:
         """Ask all members for evidence."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.exchange.presence import Heard
     from ddpdoctor.launch.placement import Placement
-    from ddpdoctor.launch.suspicion import Pace
+    from ddpdoctor.launch.suspicion import Headway
 
 SILENT_NS = 10_000_000_000
 """After so long without a word, a node counts as cut off: each node's own verdict is final then."""
@@ -72,6 +72,11 @@ class MembersHeard:
         with self._lock:
             self._gathered.add(number)
 
+    def numbers(self) -> list[int]:
+        """Return the members that were heard and have not left."""
+        with self._lock:
+            return [number for number, heard in self._heard.items() if heard.left is None]
+
     def unknown(self) -> list[int]:
         """Return the members of which it is not known who they are."""
         with self._lock:
@@ -86,12 +91,12 @@ class MembersHeard:
                 if pulse.answered > self._received.get(number, 0)
             ]
 
-    def paces(self) -> list[Pace]:
+    def headways(self) -> list[Headway]:
         """Return how the ranks of the others get on, of those that are not silent."""
         now_ns = time.monotonic_ns()
         with self._lock:
             there = [number for number in self._heard if self._presence(number, now_ns) is not Presence.SILENT]
-            return [self._pulses[number].pace for number in there if number in self._pulses]
+            return [self._pulses[number].headway for number in there if number in self._pulses]
 
     def have_answered(self, request: int) -> bool:
         """Return whether all that were heard a moment ago have answered a request, or have left."""

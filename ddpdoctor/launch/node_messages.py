@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.exchange.framing import BadMessage, pack, unpack
-from ddpdoctor.launch.suspicion import Pace
+from ddpdoctor.launch.suspicion import Headway
 from ddpdoctor.model.codec import WrongValue, decode, encode
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ LAST = 10**9
 class Pulse:
     """How a member is."""
 
-    pace: Pace
+    headway: Headway
     answered: int = 0
     """The last request for evidence that it has answered in full; ``LAST`` once it has ended."""
     moved: bool = False
@@ -98,18 +98,18 @@ class Verdict:
 
 def write_pulse(pulse: Pulse) -> bytes:
     """Return a pulse as a beat carries it: within 128 bytes."""
-    pace = [_short(value) for value in astuple(pulse.pace)]
+    headway = [_short(value) for value in astuple(pulse.headway)]
     rest = [pulse.answered, int(pulse.moved), pulse.heard, pulse.status, pulse.ranks]
-    return json.dumps([pace, *rest], separators=(",", ":")).encode()
+    return json.dumps([headway, *rest], separators=(",", ":")).encode()
 
 
 def read_pulse(said: bytes) -> Pulse | None:
     """Return the pulse of a beat; None where it cannot be read."""
     try:
-        pace, answered, moved, heard, status, ranks = json.loads(said)
-        named = dict(zip((field.name for field in fields(Pace)), pace, strict=True))
-        plain = {"pace": named, "answered": answered, "heard": heard, "status": status, "ranks": ranks}
-        plain["pace"] |= {name: bool(named[name]) for name in ("never", "begun", "idle", "lives_on")}
+        headway, answered, moved, heard, status, ranks = json.loads(said)
+        named = dict(zip((field.name for field in fields(Headway)), headway, strict=True))
+        plain = {"headway": named, "answered": answered, "heard": heard, "status": status, "ranks": ranks}
+        plain["headway"] |= {name: bool(named[name]) for name in ("starting", "never", "begun", "idle", "lives_on")}
         return decode(Pulse, {**plain, "moved": bool(moved)})
     except (ValueError, TypeError, WrongValue):
         return None

@@ -37,7 +37,7 @@ from ddpdoctor.launch.node_messages import (
     write_pulse,
 )
 from ddpdoctor.launch.placement import Style
-from ddpdoctor.launch.suspicion import Pace
+from ddpdoctor.launch.suspicion import Headway
 from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
 
 if TYPE_CHECKING:
@@ -70,12 +70,12 @@ class OtherNode:
         """None until the room has given one, where nobody else did."""
         self.verdict: Verdict | None = None
         """The last one of the first member."""
-        self._placement, self._host, self._ways = placement, host, ways
+        self.placement, self._host, self._ways = placement, host, ways
         self._token = placement.token
         self._found: FoundRoom | None = None
         self._beating: Beating | None = None
         self._board = Board()
-        self._pulse = Pulse(pace=Pace())
+        self._pulse = Pulse(headway=Headway())
         self._roster: tuple[NodeSeen, ...] = ()
         self._answered = 0
         self._heard_verdict = 0
@@ -100,14 +100,22 @@ class OtherNode:
             return heard_ns
         return heard_ns if time.monotonic_ns() - heard_ns > SILENT_NS else None
 
+    def room(self) -> Room | None:
+        """Return where all meet; None where it was not found."""
+        return self._found.store if self._found is not None else None
+
+    def others(self) -> tuple[int, ...]:
+        """Return nobody: what this member has to say it says to the first."""
+        return ()
+
     @property
     def request(self) -> int:
         """The number of a request for evidence that is to be answered; 0 where there is none."""
         return self._board.request if self._board.request > self._answered else 0
 
-    def say(self, pace: Pace, ranks: tuple[int, int] | None) -> None:
+    def say(self, headway: Headway, ranks: tuple[int, int] | None) -> None:
         """Have the next beats tell how the ranks get on."""
-        self._say(pace=pace, ranks=ranks)
+        self._say(headway=headway, ranks=ranks)
 
     def answer(self, request: int, packed: bytes, *, moved: bool) -> None:
         """Send what was recorded in answer to a request; ``moved``: ranks made progress meanwhile."""
@@ -140,7 +148,7 @@ class OtherNode:
         """Return all members as far as this one knows of them."""
         known = {node.number: node for node in self._roster}
         own = 0 if self.number is None else self.number
-        first = known.get(0) or NodeSeen(number=0, host=(*self._placement.hosts, "")[0], presence=Presence.ABSENT)
+        first = known.get(0) or NodeSeen(number=0, host=(*self.placement.hosts, "")[0], presence=Presence.ABSENT)
         nodes = {number: self._as_seen_here(node) for number, node in known.items()}
         nodes[0] = self._first_as_seen(first)
         nodes[own] = NodeSeen(
@@ -148,8 +156,8 @@ class OtherNode:
             clock_error_ns=0, wall_offset_s=0.0, gathered=True, ranks=_spread(self._pulse.ranks),
         )  # fmt: skip
         return NodesSeen(
-            expected=self._placement.expected, own=own, nodes=tuple(nodes[number] for number in sorted(nodes)),
-            alone_since_ns=self.alone_since_ns, of_ranks=self._placement.style is Style.RANK,
+            expected=self.placement.expected, own=own, nodes=tuple(nodes[number] for number in sorted(nodes)),
+            alone_since_ns=self.alone_since_ns, of_ranks=self.placement.style is Style.RANK,
         )  # fmt: skip
 
     def _as_seen_here(self, node: NodeSeen) -> NodeSeen:
@@ -198,10 +206,10 @@ class OtherNode:
     def _join(self, found: FoundRoom) -> None:
         """Take a number, say who this is, and begin to beat."""
         room = found.store
-        told = self._placement.number
+        told = self.placement.number
         number = room.add(ARRIVALS, 1) if told is None else told
         if room.add(f"{CLAIM}/{number}", 1) > 1:
-            number = max(self._placement.most, self._placement.expected) - 1 + room.add(SURPLUS, 1)
+            number = max(self.placement.most, self.placement.expected) - 1 + room.add(SURPLUS, 1)
         self.number = number
         self._clocks = clocks = measure_clocks(room)
         greeting = Greeting(

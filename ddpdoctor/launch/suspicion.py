@@ -26,12 +26,14 @@ class Suspicion(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class Headway:
     """How far the ranks of one node have come, as far as suspicion goes by it."""
 
     alive: int = 0
+    starting: bool = False
+    """The launcher has started no rank yet, and was busy a moment ago: it loads torch, say."""
     never: bool = False
-    """The launcher has started no rank for the hang timeout."""
+    """The launcher has started no rank, and has done nothing for the hang timeout."""
     begun: bool = False
     """A living rank has initialized its process group."""
     waits_s: float | None = None
@@ -48,16 +50,20 @@ class Pace:
     """A rank's script has ended for the hang timeout, and its process has not."""
 
 
-def read_pace(ranks: Sequence[Followed], now_ns: int, limit_s: float, *, never: bool) -> Pace:
-    """Return how far the ranks of this node have come."""
+def read_headway(ranks: Sequence[Followed], now_ns: int, limit_s: float, idle_s: float | None) -> Headway:
+    """Return how far the ranks of this node have come.
+
+    ``idle_s`` is for how long the launcher has done nothing, where it lives and has started no rank.
+    """
     alive = [rank for rank in ranks if rank.ended_ns is None]
     waiting = [rank for rank in alive if rank.waits_since_ns]
     still = [rank for rank in alive if now_ns - rank.last_progress_ns > limit_s * 1e9]
     ended = [rank.ended_ns for rank in ranks if rank.ended_ns is not None]
     ends = (rank.cells.get("main_ended_ns", 0) for rank in alive)
-    return Pace(
+    return Headway(
         alive=len(alive),
-        never=never,
+        starting=idle_s is not None and idle_s <= limit_s,
+        never=idle_s is not None and idle_s > limit_s,
         begun=any(rank.cells.get("initialized") for rank in alive),
         waits_s=max(((now_ns - rank.waits_since_ns) / 1e9 for rank in waiting), default=None),
         stuck_s=max(((now_ns - max(r.waits_since_ns, r.last_progress_ns)) / 1e9 for r in waiting), default=0.0),
@@ -68,26 +74,27 @@ def read_pace(ranks: Sequence[Followed], now_ns: int, limit_s: float, *, never: 
     )
 
 
-def suspicion_of(paces: Iterable[Pace], limit_s: float) -> Suspicion:
+def suspicion_of(headways: Iterable[Headway], limit_s: float) -> Suspicion:
     """Return whether the job may hang, so that evidence should be taken. A cheap look; rules decide.
 
     As long as nobody has waited for the limit, nobody holds anybody up.
     """
-    found = list(paces)
-    alive = sum(pace.alive for pace in found)
+    found = list(headways)
+    alive = sum(headway.alive for headway in found)
     if not alive:
-        return Suspicion.STRONG if any(pace.never for pace in found) else Suspicion.NONE
-    if any(pace.lives_on for pace in found) or _waits_for_the_gone(found):
+        stands = any(headway.never for headway in found) and not any(headway.starting for headway in found)
+        return Suspicion.STRONG if stands else Suspicion.NONE
+    if any(headway.lives_on for headway in found) or _waits_for_the_gone(found):
         return Suspicion.STRONG
-    waited_s = max((pace.waits_s for pace in found if pace.waits_s is not None), default=None)
-    if waited_s is None and not any(pace.begun for pace in found):
+    waited_s = max((headway.waits_s for headway in found if headway.waits_s is not None), default=None)
+    if waited_s is None and not any(headway.begun for headway in found):
         return Suspicion.NONE
-    still = sum(pace.still for pace in found) if waited_s is None or waited_s > limit_s else 0
-    if still == alive or (still and waited_s is not None and any(pace.idle for pace in found)):
+    still = sum(headway.still for headway in found) if waited_s is None or waited_s > limit_s else 0
+    if still == alive or (still and waited_s is not None and any(headway.idle for headway in found)):
         return Suspicion.STRONG
     return Suspicion.WEAK if still and waited_s is not None else Suspicion.NONE
 
 
-def _waits_for_the_gone(paces: list[Pace]) -> bool:
-    ended = [pace.ended_s for pace in paces if pace.ended_s is not None]
-    return bool(ended) and min(*ended, max(pace.stuck_s for pace in paces)) > EARLY_EXIT_WAIT_S
+def _waits_for_the_gone(headways: list[Headway]) -> bool:
+    ended = [headway.ended_s for headway in headways if headway.ended_s is not None]
+    return bool(ended) and min(*ended, max(headway.stuck_s for headway in headways)) > EARLY_EXIT_WAIT_S

@@ -14,7 +14,7 @@ from ddpdoctor.collect.exits import read_exit_code
 from ddpdoctor.launch import progress
 from ddpdoctor.launch.causes import CausesSeen
 from ddpdoctor.launch.evidence import Evidence, describe
-from ddpdoctor.launch.suspicion import read_pace
+from ddpdoctor.launch.suspicion import read_headway
 from ddpdoctor.launch.unrecorded import Strangers
 from ddpdoctor.launch.workers import WorkerLines
 from ddpdoctor.recorder import wire
@@ -23,11 +23,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.launch.replicas import Replicas
-    from ddpdoctor.launch.suspicion import Pace
+    from ddpdoctor.launch.suspicion import Headway
 
 FOLLOW_EVERY_S = 0.5
 FOLLOW_SHARE = 0.02
 """How much of a core looking at all processes may take; on a host with thousands of them the looks grow rarer."""
+BUSY_SHARE = 0.05
+"""Of a core: a launcher that uses more is about to start ranks. Ours: one that waits for a rendezvous uses a fifth of
+it, and one that loads torch on a crowded host far more."""
 
 
 class Watch:
@@ -56,6 +59,9 @@ class Watch:
         self._strangers = Strangers()
         self._worker_lines = WorkerLines()
         self.launcher_pid: int | None = None
+        self._launcher_lives = True
+        self._launcher_busy_ns = launched_ns
+        self._launcher_ticks = 0
 
     def wait(self, seconds: float) -> None:
         """Wait a little, and note at once when a rank ends."""
@@ -83,11 +89,21 @@ class Watch:
             if any(child.last_progress_ns == now_ns and child.role == wire.ROLE_CHILD for child in recorded):
                 process.last_progress_ns = now_ns
         self._sweep()
+        self._follow_launcher(processes, now_ns, interval_s)
         self._follow_strangers(processes)
         self._causes.follow_host(now_ns)
         self.replicas.follow(self.agent.attempt, self.ranks(), self.agent.meeting)
         cost_s = (time.monotonic_ns() - now_ns) / 1e9
         self._follow_every_s = min(max(FOLLOW_EVERY_S, cost_s / FOLLOW_SHARE), 2.0)
+
+    def _follow_launcher(self, processes: dict[int, proc.Process], now_ns: int, interval_s: float) -> None:
+        """Note when the launcher was last busy: who waits for other nodes uses next to nothing."""
+        launcher = processes.get(self.launcher_pid or 0)
+        self._launcher_lives = launcher is not None and launcher.state not in "ZX"
+        if launcher is not None:
+            used, self._launcher_ticks = launcher.cpu_ticks - self._launcher_ticks, launcher.cpu_ticks
+            if used > BUSY_SHARE * interval_s * os.sysconf("SC_CLK_TCK"):
+                self._launcher_busy_ns = now_ns
 
     def _follow_strangers(self, processes: dict[int, proc.Process]) -> None:
         """Look for ranks without a recorder; those of torch's elastic agent are in its log."""
@@ -160,13 +176,13 @@ class Watch:
         numbers = [int(entry["rank"]) for entry in self.agent.started.values()]
         return (min(numbers), max(numbers)) if numbers else None
 
-    def pace(self) -> Pace:
+    def headway(self) -> Headway:
         """Return how far the ranks have come."""
         now_ns = time.monotonic_ns()
         ranks = self.ranks()
-        waited_s = (now_ns - self.launched_ns) / 1e9
-        never = not ranks and not self.agent.started and waited_s > self.hang_timeout_s
-        return read_pace(ranks, now_ns, self.hang_timeout_s, never=never)
+        waits = self._launcher_lives and not ranks and not self.agent.started
+        idle_s = (now_ns - self._launcher_busy_ns) / 1e9 if waits else None
+        return read_headway(ranks, now_ns, self.hang_timeout_s, idle_s)
 
     def take_evidence(self, *, keep_rings: bool = False) -> None:
         """Ask the ranks, look at the processes twice, and save all of it."""
