@@ -104,7 +104,8 @@ def _closing_line(report: Report, run_dir: Path | None, *, verbose: bool) -> str
 def _who(report: Report) -> str:
     """Say over how many machines and ranks, where there are several."""
     hosts = _hosts(report)
-    ranks = report.data.get("world_size") if report.data.get("launcher") != "none" else None
+    # By hand it is the nodes that are counted.
+    ranks = report.data.get("world_size") if report.data.get("launcher") not in {"none", "nnodes"} else None
     parts = [plural(len(hosts), "host")] if len(hosts) > 1 else []
     if isinstance(ranks, int):
         parts.append(plural(ranks, "rank"))

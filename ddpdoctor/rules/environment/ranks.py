@@ -10,6 +10,7 @@ from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.rendezvous import text_of
 from ddpdoctor.model.slurm import expand_counts, expand_hosts
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.environment.node_ranks import misnumbered
 from ddpdoctor.rules.majority import host_list
 from ddpdoctor.rules.progress.words import verb
 from ddpdoctor.rules.registry import Group, fleet_rule
@@ -28,7 +29,7 @@ SHOWN = 4
 
 @fleet_rule(
     "DD233", "rank-set", Severity.ERROR, "A rank is missing, or there twice",
-    group=Group.LAUNCH, needs=(), reads="the ranks that answered, WORLD_SIZE, SLURM_STEP_NODELIST",
+    group=Group.LAUNCH, needs=(), reads="the ranks that answered, WORLD_SIZE, PET_NODE_RANK, SLURM_STEP_NODELIST",
 )  # fmt: skip
 def check_rank_set(fleet: Fleet) -> Answer:
     """Report ranks that did not answer, that two processes claim, or that the world has no place for.
@@ -52,7 +53,8 @@ def check_rank_set(fleet: Fleet) -> Answer:
     ## What to do
 
     Log in to the host that is named and look whether the launcher runs there, and whether it can reach rank 0's host.
-    For a rank that is there twice: number the processes anew, `RANK=$SLURM_PROCID` under Slurm.
+    For a rank that is there twice: number the processes anew, `RANK=$SLURM_PROCID` under Slurm;
+    nodes that share a `--node-rank`, from 0 on.
     """
     if not fleet.gathered:
         return skipped("no launcher was seen, so that there is one process only")
@@ -60,6 +62,7 @@ def check_rank_set(fleet: Fleet) -> Answer:
         return skipped("the launcher does not say how many ranks there are to be")
     problems = [*_missing(fleet, fleet.world_size)]
     if fleet.launcher is Launcher.NNODES:  # it counts nodes, and RANK may be set all the same
+        problems += misnumbered(fleet, fleet.world_size)
         return judged(problems, f"{len(fleet.nodes)} of {fleet.world_size} nodes answered")
     problems += [*_twice(fleet, fleet.world_size), *_too_high(fleet, fleet.world_size)]
     ranks = [process.rank for _, process in fleet.processes() if process.rank is not None]

@@ -122,3 +122,28 @@ def test_by_hand_nodes_are_counted_and_not_ranks(missing):
     assert check.seen == f"2 of {2 + len(missing)} nodes answered"
     expected = ["node 2 of 3 did not answer: all others would wait for it"] if missing else []
     assert [finding.summary for finding in findings] == expected
+
+
+NUMBERED = {
+    "each its own": ((0, 1), None, ()),
+    "no number is given": ((None, None), None, ()),
+    "two hosts are one": ((1, 1), "node 1 is claimed by more than one host", ("n0", "n1")),
+    "a number too high": ((0, 2), "node 2 has no place among 2", ("n1",)),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_numbers_of_nodes(name):
+    numbers, words, hosts = NUMBERED[name]
+    given = [{} if number is None else {"PET_NODE_RANK": str(number)} for number in numbers]
+    nodes = [node(f"n{index}", index=index, processes=[process(None, **one)]) for index, one in enumerate(given)]
+    _, findings = ask("rank-set", fleet(*nodes, launcher=Launcher.NNODES, world_size=2))
+    assert [finding.hosts for finding in findings] == ([hosts] if words else [])
+    assert words is None or findings[0].summary.startswith(words)
+
+
+def test_the_number_that_nobody_has_is_named():
+    nodes = [node(f"n{index}", index=index, processes=[process(None, PET_NODE_RANK="0")]) for index in (0, 1)]
+    _, (finding,) = ask("rank-set", fleet(*nodes, launcher=Launcher.NNODES, world_size=2))
+    assert finding.evidence == ("node 0: n0 and n1", "nobody is node 1")
+    assert "--node-rank 0 to 1" in finding.fix

@@ -188,7 +188,7 @@ def test_what_follows_from_another_error_is_not_found_again(name):
     facts, cause, code = EFFECTS[name]
     findings, checks = judge_rendezvous(facts, [cause])
     assert findings == []
-    (check,) = [one for one in checks if one.id == code]
+    (check,) = [one for one in checks if one.code == code]
     assert check.outcome in {Outcome.SKIPPED, Outcome.PASSED}
 
 
@@ -238,14 +238,24 @@ def test_what_was_not_looked_at_is_skipped_or_cannot_be_told():
         lambda s, t: pair(s, t, large=replace(transfer(LARGE), sent=None, retransmitted=None)),
     )  # fmt: skip
     _, checks = judge_rendezvous(unknown)
-    assert [c.outcome for c in checks if c.id == "DD222"] == [Outcome.INCONCLUSIVE]
+    assert [c.outcome for c in checks if c.code == "DD222"] == [Outcome.INCONCLUSIVE]
+
+
+def test_outcomes_say_what_was_seen():
+    _, checks = judge_rendezvous(with_pairs(FOUR, column(2), fails(Contact.NO_ANSWER)))
+    assert [(check.id, check.code, check.group, check.seen) for check in checks] == [
+        ("tcp-store", "DD219", "network", "4 of 4 nodes reach node0:29500"),
+        ("mesh", "DD220", "network", "9 of 12 ordered pairs connect"),
+        ("packet-loss", "DD222", "network", "9 of 9 large payloads arrived"),
+        ("start-trial", "DD221", "network", "4 of 4 nodes started and reduced a tensor"),
+    ]
 
 
 def test_pairs_that_were_not_tried_say_why():
     facts = replace(TWO, pairs=tuple(replace(p, connecting=None, small=None, large=None, skipped="node1 publishes no "
                                              "address") for p in TWO.pairs))  # fmt: skip
     _, checks = judge_rendezvous(facts)
-    assert next(c.reason for c in checks if c.id == "DD220") == "node1 publishes no address"
+    assert next(c.reason for c in checks if c.code == "DD220") == "node1 publishes no address"
 
 
 def test_so_many_pairs_are_judged_in_no_time():
