@@ -86,6 +86,8 @@ class Session:
         self.launched_ns = time.monotonic_ns()
         self.signals: list[tuple[signal.Signals, int]] = []
         """What the watcher was sent, and when."""
+        self.is_warned = False
+        """A batch system has sent what may be a warning of the end that is to come."""
         self.hang: Judgement | None = None
         self.attempt = 0
         self.shown: tuple[Any, ...] = ()
@@ -119,9 +121,13 @@ class Session:
     def _note_signal(self, number: int, _frame: object) -> None:
         self.signals.append((signal.Signals(number), time.monotonic_ns()))
 
+    def _hand_on(self, number: int, _frame: object) -> None:
+        self.launcher.send_signal(number)
+        self.is_warned = True
+
     def _watch_and_leave_nobody(self) -> int:
         try:
-            with _handling(OTHER_SIGNALS, lambda number, _frame: self.launcher.send_signal(number)):
+            with _handling(OTHER_SIGNALS, self._hand_on):
                 self.examining = (
                     self._prepare()
                 )  # while the launcher starts: no rank waits for the rules to be imported
@@ -129,7 +135,8 @@ class Session:
         finally:
             if self.launcher.poll() is None:
                 stop_tree(self.launcher.pid, self.folder)
-            elif self.watch.interrupted_by is not None:  # a shell that is told to end leaves its ranks behind
+            elif self.watch.interrupted_by is not None or self.launcher.returncode < 0:
+                # A shell that is told to end leaves its ranks behind, and so does torchrun that a signal ends.
                 stop_tree(self.launcher.pid, self.folder, grace_s=STOP_GRACE_S)
 
     def _prepare(self) -> Examining:
@@ -167,6 +174,10 @@ class Session:
     def _react(self) -> None:
         if self.signals:
             self._pass_on_signal()
+        elif self.is_warned:
+            self.is_warned = False
+            self._take_evidence()
+            copy_back(self.folder, self.run_dir)
         elif self.watch.evidence.closing_ns():
             self._take_evidence()
             self.watch.evidence.acknowledge()
@@ -223,9 +234,16 @@ class Session:
                 self._let_launcher_begin(began_ns)
             if not self._has_heard(number, began_ns):
                 self.launcher.send_signal(number)
+            self._save_at_once()
         elif len(self.signals) > 1:
             stop_tree(self.launcher.pid, self.folder)
         self.watch.evidence.acknowledge()
+
+    def _save_at_once(self) -> None:
+        """Save a report of what this node has seen: a scheduler's grace may be over before the job has ended."""
+        with self._job_goes_first():
+            copy_back(self.folder, self.run_dir)
+            self.save_report(self._outcome(None, self.examining.judge_now()))
 
     def _has_heard(self, number: signal.Signals, began_ns: int) -> bool:
         """Return whether the launcher needs no signal of ours: it stops its ranks already, or the terminal told it.
