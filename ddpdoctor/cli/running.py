@@ -186,11 +186,27 @@ def _tell_of_replicas(options: WrapOptions, folder: Path) -> bool:
 
 
 def _show(options: WrapOptions, outcome: Outcome) -> None:
+    if outcome.judged_at is not None and options.format == "text":
+        _show_elsewhere(options, outcome)
+        return
     report = outcome_report(options, outcome)
     shown = keep_errors(report) if options.quiet else report
     if shown is not None:
         file = options.report_file
         show_report(shown, options.format, sys.stderr, outcome.run_dir if file.name == REPORT_NAME else file)
+
+
+def _show_elsewhere(options: WrapOptions, outcome: Outcome) -> None:
+    """Say in a line what is wrong with a job that another node reports of; of many ranks, those to blame say it."""
+    from ddpdoctor.report.text import title_of
+
+    report = outcome_report(options, outcome)
+    verdict = report.verdict
+    if verdict is None or verdict.severity is not Severity.ERROR:
+        return
+    if not options.placement.of_ranks or {row.rank for row in report.ranks} & set(verdict.ranks):
+        where = f"the report of all nodes is in {outcome.judged_at}, this one's part in {options.report_file}"
+        say(sys.stderr, f"{title_of(verdict)}: {verdict.summary}; {where}")
 
 
 def _save(options: WrapOptions, outcome: Outcome) -> None:

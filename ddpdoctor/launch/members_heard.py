@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.launch.node_messages import LAST, Greeting, Pulse, read_pulse
@@ -96,7 +97,7 @@ class MembersHeard:
         now_ns = time.monotonic_ns()
         with self._lock:
             there = [number for number in self._heard if self._presence(number, now_ns) is not Presence.SILENT]
-            return [self._pulses[number].headway for number in there if number in self._pulses]
+            return [_headway_of(self._pulses[number]) for number in there if number in self._pulses]
 
     def have_answered(self, request: int) -> bool:
         """Return whether all that were heard a moment ago have answered a request, or have left."""
@@ -166,6 +167,11 @@ class MembersHeard:
         if heard.left is not None:
             return Presence.LEFT
         return Presence.HERE if now_ns - heard.heard_ns < SILENT_NS else Presence.SILENT
+
+
+def _headway_of(pulse: Pulse) -> Headway:
+    """Return how the ranks of a member get on; where its launcher has failed, nobody waits for it in vain for long."""
+    return replace(pulse.headway, ended_s=None) if pulse.status else pulse.headway
 
 
 def _status(heard: Heard | None, pulse: Pulse | None) -> int | None:

@@ -147,7 +147,7 @@ class Session:
         if nodes is not None and self.shared is not None:
             self.exchange = ReplicaExchange(self.shared, nodes, self.options.placement.token)
             self.exchange.start()
-        place = f"{socket.gethostname()}:{self.run_dir}"
+        place = f"{socket.gethostname()}:{self.options.report_file.resolve().parent}"
         return Examining(self.watch, nodes, self.load_judge(), self.options.hang_timeout_s, place)
 
     def _watch_to_the_end(self) -> int:
@@ -161,6 +161,8 @@ class Session:
             if self.watch.replicas.has_news:
                 with self._job_goes_first():
                     self._tell_of_replicas()
+        if self.signals:
+            self._note_interruption()  # that has reached the launcher too, which has ended before a look at it
         return status
 
     def _tell_of_replicas(self) -> None:
@@ -224,9 +226,7 @@ class Session:
     def _pass_on_signal(self) -> None:
         """Save evidence within the grace of a scheduler, then let the launcher end the ranks as it would alone."""
         number, began_ns = self.signals[0]
-        if self.watch.interrupted_by is None:
-            self.watch.interrupted_by = number.name
-            self.watch.interrupted_ns = began_ns
+        if self._note_interruption():
             self._take_evidence()
             self.watch.stopping_since_ns = time.monotonic_ns()
             self.watch.evidence.acknowledge()
@@ -238,6 +238,14 @@ class Session:
         elif len(self.signals) > 1:
             stop_tree(self.launcher.pid, self.folder)
         self.watch.evidence.acknowledge()
+
+    def _note_interruption(self) -> bool:
+        """Note by which signal the job is ended; return whether that is news."""
+        if self.watch.interrupted_by is not None:
+            return False
+        number, began_ns = self.signals[0]
+        self.watch.interrupted_by, self.watch.interrupted_ns = number.name, began_ns
+        return True
 
     def _save_at_once(self) -> None:
         """Save a report of what this node has seen: a scheduler's grace may be over before the job has ended."""

@@ -45,15 +45,19 @@ class Headway:
     idle: bool = False
     """One of those is in no call that needs others."""
     ended_s: float | None = None
-    """How long ago the last of the ranks that have ended did so; None where none has."""
+    """How long ago the last of the ranks that have ended did so; None where none has, or the launcher stops the rest:
+    those of other nodes get to know by themselves that it has failed."""
     lives_on: bool = False
     """A rank's script has ended for the hang timeout, and its process has not."""
 
 
-def read_headway(ranks: Sequence[Followed], now_ns: int, limit_s: float, idle_s: float | None) -> Headway:
+def read_headway(
+    ranks: Sequence[Followed], now_ns: int, limit_s: float, idle_s: float | None, *, is_stopping: bool
+) -> Headway:
     """Return how far the ranks of this node have come.
 
-    ``idle_s`` is for how long the launcher has done nothing, where it lives and has started no rank.
+    ``idle_s`` is for how long the launcher has done nothing, where it lives and has started no rank; ``is_stopping``,
+    that it has begun to stop its ranks.
     """
     alive = [rank for rank in ranks if rank.ended_ns is None]
     waiting = [rank for rank in alive if rank.waits_since_ns]
@@ -69,7 +73,7 @@ def read_headway(ranks: Sequence[Followed], now_ns: int, limit_s: float, idle_s:
         stuck_s=max(((now_ns - max(r.waits_since_ns, r.last_progress_ns)) / 1e9 for r in waiting), default=0.0),
         still=len(still),
         idle=any(not rank.waits_since_ns for rank in still),
-        ended_s=(now_ns - max(ended)) / 1e9 if ended else None,
+        ended_s=(now_ns - max(ended)) / 1e9 if ended and not is_stopping else None,
         lives_on=any(end and now_ns - end > limit_s * 1e9 for end in ends),
     )
 

@@ -182,7 +182,9 @@ class Watch:
         ranks = self.ranks()
         waits = self._launcher_lives and not ranks and not self.agent.started
         idle_s = (now_ns - self._launcher_busy_ns) / 1e9 if waits else None
-        return read_headway(ranks, now_ns, self.hang_timeout_s, idle_s)
+        begun_ns = min((int(entry["at"]) for entry in self.agent.started.values()), default=0)
+        is_stopping = bool(begun_ns) and self.evidence.has_closed_since(begun_ns)
+        return read_headway(ranks, now_ns, self.hang_timeout_s, idle_s, is_stopping=is_stopping)
 
     def take_evidence(self, *, keep_rings: bool = False) -> None:
         """Ask the ranks, look at the processes twice, and save all of it."""
