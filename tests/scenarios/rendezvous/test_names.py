@@ -1,0 +1,247 @@
+"""Names, numbers and versions that keep nodes apart: what check-rendezvous says of each, on real hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.scenarios.hosts import NETNS, Hosts, lent_hosts, require
+from tests.scenarios.running import SCHEMA, clean_environment, free_port
+
+CHECK = (sys.executable, "-m", "ddpdoctor", "check-rendezvous", "--format", "json")
+LIMIT_S = 100
+QUICK = "8s"
+"""How long nodes wait for one that does not come."""
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with lent_hosts(4) as lent:
+        yield lent
+
+
+@contextlib.contextmanager
+def own_hosts_file(hosts: Hosts, number: int, *lines: str, without: str = ""):
+    """Give a host other lines in /etc/hosts for a while, before those it has; ``without``: less the line of a name."""
+    file = NETNS / hosts.namespace(number) / "hosts"
+    former = file.read_text()
+    kept = [line for line in former.splitlines() if not without or line.split()[-1] != without]
+    hosts.write(number, "hosts", "\n".join([*lines, *kept]) + "\n")
+    try:
+        yield
+    finally:
+        hosts.write(number, "hosts", former)
+
+
+def meet(hosts: Hosts, options, *, before=(), env=None) -> list[tuple[dict[str, Any], int]]:
+    """Run the check with these options, one list a host; return report and exit status of each.
+
+    ``before`` stands before the command of the second host, and ``env`` is added to its environment.
+    """
+    base = clean_environment(OMP_NUM_THREADS="1")
+    started = [
+        hosts.start(
+            number, *(before if number == 1 else ()), *CHECK, "--timeout", QUICK, *map(str, own),
+            env={**base, **(env or {})} if number == 1 else base,
+        )
+        for number, own in enumerate(options)
+    ]  # fmt: skip
+    ended = []
+    for process in started:
+        stdout, stderr = process.communicate(timeout=LIMIT_S)
+        assert stdout.strip(), stderr
+        report = json.loads(stdout)
+        jsonschema.validate(report, SCHEMA)
+        ended.append((report, process.returncode))
+    return ended
+
+
+def by_number(count: int, master: str = "dd0", **more: str):
+    """Return the options of so many nodes that are numbered; ``more`` go to all."""
+    port = free_port()
+    extra = [word for name, value in more.items() for word in (f"--{name.replace('_', '-')}", value)]
+    return [
+        ["--nnodes", count, "--node-rank", number, "--master-addr", master, "--master-port", port, *extra]
+        for number in range(count)
+    ]
+
+
+def kinds(report) -> set[str]:
+    """Return the kinds that are errors."""
+    return {one["kind"] for one in report["findings"] if one["severity"] == "error"}
+
+
+def verdict(report, kind):
+    assert report["verdict"]["kind"] == kind, report["findings"]
+    return report["verdict"]
+
+
+def test_four_hosts_that_are_well(hosts):
+    ended = meet(hosts, by_number(4))
+
+    for report, status in ended:
+        assert kinds(report) == set(), report["findings"]
+        assert status == 0
+    seen = ended[0][0]["data"]["rendezvous"]
+    assert [visit["host"] for visit in seen["visits"]] == list(hosts.names)
+    assert len(seen["pairs"]) == 12
+    assert [trial["ok"] for trial in seen["trials"]] == [True] * 4
+
+
+def test_one_of_four_hosts_is_absent(hosts):
+    ended = meet(hosts, by_number(4)[:3])
+
+    for report, status in ended:
+        assert verdict(report, "rank-set")["ranks"] == [3]
+        assert kinds(report) == {"rank-set"}
+        assert status == 1
+
+
+def test_two_of_four_have_one_number(hosts):
+    options = by_number(4)
+    options[2][3] = 1
+    for report, status in meet(hosts, options):
+        found = verdict(report, "rank-set")
+        assert (set(found["hosts"]), found["ranks"]) == ({"dd1", "dd2"}, [1])
+        assert status == 1
+
+
+def test_a_master_that_one_host_cannot_resolve(hosts):
+    with own_hosts_file(hosts, 0, f"{hosts.address(0)} head"):
+        (_, second) = meet(hosts, by_number(2, "head"))
+
+    report, status = second
+    assert verdict(report, "master-resolve")["hosts"] == ["dd1"]
+    assert "tcp-store" not in kinds(report)
+    assert status == 1
+
+
+def test_a_master_that_resolves_differently(hosts, tmp_path):
+    """Nobody is at the address that the second host was told; they meet by a folder that they share."""
+    with (
+        own_hosts_file(hosts, 0, f"{hosts.address(0)} head"),
+        own_hosts_file(hosts, 1, f"{hosts.address(2)} head"),
+    ):
+        ended = meet(hosts, by_number(2, "head", report_dir=str(tmp_path)))
+
+    for report, status in ended:
+        found = verdict(report, "master-resolve")
+        assert f"dd1: {hosts.address(2)}" in found["evidence"]
+        assert "tcp-store" not in kinds(report)
+        assert status == 1
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == ["node-1.json", "report.json"]
+
+
+def test_a_master_that_resolves_differently_and_no_other_way_to_meet(hosts):
+    with (
+        own_hosts_file(hosts, 0, f"{hosts.address(0)} head"),
+        own_hosts_file(hosts, 1, f"{hosts.address(2)} head"),
+    ):
+        ended = meet(hosts, by_number(2, "head"))
+
+    found = verdict(ended[1][0], "tcp-store")
+    assert hosts.address(2) in " ".join(found["evidence"])
+    assert "this is what one node saw alone" in " ".join(found["evidence"])
+    assert verdict(ended[0][0], "rank-set")["ranks"] == [1]
+
+
+def test_a_master_that_is_a_number(hosts):
+    for report, status in meet(hosts, by_number(2, "6841231")):
+        found = verdict(report, "master-numeric")
+        assert "0.104.99.143" in found["summary"]
+        assert "tcp-store" not in kinds(report)
+        assert status == 1
+
+
+@pytest.fixture
+def second_card(hosts):
+    """Give the first host an address that its name does not lead to."""
+    address = hosts.address(100)
+    hosts.ip(0, "addr", "add", f"{address}/24", "dev", "eth0")
+    yield address
+    hosts.ip(0, "addr", "del", f"{address}/24", "dev", "eth0")
+
+
+def by_endpoint(endpoint, *, conf=("", "")):
+    port = free_port()
+    return [
+        ["--nnodes", 2, "--rdzv-endpoint", f"{endpoint}:{port}", "--rdzv-id", "job"]
+        + (["--rdzv-conf", one] if one else [])
+        for one in conf
+    ]  # fmt: skip
+
+
+def test_an_endpoint_on_a_second_card_is_hosted_by_nobody(hosts, second_card):
+    for report, status in meet(hosts, by_endpoint(second_card)):
+        found = verdict(report, "rdzv-host")
+        assert found["hosts"] == ["dd0"]
+        assert "--rdzv-conf is_host=1" in found["fix"]
+        assert status == 1
+
+
+def test_an_endpoint_on_a_second_card_with_a_host_that_is_told(hosts, second_card):
+    for report, status in meet(hosts, by_endpoint(second_card, conf=("is_host=1", "is_host=0"))):
+        assert kinds(report) == set(), report["findings"]
+        assert status == 0
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["on the lower address", "on the higher address"])
+def test_a_host_name_that_is_loopback(hosts, number):
+    with own_hosts_file(hosts, number, f"127.0.1.1 {hosts.names[number]}"):
+        ended = meet(hosts, by_number(2, hosts.address(0)))
+
+    for report, status in ended:
+        found = verdict(report, "hostname-loopback")
+        assert found["hosts"] == [hosts.names[number]]
+        assert "export GLOO_SOCKET_IFNAME=eth0" in found["fix"]
+        assert "mesh" not in kinds(report)
+        assert status == 1
+
+
+def test_a_host_name_that_is_missing(hosts):
+    with own_hosts_file(hosts, 1, without="dd1"):
+        ended = meet(hosts, by_number(2))
+
+    for report, status in ended:
+        assert verdict(report, "hostname-unresolvable")["hosts"] == ["dd1"]
+        assert status == 1
+
+
+def test_two_nodes_against_three(hosts):
+    options = by_number(2)
+    options[1][1] = 3
+    for report, status in meet(hosts, options):
+        found = verdict(report, "rdzv-id-same")
+        assert "PET_NNODES" in found["summary"]
+        assert set(found["hosts"]) == {"dd0", "dd1"}
+        assert status == 1
+
+
+def test_a_different_id(hosts):
+    options = by_endpoint("dd0")
+    options[1][-1] = "other"
+    for report, status in meet(hosts, options):
+        found = verdict(report, "rdzv-id-same")
+        assert "PET_RDZV_ID" in found["summary"]
+        assert status == 1
+
+
+def test_a_clock_that_is_behind_and_another_torch(hosts, tmp_path):
+    require("faketime")
+    installed = tmp_path / "torch-1.0.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.0.0\n")
+    ended = meet(hosts, by_number(2), before=("faketime", "-f", "-20s"), env={"PYTHONPATH": str(tmp_path)})
+
+    report, status = ended[0]
+    found = {one["kind"]: one for one in report["findings"] if one["severity"] == "error"}
+    assert set(found) == {"clock", "version-same"}
+    assert "dd1" in found["clock"]["hosts"]
+    assert "20.0 s" in found["clock"]["summary"]
+    assert "1.0.0 on dd1" in found["version-same"]["summary"]
+    assert status == 1
