@@ -1,4 +1,4 @@
-"""Reads whether MASTER_PORT can be listened on here, and which process is in the way."""
+"""Reads whether the port of the store can be listened on here, and which process is in the way."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.names import master_name
 from ddpdoctor.model.network import PortUse
 from ddpdoctor.model.reading import Unread, Why
+from ddpdoctor.model.rendezvous import parse_endpoint
 from ddpdoctor.model.secrets import hide_secrets
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ _LISTEN, _TIME_WAIT = "0A", "06"
 
 def read_master_port(system: System, addresses: Mapping[str, tuple[str, ...]]) -> PortUse | Unread:
     """Try to bind MASTER_PORT where this host would serve the store, and nothing of this job does so already."""
-    text = system.env.get("MASTER_PORT", "").strip()
+    text = _port_text(system.env)
     if not text:
         return Unread(why=Why.ABSENT, reason="MASTER_PORT is not set")
     if not (text.isascii() and text.isdecimal() and 0 < int(text) < 65536):
@@ -43,12 +45,21 @@ def read_master_port(system: System, addresses: Mapping[str, tuple[str, ...]]) -
     return _try_port(system, int(text))
 
 
+def _port_text(env: Mapping[str, str]) -> str:
+    """Return the port of the store, by torch's variable or by those that stand for torchrun's options."""
+    for name in ("MASTER_PORT", "PET_MASTER_PORT"):
+        if env.get(name, "").strip():
+            return env[name].strip()
+    endpoint = parse_endpoint(env.get("PET_RDZV_ENDPOINT", ""), "PET_RDZV_ENDPOINT")
+    return "" if endpoint is None or endpoint.port is None else str(endpoint.port)
+
+
 def _serves_store(system: System, addresses: Mapping[str, tuple[str, ...]]) -> bool:
     """Say whether rank 0 would run here: by its number, else by whether the master's address is one of this host."""
     told = next((system.env[name].strip() for name in NODE_RANKS if system.env.get(name, "").strip()), None)
     if told is not None:
         return told == "0"
-    master = system.env.get("MASTER_ADDR", "").strip()
+    master = master_name(system.env)
     if not master or master == "localhost":
         return True
     reply = ask_side_by_side({"master": lambda: system.calls.resolve(master)}, LIMIT_S)["master"]

@@ -10,19 +10,24 @@ from ddpdoctor.diagnose.rendezvous.judging import build_report, judge, rendezvou
 from ddpdoctor.diagnose.rendezvous.wanted import RendezvousChecked
 from ddpdoctor.model.node import Fleet
 from ddpdoctor.model.reaching import Door, JobTold, Rendezvous, Visit
+from ddpdoctor.probes.rendezvous.scout import more_telling
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.rendezvous.messages import Seen
     from ddpdoctor.diagnose.rendezvous.visit import OwnVisit
-    from ddpdoctor.exchange.store import StoreError
     from ddpdoctor.model.launch import NodeLaunch
+    from ddpdoctor.model.reaching import Connecting
 
 
-def check_alone(visit: OwnVisit, error: StoreError) -> RendezvousChecked:
-    """Read this node and look at the store, where that was not done yet, and judge by that."""
+def check_alone(visit: OwnVisit, why: str, attempts: tuple[Connecting, ...] = ()) -> RendezvousChecked:
+    """Read this node and look at the store, where that was not done yet, and judge by that.
+
+    ``why`` says why it is alone, and ``attempts`` what it saw of the store while it looked for the others.
+    """
     seen = visit.seen or visit.read(None, 0, serves_room=False)
     door = visit.door or visit.look_at_store(None, None, 0)
-    rendezvous = _seen_alone(visit, seen, replace(door, way=""), str(error))
+    door = replace(door, way="", attempts=more_telling(attempts, door.attempts))
+    rendezvous = _seen_alone(visit, seen, door, why)
     return RendezvousChecked(
         report=build_report(
             judge(rendezvous, visit.started_at, now()),

@@ -15,6 +15,7 @@ from ddpdoctor.diagnose.rendezvous.messages import Seen
 from ddpdoctor.diagnose.rendezvous.room import Lobby
 from ddpdoctor.diagnose.rendezvous.visit import OwnVisit
 from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.probes.rendezvous.scout import Scout
 from ddpdoctor.probes.rendezvous.torch_process import TorchProcess
 
 if TYPE_CHECKING:
@@ -37,11 +38,15 @@ def check_rendezvous(wanted: RendezvousWanted, env: Mapping[str, str]) -> Rendez
         return None
     with TorchProcess(told) as torch, Lobby(member.launch, told, wanted.folder, torch) as lobby:
         visit = OwnVisit(member=member, wanted=wanted, torch=torch, lobby=lobby, started_at=started_at)
+        with Scout(member.launch.host, member.launch.port, torch) as scout:
+            try:
+                entry = lobby.enter(wanted.timeout_s)
+            except StoreError as error:
+                return check_alone(visit, str(error), scout.attempts)
         try:
-            entry = lobby.enter(wanted.timeout_s)
             return lead(visit, entry) if entry.serves else follow(visit, entry)
         except StoreError as error:
-            return check_alone(visit, error)
+            return check_alone(visit, str(error))
 
 
 def _stand_by(member: Member, wanted: RendezvousWanted) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ddpdoctor.exchange.framing import BadMessage, pack, unpack
 from ddpdoctor.exchange.large import receive_large, send_large
 from ddpdoctor.exchange.meeting import NO_TOKEN
-from ddpdoctor.exchange.room import Folder, HostedRoom, OverStore, OwnPort, find_room
+from ddpdoctor.exchange.room import Folder, HostedRoom, NoRoom, OverStore, OwnPort, find_room
+from ddpdoctor.exchange.standing_in import stand_in
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.exchange.token import VARIABLE, job_token
 from ddpdoctor.model.codec import WrongValue, decode, encode
@@ -38,8 +39,8 @@ Kind = TypeVar("Kind")
 SEEK_FIRST_S = 4.0
 """Ours: how long node 0 looks for a room at an address that is not its own before it opens one itself: the address may
 be of a load balancer that leads to it, or a wrong one."""
-TUNNEL_FOLDER = "exchange"
-"""Below the report folder."""
+STAND_IN_S = 10.0
+"""Ours: how long nodes that share a folder wait for the lowest of them to serve the room, where node 0 never came."""
 
 
 class Conversation:
@@ -99,7 +100,7 @@ class Lobby:
         Without ``torch`` it is a guest by the own port or the folder alone.
         """
         self._launch, self._torch = launch, torch
-        self._folder = None if folder is None else folder / TUNNEL_FOLDER
+        self._folder = folder
         self._given = bool(env.get(VARIABLE))
         self._token = job_token(launch.launch, env)
         self._hosted: HostedRoom | None = None
@@ -133,7 +134,7 @@ class Lobby:
     def enter(self, limit_s: float) -> Entry:
         """Serve the room or find it; raises ``StoreError`` (``NoRoom``) where no way gets through in time."""
         if not self._may_serve():
-            return self.find(limit_s)
+            return self._find_or_stand_in(limit_s)
         if self._seeks_first():
             try:
                 return self.find(min(SEEK_FIRST_S, limit_s))
@@ -145,6 +146,22 @@ class Lobby:
         """Let guests in by the job's own store too, where this node serves the room."""
         if self._hosted is not None:
             self._hosted.serve_over(store)
+
+    def _find_or_stand_in(self, limit_s: float) -> Entry:
+        """Find the room; where the first node never serves one, the lowest of those that share a folder does."""
+        try:
+            return self.find(limit_s)
+        except NoRoom:
+            if self._folder is None:
+                raise
+        token = self._token or NO_TOKEN
+        room = stand_in(self._folder, token, self._launch.told.node_rank, STAND_IN_S)
+        if room is not None:
+            self._open.callback(room.close)
+            return Entry(conversation=Conversation(room, self._token), serves=False, way=Folder.name)
+        hosted = self._hosted = self._open.enter_context(HostedRoom(None, token))
+        hosted.serve_folder(self._folder)
+        return Entry(conversation=Conversation(hosted.store(), self._token), serves=True, way=Folder.name)
 
     def _may_serve(self) -> bool:
         """Say whether this is the node where the others look for the room."""

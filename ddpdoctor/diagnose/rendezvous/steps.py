@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,7 @@ class Serving:
         try:
             self._torch.serve(self._launch.port)
         except TorchError as error:
-            self.served = Served(not_served=str(error))
+            self.served = Served(not_served=_plain(str(error)))
             return
         in_background(self._tunnel)
 
@@ -59,6 +60,12 @@ class Serving:
             self._lobby.serve_over(self._torch.store())
         except (TorchError, StoreError):
             return  # those that get through by the own port do not need it
+
+
+def _plain(error: str) -> str:
+    """Return what the system said within "… code: -98, name: EADDRINUSE, message: address already in use"."""
+    found = re.search(r"name: (\w+), message: (.+)", error)
+    return f"{found[2].rstrip('.')} ({found[1]})" if found is not None else error
 
 
 def wait_for_store(conversation: Conversation, roster: Roster) -> None:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.exchange.reach import CONNECT_LIMIT_S, LOOKUP_LIMIT_S, describe, look_up
 from ddpdoctor.model.reaching import Connecting, Contact
 from ddpdoctor.probes.rendezvous.contacts import contact_of
-from ddpdoctor.probes.rendezvous.torch_process import TorchError
+from ddpdoctor.probes.rendezvous.torch_process import NoTorch, TorchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ddpdoctor.probes.rendezvous.torch_process import TorchProcess
 
-JOIN_LIMIT_S = 5.0
+JOIN_LIMIT_S = 3.0
 """Ours: a store answers in milliseconds once its port does."""
 
 
@@ -24,7 +24,7 @@ def knock(host: str, port: int, torch: TorchProcess | None) -> tuple[Connecting,
     """Connect to every address of a name, and join the first that answers as a store of torch.
 
     One attempt an address, those that failed first, so that the last one is what a client of the store ends with.
-    Without ``torch`` what answers is taken for a store.
+    Without torch what answers is taken for a store.
     """
     began = time.monotonic()
     try:
@@ -79,6 +79,8 @@ def _join(attempts: Iterable[Connecting], torch: TorchProcess) -> list[Connectin
         began = time.monotonic()
         try:
             torch.join(one.address or one.host, one.port, JOIN_LIMIT_S)
+        except NoTorch:
+            judged.append(one)
         except TorchError as error:
             judged.append(_seen(one.host, one.address, one.port, Contact.NO_STORE, str(error), began))
         else:
@@ -87,7 +89,7 @@ def _join(attempts: Iterable[Connecting], torch: TorchProcess) -> list[Connectin
     return judged
 
 
-def _seen(host: str, address: str | None, port: int, contact: Contact, error: str, began: float) -> Connecting:  # noqa: PLR0913, PLR0917 - the fields of a record
+def _seen(host: str, address: str | None, port: int, contact: Contact, error: str, began: float) -> Connecting:
     return Connecting(
         host=host, address=address, port=port, contact=contact, error=error, duration_s=time.monotonic() - began
     )

@@ -30,6 +30,10 @@ class TorchError(Exception):
     """What torch said, or that it said nothing in time: a phrase."""
 
 
+class NoTorch(TorchError):  # noqa: N818 - says what it is
+    """torch itself is not there."""
+
+
 class TorchProcess:
     """A context. The process starts with it, and ends with it, whatever it is doing."""
 
@@ -61,6 +65,11 @@ class TorchProcess:
         self._process.kill()
         self._process.wait()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether torch has been imported by now."""
+        return self._imported.is_set() and self._import_error is None
+
     def serve(self, port: int) -> None:
         """Serve a store of torch on all addresses; raises ``TorchError``."""
         self.ask("serve", CALL_LIMIT_S + 2, port=port)
@@ -81,9 +90,9 @@ class TorchProcess:
     def ask(self, what: str, within_s: float, **arguments: Any) -> Any:
         """Return what the process answers to one request; raises ``TorchError``, also where it does not in time."""
         if not self._imported.wait(IMPORT_LIMIT_S):
-            raise TorchError(f"torch was not imported within {IMPORT_LIMIT_S:g} s")
+            raise NoTorch(f"torch was not imported within {IMPORT_LIMIT_S:g} s")
         if self._import_error is not None:
-            raise TorchError(self._import_error)
+            raise NoTorch(self._import_error)
         answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         try:
             self._send(what, arguments, answers)
@@ -91,7 +100,7 @@ class TorchProcess:
         except OSError:
             raise TorchError("the process with torch has ended") from None
         except queue.Empty:
-            raise TorchError(f"no answer within {within_s:g} s") from None
+            raise TorchError(f"no answer within {within_s:.0f} s") from None
         if answer["error"] is not None:
             raise TorchError(str(answer["error"]))
         return answer["value"]
