@@ -1,0 +1,1 @@
+"""Nodes that meet before a job, on several hosts."""
