@@ -1,0 +1,1 @@
+"""Jobs over several hosts, each wrapped on its own."""
