@@ -1,8 +1,9 @@
 """Packs what a node recorded, so that the first can judge it; and unpacks it there, taking only files that it knows.
 
-Layout: the length of the index (4 bytes, big-endian), the index as JSON, ``[[name, size], …]``, then the contents one
-after another; all of it compressed by zlib. What arrives is data from elsewhere: names must be those of files that a
-run folder has, and sizes are limited before and after decompression.
+Layout: the length of the index (4 bytes, big-endian), the index as JSON, ``[[name, size, [piece, …]], …]``, then those
+pieces of 64 KiB of each file that are not all zeros, one after another; all of it compressed by zlib. Rings are mostly
+zeros: without them unpacking takes a fifth of the time. What arrives is data from elsewhere: names must be those of
+files that a run folder has, and sizes are limited before and after decompression.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import re
 import shutil
 import struct
 import zlib
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import lt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 MAX_PACKED_BYTES = 64 * 2**20
@@ -25,7 +29,7 @@ MAX_PLAIN_BYTES = 512 * 2**20
 """Ours: 256 ranks of a node with rings of a mebibyte and stacks of as much."""
 MAX_FILES = 8192
 LEVEL = 1
-"""Of zlib: rings are mostly zeros, and somebody waits."""
+"""Of zlib: somebody waits."""
 _LENGTH = struct.Struct("!I")
 _PIECE_BYTES = 64 * 1024
 
@@ -39,6 +43,16 @@ _KNOWN = re.compile(
 """All that is read of a run folder when a job is judged."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Packed:
+    """A file as it arrived."""
+
+    name: str
+    size: int
+    pieces: dict[int, memoryview]
+    """By their places, those that are not all zeros."""
+
+
 class BadPack(Exception):  # noqa: N818 - says what it is
     """What arrived is no packed run folder, or one that must not be unpacked: a phrase."""
 
@@ -50,10 +64,12 @@ def pack_folder(folder: Path) -> bytes:
     """
     files = _fitting([(path, str(path.relative_to(folder))) for path in _files(folder)])
     read = [(name, _read(path)) for path, name in files]
-    index = json.dumps([[name, len(content)] for name, content in read]).encode()
+    pieces = [_pieces(content) for _, content in read]
+    named = zip(read, pieces, strict=True)
+    index = json.dumps([[name, len(content), list(kept)] for (name, content), kept in named]).encode()
     packer = zlib.compressobj(LEVEL)
     parts = [packer.compress(_LENGTH.pack(len(index)) + index)]
-    parts += [packer.compress(content) for _, content in read]
+    parts += [packer.compress(piece) for kept in pieces for piece in kept.values()]
     return b"".join([*parts, packer.flush()])
 
 
@@ -62,10 +78,10 @@ def unpack_folder(packed: bytes, folder: Path) -> None:
     plain = _decompress(packed)
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    for name, content in _contents(plain):
-        file = part / name
+    for one in _contents(plain):
+        file = part / one.name
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write_sparse(file, content)
+        _write_sparse(file, one)
     shutil.rmtree(folder, ignore_errors=True)
     part.replace(folder)
 
@@ -127,32 +143,47 @@ def _decompress(packed: bytes) -> bytes:
     return plain
 
 
-def _contents(plain: bytes) -> Iterable[tuple[str, memoryview]]:
-    """Return names and contents; raises ``BadPack`` before any is returned."""
+def _contents(plain: bytes) -> tuple[_Packed, ...]:
+    """Return all files; raises ``BadPack``."""
     try:
         (length,) = _LENGTH.unpack_from(plain)
         index = json.loads(plain[_LENGTH.size : _LENGTH.size + length])
-        sizes = {str(name): int(size) for name, size in index}
+        named = [(str(name), int(size), list(map(int, pieces))) for name, size, pieces in index]
     except (struct.error, ValueError, TypeError, RecursionError):
         raise BadPack("its index cannot be read") from None
-    at = _LENGTH.size + length
-    wrong = [name for name, size in sizes.items() if not _KNOWN.fullmatch(name) or not 0 <= size <= MAX_FILE_BYTES]
-    if wrong or len(sizes) > MAX_FILES or at + sum(sizes.values()) != len(plain):
+    if len(named) > MAX_FILES or not all(map(_is_known, named)) or sum(size for _, size, _ in named) > MAX_PLAIN_BYTES:
         raise BadPack("it holds what no run folder does")
-    view, found = memoryview(plain), []
-    for name, size in sizes.items():
-        found.append((name, view[at : at + size]))
-        at += size
-    return found
+    view, at = memoryview(plain), _LENGTH.size + length
+    found = []
+    for name, size, pieces in named:
+        ends = list(accumulate((min(_PIECE_BYTES, size - number * _PIECE_BYTES) for number in pieces), initial=at))
+        parts = {number: view[begin:end] for number, (begin, end) in zip(pieces, pairwise(ends), strict=True)}
+        found.append(_Packed(name=name, size=size, pieces=parts))
+        at = ends[-1]
+    if at != len(plain):
+        raise BadPack("it is not as long as its index says")
+    return tuple(found)
 
 
-def _write_sparse(file: Path, content: memoryview) -> None:
-    """Write a file with holes where it is all zeros: of a thousand ranks, whole rings would be a gigabyte."""
+def _is_known(file: tuple[str, int, list[int]]) -> bool:
+    """Say whether this is a file that a run folder has, and its pieces are within it and in order."""
+    name, size, pieces = file
+    places = range(-(-size // _PIECE_BYTES))
+    in_order = all(number in places for number in pieces) and all(map(lt, pieces, pieces[1:]))
+    return _KNOWN.fullmatch(name) is not None and 0 <= size <= MAX_FILE_BYTES and in_order
+
+
+def _pieces(content: bytes) -> dict[int, bytes]:
+    """Return the pieces of a file that are not all zeros, by their places."""
     zeros = bytes(_PIECE_BYTES)
+    pieces = (content[at : at + _PIECE_BYTES] for at in range(0, len(content), _PIECE_BYTES))
+    return {number: piece for number, piece in enumerate(pieces) if piece != zeros[: len(piece)]}
+
+
+def _write_sparse(file: Path, packed: _Packed) -> None:
+    """Write a file with holes where it is all zeros: of a thousand ranks, whole rings would be a gigabyte."""
     with file.open("wb") as out:
-        for at in range(0, len(content), _PIECE_BYTES):
-            piece = content[at : at + _PIECE_BYTES]
-            if piece != zeros[: len(piece)]:
-                out.seek(at)
-                out.write(piece)
-        out.truncate(len(content))
+        for number, piece in packed.pieces.items():
+            out.seek(number * _PIECE_BYTES)
+            out.write(piece)
+        out.truncate(packed.size)
