@@ -107,7 +107,7 @@ class FirstNode:
     def has_answers(self) -> bool:
         """Return whether all that are heard have answered the last request, or have had their time."""
         late = time.monotonic() - self._asked_at > GATHER_LIMIT_S
-        return late or self._members.have_answered(self._board.request)
+        return self._members.have_answered(self._board.request, late=late)
 
     def has_moved(self) -> bool:
         """Return whether ranks of another node have made progress since they were asked."""

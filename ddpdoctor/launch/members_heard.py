@@ -99,14 +99,18 @@ class MembersHeard:
             there = [number for number in self._heard if self._presence(number, now_ns) is not Presence.SILENT]
             return [_headway_of(self._pulses[number]) for number in there if number in self._pulses]
 
-    def have_answered(self, request: int) -> bool:
-        """Return whether all that were heard a moment ago have answered a request, or have left."""
+    def have_answered(self, request: int, *, late: bool) -> bool:
+        """Return whether all have answered a request, or have left, or are silent.
+
+        Who was not heard for some beats is neither here nor silent yet: that is waited for. Who beats and does not
+        answer is waited for until it is ``late``.
+        """
         now_ns = time.monotonic_ns()
         with self._lock:
-            return all(
-                self._received.get(number, 0) >= request or heard.left is not None
+            return not any(
+                (not late or now_ns - heard.heard_ns > FRESH_NS) and self._presence(number, now_ns) is Presence.HERE
                 for number, heard in self._heard.items()
-                if now_ns - heard.heard_ns < FRESH_NS
+                if self._received.get(number, 0) < request
             )
 
     def have_heard(self, verdict: int) -> bool:
