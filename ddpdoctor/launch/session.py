@@ -86,8 +86,9 @@ class Session:
         self.launched_ns = time.monotonic_ns()
         self.signals: list[tuple[signal.Signals, int]] = []
         """What the watcher was sent, and when."""
-        self.is_warned = False
-        """A batch system has sent what may be a warning of the end that is to come."""
+        self.warnings: list[tuple[signal.Signals, int]] = []
+        """The same of signals that were handed on, by which a batch system may warn of the end that is to come."""
+        self.answered_warnings = 0
         self.hang: Judgement | None = None
         self.attempt = 0
         self.shown: tuple[Any, ...] = ()
@@ -123,7 +124,7 @@ class Session:
 
     def _hand_on(self, number: int, _frame: object) -> None:
         self.launcher.send_signal(number)
-        self.is_warned = True
+        self.warnings.append((signal.Signals(number), time.monotonic_ns()))
 
     def _watch_and_leave_nobody(self) -> int:
         try:
@@ -161,8 +162,10 @@ class Session:
             if self.watch.replicas.has_news:
                 with self._job_goes_first():
                     self._tell_of_replicas()
-        if self.signals:
-            self._note_interruption()  # that has reached the launcher too, which has ended before a look at it
+        # A signal may have ended the launcher before anybody looked, and a warning too, where the script minds none.
+        self.signals += [(number, at_ns) for number, at_ns in self.warnings if status == -number][:1]
+        if self.signals and self._note_interruption():
+            self.watch.stopping_since_ns = self.watch.interrupted_ns
         return status
 
     def _tell_of_replicas(self) -> None:
@@ -176,8 +179,8 @@ class Session:
     def _react(self) -> None:
         if self.signals:
             self._pass_on_signal()
-        elif self.is_warned:
-            self.is_warned = False
+        elif len(self.warnings) > self.answered_warnings:
+            self.answered_warnings = len(self.warnings)
             self._take_evidence()
             copy_back(self.folder, self.run_dir)
         elif self.watch.evidence.closing_ns():
