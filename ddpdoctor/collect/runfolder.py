@@ -38,6 +38,7 @@ RUN_FIELDS: dict[str, tuple[type, ...]] = {
     "nproc": (int, NoneType),
     "nnodes": (int, NoneType),
     "node_rank": (int, NoneType),
+    "world_size": (int, NoneType),
 }
 """What run.json must hold in these fields, where it has them."""
 
@@ -175,12 +176,16 @@ class _Shape:
 
 
 def _read_shape(run: dict[str, Any], agent: AgentLog, processes: _Processes) -> _Shape:
-    """Return the shape as torchrun was asked for, as its agent tells it, or as the ranks were told."""
+    """Return the shape as torchrun was asked for, as its agent tells it, or as the ranks were told.
+
+    A rank that is the only one of its launcher stands for a node of its own, and says how many there are in all.
+    """
     nproc, nnodes = run.get("nproc"), int(run.get("nnodes") or 1)
     if run.get("launcher") != "command":
-        world = nproc * nnodes if isinstance(nproc, int) else None
         local = nproc if isinstance(nproc, int) else None
-        return _Shape(world_size=world, nnodes=nnodes, local_ranks=local, may_run_elsewhere=nnodes > 1)
+        world = run.get("world_size") or (None if local is None else local * nnodes)
+        elsewhere = nnodes > 1 or (world is not None and world != local)
+        return _Shape(world_size=world, nnodes=nnodes, local_ranks=local, may_run_elsewhere=elsewhere)
     if agent.started:
         local = len(agent.started)
         world = max(local, *(int(entry.get("world_size") or 0) for entry in agent.started.values()))

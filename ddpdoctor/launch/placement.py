@@ -39,6 +39,8 @@ class Placement:
     """Of the hosts of all members, by number; empty where nothing says them."""
     of_ranks: bool = False
     """Whether each member is one rank, and not a node whose launcher starts ranks."""
+    nodes: int = 1
+    """Of members that are ranks: on how many nodes they are."""
     one_host: bool = False
     """Whether all members are on one host."""
     token: bytes | None = field(default=None, repr=False)

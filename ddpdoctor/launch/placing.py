@@ -79,6 +79,7 @@ def _by_variables(split: SplitCommand, told: TorchrunTold | None, env: Mapping[s
         expected=size,
         most=size,
         of_ranks=True,
+        nodes=1 if one_host else -(-size // (number(env, "LOCAL_WORLD_SIZE") or 1)),
         hosts=("127.0.0.1",) if one_host else (host,),
         port=_beside(port),
         one_host=one_host,

@@ -50,12 +50,14 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
 
 
 def _shape(options: WrapOptions) -> dict[str, int | None]:
-    """Return how many ranks are asked for: of a rank its own, as if it had a node to itself; of a command nothing."""
+    """Return how many ranks are asked for, here and in all; of a command nothing, which will tell by what it starts."""
     placement = options.placement
     if placement.style is Style.TORCHRUN:
         return launch_shape(options.torchrun_args)
     if placement.style is Style.RANK:
-        return {"nproc": 1, "nnodes": placement.expected, "node_rank": placement.number}
+        return {
+            "nproc": 1, "nnodes": placement.nodes, "node_rank": placement.number, "world_size": placement.expected,
+        }  # fmt: skip
     return {}
 
 

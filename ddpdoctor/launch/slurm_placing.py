@@ -58,6 +58,7 @@ def _task(step: SlurmStep) -> Placement:
         store=step.store,
         batch_job=step.name,
         of_ranks=step.tasks > step.nodes,
+        nodes=step.nodes,
     )
 
 
