@@ -22,6 +22,8 @@ LOOKUP_LIMIT_S = 5.0
 """Ours: what one look-up of a name may take; glibc's default is 5 s a server."""
 CONNECT_LIMIT_S = 3.0
 """Ours: one attempt. A packet that a firewall drops is sent again after 1 s and 3 s."""
+SAFE_SEGMENT_BYTES = 1200
+"""With its headers within 1,280 bytes, which every link of IPv6 carries (RFC 8200, 5)."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 1.0
 _WORDS = {
@@ -114,6 +116,8 @@ def _try_address(
     connection = socket.socket(family, socket.SOCK_STREAM)
     try:
         connection.settimeout(limit_s)
+        # Both sides keep to it. What travels here is to arrive where large packets vanish too, and say so.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SAFE_SEGMENT_BYTES)
         connection.connect(address)
         return greet(connection)
     except BaseException:
