@@ -57,6 +57,8 @@ def check_mesh(scene: Scene) -> Ruling:
     Open the ports of `ip_local_port_range` on the host that is named, for the network of the nodes: in its own packet
     filter, or in the security group of the cloud.
     """
+    if not scene.rendezvous.complete:
+        return Ruling(inconclusive="this node could not meet the others, so that no pair of nodes was judged")
     if len(scene.arrived()) < 2:
         return Ruling(skipped="fewer than two nodes came")
     tried = {(pair.source, pair.target): pair for pair in scene.rendezvous.pairs if pair.connecting is not None}
