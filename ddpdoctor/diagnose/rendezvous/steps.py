@@ -36,7 +36,7 @@ class Serving:
         """Begin; a launcher that serves the store itself has done so."""
         self.served = Served()
         self._launch, self._torch, self._lobby = launch, torch, lobby
-        self._serves = serves and not launch.launch.agent_store
+        self._serves = serves
         self._thread: threading.Thread = in_background(self._serve)
 
     def wait(self) -> Served:
@@ -48,7 +48,8 @@ class Serving:
         if not self._serves:
             return
         try:
-            self._torch.serve(self._launch.port)
+            if not self._launch.launch.agent_store:
+                self._torch.serve(self._launch.port)
         except TorchError as error:
             self.served = Served(not_served=_plain(str(error)))
             return

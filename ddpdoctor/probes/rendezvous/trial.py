@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import select
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 ELEMENTS = 2**18
 """Of the larger all-reduce: 1 MiB of float32, many packets on any path."""
+PR_SET_PDEATHSIG = 1
+"""prctl(2)."""
 GRACE_S = 1.0
 """Ours: how much longer than its own limit the process may take to say what happened."""
 
@@ -30,6 +33,7 @@ def fork_trial() -> Trial:
         return Trial(pid, there[1], here[0])
     os.close(there[1])
     os.close(here[0])
+    _end_with_parent()
     _wait_and_run(there[0], here[1])
     os._exit(0)
 
@@ -76,6 +80,12 @@ class Trial:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         return f"it did not end within {limit_s:g} s"
+
+
+def _end_with_parent() -> None:
+    """Have the kernel kill this process when the one that forked it ends: it may hang in torch by then."""
+    with contextlib.suppress(AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _wait_and_run(told_by: int, tell: int) -> None:

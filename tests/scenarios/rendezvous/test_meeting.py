@@ -1,0 +1,186 @@
+"""How the nodes of check-rendezvous meet: under launchers, by a second way where a port is closed, and not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+import jsonschema
+import pytest
+
+from ddpdoctor.exchange.meeting import NO_TOKEN
+from tests.scenarios.hosts import Hosts, lent_hosts, require
+from tests.scenarios.running import SCHEMA, clean_environment, free_port
+from tests.scenarios.slurm import Slurm, lent_slurm
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+VERB = ("-m", "ddpdoctor", "check-rendezvous", "--format", "json")
+CHECK = (sys.executable, *VERB)
+LIMIT_S = 100
+QUICK = ("--timeout", "8s")
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with lent_hosts(2) as lent:
+        yield lent
+
+
+@pytest.fixture(scope="module")
+def slurm(hosts, tmp_path_factory):
+    # Not pytest's own folder: only its owner may enter that, and munged minds.
+    with lent_slurm(hosts, tmp_path_factory.mktemp("slurm")) as lent:
+        yield lent
+
+
+@pytest.fixture
+def closed_ports(hosts):
+    """Return a function that has the first host drop what comes in on some ports."""
+    require("nft")
+
+    def close(*ports: int) -> None:
+        hosts.run(
+            0, "nft", "add table inet dd; add chain inet dd in { type filter hook input priority 0; }; "
+            "add rule inet dd in iif lo accept; "
+            f"add rule inet dd in tcp dport {{ {', '.join(map(str, ports))} }} drop",
+        )  # fmt: skip
+
+    yield close
+    hosts.run(0, "nft", "delete table inet dd")
+
+
+def by_number(number: int, port: int) -> tuple[str, ...]:
+    return ("--nnodes", "2", "--node-rank", str(number), "--master-addr", "dd0", "--master-port", str(port))
+
+
+def start(hosts: Hosts, number: int, *command: str, **env: str):
+    return hosts.start(number, *command, env=clean_environment(**env))
+
+
+def finish(process) -> tuple[dict[str, Any], int]:
+    """Return the one report that there is to be on stdout, and the exit status."""
+    stdout, stderr = process.communicate(timeout=LIMIT_S)
+    assert stdout.strip(), stderr
+    return read(stdout), process.returncode
+
+
+def read(text: str) -> dict[str, Any]:
+    report = json.loads(text)
+    jsonschema.validate(report, SCHEMA)
+    return dict(report)
+
+
+def errors(report) -> list[str]:
+    return [one["kind"] for one in report["findings"] if one["severity"] == "error"]
+
+
+def ways(report) -> list[str]:
+    return [visit["door"]["way"] for visit in report["data"]["rendezvous"]["visits"]]
+
+
+def healthy(report, *, nodes: int = 2) -> None:
+    assert errors(report) == [], report["findings"]
+    seen = report["data"]["rendezvous"]
+    assert [trial["ok"] for trial in seen["trials"]] == [True] * nodes
+    assert len(seen["pairs"]) == nodes * (nodes - 1)
+
+
+def test_under_torchrun_one_report_for_all_ranks(hosts):
+    port = free_port()
+    processes = [
+        start(
+            hosts, number, *TORCHRUN, "--nnodes=2", "--nproc-per-node=2", f"--node-rank={number}",
+            "--master-addr=dd0", f"--master-port={port}", *VERB,
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    (stdout, _), (nothing, stderr) = [process.communicate(timeout=LIMIT_S) for process in processes]
+    report = read(stdout)
+
+    healthy(report)
+    assert report["data"]["world_size"] == 4
+    assert report["data"]["missing_ranks"] == []
+    assert (processes[0].returncode, processes[1].returncode, nothing) == (0, 0, ""), stderr
+
+
+def test_an_endpoint_without_node_ranks(hosts):
+    port = free_port()
+    processes = [
+        start(hosts, number, *CHECK, "--nnodes", "1:2", "--rdzv-endpoint", f"dd0:{port}", "--rdzv-id", "job")
+        for number in range(2)
+    ]
+    reports = [finish(process) for process in processes]
+
+    healthy(reports[0][0])
+    visits = reports[0][0]["data"]["rendezvous"]["visits"]
+    assert [(visit["host"], visit["door"]["serves"]) for visit in visits] == [("dd0", True), ("dd1", False)]
+    assert [status for _, status in reports] == [0, 0]
+
+
+def test_in_a_slurm_step_nothing_else_is_to_be_said(slurm: Slurm):
+    drop = {name: "" for name in os.environ if name.startswith(("DDPDOCTOR_", "SLURM_", "PET_", "MASTER_"))}
+    done = slurm.run("srun", "-N2", "--ntasks-per-node=2", *CHECK, check=False, **drop)
+    report = read(done.stdout)
+
+    healthy(report)
+    assert report["data"]["launcher"] == "slurm"
+    assert (report["data"]["hosts"], report["data"]["world_size"]) == (["dd0", "dd1"], 4)
+    assert done.returncode == 0, done.stderr
+
+
+def test_where_the_own_port_is_closed_the_nodes_meet_by_the_store(hosts, closed_ports):
+    port = free_port()
+    closed_ports(port + 1)
+    processes = [start(hosts, number, *CHECK, *by_number(number, port)) for number in range(2)]
+    (report, status), (second, second_status) = [finish(process) for process in processes]
+
+    healthy(report)
+    assert ways(report) == ["own port", "store"]
+    assert (status, second_status, errors(second)) == (0, 0, [])
+
+
+def test_where_both_ports_are_closed_the_nodes_meet_by_a_shared_folder(hosts, closed_ports, tmp_path):
+    port = free_port()
+    closed_ports(port, port + 1)
+    more = ("--report-dir", str(tmp_path))
+    processes = [start(hosts, number, *CHECK, *by_number(number, port), *more) for number in range(2)]
+    (report, status), _ = [finish(process) for process in processes]
+
+    assert ways(report) == ["own port", "folder"]
+    assert (report["verdict"]["kind"], report["verdict"]["hosts"]) == ("tcp-store", ["dd0"])
+    assert status == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["node-1.json", "report.json"]
+    assert errors(read((tmp_path / "node-1.json").read_text())) == errors(report)
+
+
+def test_where_there_is_no_way_each_node_reports_what_it_saw(hosts, closed_ports):
+    port = free_port()
+    closed_ports(port, port + 1)
+    processes = [start(hosts, number, *CHECK, *QUICK, *by_number(number, port)) for number in range(2)]
+    (first, _), (second, status) = [finish(process) for process in processes]
+
+    assert first["verdict"]["kind"] == "rank-set"
+    assert first["data"]["missing_ranks"] == [1]
+    assert second["verdict"]["kind"] == "tcp-store"
+    assert second["data"]["rendezvous"]["complete"] is False
+    (attempt,) = second["data"]["rendezvous"]["visits"][1]["door"]["attempts"]
+    assert attempt["contact"] == "no-answer"
+    assert status == 1
+
+
+def test_a_node_that_is_interrupted_ends_at_once(hosts):
+    """Node 1 never comes; node 0 waits for it and is interrupted."""
+    port = free_port()
+    process = start(hosts, 0, *CHECK, *by_number(0, port), "--timeout", "90")
+    inside = (
+        "import sys; from ddpdoctor.exchange.hub_store import open_hub_store as o; "
+        "from ddpdoctor.exchange.store import wait_for as w; "
+        f"s = o(('dd0',), {port + 1}, {NO_TOKEN!r}, 60); sys.exit(w(s, 'hello/1', 30) is None)"
+    )
+    hosts.run(0, sys.executable, "-c", inside)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=20)
+    assert (process.returncode, stdout) == (130, ""), stderr
