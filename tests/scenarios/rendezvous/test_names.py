@@ -16,7 +16,7 @@ from tests.scenarios.running import SCHEMA, clean_environment, free_port
 CHECK = (sys.executable, "-m", "ddpdoctor", "check-rendezvous", "--format", "json")
 LIMIT_S = 100
 QUICK = "8s"
-"""How long nodes wait for one that does not come."""
+"""How long nodes wait for one that does not come; where all come it costs nothing to wait longer."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def own_hosts_file(hosts: Hosts, number: int, *lines: str, without: str = ""):
         hosts.write(number, "hosts", former)
 
 
-def meet(hosts: Hosts, options, *, before=(), env=None) -> list[tuple[dict[str, Any], int]]:
+def meet(hosts: Hosts, options, *, wait="60s", before=(), env=None) -> list[tuple[dict[str, Any], int]]:
     """Run the check with these options, one list a host; return report and exit status of each.
 
     ``before`` stands before the command of the second host, and ``env`` is added to its environment.
@@ -46,7 +46,7 @@ def meet(hosts: Hosts, options, *, before=(), env=None) -> list[tuple[dict[str, 
     base = clean_environment(OMP_NUM_THREADS="1")
     started = [
         hosts.start(
-            number, *(before if number == 1 else ()), *CHECK, "--timeout", QUICK, *map(str, own),
+            number, *(before if number == 1 else ()), *CHECK, "--timeout", wait, *map(str, own),
             env={**base, **(env or {})} if number == 1 else base,
         )
         for number, own in enumerate(options)
@@ -94,7 +94,7 @@ def test_four_hosts_that_are_well(hosts):
 
 
 def test_one_of_four_hosts_is_absent(hosts):
-    ended = meet(hosts, by_number(4)[:3])
+    ended = meet(hosts, by_number(4)[:3], wait=QUICK)
 
     for report, status in ended:
         assert verdict(report, "rank-set")["ranks"] == [3]
@@ -113,7 +113,7 @@ def test_two_of_four_have_one_number(hosts):
 
 def test_a_master_that_one_host_cannot_resolve(hosts):
     with own_hosts_file(hosts, 0, f"{hosts.address(0)} head"):
-        (_, second) = meet(hosts, by_number(2, "head"))
+        (_, second) = meet(hosts, by_number(2, "head"), wait=QUICK)
 
     report, status = second
     assert verdict(report, "master-resolve")["hosts"] == ["dd1"]
@@ -142,7 +142,7 @@ def test_a_master_that_resolves_differently_and_no_other_way_to_meet(hosts):
         own_hosts_file(hosts, 0, f"{hosts.address(0)} head"),
         own_hosts_file(hosts, 1, f"{hosts.address(2)} head"),
     ):
-        ended = meet(hosts, by_number(2, "head"))
+        ended = meet(hosts, by_number(2, "head"), wait=QUICK)
 
     found = verdict(ended[1][0], "tcp-store")
     assert hosts.address(2) in " ".join(found["evidence"])
@@ -151,7 +151,7 @@ def test_a_master_that_resolves_differently_and_no_other_way_to_meet(hosts):
 
 
 def test_a_master_that_is_a_number(hosts):
-    for report, status in meet(hosts, by_number(2, "6841231")):
+    for report, status in meet(hosts, by_number(2, "6841231"), wait=QUICK):
         found = verdict(report, "master-numeric")
         assert "0.104.99.143" in found["summary"]
         assert "tcp-store" not in kinds(report)
