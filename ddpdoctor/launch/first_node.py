@@ -46,8 +46,8 @@ HEAR_EVERY_S = 0.1
 FETCH_LIMIT_S = 2.0
 GATHER_LIMIT_S = 5.0
 """Ours: what a node that lives may take to send what it recorded, half of what is left after the hang timeout."""
-LEAVE_LIMIT_S = 10.0
-"""Ours: how long the end of one launcher waits for those of others, as long as a silence is waited for."""
+LEAVE_LIMIT_S = 11.0
+"""Ours: how long the end of one launcher waits for those of others: a little longer than for one that is silent."""
 TELL_LIMIT_S = 3.0
 """Ours: how long the room stays for others to hear the verdict: three beats."""
 FOLDER = "gathered"

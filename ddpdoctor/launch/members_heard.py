@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SILENT_NS = 10_000_000_000
 """After so long without a word, a node counts as cut off: each node's own verdict is final then."""
+BROKEN_NS = 5_000_000_000
+"""Ours: who lives connects again with the next beat, and has 3 s for it."""
 FRESH_NS = 3_000_000_000
 """Ours: who was heard within three beats is waited for."""
 
@@ -118,8 +120,8 @@ class MembersHeard:
         return all(pulse.heard >= verdict for pulse in self._pulses_here())
 
     def have_ended(self) -> bool:
-        """Return whether the launchers of all that are here have ended, and what they recorded has come."""
-        return all(pulse.answered == LAST for pulse in self._pulses_here()) and not self.unread()
+        """Return whether the launchers of all have ended, and what they recorded has come, or they are silent."""
+        return self.have_answered(LAST, late=False) and not self.unread()
 
     def have_moved(self) -> bool:
         """Return whether ranks of a member have made progress since they were asked."""
@@ -170,7 +172,8 @@ class MembersHeard:
             return Presence.ABSENT
         if heard.left is not None:
             return Presence.LEFT
-        return Presence.HERE if now_ns - heard.heard_ns < SILENT_NS else Presence.SILENT
+        is_broken = heard.broken_ns is not None and now_ns - heard.broken_ns > BROKEN_NS
+        return Presence.SILENT if is_broken or now_ns - heard.heard_ns > SILENT_NS else Presence.HERE
 
 
 def _headway_of(pulse: Pulse) -> Headway:

@@ -1,0 +1,49 @@
+"""When evidence is taken: by how far the ranks of all nodes have come together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddpdoctor.launch.suspicion import EARLY_EXIT_WAIT_S, Headway, Suspicion, suspicion_of
+
+LIMIT_S = 10.0
+LONG, SHORT = LIMIT_S + 1, LIMIT_S - 1
+TRAINS = Headway(alive=2, begun=True)
+WAITS = Headway(alive=2, begun=True, waits_s=LONG, stuck_s=LONG, still=2)
+STUCK = Headway(alive=1, begun=True, still=1, idle=True)
+GONE = Headway(alive=1, begun=True, ended_s=EARLY_EXIT_WAIT_S + 1)
+UNSTARTED = Headway(never=True)
+LOADING = Headway(starting=True)
+
+CASES = {
+    "nobody is there": ([], Suspicion.NONE),
+    "all train": ([TRAINS, TRAINS], Suspicion.NONE),
+    "one node waits and the other moves": ([WAITS, TRAINS], Suspicion.WEAK),
+    "all wait": ([WAITS, WAITS], Suspicion.STRONG),
+    "the other node stands still": ([WAITS, STUCK], Suspicion.STRONG),
+    "the other node stands still, and others have hardly waited": (
+        [replace(WAITS, waits_s=SHORT, still=0), replace(STUCK, alive=2)],
+        Suspicion.NONE,
+    ),
+    "a node is at work alone for long before its group is made": (
+        [Headway(alive=1, still=1, idle=True)],
+        Suspicion.NONE,
+    ),
+    "a rank of another node has ended": ([replace(WAITS, waits_s=2, stuck_s=2, still=0), GONE], Suspicion.STRONG),
+    "it has ended this moment": (
+        [replace(WAITS, waits_s=2, stuck_s=2, still=0), replace(GONE, ended_s=0.1)],
+        Suspicion.NONE,
+    ),
+    "a script has ended and its process has not": ([TRAINS, replace(TRAINS, lives_on=True)], Suspicion.STRONG),
+    "no launcher gets on": ([UNSTARTED, UNSTARTED], Suspicion.STRONG),
+    "one launcher waits for one that loads torch": ([UNSTARTED, LOADING], Suspicion.NONE),
+    "one launcher waits for one that has left": ([UNSTARTED, Headway()], Suspicion.STRONG),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_suspicion(case):
+    headways, expected = CASES[case]
+    assert suspicion_of(headways, LIMIT_S) is expected
