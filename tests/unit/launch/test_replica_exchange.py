@@ -1,0 +1,175 @@
+"""What nodes have of replicas travels over a real room: roots each time, contents when the first asks."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.collect.consistency import read_consistency
+from ddpdoctor.collect.consistency_nodes import moments_name, unite_consistency
+from ddpdoctor.exchange.asking import Room
+from ddpdoctor.exchange.room import HostedRoom
+from ddpdoctor.launch.node_messages import leave
+from ddpdoctor.launch.progress import Followed
+from ddpdoctor.launch.replica_exchange import CONTENTS, ROOTS, WORD, ReplicaExchange
+from ddpdoctor.launch.replicas import Replicas
+from ddpdoctor.launch.shared_replicas import SharedReplicas
+from ddpdoctor.model.consistency import Consistency
+from ddpdoctor.model.moments import RootsTold
+from ddpdoctor.recorder import wire
+from tests.prints import TICKS, FakeRank
+
+TOKEN = b"secret"
+RUN = {"check_every": 1, "allow_different": []}
+
+
+class Place:
+    """A member that has its number and is in the room."""
+
+    def __init__(self, number: int, room: Room | None, others: tuple[int, ...] = ()) -> None:
+        self.number: int | None = number
+        self.is_first = number == 0
+        self._room, self._others = room, others
+
+    def room(self) -> Room | None:
+        return self._room
+
+    def others(self) -> tuple[int, ...]:
+        return self._others
+
+
+class Node:
+    """One node with one rank: what it writes is followed as a session does."""
+
+    def __init__(self, folder: Path, number: int, hosting: HostedRoom, world: int = 2) -> None:
+        self.folder = folder / f"n{number}"
+        (self.folder / "prints").mkdir(parents=True)
+        self.rank = FakeRank(self.folder / "prints", number, range(world)).open(["w"])
+        self.shared = SharedReplicas(())
+        self.replicas = Replicas(self.folder, 1, (), self.shared)
+        others = tuple(range(1, world)) if number == 0 else ()
+        self.exchange = ReplicaExchange(self.shared, Place(number, hosting.store(), others), TOKEN)
+
+    def write(self, number: int, content: str) -> None:
+        self.rank.write(number, content)
+        self.follow()
+
+    def follow(self, attempt: int = 0, meeting: int | None = None) -> None:
+        ring = mmap.mmap(-1, 1)
+        followed = Followed(pid=self.rank.pid, ticks=TICKS, role=wire.ROLE_RANK, ring=ring)
+        self.replicas.follow(attempt, [followed], meeting)
+
+    def found(self) -> Consistency | None:
+        return read_consistency(self.folder, RUN, None, ())
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[list[Node]]:
+    with HostedRoom(0, TOKEN, one_host=True) as hosting:
+        yield [Node(tmp_path, number, hosting) for number in range(2)]
+
+
+def turn(nodes: list[Node]) -> None:
+    """Let each tell and hear twice: once for roots, once for what was asked then."""
+    for node in (*reversed(nodes), *reversed(nodes), *reversed(nodes)):
+        node.exchange.exchange()
+        node.follow()
+
+
+def test_a_difference_between_nodes_is_news_on_the_first_while_the_job_runs(nodes: list[Node]) -> None:
+    for number in (1, 2):
+        for node in nodes:
+            node.write(number, "same")
+        turn(nodes)
+    assert not any(node.replicas.has_news for node in nodes)
+    for node in nodes:
+        node.write(3, node.folder.name)
+    turn(nodes)
+    assert [node.replicas.has_news for node in nodes] == [True, False]
+    for node in nodes:
+        node.replicas.save()
+    first, second = nodes
+    united = unite_consistency(first.folder, None, [(second.folder, None)], [first.found(), second.found()])
+    assert united is not None
+    (difference,) = united.streams[0].differences
+    assert (difference.number, difference.last_equal, difference.splits[0].sides) == (3, 2, ((0,), (1,)))
+
+
+def test_what_is_equal_is_forgotten_everywhere_and_counted(nodes: list[Node]) -> None:
+    for number in (1, 2, 3):
+        for node in nodes:
+            node.write(number, f"w{number}")
+    turn(nodes)
+    assert all(not stream.moments for node in nodes for stream in node.shared.kept().streams)
+    for node in nodes:
+        node.replicas.close()
+    first, second = nodes
+    united = unite_consistency(first.folder, None, [(second.folder, None)], [first.found(), second.found()])
+    assert united is not None
+    assert (united.streams[0].compared, united.streams[0].ranks) == (3, (0, 1))
+
+
+def test_only_roots_travel_while_all_is_equal(tmp_path: Path) -> None:
+    with HostedRoom(0, TOKEN, one_host=True) as hosting:
+        nodes = [Node(tmp_path, number, hosting) for number in range(2)]
+        for number in range(1, 9):
+            for node in nodes:
+                node.write(number, f"w{number}")
+            turn(nodes)
+        room = hosting.store()
+        roots, word = room.look(f"{ROOTS}/1"), room.look(WORD)
+        assert roots is not None
+        assert word is not None
+        assert len(roots) + len(word) < 512
+        assert room.look(f"{CONTENTS}/1/1") is None
+
+
+def test_attempts_with_other_numbers_are_not_held_against_each_other(nodes: list[Node]) -> None:
+    first, second = nodes
+    first.rank.write(1, "a")
+    first.follow(1, meeting=2)
+    second.rank.write(1, "b")
+    second.follow(1, meeting=1)
+    for node in (second, first, second, first):
+        node.exchange.exchange()
+    first.follow(1, meeting=2)
+    assert not first.replicas.has_news
+
+
+def test_an_attempt_that_is_over_leaves_what_it_kept_under_its_number(nodes: list[Node]) -> None:
+    first, _ = nodes
+    first.write(1, "a")
+    first.replicas.save()
+    assert (first.folder / moments_name()).exists()
+    first.follow(1)
+    assert (first.folder / moments_name(0)).exists()
+    assert not (first.folder / moments_name()).exists()
+
+
+def test_what_others_send_amiss_ends_nothing(nodes: list[Node]) -> None:
+    first, second = nodes
+    for node in nodes:
+        node.write(1, "same")
+    room = first.exchange._member.room()
+    assert room is not None
+    for key in (f"{ROOTS}/1", WORD, f"{CONTENTS}/1/1"):
+        room.set(key, b"junk")
+    first.exchange.exchange()
+    second.exchange.exchange()
+    leave(room, f"{ROOTS}/1", RootsTold(roots=()), b"another secret")
+    first.exchange.exchange()
+    turn(nodes)
+    first.follow()
+    assert not first.replicas.has_news
+    assert (first.exchange.failure, first.replicas.failure) == (None, None)
+
+
+def test_a_member_without_a_room_says_nothing() -> None:
+    exchange = ReplicaExchange(SharedReplicas(()), Place(1, None), TOKEN)
+    exchange.exchange()
+    exchange.start()
+    exchange.close()
+    assert exchange.failure is None
