@@ -55,6 +55,18 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> Process | None:
     )
 
 
+def read_wanted_ns(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """Return for how long a process's main thread has run, or waited for a core to run on; None where it is not said.
+
+    Of /proc/PID/schedstat (Documentation/scheduler/sched-stats.rst): a kernel without CONFIG_SCHED_INFO has none.
+    """
+    try:
+        ran, waited, *_ = (proc / str(pid) / "schedstat").read_text().split()
+        return int(ran) + int(waited)
+    except (OSError, ValueError):
+        return None
+
+
 def read_processes(proc: Path = Path("/proc")) -> dict[int, Process]:
     """Return all processes by pid."""
     found = (read_process(int(name), proc) for name in os.listdir(proc) if name.isdigit())  # noqa: PTH208 - names alone, four times a second

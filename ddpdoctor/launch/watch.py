@@ -30,7 +30,10 @@ FOLLOW_SHARE = 0.02
 """How much of a core looking at all processes may take; on a host with thousands of them the looks grow rarer."""
 BUSY_SHARE = 0.05
 """Of a core: a launcher that uses more is about to start ranks. Ours: one that waits for a rendezvous uses a fifth of
-it, and one that loads torch on a crowded host far more."""
+it, and one that loads torch far more."""
+WANTED_SHARE = 0.3
+"""Of the time: a launcher that wanted to run for longer is at work, however little a crowded host lets it. Ours: one
+that waits wants a hundredth, and on a host of twenty times as much to do as cores a tenth or two."""
 
 
 class Watch:
@@ -62,6 +65,7 @@ class Watch:
         self._launcher_lives = True
         self._launcher_busy_ns = launched_ns
         self._launcher_ticks = 0
+        self._launcher_wanted_ns = 0
 
     def wait(self, seconds: float) -> None:
         """Wait a little, and note at once when a rank ends."""
@@ -102,7 +106,10 @@ class Watch:
         self._launcher_lives = launcher is not None and launcher.state not in "ZX"
         if launcher is not None:
             used, self._launcher_ticks = launcher.cpu_ticks - self._launcher_ticks, launcher.cpu_ticks
-            if used > BUSY_SHARE * interval_s * os.sysconf("SC_CLK_TCK"):
+            total_ns = proc.read_wanted_ns(launcher.pid) or 0
+            wanted_ns, self._launcher_wanted_ns = total_ns - self._launcher_wanted_ns, total_ns
+            is_at_work = used > BUSY_SHARE * interval_s * os.sysconf("SC_CLK_TCK")
+            if is_at_work or wanted_ns > WANTED_SHARE * interval_s * 1e9:
                 self._launcher_busy_ns = now_ns
 
     def _follow_strangers(self, processes: dict[int, proc.Process]) -> None:

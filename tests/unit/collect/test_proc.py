@@ -68,3 +68,12 @@ def test_oom_kills_of_both_cgroup_versions(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert proc.read_oom_kills(tmp_path / "proc", tmp_path / "sys") == kills
+
+
+def test_what_a_process_wanted_to_run(tmp_path):
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "schedstat").write_text("652581 40283039 2\n")
+    assert proc.read_wanted_ns(7, tmp_path) == 40_935_620
+    assert proc.read_wanted_ns(8, tmp_path) is None
+    (tmp_path / "7" / "schedstat").write_text("0\n")
+    assert proc.read_wanted_ns(7, tmp_path) is None
