@@ -1,0 +1,168 @@
+"""The sbatch scripts of docs/examples under a real Slurm: ranks by torchrun and by Slurm, a hang, signals, requeue."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.scenarios.hosts import lent_hosts
+from tests.scenarios.running import JOBS, SCHEMA, wait_for
+from tests.scenarios.slurm import Slurm, lent_slurm
+
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
+BY_TORCHRUN = EXAMPLES / "slurm-torchrun.sbatch"
+BY_SLURM = EXAMPLES / "slurm-task-per-rank.sbatch"
+# Nodes of the lab have four cores and no GPU. On a busy machine the ranks of a job take long to come.
+LAB = ("--cpus-per-task=1", "--gpus-per-node=0", "--time=10", "--output=%j.txt")
+LIMIT_S = 200
+pytestmark = pytest.mark.timeout(300)
+
+
+class Job:
+    """A batch job and what it leaves."""
+
+    def __init__(self, slurm: Slurm, number: str) -> None:
+        self.slurm, self.number = slurm, number
+        self.folder = slurm.folder / "ddpdoctor-report" / number
+
+    @property
+    def said(self) -> str:
+        file = self.slurm.folder / f"{self.number}.txt"
+        return file.read_text() if file.exists() else ""
+
+    def state(self) -> str:
+        return self.slurm.run("squeue", "-h", "-j", self.number, "-o", "%T", check=False).stdout.strip()
+
+    def wait_for_step(self, count: int = 1) -> None:
+        """Wait until rank 0 has trained a step, in its so many-th start."""
+        assert wait_for(lambda: self.said.count("\nstep") >= count, LIMIT_S), self.said
+
+    def end(self) -> None:
+        assert wait_for(lambda: self.state() == "", LIMIT_S), self.said
+
+    def report(self, file: str = "report.json") -> dict[str, Any]:
+        path = self.folder / file
+        assert path.exists(), self.said
+        report = json.loads(path.read_text())
+        jsonschema.validate(report, SCHEMA)
+        return dict(report)
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    with lent_hosts(3) as hosts, lent_slurm(hosts, tmp_path_factory.mktemp("slurm")) as lent:
+        yield lent
+
+
+@contextmanager
+def submitted(
+    slurm: Slurm, script: Path, *options: str, job: str, args: tuple[str, ...] = (), **env: str
+) -> Iterator[Job]:
+    """Submit an example script for a job of ``jobs``."""
+    train = JOBS / f"{job}.py"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    drop = {name: "" for name in os.environ if name.startswith(("DDPDOCTOR_", "SLURM_", "MASTER_", "PET_"))}
+    done = slurm.run("sbatch", "--parsable", *LAB, *options, str(script), str(train), *args, **drop, PATH=path, **env)
+    running = Job(slurm, done.stdout.strip())
+    try:
+        yield running
+    finally:
+        slurm.run("scancel", "--signal=KILL", "--full", running.number, check=False)
+        slurm.run("scancel", running.number, check=False)
+        running.end()
+
+
+def hosts_of(report: dict[str, Any]) -> list[str]:
+    return [rank["host"] for rank in report["ranks"]]
+
+
+def test_one_task_a_node_starts_torchrun(slurm):
+    with submitted(slurm, BY_TORCHRUN, job="over_nodes", args=("nothing", "20")) as job:
+        job.end()
+        report = job.report()
+
+    assert (report["job"]["status"], report["job"]["exit_status"]) == ("finished", 0), job.said
+    assert (report["job"]["nnodes"], report["job"]["world_size"]) == (2, 4)
+    assert hosts_of(report) == ["dd0", "dd0", "dd1", "dd1"]
+    assert report["findings"] == []
+    # Each node has its own report, and the job one.
+    assert job.report("node-1.json")["job"]["status"] == "finished"
+    assert job.said.count("no findings; report in") == 1
+
+
+def test_a_hang_of_tasks_that_are_ranks(slurm):
+    with submitted(slurm, BY_SLURM, "--ntasks-per-node=2", job="stuck_before_init", DDPDOCTOR_HANG_TIMEOUT="4") as job:
+        job.end()
+        report = job.report()
+
+    assert report["job"]["status"] == "hung", job.said
+    assert (report["job"]["nnodes"], report["job"]["world_size"]) == (2, 4)
+    assert hosts_of(report) == ["dd0", "dd0", "dd1", "dd1"]
+    verdict = report["verdict"]
+    assert (verdict["kind"], verdict["ranks"], verdict["hosts"]) == ("stuck", [1], ["dd0"])
+    assert {job.report(f"node-{number}.json")["verdict"]["kind"] for number in (1, 2, 3)} == {"stuck"}
+    assert job.said.count("Exited with exit code 124") >= 1
+
+
+def test_tasks_that_are_ranks_and_a_signal_that_the_script_minds(slurm):
+    """SIGUSR1 is what --signal sends before a time limit; then the job ends by itself, well."""
+    with submitted(slurm, BY_SLURM, "--ntasks-per-node=2", "--nodes=1", job="until_warned") as job:
+        job.wait_for_step()
+        slurm.run("scancel", "--signal=USR1", f"{job.number}.0")
+        job.end()
+        report = job.report()
+
+    assert (report["job"]["status"], report["findings"]) == ("finished", []), job.said
+    assert "ended by SIGUSR1" in job.said
+
+
+def test_scancel(slurm):
+    with submitted(slurm, BY_TORCHRUN, job="endless") as job:
+        job.wait_for_step()
+        slurm.run("scancel", job.number)
+        job.end()
+        report = job.report()
+
+    assert report["job"]["status"] == "interrupted", job.said
+    assert report["findings"] == []
+    assert hosts_of(report) == ["dd0", "dd0", "dd1", "dd1"]
+    # What each rank was at was saved within the grace.
+    assert all("endless.py" in json.dumps(rank) for rank in report["ranks"])
+    assert job.report("node-1.json")["job"]["status"] == "interrupted"
+
+
+def test_a_requeue_and_then_the_time_limit(slurm):
+    with submitted(slurm, BY_SLURM, "--ntasks-per-node=2", "--nodes=1", job="endless") as job:
+        job.wait_for_step()
+        steps = job.said.count("\nstep")
+        slurm.run("scontrol", "requeue", job.number)
+        assert wait_for(lambda: job.state() == "PENDING", LIMIT_S), job.said
+        assert job.report()["job"]["status"] == "interrupted"
+        before = (job.folder / "report.json").read_text()
+        # Slurm would hold it back for two minutes.
+        slurm.run("scontrol", "update", f"jobid={job.number}", "StartTime=now")
+        assert wait_for((job.folder / "restart-1" / "run.json").exists, LIMIT_S), job.said
+        job.wait_for_step(steps + 1)
+        slurm.run("scontrol", "update", f"jobid={job.number}", "EndTime=now")
+        job.end()
+
+    assert "DUE TO TIME LIMIT" in job.said
+    assert job.report("restart-1/report.json")["job"]["status"] == "interrupted", job.said
+    assert (job.folder / "report.json").read_text() == before
+
+
+def test_a_torchrun_in_each_of_several_tasks_a_node_is_refused(slurm):
+    with submitted(slurm, BY_TORCHRUN, "--ntasks-per-node=2", "--nodes=1", job="endless") as job:
+        job.end()
+    assert "this Slurm step has 2 tasks on one node, and --nproc-per-node makes each of them start torchrun" in job.said
+    assert "srun --ntasks-per-node=1 ddpdoctor wrap" in job.said
+    assert "Exited with exit code 2" in job.said
+    assert not job.folder.exists()
