@@ -298,3 +298,10 @@ def test_a_rank_killed_on_another_node():
     found = judge(of_nodes(*ranks, nodes=(node(0), node(1)), world=2, local_ranks_expected=1, ended=True))
     assert (verdict(found).ranks, verdict(found).hosts) == ((1,), ("node1",))
     assert verdict(found).summary.startswith("rank 1 on node1 was killed by SIGKILL")
+
+
+@pytest.mark.parametrize(("there", "advised"), [(LEFT, False), (SILENT, False), (ABSENT, True)])
+def test_nobody_is_told_to_start_wrap_where_it_was_heard_of(there, advised):
+    ranks = (failed_in(0, "all_reduce", 5), failed_in(1, "all_reduce", 5))
+    found = judge(of_nodes(*ranks, nodes=(node(0), node(1, there, gathered=False)), own=0))
+    assert any("start `ddpdoctor wrap` there" in finding.summary for finding in found.findings) is advised

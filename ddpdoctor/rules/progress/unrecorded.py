@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ddpdoctor.model.facts import Life, Rank
 from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.nodes import Presence
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
 from ddpdoctor.rules.ruling import Ruling
@@ -54,7 +55,7 @@ def check_recorded(scene: Scene) -> Ruling:
 def _elsewhere(scene: Scene) -> list[Finding]:
     """Report the ranks that no process here stands for; where the user told of other nodes, only if it matters."""
     there = tuple(sorted(set(range(scene.world)) - set(scene.states)))
-    expected = scene.job.nnodes > 1 and scene.cause is Cause.NONE
+    expected = scene.job.nnodes > 1 and (scene.cause is Cause.NONE or _all_have_one(scene))
     if scene.sees_all or expected or not scene.states or not there:
         return []
     they = verb(there, "it", "them")
@@ -65,6 +66,12 @@ def _elsewhere(scene: Scene) -> list[Finding]:
     fix = "start `ddpdoctor wrap` there too"
     summary = f"{rank_list(there)} of {scene.world} {where}: {fix}"
     return [replace(_finding(scene, "", there), hosts=(), summary=summary, fix=fix)]
+
+
+def _all_have_one(scene: Scene) -> bool:
+    """Return whether each node was heard of, so that there is a ``wrap`` on it, whatever has come of it."""
+    members = scene.job.members
+    return members is not None and all(node.presence is not Presence.ABSENT for node in members.nodes)
 
 
 def _why(rank: Rank) -> str:
