@@ -10,6 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ddpdoctor.exchange.contacts import contact_of
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.reaching import Connecting, Contact
 
@@ -32,20 +33,6 @@ _WORDS = {
     errno.ENETUNREACH: "the network is unreachable from here",
     errno.ECONNRESET: "connection reset",
 }
-
-
-_CONTACTS = {
-    errno.ECONNREFUSED: Contact.REFUSED,
-    errno.ECONNRESET: Contact.RESET,
-    errno.EPIPE: Contact.RESET,
-    errno.ECONNABORTED: Contact.RESET,
-    errno.EHOSTUNREACH: Contact.UNREACHABLE,
-    errno.ENETUNREACH: Contact.UNREACHABLE,
-    errno.EACCES: Contact.UNREACHABLE,
-    errno.EPERM: Contact.UNREACHABLE,
-    errno.ETIMEDOUT: Contact.NO_ANSWER,
-}
-
 
 Failures = dict[str, Connecting]
 """The last failure at each place: an address with its port, or a name that does not resolve."""
@@ -106,7 +93,8 @@ def _try_host(
         try:
             return _try_address(family, address, min(left_s, CONNECT_LIMIT_S), greet)
         except (OSError, Refused) as error:
-            fail(_place(host, address), str(address[0]), classify(error), error)
+            contact = Contact.NO_STORE if isinstance(error, Refused) else contact_of(error)
+            fail(_place(host, address), str(address[0]), contact, error)
     return None
 
 
@@ -157,18 +145,6 @@ def describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno:
         return _WORDS.get(error.errno, os.strerror(error.errno))
     return str(error) or type(error).__name__
-
-
-def classify(error: Exception) -> Contact:
-    """Return what a failure to connect, or to be greeted, comes to."""
-    if isinstance(error, Refused):
-        return Contact.NO_STORE
-    if isinstance(error, OSError) and error.errno in _CONTACTS:
-        return _CONTACTS[error.errno]
-    if isinstance(error, TimeoutError):
-        return Contact.NO_ANSWER
-    # A greeting that is cut off has no error number.
-    return Contact.RESET if isinstance(error, ConnectionError) else Contact.FAILED
 
 
 def tell(failures: Failures) -> str:

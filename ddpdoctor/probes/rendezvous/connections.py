@@ -14,9 +14,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.exchange.contacts import contact_of
 from ddpdoctor.exchange.reach import describe
 from ddpdoctor.model.reaching import Connecting, Contact
-from ddpdoctor.probes.rendezvous.contacts import contact_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

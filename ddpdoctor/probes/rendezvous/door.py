@@ -6,9 +6,9 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.exchange.contacts import contact_of
 from ddpdoctor.exchange.reach import CONNECT_LIMIT_S, LOOKUP_LIMIT_S, describe, look_up
 from ddpdoctor.model.reaching import Connecting, Contact
-from ddpdoctor.probes.rendezvous.contacts import contact_of
 from ddpdoctor.probes.rendezvous.torch_process import NoTorch, TorchError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.probes.rendezvous.torch_process import TorchProcess
 
-JOIN_LIMIT_S = 3.0
+JOIN_LIMIT_S = 5.0
 """Ours: a store answers in milliseconds once its port does."""
 
 

@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
+from ddpdoctor.exchange.contacts import contact_of
 from ddpdoctor.model.reaching import Contact
 from ddpdoctor.probes.rendezvous.connections import connect_all
-from ddpdoctor.probes.rendezvous.contacts import contact_of
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from ddpdoctor.model.reaching import Contact
 
 _BY_ERRNO = {
     errno.ECONNREFUSED: Contact.REFUSED,
+    errno.ECONNRESET: Contact.RESET,
     errno.ECONNABORTED: Contact.RESET,
     errno.EPIPE: Contact.RESET,
     errno.EHOSTUNREACH: Contact.UNREACHABLE,
@@ -23,6 +24,5 @@ def contact_of(error: OSError) -> Contact:
     """Return how a connection failed, after its name was resolved."""
     if isinstance(error, TimeoutError):
         return Contact.NO_ANSWER
-    if isinstance(error, ConnectionResetError):  # ours too, which have words and no number
-        return Contact.RESET
-    return _BY_ERRNO.get(error.errno or 0, Contact.FAILED)
+    # A connection that ends in the middle of an answer has words of ours and no number.
+    return _BY_ERRNO.get(error.errno or 0, Contact.RESET if isinstance(error, ConnectionError) else Contact.FAILED)
