@@ -190,7 +190,7 @@ def test_who_does_not_hold_the_token_gets_in_by_no_way(room, ways):
 def test_a_folder_that_another_run_has_left_behind_is_no_room(tmp_path):
     """The former first node was killed: what shows its room is still there, and so is a letter to it."""
     killed = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True, encoding="ascii"
+        [sys.executable, "-c", KILLED, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert killed.stdout.readline() == "1\n"
     killed.kill()
