@@ -60,6 +60,8 @@ class Door:
     """Whether it is this node that serves the store, by its node rank or since the address is its own."""
     not_served: str = ""
     """Why it could not serve: a phrase."""
+    without_torch: str = ""
+    """Why nothing could be tried with torch here, so that no store was served or spoken to: a phrase."""
     attempts: tuple[Connecting, ...] = ()
     """One an address, of the client's side; of the node that serves too."""
     way: str = ""

@@ -55,12 +55,12 @@ def hear_arrivals(conversation: Conversation, launch: NodeLaunch, limit_s: float
                 last_came = time.monotonic()
         counted = max(counted, count)
         waited_s, now = time.monotonic() - last_came, time.monotonic()
-        if now - began >= limit_s or _are_all_there(launch, arrived.values(), waited_s):
+        if now - began >= limit_s or is_complete(launch, arrived.values(), waited_s):
             return arrived
         time.sleep(LOOK_EVERY_S)
 
 
-def _are_all_there(launch: NodeLaunch, arrived: Iterable[Arrived], waited_s: float) -> bool:
+def is_complete(launch: NodeLaunch, arrived: Iterable[Arrived], waited_s: float) -> bool:
     """Say whether nobody more is to be waited for; ``waited_s``: since the last one came."""
     each = tuple(arrived)
     leads = [one for one in each if one.leads]

@@ -73,6 +73,8 @@ class Served:
 
     not_served: str = ""
     """Why not: a phrase."""
+    without_torch: str = ""
+    """Why it could not be tried: a phrase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

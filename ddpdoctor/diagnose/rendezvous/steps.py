@@ -11,7 +11,7 @@ from ddpdoctor.diagnose.rendezvous.room import in_background
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.reaching import Contact, Door, StartTrial, Transfer
 from ddpdoctor.probes.rendezvous.door import knock
-from ddpdoctor.probes.rendezvous.torch_process import IMPORT_LIMIT_S, TorchError
+from ddpdoctor.probes.rendezvous.torch_process import IMPORT_LIMIT_S, NoTorch, TorchError
 
 if TYPE_CHECKING:
     import threading
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ddpdoctor.probes.rendezvous.torch_process import TorchProcess
 
 SERVED_LIMIT_S = IMPORT_LIMIT_S + 12
-TRIAL_LIMIT_S = 10.0
-"""Ours: a healthy start of 64 nodes takes a second."""
+TRIAL_LIMIT_S = 20.0
+"""Ours: a healthy start of 64 nodes takes a second, on a machine that has nothing else to do."""
 LOOK_EVERY_S = 0.02
 
 
@@ -50,6 +50,9 @@ class Serving:
         try:
             if not self._launch.launch.agent_store:
                 self._torch.serve(self._launch.port)
+        except NoTorch as error:
+            self.served = Served(without_torch=str(error))
+            return
         except TorchError as error:
             self.served = Served(not_served=_plain(str(error)))
             return
@@ -84,14 +87,17 @@ def look_at_door(launch: NodeLaunch, torch: TorchProcess, *, serves: bool, serve
         port=launch.port,
         serves=serves,
         not_served=served.not_served,
+        without_torch=served.without_torch or torch.missing(),
         attempts=knock(launch.host, launch.port, torch),
         way=way,
     )
 
 
 def stored(door: Door) -> bool:
-    """Say whether a node got to the store, and it is that of this job."""
-    return not door.not_served and any(one.contact is Contact.CONNECTED for one in door.attempts)
+    """Say whether a node got to the store, it is that of this job, and torch is there."""
+    return not (door.not_served or door.without_torch) and any(
+        one.contact is Contact.CONNECTED for one in door.attempts
+    )
 
 
 def is_whole(pairs: Iterable[NodePair]) -> bool:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 PROGRAM = "ddpdoctor.probes.rendezvous.start"
-IMPORT_LIMIT_S = 60.0
-"""Ours: a cold import from a network file system takes this long on a busy cluster."""
+IMPORT_LIMIT_S = 120.0
+"""Ours: a cold import from a network file system takes a minute on a busy cluster."""
 CALL_LIMIT_S = 10.0
 """Ours: a store answers in milliseconds."""
 _NOT_FOR_IT = ("DDPDOCTOR_RUN", "TORCHELASTIC_USE_AGENT_STORE")
@@ -70,6 +70,12 @@ class TorchProcess:
         """Whether torch has been imported by now."""
         return self._imported.is_set() and self._import_error is None
 
+    def missing(self) -> str:
+        """Return why torch is not there, once that is known; empty where it is."""
+        if not self._imported.wait(IMPORT_LIMIT_S):
+            return f"torch was not imported within {IMPORT_LIMIT_S:g} s"
+        return self._import_error or ""
+
     def serve(self, port: int) -> None:
         """Serve a store of torch on all addresses; raises ``TorchError``."""
         self.ask("serve", CALL_LIMIT_S + 2, port=port)
@@ -89,10 +95,9 @@ class TorchProcess:
 
     def ask(self, what: str, within_s: float, **arguments: Any) -> Any:
         """Return what the process answers to one request; raises ``TorchError``, also where it does not in time."""
-        if not self._imported.wait(IMPORT_LIMIT_S):
-            raise NoTorch(f"torch was not imported within {IMPORT_LIMIT_S:g} s")
-        if self._import_error is not None:
-            raise NoTorch(self._import_error)
+        missing = self.missing()
+        if missing:
+            raise NoTorch(missing)
         answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         try:
             self._send(what, arguments, answers)

@@ -60,6 +60,9 @@ def check_tcp_store(scene: Scene) -> Ruling:
     seen = [(visit, visit.door) for visit in scene.arrived() if visit.door is not None]
     if not seen:
         return Ruling(skipped="no node looked for the store")
+    untried = next((one for one in seen if one[1].serves and one[1].without_torch), None)
+    if untried is not None:
+        return Ruling(inconclusive=f"{untried[0].host} could not serve a store to try: {untried[1].without_torch}")
     failing = [(visit, door) for visit, door in seen if fails(door)]
     causes = [scene.cause(PLACE_IS_WRONG, visit.host) for visit, _ in failing]
     open_ones = [one for one, cause in zip(failing, causes, strict=True) if cause is None or _adds(one[1])]
