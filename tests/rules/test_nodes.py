@@ -305,3 +305,9 @@ def test_nobody_is_told_to_start_wrap_where_it_was_heard_of(there, advised):
     ranks = (failed_in(0, "all_reduce", 5), failed_in(1, "all_reduce", 5))
     found = judge(of_nodes(*ranks, nodes=(node(0), node(1, there, gathered=False)), own=0))
     assert any("start `ddpdoctor wrap` there" in finding.summary for finding in found.findings) is advised
+
+
+@pytest.mark.parametrize("other", [node(1, SILENT, ranks=(2, 3)), node(1, gathered=False)])
+def test_nobody_is_told_to_watch_a_node_that_was_heard_of(other):
+    found = judge(of_nodes(*waiting(0, 1), nodes=(node(0), other)))
+    assert [finding for finding in found.findings if finding.kind == "not-recorded"] == []
