@@ -125,6 +125,8 @@ def _drop_pending(attempt: Attempt, selector: selectors.BaseSelector) -> None:
 
 def numeric_place(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
     """Return the family of a numeric address and what connect and bind take for it; raises OSError for any other."""
+    if not 0 <= port < 65536:
+        raise OSError(errno.EINVAL, f"{port} is no port")
     flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     (family, _, _, _, place), *_ = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=flags)
     return family, place

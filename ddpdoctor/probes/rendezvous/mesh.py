@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.exchange.framing import BadMessage, pack, unpack
-from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.reaching import NodePair
 from ddpdoctor.probes.rendezvous.payloads import Pace
@@ -68,7 +67,7 @@ def run_mesh(store: Store, own: int, publications: Sequence[Publication], limits
     """Run this node's part; return all pairs on the first of ``publications``, this node's own on the others.
 
     ``own`` is this node's number. All nodes call it at about the same time with equal publications, over a store whose
-    keys below "mesh/" are free. Raises ``StoreError`` where the store is lost.
+    keys below "mesh/" are free. Raises ``StoreError`` where the store is lost; what cannot be read counts as not heard.
     """
     mesh = _Mesh(store, own, publications, limits)
     blocks = blocks_of(len(publications))
@@ -150,7 +149,8 @@ class _Mesh:
         for block in range(len(blocks)):
             keys = {number: f"pairs/{block}/{number}" for number in there}
             for number, told in self._hear(PairsTold, keys, self._deadline + COLLECT_S).items():
-                pairs |= {(number, pair.target): pair for pair in told.pairs if pair.source == number}
+                said = told.pairs if told is not None else ()
+                pairs |= {(number, pair.target): pair for pair in said if pair.source == number}
         return tuple(
             pairs.get((source.number, target.number)) or _unheard(source, target)
             for source in self._publications
@@ -164,14 +164,14 @@ class _Mesh:
     def _leave(self, key: str, record: object) -> None:
         self._store.set(f"mesh/{key}", pack(encode(record)))
 
-    def _hear(self, kind: type[Kind], keys: dict[int, str], deadline: float) -> dict[int, Kind]:
-        """Return what nodes left, by number, once all have; without those that left nothing in time."""
-        heard: dict[int, Kind] = {}
+    def _hear(self, kind: type[Kind], keys: dict[int, str], deadline: float) -> dict[int, Kind | None]:
+        """Return what nodes left, by number, once all have; None for what cannot be read, nothing for what is late."""
+        heard: dict[int, Kind | None] = {}
         while waiting := [number for number in keys if number not in heard]:
             for number in waiting:
                 message = self._store.look(f"mesh/{keys[number]}")
                 if message is not None:
-                    heard[number] = _read(kind, message, number)
+                    heard[number] = _read(kind, message)
             if time.monotonic() > deadline:
                 break
             if len(heard) < len(keys):
@@ -179,11 +179,11 @@ class _Mesh:
         return heard
 
 
-def _read(kind: type[Kind], message: bytes, number: int) -> Kind:
+def _read(kind: type[Kind], message: bytes) -> Kind | None:
     try:
         return decode(kind, unpack(message))
-    except (BadMessage, WrongValue) as error:
-        raise StoreError(f"node {number} sent {error}") from error
+    except (BadMessage, WrongValue):
+        return None
 
 
 def _ticket(posts: PostsOpen | None) -> bytes:

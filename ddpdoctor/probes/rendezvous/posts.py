@@ -1,5 +1,7 @@
 """A node's side that listens: a post is a port that is open for one other node, and serves it once.
 
+Where a range of ports is given that has fewer free ones than there are sources, some share a port.
+
 Connections are taken by the kernel whenever they come; one at a time is served. Whoever does not hold the ticket, which
 is in the room where members of the job alone can read it, is turned away.
 """
@@ -23,6 +25,7 @@ from ddpdoctor.probes.rendezvous.payloads import (
     ENOUGH,
     GO,
     HELLO_BYTES,
+    NUMBER,
     TICKET_BYTES,
     Damaged,
     pack_hello,
@@ -36,8 +39,8 @@ if TYPE_CHECKING:
 
     from ddpdoctor.probes.rendezvous.payloads import Pace
 
-BACKLOG = 8
-"""A source tries again from other ports."""
+BACKLOG = 128
+"""Ours: a source tries again from other ports, and sources may share one."""
 MAX_WAITING = 256
 """Ours: connections that have said nothing yet; more are no sources of ours."""
 TICK_S = 0.2
@@ -79,23 +82,35 @@ class Posts:
         """Sources that were served, well or badly."""
         self._ticket = os.urandom(TICKET_BYTES)
         self._pace, self._lost = pace, lost
-        self._listeners: dict[socket.socket, int] = {}
-        self._waiting: dict[socket.socket, tuple[int, bytearray]] = {}
+        self._listeners: dict[int, socket.socket] = {}
+        """By source."""
+        self._waiting: dict[socket.socket, tuple[socket.socket, bytearray]] = {}
+        """By connection: where it came in, and what there is of its hello."""
         self._error = "" if address else "its own address cannot be told"
         self._ended = threading.Event()
         self._selector = selectors.DefaultSelector()
         self._thread = threading.Thread(target=self._serve, name="ddpdoctor-mesh", daemon=True)
         try:
             for source in sources if address else ():
-                self._listeners[_listen(address, port_range)] = source
+                self._listeners[source] = self._open(address, port_range)
         except OSError as error:
             self._error = f"it cannot listen on {address}: {error.strerror or error}"
             self._close_all()
 
+    def _open(self, address: str, port_range: tuple[int, int] | None) -> socket.socket:
+        """Return a listener of its own, or where all ports of the range are taken one of those that are open."""
+        try:
+            return _listen(address, port_range)
+        except OSError as error:
+            if port_range is None or error.errno != errno.EADDRINUSE or not self._listeners:
+                raise
+        open_ones = tuple(set(self._listeners.values()))
+        return open_ones[len(self._listeners) % len(open_ones)]
+
     @property
     def told(self) -> PostsOpen:
         """What the sources must know."""
-        ports = {str(source): int(one.getsockname()[1]) for one, source in self._listeners.items()}
+        ports = {str(source): int(one.getsockname()[1]) for source, one in self._listeners.items()}
         return PostsOpen(ports=ports, ticket=self._ticket.hex(), error=self._error)
 
     def __enter__(self) -> Self:
@@ -107,7 +122,7 @@ class Posts:
     def __exit__(self, *_: object) -> None:
         """Close all; who is being served is cut off."""
         self._ended.set()
-        for connection in (*self._waiting, *self._listeners):
+        for connection in (*self._waiting, *self._listeners.values()):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         if self._thread.is_alive():
@@ -115,7 +130,7 @@ class Posts:
 
     def _serve(self) -> None:
         try:
-            for listener in self._listeners:
+            for listener in set(self._listeners.values()):
                 self._selector.register(listener, selectors.EVENT_READ)
             while not self._ended.is_set():
                 for key, _ in self._selector.select(TICK_S):
@@ -124,25 +139,26 @@ class Posts:
             self._close_all()
 
     def _attend(self, ready: socket.socket) -> None:
-        if ready in self._listeners:
-            self._accept(ready)
-        elif ready in self._waiting:
+        if ready in self._waiting:
             self._hear(ready)
+        else:
+            self._accept(ready)
 
     def _accept(self, listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
         except OSError:  # it has hung up already, or descriptors have run out
+            self._ended.wait(TICK_S)
             return
         if len(self._waiting) >= MAX_WAITING:
             self._drop(next(iter(self._waiting)))
         connection.settimeout(0)
-        self._waiting[connection] = (self._listeners[listener], bytearray())
+        self._waiting[connection] = (listener, bytearray())
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _hear(self, connection: socket.socket) -> None:
         """Take what there is of a hello; a source that said it whole is served."""
-        source, hello = self._waiting[connection]
+        listener, hello = self._waiting[connection]
         try:
             part = connection.recv(HELLO_BYTES - len(hello))
         except OSError:
@@ -150,12 +166,21 @@ class Posts:
         hello += part
         if len(hello) < HELLO_BYTES and part:
             return
-        if hmac.compare_digest(bytes(hello), pack_hello(self._ticket, source)):
+        source = self._source_of(bytes(hello), listener)
+        if source is not None:
             self._selector.unregister(connection)
             self._serve_one(connection)
             self.served.add(source)
             self._selector.register(connection, selectors.EVENT_READ)
         self._drop(connection)
+
+    def _source_of(self, hello: bytes, listener: socket.socket) -> int | None:
+        """Return who says a hello; None for a stranger, or a source at another one's post."""
+        if len(hello) < HELLO_BYTES:
+            return None
+        (number,) = NUMBER.unpack(hello[-NUMBER.size :])
+        known = hmac.compare_digest(hello, pack_hello(self._ticket, number))
+        return number if known and self._listeners.get(number) is listener else None
 
     def _serve_one(self, connection: socket.socket) -> None:
         started = time.monotonic()
@@ -175,7 +200,7 @@ class Posts:
         connection.close()
 
     def _close_all(self) -> None:
-        for connection in (*self._waiting, *self._listeners):
+        for connection in (*self._waiting, *self._listeners.values()):
             connection.close()
         self._waiting.clear()
         self._listeners.clear()

@@ -71,11 +71,8 @@ class Visitor:
         pair = self._pair(target, attempt)
         if attempt is None or attempt.connection is None:
             return pair
-        started = time.monotonic()
         pair = self._send(pair, target, attempt.connection)
-        broken = not all(map(_went_well, (pair.connecting, pair.small, pair.large)))
-        if broken:
-            self._lost.spent_s += time.monotonic() - started
+        if not all(map(_went_well, (pair.connecting, pair.small, pair.large))):
             attempt.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
         attempt.connection.close()
         return pair
@@ -100,15 +97,18 @@ class Visitor:
         except Busy as busy:
             return replace(pair, skipped=str(busy))
         except OSError as error:
+            self._lost.spent_s += self._pace.stall_s * isinstance(error, TimeoutError)
             return _broken(pair, contact_of(error), describe(error))
         return self._send_payloads(pair, connection) if word == GO else _turned_away(pair, word)
 
     def _send_payloads(self, pair: NodePair, connection: socket.socket) -> NodePair:
+        started = time.monotonic()
         small = send_payload(connection, SMALL_BYTES, self._pace)
-        if small.contact is not Contact.CONNECTED:
-            return replace(pair, small=small)
-        large = send_large(connection, self._pace, self._fastest)
-        self._fastest = max(self._fastest, rate_of(large))
+        large = send_large(connection, self._pace, self._fastest) if _went_well(small) else None
+        if large is None or not _went_well(large):
+            self._lost.spent_s += time.monotonic() - started
+        else:
+            self._fastest = max(self._fastest, rate_of(large))
         return replace(pair, small=small, large=large)
 
 

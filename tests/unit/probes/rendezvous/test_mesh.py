@@ -9,12 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ddpdoctor.exchange.framing import pack
-from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.reaching import Contact, Publication
 from ddpdoctor.probes.rendezvous.mesh import MeshLimits, PairsTold, run_mesh
 from ddpdoctor.probes.rendezvous.payloads import LARGE_BYTES, Pace
-from ddpdoctor.probes.rendezvous.posts import Lost, Posts
+from ddpdoctor.probes.rendezvous.posts import Lost, Posts, PostsOpen
 from ddpdoctor.probes.rendezvous.visits import SOURCE_FAILS, TARGET_FAILS, Target, Visitor
 
 PACE = Pace(stall_s=2.0, send_s=1.0)
@@ -89,6 +88,15 @@ def test_ports_of_a_range():
     assert back.skipped == f"it cannot listen on 127.0.0.1: no port of {first}-{first} is free"
 
 
+def test_sources_share_the_ports_of_a_small_range():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    found = run_nodes([publication(number) for number in range(4)], limits=MeshLimits(port_range=(port, port)))[0]
+    assert {pair.port for pair in found} == {port}
+    assert all(is_well(pair) for pair in found)
+
+
 def test_an_address_that_is_not_the_nodes_own():
     found = run_nodes([publication(0), publication(1, NOT_OURS), publication(2, "")])[0]
     by_pair = {(pair.source, pair.target): pair for pair in found}
@@ -118,11 +126,25 @@ def test_nobody_speaks_for_others():
     assert {pair.skipped for pair in found if pair.source == 1} == {"nothing was heard of what the source saw"}
 
 
-def test_garbage_from_another_node():
+def test_garbage_from_another_node_is_not_heard():
     store = Shelf()
-    store.set("mesh/posts/0/1", b"garbage")
-    with pytest.raises(StoreError, match="node 1 sent"):
-        run_mesh(store, 0, [publication(0), publication(1)], MeshLimits())
+    for key in ("posts", "pairs"):
+        store.set(f"mesh/{key}/0/1", b"garbage")
+    found = run_nodes([publication(0), publication(1), publication(2)], store, without={1})[0]
+    by_pair = {(pair.source, pair.target): pair for pair in found}
+    assert is_well(by_pair[0, 2])
+    assert is_well(by_pair[2, 0])
+    assert by_pair[0, 1].skipped == "nothing was heard of its ports"
+    assert by_pair[1, 2].skipped == "nothing was heard of what the source saw"
+
+
+def test_ports_that_are_none():
+    posts = PostsOpen(ports={"0": 10**9}, ticket="no digits")
+    store = Shelf()
+    store.set("mesh/posts/0/1", pack(encode(posts)))
+    store.set("mesh/pairs/0/1", pack(encode(PairsTold(pairs=()))))
+    (pair, _) = run_mesh(store, 0, [publication(0), publication(1)], MeshLimits())
+    assert (pair.connecting.contact, pair.connecting.error) == (Contact.FAILED, "Invalid argument")
 
 
 def visitor(deadline, lost=None):
