@@ -54,7 +54,8 @@ def rendezvous_lines(report: Report) -> list[str]:
     tried = plain.get("pairs_tried")
     lines = [*_table([_head(seen), *map(_row, seen.visits)])]
     pairs = [*_pairs(seen, tried if isinstance(tried, int) else len(seen.pairs))]
-    return [*lines, "", *pairs] if pairs else lines
+    trust = [f"trusted: {seen.trust}"] if seen.trust and seen.complete else []
+    return [*lines, *([""] if pairs else []), *pairs, *([""] if trust else []), *trust]
 
 
 def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 VERBS = (
     "check-env",
+    "check-rendezvous",
     "check-data",
     "check-checkpoint",
     "allreduce-bench",

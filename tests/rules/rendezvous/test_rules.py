@@ -126,7 +126,7 @@ TABLE = {
     "a slow card": (with_pairs(FOUR, row(1), CRAWLS), [("slow-link", ("node1",), "(outbound): 12.0 MB/s")]),
     "a slow pair": (with_pairs(FOUR, {(1, 2), (2, 1)}, CRAWLS), [("slow-link", ("node1", "node2"), "and back")]),
     "slow by half": (with_pairs(FOUR, row(1), large(duration_s=0.008)), []),
-    "slow by a moment on a busy host": (with_pairs(FOUR, {(0, 1)}, large(duration_s=0.03)), []),
+    "slow by a moment on a busy host": (with_pairs(FOUR, {(0, 1)}, large(duration_s=0.13)), []),
     "all are as slow": (with_pairs(FOUR, {(p.source, p.target) for p in FOUR.pairs}, CRAWLS), []),
     "a start that fails for no reason": (
         replace(FOUR, trials=FAILED_START), [("start-trial", EVERYBODY, "all hosts: the first all_reduce")]
