@@ -37,7 +37,7 @@ SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
-KillWait=5
+KillWait=30
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 NODE = "NodeName={name} NodeAddr={address} CPUs=4 CoresPerSocket=4 RealMemory=1000 State=UNKNOWN\n"
