@@ -192,6 +192,13 @@ def test_a_silent_node_is_nothing_as_long_as_the_ranks_get_on():
     assert (errors(found), found.certain) == ([], False)
 
 
+def test_a_node_lost_before_this_attempt_has_no_part_in_it():
+    here = [failed_in(n, "backward", world=2) for n in (0, 1)]
+    gone = node(1, SILENT, heard_ns=LONG_AGO - 150 * S, ranks=(2, 3))
+    found = judge(of_nodes(*here, nodes=(node(0), gone), world=2, ended=True, launcher_status=1))
+    assert verdict(found).kind == "crash"
+
+
 def test_a_silent_node_is_nothing_after_a_job_that_ended_well():
     done = [ended(n, world=4) for n in (0, 1)]
     assert errors(judge(of_nodes(*done, nodes=(node(0), node(1, SILENT)), ended=True, launcher_status=0))) == []

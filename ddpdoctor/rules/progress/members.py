@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Node
     from ddpdoctor.model.nodes import NodeSeen
 
+BEATS_NS = 5_000_000_000
+"""Ours: a node that lives is heard once a second, and this much later where it is crowded."""
+
 
 def others_of(job: Job) -> tuple[NodeSeen, ...]:
     """Return the members other than the one whose view this is."""
@@ -42,8 +45,12 @@ def never_came(job: Job) -> tuple[NodeSeen, ...]:
 
 
 def lost_nodes(job: Job, moment_ns: int) -> tuple[NodeSeen, ...]:
-    """Return the members that came and of which nothing more was heard; also those that left badly and told nothing."""
-    return tuple(node for node in others_of(job) if _is_lost(node) and (node.heard_ns or 0) <= moment_ns)
+    """Return the members that came and of which nothing more was heard; also those that left badly and told nothing.
+
+    A node that was lost before the ranks of this attempt began has no part in it: the launcher went on without it.
+    """
+    began_ns = min((rank.started_ns for rank in job.ranks if rank.started_ns is not None), default=0) - BEATS_NS
+    return tuple(node for node in others_of(job) if _is_lost(node) and began_ns <= (node.heard_ns or 0) <= moment_ns)
 
 
 def _is_lost(node: NodeSeen) -> bool:
