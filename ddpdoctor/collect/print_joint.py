@@ -31,7 +31,6 @@ ANSWER_LIMIT_S = 10.0
 class JointStream:
     """One stream on all nodes, as the first of them knows it."""
 
-    name: str
     own: StreamLedger
     found: StreamSeen
     told: dict[int, StreamRoot] = field(default_factory=dict)
@@ -80,13 +79,15 @@ class JointStream:
         told = self.told[member]
         if told.upto > self.own.upto or told.upto <= self.equal.get(member, BEFORE_ALL):
             return
+        if self.asked_s is not None or now_s < self.rests_until_s:
+            return
         if told.since < self.compared_upto:
             return  # it has not heard yet how far all have come, and will tell of what came after that
         root, random = self.own.root(told.since, told.upto)
         if root == told.root and self.own.since <= told.since:
             self.equal[member] = told.upto
             self.same_random = self.same_random and random == told.random != ""
-        elif self.asked_s is None and now_s >= self.rests_until_s:
+        else:
             self.asked_s = now_s
             self.received = {}
 
@@ -198,7 +199,7 @@ class Joint:
             self._streams.pop(name, None)
             return None
         if name not in self._streams:
-            self._streams[name] = JointStream(name=name, own=own, found=StreamSeen(own.key))
+            self._streams[name] = JointStream(own=own, found=StreamSeen(own.key))
         return self._streams[name]
 
 

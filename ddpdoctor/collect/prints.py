@@ -150,6 +150,8 @@ class Comparer:
         elif before is not None and before.writer != writer:
             self._torn.add(source.key)
             del self._streams[source.key]
+            if self._ledger is not None:
+                self._ledger.restart(source.key)
             self._unread[f"{source.file.pid}"] = f"several processes at a time are rank {source.rank}"
             return
         self._ranks[who] = source.rank

@@ -95,6 +95,9 @@ class FirstNode:
         """Return where all meet."""
         return self._store
 
+    def look_for_room(self) -> None:
+        """Do nothing: it is here."""
+
     def others(self) -> list[int]:
         """Return the members that were heard."""
         return self._members.numbers()

@@ -104,6 +104,11 @@ class OtherNode:
         """Return where all meet; None where it was not found."""
         return self._found.store if self._found is not None else None
 
+    def look_for_room(self) -> None:
+        """Open the room anew where the connection was lost."""
+        if self._tasks.empty():
+            self._tasks.put(self._look_at_roster)
+
     def others(self) -> tuple[int, ...]:
         """Return nobody: what this member has to say it says to the first."""
         return ()

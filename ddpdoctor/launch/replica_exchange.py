@@ -48,6 +48,9 @@ class Member(Protocol):
     def room(self) -> Room | None:
         """Return where all meet; None while it was not found."""
 
+    def look_for_room(self) -> None:
+        """Open it anew where the connection was lost."""
+
     def others(self) -> Iterable[int]:
         """Return the members that were heard, on the first."""
 
@@ -63,7 +66,6 @@ class ReplicaExchange:
         """The last time that contents were asked for that this node has answered."""
         self._told: RootsTold | None = None
         self._word: RootsHeard | None = None
-        self._received: set[tuple[int, int]] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ddpdoctor-replicas", daemon=True)
 
@@ -88,11 +90,13 @@ class ReplicaExchange:
         room, number = self._member.room(), self._member.number
         if room is None or number is None:
             return
-        with contextlib.suppress(StoreError, BadMessage):
+        try:
             if self._member.is_first:
                 self._hear(room)
             else:
                 self._tell(room, number)
+        except StoreError:
+            self._member.look_for_room()
 
     def _tell(self, room: Room, number: int) -> None:
         told = self._shared.told()
@@ -104,8 +108,9 @@ class ReplicaExchange:
             return
         self._shared.heed(word)
         if word.turn > self._turn and word.wanted:
-            kept = self._shared.kept(word.wanted)
-            send_large(room, f"{CONTENTS}/{number}/{word.turn}", pack(encode(kept), self._token))
+            for name in word.wanted:
+                kept = pack(encode(self._shared.kept((name,))), self._token)
+                send_large(room, f"{CONTENTS}/{number}/{word.turn}/{name}", kept)
             self._turn = word.turn
 
     def _hear(self, room: Room) -> None:
@@ -115,18 +120,19 @@ class ReplicaExchange:
             if told is not None:
                 self._shared.hear(number, told)
         word = self._shared.word()
-        if word.wanted:
+        for name in word.wanted:
             for number in others:
-                self._receive(room, number, word.turn)
+                self._receive(room, number, f"{CONTENTS}/{number}/{word.turn}/{name}")
         if word != self._word:
             leave(room, WORD, word, self._token)
             self._word = word
 
-    def _receive(self, room: Room, number: int, turn: int) -> None:
-        """Take the contents of another node, where they have come."""
-        if (number, turn) in self._received or room.look(f"{CONTENTS}/{number}/{turn}") is None:
+    def _receive(self, room: Room, number: int, key: str) -> None:
+        """Take the contents of another node, where they have come; they are in the room once."""
+        if room.look(key) is None:
             return
-        packed = receive_large(room, f"{CONTENTS}/{number}/{turn}", SEND_LIMIT_S)
-        self._received.add((number, turn))
+        packed = b""
+        with contextlib.suppress(StoreError):  # damaged: it counts as an answer that says nothing
+            packed = receive_large(room, key, SEND_LIMIT_S) or b""
         with contextlib.suppress(WrongValue, BadMessage):
-            self._shared.receive(number, decode(NodeMoments, unpack(packed or b"", self._token)))
+            self._shared.receive(number, decode(NodeMoments, unpack(packed, self._token)))

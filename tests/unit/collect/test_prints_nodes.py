@@ -300,3 +300,12 @@ def test_a_root_is_small(tmp_path: Path) -> None:
     node = FakeNode(tmp_path, range(8), 512)
     node.write(1, "w", "b", random="r")
     assert len(json.dumps(encode(node.told()[0]))) < 200
+
+
+def test_a_stream_that_two_processes_write_as_one_rank_is_left_out(tmp_path: Path) -> None:
+    node = FakeNode(tmp_path, [0], 2)
+    node.write(1, "w", "b")
+    twin = FakeRank(tmp_path / "prints", 0, range(2), pid=900).open(list(NAMES))
+    twin.write(1, "w", "b")
+    node.comparer.look([node.ranks[0].process(), twin.process()])
+    assert (node.told(), node.kept()) == ((), NodeMoments())

@@ -32,6 +32,8 @@ class Place:
     def __init__(self, number: int, room: Room | None, others: tuple[int, ...] = ()) -> None:
         self.number: int | None = number
         self.is_first = number == 0
+        self.lost = 0
+        """How often the room was to be opened anew."""
         self._room, self._others = room, others
 
     def room(self) -> Room | None:
@@ -39,6 +41,9 @@ class Place:
 
     def others(self) -> tuple[int, ...]:
         return self._others
+
+    def look_for_room(self) -> None:
+        self.lost += 1
 
 
 class Node:
@@ -124,7 +129,8 @@ def test_only_roots_travel_while_all_is_equal(tmp_path: Path) -> None:
         assert roots is not None
         assert word is not None
         assert len(roots) + len(word) < 512
-        assert room.look(f"{CONTENTS}/1/1") is None
+        (name,) = (stream.name for stream in nodes[1].shared.kept().streams)
+        assert room.look(f"{CONTENTS}/1/1/{name}") is None
 
 
 def test_attempts_with_other_numbers_are_not_held_against_each_other(nodes: list[Node]) -> None:
@@ -155,7 +161,8 @@ def test_what_others_send_amiss_ends_nothing(nodes: list[Node]) -> None:
         node.write(1, "same")
     room = first.exchange._member.room()
     assert room is not None
-    for key in (f"{ROOTS}/1", WORD, f"{CONTENTS}/1/1"):
+    (name,) = (stream.name for stream in second.shared.kept().streams)
+    for key in (f"{ROOTS}/1", WORD, f"{CONTENTS}/1/1/{name}"):
         room.set(key, b"junk")
     first.exchange.exchange()
     second.exchange.exchange()
@@ -173,3 +180,16 @@ def test_a_member_without_a_room_says_nothing() -> None:
     exchange.start()
     exchange.close()
     assert exchange.failure is None
+
+
+def test_a_connection_that_was_lost_is_opened_anew() -> None:
+    with HostedRoom(0, TOKEN, one_host=True) as hosting:
+        room = hosting.store()
+        place = Place(1, room)
+        shared = SharedReplicas(())
+        exchange = ReplicaExchange(shared, place, TOKEN)
+        exchange.exchange()
+        assert place.lost == 0
+        room.close()
+    exchange.exchange()
+    assert (place.lost, exchange.failure) == (1, None)
