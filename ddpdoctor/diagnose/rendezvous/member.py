@@ -13,7 +13,6 @@ from ddpdoctor.diagnose.rendezvous.messages import Arrived, Seen
 from ddpdoctor.diagnose.selection import sections_of
 from ddpdoctor.exchange.clocks import measure_clocks
 from ddpdoctor.exchange.facts import Head
-from ddpdoctor.exchange.store import wait_for
 from ddpdoctor.model.reaching import Publication
 from ddpdoctor.model.reading import Unread, known
 from ddpdoctor.rules.environment.rendezvous import takes_itself_for
@@ -93,9 +92,10 @@ def read_own_node(member: Member, conversation: Conversation | None, *, serves_r
     head = _head(member, conversation, serves_room=serves_room)
     plan = Plan(sections=sections, use_torch=False, head=head, limit_s=READ_LIMIT_S)
     node = read_node(member.system, plan, (member.process,))
-    if conversation is None or serves_room or isinstance(node.clock, Unread):
+    if conversation is None or isinstance(node.clock, Unread):
         return node
-    return replace(node, clock=replace(node.clock, offset_s=measure_clocks(conversation.room).wall_s))
+    offset_s = 0.0 if serves_room else measure_clocks(conversation.room).wall_s
+    return replace(node, clock=replace(node.clock, offset_s=offset_s))
 
 
 def _head(member: Member, conversation: Conversation | None, *, serves_room: bool) -> str | None:
@@ -103,9 +103,7 @@ def _head(member: Member, conversation: Conversation | None, *, serves_room: boo
     if conversation is None or member.launch.by_number:
         return None
     if not serves_room:
-        if wait_for(conversation.room, "head", HEAD_LIMIT_S) is None:
-            return None
-        head = conversation.told(Head, "head")
+        head = conversation.told(Head, "head", HEAD_LIMIT_S)
         return None if head is None else head.fqdn
     fqdn = ask_side_by_side({"fqdn": member.system.calls.fqdn}, FQDN_LIMIT_S)["fqdn"].value
     conversation.tell("head", Head(fqdn=fqdn))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.exchange.framing import BadMessage, pack, unpack
@@ -13,7 +13,7 @@ from ddpdoctor.exchange.large import receive_large, send_large
 from ddpdoctor.exchange.meeting import NO_TOKEN
 from ddpdoctor.exchange.room import Folder, HostedRoom, NoRoom, OverStore, OwnPort, find_room
 from ddpdoctor.exchange.standing_in import stand_in
-from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.exchange.store import StoreError, wait_for
 from ddpdoctor.exchange.token import VARIABLE, job_token
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.node import Launcher
@@ -52,23 +52,26 @@ class Conversation:
         self._token = token
 
     def leave(self, key: str, record: Any) -> None:
-        """Leave a record of any size; raises ``StoreError``."""
-        try:
-            send_large(self.room, key, pack(encode(record), self._token))
-        except BadMessage as error:
-            raise StoreError(f"{key} is {error}") from error
+        """Leave a record that the one that judges waits for; raises ``StoreError``."""
+        send_large(self.room, key, self._pack(key, record))
 
     def hear(self, kind: type[Kind], key: str, limit_s: float) -> Kind | None:
         """Return a record that one node alone waits for, and take it away; None where it does not come in time."""
         return self._read(kind, key, receive_large(self.room, key, limit_s))
 
     def tell(self, key: str, record: Any) -> None:
-        """Leave a record that all wait for."""
-        self.room.set(key, pack(encode(record), self._token))
+        """Leave a record that all wait for; raises ``StoreError``."""
+        self.room.set(key, self._pack(key, record))
 
-    def told(self, kind: type[Kind], key: str) -> Kind | None:
-        """Return a record that all wait for; None where there is none yet."""
-        return self._read(kind, key, self.room.look(key))
+    def told(self, kind: type[Kind], key: str, limit_s: float) -> Kind | None:
+        """Return a record that all wait for; None where it does not come in time."""
+        return self._read(kind, key, wait_for(self.room, key, limit_s))
+
+    def _pack(self, key: str, record: Any) -> bytes:
+        try:
+            return pack(encode(record), self._token)
+        except BadMessage as error:
+            raise StoreError(f"{key} is {error}") from error
 
     def _read(self, kind: type[Kind], key: str, message: bytes | None) -> Kind | None:
         if message is None:
@@ -126,6 +129,11 @@ class Lobby:
         port = self._launch.launch.port
         return f"whoever reaches port {port}, since {VARIABLE} is not set: as with the job's own store"
 
+    @cached_property
+    def has_own_address(self) -> bool | None:
+        """Whether the store is to be at an address of this host; None where that cannot be told."""
+        return is_own(self._launch.host, self._launch.port)
+
     @property
     def strangers(self) -> int:
         """How many connections were turned away for want of the token."""
@@ -171,11 +179,11 @@ class Lobby:
             return True
         if is_loopback(launch.host):
             return number is None
-        return launch.is_host is True or is_own(launch.host, launch.port) is True
+        return launch.is_host is True or self.has_own_address is True
 
     def _seeks_first(self) -> bool:
         launch = self._launch
-        elsewhere = not is_loopback(launch.host) and is_own(launch.host, launch.port) is False
+        elsewhere = not is_loopback(launch.host) and self.has_own_address is False
         return launch.most > 1 and elsewhere and not launch.is_host
 
     def _serve(self) -> Entry:

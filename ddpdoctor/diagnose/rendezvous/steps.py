@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 SERVED_LIMIT_S = IMPORT_LIMIT_S + 12
 TRIAL_LIMIT_S = 20.0
 """Ours: a healthy start of 64 nodes takes a second, on a machine that has nothing else to do."""
-LOOK_EVERY_S = 0.02
 
 
 class Serving:
@@ -76,8 +75,7 @@ def wait_for_store(conversation: Conversation, roster: Roster) -> None:
     """Wait until those that are to serve the store have done so, or have said why they cannot."""
     deadline = time.monotonic() + SERVED_LIMIT_S
     for arrival in roster.servers:
-        while conversation.told(Served, f"served/{arrival}") is None and time.monotonic() < deadline:
-            time.sleep(LOOK_EVERY_S)
+        conversation.told(Served, f"served/{arrival}", max(0.0, deadline - time.monotonic()))
 
 
 def look_at_door(launch: NodeLaunch, torch: TorchProcess, *, serves: bool, served: Served, way: str) -> Door:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.diagnose.rendezvous.member import read_own_node, seen_by
 from ddpdoctor.diagnose.rendezvous.messages import AtDoor
 from ddpdoctor.diagnose.rendezvous.steps import Serving, look_at_door, try_start, wait_for_store
 from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.probes.rendezvous.door import is_own
 from ddpdoctor.probes.rendezvous.mesh import MeshLimits, run_mesh
 
 if TYPE_CHECKING:
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from ddpdoctor.probes.rendezvous.torch_process import TorchProcess
 
 Kind = TypeVar("Kind")
-LOOK_EVERY_S = 0.02
 
 
 class OwnVisit:
@@ -52,8 +49,7 @@ class OwnVisit:
         """Read this node. It begins to serve the store afterwards: until then it can be seen who else has the port."""
         launch = self.member.launch
         node = read_own_node(self.member, conversation, serves_room=serves_room)
-        own_address = is_own(launch.host, launch.port) is True
-        self.seen = seen_by(self.member, node, arrival, own_address=own_address)
+        self.seen = seen_by(self.member, node, arrival, own_address=self.lobby.has_own_address is True)
         self._serving = Serving(launch, self.torch, self.lobby, serves=self.seen.serves)
         return self.seen
 
@@ -85,11 +81,9 @@ class OwnVisit:
 
 def wait_told(conversation: Conversation, kind: type[Kind], key: str, limit_s: float) -> Kind:
     """Return what the node that judges tells all; raises ``StoreError`` where nothing comes."""
-    deadline = time.monotonic() + limit_s
-    while (found := conversation.told(kind, key)) is None:
-        if time.monotonic() > deadline:
-            raise StoreError(f"the node that judges did not go on within {limit_s:g} s")
-        time.sleep(LOOK_EVERY_S)
+    found = conversation.told(kind, key, limit_s)
+    if found is None:
+        raise StoreError(f"the node that judges did not go on within {limit_s:g} s")
     return found
 
 

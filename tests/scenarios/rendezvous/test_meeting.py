@@ -156,6 +156,24 @@ def test_where_both_ports_are_closed_the_nodes_meet_by_a_shared_folder(hosts, cl
     assert errors(read((tmp_path / "node-1.json").read_text())) == errors(report)
 
 
+def test_where_the_first_node_never_comes_those_that_share_a_folder_meet(hosts, tmp_path):
+    port = free_port()
+    more = (*QUICK, "--report-dir", str(tmp_path))
+    processes = [
+        start(
+            hosts, number, *CHECK, *more, "--nnodes", "3", "--node-rank", str(number + 1),
+            "--master-addr", hosts.address(9), "--master-port", str(port),
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    (report, status), (second, second_status) = [finish(process) for process in processes]
+
+    assert report["data"]["missing_ranks"] == [0]
+    assert report["verdict"]["kind"] == second["verdict"]["kind"] == "rank-set"
+    assert len(report["data"]["rendezvous"]["pairs"]) == 2
+    assert (status, second_status) == (1, 1)
+
+
 def test_where_there_is_no_way_each_node_reports_what_it_saw(hosts, closed_ports):
     port = free_port()
     closed_ports(port, port + 1)
