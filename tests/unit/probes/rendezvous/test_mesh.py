@@ -15,6 +15,7 @@ from ddpdoctor.probes.rendezvous.mesh import MeshLimits, PairsTold, run_mesh
 from ddpdoctor.probes.rendezvous.payloads import LARGE_BYTES, Pace
 from ddpdoctor.probes.rendezvous.posts import Lost, Posts, PostsOpen
 from ddpdoctor.probes.rendezvous.visits import SOURCE_FAILS, TARGET_FAILS, Target, Visitor
+from tests.scenarios.running import wait_for
 
 PACE = Pace(stall_s=2.0, send_s=1.0)
 NOT_OURS = "192.0.2.1"
@@ -203,7 +204,7 @@ def test_a_stranger_is_turned_away_and_the_source_is_served():
                     assert hung_up(stranger)
             (pair,) = visitor(FOREVER).visit([post_of(posts)])
             assert is_well(pair)
-            assert posts.served == {0}
+            assert wait_for(lambda: posts.served == {0})
             silent.close()
 
 
