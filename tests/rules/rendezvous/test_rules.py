@@ -241,6 +241,13 @@ def test_what_was_not_looked_at_is_skipped_or_cannot_be_told():
     assert [c.outcome for c in checks if c.code == "DD222"] == [Outcome.INCONCLUSIVE]
 
 
+def test_a_node_that_lost_the_others_cannot_tell_of_the_pairs():
+    """It saw nothing wrong itself, and does not end as if all were well."""
+    findings, checks = judge_rendezvous(lone(Contact.CONNECTED))
+    assert findings == []
+    assert [check.outcome for check in checks if check.code == "DD220"] == [Outcome.INCONCLUSIVE]
+
+
 def test_outcomes_say_what_was_seen():
     _, checks = judge_rendezvous(with_pairs(FOUR, column(2), fails(Contact.NO_ANSWER)))
     assert [(check.id, check.code, check.group, check.seen) for check in checks] == [
