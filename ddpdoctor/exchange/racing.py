@@ -89,7 +89,7 @@ def _wait(runners: Sequence[Runner], results: queue.SimpleQueue[Runner], until: 
             runner = results.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
             return
-        left.remove(runner)
+        left.discard(runner)
         if runner.found is not None:
             until = min(until, time.monotonic() + BETTER_WITHIN_S)
             left -= set(runners[runners.index(runner) :])

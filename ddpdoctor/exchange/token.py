@@ -8,7 +8,12 @@ store too. Without it:
 - Under torchrun, and with --nnodes by hand, whoever reaches the port may take part: the same trust that the job's own
   store at MASTER_PORT rests on.
 
-All that a peer can do with it is to send facts, which are parsed within limits and never run.
+All that a peer can do with it is to send facts, which are parsed within limits and never run. Without a token a peer
+that is none of the job's can send wrong ones, so that a report is wrong, and can read what the others sent: hosts,
+stacks, variables of the allow-list. Nothing that is sent is hidden on its way, with a token or without.
+
+It holds for every way to a room (see ``room``): a connection to the own port proves it before anything is served, and
+letters by way of a store or a shared folder are signed one by one (see ``letters``).
 """
 
 from __future__ import annotations

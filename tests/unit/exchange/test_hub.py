@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.exchange.hub import Hub
+from ddpdoctor.exchange.hub import SPARED_FILES, Hub
 from ddpdoctor.exchange.hub_peer import PROOF_LIMIT_S, REQUEST_LIMIT_S, Peer
 from ddpdoctor.exchange.hub_store import HubStore, open_hub_store
 from ddpdoctor.exchange.hub_wire import (
@@ -336,6 +336,22 @@ def test_files_that_run_out_make_clients_wait_and_no_loop_spin(hub):
         for file in held:
             os.close(file)
     assert receive(waiting, len(HELLO)) == HELLO
+
+
+def test_connections_leave_files_for_what_else_this_process_does(hub):
+    first = client(hub)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(SPARED_FILES)]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + SPARED_FILES // 2, hard))
+        with pytest.raises(StoreError):
+            client(hub, limit_s=0.2)
+        assert first.add("n", 1) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for file in held:
+            os.close(file)
+    assert client(hub).add("n", 1) == 2
 
 
 def test_closing_ends_the_thread(hub):

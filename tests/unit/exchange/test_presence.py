@@ -75,7 +75,19 @@ def test_a_member_whose_connection_ends_without_a_word_is_lost(hosted):
     assert heard(hosted, "3").said == b"step 7"
     assert heard(hosted, "3").broken_ns >= before.heard_ns
     # It comes again.
-    opener(hosted)(LIMIT_S).beat("3")
+    again = opener(hosted)(LIMIT_S)
+    again.beat("3")
+    assert heard(hosted, "3").broken_ns is None
+    again.close()
+
+
+def test_a_member_that_beats_by_a_new_connection_is_not_lost_with_the_former(hosted):
+    former, new = opener(hosted)(LIMIT_S), opener(hosted)(LIMIT_S)
+    former.beat("3")
+    new.beat("3")
+    former.close()
+
+    assert wait_until(lambda: len(hosted._serving._peers) == 1, LIMIT_S)
     assert heard(hosted, "3").broken_ns is None
 
 
