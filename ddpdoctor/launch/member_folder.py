@@ -14,7 +14,6 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.processes import number
 from ddpdoctor.launch.report_dir import PARENT, REPORT_NAME, make_default_dir, make_private, make_report_dir, name_stem
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.secrets import hide_secrets
@@ -104,7 +103,7 @@ def _find_start(asked: Path, label: str, starter: Starter) -> Path:
     found = [run for run in (_read_run(asked), _read_run(_own(asked, label))) if run is not None]
     if not any(_is_former_start(run, starter) for run in found):
         return asked
-    if restarts := number(starter.env, "SLURM_RESTART_COUNT"):
+    if restarts := _restarts(starter.env):
         return asked / f"restart-{restarts}"
     numbers = itertools.count(1)
     return next(base for i in numbers if _read_run(_own(base := asked / f"restart-{i}", label)) is None)
@@ -116,10 +115,15 @@ def _is_former_start(run: dict[str, Any], starter: Starter) -> bool:
     stored = run.get("environment")
     stored = stored if isinstance(stored, dict) else {}
     if job := env.get("SLURM_JOB_ID"):
-        before = number({"count": str(stored.get("SLURM_RESTART_COUNT", "0"))}, "count") or 0
-        return stored.get("SLURM_JOB_ID") == job and before < (number(env, "SLURM_RESTART_COUNT") or 0)
+        return stored.get("SLURM_JOB_ID") == job and _restarts(stored) < _restarts(env)
     same = (run.get("host"), run.get("command")) == (starter.host, list(hide_secrets(starter.command)))
     return "KUBERNETES_SERVICE_HOST" in env and same
+
+
+def _restarts(env: Mapping[str, Any]) -> int:
+    """Return how often Slurm has started a job again."""
+    text = str(env.get("SLURM_RESTART_COUNT", ""))
+    return int(text) if text.isascii() and text.isdecimal() else 0
 
 
 def _refuse_other_job(base: Path, env: Mapping[str, str]) -> None:

@@ -6,8 +6,6 @@ import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.exchange.reach import look_up
-
 if TYPE_CHECKING:
     from ddpdoctor.launch.placement import Placement
 
@@ -27,6 +25,8 @@ def number_first(placement: Placement) -> Placement:
 
 def is_own_host(host: str, port: int) -> bool:
     """Return whether an address of a name can be bound to here; False too where the name does not resolve."""
+    from ddpdoctor.exchange.reach import look_up  # not at a start on one node: it is not cheap
+
     try:
         addresses = look_up(host, port, LOOKUP_LIMIT_S)
     except OSError:

@@ -1,18 +1,15 @@
-"""Finds the place of a ``wrap`` in its job from options, Slurm or an operator's variables; asks the machine nothing."""
+"""Finds the place of a ``wrap`` in its job from options, Slurm or an operator's variables; asks the machine nothing.
+
+What a job of one node has no use for is imported where it is needed: its ranks wait for this.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.processes import number
-from ddpdoctor.exchange.token import job_token
 from ddpdoctor.launch.placement import Placement, Style
-from ddpdoctor.launch.slurm_placing import idle_note, place_task
-from ddpdoctor.launch.slurm_step import read_step
 from ddpdoctor.launch.torchrun_told import SHAPE, TorchrunTold, told_by_command
-from ddpdoctor.model.launch import Launch
-from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.rendezvous import is_loopback
 
 if TYPE_CHECKING:
@@ -39,12 +36,27 @@ def _place(split: SplitCommand, told: TorchrunTold | None, env: Mapping[str, str
     style = Style.COMMAND if split.is_command else Style.TORCHRUN
     if told is not None and (told.standalone or told.nnodes == (1, 1)):
         return Placement(style=style)
-    step = read_step(env)
-    if step is not None:
-        return place_task(split, told, step, env)
+    if "SLURM_JOB_ID" in env and (task := _in_step(split, told, env)):
+        return task
     if told is not None and told.nnodes is not None:
         return _by_torchrun(style, told, told.nnodes)
-    return _by_variables(split, told, env) or Placement(style=style, note=idle_note(env))
+    return _by_variables(split, told, env) or Placement(style=style, note=_idle_note(env))
+
+
+def _in_step(split: SplitCommand, told: TorchrunTold | None, env: Mapping[str, str]) -> Placement | None:
+    from ddpdoctor.launch.slurm_placing import place_task
+    from ddpdoctor.launch.slurm_step import read_step
+
+    step = read_step(env)
+    return None if step is None else place_task(split, told, step, env)
+
+
+def _idle_note(env: Mapping[str, str]) -> str | None:
+    if "SLURM_JOB_ID" not in env:
+        return None
+    from ddpdoctor.launch.slurm_placing import idle_note
+
+    return idle_note(env)
 
 
 def _by_torchrun(style: Style, told: TorchrunTold, nnodes: tuple[int, int]) -> Placement:
@@ -65,6 +77,10 @@ def _by_torchrun(style: Style, told: TorchrunTold, nnodes: tuple[int, int]) -> P
 
 def _by_variables(split: SplitCommand, told: TorchrunTold | None, env: Mapping[str, str]) -> Placement | None:
     """Place a rank by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which an operator or another launcher has set."""
+    if not env.get("RANK") or not env.get("WORLD_SIZE"):
+        return None
+    from ddpdoctor.collect.processes import number
+
     rank, size, port = (number(env, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     host = env.get("MASTER_ADDR", "").strip()
     if rank is None or size is None or port is None or not host or not rank < size or size < 2:
@@ -90,6 +106,10 @@ def _by_variables(split: SplitCommand, told: TorchrunTold | None, env: Mapping[s
 
 def _token(placed: Placement, env: Mapping[str, str]) -> bytes | None:
     """Return the job's secret; of a Slurm step the one that every other verb has in it."""
+    from ddpdoctor.exchange.token import job_token
+    from ddpdoctor.model.launch import Launch
+    from ddpdoctor.model.node import Launcher
+
     launcher = Launcher.SLURM if placed.batch_job else Launcher.NNODES
     return job_token(Launch(launcher=launcher, run=f"slurm {placed.batch_job}"), env)
 
