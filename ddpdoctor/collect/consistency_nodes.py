@@ -67,9 +67,9 @@ def unite_consistency(
         return own
     kept = [read_moments(where / moments_name(number)) for where, number in ((folder, attempt), *nodes)]
     shared = {one.name: one for moments in kept for one in moments.streams}
-    streams = [_join(joint.get(name), [_named(moments, name) for moments in kept], own.allowed) for name in shared]
-    apart = {_identity(one): one for one in streams}
-    alone = [stream for one in known for stream in one.streams if not _is_covered(stream, apart.values())]
+    joined = [_join(joint.get(name), [_named(moments, name) for moments in kept], own.allowed) for name in shared]
+    streams = [stream for stream in joined if stream.compared]
+    alone = [stream for one in known for stream in one.streams if not _is_covered(stream, streams)]
     return replace(
         own,
         streams=(*streams, *alone),
