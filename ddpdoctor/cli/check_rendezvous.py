@@ -40,7 +40,7 @@ def check_rendezvous(
         typer.Option(metavar="HOST:PORT", help="As for torchrun's c10d rendezvous: who hosts it is found out."),
     ] = None,
     rdzv_backend: Annotated[
-        str | None, typer.Option(metavar="NAME", help="c10d or static.  [default: c10d with --rdzv-endpoint]")
+        str | None, typer.Option(metavar="NAME", help="c10d or static.  [default: c10d with an endpoint]")
     ] = None,
     rdzv_id: Annotated[str | None, typer.Option(metavar="ID", help="Of the job, the same on all nodes.")] = None,
     rdzv_conf: Annotated[
