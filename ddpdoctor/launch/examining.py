@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.launch.machine import note_machine
@@ -83,7 +83,7 @@ class Examining:
         if nodes.is_first:
             nodes.wait_for_ends(is_disturbed)
             judgement = self._judge_all()
-            nodes.tell(judgement, stop=False, place=self._place)
+            nodes.tell(judgement, stop=judgement.certain and self._others_hang(nodes, status), place=self._place)
             return judgement
         nodes.say(self._watch.headway(), self._watch.rank_range())
         nodes.leave(status, pack_folder(self._folder), is_disturbed)
@@ -151,6 +151,12 @@ class Examining:
         self._save_nodes()
         self.judged_at = verdict.place
         return Looked(judgement=verdict.judgement, is_hang=True)
+
+    def _others_hang(self, nodes: FirstNode, status: int) -> bool:
+        """Return whether those that go on wait in vain. That a rank failed here, torch may tell them by itself."""
+        own = self._watch.headway()
+        own = replace(own, ended_s=None) if status else own
+        return suspicion_of([own, *nodes.headways()], self._hang_timeout_s) is Suspicion.STRONG
 
     def _suspicion(self) -> Suspicion:
         others = self._nodes.headways() if self._nodes is not None and self._nodes.is_first else []

@@ -50,6 +50,8 @@ LEAVE_LIMIT_S = 11.0
 """Ours: how long the end of one launcher waits for those of others: a little longer than for one that is silent."""
 TELL_LIMIT_S = 3.0
 """Ours: how long the room stays for others to hear the verdict: three beats."""
+FOLDER_AFTER_S = 5.0
+"""Ours: how long members may take over the port before a folder is tried too: half of a silence."""
 FOLDER = "gathered"
 """In the run folder: what each other member sent, by number. Members that see this folder too record in ``nodes``."""
 
@@ -60,8 +62,8 @@ class FirstNode:
     number = 0
     is_first: Literal[True] = True
 
-    def __init__(self, placement: Placement, host: str) -> None:
-        """Take where this member stands, and what its host is called."""
+    def __init__(self, placement: Placement, host: str, folder: Path) -> None:
+        """Take where this member stands, what its host is called, and a folder that all may see."""
         self.failure: Exception | None = None
         self.placement = placement
         self._token = placement.token
@@ -71,6 +73,9 @@ class FirstNode:
         self._board = Board()
         self._roster: Any = None
         self._asked_at = 0.0
+        self._folder: Path | None = folder
+        """Until it is served."""
+        self._began = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._hear, name="ddpdoctor-nodes", daemon=True)
 
@@ -165,6 +170,7 @@ class FirstNode:
 
     def _hear_once(self) -> None:
         self._members.hear(self._room.heard())
+        self._serve_folder()
         for number in self._members.unknown():
             greeting = find(self._store, f"{GREETING}/{number}", Greeting, self._token)
             if greeting is not None:
@@ -175,6 +181,15 @@ class FirstNode:
                 if packed is not None:
                     self._members.receive(number, request, packed)
         self._post_roster()
+
+    def _serve_folder(self) -> None:
+        """Serve the folder too, once somebody is missed: not before, for it is looked into again and again."""
+        waited = time.monotonic() - self._began > FOLDER_AFTER_S or self._room.not_listening
+        if self._folder is None or not waited or self._members.have_come():
+            return
+        folder, self._folder = self._folder, None
+        with contextlib.suppress(StoreError, OSError):
+            self._room.serve_folder(folder)
 
     def _post_roster(self) -> None:
         """Let all members know who there is, each time that it changes."""

@@ -101,6 +101,11 @@ class MembersHeard:
             there = [number for number in self._heard if self._presence(number, now_ns) is not Presence.SILENT]
             return [_headway_of(self._pulses[number]) for number in there if number in self._pulses]
 
+    def have_come(self) -> bool:
+        """Return whether all that are expected were heard."""
+        with self._lock:
+            return len({0, *self._heard}) >= self._placement.expected
+
     def have_answered(self, request: int, *, late: bool) -> bool:
         """Return whether all have answered a request, or have left, or are silent.
 

@@ -21,24 +21,25 @@ FILE = "nodes.json"
 """In the run folder: who was seen, a ``NodesSeen``."""
 
 
-def join_nodes(placement: Placement) -> FirstNode | OtherNode | None:
+def join_nodes(placement: Placement, folder: Path) -> FirstNode | OtherNode | None:
     """Begin to serve the others, or to look for the first; None where there is nobody, or nowhere to meet.
 
-    Of members on one host that have no numbers the first is who gets the port.
+    Of members on one host that have no numbers the first is who gets the port. ``folder`` is where the report goes: all
+    nodes may see the same one, and then it is a second way.
     """
     if placement.alone or not placement.hosts:
         return None
-    from ddpdoctor.exchange.room import OwnPort
+    from ddpdoctor.exchange.room import Folder, OwnPort
     from ddpdoctor.launch.first_node import FirstNode
     from ddpdoctor.launch.other_node import OtherNode
 
     host = socket.gethostname()
     if placement.number == 0 or (placement.number is None and placement.one_host):
-        first = FirstNode(placement, host)
+        first = FirstNode(placement, host, folder)
         if not first.serve() or placement.number == 0:
             return first
         first.close()
-    other = OtherNode(placement, host, (OwnPort(placement.hosts, placement.port),))
+    other = OtherNode(placement, host, (OwnPort(placement.hosts, placement.port), Folder(folder)))
     other.start()
     return other
 

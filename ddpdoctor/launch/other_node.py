@@ -14,7 +14,7 @@ from ddpdoctor.exchange.clocks import measure_clocks
 from ddpdoctor.exchange.large import send_large
 from ddpdoctor.exchange.meeting import NO_TOKEN
 from ddpdoctor.exchange.presence import Beating
-from ddpdoctor.exchange.room import find_room
+from ddpdoctor.exchange.room import NoRoom, find_room
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.launch.members_heard import SILENT_NS
 from ddpdoctor.launch.node_messages import (
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.placement import Placement
 
 FIND_LIMIT_S = 5.0
+FIND_EVERY_S = 2.0
+"""Ours: the pause between two searches, of a job whose first member may never come."""
 REOPEN_LIMIT_S = 3.0
 VERDICT_LIMIT_S = 10.0
 """Ours: how long the end of a member waits for the verdict of a first that goes on: as for a silent one."""
@@ -195,18 +197,23 @@ class OtherNode:
     def _run(self) -> None:
         try:
             while not self._ended.is_set() and self._found is None:
-                self._find()
+                if not self._find():
+                    self._ended.wait(FIND_EVERY_S)
             while self._found is not None and (task := self._tasks.get()) is not None:
                 self._do(task)
             self._part()
         except Exception as error:  # noqa: BLE001 - a job is watched on without the others
             self.failure = self.failure or error
 
-    def _find(self) -> None:
+    def _find(self) -> bool:
+        """Look for the room once, and join it."""
         try:
             self._join(find_room(self._ways, self._token or NO_TOKEN, FIND_LIMIT_S))
+        except NoRoom as error:
+            self._why = error.tried[0].words  # of its own port: whether it is served there alone, only the first knows
         except StoreError as error:
             self._why = str(error)
+        return self._found is not None
 
     def _join(self, found: FoundRoom) -> None:
         """Take a number, say who this is, and begin to beat."""

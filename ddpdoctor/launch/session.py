@@ -144,7 +144,7 @@ class Session:
         """Load the rules, and meet the other nodes where there are any."""
         nodes = None
         with self._job_goes_first():
-            nodes = join_nodes(self.options.placement)
+            nodes = join_nodes(self.options.placement, self.options.report_file.resolve().parent)
         if nodes is not None and self.shared is not None:
             self.exchange = ReplicaExchange(self.shared, nodes, self.options.placement.token)
             self.exchange.start()

@@ -14,7 +14,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.scenarios.hosts import Hosts, lent_hosts
+from tests.scenarios.hosts import Hosts, lent_hosts, require
 from tests.scenarios.running import JOBS, SCHEMA, clean_environment, free_port, wait_for
 
 DDPDOCTOR = (sys.executable, "-m", "ddpdoctor")
@@ -30,16 +30,16 @@ def hosts():
 
 
 class Running:
-    """A wrap of one rank on each of two hosts, each with a --report-dir of its own."""
+    """A wrap of one rank on each of two hosts, each with a --report-dir of its own unless they share one."""
 
-    def __init__(self, hosts: Hosts, folder: Path, *words: object) -> None:
-        self.folders = [folder / f"n{number}" for number in range(2)]
+    def __init__(self, hosts: Hosts, folder: Path, *words: object, shares: bool = False, port: int = 0) -> None:
+        self.folders = [folder / ("shared" if shares else f"n{number}") for number in range(2)]
         self.begun = folder / "begun"
-        port = str(free_port())
+        port = port or free_port()
         self.processes = [
             hosts.start(
                 number, *DDPDOCTOR, "wrap", "--nnodes", "2", "--node-rank", str(number), "--master-addr", "dd0",
-                "--master-port", port, "--nproc-per-node", "1", "--hang-timeout", "4", "--debug-level", "OFF",
+                "--master-port", str(port), "--nproc-per-node", "1", "--hang-timeout", "4", "--debug-level", "OFF",
                 "--report-dir", str(self.folders[number]), str(JOB), *map(str, words), str(self.begun),
                 env=clean_environment(),
             )
@@ -104,3 +104,20 @@ def test_a_first_host_that_dies_leaves_the_other_its_own_verdict(hosts, tmp_path
     assert status != 0
     assert (report["verdict"]["kind"], report["verdict"]["hosts"]) == ("killed", ["dd0"]), report["verdict"]
     assert "dd0" in shown
+
+
+def test_a_shared_folder_is_the_way_where_the_port_is_closed(hosts, tmp_path):
+    require("nft")
+    port = free_port()
+    rule = "add table inet dd; add chain inet dd in { type filter hook input priority 0; }; "
+    hosts.run(0, "nft", f"{rule}add rule inet dd in tcp dport {port + 1} drop")
+    try:
+        job = Running(hosts, tmp_path, "stuck", 40, shares=True, port=port)
+        (status, _, report), (other_status, other_shown, other) = job.finish(0), job.finish(1)
+    finally:
+        hosts.run(0, "nft", "delete table inet dd")
+    assert (status, other_status) == (124, 124)
+    assert (report["verdict"]["kind"], report["verdict"]["hosts"]) == ("stuck", ["dd1"])
+    assert [row["host"] for row in report["ranks"]] == ["dd0", "dd1"]
+    assert other["verdict"] == report["verdict"]
+    assert f"dd0:{job.folders[0]}" in other_shown
