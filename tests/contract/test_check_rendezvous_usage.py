@@ -57,13 +57,16 @@ def by_hand(port):
 def test_it_ends_at_once_when_it_is_interrupted():
     own = free_port()
     process = subprocess.Popen(
-        [*COMMAND, *by_hand(free_port()), "--exchange-port", str(own), "--timeout", "90s"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [*COMMAND, *by_hand(free_port()), "--exchange-port", str(own), "--timeout", "90s"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=clean_environment(OMP_NUM_THREADS="1"),
     )  # fmt: skip
     wait_for_listener(own)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=20)
-    assert (process.returncode, stdout) == (130, ""), stderr
+    # Python dies of the signal itself where it came while a dataclass was made; a shell says 130 of that too.
+    assert process.returncode in {130, -signal.SIGINT}, stderr
+    assert stdout == ""
     assert "Traceback" not in stderr
 
 
