@@ -98,7 +98,8 @@ def told_by_command(split: SplitCommand, env: Mapping[str, str]) -> TorchrunTold
     elif Path(split.script).name != "torchrun":
         return TorchrunTold((), env) if env.get("PET_NNODES") else None
     try:
-        return TorchrunTold(split_command(words, {}).torchrun, env)
+        # To ask torch for an option that is not known would keep the ranks waiting for seconds.
+        return TorchrunTold(split_command(words, {}, dict).torchrun, env)
     except UserError:  # torchrun's to complain about
         return None
 

@@ -9,7 +9,7 @@ import pytest
 from ddpdoctor.collect.launches import SLURM_PORTS, ByHand, seen_launch
 from ddpdoctor.exchange.token import job_token
 from ddpdoctor.launch.command import split_command
-from ddpdoctor.launch.own_host import number_first
+from ddpdoctor.launch.own_host import is_own_host, number_first
 from ddpdoctor.launch.placement import Placement, Style
 from ddpdoctor.launch.placing import place
 from ddpdoctor.model.errors import UserError
@@ -112,6 +112,9 @@ def test_a_node_where_the_store_is_to_be_is_the_first() -> None:
     line = "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint {}:29400 t.py"
     # 192.0.2.0/24 is for documentation: no host has an address in it.
     assert number_first(placed(line.format("192.0.2.1"), {})).number is None
+    assert not is_own_host("192.0.2.1", 29400)
+    assert not is_own_host("no-such-host.invalid", 29400)
+    assert is_own_host("127.0.0.1", 29400)
     here = placed(line.format("127.0.0.1"), {})
     assert here.one_host
     assert number_first(here).number is None
