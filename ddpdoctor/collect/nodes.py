@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.collect import runfolder
 from ddpdoctor.collect.clock_shift import shift_rank
 from ddpdoctor.collect.consistency_nodes import unite_consistency
-from ddpdoctor.collect.meetings import NotThere, attempt_elsewhere
+from ddpdoctor.collect.meetings import NotThere, attempt_elsewhere, came_later, was_gone
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import HostSeen
@@ -47,6 +47,7 @@ def read_job(folder: Path, attempt: int | None = None) -> Job:
     members = read_nodes(folder)
     if members is None:
         return own
+    members = replace(members, nodes=tuple(one for one in members.nodes if _took_part(folder, one, members, attempt)))
     others = [node for seen in members.nodes if (node := _read_node(folder, seen, members, attempt)) is not None]
     return _unite(own, members, others, folder, attempt)
 
@@ -61,8 +62,7 @@ def read_nodes(folder: Path) -> NodesSeen | None:
 
 def _read_node(folder: Path, seen: NodeSeen, members: NodesSeen, attempt: int | None) -> _Node | None:
     """Return what another node recorded; None where nothing of it is here, or it cannot be read."""
-    places = (folder / name / str(seen.number) for name in FOLDERS)
-    place = next((place for place in places if (place / "run.json").is_file()), None)
+    place = _place(folder, seen)
     if place is None or seen.number == members.own:
         return None
     try:
@@ -71,6 +71,21 @@ def _read_node(folder: Path, seen: NodeSeen, members: NodesSeen, attempt: int | 
     except (UserError, NotThere):
         return None
     return _Node(seen=seen, folder=place, attempt=there, job=_shift_job(job, seen))
+
+
+def _took_part(folder: Path, seen: NodeSeen, members: NodesSeen, attempt: int | None) -> bool:
+    """Return whether a node belongs to an attempt: in an elastic job nodes leave, and others come."""
+    if seen.number == members.own:
+        return True
+    place = _place(folder, seen)
+    if place is not None and came_later(folder, place, attempt):
+        return False
+    return not was_gone(folder, seen.heard_ns, attempt)
+
+
+def _place(folder: Path, seen: NodeSeen) -> Path | None:
+    places = (folder / name / str(seen.number) for name in FOLDERS)
+    return next((place for place in places if (place / "run.json").is_file()), None)
 
 
 def _shift_job(job: Job, seen: NodeSeen) -> Job:
