@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.02
 GRACE_S = 3.0
-"""Ours: how long others are waited for after the last one has come, where all that must come are there: an elastic job
-may have more nodes, and nodes that were told different numbers may not all exist."""
+"""Ours: how long others are waited for after the last one has come, where nodes were told different numbers and as many
+are there as one of them was told: it is wrong already, and the rest may not exist."""
 FACTS_LIMIT_S = 20.0
 """Ours: twice what reading a node may take."""
 MOST_TOO_MANY = 64
@@ -71,7 +71,9 @@ def is_complete(launch: NodeLaunch, arrived: Iterable[Arrived], waited_s: float)
     ranks_are_there = not by_ranks or len(each) >= launch.launch.world_size
     if len(leads) >= max(one.most for one in leads):
         return ranks_are_there or waited_s >= GRACE_S
-    return len(leads) >= min(one.fewest for one in leads) and waited_s >= GRACE_S
+    differ = len({(one.fewest, one.most) for one in leads}) > 1
+    # Of an elastic job more may come until the time is up, as torchrun itself waits (last_call_timeout).
+    return differ and len(leads) >= min(one.fewest for one in leads) and waited_s >= GRACE_S
 
 
 def hear_facts(conversation: Conversation, arrived: Mapping[int, Arrived]) -> dict[int, Seen]:

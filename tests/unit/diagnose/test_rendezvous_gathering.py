@@ -84,9 +84,9 @@ def test_ranks_beside_the_one_that_looks_have_no_seat():
     [
         ([came(0)], LONG_S, False),
         ([came(0), came(1)], 0.0, True),
-        # Elastic: enough have come, and more may.
-        ([came(0, fewest=1, most=3)], 0.0, False),
-        ([came(0, fewest=1, most=3)], LONG_S, True),
+        # Elastic: enough have come, and more may until the time is up.
+        ([came(0, fewest=1, most=3)], LONG_S, False),
+        ([came(number, fewest=1, most=3) for number in range(3)], 0.0, True),
         # One was told of three nodes: who knows whether there is a third.
         ([came(0), came(1, fewest=3, most=3)], 0.0, False),
         ([came(0), came(1, fewest=3, most=3)], LONG_S, True),
