@@ -2,9 +2,11 @@
 
 64 nodes of 8 ranks, 2,000 records each, by default. Their run folders are made beforehand. The first node is the real
 one, in this process; the others are real members in a second process, which packs for all of them, one after the other,
-what as many machines would pack at the same time. They meet over the loopback interface. Also printed: what all beats
-of one node take in a second, with the headers of TCP, as the kernel counts them on the loopback interface; where other
-programs use that too, in a network namespace of its own:
+what as many machines would pack at the same time. They meet over the loopback interface. On a busy machine the
+processor times are what tells.
+
+Also printed: what all beats of one node take in a second, with the headers of TCP, as the kernel counts them on the
+loopback interface; where other programs use that too, in a network namespace of its own:
 
     sudo unshare -n sh -c "ip link set lo up && python -m tests.bench.nodes"
 """
@@ -49,9 +51,9 @@ def play_members(port: int, folders: list[Path]) -> None:
     while answered < len(others):
         for other, folder in zip(others, folders[1:], strict=True):
             if request := other.request:
-                began = time.perf_counter()
+                began = time.thread_time()
                 packed = pack_folder(folder)
-                packing_s += time.perf_counter() - began
+                packing_s += time.thread_time() - began
                 other.answer(request, packed, moved=False)
                 answered += 1
         time.sleep(0.01)
@@ -72,7 +74,7 @@ def measure(folder: Path, nodes: int, situation: str) -> None:
     """Print what one situation takes, from the request for evidence to the judgement."""
     world = nodes * RANKS_A_NODE
     folders = write_hosts(folder, Job(world=world, steps=steps_for(world, RECORDS), situation=situation), nodes)
-    first = FirstNode(placement(0, nodes, 0), "node0")
+    first = FirstNode(placement(0, nodes, 0), "node0", folders[0])
     first.serve()
     port = first._room.port
     command = [sys.executable, "-m", "tests.bench.nodes", "members", str(port), *map(str, folders)]
@@ -98,7 +100,7 @@ def measure(folder: Path, nodes: int, situation: str) -> None:
     )
     print(
         f"{nodes} nodes of {RANKS_A_NODE} ranks, {situation}: {judged - began:.2f} s in all: gathered "
-        f"{gathered - began:.2f} (of which all packing, on one core, {packing_s:.2f}), "
+        f"{gathered - began:.2f} (for which all others packed {packing_s:.2f} s on one core), "
         f"unpacked {saved - gathered:.2f}, "
         f"judged {judged - saved:.2f}; the first node's processor time {judged_cpu - began_cpu:.2f} s; "
         f"{sum(node.gathered for node in seen.nodes)} nodes gathered; {found}",
