@@ -12,7 +12,7 @@ from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
 from ddpdoctor.model.reaching import Connecting, Contact
 from ddpdoctor.rules.progress.judge import judge
 
-from .build import LONG_AGO, NOW, S, ended, failed_in, in_call, in_user, job, killed, moving, phase, rank
+from .build import LONG_AGO, NOW, S, crashed, ended, failed_in, in_call, in_user, job, killed, moving, phase, rank
 
 HERE, LEFT, SILENT, ABSENT = Presence.HERE, Presence.LEFT, Presence.SILENT, Presence.ABSENT
 
@@ -318,3 +318,12 @@ def test_nobody_is_told_to_start_wrap_where_it_was_heard_of(there, advised):
 def test_nobody_is_told_to_watch_a_node_that_was_heard_of(other):
     found = judge(of_nodes(*waiting(0, 1), nodes=(node(0), other)))
     assert [finding for finding in found.findings if finding.kind == "not-recorded"] == []
+
+
+@pytest.mark.parametrize(("left_s", "is_stopped"), [(2, False), (60, True)])
+def test_ranks_on_their_way_out_after_a_crash_elsewhere_are_no_hang(left_s, is_stopped):
+    at = NOW - left_s * S
+    leaving = {"life": Life.RUNNING, "exit_code": None, "at": at, "main_ended_ns": at}
+    ranks = [crashed(0, world=2), *on("node1", failed_in(1, "backward", world=2, **leaving))]
+    found = judge(of_nodes(*ranks, nodes=(node(0), node(1)), world=2, local_ranks_expected=1))
+    assert (verdict(found).kind, found.certain) == ("crash", is_stopped)

@@ -80,7 +80,7 @@ def check_early_exit(scene: Scene) -> Ruling:
         fix="give every rank the same number of steps (drop_last=True, model.join()), and leave together: "
         "dist.barrier() before the end",
     )
-    return Ruling(findings=(finding,), certain=True)
+    return Ruling(findings=(finding,), certain=not scene.is_ending())
 
 
 def _way_out(rank: Rank) -> Frame | None:
@@ -127,7 +127,7 @@ def check_crash(scene: Scene) -> Ruling:
         return Ruling(skipped=scene.cause.value) if scene.cause is not Cause.NONE else Ruling()
     if root.by_signal:
         return Ruling(skipped="the first rank that failed did so by a signal")
-    return Ruling(findings=(_failed(scene, root, "DD604", "crash"),), certain=True)
+    return Ruling(findings=(_failed(scene, root, "DD604", "crash"),), certain=not scene.is_ending())
 
 
 @rule("DD605", "killed", Severity.ERROR, "A rank died by a signal")
@@ -170,7 +170,7 @@ def check_killed(scene: Scene) -> Ruling:
         return Ruling(skipped=scene.cause.value) if scene.cause is not Cause.NONE else Ruling()
     if not root.by_signal:
         return Ruling(skipped="the first rank that failed did so by an exception or a status")
-    return Ruling(findings=(_failed(scene, root, "DD605", "killed"),), certain=True)
+    return Ruling(findings=(_failed(scene, root, "DD605", "killed"),), certain=not scene.is_ending())
 
 
 def _failed(scene: Scene, root: Failure, code: str, kind: str) -> Finding:

@@ -48,7 +48,7 @@ def judge_lost(scene: Scene) -> Ruling:
         ),
         fix=_fix(scene, lost, cut_off=cut_off),
     )
-    return Ruling(findings=(finding,), certain=scene.stands_still(()))
+    return Ruling(findings=(finding,), certain=scene.stands_still(()) and not scene.is_ending())
 
 
 def _stands(scene: Scene) -> bool:

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
+from ddpdoctor.model.facts import Life
 
 from .conflicts import ANY_SHAPE, EVEN_SHAPE, Conflict, find_conflict
 from .differences import Difference, find_difference
@@ -93,6 +94,15 @@ class Scene:
         at_rest = self.quiet | set(self.waits.waiters) | set(blamed)
         return set(self.living) <= at_rest
 
+    def is_ending(self) -> bool:
+        """Return whether all ranks that live are on their way out, and have not been so for the hang timeout.
+
+        What follows from a failure elsewhere takes a crowded host seconds; it is no hang.
+        """
+        there = [s.rank for s in self.states.values() if s.rank.life is Life.RUNNING]
+        left = [_left_ns(rank) for rank in there]
+        return bool(left) and all(moment(self.job) - at < timeout_ns(self.job) for at in left)
+
     def waited_ns(self) -> int:
         """Return for how long the first waiter has waited."""
         now = moment(self.job)
@@ -111,6 +121,12 @@ def timeout_ns(job: Job) -> int:
 def moment(job: Job) -> int:
     """Return the time for which the job is judged: when somebody began to stop it, else now."""
     return job.stopping_since_ns if job.stopping_since_ns is not None else job.now_ns
+
+
+def _left_ns(rank: Rank) -> int:
+    """Return when a rank began to leave, by an error or at the end of its script; 0 where it has not."""
+    error = final_error(rank)
+    return max(error.time_ns if error is not None else 0, rank.main_ended_ns or 0)
 
 
 def must_be_quiet(job: Job, failures: tuple[Failure, ...]) -> bool:

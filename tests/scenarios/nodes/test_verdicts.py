@@ -52,19 +52,22 @@ class Member:
 class Running:
     """One job: a wrap on each of some hosts, of one rank each, which all have the same --report-dir."""
 
-    def __init__(self, hosts: Hosts, folder: Path, *words: object, nodes=range(NODES), torchrun=False) -> None:
+    def __init__(
+        self, hosts: Hosts, folder: Path, *words: object, world=NODES, absent: int | None = None, torchrun=False
+    ) -> None:
         self.folder, self.begun = folder / "run", folder / "begun"
         port = free_port()
         self.processes = {
             number: hosts.start(
                 number,
                 *WRAP,
-                *(_torchrun(number, port) if torchrun else ()),
+                *(_torchrun(number, world, port) if torchrun else ()),
                 *("--hang-timeout", str(HANG_TIMEOUT_S), "--report-dir", str(self.folder), "--debug-level", "OFF"),
                 *(str(JOB), *map(str, words), str(self.begun)),
-                env=clean_environment(**({} if torchrun else _as_rank(number, port))),
+                env=clean_environment(**({} if torchrun else _as_rank(number, world, port))),
             )
-            for number in nodes
+            for number in range(world)
+            if number != absent
         }
 
     def wait_until_it_trains(self) -> None:
@@ -84,12 +87,12 @@ class Running:
         return [self.finish(number) for number in self.processes]
 
 
-def _as_rank(number: int, port: int) -> dict[str, str]:
-    return {"RANK": str(number), "WORLD_SIZE": str(NODES), "MASTER_ADDR": "dd0", "MASTER_PORT": str(port)}
+def _as_rank(number: int, world: int, port: int) -> dict[str, str]:
+    return {"RANK": str(number), "WORLD_SIZE": str(world), "MASTER_ADDR": "dd0", "MASTER_PORT": str(port)}
 
 
-def _torchrun(number: int, port: int) -> tuple[str, ...]:
-    where = ("--nnodes", str(NODES), "--node-rank", str(number), "--master-addr", "dd0", "--master-port", str(port))
+def _torchrun(number: int, world: int, port: int) -> tuple[str, ...]:
+    where = ("--nnodes", str(world), "--node-rank", str(number), "--master-addr", "dd0", "--master-port", str(port))
     return (*where, "--nproc-per-node", "1")
 
 
@@ -99,33 +102,33 @@ def line_of(fault: str) -> list[int]:
 
 
 FAULTS = {
-    "stuck": ([1], 124),
-    "mismatch": ([1], 124),
-    "stopped": ([1], 124),
-    "deadlock": ([0, 1], 124),
-    "exit-hang": ([1], 0),
-    "early-exit": ([1], 1),
-    "crash": ([1], 1),
-    "killed": ([1], 1),
-    "straggler": ([1], 0),
+    "stuck": (3, [1], 124),
+    "mismatch": (3, [1], 124),
+    "stopped": (2, [1], 124),
+    "deadlock": (2, [0, 1], 124),
+    "exit-hang": (2, [1], 0),
+    "early-exit": (2, [1], 1),
+    "crash": (3, [1], 1),
+    "killed": (2, [1], 1),
+    "straggler": (2, [1], 0),
 }
-"""The kind, which is also what the job is told to do wrong, the ranks to blame, and the status of the first node."""
+"""By kind, which is also what the job is told to do wrong: nodes, ranks to blame, exit status of the first."""
 
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_the_culprit_on_another_node_is_named(hosts, tmp_path, kind):
-    blamed, status = FAULTS[kind]
-    first, *others = Running(hosts, tmp_path, kind, 40).finish_all()
+    world, blamed, status = FAULTS[kind]
+    first, *others = Running(hosts, tmp_path, kind, 40, world=world).finish_all()
 
     assert first.named == (kind, blamed, [f"dd{number}" for number in blamed]), first.verdict
     assert "on dd" in first.verdict["summary"]
     places = {place["line"] for place in first.verdict["where"]}
     assert not line_of(kind) or places & set(line_of(kind)), first.verdict
     assert first.status == status, first.stderr
-    assert sorted(row["rank"] for row in first.report["ranks"]) == [0, 1, 2]
-    assert [row["host"] for row in first.report["ranks"]] == ["dd0", "dd1", "dd2"]
+    rows = [(row["rank"], row["host"]) for row in first.report["ranks"]]
+    assert rows == [(number, f"dd{number}") for number in range(world)]
     # What the first node found is told to all.
-    assert [other.named for other in others] == [first.named, first.named]
+    assert all(other.named == first.named for other in others)
 
 
 def test_a_network_that_loses_everything_between_two_nodes_is_no_fault_of_a_rank(hosts, tmp_path):
@@ -148,7 +151,7 @@ add rule inet dd in ip saddr {hosts.address(2)} drop"
 
 @pytest.mark.parametrize("torchrun", [False, True], ids=["ranks", "torchrun"])
 def test_a_node_that_never_comes(hosts, tmp_path, torchrun):
-    first, last = Running(hosts, tmp_path, "nothing", 40, nodes=(0, 2), torchrun=torchrun).finish_all()
+    first, last = Running(hosts, tmp_path, "nothing", 40, absent=1, torchrun=torchrun).finish_all()
 
     assert (first.verdict["kind"], first.verdict["ranks"]) == ("missing", [1]), first.verdict
     assert "check-rendezvous" in first.verdict["fix"]
@@ -159,7 +162,7 @@ def test_a_node_that_never_comes(hosts, tmp_path, torchrun):
 
 def test_a_first_node_that_never_comes(hosts, tmp_path):
     """Each of the others hears nothing, judges for itself, and says what it sees of the first."""
-    members = Running(hosts, tmp_path, "nothing", 40, nodes=(1, 2), torchrun=True).finish_all()
+    members = Running(hosts, tmp_path, "nothing", 40, absent=0, torchrun=True).finish_all()
     for number, member in enumerate(members, start=1):
         assert member.named == ("missing", [0], ["dd0"]), member.verdict
         assert member.verdict["summary"].startswith(f"dd{number} cannot reach dd0:"), member.verdict
@@ -204,6 +207,6 @@ def test_a_ddpdoctor_that_is_killed_takes_its_node_with_it(hosts, tmp_path):
     job.processes[1].communicate(timeout=LIMIT_S)
 
 
-def test_three_healthy_nodes(hosts, tmp_path):
-    members = Running(hosts, tmp_path, "nothing", 40).finish_all()
-    assert [(member.status, member.report["verdict"]) for member in members] == [(0, None)] * NODES
+def test_healthy_nodes(hosts, tmp_path):
+    members = Running(hosts, tmp_path, "nothing", 40, world=2).finish_all()
+    assert [(member.status, member.report["verdict"]) for member in members] == [(0, None)] * 2
