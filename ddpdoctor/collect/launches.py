@@ -22,6 +22,8 @@ SLURM_PORTS = (16_384, 12_288)
 above the ports of common services. The port is first + (31 * job id + step id) modulo how many, on every host."""
 
 
+SLURM_STORE_PORTS = (28_672, 4_096)
+"""The same for the store of a step's own job: above those where ddpdoctor meets, and below ip_local_port_range."""
 OWN_VARIABLE = "DDPDOCTOR_RANKS"
 """Set in ranks that ddpdoctor started: the process id of that ddpdoctor."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.launches import DEFAULT_PORT, SLURM_PORTS
+from ddpdoctor.collect.launches import DEFAULT_PORT, SLURM_PORTS, SLURM_STORE_PORTS
 from ddpdoctor.collect.processes import is_slurm_step, number, read_local_rank
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import EXCHANGE_PORT, Launch, NodeLaunch
@@ -172,10 +172,9 @@ def _slurm(env: Mapping[str, str]) -> NodeLaunch | None:
         return None
     assert job is not None and step is not None and rank is not None and tasks is not None and nnodes is not None  # noqa: PT018 - one line narrows all
     names = _slurm_names(env)
-    first, count = SLURM_PORTS
-    own_port = first + (31 * job + step) % count
+    own_port, store_port = (first + (31 * job + step) % count for first, count in (SLURM_PORTS, SLURM_STORE_PORTS))
     host = _text(env, "MASTER_ADDR") or next(iter(names), "127.0.0.1")
-    port = _port(number(env, "MASTER_PORT"), own_port + 1)
+    port = _port(number(env, "MASTER_PORT"), store_port)
     launch = Launch(
         launcher=Launcher.SLURM,
         rank=rank,

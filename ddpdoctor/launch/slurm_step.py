@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.launches import SLURM_PORTS
+from ddpdoctor.collect.launches import SLURM_PORTS, SLURM_STORE_PORTS
 from ddpdoctor.collect.processes import is_slurm_step, number
 from ddpdoctor.model.rendezvous import is_loopback
 from ddpdoctor.model.slurm import expand_counts, expand_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-STORE_PORTS = (28_672, 4_096)
-"""First port and how many, for the store of a step's own job: above those where ddpdoctor meets (``SLURM_PORTS``), and
-below Linux's default ip_local_port_range, which begins at 32768. The same formula chooses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +51,7 @@ class SlurmStep:
     def store(self) -> tuple[str, int]:
         """Where the store of the job is to be: MASTER_ADDR and MASTER_PORT, else the first node and a derived port."""
         first = "127.0.0.1" if self.nodes == 1 else next(iter(self.hosts), "127.0.0.1")
-        return self.master or first, self.master_port or self._port(STORE_PORTS)
+        return self.master or first, self.master_port or self._port(SLURM_STORE_PORTS)
 
     def _port(self, ports: tuple[int, int]) -> int:
         first, count = ports

@@ -66,10 +66,10 @@ def test_torchrun_has_started_us():
 
 def test_a_slurm_step():
     launch = read(STEP)
-    own_port = 16_384 + 31 * 7 + 2
+    place = 31 * 7 + 2
     assert launch.hosts == ("n4", "n5")
     assert (launch.told.node_rank, launch.most, launch.launch.world_size) == (1, 2, 4)
-    assert (launch.host, launch.launch.port, launch.port) == ("n4", own_port, own_port + 1)
+    assert (launch.host, launch.launch.port, launch.port) == ("n4", 16_384 + place, 28_672 + place)
     assert not launch.own_screen
 
 
