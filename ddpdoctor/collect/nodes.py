@@ -115,6 +115,7 @@ def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, 
         ranks=tuple(sorted(ranks, key=lambda rank: (rank.rank, rank.host))),
         world_size=next((job.world_size for job in jobs if job.world_size is not None), None),
         nnodes=max(own.nnodes, len({node.host for node in members.nodes if node.host})),
+        now_ns=max(job.now_ns for job in jobs),  # a launcher that has ended here was seen last before others still run
         stopping_since_ns=stop_ns,
         interrupted_by=next((job.interrupted_by for job in jobs if job.interrupted_by), None),
         launcher_status=next((status for status in statuses if status), own.launcher_status),
