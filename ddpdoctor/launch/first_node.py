@@ -131,15 +131,20 @@ class FirstNode:
         return self._members.seen()
 
     def tell(self, judgement: Judgement, *, stop: bool, place: str) -> None:
-        """Let all members have the verdict, whether the job is stopped, and where the report is."""
+        """Let all members have the verdict, whether the job is stopped, and where the report is.
+
+        Before a job is stopped they shall know why: to a launcher elsewhere its ranks would else seem to have failed.
+        """
         number = self._board.verdict + 1
         verdict = Verdict(judgement=judgement, stop=stop, place=place)
         try:
             leave(self._store, f"{VERDICT}/{number}", verdict, self._token)
         except (StoreError, BadMessage) as error:
             self.failure = self.failure or error
-        else:
-            self._post(verdict=number)
+            return
+        self._post(verdict=number)
+        if stop:
+            _wait(lambda: self._members.have_heard(number), TELL_LIMIT_S)
 
     def wait_for_ends(self, is_disturbed: Callable[[], bool]) -> None:
         """Wait a while until the launchers of all members have ended; then ask those that go on for what they have."""

@@ -9,6 +9,7 @@ import ddpdoctor
 from ddpdoctor.diagnose.environment import judge_fleet
 from ddpdoctor.diagnose.rendezvous.member import chosen_rules
 from ddpdoctor.diagnose.rendezvous.messages import Sentence
+from ddpdoctor.diagnose.rendezvous.option_names import as_typed
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import JobStatus, JobSummary, Report
 from ddpdoctor.model.secrets import hide_secrets
@@ -39,13 +40,14 @@ def judge(rendezvous: Rendezvous, started_at: str, ended_at: str) -> Sentence:
 
 def build_report(sentence: Sentence, wanted: RendezvousWanted, data: dict[str, Any], world_size: int | None) -> Report:
     """Return the report of what was judged; ``data`` is what this node knows of it."""
+    findings = as_typed(sentence.findings, wanted.options)
     return Report(
         command=hide_secrets(wanted.command),
         started_at=sentence.started_at,
         ended_at=sentence.ended_at,
         job=JobSummary(world_size=world_size, nnodes=sentence.nnodes, status=JobStatus.NOT_RUN, exit_status=None),
-        verdict=pick_verdict(sentence.findings),
-        findings=sentence.findings,
+        verdict=pick_verdict(findings),
+        findings=findings,
         checks=sentence.checks,
         ranks=(),
         data=data,

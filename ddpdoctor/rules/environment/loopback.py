@@ -57,8 +57,9 @@ def check_master_loopback(fleet: Fleet) -> Answer:
     ## What else looks like it
 
     On the first node itself it does no harm: rank 0 listens on all addresses, and older operators of Kubernetes give
-    the first pod `localhost` on purpose. Seen on the first node alone, with nobody else to ask, it is a warning. With
-    c10d any node may host the rendezvous, as long as all nodes name the same one.
+    the first pod `localhost` on purpose. Seen on the first node alone, with nobody else to ask, it is a warning; not
+    where it was given as an option and the other nodes do not come. With c10d any node may host the rendezvous, as long
+    as all nodes name the same one.
 
     ## What to do
 
@@ -141,10 +142,16 @@ def _problem(fleet: Fleet, how: str, those: list[Given], evidence: str) -> Probl
         summary=f"{endpoint.variable} {how}",
         evidence=(evidence,),
         fix=f"export {endpoint.variable}={_right_value(fleet, endpoint)} on all nodes",
-        severity=Severity.WARNING if all(one.first for one in those) else None,
+        severity=Severity.WARNING if _may_be_meant(fleet, those) else None,
         ranks=ranks_of(one.process for one in those),
         hosts=tuple(dict.fromkeys(one.node.host for one in those)),
     )
+
+
+def _may_be_meant(fleet: Fleet, those: list[Given]) -> bool:
+    """Say whether it may be an operator's for the first node alone: an option is the same on all, which then wait."""
+    is_option = those[0].endpoint.variable != "MASTER_ADDR"
+    return all(one.first for one in those) and not (is_option and fleet.missing)
 
 
 def _right_value(fleet: Fleet, endpoint: Endpoint) -> str:

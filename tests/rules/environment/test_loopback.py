@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ddpdoctor.model.findings import Outcome, Severity
@@ -99,6 +101,21 @@ def test_one_node_of_many_is_judged_alone(variables, severity, evidence):
     check, (finding,) = ask("master-loopback", alone(**({"MASTER_ADDR": "localhost"} | variables)))
     assert (check.outcome, finding.severity) == (Outcome.FAILED, severity)
     assert evidence in finding.evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("variable", "missing", "severity"),
+    [
+        ("PET_MASTER_ADDR", (1,), Severity.ERROR),
+        ("PET_RDZV_ENDPOINT", (1,), Severity.ERROR),
+        ("PET_MASTER_ADDR", (), Severity.WARNING),
+        ("MASTER_ADDR", (1,), Severity.WARNING),
+    ],
+)
+def test_a_first_node_that_waits_for_the_others(variable, missing, severity):
+    variables = {variable: "localhost", "PET_NNODES": "2", "PET_NODE_RANK": "0"}
+    _, (finding,) = ask("master-loopback", replace(alone(**variables), missing=missing))
+    assert finding.severity is severity
 
 
 def test_the_endpoint_of_the_rendezvous():
