@@ -56,7 +56,7 @@ def build_report(  # noqa: PLR0913 - what a report says of a run, each under its
         verdict=pick_verdict(shown),
         findings=tuple(order_findings([*shown, *before])),
         checks=judgement.checks,
-        ranks=tuple(rank_row(rank) for rank in job.ranks),
+        ranks=tuple(rank_row(rank, job.stopping_since_ns if hung else None) for rank in job.ranks),
         data=_data(run, job, sections),
         tool_version=ddpdoctor.__version__,
     )

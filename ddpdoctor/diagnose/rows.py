@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ddpdoctor.model.facts import Frame, Life, Raised, Rank
 from ddpdoctor.model.findings import Place, RankRow
 
@@ -20,8 +22,14 @@ PHASE_WORDS = {
 MAX_STACK = 40
 
 
-def rank_row(rank: Rank) -> RankRow:
-    """Return a rank's row of the report."""
+def rank_row(rank: Rank, stopped_ns: int | None = None) -> RankRow:
+    """Return a rank's row of the report.
+
+    ``stopped_ns`` is when a job that hung was stopped: what it raised then is left out. Where several nodes are stopped,
+    ranks of one fail for want of those of another.
+    """
+    if stopped_ns is not None and rank.looks:
+        rank = replace(rank, raised=tuple(error for error in rank.raised if error.time_ns <= stopped_ns))
     frames = _main_frames(rank)
     error = _last_error(rank)
     user = [frame for frame in (error.frames if error else frames) if frame.user]

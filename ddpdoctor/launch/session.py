@@ -208,6 +208,8 @@ class Session:
         if looked is None:
             return
         kills = looked.is_hang and self.options.on_hang == "kill"
+        if kills:
+            self._note_stop()
         self.examining.tell(looked, stop=kills)
         if kills:
             self.hang = looked.judgement
@@ -273,9 +275,13 @@ class Session:
                 return
             time.sleep(0.02)
 
+    def _note_stop(self) -> None:
+        """Write down that the job is stopped from now on: other nodes may be quicker, and ranks here then fail."""
+        self.watch.stopping_since_ns = time.monotonic_ns()
+        self.watch.save(ended=False, launcher_status=None)
+
     def _stop(self) -> None:
         """Stop a job that hangs."""
-        self.watch.stopping_since_ns = time.monotonic_ns()
         stop_job(self.launcher, self.folder, self.watch.evidence.acknowledge)
 
     def _finish(self, status: int) -> Outcome:

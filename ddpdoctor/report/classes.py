@@ -18,6 +18,8 @@ class RankClass:
     """Ranks in the same state at the same line. ``place`` is empty where no line is known."""
 
     ranks: tuple[int, ...]
+    host: str
+    """Empty where they are on several hosts, or the job has one."""
     state: str
     place: str
     blamed: bool
@@ -27,12 +29,14 @@ def classify(report: Report) -> tuple[RankClass, ...]:
     """Sort the ranks into classes, by lowest rank; those whom the verdict blames stay apart from the others."""
     blamed = frozenset(report.verdict.ranks) if report.verdict else frozenset()
     classes: dict[tuple[str, str, bool], list[RankRow]] = {}
+    several = len({row.host for row in report.ranks}) > 1
     for row in sorted(report.ranks, key=lambda row: row.rank):
         line = _line(row.where) if row.where else ""
         classes.setdefault((row.state, line, row.rank in blamed), []).append(row)
     return tuple(
         RankClass(
             ranks=tuple(row.rank for row in rows),
+            host=rows[0].host if several and len({row.host for row in rows}) == 1 else "",
             state=state,
             place=", ".join(part for part in (line, _steps(rows)) if part),
             blamed=is_blamed,

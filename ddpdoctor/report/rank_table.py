@@ -25,13 +25,18 @@ def add_ranks(page: Page, report: Report) -> None:
         return
     page.gap()
     shown = classes[:MAX_CLASSES]
-    names = [format_ranks(one.ranks) for one in shown]
+    names = [_name(page, one) for one in shown]
     names_width = min(max(map(len, names)), MAX_RANKS_WIDTH)
     state_width = max(width_of(page.clean(one.state)) for one in shown)
     for one, name in zip(shown, names, strict=True):
         _add_class(page, one, name.ljust(names_width), state_width)
     if len(classes) > len(shown):
         page.add(f"and {len(classes) - len(shown)} more rows in report.json", first="  ")
+
+
+def _name(page: Page, one: RankClass) -> str:
+    ranks = format_ranks(one.ranks)
+    return f"{ranks} on {page.clean(one.host)}" if one.host else ranks
 
 
 def _add_class(page: Page, one: RankClass, name: str, state_width: int) -> None:

@@ -276,3 +276,11 @@ def test_steps_of_a_class_are_drawn_together():
 def test_without_folder_and_job_there_is_still_a_line():
     bare = replace(FINISHED, job=None)
     assert render_text(bare, width=80, colour=False, run_dir=None) == "ddpdoctor: no findings\n"
+
+
+def test_ranks_that_stand_together_are_named_with_their_host_where_there_are_several():
+    rows = tuple(replace(one, host="node0" if one.rank < 3 else "node1") for one in ROWS)
+    shown = render(report(rows=rows))
+    assert re.search(r"^  ranks 0-2, 4 +in all_reduce", shown, re.MULTILINE)
+    assert re.search(r"^> rank 3 on node1 +in fetch", shown, re.MULTILINE)
+    assert " on h" not in render(report())
