@@ -5,25 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.processes import is_slurm_step, number, read_local_rank
+from ddpdoctor.collect.processes import number, read_local_rank
+from ddpdoctor.collect.slurm_task import EXCHANGE_PORTS, read_slurm_task, read_step_hosts
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.rendezvous import is_loopback
-from ddpdoctor.model.slurm import expand_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DEFAULT_PORT = 29500
 """torchrun's own default."""
-SLURM_PORTS = (16_384, 12_288)
-"""First port and how many, for steps without torchrun: below Linux's default ip_local_port_range (32768 to 60999) and
-above the ports of common services. The port is first + (31 * job id + step id) modulo how many, on every host."""
-
-
-SLURM_STORE_PORTS = (28_672, 4_096)
-"""The same for the store of a step's own job: above those where ddpdoctor meets, and below ip_local_port_range."""
 OWN_VARIABLE = "DDPDOCTOR_RANKS"
 """Set in ranks that ddpdoctor started: the process id of that ddpdoctor."""
 
@@ -125,24 +118,18 @@ def _by_hand(env: Mapping[str, str], options: ByHand) -> Launch | None:
 
 
 def _slurm(env: Mapping[str, str]) -> Launch | None:
-    rank, job = number(env, "SLURM_PROCID"), number(env, "SLURM_JOB_ID", "SLURM_JOBID")
-    step = number(env, "SLURM_STEP_ID", "SLURM_STEPID")
-    tasks = number(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
-    if not is_slurm_step(env) or rank is None or job is None or step is None or tasks is None:
+    found = read_slurm_task(env)
+    if found is None or found.tasks == 1:
         return None
-    if tasks < 2 or rank >= tasks:
-        return None
-    nnodes = number(env, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")
-    first, count = SLURM_PORTS
     return Launch(
         launcher=Launcher.SLURM,
-        rank=rank,
-        world_size=tasks,
+        rank=found.task,
+        world_size=found.tasks,
         local_rank=number(env, "SLURM_LOCALID"),
-        nnodes=nnodes,
-        hosts=_slurm_hosts(env, nnodes),
-        port=first + (31 * job + step) % count,
-        run=f"slurm {job}.{step}",
+        nnodes=found.nodes,
+        hosts=_slurm_hosts(env, found.nodes),
+        port=found.port(EXCHANGE_PORTS),
+        run=f"slurm {found.name}",
     )
 
 
@@ -150,8 +137,5 @@ def _slurm_hosts(env: Mapping[str, str], nnodes: int | None) -> tuple[str, ...]:
     """Return where rank 0 may be reached: MASTER_ADDR, which may be what is wrong, and the first host of the step."""
     if nnodes == 1:
         return ("127.0.0.1",)
-    try:
-        first = expand_hosts(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", ""))[:1]
-    except ValueError:
-        first = ()
-    return tuple(dict.fromkeys(host for host in (env.get("MASTER_ADDR", ""), *first) if host)) or ("127.0.0.1",)
+    named = (env.get("MASTER_ADDR", ""), *read_step_hosts(env)[:1])
+    return tuple(dict.fromkeys(host for host in named if host)) or ("127.0.0.1",)

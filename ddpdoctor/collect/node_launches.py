@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.launches import DEFAULT_PORT, SLURM_PORTS, SLURM_STORE_PORTS
+from ddpdoctor.collect.launches import DEFAULT_PORT
 from ddpdoctor.collect.processes import is_slurm_step, number, read_local_rank
+from ddpdoctor.collect.slurm_task import EXCHANGE_PORTS, STORE_PORTS, read_slurm_task, read_step_hosts
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import EXCHANGE_PORT, Launch, NodeLaunch
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reaching import JobTold
 from ddpdoctor.model.rendezvous import nodes_range, parse_endpoint
-from ddpdoctor.model.slurm import expand_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -165,42 +165,34 @@ def _is_host(conf: str) -> bool | None:
 
 
 def _slurm(env: Mapping[str, str]) -> NodeLaunch | None:
-    job, step = number(env, "SLURM_JOB_ID", "SLURM_JOBID"), number(env, "SLURM_STEP_ID", "SLURM_STEPID")
-    rank, tasks = number(env, "SLURM_PROCID"), number(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-    nnodes = number(env, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")
-    if not is_slurm_step(env) or None in {job, step, rank, tasks, nnodes}:
+    found = read_slurm_task(env)
+    if found is None or found.nodes is None:
         return None
-    assert job is not None and step is not None and rank is not None and tasks is not None and nnodes is not None  # noqa: PT018 - one line narrows all
     names = _slurm_names(env)
-    own_port, store_port = (first + (31 * job + step) % count for first, count in (SLURM_PORTS, SLURM_STORE_PORTS))
     host = _text(env, "MASTER_ADDR") or next(iter(names), "127.0.0.1")
-    port = _port(number(env, "MASTER_PORT"), store_port)
+    port = _port(number(env, "MASTER_PORT"), found.port(STORE_PORTS))
     launch = Launch(
         launcher=Launcher.SLURM,
-        rank=rank,
-        world_size=tasks,
+        rank=found.task,
+        world_size=found.tasks,
         local_rank=number(env, "SLURM_LOCALID"),
-        nnodes=nnodes,
+        nnodes=found.nodes,
         hosts=tuple(dict.fromkeys((host, *names[:1]))),
-        port=_exchange_port(env, own_port),
-        run=f"slurm {job}.{step}",
+        port=_exchange_port(env, found.port(EXCHANGE_PORTS)),
+        run=f"slurm {found.name}",
     )
     told = JobTold(
-        node_rank=number(env, "SLURM_NODEID"), nnodes=nnodes, run_id=f"{job}.{step}", endpoint=f"{host}:{port}",
+        node_rank=number(env, "SLURM_NODEID"), nnodes=found.nodes, run_id=found.name, endpoint=f"{host}:{port}",
         world_size=number(env, "WORLD_SIZE"),
     )  # fmt: skip
     return NodeLaunch(
-        launch=launch, told=told, host=host, port=port, fewest=nnodes, most=nnodes, hosts=names, own_screen=False
-    )
+        launch=launch, told=told, host=host, port=port, fewest=found.nodes, most=found.nodes, hosts=names,
+        own_screen=False,
+    )  # fmt: skip
 
 
 def _slurm_names(env: Mapping[str, str]) -> tuple[str, ...]:
-    if not is_slurm_step(env):
-        return ()
-    try:
-        return tuple(expand_hosts(_text(env, "SLURM_STEP_NODELIST") or _text(env, "SLURM_JOB_NODELIST")))
-    except ValueError:
-        return ()
+    return read_step_hosts(env) if is_slurm_step(env) else ()
 
 
 def _operator(env: Mapping[str, str]) -> NodeLaunch | None:

@@ -25,8 +25,8 @@ MAX_STACK = 40
 def rank_row(rank: Rank, stopped_ns: int | None = None) -> RankRow:
     """Return a rank's row of the report.
 
-    ``stopped_ns`` is when a job that hung was stopped: what it raised then is left out. Where several nodes are stopped,
-    ranks of one fail for want of those of another.
+    ``stopped_ns`` is when a job that hung was stopped: what it raised then is left out. Where several nodes are
+    stopped, ranks of one fail for want of those of another.
     """
     if stopped_ns is not None and rank.looks:
         rank = replace(rank, raised=tuple(error for error in rank.raised if error.time_ns <= stopped_ns))

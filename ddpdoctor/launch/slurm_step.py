@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.launches import SLURM_PORTS, SLURM_STORE_PORTS
 from ddpdoctor.collect.processes import is_slurm_step, number
+from ddpdoctor.collect.slurm_task import EXCHANGE_PORTS, STORE_PORTS, SlurmTask, read_slurm_task, read_step_hosts
 from ddpdoctor.model.rendezvous import is_loopback
-from ddpdoctor.model.slurm import expand_counts, expand_hosts
+from ddpdoctor.model.slurm import expand_counts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 class SlurmStep:
     """One step of a job, and this process's place in it."""
 
-    job: int
-    step: int
-    task: int
-    tasks: int
+    place: SlurmTask
     nodes: int
     node: int
     local_task: int
@@ -38,49 +35,32 @@ class SlurmStep:
     master_port: int | None
 
     @property
-    def name(self) -> str:
-        """The step, as Slurm writes it."""
-        return f"{self.job}.{self.step}"
-
-    @property
     def own_port(self) -> int:
         """Where ddpdoctor's processes meet."""
-        return self._port(SLURM_PORTS)
+        return self.place.port(EXCHANGE_PORTS)
 
     @property
     def store(self) -> tuple[str, int]:
         """Where the store of the job is to be: MASTER_ADDR and MASTER_PORT, else the first node and a derived port."""
         first = "127.0.0.1" if self.nodes == 1 else next(iter(self.hosts), "127.0.0.1")
-        return self.master or first, self.master_port or self._port(SLURM_STORE_PORTS)
-
-    def _port(self, ports: tuple[int, int]) -> int:
-        first, count = ports
-        return first + (31 * self.job + self.step) % count
+        return self.master or first, self.master_port or self.place.port(STORE_PORTS)
 
 
 def read_step(env: Mapping[str, str]) -> SlurmStep | None:
     """Return the step of more than one task that srun started this process in; None where there is none."""
-    task, job = number(env, "SLURM_PROCID"), number(env, "SLURM_JOB_ID", "SLURM_JOBID")
-    step = number(env, "SLURM_STEP_ID", "SLURM_STEPID")
-    tasks = number(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
-    if not is_slurm_step(env) or task is None or job is None or step is None or tasks is None:
+    place = read_slurm_task(env)
+    if place is None or place.tasks == 1:
         return None
-    if tasks < 2 or task >= tasks:
-        return None
-    nodes = number(env, "SLURM_STEP_NUM_NODES", "SLURM_NNODES") or 1
-    node = number(env, "SLURM_NODEID") or 0
-    counts, hosts, master = _counts(env, nodes), _hosts(env), env.get("MASTER_ADDR", "").strip()
+    nodes, node = place.nodes or 1, number(env, "SLURM_NODEID") or 0
+    counts, hosts, master = _counts(env, nodes), read_step_hosts(env), env.get("MASTER_ADDR", "").strip()
     return SlurmStep(
-        job=job,
-        step=step,
-        task=task,
-        tasks=tasks,
+        place=place,
         nodes=nodes,
         node=node,
         local_task=number(env, "SLURM_LOCALID") or 0,
         local_tasks=counts[node] if node < len(counts) else None,
         hosts=hosts,
-        task_hosts=_task_hosts(env, hosts, counts, (task, tasks)),
+        task_hosts=_task_hosts(env, hosts, counts, (place.task, place.tasks)),
         restarts=number(env, "SLURM_RESTART_COUNT") or 0,
         master="" if nodes > 1 and is_loopback(master) else master,
         master_port=number(env, "MASTER_PORT"),
@@ -100,13 +80,6 @@ def _counts(env: Mapping[str, str], nodes: int) -> tuple[int, ...]:
     except ValueError:
         return ()
     return counts if len(counts) == nodes else ()
-
-
-def _hosts(env: Mapping[str, str]) -> tuple[str, ...]:
-    try:
-        return expand_hosts(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", ""))
-    except ValueError:
-        return ()
 
 
 def _task_hosts(

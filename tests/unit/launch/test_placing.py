@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.collect.launches import SLURM_PORTS, ByHand, seen_launch
+from ddpdoctor.collect.launches import ByHand, seen_launch
+from ddpdoctor.collect.slurm_task import EXCHANGE_PORTS
 from ddpdoctor.exchange.token import job_token
 from ddpdoctor.launch.command import split_command
 from ddpdoctor.launch.own_host import is_own_host, number_first
@@ -250,7 +251,7 @@ def test_a_step_meets_where_all_verbs_of_it_do_with_one_token() -> None:
     found, launch = placed("t.py", step()), seen_launch(step(), ByHand())
     assert (found.port, found.hosts) == (launch.port, launch.hosts)
     assert found.token == job_token(launch, {})
-    first, count = SLURM_PORTS
+    first, count = EXCHANGE_PORTS
     assert first <= found.port < first + count
 
 
