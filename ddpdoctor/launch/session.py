@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.1
 LAUNCHER_TAKES_OVER_S = 0.5
+ELASTIC_RESTART_S = 60.0
+"""Ours: a job that may go on with fewer nodes does so once torch has given one up (15 s) and waited for more (30 s)."""
 HUNG_STATUS = 124
 INTERRUPTED_STATUS = 130
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -103,6 +105,8 @@ class Session:
         self.shared = None if self.options.placement.alone else SharedReplicas(allowed)
         replicas = Replicas(self.folder, self.options.check_every, allowed, self.shared)
         self.watch = Watch(self.folder, self.options.hang_timeout_s, self.launched_ns, replicas)
+        if self.options.placement.expected < self.options.placement.most:
+            self.watch.restart_patience_s = ELASTIC_RESTART_S
         guardian = Guardian(self.folder, self._orphaned)
         try:
             with _handling(ENDING_SIGNALS, self._note_signal):

@@ -31,9 +31,10 @@ class Headway:
 
     alive: int = 0
     starting: bool = False
-    """The launcher has started no rank yet, and was busy a moment ago: it loads torch, say."""
+    """The launcher has no rank, and was busy a moment ago: it loads torch, say."""
     never: bool = False
-    """The launcher has started no rank, and has done nothing for the hang timeout."""
+    """The launcher has no rank, and has done nothing for the hang timeout: it waits for other nodes, to start or, once
+    its ranks have failed, to start again."""
     begun: bool = False
     """A living rank has initialized its process group."""
     waits_s: float | None = None
@@ -56,7 +57,7 @@ def read_headway(
 ) -> Headway:
     """Return how far the ranks of this node have come.
 
-    ``idle_s`` is for how long the launcher has done nothing, where it lives and has started no rank; ``is_stopping``,
+    ``idle_s`` is for how long the launcher has done nothing, where it lives and has no rank; ``is_stopping``,
     that it has begun to stop its ranks.
     """
     alive = [rank for rank in ranks if rank.ended_ns is None]

@@ -51,6 +51,8 @@ class Watch:
         self.stopping_since_ns: int | None = None
         self.interrupted_by: str | None = None
         self.interrupted_ns: int | None = None
+        self.restart_patience_s = 0.0
+        """How long the launcher may wait beyond the hang timeout before it starts its ranks again."""
         self.below: dict[int, tuple[proc.Process, ...]] = {}
         self._poller = select.poll()
         self._pidfds: dict[int, int] = {}
@@ -187,11 +189,20 @@ class Watch:
         """Return how far the ranks have come."""
         now_ns = time.monotonic_ns()
         ranks = self.ranks()
-        waits = self._launcher_lives and not ranks and not self.agent.started
-        idle_s = (now_ns - self._launcher_busy_ns) / 1e9 if waits else None
+        idle_s = (now_ns - self._launcher_busy_ns) / 1e9 if self._launcher_waits(ranks) else None
+        if idle_s is not None and ranks:
+            idle_s = max(0.0, idle_s - self.restart_patience_s)
         begun_ns = min((int(entry["at"]) for entry in self.agent.started.values()), default=0)
         is_stopping = bool(begun_ns) and self.evidence.has_closed_since(begun_ns)
         return read_headway(ranks, now_ns, self.hang_timeout_s, idle_s, is_stopping=is_stopping)
+
+    def _launcher_waits(self, ranks: list[progress.Followed]) -> bool:
+        """Return whether the launcher lives and has no rank: none yet, or, of torch's, none any more."""
+        if not self._launcher_lives:
+            return False
+        if self.agent.started:
+            return bool(ranks) and all(rank.ended_ns is not None for rank in ranks)
+        return not ranks
 
     def take_evidence(self, *, keep_rings: bool = False) -> None:
         """Ask the ranks, look at the processes twice, and save all of it."""

@@ -32,14 +32,18 @@ def hosts():
 class Running:
     """A wrap of one rank on each of two hosts, each with a --report-dir of its own unless they share one."""
 
-    def __init__(self, hosts: Hosts, folder: Path, *words: object, shares: bool = False, port: int = 0) -> None:
+    def __init__(
+        self, hosts: Hosts, folder: Path, *words: object, shares: bool = False, port: int = 0,
+        torchrun: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         self.folders = [folder / ("shared" if shares else f"n{number}") for number in range(2)]
         self.begun = folder / "begun"
         port = port or free_port()
         self.processes = [
             hosts.start(
                 number, *DDPDOCTOR, "wrap", "--nnodes", "2", "--node-rank", str(number), "--master-addr", "dd0",
-                "--master-port", str(port), "--nproc-per-node", "1", "--hang-timeout", "4", "--debug-level", "OFF",
+                "--master-port", str(port), "--nproc-per-node", "1", *torchrun,
+                "--hang-timeout", "4", "--debug-level", "OFF",
                 "--report-dir", str(self.folders[number]), str(JOB), *map(str, words), str(self.begun),
                 env=clean_environment(),
             )
@@ -104,6 +108,15 @@ def test_a_first_host_that_dies_leaves_the_other_its_own_verdict(hosts, tmp_path
     assert status != 0
     assert (report["verdict"]["kind"], report["verdict"]["hosts"]) == ("killed", ["dd0"]), report["verdict"]
     assert "dd0" in shown
+
+
+def test_a_launcher_that_would_start_again_waits_in_vain_for_a_host_that_died(hosts, tmp_path):
+    job = Running(hosts, tmp_path, "nothing", ENDLESS, torchrun=("--max-restarts", "2"))
+    job.wait_until_it_trains()
+    os.kill(job.processes[1].pid, signal.SIGKILL)
+    status, _, report = job.finish(0)
+    assert status == 124
+    assert (report["verdict"]["kind"], report["verdict"]["hosts"]) == ("killed", ["dd1"]), report["verdict"]
 
 
 def test_a_shared_folder_is_the_way_where_the_port_is_closed(hosts, tmp_path):
