@@ -177,15 +177,19 @@ class FirstNode:
         self._members.hear(self._room.heard())
         self._serve_folder()
         for number in self._members.unknown():
-            greeting = find(self._store, f"{GREETING}/{number}", Greeting, self._token)
-            if greeting is not None:
-                self._members.greet(number, greeting)
+            self._take_greeting(number)
         for number, request in self._members.unread():
+            self._take_greeting(number)
             with contextlib.suppress(StoreError):  # damaged, or gone again: it counts as not sent
                 packed = receive_large(self._store, f"{EVIDENCE}/{number}/{request}", FETCH_LIMIT_S)
                 if packed is not None:
                     self._members.receive(number, request, packed)
         self._post_roster()
+
+    def _take_greeting(self, number: int) -> None:
+        greeting = find(self._store, f"{GREETING}/{number}", Greeting, self._token)
+        if greeting is not None:
+            self._members.greet(number, greeting)
 
     def _serve_folder(self) -> None:
         """Serve the folder too, once somebody is missed: not before, for it is looked into again and again."""

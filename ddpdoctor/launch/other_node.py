@@ -223,16 +223,20 @@ class OtherNode:
         if room.add(f"{CLAIM}/{number}", 1) > 1:
             number = max(self.placement.most, self.placement.expected) - 1 + room.add(SURPLUS, 1)
         self.number = number
-        self._clocks = clocks = measure_clocks(room)
-        greeting = Greeting(
-            host=self._host, pid=os.getpid(), told=told, wall_offset_s=clocks.wall_s,
-            clock_offset_ns=clocks.monotonic_ns, clock_error_ns=clocks.error_ns,
-        )  # fmt: skip
-        leave(room, f"{GREETING}/{number}", greeting, self._token)
+        self._greet(room)
         self._found = found
         self._beating = Beating(found.open, str(number), on_notice=self._notice)
         self._say()
         self._beating.__enter__()
+
+    def _greet(self, room: Room) -> None:
+        """Say who this is, and how far the clock is off now: a day later it may be seconds."""
+        self._clocks = clocks = measure_clocks(room)
+        greeting = Greeting(
+            host=self._host, pid=os.getpid(), told=self.placement.number, wall_offset_s=clocks.wall_s,
+            clock_offset_ns=clocks.monotonic_ns, clock_error_ns=clocks.error_ns,
+        )  # fmt: skip
+        leave(room, f"{GREETING}/{self.number}", greeting, self._token)
 
     def _notice(self, notice: bytes) -> None:
         board = read_board(notice)
@@ -256,6 +260,7 @@ class OtherNode:
         self._beat_now()
 
     def _send(self, request: int, packed: bytes, *, moved: bool) -> None:
+        self._greet(self._room())
         send_large(self._room(), f"{EVIDENCE}/{self.number}/{request}", packed)
         self._say(answered=request, moved=moved)
         self._beat_now()

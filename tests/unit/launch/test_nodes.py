@@ -1,0 +1,71 @@
+"""Two members of a job over a real room: what the first asks for, the other sends, and hears the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.exchange.room import OwnPort
+from ddpdoctor.launch.first_node import FOLDER, FirstNode
+from ddpdoctor.launch.other_node import OtherNode
+from ddpdoctor.launch.packing import pack_folder
+from ddpdoctor.launch.placement import Placement, Style
+from ddpdoctor.model.findings import Judgement
+from tests.scenarios.running import free_port, wait_for
+
+NOTHING = Judgement(findings=(), checks=(), certain=True)
+Pair = tuple[FirstNode, OtherNode]
+
+
+def place(number: int, port: int) -> Placement:
+    return Placement(
+        style=Style.TORCHRUN, number=number, expected=2, most=2, hosts=("127.0.0.1",), port=port, one_host=True,
+        token=b"secret",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    port = free_port()
+    first = FirstNode(place(0, port), "node0", tmp_path)
+    assert not first.serve()
+    other = OtherNode(place(1, port), "node1", (OwnPort(("127.0.0.1",), port),))
+    other.start()
+    assert wait_for(lambda: first.save(tmp_path).nodes[1].clock_offset_ns is not None, 20)
+    yield first, other
+    other.close()
+    first.close()
+
+
+def ask(pair: Pair, folder: Path) -> None:
+    """Have the other send a run folder of one file."""
+    first, other = pair
+    first.ask()
+    assert wait_for(lambda: other.request != 0, 20)
+    folder.mkdir(exist_ok=True)
+    (folder / "run.json").write_text("{}")
+    other.answer(other.request, pack_folder(folder), moved=False)
+    assert wait_for(first.has_answers, 20)
+
+
+def test_clocks_are_measured_anew_with_each_answer(pair: Pair, tmp_path: Path):
+    first, _ = pair
+    offsets = [first.save(tmp_path).nodes[1].clock_offset_ns]
+    for _ in range(3):
+        ask(pair, tmp_path / "sent")
+        offsets.append(first.save(tmp_path).nodes[1].clock_offset_ns)
+    assert (tmp_path / FOLDER / "1" / "run.json").read_text() == "{}"
+    # To the nanosecond no two measurements are alike; of one machine they are near 0 all the same.
+    assert len(set(offsets)) > 1
+    assert all(offset is not None and abs(offset) < 10**9 for offset in offsets)
+
+
+def test_a_job_that_is_stopped_has_all_know_before(pair: Pair):
+    first, other = pair
+    first.tell(NOTHING, stop=True, place="node0:/run")
+    verdict = other.take_verdict()
+    assert verdict is not None
+    assert (verdict.stop, verdict.place, verdict.judgement) == (True, "node0:/run", NOTHING)
+    assert other.take_verdict() is None
