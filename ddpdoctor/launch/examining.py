@@ -180,8 +180,8 @@ class Examining:
     def _conclude(self) -> Looked | None:
         """Have what was taken judged; None where nothing is wrong, or somebody has moved since."""
         judgement = self._judge_all()
-        self._watch.evidence.forget_kept()
         if not any(finding.severity is Severity.ERROR for finding in judgement.findings) or self._has_moved():
+            self._watch.evidence.forget_kept()
             self._next_look_ns = time.monotonic_ns() + int(self._patience_s * 1e9)
             self._patience_s = min(self._patience_s * 2, max(1.0, self._hang_timeout_s / 4))
             return None
