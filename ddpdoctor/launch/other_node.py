@@ -56,6 +56,8 @@ VERDICT_LIMIT_S = 10.0
 """Ours: how long the end of a member waits for the verdict of a first that goes on: as for a silent one."""
 LAST_LIMIT_S = 30.0
 """Ours: the same where the first ends too: it waits for others for half of that, and then judges."""
+CLOCKS_KEEP_S = 600.0
+"""Ours: for so long clocks count as measured: those of two machines part by some 0.05 ms a second at most."""
 CLOSE_LIMIT_S = 2.0
 PAUSE_S = 0.05
 
@@ -65,7 +67,9 @@ class OtherNode:
 
     is_first: Literal[False] = False
 
-    def __init__(self, placement: Placement, host: str, ways: Sequence[Way]) -> None:
+    def __init__(
+        self, placement: Placement, host: str, ways: Sequence[Way], clocks_keep_s: float = CLOCKS_KEEP_S
+    ) -> None:
         """Take where this member stands, what its host is called, and how the room may be reached."""
         self.failure: Exception | None = None
         self.number = placement.number
@@ -82,6 +86,8 @@ class OtherNode:
         self._answered = 0
         self._heard_verdict = 0
         self._clocks: ClockOffset | None = None
+        self._clocks_at = 0.0
+        self._clocks_keep_s = clocks_keep_s
         self._why = ""
         """Why the room was not found so far."""
         self._lock = threading.Lock()
@@ -231,6 +237,7 @@ class OtherNode:
 
     def _greet(self, room: Room) -> None:
         """Say who this is, and how far the clock is off now: a day later it may be seconds."""
+        self._clocks_at = time.monotonic()
         self._clocks = clocks = measure_clocks(room)
         greeting = Greeting(
             host=self._host, pid=os.getpid(), told=self.placement.number, wall_offset_s=clocks.wall_s,
@@ -260,7 +267,8 @@ class OtherNode:
         self._beat_now()
 
     def _send(self, request: int, packed: bytes, *, moved: bool) -> None:
-        self._greet(self._room())
+        if time.monotonic() - self._clocks_at > self._clocks_keep_s:
+            self._greet(self._room())
         send_large(self._room(), f"{EVIDENCE}/{self.number}/{request}", packed)
         self._say(answered=request, moved=moved)
         self._beat_now()

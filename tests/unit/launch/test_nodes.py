@@ -31,7 +31,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     port = free_port()
     first = FirstNode(place(0, port), "node0", tmp_path)
     assert not first.serve()
-    other = OtherNode(place(1, port), "node1", (OwnPort(("127.0.0.1",), port),))
+    other = OtherNode(place(1, port), "node1", (OwnPort(("127.0.0.1",), port),), clocks_keep_s=0.0)
     other.start()
     assert wait_for(lambda: first.save(tmp_path).nodes[1].clock_offset_ns is not None, 20)
     yield first, other
