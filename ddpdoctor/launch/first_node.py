@@ -48,8 +48,9 @@ GATHER_LIMIT_S = 5.0
 """Ours: what a node that lives may take to send what it recorded, half of what is left after the hang timeout."""
 LEAVE_LIMIT_S = 11.0
 """Ours: how long the end of one launcher waits for those of others: a little longer than for one that is silent."""
-TELL_LIMIT_S = 3.0
-"""Ours: how long the room stays for others to hear the verdict: three beats."""
+TELL_LIMIT_S = 8.0
+"""Ours: how long the room stays for others to hear the verdict. By a folder a beat comes every three seconds, and takes
+some; a member that is silent is not waited for."""
 FOLDER_AFTER_S = 5.0
 """Ours: how long members may take over the port before a folder is tried too: half of a silence."""
 FOLDER = "gathered"

@@ -136,7 +136,7 @@ class MembersHeard:
     def _pulses_here(self) -> list[Pulse]:
         now_ns = time.monotonic_ns()
         with self._lock:
-            here = [n for n, one in self._heard.items() if one.left is None and now_ns - one.heard_ns < FRESH_NS]
+            here = [number for number in self._heard if self._presence(number, now_ns) is Presence.HERE]
             return [self._pulses[number] for number in here if number in self._pulses]
 
     def seen(self) -> NodesSeen:

@@ -217,7 +217,7 @@ def test_two_nodes_against_three(hosts):
     options[1][1] = 3
     for report, status in meet(hosts, options):
         found = verdict(report, "rdzv-id-same")
-        assert "PET_NNODES" in found["summary"]
+        assert "--nnodes" in found["summary"]
         assert set(found["hosts"]) == {"dd0", "dd1"}
         assert status == 1
 
@@ -227,7 +227,7 @@ def test_a_different_id(hosts):
     options[1][-1] = "other"
     for report, status in meet(hosts, options):
         found = verdict(report, "rdzv-id-same")
-        assert "PET_RDZV_ID" in found["summary"]
+        assert "--rdzv-id" in found["summary"]
         assert status == 1
 
 
