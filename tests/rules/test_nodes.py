@@ -192,6 +192,12 @@ def test_a_silent_node_is_nothing_as_long_as_the_ranks_get_on():
     assert (errors(found), found.certain) == ([], False)
 
 
+def test_a_lost_node_is_why_a_launcher_began_anew_at_once():
+    moved = [moving(found) for found in waiting(0, 1, started_ns=NOW - S)]
+    finding = verdict(judge(of_nodes(*moved, nodes=(node(0), node(1, SILENT)), ended=True, superseded=True)))
+    assert (finding.code, finding.hosts) == ("DD605", ("node1",))
+
+
 def test_a_node_lost_before_this_attempt_has_no_part_in_it():
     here = [failed_in(n, "backward", world=2) for n in (0, 1)]
     gone = node(1, SILENT, heard_ns=LONG_AGO - 150 * S, ranks=(2, 3))

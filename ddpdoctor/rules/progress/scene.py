@@ -130,8 +130,11 @@ def _left_ns(rank: Rank) -> int:
 
 
 def must_be_quiet(job: Job, failures: tuple[Failure, ...]) -> bool:
-    """Return whether only ranks without progress may be blamed: while a job runs, and where a user ended it."""
-    return not failures and (not job.ended or job.interrupted_by is not None)
+    """Return whether only ranks without progress may be blamed: while a job runs, and where others ended it.
+
+    Those are a user, a scheduler, or a launcher that begins anew with more or fewer nodes.
+    """
+    return not failures and (not job.ended or job.interrupted_by is not None or job.superseded)
 
 
 def _is_quiet(job: Job, rank: Rank) -> bool:
