@@ -104,6 +104,9 @@ class Transfer:
     """Segments that the sender's kernel sent again (tcpi_total_retrans); None where it does not say."""
     sent: int | None = None
     """Segments with data that it sent, those sent again among them (tcpi_data_segs_out)."""
+    needless: int | None = None
+    """Of those sent again: what had arrived before, so that only its acknowledgement was late or lost
+    (tcpi_dsack_dups)."""
     delivered_bytes: int | None = None
     """What the target's kernel acknowledged of a payload that did not get through; 0 where large packets vanish."""
 

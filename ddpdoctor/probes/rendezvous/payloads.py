@@ -79,7 +79,10 @@ def send_large(connection: socket.socket, pace: Pace, fastest: float) -> Transfe
         best = max(best, one_more, key=rate_of) if one_more.contact is Contact.CONNECTED else one_more
     after = read_tcp_counts(connection)
     return replace(
-        best, retransmitted=_grown(before.retransmitted, after.retransmitted), sent=_grown(before.sent, after.sent)
+        best,
+        retransmitted=_grown(before.retransmitted, after.retransmitted),
+        sent=_grown(before.sent, after.sent),
+        needless=_grown(before.needless, after.needless),
     )
 
 
@@ -120,6 +123,7 @@ def _told(sending: _Sending, before: TcpCounts, contact: Contact, error: str) ->
         duration_s=time.monotonic() - sending.started if whole else None,
         retransmitted=_grown(before.retransmitted, after.retransmitted),
         sent=_grown(before.sent, after.sent),
+        needless=_grown(before.needless, after.needless),
         delivered_bytes=None if whole else _grown(before.delivered_bytes, after.delivered_bytes),
     )
 

@@ -11,6 +11,8 @@ _TOTAL_RETRANS = struct.Struct("=100xI")
 _BYTES_ACKED = struct.Struct("=120xQ")
 _DATA_SEGS_OUT = struct.Struct("=156xI")
 """Since Linux 4.6."""
+_DSACK_DUPS = struct.Struct("=216xI")
+"""Since Linux 4.19."""
 _ASKED_BYTES = 256
 
 
@@ -25,6 +27,8 @@ class TcpCounts:
     """Acknowledged by the other side's kernel; the first packet of a connection counts for one."""
     sent: int | None
     """Segments with data."""
+    needless: int | None
+    """Segments that were sent again though they had arrived, by the other side's word (D-SACK, RFC 2883)."""
 
 
 def read_tcp_counts(connection: socket.socket) -> TcpCounts:
@@ -38,6 +42,7 @@ def read_tcp_counts(connection: socket.socket) -> TcpCounts:
         retransmitted=_number(_TOTAL_RETRANS, raw),
         delivered_bytes=_number(_BYTES_ACKED, raw),
         sent=_number(_DATA_SEGS_OUT, raw),
+        needless=_number(_DSACK_DUPS, raw),
     )
 
 

@@ -40,9 +40,10 @@ def check_payloads(scene: Scene) -> Ruling:
 
     A small and a large payload go over a fresh connection of each ordered pair, no two of them to one host at a time,
     and are answered with a checksum. The sender's kernel counts segments and those that it sent again (TCP_INFO): 1 %
-    and at least three of them are reported. A large payload that stalls is a black hole where no more was sent than the
-    first window; where more was, it is loss. A pair is slow where it has a fifth of the others' median, and takes a
-    quarter of a second longer. Whole columns, rows and pairs are told apart as in `mesh`.
+    and at least three of them are reported, unless most of them had arrived (D-SACK): then it is the way back that
+    loses. A large payload that stalls is a black hole where no more was sent than the first window; where more was, it
+    is loss. A pair is slow where it has a fifth of the others' median, and takes a quarter of a second longer. Whole
+    columns, rows and pairs are told apart as in `mesh`.
 
     ## What else looks like it
 

@@ -64,11 +64,15 @@ def lost_share(pair: NodePair) -> float | None:
 
 
 def is_lossy(pair: NodePair) -> bool:
-    """Say whether a pair loses more than a healthy network does."""
-    share = lost_share(pair)
-    if share is None or pair.large is None or pair.large.retransmitted is None:
+    """Say whether a pair loses more than a healthy network does.
+
+    Where most of what was sent again had arrived, it is the way back that loses, or a host that is slow to acknowledge.
+    """
+    share, large = lost_share(pair), pair.large
+    if share is None or large is None or large.retransmitted is None:
         return False
-    return share >= LOSSY and pair.large.retransmitted >= LEAST_RETRANSMITTED
+    arrived = (large.needless or 0) * 2 >= large.retransmitted
+    return share >= LOSSY and large.retransmitted >= LEAST_RETRANSMITTED and not arrived
 
 
 def slow_pairs(pairs: Mapping[Key, NodePair]) -> dict[Key, Rate]:

@@ -69,11 +69,13 @@ def machine(number, *, refuses=False):
     return node(f"node{number}", index=number, network=facts)
 
 
-def transfer(size, *, contact=Contact.CONNECTED, duration_s=0.004, retransmitted=0, sent=None, delivered=None):
+def transfer(
+    size, *, contact=Contact.CONNECTED, duration_s=0.004, retransmitted=0, sent=None, needless=0, delivered=None
+):
     return Transfer(
         size_bytes=size, contact=contact, duration_s=duration_s if contact is Contact.CONNECTED else None,
         retransmitted=retransmitted, sent=size // 1448 + 1 if sent is None else sent,
-        delivered_bytes=delivered,
+        needless=needless, delivered_bytes=delivered,
     )  # fmt: skip
 
 

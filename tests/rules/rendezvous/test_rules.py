@@ -122,6 +122,13 @@ TABLE = {
         with_pairs(FOUR, column(1), large(contact=Contact.NO_ANSWER, sent=18, retransmitted=9, delivered=2896)),
         [("packet-loss", ("node1",), "50 %")],
     ),
+    "what had arrived is sent again, since its acknowledgements are lost": (
+        with_pairs(FOUR, column(1), large(retransmitted=40, sent=2900, needless=31)), []
+    ),
+    "loss, and a few acknowledgements too": (
+        with_pairs(FOUR, column(1), large(retransmitted=400, sent=2900, needless=80)),
+        [("packet-loss", ("node1",), "14 %")],
+    ),
     "a few segments sent again": (with_pairs(FOUR, column(1), large(retransmitted=2, sent=2900)), []),
     "a slow card": (with_pairs(FOUR, row(1), CRAWLS), [("slow-link", ("node1",), "(outbound): 12.0 MB/s")]),
     "a slow pair": (with_pairs(FOUR, {(1, 2), (2, 1)}, CRAWLS), [("slow-link", ("node1", "node2"), "and back")]),
