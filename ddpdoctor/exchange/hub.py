@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.exchange.presence import Presences
 
-_ADMIT, _CLOSE = b"a", b"x"
+_TAKE, _CLOSE = b"t", b"x"
 BACKLOG = 4096
 """Cut by the kernel to net.core.somaxconn."""
 MAX_PEERS = 8192
@@ -63,12 +63,13 @@ class Hub:
         self._token, self._clock, self._max_peers = token, clock, max_peers
         self._desk = Desk()
         self._peers: dict[socket.socket, Peer] = {}
-        self._listener = None if port is None else _listen(port, one_host=one_host)
-        self.port = 0 if self._listener is None else int(self._listener.getsockname()[1])
+        self._one_host = one_host
+        self._listeners = [] if port is None else [_listen(port, one_host=one_host)]
+        self.port = _port_of(self._listeners[0]) if self._listeners else 0
         self._selector = selectors.DefaultSelector()
-        if self._listener is not None:
-            self._selector.register(self._listener, selectors.EVENT_READ)
+        self._register_listeners()
         self._admitted: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._opened: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         self._resume_at: float | None = None
         self._wake, self._woken = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ)
@@ -83,12 +84,15 @@ class Hub:
     def admit(self) -> socket.socket:
         """Return a connection of this process's own, which needs no port; raises ``StoreError`` once it has closed."""
         ours, theirs = socket.socketpair()
-        self._admitted.put(theirs)
-        try:
-            self._wake.send(_ADMIT)
-        except OSError as error:
-            raise StoreError("it has stopped serving") from error
+        self._hand_over(theirs, self._admitted)
         return ours
+
+    def listen_also(self) -> int:
+        """Listen on one more port, any that is free; return it. Raises ``StoreError``."""
+        listener = _listen(0, one_host=self._one_host)
+        port = _port_of(listener)
+        self._hand_over(listener, self._opened)
+        return port
 
     def close(self) -> None:
         """Stop listening and hang up on everybody."""
@@ -96,16 +100,23 @@ class Hub:
             self._wake.send(_CLOSE)
         self._thread.join(timeout=2)
 
+    def _hand_over(self, opened: socket.socket, to: queue.SimpleQueue[socket.socket]) -> None:
+        to.put(opened)
+        try:
+            self._wake.send(_TAKE)
+        except OSError as error:
+            raise StoreError("it has stopped serving") from error
+
     def _serve(self) -> None:
         try:
             while self._serve_once():
                 self._drop_late(self._clock())
         finally:
-            for connection in (*self._peers, self._listener, self._woken, self._wake):
-                if connection is not None:
-                    connection.close()
-            while not self._admitted.empty():
-                self._admitted.get().close()
+            for connection in (*self._peers, *self._listeners, self._woken, self._wake):
+                connection.close()
+            for left in (self._admitted, self._opened):
+                while not left.empty():
+                    left.get().close()
             self._selector.close()
 
     def _serve_once(self) -> bool:
@@ -114,12 +125,23 @@ class Hub:
             if connection is self._woken:
                 if _CLOSE in self._woken.recv(64):
                     return False
+                self._take_opened()
                 self._take_admitted()
-            elif connection is self._listener:
-                self._accept(self._clock())
+            elif connection in self._listeners:
+                self._accept(connection, self._clock())
             else:
                 self._move(self._peers[connection], mask)
         return True
+
+    def _take_opened(self) -> None:
+        while not self._opened.empty():
+            self._listeners.append(self._opened.get())
+            if self._resume_at is None:
+                self._selector.register(self._listeners[-1], selectors.EVENT_READ)
+
+    def _register_listeners(self) -> None:
+        for listener in self._listeners:
+            self._selector.register(listener, selectors.EVENT_READ)
 
     def _take_admitted(self) -> None:
         while not self._admitted.empty():
@@ -128,15 +150,16 @@ class Hub:
             self._peers[connection] = Peer.own(connection, self._clock())
             self._selector.register(connection, selectors.EVENT_READ)
 
-    def _accept(self, now_s: float) -> None:
-        assert self._listener is not None
+    def _accept(self, listener: socket.socket, now_s: float) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection, _ = listener.accept()
         except BlockingIOError:
             return
         except OSError:
             # Out of files: those that wait in the backlog get their turn when others have left.
-            self._selector.unregister(self._listener)
+            if self._resume_at is None:
+                for one in self._listeners:
+                    self._selector.unregister(one)
             self._resume_at = now_s + TICK_S
             return
         full = len(self._peers) >= self._max_peers or connection.fileno() >= _files() - SPARED_FILES
@@ -175,8 +198,8 @@ class Hub:
         self._selector.modify(peer.connection, wanted)
 
     def _drop_late(self, now_s: float) -> None:
-        if self._resume_at is not None and self._listener is not None and now_s >= self._resume_at:
-            self._selector.register(self._listener, selectors.EVENT_READ)
+        if self._resume_at is not None and now_s >= self._resume_at:
+            self._register_listeners()
             self._resume_at = None
         for peer in [peer for peer in self._peers.values() if peer.deadline is not None and now_s > peer.deadline]:
             self._drop(peer)
@@ -188,6 +211,10 @@ class Hub:
         # A member that came again beats by another connection.
         if peer.member is not None and all(other.member != peer.member for other in self._peers.values()):
             self.presences.lose(peer.member)
+
+
+def _port_of(listener: socket.socket) -> int:
+    return int(listener.getsockname()[1])
 
 
 def _files() -> int:

@@ -16,7 +16,7 @@ from ddpdoctor.exchange.hub_wire import (
     PROOF_BYTES,
     prove,
 )
-from ddpdoctor.exchange.reach import Refused, describe, reach
+from ddpdoctor.exchange.reach import Refused, describe, reach, receive
 from ddpdoctor.exchange.store import StoreError
 
 if TYPE_CHECKING:
@@ -67,13 +67,13 @@ def open_hub_store(
 
 def _greet(connection: socket.socket, token: bytes) -> socket.socket:
     """Prove the token to the server, and have it prove that it holds it too."""
-    if _receive(connection, len(HELLO)) != HELLO:
+    if receive(connection, len(HELLO)) != HELLO:
         raise Refused("something answers that is not ddpdoctor")
-    server_nonce = _receive(connection, NONCE_BYTES)
+    server_nonce = receive(connection, NONCE_BYTES)
     client_nonce = os.urandom(NONCE_BYTES)
     connection.sendall(client_nonce + prove(token, b"client", server_nonce, client_nonce))
     try:
-        proof = _receive(connection, PROOF_BYTES)
+        proof = receive(connection, PROOF_BYTES)
     except ConnectionError:
         proof = b""
     if not hmac.compare_digest(proof, prove(token, b"server", server_nonce, client_nonce)):
@@ -82,17 +82,7 @@ def _greet(connection: socket.socket, token: bytes) -> socket.socket:
 
 
 def _receive_answer(connection: socket.socket) -> bytes:
-    (length,) = LENGTH.unpack(_receive(connection, LENGTH.size))
+    (length,) = LENGTH.unpack(receive(connection, LENGTH.size))
     if not 0 < length <= 1 + MAX_VALUE_BYTES:
         raise ConnectionError("an answer over the limit")
-    return _receive(connection, length)
-
-
-def _receive(connection: socket.socket, length: int) -> bytes:
-    data = bytearray()
-    while len(data) < length:
-        part = connection.recv(length - len(data))
-        if not part:
-            raise ConnectionError("the other side hung up")
-        data += part
-    return bytes(data)
+    return receive(connection, length)

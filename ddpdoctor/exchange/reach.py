@@ -113,6 +113,17 @@ def _try_address(
         raise
 
 
+def receive(connection: socket.socket, length: int) -> bytes:
+    """Return so many bytes; raises OSError, also where the other side hangs up before."""
+    data = bytearray()
+    while len(data) < length:
+        part = connection.recv(length - len(data))
+        if not part:
+            raise ConnectionError("the other side hung up")
+        data += part
+    return bytes(data)
+
+
 def look_up(host: str, port: int, limit_s: float) -> list[tuple[socket.AddressFamily, Any]]:
     """Return the addresses of a name, each once; raises OSError, also where no answer comes in time."""
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()

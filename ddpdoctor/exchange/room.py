@@ -71,7 +71,16 @@ class Folder:
     name = "folder"
 
 
-Way = OwnPort | OverStore | Folder
+@dataclass(frozen=True, slots=True)
+class ByWord:
+    """Another port of the first member's, of which it has left word somewhere. ``open_it`` reads that, and connects."""
+
+    open_it: Callable[[float], Room]
+
+    name = "word"
+
+
+Way = OwnPort | OverStore | ByWord | Folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +88,7 @@ class Tried:
     """A way that did not get through."""
 
     way: str
-    """Its name: "own port", "store", "folder"."""
+    """Its name: "own port", "store", "word", "folder"."""
     words: str
     """What was seen: a phrase."""
     attempts: tuple[Connecting, ...] = ()
@@ -154,6 +163,10 @@ class HostedRoom:
         self._opened.callback(room.close)
         return room
 
+    def listen_also(self) -> int:
+        """Serve on one more port, any that is free; return it. Raises ``StoreError``."""
+        return self._serving.listen_also()
+
     def serve_over(self, store: Store) -> Relay:
         """Take also the requests that others leave in a store, which the room owns from now on."""
         return self._relay(StoreInbox(store))
@@ -215,6 +228,8 @@ def open_room(way: Way, token: bytes, limit_s: float, *, seen: Failures | None =
     """Connect to the room by one way; raises ``StoreError`` with what was seen. ``seen`` is kept as in ``reach``."""
     if isinstance(way, OwnPort):
         return open_hub_store(way.hosts, way.port, token, limit_s, served_by=SERVED_BY, seen=seen)
+    if isinstance(way, ByWord):
+        return way.open_it(limit_s)
     deadline = time.monotonic() + limit_s
     outbox: Outbox = StoreOutbox(way.open_it(limit_s)) if isinstance(way, OverStore) else FolderOutbox(way.path)
     try:

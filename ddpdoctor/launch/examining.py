@@ -63,7 +63,7 @@ class Examining:
             return self._look_with_all(nodes)
         if nodes is not None:
             nodes.say(self._watch.headway(), self._watch.rank_range())
-            if nodes.alone_since_ns is None:
+            if nodes.alone_since_ns is None or nodes.verdict is not None:  # which may have been the first's last word
                 return self._obey(nodes)
         if not self._is_time(self._suspicion()):
             return None

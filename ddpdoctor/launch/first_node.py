@@ -14,6 +14,7 @@ from ddpdoctor.exchange.large import receive_large
 from ddpdoctor.exchange.meeting import NO_TOKEN
 from ddpdoctor.exchange.room import HostedRoom
 from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.launch.further_ways import FurtherWays
 from ddpdoctor.launch.members_heard import MembersHeard
 from ddpdoctor.launch.node_messages import (
     CLAIM,
@@ -51,8 +52,10 @@ LEAVE_LIMIT_S = 11.0
 TELL_LIMIT_S = 8.0
 """Ours: how long the room stays for others to hear the verdict. By a folder a beat comes every three seconds, and takes
 some; a member that is silent is not waited for."""
-FOLDER_AFTER_S = 5.0
-"""Ours: how long members may take over the port before a folder is tried too: half of a silence."""
+FURTHER_AFTER_S = 3.0
+"""Ours: how long members may take over the port before other ways are served too."""
+JOIN_LIMIT_S = 12.0
+"""Ours: how long after its start the first counts on members that are yet to find another way to it."""
 FOLDER = "gathered"
 """In the run folder: what each other member sent, by number. Members that see this folder too record in ``nodes``."""
 
@@ -65,8 +68,8 @@ class FirstNode:
 
     def __init__(self, placement: Placement, host: str, folder: Path) -> None:
         """Take where this member stands, what its host is called, and a folder that all may see."""
-        self.failure: Exception | None = None
         self.placement = placement
+        self._error: Exception | None = None
         self._token = placement.token
         self._room = HostedRoom(placement.port, self._token or NO_TOKEN, one_host=placement.one_host)
         self._hosting = ExitStack()
@@ -74,8 +77,8 @@ class FirstNode:
         self._board = Board()
         self._roster: Any = None
         self._asked_at = 0.0
-        self._folder: Path | None = folder
-        """Until it is served."""
+        self._further: FurtherWays | None = FurtherWays(self._room, placement, folder)
+        """Until they are served."""
         self._began = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._hear, name="ddpdoctor-nodes", daemon=True)
@@ -83,15 +86,20 @@ class FirstNode:
     def serve(self) -> str:
         """Start; return why the port cannot be had, as where another member of this host serves already, else ""."""
         self._hosting.enter_context(self._room)
-        if self._room.not_listening:
-            self.failure = UserError(
-                f"the other nodes cannot be heard: {self._room.not_listening}",
-                help="The job is watched on this node alone. Choose another port with --exchange-port, on all nodes.",
-            )
         self._store = self._room.store()
         self._store.add(f"{CLAIM}/{self.number}", 1)
         self._thread.start()
         return self._room.not_listening
+
+    @property
+    def failure(self) -> Exception | None:
+        """What keeps the others from being heard, if anything does."""
+        if self._error is not None or not self._room.not_listening or self._members.have_come():
+            return self._error
+        return UserError(
+            f"the other nodes cannot be heard: {self._room.not_listening}",
+            help="The job is watched on this node alone. Choose another port with --exchange-port, on all nodes.",
+        )
 
     def headways(self) -> list[Headway]:
         """Return how the ranks of the others get on."""
@@ -141,11 +149,11 @@ class FirstNode:
         try:
             leave(self._store, f"{VERDICT}/{number}", verdict, self._token)
         except (StoreError, BadMessage) as error:
-            self.failure = self.failure or error
+            self._error = self._error or error
             return
         self._post(verdict=number)
         if stop:
-            _wait(lambda: self._members.have_heard(number), TELL_LIMIT_S)
+            _wait(lambda: not self._is_early() and self._members.have_heard(number), TELL_LIMIT_S)
 
     def wait_for_ends(self, is_disturbed: Callable[[], bool]) -> None:
         """Wait a while until the launchers of all members have ended; then ask those that go on for what they have."""
@@ -172,11 +180,11 @@ class FirstNode:
             try:
                 self._hear_once()
             except Exception as error:  # noqa: BLE001 - a job is watched on without the others
-                self.failure = self.failure or error
+                self._error = self._error or error
 
     def _hear_once(self) -> None:
         self._members.hear(self._room.heard())
-        self._serve_folder()
+        self._serve_further()
         for number in self._members.unknown():
             self._take_greeting(number)
         for number, request in self._members.unread():
@@ -192,14 +200,17 @@ class FirstNode:
         if greeting is not None:
             self._members.greet(number, greeting)
 
-    def _serve_folder(self) -> None:
-        """Serve the folder too, once somebody is missed: not before, for it is looked into again and again."""
-        waited = time.monotonic() - self._began > FOLDER_AFTER_S or self._room.not_listening
-        if self._folder is None or not waited or self._members.have_come():
-            return
-        folder, self._folder = self._folder, None
-        with contextlib.suppress(StoreError, OSError):
-            self._room.serve_folder(folder)
+    def _is_early(self) -> bool:
+        """Return whether members may be on their way here still."""
+        return time.monotonic() - self._began < JOIN_LIMIT_S and not self._members.have_come()
+
+    def _serve_further(self) -> None:
+        """Serve the ways that need no port of ours too, once somebody is missed."""
+        waited = time.monotonic() - self._began > FURTHER_AFTER_S or self._room.not_listening
+        if self._further is not None and waited and not self._members.have_come():
+            further, self._further = self._further, None
+            self._hosting.callback(further.close)
+            further.begin()
 
     def _post_roster(self) -> None:
         """Let all members know who there is, each time that it changes."""

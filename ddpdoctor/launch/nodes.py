@@ -29,8 +29,9 @@ def join_nodes(placement: Placement, folder: Path) -> FirstNode | OtherNode | No
     """
     if placement.alone or not placement.hosts:
         return None
-    from ddpdoctor.exchange.room import Folder, OwnPort
+    from ddpdoctor.exchange.room import OwnPort
     from ddpdoctor.launch.first_node import FirstNode
+    from ddpdoctor.launch.further_ways import further_ways
     from ddpdoctor.launch.other_node import OtherNode
 
     host = socket.gethostname()
@@ -39,7 +40,7 @@ def join_nodes(placement: Placement, folder: Path) -> FirstNode | OtherNode | No
         if not first.serve() or placement.number == 0:
             return first
         first.close()
-    other = OtherNode(placement, host, (OwnPort(placement.hosts, placement.port), Folder(folder)))
+    other = OtherNode(placement, host, (OwnPort(placement.hosts, placement.port), *further_ways(placement, folder)))
     other.start()
     return other
 

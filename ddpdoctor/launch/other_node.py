@@ -14,7 +14,7 @@ from ddpdoctor.exchange.clocks import measure_clocks
 from ddpdoctor.exchange.large import send_large
 from ddpdoctor.exchange.meeting import NO_TOKEN
 from ddpdoctor.exchange.presence import Beating
-from ddpdoctor.exchange.room import NoRoom, find_room
+from ddpdoctor.exchange.room import ByWord, NoRoom, find_room
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.launch.members_heard import SILENT_NS
 from ddpdoctor.launch.node_messages import (
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ddpdoctor.exchange.room import FoundRoom, Way
     from ddpdoctor.launch.placement import Placement
 
-FIND_LIMIT_S = 5.0
+FIND_LIMIT_S = 3.0
 FIND_EVERY_S = 2.0
 """Ours: the pause between two searches, of a job whose first member may never come."""
 REOPEN_LIMIT_S = 3.0
@@ -88,6 +88,7 @@ class OtherNode:
         self._clocks: ClockOffset | None = None
         self._clocks_at = 0.0
         self._clocks_keep_s = clocks_keep_s
+        self._searches = 0
         self._why = ""
         """Why the room was not found so far."""
         self._lock = threading.Lock()
@@ -203,7 +204,7 @@ class OtherNode:
     def _run(self) -> None:
         try:
             while not self._ended.is_set() and self._found is None:
-                if not self._find():
+                if not self._find() and self._searches > 1:
                     self._ended.wait(FIND_EVERY_S)
             while self._found is not None and (task := self._tasks.get()) is not None:
                 self._do(task)
@@ -212,9 +213,11 @@ class OtherNode:
             self.failure = self.failure or error
 
     def _find(self) -> bool:
-        """Look for the room once, and join it."""
+        """Look for the room once, and join it. The job's own store is left in peace at first."""
+        ways = [way for way in self._ways if self._searches or not isinstance(way, ByWord)]
+        self._searches += 1
         try:
-            self._join(find_room(self._ways, self._token or NO_TOKEN, FIND_LIMIT_S))
+            self._join(find_room(ways, self._token or NO_TOKEN, FIND_LIMIT_S))
         except NoRoom as error:
             self._why = error.tried[0].words  # of its own port: whether it is served there alone, only the first knows
         except StoreError as error:

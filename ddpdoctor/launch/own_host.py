@@ -1,7 +1,13 @@
-"""Whether a name leads to this host: then this member is the first of those that only the rendezvous will number."""
+"""Whether a name leads to this host: then this member is the first of those that only the rendezvous will number.
+
+And by which addresses others may reach it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import os
 import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,6 +17,10 @@ if TYPE_CHECKING:
 
 LOOKUP_LIMIT_S = 2.0
 """Ours: the job waits for it, and a name that takes longer will keep it waiting longer anyway."""
+
+MOST_ADDRESSES = 8
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Which interfaces the job uses, by name, or of NCCL's by how names begin."""
 
 
 def number_first(placement: Placement) -> Placement:
@@ -32,6 +42,32 @@ def is_own_host(host: str, port: int) -> bool:
     except OSError:
         return False
     return any(_can_be_bound(family, address) for family, address in addresses)
+
+
+def own_addresses() -> tuple[str, ...]:
+    """Return the addresses under which others may reach this host: those of the job's own interfaces first.
+
+    Then those that its name resolves to, which Gloo publishes, and all others but loopback and link-local ones.
+    """
+    from ddpdoctor.collect.sockets import list_addresses
+    from ddpdoctor.exchange.reach import look_up
+
+    wanted = tuple(
+        name.lstrip("=") for variable in INTERFACE_VARIABLES for name in os.environ.get(variable, "").split(",") if name
+    )
+    by_name = list_addresses()
+    chosen = [one for name, addresses in by_name.items() if name.startswith(wanted) for one in addresses if wanted]
+    named: list[str] = []
+    with contextlib.suppress(OSError):
+        named = [str(address[0]) for _, address in look_up(socket.gethostname(), 0, LOOKUP_LIMIT_S)]
+    every = [*chosen, *named, *(one for addresses in by_name.values() for one in addresses)]
+    plain = dict.fromkeys(address.partition("/")[0] for address in every)
+    return tuple(address for address in plain if _is_for_others(address))[:MOST_ADDRESSES]
+
+
+def _is_for_others(address: str) -> bool:
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    return not (ip.is_loopback or ip.is_link_local or ip.is_unspecified)
 
 
 def _can_be_bound(family: socket.AddressFamily, address: Any) -> bool:

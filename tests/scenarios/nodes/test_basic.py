@@ -119,13 +119,14 @@ def test_a_launcher_that_would_start_again_waits_in_vain_for_a_host_that_died(ho
     assert (report["verdict"]["kind"], report["verdict"]["hosts"]) == ("killed", ["dd1"]), report["verdict"]
 
 
-def test_a_shared_folder_is_the_way_where_the_port_is_closed(hosts, tmp_path):
+@pytest.mark.parametrize("shares", [True, False], ids=["a shared folder", "the job's store"])
+def test_another_way_is_taken_where_the_port_is_closed(hosts, tmp_path, shares):
     require("nft")
     port = free_port()
     rule = "add table inet dd; add chain inet dd in { type filter hook input priority 0; }; "
     hosts.run(0, "nft", f"{rule}add rule inet dd in tcp dport {port + 1} drop")
     try:
-        job = Running(hosts, tmp_path, "stuck", 40, shares=True, port=port)
+        job = Running(hosts, tmp_path, "stuck", 40, shares=shares, port=port)
         (status, _, report), (other_status, other_shown, other) = job.finish(0), job.finish(1)
     finally:
         hosts.run(0, "nft", "delete table inet dd")

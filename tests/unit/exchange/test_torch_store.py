@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -21,24 +19,6 @@ from ddpdoctor.exchange.torch_store import TorchStore, open_torch_store
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import Launcher
 from tests.scenarios.running import free_port
-
-AGENT = """
-import sys
-from torch.distributed import TCPStore
-store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-store.set("the launcher's", "own")
-print(store.port, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.fixture
-def agent():
-    """A process that serves a store, as torchrun's agent does; yields it with its port."""
-    process = subprocess.Popen([sys.executable, "-c", AGENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    yield process, int(process.stdout.readline())
-    process.kill()
-    process.communicate()
 
 
 def launch(port, *, rank=1, agent_store=True):

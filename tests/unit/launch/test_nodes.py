@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from ddpdoctor.exchange.room import OwnPort
+from ddpdoctor.launch.examining import Examining
 from ddpdoctor.launch.first_node import FOLDER, FirstNode
 from ddpdoctor.launch.other_node import OtherNode
 from ddpdoctor.launch.packing import pack_folder
 from ddpdoctor.launch.placement import Placement, Style
+from ddpdoctor.launch.suspicion import Headway
 from ddpdoctor.model.findings import Judgement
 from tests.scenarios.running import free_port, wait_for
+
+if TYPE_CHECKING:
+    from ddpdoctor.launch.watch import Watch
 
 NOTHING = Judgement(findings=(), checks=(), certain=True)
 Pair = tuple[FirstNode, OtherNode]
@@ -69,3 +76,43 @@ def test_a_job_that_is_stopped_has_all_know_before(pair: Pair):
     assert verdict is not None
     assert (verdict.stop, verdict.place, verdict.judgement) == (True, "node0:/run", NOTHING)
     assert other.take_verdict() is None
+
+
+class _Idle:
+    """The watch of a node whose ranks get on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def headway(self) -> Headway:
+        return Headway()
+
+    def rank_range(self) -> None:
+        return None
+
+
+def test_a_first_that_leaves_after_its_word_is_obeyed_all_the_same(pair: Pair, tmp_path: Path):
+    first, other = pair
+    examining = Examining(cast("Watch", _Idle(tmp_path)), other, lambda *_: NOTHING, 300.0, "node1:/run")
+    first.tell(NOTHING, stop=True, place="node0:/run")
+    first.close()
+    assert wait_for(lambda: other.alone_since_ns is not None, 20)
+    looked = examining.look()
+    assert looked is not None
+    assert (looked.is_hang, examining.judged_at) == (True, "node0:/run")
+
+
+def test_members_that_look_for_another_way_still_are_waited_for_before_a_job_is_stopped(tmp_path: Path):
+    port = free_port()
+    first = FirstNode(place(0, port), "node0", tmp_path)
+    assert not first.serve()
+    other = OtherNode(place(1, port), "node1", (OwnPort(("127.0.0.1",), port),))
+    late = threading.Timer(1.0, other.start)
+    late.start()
+    first.tell(NOTHING, stop=True, place="node0:/run")
+    verdict = other.take_verdict()
+    late.join()
+    other.close()
+    first.close()
+    assert verdict is not None
+    assert verdict.stop

@@ -1,0 +1,112 @@
+"""A client of torch's TCPStore that imports no torch, for a watcher that is to stay small.
+
+What travels is that of torch/csrc/distributed/c10d/TCPStore.cpp and TCPStoreBackend.hpp, the same from torch 2.3 on:
+numbers in the byte order of the host, text and values after their length (8 bytes). A client begins with VALIDATE and a
+magic number; a PING is answered with its nonce.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from enum import IntEnum
+
+from ddpdoctor.exchange.reach import Refused, describe, reach, receive
+from ddpdoctor.exchange.store import StoreError
+
+CALL_LIMIT_S = 5.0
+"""Ours. The store answers in microseconds; a host that is busy may take longer."""
+ROOT = "/"
+"""What every key begins with that a client of torch's sets (``keyPrefix_``)."""
+MAGIC = 0x3C85F7CE
+MAX_VALUE_BYTES = 2**20
+"""Of what is read: nothing of ours is nearly as large."""
+_LENGTH = struct.Struct("=Q")
+_AMOUNT = struct.Struct("=q")
+_MARK = struct.Struct("=I")
+_READY = b"\0"
+
+
+class _Query(IntEnum):
+    """What a client asks (``QueryType``)."""
+
+    VALIDATE = 0
+    SET = 1
+    GET = 3
+    ADD = 4
+    CHECK = 5
+    PING = 13
+
+
+class JobStore:
+    """A ``Store``: a connection to the store that torchrun, or rank 0, serves for the ranks."""
+
+    def __init__(self, connection: socket.socket, prefix: str) -> None:
+        """Own the connection; ``prefix`` keeps our keys apart from the launcher's and the job's."""
+        connection.settimeout(CALL_LIMIT_S)
+        # A SET has no answer; what follows it would else wait 40 ms for the other side's late acknowledgement.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection, self._prefix = connection, prefix
+        self._lock = threading.Lock()
+
+    def set(self, key: str, value: bytes) -> None:
+        """Leave a value."""
+        self._ask(_request(_Query.SET, self._text(key), _text(value)), 0)
+
+    def look(self, key: str) -> bytes | None:
+        """Return a value, or None where there is none yet."""
+        # To GET what is not there ends the connection. No key of ours is ever taken out.
+        if self._ask(_request(_Query.CHECK, _LENGTH.pack(1), self._text(key)), 1) != _READY:
+            return None
+        return self._ask(_request(_Query.GET, self._text(key)), None)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter and return the sum."""
+        answer = self._ask(_request(_Query.ADD, self._text(key), _AMOUNT.pack(amount)), _AMOUNT.size)
+        return int(_AMOUNT.unpack(answer)[0])
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()
+
+    def _text(self, key: str) -> bytes:
+        return _text((ROOT + self._prefix + key).encode())
+
+    def _ask(self, request: bytes, length: int | None) -> bytes:
+        """Return an answer of this length, or where it is None of the length that it says itself."""
+        try:
+            with self._lock:
+                self._connection.sendall(request)
+                if length is None:
+                    (length,) = _LENGTH.unpack(receive(self._connection, _LENGTH.size))
+                    if length > MAX_VALUE_BYTES:
+                        raise ConnectionError("an answer over the limit")
+                return receive(self._connection, length)
+        except OSError as error:
+            # An answer that comes too late must not be taken for the next one's.
+            self._connection.close()
+            raise StoreError(f"the connection to the job's store failed: {describe(error)}") from error
+
+
+def open_job_store(host: str, port: int, prefix: str, limit_s: float) -> JobStore:
+    """Connect to a store, which may be yet to start; raises ``StoreError`` with what was tried and seen."""
+    return JobStore(reach((host,), port, limit_s, _greet), prefix)
+
+
+def _greet(connection: socket.socket) -> socket.socket:
+    """Begin as a client of torch's does, and have what answers show that it is a store."""
+    nonce = os.urandom(_MARK.size)
+    connection.sendall(_request(_Query.VALIDATE, _MARK.pack(MAGIC)) + _request(_Query.PING, nonce))
+    if receive(connection, len(nonce)) != nonce:
+        raise Refused("something answers that is no store of torch's")
+    return connection
+
+
+def _request(query: _Query, *parts: bytes) -> bytes:
+    return bytes([query]) + b"".join(parts)
+
+
+def _text(data: bytes) -> bytes:
+    return _LENGTH.pack(len(data)) + data

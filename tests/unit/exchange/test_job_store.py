@@ -1,0 +1,126 @@
+"""The job's store is used without torch: by the same bytes, beside what else is in it, and never waited for in vain."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+
+import pytest
+from torch.distributed import TCPStore
+
+from ddpdoctor.exchange.job_store import open_job_store
+from ddpdoctor.exchange.store import StoreError
+
+PREFIX = "ddpdoctor/test/"
+
+
+@pytest.fixture(params=["libuv", "threads"])
+def backend(request):
+    return request.param
+
+
+@pytest.fixture
+def torchs(agent):
+    """A client of torch's own."""
+    return TCPStore("127.0.0.1", agent[1], is_master=False, timeout=timedelta(seconds=20))
+
+
+def opened(agent):
+    return open_job_store("127.0.0.1", agent[1], PREFIX, 20)
+
+
+def put(torchs, key, value):
+    """Set a value, and have an answer that comes after it."""
+    torchs.set(PREFIX + key, value)
+    assert torchs.check([PREFIX + key])
+
+
+def test_torch_and_we_read_what_the_other_wrote(agent, torchs):
+    ours = opened(agent)
+    value = os.urandom(100_000)
+    ours.set("key", value)
+    assert ours.look("key") == value  # our own set is through, too
+    assert torchs.get(PREFIX + "key") == value
+    put(torchs, "theirs", "told")
+    assert (ours.look("theirs"), ours.look("nothing"), ours.look("the launcher's")) == (b"told", None, None)
+    put(torchs, "empty", "")
+    assert ours.look("empty") == b""
+    assert [ours.add("count", n) for n in (0, 3, -1)] == [0, 3, 2]
+    assert torchs.add(PREFIX + "count", 1) == 3
+    assert torchs.get("the launcher's") == b"own"
+
+
+def test_threads_share_a_connection(agent):
+    ours = opened(agent)
+
+    def count():
+        for number in range(200):
+            ours.add("count", 1)
+            ours.set(f"{threading.get_ident()}/{number}", b"x" * number)
+            assert ours.look(f"{threading.get_ident()}/{number}") == b"x" * number
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ours.add("count", 0) == 800
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_request_harms_nobody(agent, torchs):
+    for cut in range(1, 30, 4):
+        with socket.create_connection(("127.0.0.1", agent[1])) as connection:
+            connection.sendall((b"\0" + b"\xce\xf7\x85\x3c" + b"\x01" + (8).to_bytes(8, "little") + b"k" * 8)[:cut])
+    torchs.set("still", "there")
+    assert torchs.get("still") == b"there"
+
+
+def test_a_value_over_the_limit_is_not_read(agent, torchs):
+    ours = opened(agent)
+    put(torchs, "large", "x" * (2**20 + 1))
+    with pytest.raises(StoreError, match="over the limit"):
+        ours.look("large")
+
+
+def test_a_store_that_ends_is_told(agent):
+    process, _ = agent
+    ours = opened(agent)
+    assert ours.add("count", 1) == 1
+    process.kill()
+    process.wait()
+    with pytest.raises(StoreError, match="the connection to the job's store failed"):
+        ours.add("count", 1)
+    with pytest.raises(StoreError, match="connection refused"):
+        open_job_store("127.0.0.1", agent[1], PREFIX, 0.5)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"abc"])
+def test_what_is_no_store_is_not_taken_for_one(answer):
+    def serve(listener):
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                connection.recv(64)
+                connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        with pytest.raises(StoreError, match=r"no store of torch's|hung up|reset"):
+            open_job_store("127.0.0.1", listener.getsockname()[1], PREFIX, 0.5)
+
+
+def test_what_takes_the_connection_and_says_nothing_costs_the_limit_only():
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(StoreError, match="no answer"):
+        open_job_store("127.0.0.1", listener.getsockname()[1], PREFIX, 0.5)
+
+
+def test_it_imports_no_torch():
+    code = "import sys, ddpdoctor.exchange.job_store; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,161 @@
+"""Where the members' own port cannot be had, a word in the job's store leads to another, and outlives the store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.exchange.job_store import open_job_store
+from ddpdoctor.exchange.room import ByWord, OwnPort, open_room
+from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.launch.first_node import FirstNode
+from ddpdoctor.launch.further_ways import DOOR, PREFIX, Door, further_ways
+from ddpdoctor.launch.node_messages import leave
+from ddpdoctor.launch.other_node import OtherNode
+from ddpdoctor.launch.own_host import own_addresses
+from ddpdoctor.launch.placement import Placement, Style
+from tests.scenarios.running import wait_for
+
+STORE = """
+import sys
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def store() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that serves the job's store, with its port."""
+    process = subprocess.Popen([sys.executable, "-c", STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    yield process, int(process.stdout.readline())
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that another program has, which says nothing."""
+    with socket.create_server(("", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def place(number: int, port: int, store: int, token: bytes = b"secret") -> Placement:
+    return Placement(
+        style=Style.TORCHRUN, number=number, expected=2, most=2, hosts=("127.0.0.1",), port=port, one_host=True,
+        token=token, store=("127.0.0.1", store),
+    )  # fmt: skip
+
+
+def member(placement: Placement, folder: Path) -> OtherNode:
+    other = OtherNode(
+        placement, "node1", (OwnPort(placement.hosts, placement.port), *further_ways(placement, folder / "none"))
+    )
+    other.start()
+    return other
+
+
+def has_come(first: FirstNode, folder: Path) -> Callable[[], bool]:
+    return lambda: first.save(folder).nodes[1].clock_offset_ns is not None
+
+
+def test_nodes_meet_where_a_word_in_the_store_says_and_stay_when_it_ends(store, taken, tmp_path):
+    process, port = store
+    first = FirstNode(place(0, taken, port), "node0", tmp_path)
+    assert "cannot be listened on" in first.serve()
+    assert "cannot be heard" in str(first.failure)
+    other = member(place(1, taken, port), tmp_path)
+    assert wait_for(has_come(first, tmp_path), 30)
+    assert first.failure is None
+    process.kill()
+    process.wait()
+    first.ask()
+    assert wait_for(lambda: other.request != 0, 20)
+    other.answer(other.request, b"packed", moved=False)
+    assert wait_for(first.has_answers, 20)
+    other.close()
+    first.close()
+
+
+def test_a_member_that_lost_its_connection_finds_the_door_without_the_store(store, taken, tmp_path):
+    process, port = store
+    first = FirstNode(place(0, taken, port), "node0", tmp_path)
+    first.serve()
+    way = next(way for way in further_ways(place(1, taken, port), tmp_path) if isinstance(way, ByWord))
+
+    def opens() -> bool:
+        with contextlib.suppress(StoreError):
+            open_room(way, b"secret", 3).close()
+            return True
+        return False
+
+    assert wait_for(opens, 30)
+    process.kill()
+    process.wait()
+    assert opens()
+    first.close()
+    assert not opens()
+
+
+def test_the_store_is_left_in_peace_while_nobody_is_missed(store, tmp_path, monkeypatch):
+    _, port = store
+    monkeypatch.setattr("ddpdoctor.launch.first_node.FURTHER_AFTER_S", 1.0)
+    own = socket.create_server(("127.0.0.1", 0))
+    number = own.getsockname()[1]
+    own.close()
+    first = FirstNode(place(0, number, port), "node0", tmp_path)
+    assert not first.serve()
+    other = member(place(1, number, port), tmp_path)
+    assert wait_for(has_come(first, tmp_path), 30)
+    looked = open_job_store("127.0.0.1", port, PREFIX, 5)
+    assert not wait_for(lambda: looked.look(DOOR) is not None, 2.5)
+    other.close()
+    # One that is yet to come has word left for it.
+    third = FirstNode(replace(place(0, number + 1, port), hosts=()), "node0", tmp_path)
+    third.serve()
+    assert wait_for(lambda: looked.look(DOOR) is not None, 10)
+    third.close()
+    first.close()
+
+
+@pytest.mark.parametrize(
+    ("token", "words"), [(b"secret", "connection refused"), (b"another", "no word|not signed|token")]
+)
+def test_a_word_that_leads_nowhere_or_is_a_stranger_s(store, taken, tmp_path, token, words):
+    _, port = store
+    with contextlib.closing(open_job_store("127.0.0.1", port, PREFIX, 5)) as opened:
+        leave(opened, DOOR, Door(hosts=("127.0.0.1",), port=1), token)
+        assert opened.look(DOOR) is not None
+    way = next(way for way in further_ways(place(1, taken, port), tmp_path) if isinstance(way, ByWord))
+    with pytest.raises(StoreError, match=words):
+        open_room(way, b"secret", 1.0)
+
+
+def test_the_addresses_of_the_interface_that_the_job_uses_come_first(monkeypatch):
+    monkeypatch.setattr(
+        "ddpdoctor.collect.sockets.list_addresses",
+        lambda: {
+            "lo": ("127.0.0.1/8", "::1/128"), "docker0": ("172.17.0.1/16",),
+            "eth0": ("10.0.0.4/24", "fe80::1/64"), "ib0": ("192.168.7.4/24", "2001:db8::4/64"),
+        },
+    )  # fmt: skip
+    monkeypatch.setattr(socket, "gethostname", lambda: "127.0.1.1")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    assert own_addresses() == ("172.17.0.1", "10.0.0.4", "192.168.7.4", "2001:db8::4")
+    monkeypatch.setattr(socket, "gethostname", lambda: "10.0.0.4")
+    assert own_addresses()[0] == "10.0.0.4"
+    monkeypatch.setitem(os.environ, "NCCL_SOCKET_IFNAME", "=ib")
+    assert own_addresses()[:3] == ("192.168.7.4", "2001:db8::4", "10.0.0.4")
+    monkeypatch.setitem(os.environ, "NCCL_SOCKET_IFNAME", "^docker,lo")
+    assert own_addresses()[0] == "10.0.0.4"
