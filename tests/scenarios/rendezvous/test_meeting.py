@@ -16,6 +16,8 @@ from tests.scenarios.hosts import Hosts, lent_hosts, require
 from tests.scenarios.running import SCHEMA, clean_environment, free_port
 from tests.scenarios.slurm import Slurm, lent_slurm
 
+pytestmark = pytest.mark.alone
+
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 VERB = ("-m", "ddpdoctor", "check-rendezvous", "--format", "json")
 CHECK = (sys.executable, *VERB)
@@ -194,11 +196,13 @@ def test_a_node_that_is_interrupted_ends_at_once(hosts):
     port = free_port()
     process = start(hosts, 0, *CHECK, *by_number(0, port), "--timeout", "90")
     inside = (
-        "import sys; from ddpdoctor.exchange.hub_store import open_hub_store as o; "
-        "from ddpdoctor.exchange.store import wait_for as w; "
-        f"s = o(('dd0',), {port + 1}, {NO_TOKEN!r}, 60); sys.exit(w(s, 'hello/1', 30) is None)"
+        "import time; from ddpdoctor.exchange.hub_store import open_hub_store as o\n"
+        f"s = o(('dd0',), {port + 1}, {NO_TOKEN!r}, 60)\n"
+        "while not s.add('arrived', 0): time.sleep(0.05)"
     )
     hosts.run(0, sys.executable, "-c", inside)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=20)
-    assert (process.returncode, stdout) == (130, ""), stderr
+    # Python itself ends so where the signal came inside of code that was made from text, as of a dataclass.
+    assert process.returncode in {130, -signal.SIGINT}, stderr
+    assert (stdout, stderr) == ("", "")

@@ -13,6 +13,8 @@ import pytest
 from tests.scenarios.hosts import NETNS, Hosts, lent_hosts, require
 from tests.scenarios.running import SCHEMA, clean_environment, free_port
 
+pytestmark = pytest.mark.alone
+
 CHECK = (sys.executable, "-m", "ddpdoctor", "check-rendezvous", "--format", "json")
 LIMIT_S = 100
 QUICK = "8s"
