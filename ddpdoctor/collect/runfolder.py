@@ -98,7 +98,6 @@ def _read_job(folder: Path, run: dict[str, Any], attempt: int | None) -> Job:
         launched_ns=int(run.get("launched_ns") or 0),
         stopping_since_ns=stop_ns,
         interrupted_by=watch.get("interrupted_by"),
-        superseded=agent.superseded_ns is not None,
         node_rank=run.get("node_rank"),
         debug_level=str(run.get("debug_level") or "OFF"),
         torch_version=run.get("torch_version"),

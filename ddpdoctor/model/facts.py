@@ -301,8 +301,6 @@ class Job:
     """When somebody began to stop the job: the launcher at a failure, ddpdoctor, or the user."""
     interrupted_by: str | None = None
     """``SIGINT`` or ``SIGTERM`` where the user or the scheduler ended the job."""
-    superseded: bool = False
-    """The launcher began another attempt after this one."""
     node_rank: int | None = None
     may_run_elsewhere: bool = False
     """Nobody has said that all ranks run on this host, where they can be seen."""

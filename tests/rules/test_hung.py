@@ -399,3 +399,25 @@ def test_interrupted_job_without_a_proven_hang_has_no_verdict():
 def test_a_rank_that_could_not_be_recorded_is_told():
     found = judge(job(*[moving(in_user(n)) for n in range(2)], moving(in_user(2, recorded=False, lost="no space"))))
     assert [(f.kind, f.ranks, f.severity) for f in found.findings] == [("not-recorded", (2,), Severity.INFO)]
+
+
+ENDED_BY_OTHERS = {
+    "it waits for one that computes": (
+        lambda at: (in_call(0, world=2, started_ns=at), replace(in_user(1, world=2), last_progress_ns=at)), "stuck"
+    ),
+    "all are inside": (lambda at: tuple(in_call(n, world=2, started_ns=at) for n in (0, 1)), "transport"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENDED_BY_OTHERS)
+def test_a_launcher_that_is_killed_leaves_ranks_that_had_got_on_without_blame(name):
+    make, kind = ENDED_BY_OTHERS[name]
+
+    def kinds(stood_s):
+        at = NOW - stood_s * S
+        ranks = [replace(found, last_progress_ns=at) for found in make(at)]
+        fields = {"ended": True, "launcher_status": 143, "hang_timeout_s": 300.0, "stopping_since_ns": NOW}
+        return [found.kind for found in judge(job(*ranks, **fields)).findings]
+
+    assert kinds(20) == []
+    assert kinds(31) == [kind]

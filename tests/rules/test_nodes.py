@@ -194,7 +194,7 @@ def test_a_silent_node_is_nothing_as_long_as_the_ranks_get_on():
 
 def test_a_lost_node_is_why_a_launcher_began_anew_at_once():
     moved = [moving(found) for found in waiting(0, 1, started_ns=NOW - S)]
-    finding = verdict(judge(of_nodes(*moved, nodes=(node(0), node(1, SILENT)), ended=True, superseded=True)))
+    finding = verdict(judge(of_nodes(*moved, nodes=(node(0), node(1, SILENT)), ended=True)))
     assert (finding.code, finding.hosts) == ("DD605", ("node1",))
 
 

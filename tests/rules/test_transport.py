@@ -46,14 +46,6 @@ def finding_of(found):
     return findings[0]
 
 
-def test_what_a_launcher_stopped_to_begin_anew_had_to_stand_still_before():
-    stopped = NOW - 2 * S
-    fields = {"ended": True, "superseded": True, "stopping_since_ns": stopped}
-    moved = [replace(in_call(n, world=2, started_ns=stopped), last_progress_ns=stopped) for n in (0, 1)]
-    assert judge(over("gloo", *moved, **fields)).findings == ()
-    finding_of(over("gloo", **fields))
-
-
 CHECKS = {
     "gloo on one host": (on_one_host("gloo"), "1. packet filters, loopback included"),
     "gloo on two hosts": (over("gloo"), "1. the interface that Gloo takes"),

@@ -26,7 +26,7 @@ _UP = frozenset({Contact.CONNECTED, Contact.REFUSED, Contact.RESET, Contact.NO_S
 
 def judge_lost(scene: Scene) -> Ruling:
     """Report the nodes of which nothing is heard any more, where the ranks that are left cannot go on without them."""
-    if must_be_quiet(scene.job, scene.failures) and not scene.job.superseded and not _stands(scene):
+    if must_be_quiet(scene.job, scene.failures) and not _stands(scene):
         return Ruling(inconclusive="the ranks that are left have not waited for the hang timeout yet")
     lost = _blamed(scene)
     cut_off = _is_cut_off(scene)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job, Rank
     from ddpdoctor.model.nodes import NodeSeen
 
+OTHERS_PATIENCE_NS = 30_000_000_000
+"""Ours: how long ranks must have stood still where something outside ended the launcher, as `timeout 60` does. In that
+time a healthy job has made progress."""
 _DETAIL_SAYS = "Detected mismatch between collectives on ranks"
 """How torch begins what it raises on all ranks under DETAIL. Who is to blame it does not say."""
 
@@ -55,7 +58,7 @@ class Scene:
     difference: Difference | None
     failures: tuple[Failure, ...]
     quiet: frozenset[int]
-    """Living ranks that have made no progress for the hang timeout, or for which progress does not count."""
+    """Living ranks that have made no progress for long, or for which progress does not count, since one has failed."""
     early: tuple[int, ...]
     lost: tuple[NodeSeen, ...]
     """Nodes that came and of which nothing more is heard."""
@@ -109,8 +112,8 @@ class Scene:
         return max((self.states[n].since(now) or 0 for n in self.waits.waiters), default=0)
 
     def waited_long(self) -> bool:
-        """Return whether somebody has waited for the hang timeout, where that counts."""
-        return not must_be_quiet(self.job, self.failures) or self.waited_ns() >= timeout_ns(self.job)
+        """Return whether somebody has waited for as long as it takes to blame somebody, where that counts."""
+        return bool(self.failures) or self.waited_ns() >= _patience_ns(self.job)
 
 
 def timeout_ns(job: Job) -> int:
@@ -130,16 +133,23 @@ def _left_ns(rank: Rank) -> int:
 
 
 def must_be_quiet(job: Job, failures: tuple[Failure, ...]) -> bool:
-    """Return whether only ranks without progress may be blamed: while a job runs, and where others ended it.
+    """Return whether a job is judged as it ran: it runs, or a user or a scheduler has ended it, and no rank failed."""
+    return not failures and not _was_ended_by_others(job)
 
-    Those are a user, a scheduler, or a launcher that begins anew with more or fewer nodes.
-    """
-    return not failures and (not job.ended or job.interrupted_by is not None or job.superseded)
+
+def _was_ended_by_others(job: Job) -> bool:
+    """Return whether the launcher ended by itself: somebody killed it, or it begins anew with more or fewer nodes."""
+    return job.ended and job.interrupted_by is None
+
+
+def _patience_ns(job: Job) -> int:
+    """Return for how long a rank must have made no progress to be blamed, where none has failed."""
+    return min(timeout_ns(job), OTHERS_PATIENCE_NS) if _was_ended_by_others(job) else timeout_ns(job)
 
 
 def _is_quiet(job: Job, rank: Rank) -> bool:
     last = max(rank.last_progress_ns or 0, rank.started_ns or 0, job.launched_ns)
-    return moment(job) - last >= timeout_ns(job)
+    return moment(job) - last >= _patience_ns(job)
 
 
 def build_scene(job: Job) -> Scene:
@@ -163,10 +173,7 @@ def build_scene(job: Job) -> Scene:
     difference = find_difference([state.rank for state in states.values()], table, world)
     early = _early(states, waits, failures)
     is_lost = bool(lost) and _follows_from_loss(states, waits, conflict, failures)
-    strict = must_be_quiet(job, failures)
-    quiet = frozenset(
-        n for n, s in states.items() if s.doing not in OVER and (not strict or _is_quiet(job, s.rank))
-    )  # fmt: skip
+    quiet = frozenset(n for n, s in states.items() if s.doing not in OVER and (failures or _is_quiet(job, s.rank)))
     return Scene(
         job=job,
         world=world,
