@@ -21,7 +21,7 @@ from ddpdoctor.exchange.racing import Runner, race
 from ddpdoctor.exchange.room import SERVED_BY, ByWord, Folder
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.launch.node_messages import find, leave
-from ddpdoctor.launch.own_host import own_addresses
+from ddpdoctor.launch.own_host import MOST_ADDRESSES, own_addresses
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +65,9 @@ class _Word:
         """Connect to the first address that answers; raises ``StoreError``."""
         deadline = time.monotonic() + limit_s
         door = self._door or self._read(limit_s)
-        opens = {host: Runner(partial(self._connect, host, door.port), deadline) for host in door.hosts}
+        opens = {
+            host: Runner(partial(self._connect, host, door.port), deadline) for host in door.hosts[:MOST_ADDRESSES]
+        }
         best = race(list(opens.values()), deadline)
         if best is None or best.found is None:
             raise StoreError("; ".join(str(runner.error or f"{host}: no answer") for host, runner in opens.items()))
@@ -105,9 +107,9 @@ class FurtherWays:
 
     def _leave_word(self) -> None:
         """Open a port, and leave word of it as soon as the store is there."""
-        hosts = ("127.0.0.1",) if self._placement.one_host else own_addresses()
         assert self._placement.store is not None
-        with contextlib.suppress(StoreError, BadMessage):
+        with contextlib.suppress(StoreError, BadMessage, OSError):
+            hosts = ("127.0.0.1",) if self._placement.one_host else own_addresses()
             door = Door(hosts=hosts, port=self._room.listen_also())
             while not self._ended.is_set():
                 with (

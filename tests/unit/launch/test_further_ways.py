@@ -20,7 +20,7 @@ from ddpdoctor.launch.first_node import FirstNode
 from ddpdoctor.launch.further_ways import DOOR, PREFIX, Door, further_ways
 from ddpdoctor.launch.node_messages import leave
 from ddpdoctor.launch.other_node import OtherNode
-from ddpdoctor.launch.own_host import own_addresses
+from ddpdoctor.launch.own_host import MOST_ADDRESSES, own_addresses
 from ddpdoctor.launch.placement import Placement, Style
 from tests.scenarios.running import wait_for
 
@@ -139,6 +139,17 @@ def test_a_word_that_leads_nowhere_or_is_a_stranger_s(store, taken, tmp_path, to
     way = next(way for way in further_ways(place(1, taken, port), tmp_path) if isinstance(way, ByWord))
     with pytest.raises(StoreError, match=words):
         open_room(way, b"secret", 1.0)
+
+
+def test_a_word_of_very_many_addresses_starts_no_thread_for_each(store, taken, tmp_path):
+    _, port = store
+    with contextlib.closing(open_job_store("127.0.0.1", port, PREFIX, 5)) as opened:
+        leave(opened, DOOR, Door(hosts=tuple(f"127.0.0.{n}" for n in range(1, 200)), port=1), b"secret")
+        assert opened.look(DOOR) is not None
+    way = next(way for way in further_ways(place(1, taken, port), tmp_path) if isinstance(way, ByWord))
+    with pytest.raises(StoreError) as told:
+        open_room(way, b"secret", 1.0)
+    assert str(told.value).count("connection refused") == MOST_ADDRESSES
 
 
 def test_the_addresses_of_the_interface_that_the_job_uses_come_first(monkeypatch):
