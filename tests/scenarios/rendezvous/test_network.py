@@ -66,7 +66,7 @@ def known_ports(action: str) -> tuple[str, ...]:
 def limited(hosts: Hosts, number: int, rate: str) -> Iterator[None]:
     """Limit what a host sends."""
     where = ("tc", "-n", hosts.namespace(number), "qdisc")
-    limit = ("root", "tbf", "rate", rate, "burst", "64kb", "latency", "50ms")
+    limit = ("root", "tbf", "rate", rate, "burst", "64kb", "latency", "2s")
     subprocess.run([*where, "add", "dev", "eth0", *limit], check=True, timeout=20)
     try:
         yield
@@ -159,7 +159,7 @@ CASES = {
         on(1, "numgen random mod 100 < 20 drop"), "packet-loss", ("dd1",), "lost", severity="warning"
     ),
     "a host is slow": Case(
-        lambda hosts: limited(hosts, 2, "40mbit"), "slow-link", ("dd2",), "outbound", count=3, severity="warning"
+        lambda hosts: limited(hosts, 2, "10mbit"), "slow-link", ("dd2",), "outbound", count=3, severity="warning"
     ),
     "an interface that is not there": Case(
         None, "ifname-exists", ("dd1",), "eth7", variables={1: {"GLOO_SOCKET_IFNAME": "eth7"}}
