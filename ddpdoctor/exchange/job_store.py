@@ -1,8 +1,8 @@
 """A client of torch's TCPStore that imports no torch, for a watcher that is to stay small.
 
-What travels is that of torch/csrc/distributed/c10d/TCPStore.cpp and TCPStoreBackend.hpp, the same from torch 2.3 on:
-numbers in the byte order of the host, text and values after their length (8 bytes). A client begins with VALIDATE and a
-magic number; a PING is answered with its nonce.
+What travels is that of torch/csrc/distributed/c10d/TCPStore.cpp and TCPStoreBackend.hpp, the same in torch 2.6, 2.13 and
+2.15: numbers in the byte order of the host, text and values after their length (8 bytes). A client begins with VALIDATE
+and a magic number; a PING is answered with its nonce.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from ddpdoctor.rules.ruling import Ruling
 from . import evidence as say
 from .members import hosts_of_nodes, is_alone, node_words, others_of, ranks_of
 from .reached import attempts_at, reached_words
-from .scene import Scene, moment, must_be_quiet, timeout_ns
+from .scene import Scene, moment, timeout_ns, was_left_running
 from .words import seconds, verb
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _UP = frozenset({Contact.CONNECTED, Contact.REFUSED, Contact.RESET, Contact.NO_S
 
 def judge_lost(scene: Scene) -> Ruling:
     """Report the nodes of which nothing is heard any more, where the ranks that are left cannot go on without them."""
-    if must_be_quiet(scene.job, scene.failures) and not _stands(scene):
+    if was_left_running(scene.job, scene.failures) and not _stands(scene):
         return Ruling(inconclusive="the ranks that are left have not waited for the hang timeout yet")
     lost = _blamed(scene)
     cut_off = _is_cut_off(scene)

@@ -12,7 +12,7 @@ from ddpdoctor.rules.ruling import Ruling
 from . import evidence as say
 from .groups import group_words
 from .places import innermost_user, places
-from .scene import Cause, Scene, must_be_quiet
+from .scene import Cause, Scene, was_left_running
 from .words import call_words, line_of, verb
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def check_mismatch(scene: Scene) -> Ruling:
     conflict = scene.conflict
     if scene.cause is not Cause.CONFLICT or conflict is None:
         return Ruling(skipped=scene.cause.value) if scene.cause is not Cause.NONE else Ruling()
-    moving = set(scene.living) - scene.quiet if must_be_quiet(scene.job, scene.failures) else set()
+    moving = set(scene.living) - scene.quiet if was_left_running(scene.job, scene.failures) else set()
     if moving & {part.rank for part in conflict.parts}:
         return Ruling(inconclusive=f"{rank_list(moving)} still {verb(moving, 'makes', 'make')} progress")
     return Ruling(findings=(_finding(scene, conflict),), certain=scene.stands_still(()))

@@ -132,8 +132,8 @@ def _left_ns(rank: Rank) -> int:
     return max(error.time_ns if error is not None else 0, rank.main_ended_ns or 0)
 
 
-def must_be_quiet(job: Job, failures: tuple[Failure, ...]) -> bool:
-    """Return whether a job is judged as it ran: it runs, or a user or a scheduler has ended it, and no rank failed."""
+def was_left_running(job: Job, failures: tuple[Failure, ...]) -> bool:
+    """Return whether a job runs, or ran until a user or a scheduler ended all of it, and no rank has failed."""
     return not failures and not _was_ended_by_others(job)
 
 

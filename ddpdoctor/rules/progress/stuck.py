@@ -11,7 +11,7 @@ from . import evidence as say
 from .causes import clues_of, compiles
 from .clues import fix_of, sentences
 from .places import standing_places
-from .scene import Cause, Scene, moment, must_be_quiet, timeout_ns
+from .scene import Cause, Scene, moment, timeout_ns, was_left_running
 from .states import Doing
 from .words import place_words, verb
 
@@ -82,7 +82,7 @@ def _all_recorded(scene: Scene, blamed: tuple[int, ...]) -> bool:
 def _all_stuck(scene: Scene) -> Ruling:
     """Judge a job in which nobody waits for another rank."""
     blamed = tuple(n for n in scene.living if scene.states[n].doing in _HOLDS_UP)
-    if not blamed or not must_be_quiet(scene.job, scene.failures):
+    if not blamed or not was_left_running(scene.job, scene.failures):
         return Ruling()
     moving = [n for n in blamed if n not in scene.quiet]
     if moving:
