@@ -1,6 +1,6 @@
 """A client of torch's TCPStore that imports no torch, for a watcher that is to stay small.
 
-What travels is that of torch/csrc/distributed/c10d/TCPStore.cpp and TCPStoreBackend.hpp, the same in torch 2.6, 2.13 and
+What travels is that of torch/csrc/distributed/c10d/TCPStore.cpp and TCPStoreBackend.hpp, alike in torch 2.6, 2.13 and
 2.15: numbers in the byte order of the host, text and values after their length (8 bytes). A client begins with VALIDATE
 and a magic number; a PING is answered with its nonce.
 """
