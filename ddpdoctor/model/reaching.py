@@ -99,7 +99,7 @@ class Transfer:
     """CONNECTED: it arrived whole. NO_ANSWER: it stalled."""
     error: str = ""
     duration_s: float | None = None
-    """From the first byte to the answer."""
+    """From the first byte to the answer, or until a payload that stalls was given up."""
     retransmitted: int | None = None
     """Segments that the sender's kernel sent again (tcpi_total_retrans); None where it does not say."""
     sent: int | None = None

@@ -109,7 +109,9 @@ def _pairs(seen: Rendezvous, tried: int) -> Iterator[str]:
 def _pace(seen: Rendezvous) -> str:
     """Return the fewest and most that a pair took, where they are in the report."""
     rates = [
-        pair.large.size_bytes / pair.large.duration_s for pair in seen.pairs if pair.large and pair.large.duration_s
+        pair.large.size_bytes / pair.large.duration_s
+        for pair in seen.pairs
+        if pair.large and pair.large.duration_s and pair.large.contact is Contact.CONNECTED
     ]
     return f" at {min(rates) / 1e6:.0f} to {max(rates) / 1e6:.0f} MB/s" if rates else ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ddpdoctor.diagnose.rendezvous.gathering import FACTS_LIMIT_S, GRACE_S
@@ -9,12 +10,13 @@ from ddpdoctor.diagnose.rendezvous.judging import build_report
 from ddpdoctor.diagnose.rendezvous.messages import Roster, Sentence, Trials
 from ddpdoctor.diagnose.rendezvous.visit import seat_of, wait_told
 from ddpdoctor.diagnose.rendezvous.wanted import RendezvousChecked
+from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.codec import encode
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from ddpdoctor.diagnose.rendezvous.room import Entry
+    from ddpdoctor.diagnose.rendezvous.room import Conversation, Entry
     from ddpdoctor.diagnose.rendezvous.visit import OwnVisit
 
 STEP_LIMIT_S = 600.0
@@ -31,8 +33,7 @@ def follow(visit: OwnVisit, entry: Entry) -> RendezvousChecked:
     visit.run_mesh(conversation, roster, seat)
     if wait_told(conversation, Trials, "trials", STEP_LIMIT_S).run:
         conversation.leave(f"trial/{arrival}", visit.try_start(roster, seat))
-    sentence = wait_told(conversation, Sentence, "verdict", STEP_LIMIT_S)
-    conversation.room.add("left", 1)
+    sentence = hear_sentence(conversation, STEP_LIMIT_S)
     launch = visit.member.launch
     return RendezvousChecked(
         report=build_report(sentence, visit.wanted, _data(visit, sentence), launch.told.world_size),
@@ -40,6 +41,14 @@ def follow(visit: OwnVisit, entry: Entry) -> RendezvousChecked:
         judged=False,
         shows=launch.own_screen,
     )
+
+
+def hear_sentence(conversation: Conversation, limit_s: float) -> Sentence:
+    """Return the verdict, and say that it was heard; raises ``StoreError`` where none comes."""
+    sentence = wait_told(conversation, Sentence, "verdict", limit_s)
+    with suppress(StoreError):  # the node that judges ends with that word, and its answer may come no more
+        conversation.room.add("left", 1)
+    return sentence
 
 
 def _data(visit: OwnVisit, sentence: Sentence) -> dict[str, Any]:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 DOOR_LIMIT_S = 15.0
 """Ours: what is left to a node for its look at the store once the mesh has ended."""
 HEAR_TRIAL_S = TRIAL_LIMIT_S + 8.0
-SEE_OFF_S = 3.0
-"""Ours: how long the room stays open for those that have yet to hear the verdict."""
+SEE_OFF_S = 10.0
+"""Ours: how long the room stays open for those that have yet to hear the verdict, and were heard to the last step."""
 LOOK_EVERY_S = 0.02
 
 
@@ -139,7 +139,8 @@ def _conclude(
     sentence = judge(rendezvous, visit.started_at, now())
     with suppress(StoreError):
         conversation.tell("verdict", sentence)
-        _see_off(conversation, len(meeting.roster.seats) - 1)
+        # Who was lost on the way is not waited for.
+        _see_off(conversation, len(meeting.doors) - 1)
     report = build_report(sentence, visit.wanted, rendezvous_data(rendezvous), launch.told.world_size)
     return RendezvousChecked(report=report, number=own.number, judged=True, shows=True)
 

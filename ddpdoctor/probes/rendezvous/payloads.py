@@ -88,12 +88,13 @@ def send_large(connection: socket.socket, pace: Pace, fastest: float) -> Transfe
 
 def _is_worth_another(best: Transfer, fastest: float) -> bool:
     slow = best.duration_s is not None and best.duration_s > FAST_S
-    return slow and (not fastest or rate_of(best) * MUCH_SLOWER < fastest)
+    return best.contact is Contact.CONNECTED and slow and (not fastest or rate_of(best) * MUCH_SLOWER < fastest)
 
 
 def rate_of(transfer: Transfer) -> float:
     """Return bytes a second; 0 for a payload that did not get through."""
-    return transfer.size_bytes / transfer.duration_s if transfer.duration_s else 0.0
+    whole = transfer.contact is Contact.CONNECTED
+    return transfer.size_bytes / transfer.duration_s if whole and transfer.duration_s else 0.0
 
 
 def send_payload(connection: socket.socket, size_bytes: int, pace: Pace) -> Transfer:
@@ -120,7 +121,7 @@ def _told(sending: _Sending, before: TcpCounts, contact: Contact, error: str) ->
         size_bytes=sending.size_bytes,
         contact=contact,
         error=error,
-        duration_s=time.monotonic() - sending.started if whole else None,
+        duration_s=time.monotonic() - sending.started if whole or contact is Contact.NO_ANSWER else None,
         retransmitted=_grown(before.retransmitted, after.retransmitted),
         sent=_grown(before.sent, after.sent),
         needless=_grown(before.needless, after.needless),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.reaching import Contact
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.majority import host_list
 from ddpdoctor.rules.registry import find_rule, rule
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.reaching import NodePair
     from ddpdoctor.rules.rendezvous.lines import Blame
+    from ddpdoctor.rules.rendezvous.payloads import Rate
 
     Pairs = dict[tuple[int, int], NodePair]
 
@@ -42,8 +44,9 @@ def check_payloads(scene: Scene) -> Ruling:
     and are answered with a checksum. The sender's kernel counts segments and those that it sent again (TCP_INFO): 1 %
     and at least three of them are reported, unless most of them had arrived (D-SACK): then it is the way back that
     loses. A large payload that stalls is a black hole where no more was sent than the first window; where more was, it
-    is loss. A pair is slow where it has a fifth of the others' median, and takes a quarter of a second longer. Whole
-    columns, rows and pairs are told apart as in `mesh`.
+    is loss. A pair is slow where it has a fifth of what the fastest has, and takes a quarter of a second longer. Whole
+    columns, rows and pairs are told apart as in `mesh`; beside a slow host, pairs with it that are slow the other way
+    only wait behind it.
 
     ## What else looks like it
 
@@ -79,14 +82,13 @@ def _blamed(
 
 def _slow(scene: Scene, pairs: Pairs) -> list[Finding]:
     slow = slow_pairs(pairs)
-    tried = {key: key in slow for key, pair in pairs.items() if rate_of(pair) is not None}
-    usual = [rate.bytes_s for key in tried if key not in slow and (rate := rate_of(pairs[key])) is not None]
-    fastest = max(usual, default=0.0)
-
-    def make(scene: Scene, blame: Blame, bad: list[NodePair]) -> Finding:
-        return _slow_link(scene, blame, bad, fastest)
-
-    return _blamed(scene, pairs, tried, make)
+    rates = {key: rate for key, pair in pairs.items() if (rate := rate_of(pair)) is not None}
+    fastest = max((rate.bytes_s for rate in rates.values()), default=0.0)
+    blames = explain({key: key in slow for key in rates})
+    # What comes in to a host waits behind what goes out of it slowly, since its acknowledgements do.
+    whole = {node for blame in blames if blame.way is not Way.PAIR for node in blame.nodes}
+    told = [blame for blame in blames if blame.way is not Way.PAIR or whole.isdisjoint(blame.nodes)]
+    return [_slow_link(scene, blame, [pairs[key] for key in blame.pairs], fastest) for blame in told]
 
 
 def _black_hole(scene: Scene, blame: Blame, bad: list[NodePair]) -> Finding:
@@ -156,12 +158,18 @@ def _slow_link(scene: Scene, blame: Blame, bad: list[NodePair], fastest: float) 
         f"has {say_rate(fastest)}",
         hosts=hosts,
         evidence=first_few(
-            f"{_both(scene, rate.pair)}: {say_rate(rate.bytes_s)}, {rate.duration_s * 1000:.0f} ms" for rate in rates
+            f"{_both(scene, rate.pair)}: {say_rate(rate.bytes_s)}, {_ended(rate)}{rate.duration_s * 1000:.0f} ms"
+            for rate in rates
         ),
         fix=f"ethtool {interface} | grep Speed; tc qdisc show dev {interface} on {host_list(hosts)}, then the cable, "
         "the port of the switch and its limits",
         confidence=_confidence(blame),
     )
+
+
+def _ended(rate: Rate) -> str:
+    assert rate.pair.large is not None
+    return "" if rate.pair.large.contact is Contact.CONNECTED else "given up after "
 
 
 def _where(scene: Scene, blame: Blame) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.reaching import Contact
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from ddpdoctor.model.reaching import NodePair, Transfer
 
@@ -24,10 +23,11 @@ it goes with one over the square root of the loss); a healthy link between machi
 LEAST_RETRANSMITTED = 3
 """Ours: fewer may be the end of a burst that overran a buffer once."""
 SLOWER = 5.0
-"""Ours: so many times less than the median of the other pairs. A busy host is slower by less."""
+"""Ours: so many times less than the fastest pair. A busy host is slower by less. It is not the median: of the pairs of
+three nodes, one that is slow has two thirds."""
 LEAST_DELAY_S = 0.25
-"""Ours: and so much longer than their median. With twelve processes to a core, processes that had to wait for it made
-up to 0.13 s; 4 MiB over a link of 100 Mbit/s take 0.34 s."""
+"""Ours: and so much longer than that. With twelve processes to a core, processes that had to wait for it made up to
+0.13 s; 4 MiB over a link of 100 Mbit/s take 0.34 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,39 +76,34 @@ def is_lossy(pair: NodePair) -> bool:
 
 
 def slow_pairs(pairs: Mapping[Key, NodePair]) -> dict[Key, Rate]:
-    """Return the pairs that are far slower than the median of the others. It takes two pairs at least."""
+    """Return the pairs that are far slower than the fastest. It takes two pairs at least."""
     rates = {key: rate for key, pair in pairs.items() if (rate := rate_of(pair)) is not None}
-    if len(rates) < 2:
-        return {}
-    speeds = sorted(rate.bytes_s for rate in rates.values())
-    durations = sorted(rate.duration_s for rate in rates.values())
-    return {key: rate for key, rate in rates.items() if _is_slow(rate, speeds, durations)}
+    fastest = max(rates.values(), key=lambda rate: rate.bytes_s, default=None)
+    return {key: rate for key, rate in rates.items() if fastest is not None and _is_slow(rate, fastest)}
 
 
 def rate_of(pair: NodePair) -> Rate | None:
-    """Return how fast a large payload was; None where it did not arrive, or was slow by loss."""
+    """Return how fast a large payload was, or how fast it got on until it was given up.
+
+    None where it got on at no time or broke off, and where it was slow by loss.
+    """
     large = pair.large
-    if large is None or large.contact is not Contact.CONNECTED or not large.duration_s or is_lossy(pair):
+    if large is None or not large.duration_s or is_lossy(pair):
         return None
-    return Rate(pair=pair, bytes_s=large.size_bytes / large.duration_s, duration_s=large.duration_s)
+    if large.contact is Contact.CONNECTED:
+        return Rate(pair=pair, bytes_s=large.size_bytes / large.duration_s, duration_s=large.duration_s)
+    if large.contact is Contact.NO_ANSWER and large.delivered_bytes:
+        return Rate(pair=pair, bytes_s=large.delivered_bytes / large.duration_s, duration_s=large.duration_s)
+    return None
 
 
-def _is_slow(rate: Rate, speeds: Sequence[float], durations: Sequence[float]) -> bool:
-    """Compare with the others' medians; both lists are sorted and hold the pair itself."""
-    delay_s = rate.duration_s - _median_without(durations, rate.duration_s)
-    return rate.bytes_s * SLOWER <= _median_without(speeds, rate.bytes_s) and delay_s >= LEAST_DELAY_S
-
-
-def _median_without(values: Sequence[float], own: float) -> float:
-    """Return the median of sorted values but one: of n * n pairs, without looking at all of them for each."""
-    count, place = len(values) - 1, bisect_left(values, own)
-
-    def other(index: int) -> float:
-        return values[index if index < place else index + 1]
-
-    return (other((count - 1) // 2) + other(count // 2)) / 2
+def _is_slow(rate: Rate, fastest: Rate) -> bool:
+    return rate.bytes_s * SLOWER <= fastest.bytes_s and rate.duration_s - fastest.duration_s >= LEAST_DELAY_S
 
 
 def say_rate(bytes_s: float) -> str:
-    """Return "12.5 MB/s" or "1.2 GB/s"."""
-    return f"{bytes_s / 1e9:.1f} GB/s" if bytes_s >= 1e9 else f"{bytes_s / 1e6:.1f} MB/s"
+    """Return "12.5 MB/s", "1.2 GB/s" or "4.8 kB/s"."""
+    for unit, size in (("GB/s", 1e9), ("MB/s", 1e5)):
+        if bytes_s >= size:
+            return f"{bytes_s / max(size, 1e6):.1f} {unit}"
+    return f"{bytes_s / 1e3:.1f} kB/s"

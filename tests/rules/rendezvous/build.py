@@ -73,7 +73,7 @@ def transfer(
     size, *, contact=Contact.CONNECTED, duration_s=0.004, retransmitted=0, sent=None, needless=0, delivered=None
 ):
     return Transfer(
-        size_bytes=size, contact=contact, duration_s=duration_s if contact is Contact.CONNECTED else None,
+        size_bytes=size, contact=contact, duration_s=duration_s,
         retransmitted=retransmitted, sent=size // 1448 + 1 if sent is None else sent,
         needless=needless, delivered_bytes=delivered,
     )  # fmt: skip

@@ -132,6 +132,23 @@ TABLE = {
     "a few segments sent again": (with_pairs(FOUR, column(1), large(retransmitted=2, sent=2900)), []),
     "a slow card": (with_pairs(FOUR, row(1), CRAWLS), [("slow-link", ("node1",), "(outbound): 12.0 MB/s")]),
     "a slow pair": (with_pairs(FOUR, {(1, 2), (2, 1)}, CRAWLS), [("slow-link", ("node1", "node2"), "and back")]),
+    "a slow host of three": (
+        with_pairs(healthy(3), row(2, 3) | column(2, 3), CRAWLS), [("slow-link", ("node2",), "to node2 and from it")]
+    ),
+    "what comes in to a slow host waits behind what goes out of it": (
+        with_pairs(healthy(3), row(2, 3) | {(0, 2)}, CRAWLS), [("slow-link", ("node2",), "(outbound): 12.0 MB/s")]
+    ),
+    "two slow hosts of four": (
+        with_pairs(FOUR, row(0) | column(0) | row(3) | column(3), CRAWLS),
+        [("slow-link", (name,), f"to {name} and from it") for name in ("node0", "node3")],
+    ),
+    "so slow that it was given up": (
+        with_pairs(FOUR, row(1), large(contact=Contact.NO_ANSWER, duration_s=12.5, sent=70, delivered=60_000)),
+        [("slow-link", ("node1",), "(outbound): 4.8 kB/s")],
+    ),
+    "what broke off tells no speed": (
+        with_pairs(FOUR, row(1), large(contact=Contact.RESET, duration_s=0.4, sent=70, delivered=60_000)), []
+    ),
     "slow by half": (with_pairs(FOUR, row(1), large(duration_s=0.008)), []),
     "slow by a moment on a busy host": (with_pairs(FOUR, {(0, 1)}, large(duration_s=0.13)), []),
     "all are as slow": (with_pairs(FOUR, {(p.source, p.target) for p in FOUR.pairs}, CRAWLS), []),

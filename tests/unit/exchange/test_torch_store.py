@@ -56,7 +56,8 @@ def test_rank_0_serves_where_no_agent_does():
     peer = open_torch_store(launch(port, agent_store=False), 10)
     server.set("a", b"x")
 
-    assert peer.look("a") == b"x"
+    # torch's client does not wait for the server to have taken it.
+    assert wait_for(peer, "a", 5) == b"x"
 
 
 def test_an_agent_that_has_gone_is_told(agent):
