@@ -47,6 +47,9 @@ def check_parameters(job: Job) -> Ruling:
     | state of the optimizer differs | it was loaded on one rank |
     | nothing of these | a checkpoint loaded on one rank after wrapping, or an edit in place |
 
+    Gradients of the steps in between are not seen. Where there were such steps, the last two causes say that gradients
+    may have been changed there instead, and `--check-every 1` tells.
+
     No alarm: parameters that DDP was told to ignore, `--allow-different`, ranks inside `join`, local SGD and post-local
     SGD whose parameters are averaged, and what a rank loads once training is over.
 
@@ -62,7 +65,8 @@ def check_parameters(job: Job) -> Ruling:
     ## Example
 
         parameters differ between ranks 0-2 after step 50: something other than the optimizer's step changed them on
-        rank 0, as a checkpoint that was loaded there alone or an edit in place
+        rank 0, as a checkpoint that was loaded there alone or an edit in place, or gradients were changed after the
+        reduction at a step in between, which was not compared
     """
     seen = survey(job, What.PARAMETER, why_parameters_differ)
     found = [_since(one) for one in seen.found]

@@ -14,7 +14,7 @@ from ddpdoctor.rules.ruling import Ruling
 from .blame import Ground
 from .cause import Cause
 from .intended import excuse_of_model
-from .parameter_causes import MAX_SETTINGS, SAME_SETTINGS
+from .parameter_causes import MAX_SETTINGS, SAME_SETTINGS, or_unseen, to_see_each
 from .replicas import all_values, is_aligned, sightings
 from .settings import splits_of, state_follows_parameters
 from .survey import replicas, ruling, survey
@@ -92,8 +92,9 @@ def _why_state_differs(sighting: Sighting) -> Cause:
             return Cause(name=FOLLOWS, words=f"state follows what differs before: see {code}", fix="")
     return Cause(
         name="state",
-        words="with equal gradients, so that it was loaded or changed on some ranks only: parameters will follow",
-        fix="load the optimizer's state on all ranks, from the same file",
+        words="with equal gradients, so that it was loaded or changed on some ranks only"
+        f"{or_unseen(sighting)}: parameters will follow",
+        fix=f"load the optimizer's state on all ranks, from the same file{to_see_each(sighting)}",
     )
 
 

@@ -30,6 +30,8 @@ SAME_SETTINGS = (
 _LBFGS = "LBFGS"
 UNEVEN_STEPS = "steps"
 """Name of the cause that ranks have made different numbers of steps."""
+_UNSEEN = ", or gradients were changed after the reduction at a step in between, which was not compared"
+_SEE_EACH = "; with --check-every 1 the step is known, and whether gradients differ at it"
 
 
 def why_parameters_differ(sighting: Sighting) -> Cause:
@@ -134,8 +136,8 @@ def _state(sighting: Sighting) -> Cause | None:
         return None
     return Cause(
         name="optimizer state",
-        words=f"the optimizer's state differs since step {of_state.step}, with equal gradients",
-        fix="load the optimizer's state on all ranks, from the same file",
+        words=f"the optimizer's state differs since step {of_state.step}, with equal gradients{or_unseen(of_state)}",
+        fix=f"load the optimizer's state on all ranks, from the same file{to_see_each(of_state)}",
         blame=blame_of(of_state.difference.splits),
     )
 
@@ -145,10 +147,27 @@ def _written_on_one_rank(sighting: Sighting) -> Cause:
     return Cause(
         name="written",
         words=f"something other than the optimizer's step changed them on {_writers(sighting)}, as a checkpoint that "
-        f"was loaded there alone or an edit in place{never}",
+        f"was loaded there alone or an edit in place{or_unseen(sighting)}{never}",
         fix="load a checkpoint before the model is wrapped in DDP, or on all ranks; change parameters on all ranks "
-        "alike, or broadcast them afterwards",
+        f"alike, or broadcast them afterwards{to_see_each(sighting)}",
     )
+
+
+def or_unseen(sighting: Sighting) -> str:
+    """Return what may also have been, where steps since the last good one were not compared; else nothing.
+
+    Gradients of such a step are gone by now: what they did is left in parameters and state alone.
+    """
+    return _UNSEEN if _leaves_steps_out(sighting) else ""
+
+
+def to_see_each(sighting: Sighting) -> str:
+    """Return how to tell the step, where it is not known."""
+    return _SEE_EACH if _leaves_steps_out(sighting) else ""
+
+
+def _leaves_steps_out(sighting: Sighting) -> bool:
+    return sighting.step - (sighting.last_good or 0) > 1
 
 
 def _writers(sighting: Sighting) -> str:

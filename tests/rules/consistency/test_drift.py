@@ -111,6 +111,22 @@ def test_state_that_was_loaded_on_one_rank():
     assert codes(stream(*seen, ranks=3), ranks=3) == ["DD501", "DD505"]
 
 
+LEFT_OUT = {"wrote": (), "state": (difference(What.STATE, 50, 32, sides=against(1), part="m"),)}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_gradients_of_steps_that_were_not_compared_may_be_the_cause(name):
+    """They are gone by the time that parameters are looked at: after every step it would be told."""
+    seen = (difference(What.PARAMETER, 50, 32, sides=against(1)), *LEFT_OUT[name])
+    for found in judged(stream(*seen, ranks=3), ranks=3)[0]:
+        assert "or gradients were changed after the reduction at a step in between" in found.summary
+        assert "--check-every 1" in found.fix
+    each = tuple(replace(one, number=33) for one in seen)
+    for found in judged(stream(*each, ranks=3), ranks=3)[0]:
+        assert "in between" not in found.summary
+        assert "--check-every" not in found.fix
+
+
 def test_state_that_weight_decay_moves_is_no_cause():
     seen = (difference(What.PARAMETER), difference(What.STATE, part="m"))
     decayed = stream(*seen, now=everywhere(2, 50, settings=DECAYED))
