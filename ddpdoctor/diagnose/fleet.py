@@ -277,7 +277,8 @@ def _hear(member: _Member, room: Prefixed) -> _Gathered:
     except StoreError as error:
         problems.append(f"the gathering ended early: {error}")
     if member.meeting.strangers:
-        problems.append(f"{member.meeting.strangers} connections without this job's token were turned away")
+        strangers = f"{member.meeting.strangers} connections without this job's token were turned away"
+        problems.append(f"{strangers}: is DDPDOCTOR_TOKEN the same on all nodes?")
     silent_hosts = tuple(dict.fromkeys(hello.host for hello in hellos.values()))
     return _Gathered(facts=tuple(facts), problems=tuple(problems), silent_hosts=silent_hosts)
 

@@ -33,6 +33,11 @@ class Contact(str, Enum):
     """Anything else; the error says what."""
 
 
+def say_place(host: str, port: int) -> str:
+    """Return "node0:29500", and an address of IPv6 in brackets, as it is given to torchrun."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connecting:
     """The last attempt to connect to one address."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.reaching import Contact, Rendezvous
+from ddpdoctor.model.reaching import Contact, Rendezvous, say_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +66,7 @@ def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:
 
 def _head(seen: Rendezvous) -> tuple[str, ...]:
     door = next((visit.door for visit in seen.visits if visit.door is not None), None)
-    return ("node", "host", "publishes", f"store at {door.host}:{door.port}" if door is not None else "store")
+    return ("node", "host", "publishes", f"store at {say_place(door.host, door.port)}" if door is not None else "store")
 
 
 def _row(visit: Visit) -> tuple[str, ...]:

@@ -29,8 +29,23 @@ def open_chain(chain: FirewallChain, network: str = UNKNOWN_NETWORK) -> str:
         return f"ufw allow from {network}"
     tool, _, place = chain.name.partition(" ")
     if tool == "nft":
-        return f"nft insert rule {place} ip saddr {network} accept"
-    return f"iptables -I INPUT -s {network} -j ACCEPT"
+        return f"nft insert rule {place} {'ip6' if _is_v6(network) else 'ip'} saddr {network} accept"
+    return f"{_iptables(network)} -I INPUT -s {network} -j ACCEPT"
+
+
+def _iptables(network: str) -> str:
+    """Return the command that takes such addresses; the other one calls them unknown."""
+    return "ip6tables" if _is_v6(network) else "iptables"
+
+
+def _is_v6(network: str) -> bool:
+    return ":" in network
+
+
+def _sees(chain: FirewallChain, network: str) -> bool:
+    """Say whether packets of a network pass through a chain: those of IPv4 and IPv6 have chains of their own."""
+    others = ("iptables ", "nft ip ") if _is_v6(network) else ("nft ip6 ",)
+    return not chain.name.startswith(others)
 
 
 def open_ports(node: Node | None, ports: tuple[int, int] | None, sources: Iterable[str]) -> str:
@@ -41,11 +56,13 @@ def open_ports(node: Node | None, ports: tuple[int, int] | None, sources: Iterab
     """
     machine = known(node.network) if node is not None else None
     network = network_of(machine, tuple(sources))
-    if machine is not None and isinstance(machine.firewall, tuple) and machine.firewall:
-        return open_chain(machine.firewall[0], network)
+    refusing = known(machine.firewall) if machine is not None else None
+    chain = next((chain for chain in refusing or () if _sees(chain, network)), None)
+    if chain is not None:
+        return open_chain(chain, network)
     low, high = ports or (machine.local_ports if machine is not None else None) or EPHEMERAL
     span = str(low) if low == high else f"{low}:{high}"
-    return f"iptables -I INPUT -p tcp -s {network} --dport {span} -j ACCEPT"
+    return f"{_iptables(network)} -I INPUT -p tcp -s {network} --dport {span} -j ACCEPT"
 
 
 def network_of(machine: Network | None, sources: tuple[str, ...]) -> str:

@@ -127,7 +127,8 @@ def _conclude(
     visit, launch = meeting.visit, meeting.visit.member.launch
     problems = []
     if visit.lobby.strangers:
-        problems.append(f"{visit.lobby.strangers} connections without this job's token were turned away")
+        strangers = f"{visit.lobby.strangers} connections without this job's token were turned away"
+        problems.append(f"{strangers}: is DDPDOCTOR_TOKEN the same on all nodes?")
     rendezvous = Rendezvous(
         nnodes=launch.most,
         visits=_visits(meeting),

@@ -6,7 +6,7 @@ import ipaddress
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Finding, Severity
-from ddpdoctor.model.reaching import Contact
+from ddpdoctor.model.reaching import Contact, say_place
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.firewall_opening import EPHEMERAL, open_ports
 from ddpdoctor.rules.majority import host_list
@@ -141,7 +141,7 @@ def _line(scene: Scene, pair: NodePair) -> str:
     failure = pair.connecting
     assert failure is not None
     if failure.contact is Contact.CONNECTED and pair.small is not None:
-        what = f"{pair.address}:{pair.port}: {pair.small.error or pair.small.contact.value}"
+        what = f"{say_place(pair.address, pair.port)}: {pair.small.error or pair.small.contact.value}"
     else:
         what = describe(failure)
     return f"{scene.name(pair.source)} to {scene.name(pair.target)} at {what}"

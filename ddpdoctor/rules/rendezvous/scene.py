@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.reaching import say_place
 from ddpdoctor.rules.registry import rule_of
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def finding_of(
 
 def describe(attempt: Connecting) -> str:
     """Return "10.0.0.4:29500: Connection refused (after 0.3 ms)"."""
-    place = f"{attempt.address or attempt.host}:{attempt.port}"
+    place = say_place(attempt.address or attempt.host, attempt.port)
     words = attempt.error or attempt.contact.value
     return f"{place}: {words} (after {say_duration(attempt.duration_s)})"
 

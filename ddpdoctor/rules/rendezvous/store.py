@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Finding, Severity
-from ddpdoctor.model.reaching import Contact
+from ddpdoctor.model.reaching import Contact, say_place
 from ddpdoctor.rules.firewall_opening import open_ports
 from ddpdoctor.rules.majority import host_list
 from ddpdoctor.rules.registry import rule
@@ -44,7 +44,8 @@ def check_tcp_store(scene: Scene) -> Ruling:
 
     Each node looks the name up, connects to each address, and speaks to what answers as torch's store does, each with a
     limit of its own. The node that is to serve the store serves one, of torch's own, and connects to it too. If all
-    other nodes fail, what comes in to that host is to blame; if one fails and others do not, what goes out of that one.
+    other nodes fail, what comes in to that host is to blame; if one fails and others do not, what goes out of that one,
+    or a rule of the host that serves against it alone: the finding is less sure, and names where to look for both.
     Between two nodes these cannot be told apart, and the host that serves is named: filters of what comes in are the
     common ones.
 
@@ -127,14 +128,14 @@ def _unreached(
 ) -> Finding:
     clients = tuple(dict.fromkeys(visit.host for visit, _ in those))
     attempt = those[0][1]
-    place = f"{attempt.host}:{attempt.port}"
+    place = say_place(attempt.host, attempt.port)
     outbound = server is not None and bool(works_for) and contact in CLOSED
     alone = server is None or len(those) == 1
     blamed = clients if outbound else (server.host if server is not None else attempt.host,)
     return finding_of(
         check_tcp_store,
         f"{host_list(clients)} cannot reach the store: a connection to {place} {_words(contact, server)}"
-        + _direction(contact, server, works_for),
+        + _direction(contact, clients, server, works_for),
         hosts=clients if contact is Contact.UNRESOLVED else blamed,
         evidence=_evidence(scene, those, server, works_for),
         fix=_fix(scene, contact, those, server, outbound=outbound),
@@ -149,11 +150,12 @@ def _words(contact: Contact, server: Visit | None) -> str:
     return WORDS[contact]
 
 
-def _direction(contact: Contact, server: Visit | None, works_for: list[Visit]) -> str:
+def _direction(contact: Contact, clients: tuple[str, ...], server: Visit | None, works_for: list[Visit]) -> str:
     if server is None or contact not in CLOSED:
         return ""
     if works_for:
-        return f"; it works from {host_list(tuple(visit.host for visit in works_for))}, so it is what goes out of there"
+        others, these = host_list(tuple(visit.host for visit in works_for)), host_list(clients)
+        return f"; it works from {others}, so it is what goes out of {these}, or what {server.host} lets in from there"
     return f"; the store listens there, so it is what comes in to {server.host}"
 
 
@@ -167,6 +169,8 @@ def _evidence(
         lines.append(f"{host_list(tuple(visit.host for visit in works_for))} reached it")
     if not scene.rendezvous.complete:
         lines.append("this is what one node saw alone: it could not reach the others in any other way either")
+        # What answers and wants another token, say, is told nowhere else.
+        lines += [f"{visit.host} looked for them {visit.way_lost}" for visit, _ in those if visit.way_lost]
     return tuple(lines)
 
 
@@ -185,9 +189,10 @@ def _fix(
     look = f"ss -ltnp 'sport = :{attempt.port}' on {attempt.host} shows whether and who listens"
     if contact not in CLOSED:
         return f"{look}; if it is another program, give all nodes another port"
-    if outbound:
+    if outbound and server is not None:
         return (
-            f"nft list ruleset, as root on {host_list(clients)}, shows what it lets out; ip route get {attempt.address}"
+            f"nft list ruleset, as root, shows on {host_list(clients)} what is let out, and on {server.host} "
+            f"who is let in; ip route get {attempt.address} the way"
         )
     if server is None:
         return f"start the command on {attempt.host} too; {look}; if it does, a firewall is in between"

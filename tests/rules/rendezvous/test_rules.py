@@ -68,7 +68,8 @@ TABLE = {
         [("tcp-store", ("node0",), "gets no answer")],
     ),
     "the store is prohibited to one of four": (
-        with_visits(FOUR, n2=door(2, Contact.UNREACHABLE)), [("tcp-store", ("node2",), "goes out of there")]
+        with_visits(FOUR, n2=door(2, Contact.UNREACHABLE)),
+        [("tcp-store", ("node2",), "goes out of node2, or what node0 lets in")],
     ),
     "what answers is no store": (
         with_visits(TWO, n0=door(0, Contact.NO_STORE, "Address already in use"), n1=door(1, Contact.NO_STORE)),
@@ -245,6 +246,13 @@ def test_the_line_to_paste_opens_the_ports_for_the_network_of_the_nodes():
     assert nft.fix.startswith("nft insert rule inet filter input ip saddr 10.0.0.0/24 accept (as root on node2)")
     (store,), _ = judge_rendezvous(with_visits(TWO, n1=door(1, Contact.NO_ANSWER)))
     assert store.fix.startswith("iptables -I INPUT -p tcp -s 10.0.0.0/24 --dport 29500 -j ACCEPT (as root on node0)")
+
+
+def test_a_node_alone_says_what_it_saw_of_the_others():
+    seen = lone(Contact.REFUSED)
+    here = replace(seen.visits[1], way_lost="by own port: it answers, and does not hold the same token")
+    (finding,), _ = judge_rendezvous(replace(seen, visits=(seen.visits[0], here)))
+    assert finding.evidence[-1] == f"node1 looked for them {here.way_lost}"
 
 
 def test_severities():

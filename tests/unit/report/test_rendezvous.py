@@ -34,6 +34,12 @@ def test_nodes_that_are_well_take_a_line_each_and_one_for_all_pairs():
     ]
 
 
+def test_an_address_of_ipv6_stands_in_brackets_before_its_port():
+    one = healthy(1)
+    visits = (replace(one.visits[0], door=replace(one.visits[0].door, host="fd00:77::a")),)
+    assert rendezvous_lines(report(replace(one, visits=visits)))[0].endswith("store at [fd00:77::a]:29500")
+
+
 def test_the_matrix_shows_which_pairs_fail_and_how():
     facts = with_pairs(healthy(3), column(1, 3), lambda s, t: pair(s, t, Contact.NO_ANSWER))
     facts = with_pairs(facts, {(2, 0)}, lambda s, t: pair(s, t, large=transfer(LARGE, contact=Contact.NO_ANSWER)))
