@@ -24,7 +24,7 @@ def run(tmp_path):
         command = [sys.executable, "-m", "ddpdoctor", "check-consistency", *args]
         return subprocess.run(
             command, cwd=tmp_path, env=clean_environment(PYTHONPATH=str(ROOT), **env), capture_output=True, text=True,
-            timeout=60, check=False,
+            timeout=200, check=False,
         )  # fmt: skip
 
     return run_in

@@ -27,7 +27,7 @@ def run(tmp_path):
         command = [sys.executable, "-m", "ddpdoctor", "check-env", *map(str, args)]
         environment = {**clean, "PYTHONPATH": str(ROOT), **env}
         return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False
         )
 
     return run_in
@@ -122,7 +122,7 @@ def test_junit_and_markdown_hold_the_finding(run):
 def test_a_saved_report_is_drawn_again(run, tmp_path):
     shown = run("env-unknown", "--report-dir", tmp_path / "saved", NCCL_IB_TIMEOT="1")
     command = [sys.executable, "-m", "ddpdoctor", "report", str(tmp_path / "saved")]
-    again = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True, cwd=tmp_path)
 
     assert shown.stdout == again.stdout
     assert run("env-unknown", "--report-dir", tmp_path / "saved").returncode == 2

@@ -15,7 +15,7 @@ import pytest
 from tests.scenarios.running import SCHEMA, clean_environment, free_port
 
 COMMAND = (sys.executable, "-m", "ddpdoctor", "check-rendezvous")
-LIMIT_S = 100
+LIMIT_S = 250
 WRONG = {
     "nothing says which nodes": ([], "nothing says which nodes are to meet"),
     "no number of this node": (["--nnodes", "2", "--master-addr", "node0"], "needs --node-rank"),
@@ -57,13 +57,13 @@ def by_hand(port):
 def test_it_ends_at_once_when_it_is_interrupted():
     own = free_port()
     process = subprocess.Popen(
-        [*COMMAND, *by_hand(free_port()), "--exchange-port", str(own), "--timeout", "90s"],
+        [*COMMAND, *by_hand(free_port()), "--exchange-port", str(own), "--timeout", "600s"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=clean_environment(OMP_NUM_THREADS="1"),
     )  # fmt: skip
     wait_for_listener(own)
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=20)
+    stdout, stderr = process.communicate(timeout=200)
     # Python dies of the signal itself where it came while a dataclass was made; a shell says 130 of that too.
     assert process.returncode in {130, -signal.SIGINT}, stderr
     assert stdout == ""

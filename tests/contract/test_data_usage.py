@@ -41,7 +41,7 @@ def run(tmp_path):
         command = [sys.executable, "-m", "ddpdoctor", *map(str, args)]
         environment = {**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env}
         return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False
         )
 
     return run_in
@@ -127,7 +127,7 @@ def test_a_loader_is_asked_without_a_launcher_and_its_lines_stay_off_stdout(run,
 
 
 def test_checkpoints_are_told_apart(run, tmp_path):
-    subprocess.run([sys.executable, "-c", SAVE], cwd=tmp_path, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", SAVE], cwd=tmp_path, check=True, timeout=200)
     (tmp_path / "model.py").write_text(MODEL)
     sound = run("check-checkpoint", "sound.pt", "--model", "model:build", "--fail-on", "info")
     wrapped = run("check-checkpoint", "wrapped.pt", "--model", "model:build", "--format", "json")

@@ -46,7 +46,7 @@ def written_pages() -> list[Path]:
 def read_help(verb: str) -> str:
     command = [sys.executable, "-m", "ddpdoctor", verb, "--help"]
     environment = {**os.environ, "COLUMNS": "200"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd=ROOT, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200, cwd=ROOT, env=environment)
     # Only what starts a line is an option of the verb; the sentences may name others.
     return "\n".join(line for line in done.stdout.splitlines() if line.startswith("  -"))
 

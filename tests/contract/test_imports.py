@@ -35,7 +35,7 @@ def run_python(code: str, *arguments: str) -> str:
     command = [sys.executable, "-c", code, *arguments]
     # A start-up hook on PYTHONPATH, such as a coverage tool's, is no import of ours.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=200, env=environment).stdout
 
 
 def heavy_ones(modules: list[str]) -> set[str]:

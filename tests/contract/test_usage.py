@@ -23,7 +23,9 @@ def run(tmp_path):
         clean = {name: value for name, value in clean.items() if name not in CLEARED}
         command = [sys.executable, "-m", "ddpdoctor", *map(str, args)]
         clean = {**clean, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), **env}
-        return subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=200, check=False
+        )
 
     return run_in
 
@@ -165,7 +167,7 @@ def test_a_defect_of_ours_is_status_3_and_its_traceback_goes_to_a_file(tmp_path)
     code = "import sys; from ddpdoctor.cli import app, verbs; verbs.app = lambda **_: 1 / 0; app.main()"
     env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=200, check=False
     )
     assert done.returncode == 3
     assert "a defect of ddpdoctor: ZeroDivisionError" in done.stderr
@@ -179,7 +181,7 @@ def test_an_interrupt_is_status_130_without_a_traceback():
     code = "from ddpdoctor.cli import app, verbs\ndef stop(**_): raise KeyboardInterrupt\nverbs.app = stop; app.main()"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=200, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 

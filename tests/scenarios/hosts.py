@@ -93,7 +93,7 @@ class Hosts:
     def run(self, number: int, *command: str) -> str:
         """Run a command on a host to its end, which must be a good one."""
         process = self.start(number, *command)
-        stdout, stderr = process.communicate(timeout=20)
+        stdout, stderr = process.communicate(timeout=200)
         assert process.returncode == 0, stderr
         return stdout
 
@@ -109,7 +109,7 @@ class Hosts:
             shutil.rmtree(NETNS / name, ignore_errors=True)
         _ip("link", "del", f"{self.tag}br", check=False)
         for process in self._started:
-            process.communicate(timeout=10)
+            process.communicate(timeout=200)
 
 
 @contextlib.contextmanager
@@ -125,6 +125,6 @@ def lent_hosts(count: int) -> Iterator[Hosts]:
 
 
 def _ip(*arguments: str, check: bool = True) -> str:
-    done = subprocess.run(["ip", *arguments], check=False, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(["ip", *arguments], check=False, capture_output=True, text=True, timeout=200)
     assert not check or done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
     return done.stdout

@@ -75,7 +75,7 @@ class Slurm:
         _run("slurmctld", "-c", "-f", str(self.conf))
         for number in range(self.hosts.count):
             self._start_node(number)
-        assert wait_for(lambda: self.idle() == self.hosts.count, 40), self._logs()
+        assert wait_for(lambda: self.idle() == self.hosts.count, 200), self._logs()
 
     def _start_munge(self) -> None:
         key = self.folder / "munge.key"
@@ -102,7 +102,7 @@ class Slurm:
         return self.run("sinfo", "-h", "-N", "-o", "%T", check=False).stdout.split().count("idle")
 
     def run(
-        self, *command: str, check: bool = True, limit_s: float = 100, **env: str
+        self, *command: str, check: bool = True, limit_s: float = 250, **env: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command of Slurm."""
         return subprocess.run(
@@ -133,5 +133,5 @@ def lent_slurm(hosts: Hosts, folder: Path) -> Iterator[Slurm]:
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, f"{command[0]}: {done.stderr}"

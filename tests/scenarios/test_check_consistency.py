@@ -14,7 +14,7 @@ import jsonschema
 from tests.scenarios.running import JOBS, SCHEMA, clean_environment, free_port, marked_lines
 
 ROOT = JOBS.parents[2]
-LIMIT_S = 110
+LIMIT_S = 250
 
 
 def launch(ranks: int, *arguments: str, **env: str) -> tuple[int, str, str]:

@@ -34,7 +34,7 @@ def test_ranks_ask_their_loaders_and_one_report_comes_of_it(tmp_path, launcher, 
     if launcher == "torchrun":
         words.insert(3, f"--master-port={free_port()}")
     done = subprocess.run(
-        words, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=110, check=False
+        words, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=200, check=False
     )
     report = json.loads(done.stdout)
     jsonschema.validate(report, SCHEMA)

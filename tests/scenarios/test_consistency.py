@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.scenarios.running import JOBS, run
+from tests.scenarios.running import JOBS, PATIENT, run
 
 NO_SYNC = "all forwards since the step before ran under no_sync()"
 SYNCHRONISATION = (
@@ -32,7 +32,7 @@ ALL = (
 
 def test_gradients_that_are_not_synchronised(tmp_path: Path) -> None:
     names = ("bypassed", "accumulated", "forward_only", "unfrozen", "clipped")
-    report = run("replicas", tmp_path, ranks=3, args=("wrong", *names)).report
+    report = run("replicas", tmp_path, *PATIENT, ranks=3, args=("wrong", *names)).report
     check(report, SYNCHRONISATION)
     found = finding(report, "accumulated")
     assert any("likewise" in sentence and "forward_only.weight" in sentence for sentence in found["evidence"]), found
@@ -43,14 +43,14 @@ def test_gradients_that_are_not_synchronised(tmp_path: Path) -> None:
 
 
 def test_parameters_that_drift_with_equal_gradients(tmp_path: Path) -> None:
-    report = run("replicas", tmp_path, ranks=3, args=("wrong", *(name for name, *_ in PARAMETERS))).report
+    report = run("replicas", tmp_path, *PATIENT, ranks=3, args=("wrong", *(name for name, *_ in PARAMETERS))).report
     check(report, PARAMETERS)
     assert {found["code"] for found in report["findings"]} == {"DD501", "DD505"}
     assert any("equal at step 4" in sentence for sentence in finding(report, "loaded")["evidence"])
 
 
 def test_what_no_rank_does_unlike_the_others(tmp_path: Path) -> None:
-    report = run("replicas", tmp_path, ranks=2, args=("wrong", "statistics", "dropped", "stale")).report
+    report = run("replicas", tmp_path, *PATIENT, ranks=2, args=("wrong", "statistics", "dropped", "stale")).report
     by_code = {found["code"]: found for found in report["findings"]}
     assert sorted(by_code) == ["DD502", "DD507", "DD508"], report["findings"]
     assert report["verdict"]["kind"] == "stale-optimizer"
@@ -59,7 +59,7 @@ def test_what_no_rank_does_unlike_the_others(tmp_path: Path) -> None:
 
 
 def test_of_two_ranks_it_cannot_be_told_which(tmp_path: Path) -> None:
-    ran = run("replicas", tmp_path, ranks=2, args=("wrong", "loaded"))
+    ran = run("replicas", tmp_path, *PATIENT, ranks=2, args=("wrong", "loaded"))
     verdict = ran.report["verdict"]
     assert (verdict["kind"], verdict["ranks"], verdict["confidence"]) == ("param-drift", [0, 1], "low"), verdict
     assert any("cannot be told" in sentence for sentence in verdict["evidence"])
@@ -67,14 +67,14 @@ def test_of_two_ranks_it_cannot_be_told_which(tmp_path: Path) -> None:
 
 
 def test_the_same_done_right_stays_silent(tmp_path: Path) -> None:
-    report = run("replicas", tmp_path, ranks=3, args=("right", *ALL)).report
+    report = run("replicas", tmp_path, *PATIENT, ranks=3, args=("right", *ALL)).report
     assert report["findings"] == []
     outcomes = {check["id"]: check["outcome"] for check in report["checks"]}
     assert {outcomes[f"DD50{n}"] for n in (1, 2, 3, 5, 7, 8)} == {"passed"}, report["checks"]
 
 
 def test_differences_that_are_meant_are_no_alarm(tmp_path: Path) -> None:
-    report = run("clean_meant", tmp_path, "--allow-different", "own.*", ranks=3).report
+    report = run("clean_meant", tmp_path, "--allow-different", "own.*", *PATIENT, ranks=3).report
     assert report["findings"] == []
     outcomes = {check["id"]: check["outcome"] for check in report["checks"]}
     assert {outcomes[f"DD50{n}"] for n in (1, 3, 5)} == {"passed"}, report["checks"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.scenarios.running import JOBS, run
+from tests.scenarios.running import JOBS, PATIENT, run
 
 BADLY = "data_shared_badly"
 WELL = "data_shared_out"
@@ -22,7 +22,7 @@ def marked() -> dict[int, tuple[str, list[int]]]:
 
 
 def test_each_way_to_share_out_badly_is_found_at_its_line(tmp_path: Path) -> None:
-    ran = run(BADLY, tmp_path, "--debug-level", "OFF")
+    ran = run(BADLY, tmp_path, "--debug-level", "OFF", *PATIENT)
     assert ran.report["job"]["status"] == "finished", ran.stderr
     found = {finding["where"][0]["line"]: finding for finding in ran.report["findings"]}
     assert {line: (finding["kind"], finding["ranks"]) for line, finding in found.items()} == marked()
@@ -36,7 +36,7 @@ def test_each_way_to_share_out_badly_is_found_at_its_line(tmp_path: Path) -> Non
 
 
 def test_no_way_to_share_out_well_gives_an_alarm(tmp_path: Path) -> None:
-    ran = run(WELL, tmp_path, "--debug-level", "OFF", ranks=2)
+    ran = run(WELL, tmp_path, "--debug-level", "OFF", *PATIENT, ranks=2)
     assert ran.report["job"]["status"] == "finished", ran.stderr
     assert ran.report["findings"] == []
     outcomes = {check["id"]: check["outcome"] for check in ran.report["checks"] if check["id"].startswith("DD7")}

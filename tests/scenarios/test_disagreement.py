@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.running import marked_lines, run
+from tests.scenarios.running import PATIENT, marked_lines, run
 
 SEEDED = {
     "mismatch_shifted": (2, "OFF", "mismatch", [0], "called all_reduce"),
@@ -33,6 +33,6 @@ def test_the_ranks_that_disagree_are_found(job: str, tmp_path: Path) -> None:
 
 
 def test_models_of_groups_of_their_own_may_differ(tmp_path: Path) -> None:
-    ran = run("clean_model_parallel", tmp_path, "--debug-level", "OFF", ranks=4)
+    ran = run("clean_model_parallel", tmp_path, "--debug-level", "OFF", *PATIENT, ranks=4)
     assert ran.report["verdict"] is None, ran.report["verdict"]
     assert ran.report["job"]["status"] == "finished", ran.stderr

@@ -18,6 +18,7 @@ import pytest
 from tests.scenarios.running import (
     HANG_TIMEOUT_S,
     JOBS,
+    PATIENT,
     Ran,
     clean_environment,
     finish,
@@ -28,8 +29,6 @@ from tests.scenarios.running import (
     wait_for,
 )
 
-PATIENT = ("--hang-timeout", "60")
-"""For jobs that do not hang: on a busy machine a rank may take seconds to leave."""
 JOB = str(JOBS / "launched.py")
 SHELL = (str(JOBS / "launch.sh"), JOB)
 PYTHON = (sys.executable,)
@@ -194,7 +193,7 @@ def test_a_wrap_inside_a_wrap_lets_the_outer_one_watch(tmp_path: Path) -> None:
 def test_a_command_line_that_cannot_run_starts_nothing(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ddpdoctor", "wrap", *words]
     done = subprocess.run(
-        command, capture_output=True, text=True, env=clean_environment(), cwd=tmp_path, check=False, timeout=60
+        command, capture_output=True, text=True, env=clean_environment(), cwd=tmp_path, check=False, timeout=200
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr
@@ -221,7 +220,7 @@ def test_no_rank_of_a_shell_script_outlives_a_killed_watcher(tmp_path: Path) -> 
     assert wait_for(lambda: b"all_reduce" in b"".join(ring.read_bytes() for ring in rings.glob("*")))
     process.kill()
     process.wait()
-    assert wait_for(lambda: not job_pids(tmp_path), limit_s=10)
+    assert wait_for(lambda: not job_pids(tmp_path))
 
 
 def test_each_attempt_has_a_section_of_its_own(tmp_path: Path) -> None:
@@ -245,7 +244,7 @@ def test_each_attempt_has_a_section_of_its_own(tmp_path: Path) -> None:
 def redraw(folder: Path) -> str:
     command = [sys.executable, "-m", "ddpdoctor", "report", str(folder)]
     return subprocess.run(
-        command, capture_output=True, text=True, env=clean_environment(), check=True, timeout=60
+        command, capture_output=True, text=True, env=clean_environment(), check=True, timeout=200
     ).stdout  # fmt: skip
 
 
@@ -264,7 +263,7 @@ def test_torchruns_variables_hold(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ddpdoctor", "wrap", f"--master-port={free_port()}", "package.train", "--x"]
     variables = {"PET_NPROC_PER_NODE": "1", "PET_MODULE": "1", "DDPDOCTOR_REPORT_DIR": str(tmp_path / "run")}
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=60,
+        command, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=200,
         env=clean_environment(**variables),
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "0 ['--x']\n"), done.stderr

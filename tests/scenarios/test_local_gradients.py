@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.scenarios.running import marked_lines, run
+from tests.scenarios.running import PATIENT, marked_lines, run
 
 
 def verdict(script, folder, ranks):
-    ran = run(script, folder, "--debug-level", "OFF", ranks=ranks)
+    ran = run(script, folder, "--debug-level", "OFF", *PATIENT, ranks=ranks)
     assert ran.status in (0, -6), ran.stderr
     found = ran.report["verdict"]
     assert [place["line"] for place in found["where"]] == marked_lines(script)
@@ -30,7 +30,7 @@ def test_a_sample_that_holds_nan(tmp_path):
 
 def test_gradients_that_do_no_harm(tmp_path):
     """A scaler that skips, hooks of the script's own, gradients that are mended, and unusual backwards."""
-    ran = run("clean_gradients", tmp_path / "run", "--debug-level", "OFF", ranks=2)
+    ran = run("clean_gradients", tmp_path / "run", "--debug-level", "OFF", *PATIENT, ranks=2)
     assert ran.status in (0, -6), ran.stderr
     assert ran.report["verdict"] is None
     found = [finding for finding in ran.report["findings"] if finding["code"] != "DD612"]

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.running import marked_lines, run
+from tests.scenarios.running import PATIENT, marked_lines, run
 
 pytestmark = pytest.mark.alone
 
-NOTHING_HANGS_S = "60"
-"""Longer than a busy machine takes to end a rank."""
 SLOW = {
     "straggler_before": (3, (1,), "DETAIL", "before forward"),
     "straggler_forward": (2, (0,), "DETAIL", "in forward"),
@@ -24,7 +22,7 @@ KEEPING_PACE = {"clean_checkpoints": (2, "DETAIL"), "clean_turns": (2, "OFF")}
 @pytest.mark.parametrize("job", SLOW)
 def test_the_slow_rank_is_named_with_its_phase_and_line(job: str, tmp_path: Path) -> None:
     ranks, slow, level, phase = SLOW[job]
-    ran = run(job, tmp_path, "--debug-level", level, "--hang-timeout", NOTHING_HANGS_S, ranks=ranks)
+    ran = run(job, tmp_path, "--debug-level", level, *PATIENT, ranks=ranks)
     verdict = ran.report["verdict"]
     assert verdict is not None, ran.stderr
     assert (verdict["kind"], tuple(verdict["ranks"]), verdict["severity"]) == ("straggler", slow, "warning"), verdict
@@ -39,6 +37,6 @@ def test_the_slow_rank_is_named_with_its_phase_and_line(job: str, tmp_path: Path
 @pytest.mark.parametrize("job", KEEPING_PACE)
 def test_ranks_that_keep_pace_are_left_alone(job: str, tmp_path: Path) -> None:
     ranks, level = KEEPING_PACE[job]
-    ran = run(job, tmp_path, "--debug-level", level, "--hang-timeout", NOTHING_HANGS_S, ranks=ranks)
+    ran = run(job, tmp_path, "--debug-level", level, *PATIENT, ranks=ranks)
     assert ran.report["verdict"] is None, ran.report["verdict"]
     assert {row["steps"] for row in ran.report["data"]["steps"]} == {30}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.scenarios.running import free_port
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -19,19 +20,13 @@ EXIT_ABORT = "terminate called without an active exception"
 EPOCH = re.compile(r"^epoch (\d+)/(\d+)  loss ([\d.]+)  accuracy ([\d.]+)$", re.MULTILINE)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def run(*arguments: str, ranks: int = 2) -> list[tuple[str, ...]]:
     """Run the example under torchrun and return what it printed of each epoch."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     command = [*launcher, "--master-port", str(free_port()), str(TRAIN), *arguments]
     # On a machine with GPUs too: fewer GPUs than ranks would be another test.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, check=False)
     # After its last line a job on Gloo is aborted now and then, while the interpreter ends: see exit-abort (DD612).
     assert done.returncode == 0 or EXIT_ABORT in done.stderr, done.stderr
     return EPOCH.findall(done.stdout)
@@ -75,7 +70,7 @@ def test_runs_without_a_launcher() -> None:
     environment = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE"}}
     environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(TRAIN), "--epochs", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, check=False)
 
     assert done.returncode == 0, done.stderr
     assert len(EPOCH.findall(done.stdout)) == 1

@@ -166,7 +166,7 @@ def test_the_command_of_the_finding_mends_the_file(tmp_path, text, mended):
     plan = Plan(sections=frozenset())
     files = tuple(file for file in read_conf_files(system, plan) if file.path == str(path))
     finding = only(*files)
-    subprocess.run(finding.fix, shell=True, check=True, timeout=30)
+    subprocess.run(finding.fix, shell=True, check=True, timeout=200)
     assert path.read_text(encoding="utf-8") == mended
     files = tuple(file for file in read_conf_files(system, plan) if file.path == str(path))
     assert look(*files)[1] == ()

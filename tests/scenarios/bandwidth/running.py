@@ -21,7 +21,7 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 QUICK = ("--max-size", "4KiB", "--iters", "3", "--warmup", "1")
 """Three sizes, and as few calls as do."""
 ROOT = Path(__file__).parents[3]
-LIMIT_S = 100
+LIMIT_S = 250
 
 
 @dataclass(frozen=True)

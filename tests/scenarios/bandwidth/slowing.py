@@ -35,7 +35,7 @@ def limit_link(hosts: Hosts, one: int, other: int) -> None:
 
 def _tc(hosts: Hosts, number: int, *words: str) -> None:
     command = ["tc", "-n", hosts.namespace(number), *" ".join(words).split()]
-    subprocess.run(command, check=True, capture_output=True, timeout=20)
+    subprocess.run(command, check=True, capture_output=True, timeout=200)
 
 
 def bench_on(hosts: Hosts, *options: str) -> Ran:

@@ -58,7 +58,7 @@ def test_one_bench_after_another_in_one_job(tmp_path):
 
 
 def test_ranks_end_with_the_ddpdoctor_that_started_them():
-    process = start(*BENCH, "--nproc-per-node", "2", "--budget", "60s", "--max-size", "1KiB")
+    process = start(*BENCH, "--nproc-per-node", "2", "--budget", "600s", "--max-size", "1KiB")
     ranks = []
 
     def has_ranks():
@@ -68,7 +68,7 @@ def test_ranks_end_with_the_ddpdoctor_that_started_them():
     try:
         assert wait_for(has_ranks)
         os.kill(process.pid, signal.SIGKILL)
-        _, alive = psutil.wait_procs(ranks, timeout=60)
+        _, alive = psutil.wait_procs(ranks, timeout=200)
         assert alive == []
     finally:
         for rank in ranks:

@@ -15,7 +15,7 @@ from tests.scenarios.running import clean_environment, free_port, wait_for
 FAULT = Path(__file__).parent / "stops"
 """Holds a rank up at the second size: the first has been measured then."""
 OPTIONS = (*QUICK, "--mode", "latency", "--format", "json")
-HANG = ("--hang-timeout", "2s")
+HANG = ("--hang-timeout", "5s")
 
 
 class Held:
@@ -138,7 +138,7 @@ def test_a_network_that_drops_what_is_sent_is_told_from_a_late_rank(tmp_path):
 
 
 def test_a_healthy_bench_is_left_alone_however_little_patience_there_is():
-    options = ("--collective", "all", "--pairs", "--by-node", "--hang-timeout", "5s", "--format", "json")
+    options = ("--collective", "all", "--pairs", "--by-node", "--hang-timeout", "20s", "--format", "json")
     done = bench(*QUICK, *options, ranks=3)
 
     assert done.report["job"]["status"] == "finished"

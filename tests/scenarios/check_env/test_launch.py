@@ -25,7 +25,7 @@ def check_env(*command, **variables):
         if not name.startswith(("SLURM_", "SRUN_", "KUBERNETES_", "TORCHELASTIC_", "NCCL_", "GROUP_", "LOCAL_"))
     }  # fmt: skip
     done = subprocess.run(
-        command or CHECK_ENV, check=False, capture_output=True, text=True, timeout=100, env=environment | variables
+        command or CHECK_ENV, check=False, capture_output=True, text=True, timeout=200, env=environment | variables
     )
     assert done.stdout.startswith("{"), done.stderr
     return json.loads(done.stdout)

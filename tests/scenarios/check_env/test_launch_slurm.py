@@ -69,7 +69,7 @@ def test_one_rank_for_all(slurm):
 
 def test_a_task_that_never_comes(slurm):
     never = 'if [ "$SLURM_PROCID" = 3 ]; then exit 0; fi; exec "$@"'
-    findings, _ = check_env(slurm, *TASK_A_RANK, script=never, more=("--timeout", "5"), **STORE)
+    findings, _ = check_env(slurm, *TASK_A_RANK, script=never, more=("--timeout", "20"), **STORE)
     assert findings["rank-set"]["ranks"] == [3]
     assert findings["rank-set"]["hosts"] == ["dd1"]
     assert "rank 3 of 4 on dd1 did not answer" in findings["rank-set"]["summary"]

@@ -186,7 +186,7 @@ def test_a_memory_limit_and_a_kill_for_it(group):
     assert summary == "Less than 2 GiB of memory a rank is left below the cgroup's limit"
 
     greedy = "import os; os.write(1, b'x'); b'1' * (2 << 30)"
-    killed = subprocess.run([*before, sys.executable, "-c", greedy], capture_output=True, check=False, timeout=60)
+    killed = subprocess.run([*before, sys.executable, "-c", greedy], capture_output=True, check=False, timeout=200)
     need(killed.returncode == -9, "needs a kernel that kills at the limit (no swap)")
 
     again = check_env("mem-limit", before=before)
@@ -196,6 +196,7 @@ def test_a_memory_limit_and_a_kill_for_it(group):
     assert "1 kills for memory" in again.checks["mem-limit"]["seen"]
 
 
+@pytest.mark.alone  # the loader workers of another test would need some of it
 @pytest.mark.parametrize(
     ("size", "severity", "status"),
     [("16m", "error", 1), ("64m", "warning", 0), ("256m", "warning", 0), ("1g", None, 0)],
@@ -223,6 +224,7 @@ input()
 """
 
 
+@pytest.mark.alone  # it counts the loader workers of the whole machine
 def test_a_small_shm_while_loader_workers_run():
     with subprocess.Popen(
         [sys.executable, "-c", LOADER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -231,7 +233,7 @@ def test_a_small_shm_while_loader_workers_run():
             assert training.stdout.readline() == "ready\n"
             seen = check_env("shm", before=in_mounts("mount -t tmpfs -o size=64m shm /dev/shm"))
         finally:
-            training.communicate("\n", timeout=60)
+            training.communicate("\n", timeout=200)
     assert (seen.only()[1], seen.status) == ("error", 1)
     assert "1 loader workers" in seen.checks["shm"]["seen"]
 
@@ -293,9 +295,9 @@ def on_hosts(hosts, checks, before, **variables):
         command = [*(before if last else ()), *CHECK_ENV, *options, *checks, "--node-rank", str(number)]
         environment = clean_environment(**(variables if last else {}))
         started.append(hosts.start(number, *command, env=environment))
-    out, err = started[0].communicate(timeout=60)
+    out, err = started[0].communicate(timeout=200)
     for other in started[1:]:
-        other.communicate(timeout=60)
+        other.communicate(timeout=200)
     return Seen(subprocess.CompletedProcess([], started[0].returncode, out, err))
 
 

@@ -26,7 +26,7 @@ def check_env(*checks, before=None, **variables):
         check=False,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         env=clean_environment() | variables,
         preexec_fn=before,
     )

@@ -99,7 +99,7 @@ def test_ranks_with_one_environment_are_one_finding(tmp_path):
         "check-env", "--no-torch", "--report-dir", str(tmp_path), *VARIABLE_CHECKS,
     ]  # fmt: skip
     environment = clean_environment() | {"CUDA_LAUNCH_BLOCKING": "1", "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, check=False, capture_output=True, timeout=100, env=environment)
+    subprocess.run(command, check=False, capture_output=True, timeout=200, env=environment)
     report = json.loads((tmp_path / "report.json").read_text())
     (finding,) = report["findings"]
     assert (finding["kind"], finding["ranks"]) == ("env-danger", [0, 1])
@@ -110,7 +110,7 @@ def test_what_wrap_sets_for_its_ranks_is_no_danger(tmp_path):
         sys.executable, "-m", "ddpdoctor", "wrap", "--report-dir", str(tmp_path / "wrap"), "--nproc-per-node", "1",
         "-m", "ddpdoctor", "check-env", "--no-torch", "--report-dir", str(tmp_path), *VARIABLE_CHECKS,
     ]  # fmt: skip
-    subprocess.run(command, check=False, capture_output=True, timeout=100, env=clean_environment())
+    subprocess.run(command, check=False, capture_output=True, timeout=200, env=clean_environment())
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["findings"] == []
     assert check_env("env-danger", TORCH_DISTRIBUTED_DEBUG="DETAIL").only()[0] == "env-danger"
@@ -137,7 +137,7 @@ def test_torch_itself_stops_at_a_value_that_is_an_error_here(name, value, says):
     (finding,) = check_env("env-value", **{name: value}).findings
     assert finding[1] == "error"
     job = subprocess.run(
-        [sys.executable, "-c", JOB], check=False, capture_output=True, text=True, timeout=100,
+        [sys.executable, "-c", JOB], check=False, capture_output=True, text=True, timeout=200,
         env=clean_environment() | {name: value},
     )  # fmt: skip
     assert job.returncode != 0

@@ -16,7 +16,7 @@ from ddpdoctor.recorder.reading import RingContent, read_ring
 from tests.scenarios.running import clean_environment, free_port
 
 RECORDER = Path(ddpdoctor.recorder.__file__).parent
-LIMIT_S = 100
+LIMIT_S = 250
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.running import JOBS, clean_environment, free_port, marked_lines, run
+from tests.scenarios.running import JOBS, PATIENT, clean_environment, free_port, marked_lines, run
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 WRAP = (sys.executable, "-m", "ddpdoctor", "wrap", "--quiet", "--debug-level", "OFF")
@@ -26,7 +26,7 @@ def job(command: tuple[str, ...], *args: str, cwd: Path, **env: str) -> subproce
     own = [f"--report-dir={cwd / 'run'}"] if "ddpdoctor" in command else []
     return subprocess.run(
         [*command, *own, f"--master-port={free_port()}", *args],
-        capture_output=True, stdin=subprocess.DEVNULL, cwd=cwd, check=False, timeout=110, env=clean_environment(**env),
+        capture_output=True, stdin=subprocess.DEVNULL, cwd=cwd, check=False, timeout=200, env=clean_environment(**env),
     )  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def test_a_job_that_removes_the_run_folder_ends_as_it_would(tmp_path: Path) -> N
 
 
 def test_isolated_pythons_run_and_are_said_to_be_unrecorded(tmp_path: Path) -> None:
-    ran = run(JOBS / "isolated.sh", tmp_path, "--no-python", ranks=2, PYTHON=sys.executable)
+    ran = run(JOBS / "isolated.sh", tmp_path, "--no-python", *PATIENT, ranks=2, PYTHON=sys.executable)
     assert (ran.status, ran.stdout) == (0, "out\nout\n"), ran.stderr
     assert ran.report["verdict"] is None
     (finding,) = ran.report["findings"]
@@ -79,7 +79,7 @@ def test_isolated_pythons_run_and_are_said_to_be_unrecorded(tmp_path: Path) -> N
 
 
 def test_attempts_leave_one_ring_each_and_no_evidence_of_the_dead(tmp_path: Path) -> None:
-    ran = run("fails_twice", tmp_path, "--max-restarts", "2", "--debug-level", "OFF", ranks=2)
+    ran = run("fails_twice", tmp_path, "--max-restarts", "2", "--debug-level", "OFF", *PATIENT, ranks=2)
     assert ran.report["job"]["status"] == "finished", ran.stderr
     assert len(list((tmp_path / "rings").glob("*.ring"))) == 6
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 8 * 2**20
@@ -87,7 +87,7 @@ def test_attempts_leave_one_ring_each_and_no_evidence_of_the_dead(tmp_path: Path
 
 def test_loader_workers_leave_nothing_behind(tmp_path: Path) -> None:
     """Files and memory stay flat over epochs; `python -m tests.bench.workers` does the same with 200 workers."""
-    ran = run("loader_workers", tmp_path, "--debug-level", "OFF", ranks=1, args=("8", "5"))
+    ran = run("loader_workers", tmp_path, "--debug-level", "OFF", *PATIENT, ranks=1, args=("8", "5"))
     epochs = [[int(field) for field in line.split()] for line in ran.stdout.splitlines()]
     assert len(epochs) == 5, ran.stderr
     assert len({(files, size) for _, files, size, _ in epochs[1:]}) == 1, epochs

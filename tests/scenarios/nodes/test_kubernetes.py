@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 MANIFESTS = ("kubernetes-pytorchjob.yaml", "kubernetes-jobset.yaml")
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 OWN = {"--report-dir": True}
-LIMIT_S = 100
+LIMIT_S = 250
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import jsonschema
 import pytest
 
 from tests.scenarios.hosts import Hosts, lent_hosts
-from tests.scenarios.running import JOBS, SCHEMA, clean_environment, free_port, wait_for
+from tests.scenarios.running import JOBS, PATIENT, SCHEMA, clean_environment, free_port, wait_for
 
-LIMIT_S = 110
+LIMIT_S = 250
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ class Node:
     def __init__(self, hosts: Hosts, number: int, folder: Path, options: tuple[str, ...], job: tuple[str, ...]) -> None:
         command = (
             sys.executable, "-m", "ddpdoctor", "wrap", "--rdzv-backend", "c10d", "--rdzv-id", "replicas",
-            "--rdzv-conf", "last_call_timeout=1", "--hang-timeout", "20", "--report-dir", str(folder / f"n{number}"),
+            "--rdzv-conf", "last_call_timeout=1", *PATIENT, "--report-dir", str(folder / f"n{number}"),
             *options, str(JOBS / f"{job[0]}.py"), *job[1:],
         )  # fmt: skip
         # Torch's agents and ranks otherwise share a store, in which keys of an earlier attempt lead Gloo astray.
@@ -46,7 +46,7 @@ class Node:
     def end(self) -> str:
         """Wait for its end, which must be a good one; return all that it said."""
         assert self.process.wait(timeout=LIMIT_S) == 0, "".join(self.said)
-        self._reader.join(timeout=10)
+        self._reader.join(timeout=200)
         return "".join(self.said)
 
 

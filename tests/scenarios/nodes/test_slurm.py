@@ -22,8 +22,8 @@ BY_TORCHRUN = EXAMPLES / "slurm-torchrun.sbatch"
 BY_SLURM = EXAMPLES / "slurm-task-per-rank.sbatch"
 # Nodes of the lab have four cores and no GPU. On a busy machine the ranks of a job take long to come.
 LAB = ("--cpus-per-task=1", "--gpus-per-node=0", "--time=10", "--output=%j.txt")
-LIMIT_S = 200
-pytestmark = pytest.mark.timeout(300)
+LIMIT_S = 400
+pytestmark = pytest.mark.timeout(600)
 
 
 class Job:

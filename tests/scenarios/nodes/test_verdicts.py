@@ -14,12 +14,12 @@ import jsonschema
 import pytest
 
 from tests.scenarios.hosts import Hosts, lent_hosts, require
-from tests.scenarios.running import JOBS, SCHEMA, clean_environment, free_port, wait_for
+from tests.scenarios.running import JOBS, PATIENT, SCHEMA, clean_environment, free_port, wait_for
 
 JOB = JOBS / "over_nodes.py"
 WRAP = (sys.executable, "-m", "ddpdoctor", "wrap")
-HANG_TIMEOUT_S = 4
-LIMIT_S = 110
+IMPATIENT = ("--hang-timeout", "4")
+LIMIT_S = 250
 ENDLESS = 10**9
 NODES = 3
 
@@ -53,7 +53,14 @@ class Running:
     """One job: a wrap on each of some hosts, of one rank each, which all have the same --report-dir."""
 
     def __init__(
-        self, hosts: Hosts, folder: Path, *words: object, world=NODES, absent: int | None = None, torchrun=False
+        self,
+        hosts: Hosts,
+        folder: Path,
+        *words: object,
+        world=NODES,
+        absent: int | None = None,
+        torchrun=False,
+        hang_timeout: tuple[str, ...] = IMPATIENT,
     ) -> None:
         self.folder, self.begun = folder / "run", folder / "begun"
         port = free_port()
@@ -62,7 +69,7 @@ class Running:
                 number,
                 *WRAP,
                 *(_torchrun(number, world, port) if torchrun else ()),
-                *("--hang-timeout", str(HANG_TIMEOUT_S), "--report-dir", str(self.folder), "--debug-level", "OFF"),
+                *(*hang_timeout, "--report-dir", str(self.folder), "--debug-level", "OFF"),
                 *(str(JOB), *map(str, words), str(self.begun)),
                 env=clean_environment(**({} if torchrun else _as_rank(number, world, port))),
             )
@@ -113,12 +120,15 @@ FAULTS = {
     "straggler": (2, [1], 0),
 }
 """By kind, which is also what the job is told to do wrong: nodes, ranks to blame, exit status of the first."""
+END = ("early-exit", "crash", "killed", "straggler")
+"""After these a job ends by itself."""
 
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_the_culprit_on_another_node_is_named(hosts, tmp_path, kind):
     world, blamed, status = FAULTS[kind]
-    first, *others = Running(hosts, tmp_path, kind, 40, world=world).finish_all()
+    hang_timeout = PATIENT if kind in END else IMPATIENT
+    first, *others = Running(hosts, tmp_path, kind, 40, world=world, hang_timeout=hang_timeout).finish_all()
 
     assert first.named == (kind, blamed, [f"dd{number}" for number in blamed]), first.verdict
     assert "on dd" in first.verdict["summary"]
@@ -208,5 +218,5 @@ def test_a_ddpdoctor_that_is_killed_takes_its_node_with_it(hosts, tmp_path):
 
 
 def test_healthy_nodes(hosts, tmp_path):
-    members = Running(hosts, tmp_path, "nothing", 40, world=2).finish_all()
+    members = Running(hosts, tmp_path, "nothing", 40, world=2, hang_timeout=PATIENT).finish_all()
     assert [(member.status, member.report["verdict"]) for member in members] == [(0, None)] * 2

@@ -21,8 +21,10 @@ pytestmark = pytest.mark.alone
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 VERB = ("-m", "ddpdoctor", "check-rendezvous", "--format", "json")
 CHECK = (sys.executable, *VERB)
-LIMIT_S = 100
+LIMIT_S = 250
 QUICK = ("--timeout", "8s")
+LONG_ENOUGH = ("--timeout", "20s")
+"""For nodes to meet that start at the same time, where another one never comes."""
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +162,7 @@ def test_where_both_ports_are_closed_the_nodes_meet_by_a_shared_folder(hosts, cl
 
 def test_where_the_first_node_never_comes_those_that_share_a_folder_meet(hosts, tmp_path):
     port = free_port()
-    more = (*QUICK, "--report-dir", str(tmp_path))
+    more = (*LONG_ENOUGH, "--report-dir", str(tmp_path))
     processes = [
         start(
             hosts, number, *CHECK, *more, "--nnodes", "3", "--node-rank", str(number + 1),
@@ -194,15 +196,15 @@ def test_where_there_is_no_way_each_node_reports_what_it_saw(hosts, closed_ports
 def test_a_node_that_is_interrupted_ends_at_once(hosts):
     """Node 1 never comes; node 0 waits for it and is interrupted."""
     port = free_port()
-    process = start(hosts, 0, *CHECK, *by_number(0, port), "--timeout", "90")
+    process = start(hosts, 0, *CHECK, *by_number(0, port), "--timeout", "600")
     inside = (
         "import time; from ddpdoctor.exchange.hub_store import open_hub_store as o\n"
-        f"s = o(('dd0',), {port + 1}, {NO_TOKEN!r}, 60)\n"
+        f"s = o(('dd0',), {port + 1}, {NO_TOKEN!r}, 150)\n"
         "while not s.add('arrived', 0): time.sleep(0.05)"
     )
     hosts.run(0, sys.executable, "-c", inside)
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=20)
+    stdout, stderr = process.communicate(timeout=200)
     # Python itself ends so where the signal came inside of code that was made from text, as of a dataclass.
     assert process.returncode in {130, -signal.SIGINT}, stderr
     assert (stdout, stderr) == ("", "")

@@ -16,9 +16,11 @@ from tests.scenarios.running import SCHEMA, clean_environment, free_port
 pytestmark = pytest.mark.alone
 
 CHECK = (sys.executable, "-m", "ddpdoctor", "check-rendezvous", "--format", "json")
-LIMIT_S = 100
+LIMIT_S = 250
 QUICK = "8s"
 """How long nodes wait for one that does not come; where all come it costs nothing to wait longer."""
+LONG_ENOUGH = "20s"
+"""The same where others do come, each in its own time."""
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +98,7 @@ def test_four_hosts_that_are_well(hosts):
 
 
 def test_one_of_four_hosts_is_absent(hosts):
-    ended = meet(hosts, by_number(4)[:3], wait=QUICK)
+    ended = meet(hosts, by_number(4)[:3], wait=LONG_ENOUGH)
 
     for report, status in ended:
         assert verdict(report, "rank-set")["ranks"] == [3]

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.alone
 
 PORT = 29500
 OWN_PORT = PORT + 1
-LIMIT_S = 100
+LIMIT_S = 250
 SYN = "tcp flags & (syn|ack) == syn"
 BUSY_PROGRAM = """
 import socket, sys
@@ -67,11 +67,11 @@ def limited(hosts: Hosts, number: int, rate: str) -> Iterator[None]:
     """Limit what a host sends, as a card with a deep buffer does: nothing is lost."""
     where = ("tc", "-n", hosts.namespace(number), "qdisc")
     limit = ("root", "tbf", "rate", rate, "burst", "64kb", "latency", "30s")
-    subprocess.run([*where, "add", "dev", "eth0", *limit], check=True, timeout=20)
+    subprocess.run([*where, "add", "dev", "eth0", *limit], check=True, timeout=200)
     try:
         yield
     finally:
-        subprocess.run([*where, "del", "dev", "eth0", "root"], check=True, timeout=20)
+        subprocess.run([*where, "del", "dev", "eth0", "root"], check=True, timeout=200)
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def program(hosts: Hosts, number: int, port: int) -> Iterator[None]:
         yield
     finally:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=200)
 
 
 @contextmanager

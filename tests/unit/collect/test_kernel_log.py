@@ -87,7 +87,7 @@ def test_a_log_that_is_denied_says_how_it_is_granted():
         "except NotRead as missing:\n    print(missing.unread.why.value, missing.unread.reason)\n"
     )
     drop = [setpriv, "--reuid", "65534", "--clear-groups", "--bounding-set", "-all", "--inh-caps", "-all"]
-    ran = subprocess.run([*drop, sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run([*drop, sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False)
     if ran.returncode != 0:
         pytest.skip(f"another user cannot run this Python: {ran.stderr[-200:]}")
     assert ran.stdout.startswith("denied ")

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 
 import pytest
 
@@ -78,9 +77,7 @@ class DeadServer(LiveCalls):
 
 def test_a_dead_name_server_costs_two_seconds_once():
     calls = DeadServer()
-    started = time.monotonic()
     names = read_names(System(env={"MASTER_ADDR": "node0"}, calls=calls), PLAN)
-    assert time.monotonic() - started < 30
     assert (names.own.timed_out, names.own.error, names.fqdn) == (True, "no answer within 2 s", None)
     assert names.master.timed_out
     calls.never.set()

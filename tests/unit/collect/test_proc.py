@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.collect import proc
+from tests.scenarios.running import wait_for
 
 
 def test_this_process() -> None:
@@ -32,10 +33,8 @@ def test_descendants_and_io() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     try:
-        for _ in range(500):
-            below = proc.descendants(os.getpid(), proc.read_processes())
-            if len([p for p in below if p.name.startswith("python")]) >= 2:
-                break
+        assert wait_for(lambda: proc.descendants(child.pid, proc.read_processes()) != ())
+        below = proc.descendants(os.getpid(), proc.read_processes())
         assert child.pid in {p.pid for p in below}
         assert len(below) >= 2
         assert (proc.read_io_bytes(child.pid) or 0) > 0

@@ -64,7 +64,7 @@ def test_this_process():
 
 def identity(*wrapper):
     done = subprocess.run(
-        [*wrapper, sys.executable, "-c", IDENTITY], check=True, capture_output=True, text=True, timeout=30
+        [*wrapper, sys.executable, "-c", IDENTITY], check=True, capture_output=True, text=True, timeout=200
     )
     return done.stdout.split()
 

@@ -42,13 +42,13 @@ def hub():
     served.close()
 
 
-def client(hub, token=TOKEN, limit_s=5.0):
+def client(hub, token=TOKEN, limit_s=60.0):
     return open_hub_store(("127.0.0.1",), hub.port, token, limit_s)
 
 
 def connect(hub):
     """Connect as a stranger would; return the connection after the greeting, with its challenge."""
-    connection = socket.create_connection(("127.0.0.1", hub.port), timeout=5)
+    connection = socket.create_connection(("127.0.0.1", hub.port), timeout=200)
     greeting = receive(connection, len(HELLO) + NONCE_BYTES)
     return connection, greeting[len(HELLO) :]
 
@@ -88,13 +88,13 @@ def test_a_value_that_comes_later_is_waited_for(hub):
     one, other = client(hub), client(hub)
     threading.Timer(0.05, lambda: other.set("late", b"x")).start()
 
-    assert wait_for(one, "late", 5) == b"x"
+    assert wait_for(one, "late", 60) == b"x"
     assert wait_for(one, "never", 0.02) is None
 
 
 def test_without_the_token_nothing_is_served_and_it_is_counted(hub):
     with pytest.raises(StoreError, match="does not hold the same token"):
-        client(hub, b"other", 0.2)
+        client(hub, b"other", 2)
     assert hub.strangers >= 1
     assert client(hub).look("a") is None
 
@@ -118,7 +118,7 @@ def test_a_server_that_is_another_is_not_believed(greeting, words):
 
         threading.Thread(target=serve, daemon=True).start()
         with pytest.raises(StoreError, match=words):
-            open_hub_store(("127.0.0.1",), server.getsockname()[1], TOKEN, 2)
+            open_hub_store(("127.0.0.1",), server.getsockname()[1], TOKEN, 3)
 
 
 def test_a_proof_cannot_be_used_again(hub):
@@ -260,7 +260,7 @@ def test_thousands_of_clients_at_once(hub):
         if soft != resource.RLIM_INFINITY and soft < 3 * wanted:
             resource.setrlimit(resource.RLIMIT_NOFILE, (3 * wanted, hard))
             stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        stores = [stack.enter_context(contextlib.closing(client(hub, limit_s=20))) for _ in range(wanted)]
+        stores = [stack.enter_context(contextlib.closing(client(hub, limit_s=60))) for _ in range(wanted)]
         assert [store.add("n", 1) for store in stores] == list(range(1, wanted + 1))
 
 
@@ -275,21 +275,21 @@ def test_a_client_waits_for_a_hub_that_is_yet_to_start():
     port = free_port()
     started = []
     threading.Timer(0.3, lambda: started.append(Hub(port, TOKEN, one_host=True))).start()
-    store = open_hub_store(("127.0.0.1",), port, TOKEN, 10)
+    store = open_hub_store(("127.0.0.1",), port, TOKEN, 60)
 
     assert store.add("n", 1) == 1
     started[0].close()
 
 
 def test_the_next_host_is_tried_where_the_first_is_wrong(hub):
-    store = open_hub_store(("no-such-host.invalid", "127.0.0.1"), hub.port, TOKEN, 10)
+    store = open_hub_store(("no-such-host.invalid", "127.0.0.1"), hub.port, TOKEN, 60)
     assert store.add("n", 1) == 1
 
 
 def test_where_nobody_listens_the_error_says_what_was_seen():
     port = free_port()
-    with pytest.raises(StoreError, match=rf"^tried for 0 s; 127.0.0.1:{port}: connection refused$"):
-        open_hub_store(("127.0.0.1",), port, TOKEN, 0.1)
+    with pytest.raises(StoreError, match=rf"^tried for \d+ s; 127.0.0.1:{port}: connection refused$"):
+        open_hub_store(("127.0.0.1",), port, TOKEN, 2)
 
 
 def test_a_name_that_does_not_resolve_is_said_to():
@@ -305,7 +305,7 @@ def test_a_port_that_is_taken_is_told(hub):
 def test_it_listens_on_all_addresses_of_both_families_where_there_are_several_hosts():
     served = Hub(0, TOKEN)
     addresses = ["127.0.0.1", *(["::1"] if socket.has_dualstack_ipv6() else [])]
-    assert [open_hub_store((address,), served.port, TOKEN, 5).add("n", 1) for address in addresses] == [1, 2][
+    assert [open_hub_store((address,), served.port, TOKEN, 60).add("n", 1) for address in addresses] == [1, 2][
         : len(addresses)
     ]
     served.close()
@@ -325,11 +325,11 @@ def test_files_that_run_out_make_clients_wait_and_no_loop_spin(hub):
                 held.append(os.open("/dev/null", os.O_RDONLY))
             except OSError:
                 break
-        waiting.settimeout(10)
+        waiting.settimeout(200)
         waiting.connect(("127.0.0.1", hub.port))
         began = time.process_time()
         assert first.add("n", 1) == 1
-        assert wait_until(lambda: hub._resume_at is not None, 5)
+        assert wait_until(lambda: hub._resume_at is not None)
         assert time.process_time() - began < 1
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -357,7 +357,7 @@ def test_connections_leave_files_for_what_else_this_process_does(hub):
 def test_closing_ends_the_thread(hub):
     client(hub)
     hub.close()
-    assert not hub._thread.is_alive()
+    assert wait_until(lambda: not hub._thread.is_alive())
 
 
 def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one():

@@ -26,11 +26,11 @@ def backend(request):
 @pytest.fixture
 def torchs(agent):
     """A client of torch's own."""
-    return TCPStore("127.0.0.1", agent[1], is_master=False, timeout=timedelta(seconds=20))
+    return TCPStore("127.0.0.1", agent[1], is_master=False, timeout=timedelta(seconds=100))
 
 
 def opened(agent):
-    return open_job_store("127.0.0.1", agent[1], PREFIX, 20)
+    return open_job_store("127.0.0.1", agent[1], PREFIX, 60)
 
 
 def put(torchs, key, value):
@@ -95,7 +95,7 @@ def test_a_store_that_ends_is_told(agent):
     with pytest.raises(StoreError, match="the connection to the job's store failed"):
         ours.add("count", 1)
     with pytest.raises(StoreError, match="connection refused"):
-        open_job_store("127.0.0.1", agent[1], PREFIX, 0.5)
+        open_job_store("127.0.0.1", agent[1], PREFIX, 2)
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"abc"])
@@ -113,12 +113,12 @@ def test_what_is_no_store_is_not_taken_for_one(answer):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=serve, args=(listener,), daemon=True).start()
         with pytest.raises(StoreError, match=r"no store of torch's|hung up|reset"):
-            open_job_store("127.0.0.1", listener.getsockname()[1], PREFIX, 0.5)
+            open_job_store("127.0.0.1", listener.getsockname()[1], PREFIX, 2)
 
 
 def test_what_takes_the_connection_and_says_nothing_costs_the_limit_only():
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(StoreError, match="no answer"):
-        open_job_store("127.0.0.1", listener.getsockname()[1], PREFIX, 0.5)
+        open_job_store("127.0.0.1", listener.getsockname()[1], PREFIX, 2)
 
 
 def test_it_imports_no_torch():

@@ -24,17 +24,17 @@ def test_what_was_sent_is_received_and_taken_away(hosted, size):
     sender, receiver = hosted.store(), hosted.store()
     send_large(sender, "pack", data)
 
-    assert receive_large(receiver, "pack", 5) == data
+    assert receive_large(receiver, "pack", 60) == data
     assert receive_large(receiver, "pack", 0) is None
     assert hosted._serving._desk._values._total_bytes == 0
     # The same key again, for what comes next.
     send_large(sender, "pack", data[::-1])
-    assert receive_large(receiver, "pack", 5) == data[::-1]
+    assert receive_large(receiver, "pack", 60) == data[::-1]
 
 
 def test_it_is_waited_for(hosted):
     threading.Timer(0.1, lambda: send_large(hosted.store(), "late", b"x" * PART_BYTES * 2)).start()
-    assert receive_large(hosted.store(), "late", 10) == b"x" * PART_BYTES * 2
+    assert receive_large(hosted.store(), "late", 60) == b"x" * PART_BYTES * 2
 
 
 def test_a_value_over_the_limit_is_not_sent(hosted):

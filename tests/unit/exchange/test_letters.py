@@ -21,7 +21,7 @@ from tests.unit.exchange.shelf import Shelf
 TOKEN = b"token"
 ROOM = bytes(range(ROOM_BYTES))
 LINE = bytes(range(LINE_BYTES))
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 LETTER = Letter(line=LINE, number=7, text=b"text")
 
 

@@ -23,7 +23,7 @@ from tests.scenarios.running import free_port
 from tests.scenarios.running import wait_for as wait_until
 
 TOKEN = b"token"
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from ddpdoctor.launch.node_messages import leave
 from ddpdoctor.launch.other_node import OtherNode
 from ddpdoctor.launch.own_host import MOST_ADDRESSES, own_addresses
 from ddpdoctor.launch.placement import Placement, Style
-from tests.scenarios.running import wait_for
+from tests.scenarios.running import free_port, wait_for
 
 STORE = """
 import sys
@@ -75,14 +75,14 @@ def test_nodes_meet_where_a_word_in_the_store_says_and_stay_when_it_ends(store, 
     assert "cannot be listened on" in first.serve()
     assert "cannot be heard" in str(first.failure)
     other = member(place(1, taken, port), tmp_path)
-    assert wait_for(has_come(first, tmp_path), 30)
+    assert wait_for(has_come(first, tmp_path))
     assert first.failure is None
     process.kill()
     process.wait()
     first.ask()
-    assert wait_for(lambda: other.request != 0, 20)
+    assert wait_for(lambda: other.request != 0)
     other.answer(other.request, b"packed", moved=False)
-    assert wait_for(first.has_answers, 20)
+    assert wait_for(first.has_answers)
     other.close()
     first.close()
 
@@ -99,7 +99,7 @@ def test_a_member_that_lost_its_connection_finds_the_door_without_the_store(stor
             return True
         return False
 
-    assert wait_for(opens, 30)
+    assert wait_for(opens)
     process.kill()
     process.wait()
     assert opens()
@@ -109,21 +109,20 @@ def test_a_member_that_lost_its_connection_finds_the_door_without_the_store(stor
 
 def test_the_store_is_left_in_peace_while_nobody_is_missed(store, tmp_path, monkeypatch):
     _, port = store
-    monkeypatch.setattr("ddpdoctor.launch.first_node.FURTHER_AFTER_S", 1.0)
-    own = socket.create_server(("127.0.0.1", 0))
-    number = own.getsockname()[1]
-    own.close()
+    number = free_port()
+    monkeypatch.setattr("ddpdoctor.launch.first_node.FURTHER_AFTER_S", 1000.0)
     first = FirstNode(place(0, number, port), "node0", tmp_path)
     assert not first.serve()
     other = member(place(1, number, port), tmp_path)
-    assert wait_for(has_come(first, tmp_path), 30)
-    looked = open_job_store("127.0.0.1", port, PREFIX, 5)
+    assert wait_for(has_come(first, tmp_path))
+    monkeypatch.setattr("ddpdoctor.launch.first_node.FURTHER_AFTER_S", 0.0)
+    looked = open_job_store("127.0.0.1", port, PREFIX, 60)
     assert not wait_for(lambda: looked.look(DOOR) is not None, 2.5)
     other.close()
     # One that is yet to come has word left for it.
     third = FirstNode(replace(place(0, number + 1, port), hosts=()), "node0", tmp_path)
     third.serve()
-    assert wait_for(lambda: looked.look(DOOR) is not None, 10)
+    assert wait_for(lambda: looked.look(DOOR) is not None)
     third.close()
     first.close()
 
@@ -133,22 +132,22 @@ def test_the_store_is_left_in_peace_while_nobody_is_missed(store, tmp_path, monk
 )
 def test_a_word_that_leads_nowhere_or_is_a_stranger_s(store, taken, tmp_path, token, words):
     _, port = store
-    with contextlib.closing(open_job_store("127.0.0.1", port, PREFIX, 5)) as opened:
+    with contextlib.closing(open_job_store("127.0.0.1", port, PREFIX, 60)) as opened:
         leave(opened, DOOR, Door(hosts=("127.0.0.1",), port=1), token)
         assert opened.look(DOOR) is not None
     way = next(way for way in further_ways(place(1, taken, port), tmp_path) if isinstance(way, ByWord))
     with pytest.raises(StoreError, match=words):
-        open_room(way, b"secret", 1.0)
+        open_room(way, b"secret", 3.0)
 
 
 def test_a_word_of_very_many_addresses_starts_no_thread_for_each(store, taken, tmp_path):
     _, port = store
-    with contextlib.closing(open_job_store("127.0.0.1", port, PREFIX, 5)) as opened:
+    with contextlib.closing(open_job_store("127.0.0.1", port, PREFIX, 60)) as opened:
         leave(opened, DOOR, Door(hosts=tuple(f"127.0.0.{n}" for n in range(1, 200)), port=1), b"secret")
         assert opened.look(DOOR) is not None
     way = next(way for way in further_ways(place(1, taken, port), tmp_path) if isinstance(way, ByWord))
     with pytest.raises(StoreError) as told:
-        open_room(way, b"secret", 1.0)
+        open_room(way, b"secret", 3.0)
     assert str(told.value).count("connection refused") == MOST_ADDRESSES
 
 

@@ -40,7 +40,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     assert not first.serve()
     other = OtherNode(place(1, port), "node1", (OwnPort(("127.0.0.1",), port),), clocks_keep_s=0.0)
     other.start()
-    assert wait_for(lambda: first.save(tmp_path).nodes[1].clock_offset_ns is not None, 20)
+    assert wait_for(lambda: first.save(tmp_path).nodes[1].clock_offset_ns is not None)
     yield first, other
     other.close()
     first.close()
@@ -50,11 +50,11 @@ def ask(pair: Pair, folder: Path) -> None:
     """Have the other send a run folder of one file."""
     first, other = pair
     first.ask()
-    assert wait_for(lambda: other.request != 0, 20)
+    assert wait_for(lambda: other.request != 0)
     folder.mkdir(exist_ok=True)
     (folder / "run.json").write_text("{}")
     other.answer(other.request, pack_folder(folder), moved=False)
-    assert wait_for(first.has_answers, 20)
+    assert wait_for(first.has_answers)
 
 
 def test_clocks_are_measured_anew_with_each_answer(pair: Pair, tmp_path: Path):
@@ -96,7 +96,7 @@ def test_a_first_that_leaves_after_its_word_is_obeyed_all_the_same(pair: Pair, t
     examining = Examining(cast("Watch", _Idle(tmp_path)), other, lambda *_: NOTHING, 300.0, "node1:/run")
     first.tell(NOTHING, stop=True, place="node0:/run")
     first.close()
-    assert wait_for(lambda: other.alone_since_ns is not None, 20)
+    assert wait_for(lambda: other.alone_since_ns is not None)
     looked = examining.look()
     assert looked is not None
     assert (looked.is_hang, examining.judged_at) == (True, "node0:/run")

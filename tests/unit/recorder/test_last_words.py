@@ -60,7 +60,7 @@ def end(folder, text, **env):
     said = process.stdout.readline()
     if "there" in said:
         process.terminate()
-    said += process.communicate(timeout=30)[0]
+    said += process.communicate(timeout=200)[0]
     words = [path.read_text() for path in (folder / "evidence").glob("*.term")]
     return process.returncode, said.split(), "".join(words)
 

@@ -59,7 +59,7 @@ def start(folder: Path, cases: tuple[str, ...], every: int, script: Path = JOB) 
 
 
 def finish(folder: Path, job: subprocess.Popen[str]) -> Ran:
-    stdout, stderr = job.communicate(timeout=100)
+    stdout, stderr = job.communicate(timeout=200)
     assert job.returncode == 0, stderr
     found = sorted((folder / "prints").glob("*.prints"), key=lambda path: int(path.stem.rsplit("-", 1)[1]))
     ring = next(path for path in (folder / "rings").iterdir() if path.name.startswith(f"{job.pid}-"))
@@ -386,6 +386,6 @@ def test_a_model_that_ends_with_the_interpreter_is_not_looked_at(tmp_path: Path)
         )
     )
     job = start(tmp_path / "run", (), CHECK_EVERY, script)
-    _, stderr = job.communicate(timeout=100)
+    _, stderr = job.communicate(timeout=200)
     assert stderr.rstrip().endswith("RuntimeError: once")
     assert job.returncode == 1

@@ -160,11 +160,11 @@ def test_without_matplotlib_the_error_says_how_to_install_it():
         "from ddpdoctor.report.plots import check_plot\n"
         "check_plot(Path('a.png'))\n"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False)
     assert "UserError: plots need matplotlib, which is not installed here" in ran.stderr
 
 
 def test_matplotlib_is_loaded_to_draw_only():
     code = "import sys, ddpdoctor.report.plots, ddpdoctor.report.bandwidth.figure; print('matplotlib' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True)
     assert ran.stdout == "False\n"

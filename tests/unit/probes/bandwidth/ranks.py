@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[4]
-LIMIT_S = 100
+LIMIT_S = 250
 
 
 def run_ranks(job: str, size: int, folder: Path) -> list[Any]:

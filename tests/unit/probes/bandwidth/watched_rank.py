@@ -61,7 +61,7 @@ def hold_up():
 
 def pair_up(room, tracker):
     """Ranks 0 and 1 have much to do with each other, for which rank 2 waits."""
-    for _ in range(40 if RANK < 2 else 0):
+    for _ in range(15 if RANK < 2 else 0):
         time.sleep(HANG_TIMEOUT_S / 10)
         barrier(room, tracker, (0, 1))
 
@@ -77,7 +77,7 @@ def act(room, tracker):
         pair_up(room, tracker)
     if FAULT == "slow":
         tracker.at("measure", "a large one", allowance_s=60)
-        time.sleep(3 * HANG_TIMEOUT_S)
+        time.sleep(1.5 * HANG_TIMEOUT_S)
     if FAULT == "wait":
         wait_for_file("go")
     if FAULT == "end":
@@ -111,7 +111,7 @@ def main():
         launcher=Launcher.OWN, rank=RANK, world_size=WORLD, nnodes=1, hosts=("127.0.0.1",), port=PORT, agent_store=True
     )  # fmt: skip
     with Meeting(launch, os.environ) as meeting:
-        room, tracker = Room(meeting, meeting.open(20)), Tracker()
+        room, tracker = Room(meeting, meeting.open(100)), Tracker()
         more = {"host": "here", "pid": 0, "device": "cpu", "device_name": "", "cores": 1, "version": "", "torch": ""}
         members = tuple(Member(rank=rank, local_rank=rank, **more) for rank in EVERYBODY)
         watched = Watched(

@@ -82,7 +82,7 @@ def test_a_port_that_is_taken(torch):
 def test_a_real_start_of_one_rank_and_then_no_other(torch):
     port = closed_port()
     torch.serve(port)
-    found = torch.start(20.0, rank=0, world_size=1, host="127.0.0.1", port=port, prefix="start")
+    found = torch.start(60.0, rank=0, world_size=1, host="127.0.0.1", port=port, prefix="start")
     assert (found["stage"], found["error"]) == ("result", "")
 
 

@@ -22,7 +22,7 @@ from ddpdoctor.probes.rendezvous.payloads import (
 )
 from ddpdoctor.probes.rendezvous.tcp_info import read_tcp_counts
 
-PACE = Pace(stall_s=5.0, send_s=5.0)
+PACE = Pace(stall_s=60.0, send_s=60.0)
 SHORT = Pace(stall_s=0.3, send_s=5.0)
 
 
@@ -48,7 +48,7 @@ def test_a_payload_arrives_whole(ends, size):
     thread = serve(target)
     found = send_payload(source, size, PACE)
     source.close()
-    thread.join(timeout=10)
+    thread.join(timeout=200)
     assert (found.contact, found.size_bytes, found.error) == (Contact.CONNECTED, size, "")
     assert found.duration_s > 0
     assert found.sent > 0
@@ -59,9 +59,9 @@ def test_a_payload_arrives_whole(ends, size):
 def test_a_payload_ends_when_its_time_is_up(ends):
     source, target = ends
     thread = serve(target)
-    found = send_payload(source, LARGE_BYTES, Pace(stall_s=5.0, send_s=0.0))
+    found = send_payload(source, LARGE_BYTES, Pace(stall_s=60.0, send_s=0.0))
     source.close()
-    thread.join(timeout=10)
+    thread.join(timeout=200)
     assert (found.contact, found.size_bytes) == (Contact.CONNECTED, PART_BYTES)
 
 
@@ -70,7 +70,7 @@ def test_segments_of_a_large_payload_are_counted(ends):
     thread = serve(target)
     found = send_large(source, PACE, 0.0)
     source.close()
-    thread.join(timeout=10)
+    thread.join(timeout=200)
     assert found.contact is Contact.CONNECTED
     assert found.sent >= LARGE_BYTES // 65536
 
