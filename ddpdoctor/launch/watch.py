@@ -189,12 +189,20 @@ class Watch:
         """Return how far the ranks have come."""
         now_ns = time.monotonic_ns()
         ranks = self.ranks()
-        idle_s = (now_ns - self._launcher_busy_ns) / 1e9 if self._launcher_waits(ranks) else None
-        if idle_s is not None and ranks:
-            idle_s = max(0.0, idle_s - self.restart_patience_s)
+        idle_s = self._launcher_idle_s(ranks, now_ns) if self._launcher_waits(ranks) else None
         begun_ns = min((int(entry["at"]) for entry in self.agent.started.values()), default=0)
         is_stopping = bool(begun_ns) and self.evidence.has_closed_since(begun_ns)
         return read_headway(ranks, now_ns, self.hang_timeout_s, idle_s, is_stopping=is_stopping)
+
+    def _launcher_idle_s(self, ranks: list[progress.Followed], now_ns: int) -> float:
+        """Return for how long the launcher has done nothing, beyond what it may take to start its ranks again.
+
+        While it had ranks there was nothing for it to do: of those that have ended it begins with the last end.
+        """
+        if not ranks:
+            return (now_ns - self._launcher_busy_ns) / 1e9
+        since_ns = max(self._launcher_busy_ns, *(rank.ended_ns or 0 for rank in ranks))
+        return max(0.0, (now_ns - since_ns) / 1e9 - self.restart_patience_s)
 
     def _launcher_waits(self, ranks: list[progress.Followed]) -> bool:
         """Return whether the launcher lives and has no rank: none yet, or, of torch's, none any more."""

@@ -1,0 +1,43 @@
+"""What the watcher makes of a launcher that has no rank."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.collect.agent_log import AgentLog
+from ddpdoctor.launch.progress import Followed
+from ddpdoctor.launch.replicas import Replicas
+from ddpdoctor.launch.suspicion import Suspicion, suspicion_of
+from ddpdoctor.launch.watch import Watch
+from ddpdoctor.recorder import wire
+
+TIMEOUT_S = 10.0
+LONG_NS = 1000 * 10**9
+"""The launcher loaded torch so long ago, and has only waited for its rank since."""
+
+
+@pytest.mark.parametrize(
+    ("gone_s", "patience_s", "expected"),
+    [
+        (TIMEOUT_S / 2, 0.0, Suspicion.NONE),
+        (TIMEOUT_S * 2, 0.0, Suspicion.STRONG),
+        (TIMEOUT_S * 2, TIMEOUT_S * 3, Suspicion.NONE),
+        (TIMEOUT_S * 5, TIMEOUT_S * 3, Suspicion.STRONG),
+    ],
+    ids=["its rank has just ended", "long ago", "it may go on with fewer nodes", "and has not for long"],
+)
+def test_a_launcher_idles_from_the_end_of_its_last_rank_on(tmp_path: Path, gone_s, patience_s, expected):
+    now_ns = time.monotonic_ns()
+    watch = Watch(tmp_path, TIMEOUT_S, now_ns - LONG_NS, Replicas(tmp_path, 50, ()))
+    watch.restart_patience_s = patience_s
+    pid = os.getpid()
+    watch.agent = AgentLog(started={pid: {"at": now_ns - LONG_NS, "rank": 0}})
+    watch.followed[pid] = Followed(
+        pid=pid, ticks=1, role=wire.ROLE_RANK, ring=mmap.mmap(-1, 1), ended_ns=now_ns - int(gone_s * 1e9)
+    )
+    assert suspicion_of([watch.headway()], TIMEOUT_S) is expected
