@@ -163,19 +163,22 @@ def test_the_rank_that_departs_is_blamed(name, world, odd):
 
 
 @pytest.mark.parametrize(
-    ("usual", "odd"),
+    ("usual", "odd", "told"),
     [
-        ({"op": "broadcast", "peer": 0}, {"op": "broadcast", "peer": 1}),
-        ({"redop": "SUM"}, {"redop": "MAX"}),
-        ({"dtype": "torch.float32"}, {"dtype": "torch.float64"}),
-        ({"op": "all_gather", "dtype": "torch.float32"}, {"op": "all_gather", "dtype": "torch.int64"}),
+        ({"op": "broadcast", "peer": 0}, {"op": "broadcast", "peer": 1}, ("from rank 0", "from rank 1")),
+        ({"op": "reduce", "peer": 0}, {"op": "reduce", "peer": 2}, ("to rank 0", "to rank 2")),
+        ({"redop": "SUM"}, {"redop": "MAX"}, (" with MAX",)),
+        ({"dtype": "torch.float32"}, {"dtype": "torch.float64"}, ("float32[", "float64[")),
+        ({"op": "all_gather", "dtype": "torch.float32"}, {"op": "all_gather", "dtype": "torch.int64"}, ("int64[",)),
     ],
 )
-def test_root_reduction_and_dtype_have_to_agree(usual, odd):
+def test_root_reduction_and_dtype_have_to_agree_and_are_told(usual, odd, told):
     found = judge(
         one_differs(3, 1, alternating, lambda s: s.collective(31, **odd), lambda s: s.collective(31, **usual))
     )
     assert [(f.kind, f.ranks) for f in found.findings] == [("mismatch", (1,))]
+    assert all(words in found.findings[0].summary for words in told)
+    assert "with one root" in found.findings[0].fix
 
 
 def test_the_default_root_and_reduction_are_the_same_as_written_out():

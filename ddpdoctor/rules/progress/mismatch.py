@@ -10,22 +10,29 @@ from ddpdoctor.rules.registry import rule
 from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
+from .conflicts import REDUCING, ROOTED
 from .groups import group_words
 from .places import innermost_user, places
 from .scene import Cause, Scene, was_left_running
 from .words import call_words, line_of, verb
 
 if TYPE_CHECKING:
+    from ddpdoctor.model.call_log import CallKind
     from ddpdoctor.model.facts import Frame
 
     from .blame import Part
     from .conflicts import Conflict
 
 
+_TO_ROOT = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to"}
 _CONDITION = "look for a collective under a condition that differs between ranks, and for loops of unequal length"
 _UNEVEN = (
     "give every rank the same number of batches (DistributedSampler, drop_last=True), or use model.join(); else look "
     "for a collective, a break or a continue under a condition that differs between ranks"
+)
+_ONE_LINE = (
+    "give that line equal tensors (drop_last=True, padding), in one order (sorted names) and with one root on all "
+    "ranks; else look for a call of it under a condition that differs between ranks"
 )
 
 
@@ -91,8 +98,15 @@ def _finding(scene: Scene, conflict: Conflict) -> Finding:
             *say.progress_words(scene, blamed),
             *(told.replace(" failed as well", " failed") for told in say.cascade_words(scene.failures, ())),
         ),
-        fix=_UNEVEN if counts else _CONDITION,
+        fix=_fix(conflict, uneven=bool(counts)),
     )
+
+
+def _fix(conflict: Conflict, *, uneven: bool) -> str:
+    if uneven:
+        return _UNEVEN
+    sites = {part.site for part in conflict.parts}
+    return _ONE_LINE if len(sites) == 1 and None not in sites and not conflict.passed else _CONDITION
 
 
 def _lines(scene: Scene, part: Part) -> list[Frame | None]:
@@ -127,9 +141,16 @@ def _call_classes(parts: list[Part]) -> dict[str, list[int]]:
 
 
 def part_words(part: Part) -> str:
-    """Return what a rank called, and at which line."""
-    what = part.kind.op if part.native else call_words(part.kind)
+    """Return what a rank called, with what has to be equal on all ranks, and at which line."""
+    what = part.kind.op if part.native else f"{call_words(part.kind)}{_agreed_words(part.kind)}"
     return f"{what} at {line_of(part.site)}"
+
+
+def _agreed_words(kind: CallKind) -> str:
+    """Return " with MAX to rank 2": the reduction, where it is not torch's own choice, and the root that was named."""
+    redop = f" with {kind.redop}" if kind.op in REDUCING and kind.redop not in (None, "SUM") else ""
+    root = f" {_TO_ROOT[kind.op]} rank {kind.peer}" if kind.op in ROOTED and kind.peer is not None else ""
+    return redop + root
 
 
 def _sides(conflict: Conflict) -> list[str]:
