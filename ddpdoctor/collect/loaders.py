@@ -49,6 +49,8 @@ def _read_loader(note: dict[str, Any], passes: dict[int, dict[str, Any]]) -> Loa
         passes=max(passes, default=0),
         trained_batches=max((_number(entry.get("tb")) for entry in ordered), default=0),
         in_join=any(bool(entry.get("j")) for entry in ordered),
+        part_of=str(note.get("of", "")),
+        part=str(note.get("part", "")),
     )
 
 

@@ -100,3 +100,7 @@ class LoaderSeen:
     """Batches of all passes that a backward followed."""
     in_join: bool = False
     """It was used inside DDP's ``join``."""
+    part_of: str = ""
+    """Where the dataset is torch's ``Subset``: ``dataset_print`` of the one that it takes a part of."""
+    part: str = ""
+    """A digest of which samples that ``Subset`` takes; of many, of some of them."""

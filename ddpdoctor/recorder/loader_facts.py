@@ -24,7 +24,16 @@ def describe(loader: Any, number: int) -> Dict[str, Any]:
         "it": int(iterable),
         "w": given.get("num_workers") if isinstance(given.get("num_workers"), int) else 0,
         "sampler": None if iterable else samplers.describe(loader),
+        **_part(given.get("dataset")),
     }
+
+
+def _part(dataset: Any) -> Dict[str, Any]:
+    """Return of a torch Subset a digest of what it takes a part of, and one of which samples it takes."""
+    if type(dataset) is not getattr(sys.modules.get("torch.utils.data.dataset"), "Subset", None):
+        return {}
+    given = leaf_prints.attributes(dataset)
+    return {"of": dataset_print.print_of(given.get("dataset")), "part": dataset_print.print_of(given.get("indices"))}
 
 
 def _batch_size(given: Dict[str, Any]) -> Optional[int]:

@@ -113,8 +113,8 @@ def _finding(replicas: Replicas, shared: Shared, passes: dict[int, list[EpochSee
         ranks=shared.ranks,
         hosts=say.hosts_of(replicas, shared.ranks),
         where=say.places_of(shared, shared.ranks),
-        summary=f"{count} epochs had the same order: set_epoch of the sampler of {say.name_of(loader)} is never called, "
-        "or always with the same number",
+        summary=f"{count} epochs had the same order: set_epoch of the sampler of {say.name_of(loader)} is never "
+        "called, or always with the same number",
         evidence=_evidence(shared, seen),
         fix="call sampler.set_epoch(epoch) before the loop over the loader, in each epoch and on all ranks",
     )

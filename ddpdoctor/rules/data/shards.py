@@ -23,6 +23,17 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job
 
 
+NO_MAJORITY = "no majority agrees, so that it cannot be told which rank departs"
+SHARE_ALIKE = (
+    "give the sampler the same seed on all ranks, call set_epoch on all of them with the same number, and leave "
+    "num_replicas and rank out"
+)
+SPLIT_ALIKE = (
+    "split alike on all ranks: random_split(..., generator=torch.Generator().manual_seed(0)), or indices made from one "
+    "seed; where each rank is to have a part of its own, leave the DistributedSampler out"
+)
+
+
 @rule("DD703", "shard-gap", Severity.ERROR, "The shares of the ranks leave samples out, and overlap")
 def check_shards(job: Job) -> Ruling:
     """Report ranks whose shares of a dataset do not make up the dataset.
@@ -31,16 +42,21 @@ def check_shards(job: Job) -> Ruling:
 
     Each rank shuffles for itself and takes every n-th index. Only where all shuffle alike do the shares fit together:
     with another seed, or another epoch, on each rank some samples are drawn by several ranks and others by none. With a
-    sampler for more ranks than there are, the shares of the missing ones are never drawn.
+    sampler for more ranks than there are, the shares of the missing ones are never drawn. And shares of parts that
+    each rank has split off at random for itself (`random_split`) do not fit either: what one rank trains on, another
+    may hold back to validate with.
 
     ## How it is recognised
 
     The sampler's `seed`, `epoch`, `num_replicas` and `rank` are read when a pass begins. They contradict each other
     where the sampler shuffles and ranks have different sums of seed and epoch, or where there are more replicas than
-    ranks. A sampler of another kind than torch's is held to the arithmetic of what was drawn: all ranks together draw
-    as many indices as there are samples, none twice on one rank, but count, sum and exclusive or are not those of all
-    indices. Where it has no parameters, this has to be so in the same way in two passes: drawing at random on each
-    rank is no fault.
+    ranks. They fit together, and the shares do not, where the dataset is a `Subset` of equal datasets that has other
+    indices on some ranks.
+
+    A sampler of another kind than torch's is held to the arithmetic of what was drawn: all ranks together draw as many
+    indices as there are samples, none twice on one rank, but count, sum and exclusive or are not those of all indices.
+    Where it has no parameters, this has to be so in the same way in two passes: drawing at random on each rank is no
+    fault.
 
     ## How sure
 
@@ -49,7 +65,8 @@ def check_shards(job: Job) -> Ruling:
     ## What to do
 
     Give the sampler the same seed on all ranks (not one made of the rank, the time or `torch.initial_seed()`), call
-    `set_epoch` on all ranks with the same number, and leave out `num_replicas` and `rank`.
+    `set_epoch` on all ranks with the same number, and leave out `num_replicas` and `rank`. Split with
+    `random_split(..., generator=torch.Generator().manual_seed(0))`.
 
     ## Example
 
@@ -73,6 +90,7 @@ class _Cause:
     evidence: tuple[str, ...]
     sure: bool = True
     """It concerns these ranks; else only where others are a majority."""
+    fix: str = SHARE_ALIKE
 
 
 def _judge(replicas: Replicas, shared: Shared) -> Ruling:
@@ -108,9 +126,9 @@ def _judge_samplers(
     samplers: Mapping[int, SamplerSeen],
 ) -> Ruling:
     """Judge samplers that say how they share out."""
-    missing = _missing_shares(replicas, shared, samplers)
-    if missing:
-        return Ruling(findings=(_finding(replicas, shared, missing),))
+    cause = _missing_shares(replicas, shared, samplers) or _other_parts(shared, samplers)
+    if cause:
+        return Ruling(findings=(_finding(replicas, shared, cause),))
     for number, found in passes.items():
         if not all(sampler.shuffle for sampler in samplers.values()) or not _is_proved(shared, found, samplers):
             continue
@@ -119,7 +137,7 @@ def _judge_samplers(
             what, values, blamed = named
             seen = [f"{what}: {say.by_rank(values)} (pass {number})", _sums_words(shared, found, number)]
             if len(blamed) == len(shared.seen):
-                seen.append("no majority agrees, so that it cannot be told which rank departs")
+                seen.append(NO_MAJORITY)
             cause = _Cause(
                 words=f"their samplers have different {what}", ranks=blamed, evidence=tuple(seen), sure=False
             )
@@ -158,6 +176,29 @@ def _missing_shares(replicas: Replicas, shared: Shared, samplers: Mapping[int, S
             f"num_replicas={count}; rank: {say.by_rank({rank: one.rank for rank, one in samplers.items()})}",
             f"the shares of {rank_list(missing)}, {len(missing)} of {count}, are drawn by nobody",
         ),
+    )
+
+
+def _other_parts(shared: Shared, samplers: Mapping[int, SamplerSeen]) -> _Cause | None:
+    """Return the cause where one dataset is shared out to all ranks after each has split off a part for itself."""
+    wholes = {loader.part_of for loader in shared.seen.values()}
+    numbers = {(sampler.replicas, sampler.rank) for sampler in samplers.values()}
+    if len(wholes) > 1 or "" in wholes or numbers != {(shared.size, rank) for rank in range(shared.size)}:
+        return None
+    parts = {rank: loader.part for rank, loader in shared.seen.items()}
+    split = compare(Voice(host="", value=part or None, ranks=(rank,)) for rank, part in parts.items())
+    if split is None or not all(sampler.standard for sampler in samplers.values()):
+        return None
+    return _Cause(
+        words="they are shares of different parts (Subset) of the dataset",
+        ranks=split.ranks,
+        evidence=(
+            f"digest of the indices that the Subset takes: {say.by_rank(parts)}",
+            "digests of the dataset that it takes them from are equal",
+            "" if split.majority is not None else NO_MAJORITY,
+        ),
+        sure=False,
+        fix=SPLIT_ALIKE,
     )
 
 
@@ -236,8 +277,7 @@ def _finding(replicas: Replicas, shared: Shared, cause: _Cause) -> Finding:
             say.shared_out(loader, shared.size),
             f"sampler {loader.sampler.type}" if loader.sampler is not None else "",
         ))),
-        fix="give the sampler the same seed on all ranks, call set_epoch on all of them with the same number, and leave"
-        " num_replicas and rank out",
+        fix=cause.fix,
     )  # fmt: skip
 
 

@@ -24,6 +24,12 @@ def used(rank, seed=0, epoch=0, *, samples=96, world=2, count=1, **more):
     return loader(*epochs, sampler=sampler(rank, world, seed=seed, **more), samples=samples)
 
 
+def split(*parts, part_of="all", **more):
+    """Loaders of which each shares out a part of the dataset, by what torch's sampler says."""
+    ranks = enumerate(parts)
+    return [replace(used(rank, world=len(parts), **more), part_of=part_of, part=part) for rank, part in ranks]
+
+
 def by_hand(*shares, passes=2, **more):
     """Loaders whose samplers say nothing, with these shares in each pass."""
     return [loader(*[drawn(indices, i) for i in range(1, passes + 1)], **more) for indices in shares]
@@ -44,6 +50,9 @@ FAULTS = {
         [loader(drawn(share(96, 4, rank)), sampler=sampler(rank, 4)) for rank in range(2)],
         (0, 1),
     ),
+    "parts split off at random": (split("x", "y"), (0, 1)),
+    "one part of three": (split("x", "x", "y"), (2,)),
+    "parts, not shuffled": (split("x", "y", shuffle=False), (0, 1)),
     "the same shares by hand, which overlap": (by_hand(order(96, 1)[0::2], order(96, 2)[1::2]), (0, 1)),
 }
 
@@ -64,7 +73,21 @@ def test_the_minority_is_sure_and_of_two_it_is_said_that_nobody_is():
     assert "seeds: 0 on rank 0, 1 on rank 1 (pass 1)" in unsure.evidence
 
 
+def test_a_split_of_its_own_on_each_rank_is_told_with_what_to_do():
+    (found,) = gaps(replicas(*FAULTS["parts split off at random"][0])).findings
+    assert "they are shares of different parts (Subset) of the dataset" in found.summary
+    assert "random_split(..., generator=" in found.fix
+
+
 HEALTHY = {
+    "parts split alike": (split("x", "x"), "passed"),
+    "parts of what cannot be looked into": (split("x", "y", part_of=""), "passed"),
+    "parts of each rank's own data": (
+        [replace(one, part_of=str(i)) for i, one in enumerate(split("x", "y"))],
+        "passed",
+    ),
+    "a part that cannot be looked into": (split("x", ""), "passed"),
+    "parts of which another library shares out": (split("x", "y", **OTHERS), "passed"),
     "shares": ([used(rank) for rank in range(2)], "passed"),
     "padded shares": ([used(rank, samples=455) for rank in range(2)], "passed"),
     "shares of another library": ([used(rank, **OTHERS) for rank in range(2)], "passed"),

@@ -8,7 +8,15 @@ import sys
 import traceback
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    TensorDataset,
+    random_split,
+)
 
 torch.set_num_threads(1)
 MODEL = torch.nn.Linear(1, 1)
@@ -63,6 +71,13 @@ def plain():
     loader = DataLoader(rows(), batch_size=4)
     for _ in range(2):
         for _ in loader:
+            backward()
+
+
+def split():
+    for seed in (1, 1, 2):
+        part, _ = random_split(rows(), (12, 8), generator=torch.Generator().manual_seed(seed))
+        for _ in DataLoader(part, batch_size=4):
             backward()
 
 

@@ -25,7 +25,7 @@ JOB = Path(__file__).parent / "loader_job.py"
 CASES = (
     "plain", "persistent", "one_by_one", "lists_as_indices", "tensors_as_indices", "words_as_indices", "stream",
     "evaluated", "evaluated_with_gradients", "left_early", "evaluation_left_early", "made_again", "two_at_once",
-    "distributed", "in_a_sampler_of_batches", "constant", "failing", "many_passes", "very_many",
+    "split", "distributed", "in_a_sampler_of_batches", "constant", "failing", "many_passes", "very_many",
 )  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def run(folder: Path, cases: tuple[str, ...], every: str) -> Ran:
     environment |= {"DDPDOCTOR_RUN": str(folder), "DDPDOCTOR_CHECK_EVERY": every}
     command = [sys.executable, str(JOB), *cases]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
-        stdout, stderr = job.communicate(timeout=100)
+        stdout, stderr = job.communicate(timeout=200)
     assert job.returncode == 0, stderr
     ring = next(path for path in (folder / "rings").iterdir() if path.name.startswith(f"{job.pid}-"))
     notes = list(read_ring(ring.read_bytes()).notes)
@@ -100,6 +100,13 @@ def test_the_same_data_have_the_same_prints_however_they_are_loaded(ran: Ran) ->
     assert plain.batch_prints == again.batch_prints
     assert plain.sample_prints == again.sample_prints
     assert ran.one("plain").dataset_print == ran.one("persistent").dataset_print != ""
+
+
+def test_a_part_of_a_dataset_is_told_from_another_and_what_it_is_a_part_of_is_not(ran: Ran) -> None:
+    one, again, other = ran.loaders["split"]
+    assert one.part == again.part != other.part
+    assert one.part_of == other.part_of == ran.one("plain").dataset_print
+    assert (ran.one("plain").part, ran.one("plain").part_of) == ("", "")
 
 
 def test_a_sample_has_one_print_in_whatever_order_it_comes(ran: Ran) -> None:
