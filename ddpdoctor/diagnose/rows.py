@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddpdoctor.model.facts import Frame, Life, Raised, Rank
+from ddpdoctor.model.facts import Frame, Life, Rank
 from ddpdoctor.model.findings import Place, RankRow
+from ddpdoctor.rules.progress.states import final_error
 
 PHASE_WORDS = {
     "init_process_group": "in init_process_group",
@@ -31,7 +32,7 @@ def rank_row(rank: Rank, stopped_ns: int | None = None) -> RankRow:
     if stopped_ns is not None and rank.looks:
         rank = replace(rank, raised=tuple(error for error in rank.raised if error.time_ns <= stopped_ns))
     frames = _main_frames(rank)
-    error = _last_error(rank)
+    error = final_error(rank)
     user = [frame for frame in (error.frames if error else frames) if frame.user]
     frame = user[-1] if user else rank.fatal_place or rank.exit_call or rank.last_place
     return RankRow(
@@ -48,7 +49,7 @@ def rank_row(rank: Rank, stopped_ns: int | None = None) -> RankRow:
 
 def describe_state(rank: Rank) -> str:  # noqa: PLR0911 - a line a state
     """Return one phrase for what a rank does, how it ended, or what it did until the job was stopped."""
-    error = _last_error(rank)
+    error = final_error(rank)
     if error is not None:
         return f"raised {error.type}" + (f" in {error.in_call}" if error.in_call else "")
     if rank.after_stop and rank.looks:
@@ -62,10 +63,6 @@ def describe_state(rank: Rank) -> str:  # noqa: PLR0911 - a line a state
     if rank.life is Life.GONE:
         return "gone"
     return _describe_alive(rank)
-
-
-def _last_error(rank: Rank) -> Raised | None:
-    return next((r for r in reversed(rank.raised) if r.uncaught and r.thread_is_main), None)
 
 
 def _describe_alive(rank: Rank) -> str:

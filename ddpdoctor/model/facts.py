@@ -122,9 +122,6 @@ PHASES = frozenset(
 POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
 """Values of ``Call.op`` that concern one peer only."""
 
-INIT_PHASES = frozenset({"init_process_group", "new_group"})
-"""Phases in which a rank waits for all other ranks of the world (``init_process_group``) or of the new group."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupState:

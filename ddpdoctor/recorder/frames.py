@@ -136,3 +136,9 @@ def innermost_user(frame: Optional[FrameType]) -> Optional[FrameType]:
         frame = frame.f_back
         depth += 1
     return None
+
+
+def describe_user(frame: Optional[FrameType]) -> Optional[Dict[str, Any]]:
+    """Return the innermost frame of the user's own code as the recorder writes it, or None."""
+    user = innermost_user(frame)
+    return describe(user.f_code.co_filename, user.f_lineno or 0, user.f_code.co_name) if user else None

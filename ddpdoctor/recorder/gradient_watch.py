@@ -52,8 +52,7 @@ class Backward:
 
     def site(self) -> Any:
         """Return the user's line."""
-        frame = frames.innermost_user(self.frame)
-        return frames.describe(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name) if frame else None
+        return frames.describe_user(self.frame)
 
 
 class _Input:

@@ -15,7 +15,7 @@ def describe(loader: Any, number: int) -> Dict[str, Any]:
     return {
         "k": "loader",
         "n": number,
-        "site": _site(),
+        "site": frames.describe_user(sys._getframe()),
         "ds": samplers.class_name(given.get("dataset")),
         "dp": dataset_print.print_of(given.get("dataset")),
         "N": None if iterable else _length(given.get("dataset")),
@@ -56,8 +56,3 @@ def _length(dataset: Any) -> Optional[int]:
         return len(dataset)
     except Exception:  # noqa: BLE001 - some have the method and no length
         return None
-
-
-def _site() -> Any:
-    frame = frames.innermost_user(sys._getframe(1))
-    return frames.describe(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name) if frame else None

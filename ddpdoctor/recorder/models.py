@@ -42,7 +42,7 @@ def note_model(module: Any, group: Any, with_buffers: bool) -> None:
         "group": str(group.group_name),
         "count": len(rows),
         "digest": digest,
-        "frame": _site(),
+        "frame": frames.describe_user(sys._getframe()),
     }
     if digest not in _digests:
         packed = _packed(rows, text, min(MAX_ROWS_BYTES, MAX_ALL_ROWS_BYTES - _rows_bytes))
@@ -89,8 +89,3 @@ def _packed(rows: List[Any], text: bytes, room: int) -> Optional[str]:
             return None
         rows = rows[: len(rows) // 2]
         text = _text(rows)
-
-
-def _site() -> Any:
-    frame = frames.innermost_user(sys._getframe(1))
-    return frames.describe(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name) if frame else None

@@ -11,10 +11,10 @@ import time
 import weakref
 from typing import Any, Dict, List, Optional
 
-from . import print_wire, replica_rows
+from . import frames, print_wire, replica_rows
 from .replica_files import PrintFiles
 from .replica_rows import Rows
-from .replica_values import fitted, model_values, optimizer_values, site
+from .replica_values import fitted, model_values, optimizer_values
 from .replicas import Replica
 
 GPU_WAIT_S = 1.0
@@ -119,7 +119,7 @@ class StepMoments:
             steps=number,
             forwards=replica.forwards - self._forwards,
             unreduced_forwards=replica.unreduced_forwards - self._unreduced,
-            site=site(frame),
+            site=frames.describe_user(frame),
         )
         values.update(optimizer_values(optimizer))
         _write(self._own_files(), number, values, rows + after, taken + _prints_of(after))
@@ -154,7 +154,7 @@ class ModelMoments:
         if self._forward_files is None:
             self._forward_files = PrintFiles(_about(replica, print_wire.FORWARD))
         values = self._values(optimizers)
-        values["site"] = site(frame)
+        values["site"] = frames.describe_user(frame)
         _write_rows(self._forward_files, replica.reductions, values, _whole(replica))
         self._forwards = replica.forwards
         self._unreduced = replica.unreduced_forwards

@@ -27,15 +27,19 @@ Values = Dict[str, Any]
 def model_values(replica: Replica, named: List[Tuple[str, Any]], optimizers: List[Any]) -> Values:
     """Return what can be told of a model at any moment. ``optimizers`` are all that have stepped in this process."""
     _look_at_wrapper(replica)
-    held = {id(tensor) for optimizer in optimizers for tensor in _tensors_of(optimizer)}
+    held = {id(tensor): tensor for optimizer in optimizers for tensor in _tensors_of(optimizer)}
+    known = _all_parameters()
+    strays = [tensor for key, tensor in held.items() if key not in known]
+    unheld = [(name, tensor) for name, tensor in named if tensor.requires_grad and id(tensor) not in held]
     unreduced = [name for name, tensor in named if tensor.requires_grad and id(tensor) not in replica.reduced]
     return {
         "reductions": replica.reductions,
         "random": random_digest(replica.on_gpu),
         "dropout": _has_dropout(replica.module()),
         "unreduced": [name[:MAX_NAME] for name in unreduced[:MAX_NAMES]],
-        "stray": len(held - _all_parameters()),
-        "unheld": sum(tensor.requires_grad and id(tensor) not in held for _, tensor in named),
+        "stray": len(strays),
+        "unheld": len(unheld),
+        "replaced": _replaced(unheld, strays, optimizers),
         "join": replica.join,
         "hook": replica.hook,
     }
@@ -50,20 +54,14 @@ def optimizer_values(optimizer: Any) -> Values:
     }
 
 
-def site(frame: Any) -> Optional[Dict[str, Any]]:
-    """Return the user's line that led to ``frame``."""
-    user = frames.innermost_user(frame)
-    return frames.describe(user.f_code.co_filename, user.f_lineno or 0, user.f_code.co_name) if user else None
-
-
 def fitted(values: Values) -> Values:
     """Leave out what has its default, and of the rest as much as is too long for a record."""
     kept = {key: value for key, value in values.items() if value or key in ("steps", "reductions", "forwards")}
     while len(json.dumps(kept, separators=(",", ":"))) > print_wire.TEXT_SIZE:
         if kept.get("settings"):
             kept["settings"] = kept["settings"][: len(kept["settings"]) // 2]
-        elif kept.pop("unreduced", None) is None and kept.pop("site", None) is None:
-            return {}
+        elif all(kept.pop(name, None) is None for name in ("replaced", "unreduced", "site")):
+            return {}  # else one of them, the first there was, is gone
     return kept
 
 
@@ -129,6 +127,28 @@ def _tensors_of(optimizer: Any) -> List[Any]:
 def _all_parameters() -> Any:
     modules = [replica.module() for replica in all_replicas()]
     return {id(tensor) for module in modules if module is not None for tensor in module.parameters()}
+
+
+def _replaced(unheld: List[Tuple[str, Any]], strays: List[Any], optimizers: List[Any]) -> List[str]:
+    """Return the first parameters with a gradient for each of which an optimizer holds a tensor alike that never had one.
+
+    Such a tensor is what the parameter was before its layer was replaced. One that is trained elsewhere has a gradient,
+    or state of the optimizer.
+    """
+    if not unheld:
+        return []
+    used = [optimizer.state for optimizer in optimizers]
+    idle = [_kind(one) for one in strays if one.grad is None and not any(one in state for state in used)]
+    found = []
+    for name, tensor in unheld:
+        if tensor.grad is not None and _kind(tensor) in idle:
+            idle.remove(_kind(tensor))
+            found.append(name[:MAX_NAME])
+    return found[:MAX_NAMES]
+
+
+def _kind(tensor: Any) -> Tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.dtype
 
 
 def _look_at_wrapper(replica: Replica) -> None:

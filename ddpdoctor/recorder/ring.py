@@ -172,9 +172,6 @@ class Ring:
         """Delete the file, for a ring that another one replaces."""
         os.unlink(self.path)
 
-    def _slot_at(self, index: int) -> int:
-        return self._slots_at + (index - 1) % self._slots * _SLOT_SIZE
-
     def _drop(self) -> bool:
         self.set("dropped", self.get("dropped") + 1)
         return False

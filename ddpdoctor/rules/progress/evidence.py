@@ -16,9 +16,7 @@ from .states import Doing, State, final_error
 from .words import call_words, first_line, line_of, place_words, seconds, verb, without_numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from ddpdoctor.model.findings import Place
+    from collections.abc import Iterable
 
     from .failures import Failure
 
@@ -236,9 +234,3 @@ def who(scene: Scene, ranks: Iterable[int]) -> str:
     ranks = tuple(ranks)
     hosts = hosts_of(scene, ranks)
     return f"{rank_list(ranks)} on {host_list(hosts)}" if hosts else rank_list(ranks)
-
-
-def at_words(places: Mapping[int, tuple[Place, ...]] | tuple[Place, ...], rank: int) -> str:
-    """Return "in read_batch at train.py:12" for the first place of a rank."""
-    found = places if isinstance(places, tuple) else places.get(rank, ())
-    return place_words(next((place for place in found if place.rank == rank), None))
