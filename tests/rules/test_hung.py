@@ -152,6 +152,10 @@ HUNG = {
         (rank(0, 2, open_calls=(call("recv", None, 20, peer=1),)), in_user(1, world=2)),
         ("stuck", [1], [12], True),
     ),
+    "stuck: others have not come back from beginning an asynchronous call": (
+        (in_call(0, is_async=True), in_call(1, is_async=True), in_user(2)),
+        ("stuck", [2], [12], True),
+    ),
     "stuck: others wait for work that is asynchronous": (
         (
             rank(0, 2, open_calls=(call("all_reduce", 7, 20, index=5, is_async=True), phase("work_wait", 22, index=6))),

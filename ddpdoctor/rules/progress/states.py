@@ -184,7 +184,7 @@ def _leaving_state(rank: Rank) -> State:
 
 
 def _living_state(rank: Rank, call: Call | None) -> State:
-    call = call or _call_of_thread(rank)
+    call = call or _not_come_back_from(rank) or _call_of_thread(rank)
     if call is None:
         return State(rank=rank, doing=Doing.USER)
     if call.op == WORK_WAIT:
@@ -200,6 +200,19 @@ def _doing_in(call: Call) -> Doing:
     if call.op in POINT_TO_POINT:
         return Doing.PEER
     return by_phase.get(call.op, Doing.COLLECTIVE if is_collective(call) else Doing.USER)
+
+
+def _not_come_back_from(rank: Rank) -> Call | None:
+    """Return the asynchronous call that the main thread is still inside.
+
+    Under DETAIL torch compares it over all ranks before it begins, and a backend may connect to them at the first one.
+    """
+    stack = last_main_stack(rank)
+    if stack is None or not stack.frames or not is_file(stack.frames[-1], _DISTRIBUTED):
+        return None
+    op = stack.frames[-1].function
+    inside = [call for call in rank.open_calls if call.is_async and call.thread_is_main and call.op == op]
+    return max(inside, key=lambda call: call.index, default=None)
 
 
 def _call_of_thread(rank: Rank) -> Call | None:
