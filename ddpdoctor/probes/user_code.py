@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 FORM = "package.module:function"
+_OURS = str(Path(ddpdoctor.__file__).parent) + os.sep
 _NOT_THE_USERS = tuple(
     str(Path(folder).resolve()) + os.sep
     for folder in {
@@ -110,12 +111,14 @@ def _last_line(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Say at which line: the innermost of the user's own, else the innermost."""
+    """Say at which line: the innermost of the user's own, else the innermost; none where the call itself failed."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"at {error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not is_installed(frame.filename)]
     for frame in (own or frames)[-1:]:
+        if frame.filename.startswith(_OURS):
+            return ""
         return f"at {frame.filename}:{frame.lineno} in {frame.name}"
     return ""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.checkpoint import Contents, Part, TensorIn, Weights
-from ddpdoctor.probes.checkpoint.pickles import Opaque, TensorRef, walk_tensors
+from ddpdoctor.probes.checkpoint.pickles import LAYERS, Opaque, TensorRef, walk_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,9 +23,9 @@ def describe(root: Any, names: tuple[str, ...]) -> Contents:
     """Return what a checkpoint holds; ``names`` are the functions and classes that its pickle names."""
     found = list(_walk(root, "", 0))
     parts = {part for _, value, key in found if (part := _part_of(key, value)) is not None}
-    weights = tuple(_weights(path, value) for path, value, _ in found if _is_weights(value))
-    if isinstance(root, Opaque):
-        weights = (_module_weights(root),)
+    weights = tuple(one for path, value, _ in found if (one := _weights_at(path, value)) is not None)
+    if not weights and isinstance(root, Opaque):
+        weights = (_object_weights(root),)
     if weights:
         parts.add(Part.MODEL)
     return Contents(
@@ -52,7 +52,7 @@ def weights_of(tensors: Mapping[str, TensorRef]) -> Contents:
 def _walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any, str]]:
     """Yield path, value and last key of all that may be a part; not what is inside of one."""
     yield path, value, path.rpartition(".")[2]
-    if depth == MOST_DEPTH or _is_weights(value) or _is_optimizer(value):
+    if depth == MOST_DEPTH or _is_weights(value) or _is_module(value) or _is_optimizer(value):
         return
     for key, child in _items(value):
         yield from _walk(child, f"{path}.{key}" if path else str(key), depth + 1)
@@ -116,11 +116,33 @@ def _is_weights(value: Any) -> bool:
     return 2 * len(tensors) >= len(value) and _part_of_dict(value) is None
 
 
-def _weights(path: str, value: dict[str, Any]) -> Weights:
-    tensors = (describe_tensor(name, ref) for name, ref in value.items() if isinstance(ref, TensorRef))
-    return Weights(where=path, tensors=tuple(tensors))
+def _is_module(value: Any) -> bool:
+    """Say whether a value is a module that was pickled as a whole."""
+    return isinstance(value, Opaque) and isinstance(value.state, dict) and value.state.keys() >= LAYERS
 
 
-def _module_weights(root: Opaque) -> Weights:
-    """Return the tensors of a module that was pickled as a whole, named as its state dict names them."""
+def _weights_at(path: str, value: Any) -> Weights | None:
+    if _is_weights(value):
+        tensors = [(name, ref) for name, ref in value.items() if isinstance(ref, TensorRef)]
+    elif _is_module(value):
+        tensors = list(_state_of(value, ""))
+    else:
+        return None
+    return Weights(where=path, tensors=tuple(describe_tensor(name, ref) for name, ref in tensors))
+
+
+def _state_of(module: Opaque, prefix: str) -> Iterator[tuple[str, TensorRef]]:
+    """Yield what the state dict of a pickled module holds, and not what else it keeps, as an LSTM a list of views."""
+    state = module.state
+    passing = state.get("_non_persistent_buffers_set") or ()
+    for name, one in (*state["_parameters"].items(), *state["_buffers"].items()):
+        if isinstance(one, TensorRef) and name not in passing:
+            yield f"{prefix}{name}", one
+    for name, layer in state["_modules"].items():
+        if _is_module(layer):
+            yield from _state_of(layer, f"{prefix}{name}.")
+
+
+def _object_weights(root: Opaque) -> Weights:
+    """Return the tensors of an object that was pickled as a whole, as a script of torch.jit."""
     return Weights(where="", tensors=tuple(describe_tensor(name, ref) for name, ref in walk_tensors(root)))

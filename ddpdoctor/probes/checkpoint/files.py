@@ -27,6 +27,8 @@ HEAD_BYTES = 512
 TAIL_BYTES = 4096
 END_SIGNATURE = b"PK\x05\x06"
 """Of the record that ends a zip archive."""
+END_BYTES = 22
+"""Of that record, at least: a file that ends within it is cut off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +129,8 @@ def _read_cut_zip(path: Path, file: BinaryIO, size: int) -> FileSeen:
 def _ends_as_archive(file: BinaryIO, size: int) -> bool:
     """Say whether the end of a zip archive is there, so that what cannot be read before it was damaged."""
     file.seek(max(0, size - TAIL_BYTES))
-    return END_SIGNATURE in file.read(TAIL_BYTES)
+    tail = file.read(TAIL_BYTES)
+    return 0 <= tail.rfind(END_SIGNATURE) <= len(tail) - END_BYTES
 
 
 def _end_of_data(file: BinaryIO, size: int) -> int:

@@ -19,6 +19,7 @@ DTYPES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, "complex128": 16, "complex64": 8, "complex32": 4,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint64": 8, "uint32": 4, "uint16": 2, "uint8": 1, "bool": 1,
+    "qint32": 4, "qint8": 1, "quint8": 1,
 }  # fmt: skip
 """Bytes of an element, by torch's name of the dtype."""
 STORAGES = {
@@ -26,6 +27,7 @@ STORAGES = {
     "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
     "ByteStorage": "uint8", "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
     "ComplexDoubleStorage": "complex128", "UntypedStorage": "uint8",
+    "QInt32Storage": "qint32", "QInt8Storage": "qint8", "QUInt8Storage": "quint8",
 }  # fmt: skip
 
 
@@ -108,6 +110,8 @@ def read_pickle(file: BinaryIO) -> Loaded:
     reader = _Reader(file)
     try:
         root = reader.load()
+    except Unreadable:
+        raise
     except Exception as error:  # the bytes of a damaged file may lead anywhere
         raise Unreadable(f"{type(error).__name__}: {error}") from error
     return Loaded(root, tuple(reader.names))
@@ -185,6 +189,7 @@ _KNOWN: dict[tuple[str, str], Any] = {
     ("torch._utils", "_rebuild_tensor"): _tensor,
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,
     ("torch._utils", "_rebuild_tensor_v3"): _typed_tensor,
+    ("torch._utils", "_rebuild_qtensor"): _tensor,
     ("torch._utils", "_rebuild_parameter"): _first,
     ("torch._utils", "_rebuild_parameter_with_state"): _first,
     ("torch._tensor", "_rebuild_from_type_v2"): _from_type,

@@ -100,6 +100,8 @@ def read_expected(function: str) -> Expected:
 
 
 def _state_dict(made: Any) -> dict[str, Any] | None:
+    if isinstance(made, tuple) and made:  # (module, optimizer): what `check-consistency --model` takes as well
+        made = made[0]
     if isinstance(made, dict):
         return made
     state = getattr(made, "state_dict", None)

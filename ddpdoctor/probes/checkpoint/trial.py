@@ -23,6 +23,8 @@ def try_load(path: Path, *, named: tuple[str, ...]) -> tuple[tuple[str, ...], st
             torch.load(path, map_location="meta", mmap=True, weights_only=True)
     except pickle.UnpicklingError as error:
         return _refused(path, named), "" if named else _first_line(error)
+    except NotImplementedError:
+        return (), ""  # of the device without memory, that it has no quantized or nested tensors: nothing of the file
     except Exception as error:  # noqa: BLE001 - the bytes of a damaged file may lead anywhere
         return (), _first_line(error)
     return (), ""

@@ -67,6 +67,8 @@ def open_tensor(buffer: mmap.mmap, ref: TensorRef, starts: Mapping[str, int]) ->
     start, dtype = starts.get(ref.storage.key, -1), getattr(torch, ref.dtype, None)
     if start < 0 or dtype is None:
         return None
+    if ref.dtype.startswith("q"):  # quantized: torch takes a buffer as the integers in it only
+        dtype = getattr(torch, ref.dtype.removeprefix("q"))
     if 0 in ref.shape:
         return torch.empty(ref.shape, dtype=dtype)
     size = dtype.itemsize

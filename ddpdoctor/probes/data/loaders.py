@@ -50,6 +50,13 @@ def look_at(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) ->
             f"{name} returns a dataset ({_type_of(made)}): how it is shared out is decided by loader and sampler",
             help="Return the DataLoader; or use the arithmetic alone: check-data --samples N --world-size N.",
         )
+    if isinstance(made, tuple | list | dict) and any(
+        isinstance(one, DataLoader) for one in (made.values() if isinstance(made, dict) else made)
+    ):
+        raise UserError(
+            f"{name} returns a {type(made).__name__} with loaders in it, and one loader is looked at",
+            help="Name a function that returns the DataLoader that training iterates.",
+        )
     if not hasattr(made, "__iter__"):
         raise UserError(
             f"{name} returns {_type_of(made)}, which is no loader", help="Return the DataLoader that training iterates."

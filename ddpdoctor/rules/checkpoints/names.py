@@ -34,9 +34,10 @@ def check_prefix(seen: Checkpoints) -> Answer:
 
     ## How it is recognised
 
-    With `--model`: names that the model has only without the prefix. It then says how many would load. Without: all
-    names have a prefix, which is only a note, because it is right for a model that is wrapped before it is loaded; or
-    some have it and others not, which fits no model and is a warning.
+    With `--model`: names that the model has only without the prefix, which may stand within them too, where one layer
+    was compiled. It then says how many would load. Without: all names have a prefix, which is only a note, because it
+    is right for a model that is wrapped before it is loaded; or some have it and others not, which fits no model and is
+    a warning.
 
     ## How sure
 
@@ -61,15 +62,16 @@ def check_prefix(seen: Checkpoints) -> Answer:
 
 
 def _prefix(one: FileSeen, weights: Weights, expected: Expected | None) -> Iterator[Problem]:
+    if expected is not None:
+        match = match_names(weights, expected)
+        if match.stripped > match.exact:
+            yield _mismatch(one, weights, expected, match)
+        return
     prefixed = [tensor.name for tensor in weights.tensors if _wrapper(tensor.name)]
     if not prefixed:
         return
     prefix, total = _wrapper(prefixed[0]), len(weights.tensors)
-    if expected is not None:
-        match = match_names(weights, expected)
-        if match.stripped > match.exact:
-            yield _mismatch(one, weights, expected, match, prefix)
-    elif len(prefixed) < total:
+    if len(prefixed) < total:
         yield Problem(
             severity=Severity.WARNING,
             summary=f"{_place(one, weights)}: {len(prefixed)} of {count(total, 'tensor')} have the prefix {prefix} and "
@@ -87,17 +89,22 @@ def _prefix(one: FileSeen, weights: Weights, expected: Expected | None) -> Itera
         )
 
 
-def _mismatch(one: FileSeen, weights: Weights, expected: Expected, match: Match, prefix: str) -> Problem:
+def _mismatch(one: FileSeen, weights: Weights, expected: Expected, match: Match) -> Problem:
+    name = next(tensor.name for tensor in weights.tensors if strip(tensor.name) != tensor.name)
+    prefix = _wrapper(name)
+    inner = prefix or next(part for part in name.split(".") if part in WRAPPERS[1:]) + "."
     return Problem(
         summary=f"{_place(one, weights)}: {match.exact} of {count(len(expected.tensors), 'tensor')} would load into "
-        f"{expected.function}, and {match.stripped} without the prefix {prefix}",
+        f"{expected.function}, and {match.stripped} without the prefix {inner}",
         evidence=(
-            f"in the file: {weights.tensors[0].name}; in the model: {expected.tensors[0].name}",
+            f"in the file: {name}; in the model: {strip(name)}",
             "load_state_dict raises; with strict=False it says nothing",
         ),
-        fix="save model.module.state_dict(); for this file: torch.nn.modules.utils."
-        f'consume_prefix_in_state_dict_if_present(state, "{prefix}")',
-        tensor=weights.tensors[0].name,
+        fix=f"save model.{prefix}state_dict(); for this file: torch.nn.modules.utils."
+        f'consume_prefix_in_state_dict_if_present(state, "{prefix}")'
+        if prefix
+        else f"for this file: {{name.replace({inner!r}, ''): value for name, value in state.items()}}",
+        tensor=name,
     )
 
 
@@ -185,8 +192,17 @@ def check_keys(seen: Checkpoints) -> Answer:
             compared += 1
             problems += _keys(one, found, seen.expected)
     if not compared:
-        return skipped(NO_WEIGHTS)
+        empty = [one for one in seen.files if one.contents is not None and not one.contents.tensors]
+        return judged([_empty(one, seen.expected) for one in empty], "") if empty else skipped(NO_WEIGHTS)
     return judged(problems, f"{count(len(seen.expected.tensors), 'tensor')} of {seen.expected.function} compared")
+
+
+def _empty(one: FileSeen, expected: Expected) -> Problem:
+    return Problem(
+        summary=f"{one.path} does not fit {expected.function}: there is no tensor in it",
+        evidence=(f"the model has {count(len(expected.tensors), 'tensor')}",),
+        fix="name the file that holds the model's state dict",
+    )
 
 
 def best_weights(one: FileSeen, expected: Expected) -> Weights | None:

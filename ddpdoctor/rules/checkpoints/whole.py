@@ -104,7 +104,7 @@ def _damage(one: FileSeen) -> Problem:
     records = tuple(damage.record for damage in one.damaged)
     if not one.damaged:
         summary = f"the index of {one.path} cannot be read: it is damaged, or the file ends in it"
-        return Problem(summary=summary, evidence=(one.detail,), fix=_FIX)
+        return Problem(summary=summary, evidence=(one.detail,), fix="take another copy or an earlier checkpoint")
     have = "record has a wrong checksum" if len(records) == 1 else "records have wrong checksums"
     where = f", in which {'lies' if len(tensors) == 1 else 'lie'} {listed(tensors)}" if tensors else ""
     return Problem(

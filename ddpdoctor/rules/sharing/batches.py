@@ -102,7 +102,9 @@ def _no_batch(shares: Shares, ranks: tuple[int, ...]) -> Problem:
         evidence=(
             f"a rank draws {one.drawn} of {shares.plan.samples} samples, for batches of {shares.plan.batch_size}",
         ),
-        fix="lower the batch size, start fewer ranks, or set drop_last=False",
+        fix="lower the batch size, start fewer ranks, or set drop_last=False"
+        if shares.plan.samples
+        else "see why the dataset is empty: its path, its split, its filter",
     )
 
 

@@ -137,6 +137,32 @@ def test_any_length_of_what_is_left_is_told(tmp_path):
     assert lost[-1] < 4
 
 
+def test_a_file_that_ends_within_its_last_record_is_cut_off(tmp_path):
+    path = save(tmp_path, model().state_dict())
+    content = path.read_bytes()
+    for missing in (1, 10, 21, 22, 40):
+        path.write_bytes(content[:-missing])
+        seen = read_file(path, EVERYTHING)
+        assert (seen.state, seen.lost) == (State.CUT, ()), missing
+
+
+def test_a_pickled_module_is_read_as_its_state_dict(tmp_path):
+    made = torch.nn.ModuleDict({"layers": model(), "past": torch.nn.LSTM(4, 4)})
+    made.register_buffer("passing", torch.ones(2), persistent=False)
+    made.scratch = torch.ones(3)
+    for content, where in ((made, ""), ({"net": made, "epoch": 3}, "net")):
+        (weights,) = read_file(save(tmp_path, content), EVERYTHING).contents.weights
+        assert (weights.where, {one.name for one in weights.tensors}) == (where, set(made.state_dict()))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantized_tensors_are_read_and_no_fault_of_the_file(tmp_path):
+    scaled = torch.quantize_per_tensor(torch.randn(4), 0.1, 0, torch.qint8)
+    seen = read_file(save(tmp_path, {"w": scaled, "x": torch.ones(2)}), EVERYTHING)
+    assert (seen.state, seen.refusal, sorted(seen.prints)) == (State.WHOLE, "", ["w", "x"])
+    assert {one.name: one.dtype for one in seen.contents.tensors} == {"w": "qint8", "x": "float32"}
+
+
 def test_zeros_at_the_end_are_no_data(tmp_path):
     content = save(tmp_path, {"a": torch.ones(5000), "b": torch.ones(5000)}).read_bytes()
     path = tmp_path / "zeros.pt"

@@ -128,6 +128,8 @@ def test_samples_that_cannot_be_loaded_cost_the_comparison_only():
     ("made", "message"),
     [
         (Numbers(), "returns a dataset"),
+        ((DataLoader(Numbers()), DataLoader(Numbers())), "returns a tuple with loaders in it"),
+        ({"train": DataLoader(Numbers())}, "returns a dict with loaders in it"),
         (None, "which is no loader"),
         (DataLoader(Numbers(), sampler=(1 // 0 for _ in range(2))), "ZeroDivisionError"),
     ],

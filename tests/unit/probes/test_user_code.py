@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.probes.checkpoint.session import read_expected
 from ddpdoctor.probes.user_code import load_callable, users_turn
 
 CODE = """
@@ -20,6 +21,7 @@ def make():
     return sys.argv
 def fail():
     raise ValueError("no such folder\\nand more")
+def configured(config): return config
 def leave(): sys.exit(4)
 """
 
@@ -77,6 +79,13 @@ def test_an_error_is_told_by_its_first_line_and_the_users_own(name, message):
         function()
     assert raised.value.message.endswith(message) or message in raised.value.message
     assert f"in {name}" in raised.value.help
+
+
+@pytest.mark.usefixtures("project")
+def test_a_call_that_does_not_fit_the_function_has_no_line_of_ours():
+    with pytest.raises(UserError, match="positional argument") as raised:
+        read_expected("users_module:configured")
+    assert not raised.value.help
 
 
 @pytest.mark.usefixtures("project")
