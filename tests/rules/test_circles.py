@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.rules.progress.judge import judge
 
-from .build import call, ended, group, in_user, job, killed, model_of, phase, rank
+from .build import call, ended, group, in_user, job, killed, model_of, moving, phase, rank
 
 
 def peer(number, op, other, world, site=20):
@@ -100,9 +100,17 @@ def test_a_long_circle_is_told_in_short():
     assert "over 34 more ranks" in found.summary
 
 
-def test_the_second_half_of_a_transfer_is_no_circle():
-    found = judge(job(peer(0, "send", 1, 2), peer(1, "recv", 0, 2)))
-    assert [f.kind for f in found.findings] == []
+def test_a_transfer_of_which_both_halves_have_come_is_told_and_the_job_goes_on():
+    found = judge(job(peer(0, "send", 1, 3), peer(1, "recv", 0, 3), peer(2, "recv", 0, 3)))
+    assert [(f.kind, f.ranks, f.confidence) for f in found.findings] == [("deadlock", (0, 1), Confidence.LOW)]
+    assert "rank 0 waits in send for rank 1, which waits in recv for rank 0" in found.findings[0].summary
+    assert "tag" in found.findings[0].fix
+    assert not found.certain
+
+
+def test_a_transfer_that_has_only_begun_is_none():
+    found = judge(job(moving(peer(0, "send", 1, 2)), moving(peer(1, "recv", 0, 2))))
+    assert found.findings == ()
 
 
 def chain(end):

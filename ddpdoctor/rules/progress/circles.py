@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Finding, Severity
@@ -13,7 +14,7 @@ from .closed import closed, stalled_in
 from .groups import group_words
 from .places import places
 from .states import WORK_WAIT
-from .wait_graph import find_circles
+from .wait_graph import find_circles, find_met_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 MOST_TOLD = 6
 """Links of a circle that a sentence names, and circles that are told."""
+_MEET = (
+    "the send and the recv have both come: give them the same tag, group and size; else see whether data get through "
+    "between the two, or raise --hang-timeout where it is only slow"
+)
 
 
 @rule("DD608", "deadlock", Severity.ERROR, "Ranks wait for each other in a circle")
@@ -45,7 +50,8 @@ def check_deadlock(scene: Scene) -> Ruling:
     ## How sure
 
     High where all links are known. Low where no circle was found although every rank waits, in more than one group:
-    then all are named, and the job is not stopped.
+    then all are named. Low too where a `send` and its `recv` have both come and neither ends: their tags differ, or the
+    data do not get through. In both cases the job is not stopped.
 
     ## What to do
 
@@ -61,11 +67,15 @@ def check_deadlock(scene: Scene) -> Ruling:
     if stalled_in(scene):
         return Ruling(skipped="some wait in a collective that all of its ranks have come to")
     circles = find_circles(scene.states, scene.positions, detail=scene.detail)
-    if not circles and len({position.group for position in scene.positions.values()}) < 2:
+    pairs = () if circles else find_met_pairs(scene.states)
+    if not circles and not pairs and len({position.group for position in scene.positions.values()}) < 2:
         return Ruling()
     if not scene.stands_still(()) or not set(waiters) <= scene.quiet:
         return Ruling(inconclusive="some ranks still make progress")
-    return Ruling(findings=(_finding(scene, circles, waiters),), certain=bool(circles))
+    found = _finding(scene, circles or pairs, waiters)
+    if not circles:
+        found = replace(found, confidence=Confidence.LOW, fix=_MEET if pairs else found.fix)
+    return Ruling(findings=(found,), certain=bool(circles))
 
 
 def _finding(scene: Scene, circles: Sequence[Circle], waiters: tuple[int, ...]) -> Finding:
@@ -76,7 +86,7 @@ def _finding(scene: Scene, circles: Sequence[Circle], waiters: tuple[int, ...]) 
         code="DD608",
         kind="deadlock",
         severity=Severity.ERROR,
-        confidence=Confidence.HIGH if circles else Confidence.LOW,
+        confidence=Confidence.HIGH,
         ranks=blamed,
         hosts=say.hosts_of(scene, blamed),
         where=tuple(place for n in blamed for place in places(n, _lines(scene.states[n]))),

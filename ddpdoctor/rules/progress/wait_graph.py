@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from .groups import Group, Position, reached
 from .states import Doing, State
-from .waits import groups_made, unanswered_peers
+from .waits import groups_made, met_peers, unanswered_peers
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -45,6 +45,16 @@ def find_circles(
         if len(ranks) > 1:
             found.append(Circle(ranks=tuple(ranks), links=_way_around(ranks[0], component, edges)))
     return tuple(sorted(found, key=lambda circle: circle.ranks))
+
+
+def find_met_pairs(states: Mapping[int, State]) -> tuple[Circle, ...]:
+    """Return the pairs of ranks of which one sends what the other waits to receive, as circles of two."""
+    peers = met_peers(states)
+    return tuple(
+        Circle(ranks=(one, other), links=(Link(waiter=one, awaited=other), Link(waiter=other, awaited=one)))
+        for one, other in sorted(peers.items())
+        if one < other
+    )
 
 
 def _edges(states: Mapping[int, State], positions: Mapping[int, Position], *, detail: bool) -> Edges:

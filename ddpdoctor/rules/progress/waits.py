@@ -117,6 +117,17 @@ def unanswered_peers(states: Mapping[int, State]) -> dict[int, int]:
     return found
 
 
+def met_peers(states: Mapping[int, State]) -> dict[int, int]:
+    """Return the ranks that wait in one half of a transfer for one that waits in the other half, each with its peer."""
+    calls = {n: state.call for n, state in states.items() if state.doing is Doing.PEER and state.call is not None}
+    found: dict[int, int] = {}
+    for number, call in calls.items():
+        other_half = _RECEIVES if call.op in _SENDS else _SENDS
+        if call.peer in calls and calls[call.peer].peer == number and calls[call.peer].op in other_half:
+            found[number] = call.peer
+    return found
+
+
 def _behind(states: Mapping[int, State], positions: Mapping[int, Position], *, detail: bool) -> set[int]:
     """Return ranks in a backward that has not begun the collective that the others wait in: they compute.
 
