@@ -68,7 +68,7 @@ def test_clocks_are_compared_with_rank_0s(launch):
     fleet = all_of(launch, [0, 1, 2], plan=PLAN)[0]
 
     assert fleet.nodes[0].clock.offset_s is None
-    assert all(0 <= node.clock.offset_s < 0.5 for node in fleet.nodes[1:])
+    assert all(0 <= node.clock.offset_s < 5 for node in fleet.nodes[1:])
 
 
 def test_a_rank_that_never_comes_is_missing_and_the_rest_is_there(launch):
@@ -139,7 +139,7 @@ def test_over_torchruns_store(torchrun):
 
     assert others == [None, None]
     assert [(node.host, node.ranks) for node in fleet.nodes] == [("n0", (0,)), ("n1", (1,)), ("n2", (2,))]
-    assert all(0 <= node.clock.offset_s < 0.5 for node in fleet.nodes[1:])
+    assert all(0 <= node.clock.offset_s < 5 for node in fleet.nodes[1:])
 
 
 def test_a_second_time_over_the_same_store(torchrun):

@@ -101,7 +101,7 @@ def test_what_takes_long_is_no_hang(start, fault):
 
 
 def test_a_rank_that_does_not_come_is_told_with_its_line(start):
-    ranks = start("none", "stuck", "none", hang_timeout_s=1)
+    ranks = start("none", "stuck", "none", hang_timeout_s=3)
     assert ranks.end(0, 1, 2) == ([REPORTED] * 3, "")
     reporter, stop = only_report(ranks)
     at = by_rank(stop)
@@ -116,7 +116,7 @@ def test_a_rank_that_does_not_come_is_told_with_its_line(start):
 
 
 def test_a_stopped_rank_does_not_answer_and_its_state_is_told(start):
-    ranks = start("none", "stop", "none", hang_timeout_s=1)
+    ranks = start("none", "stop", "none", hang_timeout_s=3)
     assert ranks.end(0, 2) == ([REPORTED] * 2, "")
     _, stop = only_report(ranks)
     assert sorted(by_rank(stop)) == [0, 2]
@@ -125,7 +125,7 @@ def test_a_stopped_rank_does_not_answer_and_its_state_is_told(start):
 
 
 def test_a_stopped_first_rank_leaves_the_report_to_the_next(start):
-    ranks = start("stop", "none", "none", hang_timeout_s=1)
+    ranks = start("stop", "none", "none", hang_timeout_s=3)
     assert ranks.end(1, 2) == ([REPORTED] * 2, "")
     reporter, stop = only_report(ranks)
     assert (reporter, stop.ending, by_rank(stop)[1].states["0"]) == (1, Ending.HUNG, "T")
@@ -188,7 +188,7 @@ def test_a_launcher_that_ends_the_others_of_a_dead_rank_is_no_user(start):
 
 
 def test_a_rank_that_came_to_its_end_is_not_taken_for_dead(start):
-    ranks = start("none", "end", "none", hang_timeout_s=1)
+    ranks = start("none", "end", "none", hang_timeout_s=3)
     assert ranks.end(0, 1, 2) == ([REPORTED, 0, REPORTED], "")
     _, stop = only_report(ranks)
     assert (stop.ending, by_rank(stop)[1].phase) == (Ending.HUNG, "end")

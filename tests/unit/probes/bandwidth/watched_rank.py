@@ -39,6 +39,13 @@ def wait_for_file(name):
         time.sleep(0.01)
 
 
+def wait_for_all(room):
+    """Wait until all ranks are here: those of a bench have agreed with each other before they are watched."""
+    room.add("here", 1)
+    while room.add("here", 0) < WORLD:
+        time.sleep(0.01)
+
+
 def wait_for_neighbours(watcher):
     """Wait until this rank's watcher knows the processes of the others: within milliseconds of its start."""
     while len(watcher._neighbours.ranks) < WORLD - 1:
@@ -113,6 +120,7 @@ def main():
     with Meeting(launch, os.environ) as meeting:
         room, tracker = Room(meeting, meeting.open(100)), Tracker()
         more = {"host": "here", "pid": 0, "device": "cpu", "device_name": "", "cores": 1, "version": "", "torch": ""}
+        wait_for_all(room)
         members = tuple(Member(rank=rank, local_rank=rank, **more) for rank in EVERYBODY)
         watched = Watched(
             rank=RANK, members=members, tracker=tracker, room=room, hang_timeout_s=HANG_TIMEOUT_S, finish=finish,

@@ -79,8 +79,8 @@ def test_a_target_that_takes_nothing(ends):
     """Its kernel takes what its buffer holds, and then no more."""
     source, _ = ends
     found = send_payload(source, 64 * 2**20, SHORT)
-    assert (found.contact, found.duration_s) == (Contact.NO_ANSWER, None)
-    assert found.error == "nothing got on for 0.3 s"
+    assert (found.contact, found.error) == (Contact.NO_ANSWER, "nothing got on for 0.3 s")
+    assert found.duration_s >= SHORT.stall_s, "how long it got on, to tell how fast it was"
     assert found.delivered_bytes > 0
 
 
