@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.system import System
 
 LIMIT_S = 2.0
-SEARCH_S = 1.0
-"""So long the descriptors of all processes are gone through for the owner of a port."""
+SEARCH_S = 5.0
+"""Ours: so long the descriptors of all processes are gone through for the owner of a port that is taken. It takes some
+tenths of a second for a few thousand of them, and many times that on a machine whose CPUs are busy."""
 SHOWN = 120
 """Characters of a command line."""
 NODE_RANKS = ("RANK", "PET_NODE_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_NODEID")
