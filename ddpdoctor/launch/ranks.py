@@ -22,6 +22,7 @@ from ddpdoctor.collect.proc import read_process
 from ddpdoctor.exchange.hub import Hub
 from ddpdoctor.exchange.token import VARIABLE as TOKEN_VARIABLE
 from ddpdoctor.exchange.token import token_bytes
+from ddpdoctor.model.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 0.05
 REPORT_GRACE_S = 60.0
 """Ours: how long the others may take to notice that a rank has failed and to report, before they are ended."""
+INCONCLUSIVE = 4
+"""As in the design's table of statuses: a check that was needed could not run."""
 END_GRACE_S = 5.0
 """Ours: between SIGTERM and SIGKILL."""
 PR_SET_PDEATHSIG = 1
@@ -50,7 +53,8 @@ def choose_ranks(env: Mapping[str, str]) -> tuple[int, str]:
 def run_ranks(arguments: Sequence[str], count: int, env: Mapping[str, str]) -> int:
     """Run ``python -m ddpdoctor`` with ``arguments`` in each of ``count`` ranks; return the status to end with.
 
-    Streams are inherited. Signals are passed on; a second one ends all ranks at once.
+    Streams are inherited. Signals are passed on; a second one ends all ranks at once. Raises ``UserError`` where a rank
+    has failed and rank 0 does not end by itself, so that nobody reports.
     """
     token = env.get(TOKEN_VARIABLE) or secrets.token_hex(16)
     hub = Hub(0, token_bytes(token), one_host=True)
@@ -60,9 +64,16 @@ def run_ranks(arguments: Sequence[str], count: int, env: Mapping[str, str]) -> i
             for rank in range(count):
                 ranks.running.append(_start(arguments, _variables(env, rank, count, hub.port, token)))
             _wait(ranks)
+            lost = "" if ranks.signals else describe_lost([process.poll() for process in ranks.running])
     finally:
         _end(ranks)
         hub.close()
+    if lost:
+        raise UserError(
+            f"{lost}, and rank 0 waited for it in vain",
+            help="What it was doing is in its own messages, if it left any; `dmesg` tells of a kill for memory.",
+            status=INCONCLUSIVE,
+        )
     return choose_status([process.returncode for process in ranks.running])
 
 
@@ -72,6 +83,17 @@ def choose_status(statuses: Sequence[int]) -> int:
     if statuses[0] < 0:
         verdicts = [status for status in verdicts if status > 0]
     return verdicts[0] if verdicts else 128 - statuses[0]
+
+
+def describe_lost(statuses: Sequence[int | None]) -> str:
+    """Say which ranks have failed for which rank 0 still waits, None the status of one that runs; empty without."""
+    if statuses[0] is not None:
+        return ""
+    return " and ".join(f"rank {rank} {_ending(status)}" for rank, status in enumerate(statuses) if status)
+
+
+def _ending(status: int) -> str:
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
 def end_with_parent(parent_pid: int) -> None:

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from ddpdoctor.launch.ranks import choose_status
+from ddpdoctor.launch.ranks import choose_status, describe_lost
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,17 @@ from ddpdoctor.launch.ranks import choose_status
 )
 def test_rank_0_decides_while_it_can(statuses, status):
     assert choose_status(statuses) == status
+
+
+@pytest.mark.parametrize(
+    ("statuses", "words"),
+    [
+        ((None, 5), "rank 1 ended with status 5"),
+        ((None, 0, -signal.SIGSEGV, 2), "rank 2 was killed by SIGSEGV and rank 3 ended with status 2"),
+        ((None, 0), ""),
+        ((1, 5), ""),
+        ((-signal.SIGKILL, 1), ""),
+    ],
+)
+def test_ranks_that_fail_in_silence_are_told_where_rank_0_waits_for_them(statuses, words):
+    assert describe_lost(statuses) == words
