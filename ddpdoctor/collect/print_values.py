@@ -30,6 +30,7 @@ def read_values(rank: int, text: Mapping[str, Any]) -> Values:
         unreduced=_texts(text.get("unreduced")),
         stray=_whole(text.get("stray")),
         unheld=_whole(text.get("unheld")),
+        replaced=_texts(text.get("replaced")),
         join=text.get("join") is True or text.get("join") == 1,
         hook=_text(text.get("hook")),
         site=read_frame(text.get("site")),

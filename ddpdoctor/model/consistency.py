@@ -78,6 +78,9 @@ class Values:
     """Tensors that the optimizers of this process hold and that are no parameters of any DDP model."""
     unheld: int = 0
     """Parameters of the model that train and that no optimizer of this process holds."""
+    replaced: tuple[str, ...] = ()
+    """The first of those for each of which an optimizer holds a stray tensor of equal shape that never had a
+    gradient."""
     join: bool = False
     """Inside DDP's ``join``: ranks may take different numbers of steps."""
     hook: str = ""

@@ -130,14 +130,14 @@ def _all_parameters() -> Any:
 
 
 def _replaced(unheld: List[Tuple[str, Any]], strays: List[Any], optimizers: List[Any]) -> List[str]:
-    """Return the first parameters with a gradient for each of which an optimizer holds a tensor alike that never had one.
+    """Return the first parameters in whose place an optimizer holds a tensor alike that never had a gradient.
 
     Such a tensor is what the parameter was before its layer was replaced. One that is trained elsewhere has a gradient,
     or state of the optimizer.
     """
     if not unheld:
         return []
-    used = [optimizer.state for optimizer in optimizers]
+    used = [optimizer.state for optimizer in optimizers if isinstance(optimizer.state, dict)]
     idle = [_kind(one) for one in strays if one.grad is None and not any(one in state for state in used)]
     found = []
     for name, tensor in unheld:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.consistency import What
+from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Confidence, Finding, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
@@ -24,9 +25,13 @@ MIN_UNCHANGED = 2
 """Moments in a row without any change. Ours: a step may be skipped, or have a learning rate of 0 in a warm-up."""
 
 
+MIN_COMPARED = 3
+"""Steps looked at before a part of the model is called stale. Ours: an optimizer of its own may step later."""
+
+
 @rule("DD508", "stale-optimizer", Severity.ERROR, "The optimizer holds tensors that are no parameters of the model")
 def check_stale_optimizer(job: Job) -> Ruling:
-    """Report a model whose parameters never change while optimizers step with tensors that are not its own.
+    """Report parameters that never change while optimizers step with tensors that are not the model's own.
 
     ## What it means
 
@@ -40,6 +45,10 @@ def check_stale_optimizer(job: Job) -> Ruling:
     the model changed on any rank, parameters that train are in no optimizer, and at least as many tensors in
     optimizers are no parameters of any DDP model. Master copies in another precision change the model's parameters,
     and are no alarm; nor is a model through which something smaller, as a prompt or an image, is trained.
+
+    Or for a part of the model, as a head that was replaced: parameters that have gradients are in no optimizer, and
+    optimizers hold as many tensors of the same shapes that are no parameters of any DDP model, have no gradient and
+    never had one. Layers that are frozen by leaving them out of the optimizer have no such twins.
 
     ## How sure
 
@@ -66,12 +75,25 @@ def check_stale_optimizer(job: Job) -> Ruling:
     return Ruling() if followed else Ruling(skipped=why_nothing(job, "parameters of enough moments"))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stale:
+    """What an optimizer holds in place of the model, or of a part of it."""
+
+    summary: str
+    evidence: str
+    step: int | None = None
+    tensor: str | None = None
+
+
 def _finding(job: Job, replica: Replica, stream: Stream) -> Finding | None:
     values = values_at(stream, stream.last_number)
-    if stream.last_number is None or not _is_stale(job, stream, values):
+    if stream.last_number is None or not values:
         return None
     ranks = tuple(each.rank for each in values)
-    some, last = values[0], step_of(stream, stream.last_number)
+    last = step_of(stream, stream.last_number)
+    stale = _whole_model(job, stream, values, last) or _replaced_part(stream, values, last)
+    if stale is None:
+        return None
     return Finding(
         code="DD508",
         kind="stale-optimizer",
@@ -79,23 +101,44 @@ def _finding(job: Job, replica: Replica, stream: Stream) -> Finding | None:
         confidence=Confidence.HIGH,
         ranks=ranks,
         hosts=hosts_of(job, ranks),
-        step=_unchanged_since(stream),
-        summary=f"the parameters of the model have not changed in {some.reductions} backwards on {rank_list(ranks)}: "
-        f"the optimizer holds {some.stray} tensors that are no parameters of it, and none of the {some.unheld} that "
-        "train",
-        evidence=(
-            f"no parameter differs from one to the next of the last {stream.unchanged + 1} moments, up to step {last}",
-            *model_words(job, replica),
-        ),
+        step=stale.step,
+        tensor=stale.tensor,
+        summary=stale.summary,
+        evidence=(stale.evidence, *model_words(job, replica)),
         fix="make the optimizer from model.parameters() after the model has been moved, replaced, loaded and wrapped",
     )
 
 
-def _is_stale(job: Job, stream: Stream, values: tuple[Values, ...]) -> bool:
-    if stream.unchanged < MIN_UNCHANGED or What.PARAMETER not in stream.kinds or not values:
-        return False
+def _whole_model(job: Job, stream: Stream, values: tuple[Values, ...], last: int) -> _Stale | None:
+    if stream.unchanged < MIN_UNCHANGED or What.PARAMETER not in stream.kinds:
+        return None
     stepped = all(rank.steps > 0 for rank in job.ranks if rank.rank in stream.ranks)
-    return stepped and all(each.reductions > 0 and each.stray >= each.unheld > 0 for each in values)
+    if not stepped or not all(each.reductions > 0 and each.stray >= each.unheld > 0 for each in values):
+        return None
+    some = values[0]
+    return _Stale(
+        step=_unchanged_since(stream),
+        summary=f"the parameters of the model have not changed in {some.reductions} backwards on "
+        f"{rank_list(stream.ranks)}: the optimizer holds {some.stray} tensors that are no parameters of it, and none "
+        f"of the {some.unheld} that train",
+        evidence=f"no parameter differs from one to the next of the last {stream.unchanged + 1} moments, up to step "
+        f"{last}",
+    )
+
+
+def _replaced_part(stream: Stream, values: tuple[Values, ...], last: int) -> _Stale | None:
+    if stream.clock is not StreamClock.STEP or stream.compared < MIN_COMPARED:
+        return None
+    if not all(each.reductions > 0 and each.replaced for each in values):
+        return None
+    some = values[0]
+    names = ", ".join(some.replaced)
+    return _Stale(
+        tensor=some.replaced[0],
+        summary=f"no optimizer holds {names} on {rank_list(stream.ranks)}: one holds tensors of the same shapes that "
+        "are no parameters of the model, as of a layer that was replaced after the optimizer was made",
+        evidence=f"up to step {last} the model's have gradients, and those that the optimizer holds never had one",
+    )
 
 
 def _unchanged_since(stream: Stream) -> int | None:

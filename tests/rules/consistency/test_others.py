@@ -126,9 +126,9 @@ def test_state_inside_join_is_not_compared():
 STALE = {"stray": 4, "unheld": 4, "steps": 0}
 
 
-def stale(clock=StreamClock.FORWARD, unchanged=7, steps=100, ranks=2, odd=None, **more):
+def stale(clock=StreamClock.FORWARD, unchanged=7, compared=8, steps=100, ranks=2, odd=None, **more):
     now = everywhere(ranks, 64, odd=odd, **{**STALE, **more})
-    seen = stream(clock=clock, ranks=ranks, last_number=64, values=((64, now),), unchanged=unchanged)
+    seen = stream(clock=clock, ranks=ranks, last_number=64, values=((64, now),), unchanged=unchanged, compared=compared)
     return judged(seen, ranks=ranks, steps=steps)[0]
 
 
@@ -157,6 +157,29 @@ def test_no_stale_optimizer(name):
     more = dict(NOT_STALE[name])
     steps = more.pop("steps", 100)
     assert stale(steps=steps, **more) == []
+
+
+HEAD = {"replaced": ("head.weight", "head.bias"), "unheld": 2, "stray": 2, "steps": 100, "unchanged": 0}
+
+
+def test_a_layer_that_was_replaced_after_the_optimizer_was_made():
+    (found,) = stale(clock=StreamClock.STEP, **HEAD)
+    assert (found.code, found.ranks, found.tensor) == ("DD508", (0, 1), "head.weight")
+    assert "no optimizer holds head.weight, head.bias" in found.summary
+
+
+NO_PART = {
+    "no tensors of the same shapes": {"replaced": ()},
+    "one rank holds them": {"odd": {1: {"replaced": ()}}},
+    "no optimizer of the model": {"clock": StreamClock.FORWARD},
+    "nothing was reduced": {"reductions": 0},
+    "too few steps": {"compared": 2},
+}
+
+
+@pytest.mark.parametrize("name", NO_PART)
+def test_no_part_is_stale(name):
+    assert stale(**{"clock": StreamClock.STEP, **HEAD, **NO_PART[name]}) == []
 
 
 def test_parameters_that_changed_once_leave_the_first_step_open():

@@ -229,6 +229,25 @@ def stale():
 
 
 @case
+def replaced_head():
+    module = mlp()
+    optimizer = sgd(module)
+    module[2] = nn.Linear(*reversed(module[2].weight.shape))
+    train(wrap(module), optimizer, 5)
+
+
+@case
+def left_out():
+    """The rest is not to be trained; beside it something else of the same shapes is."""
+    module = mlp()
+    model, beside = wrap(module), nn.Linear(*reversed(module[2].weight.shape))
+    optimizer = torch.optim.SGD([*module[0].parameters(), *beside.parameters()], lr=0.1)
+    for _ in range(3):
+        (loss_of(model) + beside(torch.rand(3, beside.in_features)).sum()).backward()
+        optimizer.step()
+
+
+@case
 def in_backward():
     module = mlp()
     _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.1})

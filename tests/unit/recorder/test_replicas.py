@@ -27,7 +27,8 @@ FIRST_HALF = (
     "ordinary", "own_buffers", "accumulated", "forward_only_in_no_sync", "backward_twice", "two_forwards_one_backward",
     "evaluated_between", "unused_parameters", "static_graph_in_bucket_views", "bypassed", "adversaries",
     "one_optimizer_for_two_models", "two_optimizers_for_one_model", "one_optimizer_for_each_parameter", "by_hand",
-    "stale", "in_backward", "in_hooks_of_gradients", "ignored", "tied", "unfrozen", "as_before",
+    "stale", "replaced_head", "left_out", "in_backward", "in_hooks_of_gradients", "ignored", "tied", "unfrozen",
+    "as_before",
 )  # fmt: skip
 SECOND_HALF = (
     "compiled_around", "compiled_within", "compiled_step", "sharded_optimizer", "fused", "closures", "line_search",
@@ -234,6 +235,13 @@ def test_stale_optimizers_show(jobs: list[Ran]) -> None:
     assert len(moved) == 1, "no parameter changes"
     assert values_of(jobs, "in_backward", FORWARD, "unheld") == [None, None]
     assert len({record.prints for record in records_of(jobs, "by_hand", FORWARD)}) == 3
+
+
+def test_a_layer_that_was_replaced_after_the_optimizer_was_made_shows(jobs: list[Ran]) -> None:
+    assert values_of(jobs, "replaced_head", STEP, "replaced")[-1] == ["2.weight", "2.bias"]
+    assert values_of(jobs, "replaced_head", STEP, "stray")[-1] == 2
+    assert set(values_of(jobs, "left_out", STEP, "unheld")) == {2}
+    assert values_of(jobs, "left_out", STEP, "replaced")[-1] is None
 
 
 def test_names(jobs: list[Ran]) -> None:
