@@ -36,6 +36,7 @@ from .build import (
 )
 
 INIT = phase("init_process_group", 5)
+PASSED_BARRIER = (call("monitored_barrier", 7, 18, index=90, open_=False, shape=None, dtype=None),)
 
 
 def in_init(number, world=3, **more):
@@ -151,6 +152,22 @@ HUNG = {
     "stuck: a receiver waits for a peer in its own code": (
         (rank(0, 2, open_calls=(call("recv", None, 20, peer=1),)), in_user(1, world=2)),
         ("stuck", [1], [12], True),
+    ),
+    "stuck: others wait in a monitored barrier, after one that all have passed": (
+        (
+            in_call(0, "monitored_barrier", 7, recent=PASSED_BARRIER),
+            in_call(1, "monitored_barrier", 7, recent=PASSED_BARRIER),
+            in_user(2, enqueued=6, recent_calls=PASSED_BARRIER),
+        ),
+        ("stuck", [2], [12], True),
+    ),
+    "mismatch: another shape, after a monitored barrier": (
+        (
+            in_call(0, recent=PASSED_BARRIER),
+            in_call(1, recent=PASSED_BARRIER),
+            in_call(2, recent=PASSED_BARRIER, shape=(8,)),
+        ),
+        ("mismatch", [2], [20], True),
     ),
     "stuck: others have not come back from beginning an asynchronous call": (
         (in_call(0, is_async=True), in_call(1, is_async=True), in_user(2)),

@@ -14,6 +14,8 @@ from .states import NATIVE_PHASES, Doing, State, is_collective, is_collective_op
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+TAKES_NO_NUMBER = "monitored_barrier"
+"""Its records carry the number of the collective that comes next: once it has ended, that is still to be made."""
 DEFAULT_GROUP = "0"
 """torch's name for the group of all ranks."""
 
@@ -108,7 +110,11 @@ def own_state(rank: Rank, name: str) -> GroupState | None:
 def recorded_seq(rank: Rank, name: str) -> int:
     """Return the number of the rank's last recorded collective in the group, 0 for none."""
     log = pack_calls(rank.recent_calls)
-    ended = [log.numbers[at] for kind, at in log.last.items() if kind.group == name and is_collective_op(kind.op)]
+    ended = [
+        log.numbers[at] - (kind.op == TAKES_NO_NUMBER and not kind.failed)
+        for kind, at in log.last.items()
+        if kind.group == name and is_collective_op(kind.op)
+    ]
     pending = [c.seq for c in rank.open_calls if c.seq is not None and c.group == name and is_collective(c)]
     return max([0, *ended, *pending])
 

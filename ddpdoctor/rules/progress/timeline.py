@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ddpdoctor.model.call_log import CallKind, kind_of, pack_calls
 
-from .groups import default_name, native_group, own_state, position_number
+from .groups import TAKES_NO_NUMBER, default_name, native_group, own_state, position_number
 from .states import NATIVE_PHASES, Doing, State, is_collective_op
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ def read_timeline(state: State, name: str, *, detail: bool, most: int) -> Timeli
     cursor: int | None = None
     events = _events(state, name, most)
     for event in events:
+        if event.kind.op == TAKES_NO_NUMBER and event.ended_ns and not event.kind.failed:
+            continue
         collective = is_collective_op(event.kind.op) or _makes_group(event)
         before = event.number - 1 if collective else event.number
         if phase is not None and cursor is not None and before > cursor:
