@@ -68,7 +68,7 @@ class Door:
     without_torch: str = ""
     """Why nothing could be tried with torch here, so that no store was served or spoken to: a phrase."""
     attempts: tuple[Connecting, ...] = ()
-    """One an address, of the client's side; of the node that serves too."""
+    """One an address, of the client's side, in the order in which torch tries them; of the node that serves too."""
     way: str = ""
     """How it reached the others in the end: "own port", "store", "folder"; empty: not at all."""
 

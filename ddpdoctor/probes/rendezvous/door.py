@@ -23,18 +23,19 @@ JOIN_LIMIT_S = 5.0
 def knock(host: str, port: int, torch: TorchProcess | None) -> tuple[Connecting, ...]:
     """Connect to every address of a name, and join the first that answers as a store of torch.
 
-    One attempt an address, those that failed first, so that the last one is what a client of the store ends with.
-    Without torch what answers is taken for a store.
+    One attempt an address, in the order in which torch tries them: those of IPv6 first (``prefer_ipv6`` in c10d's
+    socket.h). Without torch what answers is taken for a store.
     """
     began = time.monotonic()
     try:
         addresses = look_up(host, port, LOOKUP_LIMIT_S)
     except OSError as error:
         return (_seen(host, None, port, Contact.UNRESOLVED, describe(error), began),)
+    addresses.sort(key=lambda one: one[0] is not socket.AF_INET6)
     attempts = [_connect(host, family, address) for family, address in addresses]
     if torch is not None and any(one.contact is Contact.CONNECTED for one in attempts):
         attempts = _join(attempts, torch)
-    return tuple(sorted(attempts, key=lambda one: one.contact is Contact.CONNECTED))
+    return tuple(attempts)
 
 
 def is_own(host: str, port: int) -> bool | None:

@@ -51,6 +51,9 @@ def check_tcp_store(scene: Scene) -> Ruling:
 
     ## What else looks like it
 
+    A name with several addresses, one of which works: torch tries them in their order, those of IPv6 first, and at one
+    that does not answer it waits, for two minutes with the kernel's defaults or until its own time limit.
+
     A name that leads elsewhere, an endpoint that no host takes for its own, or a port that another program has: these
     are reported under their own kinds, and what follows from them is not reported again.
 
@@ -90,6 +93,16 @@ def _adds(door: Door) -> bool:
     return any(attempt.contact is Contact.NO_STORE for attempt in door.attempts)
 
 
+def _holds_up(door: Door) -> Connecting | None:
+    """Return an address that torch waits at in vain before it comes to the one that works."""
+    for attempt in door.attempts:
+        if attempt.contact is Contact.NO_ANSWER:
+            return attempt if reached(door) else None
+        if attempt.contact is Contact.CONNECTED:
+            break
+    return None
+
+
 def _awaits_server(scene: Scene, seen: list[tuple[Visit, Door]]) -> bool:
     """Say whether the store is missing only because its node is."""
     return scene.rendezvous.complete and scene.has_error("rank-set") and not any(door.serves for _, door in seen)
@@ -107,6 +120,27 @@ def _findings(scene: Scene, seen: list[tuple[Visit, Door]], failing: list[tuple[
     server = servers[0][0] if servers and not servers[0][1].not_served else None
     for contact, those in by_contact.items():
         yield _unreached(scene, contact, those, server, works_for)
+    held_up = [(visit, attempt) for visit, door in seen if (attempt := _holds_up(door)) is not None]
+    if held_up:
+        yield _held_up(held_up, seen, server)
+
+
+def _held_up(those: list[tuple[Visit, Connecting]], seen: list[tuple[Visit, Door]], server: Visit | None) -> Finding:
+    dead = those[0][1]
+    clients = tuple(visit.host for visit, _ in those)
+    works = next(attempt for _, door in seen for attempt in door.attempts if attempt.contact is Contact.CONNECTED)
+    silent = [{attempt.address for attempt in door.attempts if attempt.contact is dead.contact} for _, door in seen]
+    everywhere = all(dead.address in addresses for addresses in silent)
+    lines = first_few(f"{visit.host} to {describe(attempt)}" for visit, attempt in those)
+    return finding_of(
+        check_tcp_store,
+        f"{dead.host} leads {host_list(clients)} to an address that does not answer, before one that does: torch waits "
+        "there, for minutes or until its time limit",
+        hosts=(server.host,) if server is not None and everywhere else clients,
+        evidence=(*lines, f"{works.address} works"),
+        fix=f"take {dead.address} out of what {dead.host} means in DNS and /etc/hosts, or open port {dead.port} there; "
+        f"or give all nodes {works.address} as the address of the master",
+    )
 
 
 def _not_served(visit: Visit, door: Door) -> Finding:

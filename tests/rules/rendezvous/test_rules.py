@@ -12,6 +12,7 @@ from ddpdoctor.rules.rendezvous.judge import judge_rendezvous
 from tests.rules.rendezvous.build import (
     LARGE,
     absent,
+    attempt,
     column,
     door,
     error,
@@ -56,6 +57,11 @@ def lone(contact):
     )  # fmt: skip
 
 
+def two_addresses(number, first, second):
+    """Return what a node saw of a store whose name has two addresses."""
+    return replace(door(number), attempts=(attempt(first, 77), attempt(second)))
+
+
 TABLE = {
     "all is well": (FOUR, []),
     "two nodes, all is well": (TWO, []),
@@ -70,6 +76,20 @@ TABLE = {
     "the store is prohibited to one of four": (
         with_visits(FOUR, n2=door(2, Contact.UNREACHABLE)),
         [("tcp-store", ("node2",), "goes out of node2, or what node0 lets in")],
+    ),
+    "an address that torch tries first does not answer, on all nodes": (
+        with_visits(FOUR, **{f"n{n}": two_addresses(n, Contact.NO_ANSWER, Contact.CONNECTED) for n in range(4)}),
+        [("tcp-store", ("node0",), "node0 leads node0, node1, node2 and node3 to an address that does not answer")],
+    ),
+    "an address that one node alone tries first does not answer": (
+        with_visits(FOUR, n2=two_addresses(2, Contact.NO_ANSWER, Contact.CONNECTED)),
+        [("tcp-store", ("node2",), "torch waits there")],
+    ),
+    "an address that torch does not come to": (
+        with_visits(TWO, n1=two_addresses(1, Contact.CONNECTED, Contact.NO_ANSWER)), []
+    ),
+    "an address that refuses at once": (
+        with_visits(TWO, n1=two_addresses(1, Contact.REFUSED, Contact.CONNECTED)), []
     ),
     "what answers is no store": (
         with_visits(TWO, n0=door(0, Contact.NO_STORE, "Address already in use"), n1=door(1, Contact.NO_STORE)),
