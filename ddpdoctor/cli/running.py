@@ -181,7 +181,9 @@ def _tell_of_replicas(options: WrapOptions, folder: Path) -> bool:
 
     found = [f for f in judge_replicas(folder) if f.severity is not Severity.INFO and f.code not in options.ignore]
     if found:
-        say(sys.stderr, f"{title_of(found[0])}: {found[0].summary}; training goes on, the report comes at its end")
+        # Only the end shows whether a script that leaves out reductions averages parameters by itself.
+        told = f"{title_of(found[0])}: {found[0].summary}"
+        say(sys.stderr, f"{told}; training goes on, and the report at its end has the last word")
     return bool(found)
 
 
