@@ -59,6 +59,10 @@ def test_importing_the_package_imports_nothing_more() -> None:
         ("allreduce-bench", "--help"),
         ("check-data", "--help"),
         ("check-checkpoint", "--help"),
+        ("check-consistency", "--help"),
+        ("check-rendezvous", "--help"),
+        ("demo", "--list"),
+        ("report", "--help"),
     ],
 )
 def test_what_needs_no_job_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
