@@ -87,7 +87,7 @@ class Examining:
             return judgement
         nodes.say(self._watch.headway(), self._watch.rank_range())
         nodes.leave(status, pack_folder(self._folder), is_disturbed)
-        verdict = nodes.take_verdict()
+        verdict = nodes.take_verdict() or nodes.last_word
         if verdict is None:
             return self._judge_all()
         self._save_nodes()

@@ -38,6 +38,7 @@ from ddpdoctor.launch.node_messages import (
 )
 from ddpdoctor.launch.placement import Style
 from ddpdoctor.launch.suspicion import Headway
+from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ FIND_LIMIT_S = 3.0
 FIND_EVERY_S = 2.0
 """Ours: the pause between two searches, of a job whose first member may never come."""
 REOPEN_LIMIT_S = 3.0
+LAST_WORD_NS = 15_000_000_000
+"""Ours: a first member goes within 8 s of its final verdict (``TELL_LIMIT_S``), on a busy machine somewhat later."""
 VERDICT_LIMIT_S = 10.0
 """Ours: how long the end of a member waits for the verdict of a first that goes on: as for a silent one."""
 LAST_LIMIT_S = 30.0
@@ -85,6 +88,8 @@ class OtherNode:
         self._roster: tuple[NodeSeen, ...] = ()
         self._answered = 0
         self._heard_verdict = 0
+        self._last: Verdict | None = None
+        self._last_ns = 0
         self._clocks: ClockOffset | None = None
         self._clocks_at = 0.0
         self._clocks_keep_s = clocks_keep_s
@@ -140,6 +145,18 @@ class OtherNode:
         """Return a verdict of the first member that came since the last call."""
         verdict, self.verdict = self.verdict, None
         return verdict
+
+    @property
+    def last_word(self) -> Verdict | None:
+        """The verdict right after which the first member went, where that found something wrong: it was its final one.
+
+        It may come while the launcher here goes on, as one of torchrun's does that waits for the others at its end.
+        """
+        gone_ns, last = self.alone_since_ns, self._last
+        if last is None or gone_ns is None or gone_ns - self._last_ns > LAST_WORD_NS:
+            return None
+        wrong = any(finding.severity is Severity.ERROR for finding in last.judgement.findings)
+        return last if wrong else None
 
     def leave(self, status: int, packed: bytes, is_disturbed: Callable[[], bool]) -> None:
         """Send what was recorded at the end, and wait a while for the verdict, where one may come."""
@@ -264,7 +281,8 @@ class OtherNode:
 
     def _look_at_verdict(self) -> None:
         number = self._board.verdict
-        self.verdict = find(self._room(), f"{VERDICT}/{number}", Verdict, self._token)
+        self.verdict = self._last = find(self._room(), f"{VERDICT}/{number}", Verdict, self._token)
+        self._last_ns = time.monotonic_ns()
         self._heard_verdict = number
         self._say(heard=number)
         self._beat_now()

@@ -16,7 +16,7 @@ from ddpdoctor.launch.other_node import OtherNode
 from ddpdoctor.launch.packing import pack_folder
 from ddpdoctor.launch.placement import Placement, Style
 from ddpdoctor.launch.suspicion import Headway
-from ddpdoctor.model.findings import Judgement
+from ddpdoctor.model.findings import Confidence, Finding, Judgement, Severity
 from tests.scenarios.running import free_port, wait_for
 
 if TYPE_CHECKING:
@@ -100,6 +100,21 @@ def test_a_first_that_leaves_after_its_word_is_obeyed_all_the_same(pair: Pair, t
     looked = examining.look()
     assert looked is not None
     assert (looked.is_hang, examining.judged_at) == (True, "node0:/run")
+
+
+@pytest.mark.parametrize("severity", [Severity.ERROR, Severity.WARNING])
+def test_a_first_that_went_while_the_launcher_here_went_on_has_the_last_word_where_something_is_wrong(
+    pair: Pair, tmp_path: Path, severity: Severity
+):
+    first, other = pair
+    examining = Examining(cast("Watch", _Idle(tmp_path)), other, lambda *_: NOTHING, 300.0, "node1:/run")
+    found = Finding(code="DD603", kind="early-exit", severity=severity, confidence=Confidence.HIGH, summary="rank 1")
+    first.tell(Judgement(findings=(found,), checks=(), certain=True), stop=False, place="node0:/run")
+    assert wait_for(lambda: other.verdict is not None)
+    assert examining.look() is None
+    first.close()
+    ended = examining.judge_end(0, lambda: False)
+    assert ended.findings == ((found,) if severity is Severity.ERROR else ())
 
 
 def test_members_that_look_for_another_way_still_are_waited_for_before_a_job_is_stopped(tmp_path: Path):
