@@ -60,6 +60,13 @@ def test_a_healthy_model_is_one_model_with_the_gradient_of_one_process_and_the_s
     assert report["data"]["trial"]["reference"]["float64"]
 
 
+def test_sparse_gradients_are_those_of_one_process_too():
+    status, report, stderr = check(
+        2, "--model", "consistency_models:with_sparse_gradients", "--steps", "1", "--reference"
+    )  # fmt: skip
+    assert (status, outcomes(report)["DD509"]) == (0, "passed"), stderr
+
+
 def test_models_that_differ_are_named_and_ddp_is_not_tried():
     status, report, _ = check(3, "--model", "consistency_models:wider_on_one_rank", "--timeout", "60s")
     verdict = report["verdict"]

@@ -158,7 +158,7 @@ class Alone:
     def _compute(
         self, one: _Copy, kept: Any, batch: Any, step: int, rank: int, *, seed: int = 0
     ) -> tuple[dict[str, Any], float | None]:
-        """Return the gradients of a batch, in float64, and the loss, from the state that was kept."""
+        """Return the gradients of a batch, dense and in float64, and the loss, from the state that was kept."""
         import torch
 
         with torch.no_grad():
@@ -167,7 +167,7 @@ class Alone:
         set_seed(self._settings.seed + seed, STEP, step=step, rank=rank)
         loss = one.steps.run(one.ddp, map_tensors(batch, one.change), f"step {step}")
         gradients = {name: p.grad for name, p in one.module.named_parameters() if p.grad is not None}
-        return {name: gradient.detach().double().clone() for name, gradient in gradients.items()}, loss
+        return {name: gradient.detach().to_dense().double().clone() for name, gradient in gradients.items()}, loss
 
     def _build(self) -> Built:
         set_seed(self._settings.seed, BUILD)

@@ -98,7 +98,8 @@ def _roundings(
     """Return how much of each parameter's gradient rounding explains, by norm."""
     own = {name: _own_rounding(name, plain, double, reordered) for name in names}
     norms = {name: _norm((double or plain).whole[name]) for name in names}
-    shares = [own[name] / norms[name] for name in names if norms[name] > 0]
+    # A gradient that is nothing but rounding, as of a bias in front of BatchNorm, says nothing of the others.
+    shares = [own[name] / norms[name] for name in names if norms[name] > own[name]]
     typical = statistics.median(shares) if shares else 0.0
     return {
         name: max(own[name], norms[name] * max(typical, FLOOR_ULPS * _epsilon(ddp[name])), math.ulp(0.0))

@@ -61,7 +61,9 @@ class Referee:
     def keep_gradients(self, module: Any) -> None:
         """Remember the gradients that DDP left."""
         self._gradients = {
-            name: one.grad.detach().clone() for name, one in module.named_parameters() if one.grad is not None
+            name: one.grad.detach().to_dense().clone()
+            for name, one in module.named_parameters()
+            if one.grad is not None
         }
 
     def ask(self, step: int, moments: Sequence[Moment]) -> None:

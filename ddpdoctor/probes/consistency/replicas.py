@@ -110,8 +110,9 @@ class _Own:
         for one in seen:
             shown = f"{one.dtype}{list(one.shape)}" if one.print else "none"
             self.values[one.what.value, one.name, one.part] = (f"{one.print} {shown}", shown)
-        if len(seen) < len(listed):
-            self.left_out.append(f"{len(listed) - len(seen)} tensors of which a rank has a shard, or no data")
+        if missing := len(listed) - len(seen):
+            noun = "tensor" if missing == 1 else "tensors"
+            self.left_out.append(f"{missing} {noun} of which a rank has a shard or no data, or sparse and not added up")
 
 
 def _add_tensors(own: _Own, ddp: Any, module: Any, *, gradients: bool, buffers: bool | None) -> None:

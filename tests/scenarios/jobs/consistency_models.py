@@ -21,6 +21,11 @@ def with_batchnorm():
     return nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
 
 
+def with_sparse_gradients():
+    model = nn.Sequential(nn.Embedding(50, 8, sparse=True), nn.Linear(8, 4))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
 def make_batch(rank, world_size, step):
     return torch.randn(8, 16), torch.randint(0, 4, (8,))
 

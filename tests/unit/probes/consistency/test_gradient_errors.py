@@ -76,6 +76,14 @@ def test_a_bias_in_front_of_a_norm_over_the_batch_has_no_gradient_and_no_alarm(b
     assert right(compared(shared, nn.functional.mse_loss, batches, mean))
 
 
+def test_gradients_that_are_nothing_but_rounding_excuse_no_other(batches):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8, affine=False))
+    step = compared(model, lambda made, _: (made**3).mean(), batches, lambda parts: parts[0])
+    weight = next(one for one in step.tensors if one.name == "0.weight")
+    assert ratio(weight.whole, weight.rounding) > LIMIT
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
