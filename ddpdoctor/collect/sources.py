@@ -28,7 +28,6 @@ class Source:
     rank: int
     local_rank: int | None
     world_size: int | None
-    from_agent: bool
     stands_for: int | None = None
     """The process that the agent knows in its place: a shell, which ends as it does or with 128 and the signal."""
 
@@ -103,7 +102,6 @@ def _of_agent(seen: Seen) -> list[Source]:
                 rank=number if joined is None else joined,
                 local_rank=entry.get("local_rank"),
                 world_size=entry.get("world_size"),
-                from_agent=True,
                 stands_for=pid if behind is not None else None,
             )
         )
@@ -115,7 +113,7 @@ def _spawned(contents: Iterable[RingContent]) -> list[Source]:
     for position, content in enumerate(sorted(contents, key=lambda c: c.pid)):
         joined = _joined_as(content)
         rank = position if joined is None else joined
-        sources.append(Source(pid=content.pid, rank=rank, local_rank=rank, world_size=None, from_agent=False))
+        sources.append(Source(pid=content.pid, rank=rank, local_rank=rank, world_size=None))
     return sources
 
 
@@ -158,7 +156,6 @@ def _source(content: RingContent) -> Source:
         rank=_rank_of(content),
         local_rank=_number(env, LOCAL_RANK_NAMES),
         world_size=_number(env, WORLD_SIZE_NAMES),
-        from_agent=False,
     )
 
 
@@ -170,7 +167,7 @@ def _unrecorded(seen: Seen) -> list[Source]:
         rank = _number(env, RANK_NAMES) if isinstance(env, dict) else None
         if rank is not None and int(pid) not in seen.contents:
             local, world = _number(env, LOCAL_RANK_NAMES), _number(env, WORLD_SIZE_NAMES)
-            sources.append(Source(pid=int(pid), rank=rank, local_rank=local, world_size=world, from_agent=False))
+            sources.append(Source(pid=int(pid), rank=rank, local_rank=local, world_size=world))
     return sources
 
 

@@ -23,7 +23,7 @@ MS = 1_000_000
 
 
 def source(pid=PID, **more):
-    return Source(pid=pid, rank=0, local_rank=0, world_size=None, from_agent=False, **more)
+    return Source(pid=pid, rank=0, local_rank=0, world_size=None, **more)
 
 
 def recorded(folder, *notes, **cells):
