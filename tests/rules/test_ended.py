@@ -11,6 +11,7 @@ from ddpdoctor.rules.progress.words import MAX_TEXT
 
 from .build import (
     AUTOGRAD,
+    C10D,
     LONG_AGO,
     TORCH,
     S,
@@ -147,6 +148,22 @@ FAILED = {
     ),
     "early-exit: the others lost their connection": (
         (failed_in(0, "backward"), ended(1, recent_calls=backwards(3), exit_call=line(12)), failed_in(2, "backward")),
+        ("early-exit", [1], [12]),
+    ),
+    "early-exit: another lost its connection in the wait of an asynchronous receive": (
+        (
+            crashed(
+                0,
+                error("RuntimeError", "Connection closed by peer", LONG_AGO + S, (line(22), C10D), in_call="work_wait"),
+                recent_calls=(
+                    call("irecv", None, 20, index=98, peer=1, is_async=True, open_=False),
+                    phase("work_wait", 22, index=99, awaits=98, failed=True, open_=False),
+                ),
+                ended_ns=LONG_AGO + 2 * S,
+            ),
+            ended(1, exit_call=line(12)),
+            ended(2),
+        ),
         ("early-exit", [1], [12]),
     ),
     "early-exit: a peer was thrown out while the launcher was about to stop it": (

@@ -294,10 +294,17 @@ def _call_that_raised(rank: Rank, error: Raised) -> Call | None:
     calls = [c for c in (*failed, *rank.open_calls) if c.op == in_call and (c.failed or c.ended_ns is None)]
     call = max(calls, key=lambda c: c.index, default=None)
     if call is not None and call.op == WORK_WAIT:
-        return _awaited([*rank.open_calls, *failed], call)
+        return _awaited([*rank.open_calls, *failed, *_of_index(rank, call.awaits)], call)
     if call is not None and (call.op in NATIVE_PHASES or _doing_in(call) in WAITING):
         return call
     return None
+
+
+def _of_index(rank: Rank, index: int | None) -> tuple[Call, ...]:
+    """Return the ended call of an index: an asynchronous one whose wait raises has ended too, and not by raising."""
+    log = pack_calls(rank.recent_calls)
+    at = bisect_left(log.indexes, index) if index is not None else len(log)
+    return (log[at],) if at < len(log) and log.indexes[at] == index else ()
 
 
 def _raised_by_torch(error: Raised) -> bool:
