@@ -14,7 +14,7 @@ from ddpdoctor.rules.ruling import Ruling
 from .blame import Ground
 from .cause import Cause
 from .intended import excuse_of_model
-from .parameter_causes import MAX_SETTINGS, SAME_SETTINGS, or_unseen, to_see_each
+from .parameter_causes import MAX_SETTINGS, SAME_SETTINGS, or_unseen, to_see_each, why_parameters_differ
 from .replicas import all_values, is_aligned, sightings
 from .settings import splits_of, state_follows_parameters
 from .survey import replicas, ruling, survey
@@ -88,7 +88,7 @@ def check_optimizers(job: Job) -> Ruling:
 def _why_state_differs(sighting: Sighting) -> Cause:
     for what, code in ((What.GRADIENT, "DD503"), (What.PARAMETER, "DD501")):
         earlier = next((one for one in sightings(sighting.replica, what) if one.step <= sighting.step), None)
-        if earlier is not None and (what is What.GRADIENT or state_follows_parameters(sighting.values)):
+        if earlier is not None and (what is What.GRADIENT or _follows_parameters(sighting, earlier)):
             return Cause(name=FOLLOWS, words=f"state follows what differs before: see {code}", fix="")
     return Cause(
         name="state",
@@ -96,6 +96,11 @@ def _why_state_differs(sighting: Sighting) -> Cause:
         f"{or_unseen(sighting)}: parameters will follow",
         fix=f"load the optimizer's state on all ranks, from the same file{to_see_each(sighting)}",
     )
+
+
+def _follows_parameters(sighting: Sighting, of_parameters: Sighting) -> bool:
+    """Return whether state had to differ with parameters: a rank's own gradients went into both, or decay does."""
+    return why_parameters_differ(of_parameters).unsynchronised or state_follows_parameters(sighting.values)
 
 
 def _first_settings(replica: Replica) -> _Settings | None:

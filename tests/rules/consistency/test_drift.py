@@ -153,6 +153,11 @@ def test_a_few_steps_without_a_reduction():
     assert "2 of the last 18 steps were made without a reduction" in found.summary
 
 
+def test_state_of_a_step_without_a_reduction_was_loaded_nowhere():
+    seen = (difference(What.PARAMETER), difference(What.STATE, part="m"))
+    assert codes(stream(*seen, now=everywhere(2, 50, reductions=49))) == ["DD501"]
+
+
 def test_two_steps_a_reduction_as_ever_are_no_cause():
     found = verdict(
         stream(
