@@ -47,16 +47,19 @@ def _load(path: Path) -> Any:
         raise UserError(
             f"{path} is a folder, and files are compared", help="Checkpoints in folders: ddpdoctor check-checkpoint."
         )
+    check = f"ddpdoctor check-checkpoint {path} says what is wrong with it."
     try:
         return _safetensors(path) if path.suffix == ".safetensors" else _torch_file(path)
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+        # Of a file that is cut off torch maps more than there is: EINVAL.
+        hint = check if path.is_file() else ""
+        raise UserError(f"{path} cannot be read: {error.strerror or error}", help=hint) from error
     except pickle.UnpicklingError as error:
         raise _refused(path, error) from error
     except Exception as error:
         raise UserError(
             f"{path} is no checkpoint, or is damaged: {_first_line(error)}",
-            help=f"ddpdoctor check-checkpoint {path} says what is wrong with it.",
+            help=check,
         ) from error
 
 

@@ -247,6 +247,7 @@ def test_what_cannot_be_read_is_the_users_to_put_right(tmp_path, how, suffix):
         compare_files([good, bad])
     assert caught.value.status == 2
     assert str(bad) in caught.value.message
+    assert how != "cut" or f"check-checkpoint {bad}" in caught.value.help
 
 
 def test_files_without_a_common_name_are_no_pair(tmp_path):
