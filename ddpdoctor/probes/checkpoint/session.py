@@ -63,7 +63,11 @@ def _import_torch() -> None:
 
 def _expand(path: Path) -> tuple[Path, ...]:
     """Return the checkpoints that a path stands for: itself, or the files of a folder that is not one itself."""
-    if not path.exists():
+    try:
+        is_there = path.exists()
+    except OSError as error:  # a folder above it may not be entered
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+    if not is_there:
         near = sorted(one.name for one in path.parent.glob(f"{path.stem}*"))[:3] if path.parent.is_dir() else []
         hint = f"There is {', '.join(near)}." if near else ""
         raise UserError(f"there is no {path}", help=hint)

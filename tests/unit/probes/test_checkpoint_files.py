@@ -12,9 +12,11 @@ import torch
 from torch.distributed import checkpoint as distributed_checkpoint
 
 from ddpdoctor.model.checkpoint import Checksums, Form, Part, State
+from ddpdoctor.model.errors import UserError
 from ddpdoctor.probes.checkpoint.distributed import read_distributed
 from ddpdoctor.probes.checkpoint.files import Looks, read_file
 from ddpdoctor.probes.checkpoint.pickles import walk_tensors
+from ddpdoctor.probes.checkpoint.session import Wanted, read_checkpoints
 from ddpdoctor.probes.checkpoint.zips import read_archive
 
 EVERYTHING = Looks(prints=True)
@@ -161,6 +163,11 @@ def test_quantized_tensors_are_read_and_no_fault_of_the_file(tmp_path):
     seen = read_file(save(tmp_path, {"w": scaled, "x": torch.ones(2)}), EVERYTHING)
     assert (seen.state, seen.refusal, sorted(seen.prints)) == (State.WHOLE, "", ["w", "x"])
     assert {one.name: one.dtype for one in seen.contents.tensors} == {"w": "qint8", "x": "float32"}
+
+
+def test_a_path_that_cannot_be_looked_up_is_the_users_to_put_right(tmp_path):
+    with pytest.raises(UserError):
+        read_checkpoints(Wanted(paths=(tmp_path / ("x" * 300),)), print)
 
 
 def test_zeros_at_the_end_are_no_data(tmp_path):
