@@ -66,8 +66,11 @@ def check_consistency(  # noqa: PLR0913 - what is compared is the caller's choic
     Raises:
         ConsistencyError: on all ranks alike, with the names of tensors and ranks.
         ValueError: this rank is not in the group.
+        TypeError: the model is no module.
     """
     ddp, module = unwrap(model)
+    if not hasattr(module, "named_parameters"):
+        raise TypeError(f"check_consistency compares a torch.nn.Module, and was given {type(module).__name__}")
     own = _Own(allow=tuple(allow))
     _add_tensors(own, ddp, module, gradients=gradients, buffers=buffers)
     optimizers = _listed(optimizer)

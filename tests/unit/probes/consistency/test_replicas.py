@@ -88,3 +88,9 @@ def test_an_error_names_the_first_few_and_keeps_all():
     assert str(error).startswith("replicas differ on ranks 0 and 1: parameter w0: rank 0 against rank 1; ")
     assert str(error).endswith("; and 2 more")
     assert error.result is result
+
+
+@pytest.mark.parametrize("model", [None, {"weight": torch.ones(1)}])
+def test_what_is_no_module_is_refused(model):
+    with pytest.raises(TypeError, match=r"compares a torch.nn.Module, and was given "):
+        ddpdoctor.check_consistency(model)
