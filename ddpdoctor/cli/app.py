@@ -24,9 +24,19 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Exception as error:  # noqa: BLE001  the outermost wall: no traceback ever reaches the terminal
+        if came_of_interrupt(error):
+            sys.exit(INTERRUPTED)
         show_defect(error)
         sys.exit(DEFECT)
     sys.exit(status)
+
+
+def came_of_interrupt(error: BaseException) -> bool:
+    """Say whether a Ctrl-C led to an error: one that strikes as a class is made comes as a RuntimeError before 3.12."""
+    link: BaseException | None = error
+    while link is not None and not isinstance(link, KeyboardInterrupt):
+        link = link.__cause__ or link.__context__
+    return link is not None
 
 
 def _run(arguments: list[str]) -> int:

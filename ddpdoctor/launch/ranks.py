@@ -32,6 +32,8 @@ REPORT_GRACE_S = 60.0
 """Ours: how long the others may take to notice that a rank has failed and to report, before they are ended."""
 INCONCLUSIVE = 4
 """As in the design's table of statuses: a check that was needed could not run."""
+OURS = range(1, INCONCLUSIVE + 1)
+"""The statuses of that table with which a rank ends once something was told."""
 END_GRACE_S = 5.0
 """Ours: between SIGTERM and SIGKILL."""
 PR_SET_PDEATHSIG = 1
@@ -86,8 +88,11 @@ def choose_status(statuses: Sequence[int]) -> int:
 
 
 def describe_lost(statuses: Sequence[int | None]) -> str:
-    """Say which ranks have failed for which rank 0 still waits, None the status of one that runs; empty without."""
-    if statuses[0] is not None:
+    """Say which ranks have failed for which rank 0 still waits, None the status of one that runs; empty without.
+
+    And empty where a rank has ended with a status of ours: it has told why, as of a rank 0 that is stopped.
+    """
+    if statuses[0] is not None or any(status in OURS for status in statuses):
         return ""
     return " and ".join(f"rank {rank} {_ending(status)}" for rank, status in enumerate(statuses) if status)
 

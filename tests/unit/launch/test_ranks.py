@@ -31,7 +31,10 @@ def test_rank_0_decides_while_it_can(statuses, status):
     ("statuses", "words"),
     [
         ((None, 5), "rank 1 ended with status 5"),
-        ((None, 0, -signal.SIGSEGV, 2), "rank 2 was killed by SIGSEGV and rank 3 ended with status 2"),
+        ((None, 0, -signal.SIGSEGV, 7), "rank 2 was killed by SIGSEGV and rank 3 ended with status 7"),
+        # A rank that reported, of a rank 0 that is stopped.
+        ((None, 1), ""),
+        ((None, -signal.SIGTERM, 1), ""),
         ((None, 0), ""),
         ((1, 5), ""),
         ((-signal.SIGKILL, 1), ""),
