@@ -6,9 +6,13 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddpdoctor.collect import cgroups as cgroups_of
 from ddpdoctor.model.secrets import hide_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +106,15 @@ def read_command(pid: int, proc: Path = Path("/proc")) -> str:
         return ""
     text = " ".join(hide_secrets(tuple(word for word in words if word)))
     return text if len(text) <= MOST_COMMAND else text[: MOST_COMMAND - 1] + "…"
+
+
+def has_variables(pid: int, variables: Mapping[str, str], proc: Path = Path("/proc")) -> bool:
+    """Return whether a process was started with some environment variables; False where that may not be read."""
+    try:
+        environment = (proc / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return all(os.fsencode(f"{name}={value}") in environment for name, value in variables.items())
 
 
 def read_io_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:

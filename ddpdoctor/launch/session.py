@@ -21,7 +21,7 @@ from ddpdoctor.launch.replicas import Replicas
 from ddpdoctor.launch.run_file import write_run_file
 from ddpdoctor.launch.shared_folder import choose_folder, copy_back
 from ddpdoctor.launch.shared_replicas import SharedReplicas
-from ddpdoctor.launch.starting import start_launcher
+from ddpdoctor.launch.starting import job_mark, start_launcher
 from ddpdoctor.launch.stopping import STOP_GRACE_S, is_in_foreground, stop_job, stop_tree
 from ddpdoctor.launch.watch import Watch
 from ddpdoctor.model.findings import Judgement
@@ -107,11 +107,10 @@ class Session:
         self.watch = Watch(self.folder, self.options.hang_timeout_s, self.launched_ns, replicas)
         if self.options.placement.expected < self.options.placement.most:
             self.watch.restart_patience_s = ELASTIC_RESTART_S
-        guardian = Guardian(self.folder, self._orphaned)
+        guardian = Guardian(self.folder, job_mark(self.folder), self._orphaned)
         try:
             with _handling(ENDING_SIGNALS, self._note_signal):
-                self.launcher = start_launcher(self.options, self.folder)
-                guardian.protect(self.launcher.pid)
+                self.launcher = start_launcher(self.options, self.folder, guardian.protect_self)
                 self.watch.launcher_pid = self.launcher.pid
                 status = self._watch_and_leave_nobody()
         finally:

@@ -13,21 +13,26 @@ from ddpdoctor.launch.placement import Style
 from ddpdoctor.model.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ddpdoctor.launch.options import WrapOptions
 
 _OF_ANOTHER_JOB = ("DDPDOCTOR_AGENT", "DDPDOCTOR_GIVEN", "DDPDOCTOR_MASTER")
 """What the recorder of a rank would hand on, were ``wrap`` started by one."""
 
 
-def start_launcher(options: WrapOptions, folder: Path) -> subprocess.Popen[bytes]:
+def start_launcher(options: WrapOptions, folder: Path, in_child: Callable[[], None]) -> subprocess.Popen[bytes]:
     """Start what starts the ranks; recorders write to ``folder``. Streams are inherited.
+
+    ``in_child`` runs in the new process before it becomes the launcher, and must not raise.
 
     Raises:
         UserError: the system cannot run the command, as a script without its first line.
     """
     command = launch_command(options)
     try:
-        return subprocess.Popen(command, env=_environment(options, folder))
+        # preexec_fn is unsafe beside threads; there are none yet.
+        return subprocess.Popen(command, env=_environment(options, folder), preexec_fn=in_child)  # noqa: PLW1509
     except OSError as error:
         raise cannot_run(command[0], error) from error
 
@@ -55,13 +60,17 @@ def launch_command(options: WrapOptions) -> list[str]:
     ]  # fmt: skip
 
 
+def job_mark(folder: Path) -> dict[str, str]:
+    """Return the variables that tell the processes of this job from all others."""
+    return {"DDPDOCTOR_RUN": str(folder), "DDPDOCTOR_WATCHER": str(os.getpid())}
+
+
 def _environment(options: WrapOptions, folder: Path) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_JOB}
     bootstrap = str(Path(__file__).resolve().parent.parent / "recorder" / "bootstrap")
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (bootstrap, environment.get("PYTHONPATH"))))
     environment |= dict(options.placement.variables)
-    environment["DDPDOCTOR_RUN"] = str(folder)
-    environment["DDPDOCTOR_WATCHER"] = str(os.getpid())
+    environment |= job_mark(folder)
     environment["DDPDOCTOR_CHECK_EVERY"] = str(options.check_every)
     environment |= nccl_log_environment(environment, folder)
     if options.debug_level is not None:

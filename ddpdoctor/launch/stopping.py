@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 STOP_GRACE_S = 5.0
 """How long a launcher may take to end its ranks by its own means. Ours: less than a batch system's grace of 30 s."""
 GRACE_S = 2.0
+QUIET_LOOKS = 3
+"""Ours: looks in a row that find nothing left. One look reads processes one by one, and can miss one just started."""
+KILL_LIMIT_S = 30.0
+"""Ours: how long SIGKILL is tried. Nothing ends a process that is blocked in the kernel."""
 
 Target = tuple[int, int]
 """A pid and its start ticks, which together name a process for good."""
@@ -48,26 +52,60 @@ def stop_job(launcher: subprocess.Popen[bytes], folder: Path, while_waiting: Cal
 
 
 def stop_tree(pid: int, folder: Path, grace_s: float = GRACE_S) -> None:
-    """Stop a launcher and its job at once: SIGTERM to all, and after a moment SIGKILL to what is left."""
-    targets = _members(pid, folder)
-    launcher = proc.read_process(pid)
-    if launcher is not None:
-        targets.append((pid, launcher.start_ticks))
-    _signal(targets, signal.SIGTERM)
-    _signal(targets, signal.SIGCONT)
+    """Stop a launcher and its job at once: SIGTERM to all, and SIGKILL to what is left after a moment."""
+
+    def find(processes: dict[int, proc.Process]) -> list[Target]:
+        launcher = [processes[pid]] if pid in processes else []
+        return [*_targets(launcher), *recorded(folder)]
+
+    stop_all(find, grace_s)
+
+
+def stop_all(find: Callable[[dict[int, proc.Process]], Iterable[Target]], grace_s: float) -> None:
+    """Stop what ``find`` picks of all processes, and all below it.
+
+    It looks again until nothing is left: a launcher that starts its ranks this moment may start one after each look.
+    """
+    known: set[Target] = set()
+    told: set[Target] = set()
     limit = time.monotonic() + grace_s
-    while time.monotonic() < limit and any(is_same(*target) for target in targets):
+    quiet_looks = 0
+    while quiet_looks < QUIET_LOOKS and time.monotonic() < limit + KILL_LIMIT_S:
+        processes = proc.read_processes()
+        known.update(find(processes))
+        alive = {target for target in known if _is_alive(target, processes)}
+        alive.update(*(_targets(proc.descendants(pid, processes)) for pid, _ in tuple(alive)))
+        alive = {target for target in alive if _is_alive(target, processes)}
+        known |= alive
+        if time.monotonic() < limit:
+            _signal(alive - told, signal.SIGTERM)
+            _signal(alive - told, signal.SIGCONT)
+            told |= alive
+        else:
+            _signal(alive, signal.SIGKILL)
+        quiet_looks = 0 if alive else quiet_looks + 1
         time.sleep(0.05)
-    _signal(targets, signal.SIGKILL)
+
+
+def _targets(processes: Iterable[proc.Process]) -> list[Target]:
+    return [(process.pid, process.start_ticks) for process in processes]
+
+
+def _is_alive(target: Target, processes: dict[int, proc.Process]) -> bool:
+    process = processes.get(target[0])
+    return process is not None and process.start_ticks == target[1] and process.state not in "ZX"
 
 
 def _members(launcher_pid: int, folder: Path) -> list[Target]:
     """Return what is below the launcher, and what was recorded: a rank whose own parent has ended is still one."""
-    processes = proc.read_processes()
-    below = [(p.pid, p.start_ticks) for p in proc.descendants(launcher_pid, processes)]
+    below = _targets(proc.descendants(launcher_pid, proc.read_processes()))
+    return [*below, *(target for target in recorded(folder) if target not in below and target[0] != launcher_pid)]
+
+
+def recorded(folder: Path) -> list[Target]:
+    """Return the processes that have left a ring, and the ranks that could not."""
     names = (path.stem.split("-") for path in (folder / "rings").glob("*-*.ring"))
-    known = [*((int(name[0]), int(name[1])) for name in names), *_unrecorded(folder)]
-    return [*below, *(target for target in known if target not in below and target[0] != launcher_pid)]
+    return [*((int(name[0]), int(name[1])) for name in names), *_unrecorded(folder)]
 
 
 def _unrecorded(folder: Path) -> list[Target]:

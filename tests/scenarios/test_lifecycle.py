@@ -87,6 +87,29 @@ def test_a_killed_watcher_leaves_no_rank_and_a_readable_folder(tmp_path: Path) -
     assert "rank" in drawn.stdout
 
 
+KILLS_THE_WATCHER = """
+import os, signal, sys
+if {there}:
+    os.kill(int(os.environ["DDPDOCTOR_WATCHER"]), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(
+    "there", ["'torch.distributed.run' in sys.orig_argv", "os.environ.get('RANK') == '0'"], ids=["launcher", "rank"]
+)
+def test_a_watcher_killed_as_its_job_starts_leaves_nobody(there: str, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(KILLS_THE_WATCHER.format(there=there))
+    process = start("endless", tmp_path / "run", *PATIENT, ranks=2, PYTHONPATH=str(site))
+    try:
+        process.communicate(timeout=200)  # all who write to its streams have ended
+        assert process.returncode == -signal.SIGKILL
+        assert job_pids(tmp_path / "run") == []
+    finally:
+        kill_job(tmp_path / "run")
+
+
 def test_a_hung_job_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     ran = run("ignores_sigterm", tmp_path, ranks=2)
     assert ran.status == 124
