@@ -59,9 +59,9 @@ def watch(folder: Path, fd: int, code: str, in_child: Callable[[Guardian], None]
     """Be a watcher: start a guardian and a launcher, and be killed."""
     mark = {"DDPDOCTOR_RUN": str(folder), "DDPDOCTOR_WATCHER": str(os.getpid())}
     guardian = Guardian(folder, mark, lambda: os.write(fd, b"orphaned "))
-    launcher = subprocess.Popen(  # noqa: PLW1509 - no threads here
+    launcher = subprocess.Popen(
         [sys.executable, "-S", "-c", code], env={**os.environ, **mark}, pass_fds=(fd,),
-        preexec_fn=lambda: in_child(guardian),
+        preexec_fn=lambda: in_child(guardian),  # noqa: PLW1509 - no threads here
     )  # fmt: skip
     if in_child is once_the_launcher_has_ended:
         launcher.wait()
