@@ -210,19 +210,38 @@ def _message(note: dict[str, Any]) -> str:
 
 
 def _groups(evidence: dict[str, Any], notes: list[dict[str, Any]], log: CallLog) -> tuple[GroupState, ...]:
-    """Return the groups as the rank told them last: in its evidence, or when a call failed, or from its calls alone."""
-    told = read_groups(evidence.get("groups"))
-    for note in reversed(notes):
-        told = told or (read_groups(note.get("groups")) if note.get("k") == "raised" else ())
-    if told:
-        return told
+    """Return the groups as the rank told them last: in its evidence, or when a call failed, or from its calls alone.
+
+    A slow start draws a request for evidence, and the answer is out of date when the job fails later: what the calls
+    say then holds.
+    """
+    highest = _highest_numbers(log)
+    raised = (note for note in reversed(notes) if note.get("k") == "raised")
+    told = [found for entry in (evidence, *raised) if (found := read_groups(entry.get("groups")))]
+    fresh = next((groups for groups in told if not any(_is_outdated(group, highest) for group in groups)), None)
+    if fresh is not None:
+        return fresh
+    members = {group.name: group.ranks for groups in told[:1] for group in groups}
+    return tuple(
+        GroupState(name=name, ranks=members.get(name, ()), backend="", enqueued=number)
+        for name, number in sorted(highest.items())
+    )
+
+
+def _is_outdated(group: GroupState, highest: dict[str, int]) -> bool:
+    """Return whether a call carries a higher number than the one that follows on the group's counter."""
+    return highest.get(group.name, 0) > group.enqueued + 1
+
+
+def _highest_numbers(log: CallLog) -> dict[str, int]:
+    """Return, by group, the highest number that a call which has ended carries, or that a phase began with."""
     highest: dict[str, int] = {}
     for kind, at in log.last.items():
         name = kind.group or DEFAULT_GROUP
         number = log.numbers[at] - (1 if kind.numbered and not log.ended_ns[at] else 0)
         if log.numbers[at] > 0 and kind.op != "work_wait":
             highest[name] = max(highest.get(name, 0), number)
-    return tuple(GroupState(name=n, ranks=(), backend="", enqueued=seq) for n, seq in sorted(highest.items()))
+    return highest
 
 
 def _read_dump(folder: Path, content: reading.RingContent) -> str:

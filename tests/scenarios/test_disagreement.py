@@ -11,6 +11,7 @@ from tests.scenarios.running import PATIENT, marked_lines, run
 SEEDED = {
     "mismatch_shifted": (2, "OFF", "mismatch", [0], "called all_reduce"),
     "mismatch_uneven": (3, "DETAIL", "mismatch", [2], "is in barrier"),
+    "mismatch_lone": (3, "OFF", "mismatch", [0], "which ranks 1 and 2 did not call"),
     "model_frozen": (3, "OFF", "model-differs", [1], "requires_grad=False"),
     "deadlock_groups": (3, "DETAIL", "deadlock", [0, 1], "of the group of ranks 0 and 1 for rank 0"),
     "deadlock_message": (2, "OFF", "deadlock", [0, 1], "waits in recv for rank 0"),

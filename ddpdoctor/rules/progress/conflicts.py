@@ -10,7 +10,7 @@ from ddpdoctor.model.call_log import kind_of
 from .blame import Blame, Part, find_blame
 from .departures import find_departure
 from .groups import Group, Position, recorded_seq
-from .states import NATIVE_PHASES, Doing, State
+from .states import FORWARDS, NATIVE_PHASES, Doing, State
 from .timeline import Entry, Timeline, read_timeline
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ ANY_SHAPE = EVEN_SHAPE | {"all_to_all", "all_to_all_single"}
 """Those too that are made for different splits; a reason only where a rank was aborted inside."""
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_coalesced"})
-_FORWARD = frozenset({"ddp_forward", "ddp_forward_no_grad"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +43,14 @@ class Conflict:
     blame: Blame
     passed: bool
     """The calls fitted each other and went through; what they shifted disagreed later."""
+    left: tuple[int, ...] = ()
+    """Ranks that never made such a call, and whose scripts have ended."""
 
 
 def signature(kind: CallKind, *, native: bool, shaped: AbstractSet[str] = SAME_SHAPE) -> Hashable:
     """Return what has to be equal on all ranks; of the operations ``shaped`` the shape is."""
     if native:
-        return "forward" if kind.op in _FORWARD else kind.op
+        return "forward" if kind.op in FORWARDS else kind.op
     shape = kind.shape if kind.op in shaped else None
     root = (kind.peer or 0) if kind.op in ROOTED else None
     redop = (kind.redop or "SUM") if kind.op in REDUCING else None

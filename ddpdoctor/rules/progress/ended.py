@@ -43,6 +43,9 @@ def check_early_exit(scene: Scene) -> Ruling:
     The process ended with status 0, or its script had come to its end, and others wait in a collective that it had not
     come to, or failed in it ("Connection closed by peer"), before any rank failed by itself.
 
+    A call that only the waiting rank makes, as under `if rank == 0:` at the end of the script, is DD602: there the
+    ranks that ended had passed its line, or had destroyed the group, and nobody had made that call before.
+
     ## How sure
 
     High.

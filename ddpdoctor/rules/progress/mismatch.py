@@ -30,6 +30,10 @@ _UNEVEN = (
     "give every rank the same number of batches (DistributedSampler, drop_last=True), or use model.join(); else look "
     "for a collective, a break or a continue under a condition that differs between ranks"
 )
+_ALONE = (
+    "make that call on all ranks: move it out of `if rank == 0:`, is_global_zero or is_main_process, and keep only "
+    "work that needs no other rank under that condition (printing, saving)"
+)
 _ONE_LINE = (
     "give that line equal tensors (drop_last=True, padding), in one order (sorted names) and with one root on all "
     "ranks; else look for a call of it under a condition that differs between ranks"
@@ -51,6 +55,9 @@ def check_mismatch(scene: Scene) -> Ruling:
     root, reduction and shape where the operation needs them equal. Collectives that DDP makes inside its constructor,
     `forward` and `backward` count as well, each in the phase in which C++ made it. Where an equal collective of another
     line went through and shifted all later ones, that line is named, and not the later one at which it showed.
+
+    A collective that only one rank calls, at the end of the script or in a callback, is found as well. The other ranks
+    have passed that line and their scripts have ended. Where they left the middle of a loop, see DD603.
 
     ## How sure
 
@@ -93,6 +100,7 @@ def _finding(scene: Scene, conflict: Conflict) -> Finding:
         evidence=(
             f"collective {conflict.seq} of {group_words(conflict.group, scene.world)}: {conflict.blame.reason}",
             *_sides(conflict),
+            *say.classes(scene, conflict.left),
             *say.handled_words(scene, blamed),
             *counts,
             *say.progress_words(scene, blamed),
@@ -103,6 +111,8 @@ def _finding(scene: Scene, conflict: Conflict) -> Finding:
 
 
 def _fix(conflict: Conflict, *, uneven: bool) -> str:
+    if conflict.left:
+        return _ALONE
     if uneven:
         return _UNEVEN
     sites = {part.site for part in conflict.parts}
@@ -118,6 +128,12 @@ def _lines(scene: Scene, part: Part) -> list[Frame | None]:
 
 def _summary(scene: Scene, conflict: Conflict, departing: list[Part]) -> str:
     agreeing = [part for part in conflict.parts if part not in departing]
+    if conflict.left:
+        left = conflict.left
+        return (
+            f"{_side_words(scene, conflict, departing)}, which {say.who(scene, left)} did not call: "
+            f"{verb(left, 'its script has', 'their scripts have')} ended"
+        )
     if not agreeing:
         sides = _call_classes(departing).items()
         return "ranks disagree: " + ", ".join(f"{say.who(scene, ranks)} in {what}" for what, ranks in sides)

@@ -14,6 +14,7 @@ from .differences import Difference, find_difference
 from .failures import Failure, find_failures
 from .gave_up import all_gave_up
 from .groups import Position, group_table, position_of, world_of
+from .lone_calls import find_lone_call
 from .members import are_all_told, lost_nodes, without_stale
 from .places import is_file
 from .states import NATIVE_PHASES, OVER, Doing, State, final_error, settle, states_of
@@ -172,6 +173,8 @@ def build_scene(job: Job) -> Scene:
         conflict = None  # they wait for one that has not come: others may have no part in this group
     difference = find_difference([state.rank for state in states.values()], table, world)
     early = _early(states, waits, failures)
+    if conflict is None and early:
+        conflict = find_lone_call(states, positions, early, detail=detail)
     is_lost = bool(lost) and _follows_from_loss(states, waits, conflict, failures)
     quiet = frozenset(n for n, s in states.items() if s.doing not in OVER and (failures or _is_quiet(job, s.rank)))
     return Scene(

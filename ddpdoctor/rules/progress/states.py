@@ -19,6 +19,8 @@ WORK_WAIT = "work_wait"
 """Phase: ``Work.wait`` was called, for the oldest open asynchronous call of its group."""
 NATIVE_PHASES = frozenset({"backward", "ddp_init", "ddp_forward", "ddp_forward_no_grad"})
 """Phases in which DDP's C++ reducer makes collectives that no Python function sees."""
+FORWARDS = frozenset({"ddp_forward", "ddp_forward_no_grad"})
+"""DDP's forward, with gradients and without."""
 _NOT_COLLECTIVES = PHASES | {WORK_WAIT, "epoch"}
 _PASSED_OVER = frozenset({"epoch", "destroy_process_group"})
 _OWN_ERRORS = frozenset(
@@ -291,13 +293,18 @@ def _call_that_raised(rank: Rank, error: Raised) -> Call | None:
     if in_call is None or error.from_child or error.type in _OWN_ERRORS or not _raised_by_torch(error):
         return None
     failed = pack_calls(rank.recent_calls).of_kinds(lambda kind: kind.failed)
-    calls = [c for c in (*failed, *rank.open_calls) if c.op == in_call and (c.failed or c.ended_ns is None)]
+    calls = [c for c in (*failed, *rank.open_calls) if _is_named(c, in_call) and (c.failed or c.ended_ns is None)]
     call = max(calls, key=lambda c: c.index, default=None)
     if call is not None and call.op == WORK_WAIT:
         return _awaited([*rank.open_calls, *failed, *_of_index(rank, call.awaits)], call)
     if call is not None and (call.op in NATIVE_PHASES or _doing_in(call) in WAITING):
         return call
     return None
+
+
+def _is_named(call: Call, op: str) -> bool:
+    """Return whether an error names this call: a forward of DDP fails under one name, with gradients or not."""
+    return call.op == op or {call.op, op} <= FORWARDS
 
 
 def _of_index(rank: Rank, index: int | None) -> tuple[Call, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, zip_longest
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -72,7 +72,7 @@ def read_timeline(state: State, name: str, *, detail: bool, most: int) -> Timeli
     phase: _Event | None = None
     cursor: int | None = None
     events = _events(state, name, most)
-    for event in events:
+    for event, following in zip_longest(events, events[1:]):
         if event.kind.op == TAKES_NO_NUMBER and event.ended_ns and not event.kind.failed:
             continue
         collective = is_collective_op(event.kind.op) or _makes_group(event)
@@ -87,7 +87,7 @@ def read_timeline(state: State, name: str, *, detail: bool, most: int) -> Timeli
             phase, count = event, 0
         if cursor is None or event.number > cursor:
             cursor = event.number
-        if event.kind.failed:
+        if event.kind.failed and not _failed_inside(event, following):
             break
     if phase is not None and cursor is not None:
         told = _last_begun(state, name, detail=detail)
@@ -95,6 +95,12 @@ def read_timeline(state: State, name: str, *, detail: bool, most: int) -> Timeli
         last = cursor + max(0, _usual(entries, phase) - count) * waits if told is None else told
         _fill(entries, phase, cursor, last)
     return Timeline(rank=state.rank.rank, entries=entries, first_places=_first_places(events))
+
+
+def _failed_inside(event: _Event, following: _Event | None) -> bool:
+    """Return whether a phase failed because of a call inside it: a hook or a custom function calls in backward."""
+    native = event.kind.op in NATIVE_PHASES and following is not None and following.kind.failed
+    return native and following is not None and following.started_ns < event.ended_ns
 
 
 def _makes_group(event: _Event) -> bool:

@@ -1,0 +1,135 @@
+"""Finds a collective that only some ranks call, at the end of the script, while the others pass it by and leave."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.call_log import pack_calls
+from ddpdoctor.model.findings import Confidence
+
+from .blame import Blame, Part
+from .conflicts import Conflict
+from .groups import recorded_seq
+from .places import last_main_stack
+from .states import final_error
+from .timeline import read_timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+    from ddpdoctor.model.call_log import CallKind
+    from ddpdoctor.model.facts import Frame, Rank
+
+    from .groups import Group, Position
+    from .states import State
+    from .timeline import Entry
+
+MOST_RECORDS = 256
+"""Ours: records of a rank, the latest, in which its first lone call is looked for."""
+
+
+def find_lone_call(
+    states: Mapping[int, State], positions: Mapping[int, Position], left: Sequence[int], *, detail: bool
+) -> Conflict | None:
+    """Return the call that only the waiting ranks make, where the ranks that ``left`` had passed its line.
+
+    A rank that leaves a loop too early is another matter: the others wait in a call that they all made before.
+    """
+    for group in dict.fromkeys(position.group for position in positions.values()):
+        callers = [states[n] for n in group.members if n in positions and positions[n].group == group]
+        gone = [states[n].rank for n in group.members if n in set(left)]
+        if callers and len(callers) <= len(gone) and len(callers) + len(gone) == len(group.members):
+            found = _lone_call(group, callers, gone, detail=detail)
+            if found is not None:
+                return found
+    return None
+
+
+def _lone_call(group: Group, callers: Sequence[State], gone: Sequence[Rank], *, detail: bool) -> Conflict | None:
+    blame = _blame([state.rank for state in callers], gone)
+    found = [_first_lone(state, group, gone, detail=detail) for state in callers] if blame is not None else []
+    calls = [call for call in found if call is not None]
+    if blame is None or len(calls) < len(callers):
+        return None
+    return Conflict(
+        group=group,
+        seq=min(number for number, _ in calls),
+        parts=tuple(part for _, part in calls),
+        blame=blame,
+        passed=False,
+        left=tuple(rank.rank for rank in gone),
+    )
+
+
+def _first_lone(state: State, group: Group, gone: Sequence[Rank], *, detail: bool) -> tuple[int, Part] | None:
+    """Return the first call of a rank, with its number, that has no counterpart; None where that is an everyday call.
+
+    The rank waits in the last one. Earlier ones may have returned: the root of a broadcast does not wait.
+    """
+    entries = read_timeline(state, group.name, detail=detail, most=MOST_RECORDS).entries
+    known = {_line_of(kind) for rank in gone for kind in pack_calls(rank.recent_calls).counts}
+    come = max(recorded_seq(rank, group.name) for rank in gone)
+    first: tuple[int, Entry] | None = None
+    lone = set()
+    for number in sorted(entries, reverse=True):
+        entry = entries[number]
+        if number <= come or _line_of(entry.kind) in known:
+            break
+        first = (number, entry)
+        lone.add(entry.place)
+    if first is None or _was_made_before(state.rank, first[1], lone):
+        return None
+    number, entry = first
+    part = Part(
+        rank=state.rank.rank, kind=entry.kind, native=entry.native, place=entry.place, started_ns=entry.started_ns
+    )
+    return number, part
+
+
+def _line_of(kind: CallKind) -> Hashable:
+    site = kind.site
+    return (kind.op, None if site is None else (site.file, site.line))
+
+
+def _was_made_before(rank: Rank, entry: Entry, lone: set[int]) -> bool:
+    """Return whether the rank had called this line before, when all ranks still went along."""
+    log = pack_calls(rank.recent_calls)
+    line = _line_of(entry.kind)
+    same = {at for at, kind in enumerate(log.kinds) if _line_of(kind) == line}
+    return any(index not in lone for which, index in zip(log.which, log.indexes, strict=True) if which in same)
+
+
+def _blame(callers: Sequence[Rank], gone: Sequence[Rank]) -> Blame | None:
+    """Blame the callers where each rank that is gone came further in the script, or destroyed the group."""
+    ranks = tuple(rank.rank for rank in callers)
+    if all(_has_passed(rank, _frames(caller)) for rank in gone for caller in callers):
+        return Blame(ranks=ranks, confidence=Confidence.HIGH, reason="the other ranks passed its line without it")
+    if all(_destroyed(rank) for rank in gone):
+        reason = "the other ranks destroyed the group without it, and no rank had called it before"
+        return Blame(ranks=ranks, confidence=Confidence.MEDIUM, reason=reason)
+    return None
+
+
+def _frames(rank: Rank) -> tuple[Frame, ...]:
+    """Return the stack in which a rank waits, or out of which it was thrown."""
+    error = final_error(rank)
+    if error is not None and error.frames:
+        return error.frames
+    stack = last_main_stack(rank)
+    return stack.frames if stack is not None else ()
+
+
+def _has_passed(rank: Rank, frames: Iterable[Frame]) -> bool:
+    """Return whether a rank's last known line stands below the one of these frames that is in the same function."""
+    log = pack_calls(rank.recent_calls)
+    last = log.last_of_kinds(lambda kind: kind.site is not None)
+    lines = [frame for frame in (rank.exit_call, last.site if last is not None else None) if frame is not None]
+    return any(
+        frame.user and (frame.file, frame.function) == (line.file, line.function) and line.line > frame.line
+        for frame in frames
+        for line in lines
+    )
+
+
+def _destroyed(rank: Rank) -> bool:
+    return any(kind.op == "destroy_process_group" for kind in pack_calls(rank.recent_calls).counts)
