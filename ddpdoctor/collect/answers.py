@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 MAX_ANSWER_BYTES = 64 * 2**20
 """Longer answers are not read: a process of many threads with deep stacks writes a thousandth of it."""
+_MESH = "mesh_"
+_MESH_OF_ALL = "mesh_default"
 Answers = dict[tuple[int, int], list[tuple[int, str]]]
 """By pid and start ticks: the number of each request that was answered, and the file with the answer."""
 
@@ -80,10 +82,17 @@ def read_groups(entries: Any) -> tuple[GroupState, ...]:
             ranks=tuple(entry["ranks"]),
             backend=str(entry.get("backend", "")),
             enqueued=entry["enqueued"],
+            mesh_dim=_mesh_dim(entry.get("desc")),
         )
         for entry in dicts(entries)
         if "name" in entry and isinstance(entry.get("enqueued"), int) and _are_ranks(entry.get("ranks"))
     )
+
+
+def _mesh_dim(desc: Any) -> str:
+    """Return the dimension that torch's device mesh has written into a group's description."""
+    known = isinstance(desc, str) and desc.startswith(_MESH) and desc != _MESH_OF_ALL
+    return str(desc).removeprefix(_MESH) if known else ""
 
 
 def _are_ranks(value: Any) -> bool:

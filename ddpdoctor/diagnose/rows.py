@@ -76,7 +76,8 @@ def _describe_alive(rank: Rank) -> str:
 def _describe_call(rank: Rank) -> str:
     for call in reversed(rank.open_calls):
         if call.thread_is_main and not call.is_async:
-            return PHASE_WORDS.get(call.op, f"in {call.op}")
+            awaited = next((one.op for one in rank.open_calls if one.index == call.awaits), None)
+            return f"in {awaited}" if awaited else PHASE_WORDS.get(call.op, f"in {call.op}")
     if not rank.recorded:
         return "not recorded"
     return "in the script"

@@ -132,6 +132,8 @@ class GroupState:
     backend: str
     enqueued: int
     """Collectives begun in this group, those of DDP's C++ reducer included, point-to-point calls taken out."""
+    mesh_dim: str = ""
+    """The dimension of the device mesh that it was made for, such as "tp"; empty where it was made by other means."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import _thread
 import collections
 import inspect
-import os
 import sys
 import time
 import weakref
@@ -13,6 +12,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 from . import detail, frames, groups, wire
 from .errors import hide_own_frames, note_exception
+from .layers import OWN_NAME, layer_of
 from .state import guarded, here
 from .stepclock import clock, ended_collective
 from .wrappers import standing_for
@@ -26,6 +26,7 @@ COLLECTIVES = {
     "all_gather_coalesced": "input_tensor_list",
     "all_gather_into_tensor": "input_tensor",
     "gather": "tensor",
+    "gather_single": "input",
     "scatter": "tensor",
     "reduce_scatter": "output",
     "reduce_scatter_tensor": "output",
@@ -36,10 +37,11 @@ COLLECTIVES = {
 }  # type: Dict[str, Optional[str]]
 """Name of the call, and of the argument whose dtype and shape are recorded."""
 POINT_TO_POINT = {"send": "tensor", "recv": "tensor", "isend": "tensor", "irecv": "tensor", "batch_isend_irecv": None}
+RENAMED = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
+"""New names of collectives (torch 2.13) that are recorded under the old one: functional collectives keep that."""
 _PEER = ("dst", "src", "group_dst", "group_src")
 MONITORED = "monitored_barrier"
 """Made of sends and receives: it stands under the next number, as a collective would, and does not use it up."""
-_TORCH_DISTRIBUTED = os.sep + os.path.join("torch", "distributed") + os.sep
 
 _pending: collections.deque[Tuple[Any, int]] = collections.deque(maxlen=256)
 _works: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -52,7 +54,7 @@ _now_ns = time.monotonic_ns
 
 
 def call_site(ring: Any, frame: Any) -> Tuple[int, str]:
-    """Return the id of the user's innermost line, and the name of the function of torch that it called.
+    """Return the id of the user's innermost line, and the function or layer of torch.distributed that it called.
 
     ``frame`` is the one that called a hook: those of the hooks cost time to be made.
     """
@@ -69,8 +71,9 @@ def call_site(ring: Any, frame: Any) -> Tuple[int, str]:
                 place = frames.describe(file, frame.f_lineno or 0, code.co_name)
                 site = ring.intern_site(key, place)
             return site, api
-        if _TORCH_DISTRIBUTED in file and not file.endswith("c10d_logger.py"):
-            api = code.co_name
+        layer = layer_of(file)
+        if layer:
+            api = code.co_name if layer == OWN_NAME else layer
         frame = frame.f_back
         depth += 1
     return 0, ""
@@ -88,7 +91,8 @@ def begin(op: str, group: int = 0, seq: int = wire.NO_SEQ) -> int:
     return int(ring.begin(op_id, api_id, group, site, seq, 0, 0, wire.NO_PEER, 0, flags, ()))
 
 
-def _about(ring: Any, about: Any) -> Tuple[int, Any, int]:
+def about_tensors(ring: Any, about: Any) -> Tuple[int, Any, int]:
+    """Return dtype (interned), shape and number of what a call was given: a tensor, or a list of them."""
     tensors = 1
     if isinstance(about, (list, tuple)):
         tensors = len(about)
@@ -246,7 +250,7 @@ class _Hook:
         redop = args[self.op_at] if self.op_at < given else None if self.p2p else kwargs.get("op")
         redop_id = ring.intern(_redop_name(redop)) if redop is not None else 0
         about = args[self.tensor_at] if self.tensor_at < given else kwargs.get(self.tensor)
-        dtype, dims, tensors = (0, (), 0) if about is None else _about(ring, about)
+        dtype, dims, tensors = (0, (), 0) if about is None else about_tensors(ring, about)
         peer = self.peer(args, kwargs) if self.peers else wire.NO_PEER
         op = ring.intern(self.op)
         api_id = (ring.intern(api) if api else 0) or op
@@ -383,11 +387,19 @@ def groups_now() -> Any:
     return groups.groups_now()
 
 
+def _only_renamed(function: Callable[..., Any]) -> bool:
+    """Return whether a collective only calls the one that has its new name, which is recorded already."""
+    return not RENAMED.keys().isdisjoint(inspect.unwrap(function).__code__.co_names)
+
+
 def patch(module: Any) -> None:
     """Put the records around the functions of torch.distributed.distributed_c10d."""
     groups.c10d = module
+    for name, op in RENAMED.items():
+        if hasattr(module, name):
+            setattr(module, name, wrap(op, getattr(module, name), COLLECTIVES[op], p2p=False))
     for op, tensor in COLLECTIVES.items():
-        if hasattr(module, op):
+        if hasattr(module, op) and not _only_renamed(getattr(module, op)):
             setattr(module, op, wrap(op, getattr(module, op), tensor, p2p=False))
     for op, tensor in POINT_TO_POINT.items():
         if hasattr(module, op):

@@ -17,11 +17,13 @@ _known: Dict[int, Known] = {}
 class Known:
     """What is kept of one group."""
 
-    __slots__ = ("id", "moved", "name", "reference", "ring")
+    __slots__ = ("desc", "id", "moved", "name", "reference", "ring")
 
     def __init__(self, group: Any) -> None:
         self.reference = weakref.ref(group, functools.partial(_forget, _known, id(group)))
         self.name = str(group.group_name)
+        self.desc = str(getattr(group, "group_desc", None) or "")
+        """What its maker says it is for; a device mesh names its dimension here."""
         self.moved = 0
         """How much point-to-point calls have moved the backend's sequence number."""
         self.ring: Any = None
@@ -93,6 +95,7 @@ def groups_now() -> Any:
         found.append(
             {
                 "name": known(group).name,
+                "desc": known(group).desc,
                 "ranks": sorted(int(r) for r in ranks),
                 "backend": str(world.pg_map[group][0]) if group in world.pg_map else "",
                 "enqueued": sequence_number(group) - known(group).moved,

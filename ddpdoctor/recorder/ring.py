@@ -138,6 +138,13 @@ class Ring:
             wire.FLAGS.pack_into(self._map, at + wire.SLOT_FLAGS_OFFSET, old | extra_flags)
         _pack_cell(self._map, _DONE, next(self._done))
 
+    def returned(self, index: int) -> None:
+        """Say of a call that has not ended that it has returned, and goes on by itself."""
+        at = self._slots_at + (index - 1) % self._slots * _SLOT_SIZE
+        if _unpack_cell(self._map, at)[0] == index:
+            old = wire.FLAGS.unpack_from(self._map, at + wire.SLOT_FLAGS_OFFSET)[0]
+            wire.FLAGS.pack_into(self._map, at + wire.SLOT_FLAGS_OFFSET, old | wire.FLAG_ASYNC)
+
     def waits(self, since_ns: int) -> None:
         """Say since when the main thread waits for other ranks, 0 where it does not."""
         _pack_cell(self._map, _WAIT_SINCE, since_ns)

@@ -155,6 +155,7 @@ def _register_patches() -> None:
     }
     imports.patches.update({module: _later("training", name) for module, name in training.items()})
     imports.patches["torch.distributed.distributed_c10d"] = _patch_groups
+    imports.patches["torch.distributed._functional_collectives"] = _later("functional", "patch")
     imports.patches["multiprocessing.process"] = _later("errors", "note_processes")
     describers["lock_path"] = _lock_path
     describers["handled"] = _handled_now

@@ -10,10 +10,11 @@ from ddpdoctor.model.facts import Frame, Life, Rank
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.majority import host_list
 
+from .meshes import behind_words, dim_of, mesh_words
 from .places import innermost_user, lines_seen
 from .scene import Scene, moment
 from .states import Doing, State, final_error
-from .words import call_words, first_line, line_of, place_words, seconds, verb, without_numbers
+from .words import call_words, first_line, line_of, peer_words, place_words, seconds, verb, without_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,7 +45,7 @@ def doing_words(state: State, *, one: bool = True) -> str:
         what = "backward (DDP's gradient reduction)" if state.call.op == "backward" else state.call.op
         return f"{wait} in {what}"
     if state.doing in (Doing.COLLECTIVE, Doing.PEER):
-        return f"{wait} in {call_words(state.call)}"
+        return f"{wait} in {call_words(state.call)}{peer_words(state.call)}"
     if state.doing is Doing.USER and not state.rank.recorded:
         return "could not be looked into"
     error = final_error(state.rank)
@@ -65,25 +66,25 @@ def line_at(state: State) -> Frame | None:
 
 def classes(scene: Scene, numbers: Iterable[int]) -> list[str]:
     """Return one sentence for each class of ranks that do the same at the same line, the largest class first."""
-    merged: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    merged: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     for number in numbers:
         state = scene.states[number]
         frame = line_at(state)
         at = f", {line_of(frame)}" if frame is not None else ""
-        merged[doing_words(state), doing_words(state, one=False), at].append(number)
+        merged[doing_words(state), doing_words(state, one=False), dim_of(scene, number), at].append(number)
     ordered = sorted(merged.items(), key=lambda item: (-len(item[1]), item[1]))
     sentences = [_class_sentence(scene, words, ranks) for words, ranks in ordered[:MAX_CLASSES]]
     left = sum(len(ranks) for _, ranks in ordered[MAX_CLASSES:])
     return [*sentences, f"{left} more ranks stand at other lines"] if left else sentences
 
 
-def _class_sentence(scene: Scene, words: tuple[str, str, str], ranks: list[int]) -> str:
-    one, many, at = words
+def _class_sentence(scene: Scene, words: tuple[str, str, str, str], ranks: list[int]) -> str:
+    one, many, _, at = words
     waited = [scene.states[n].since(moment(scene.job)) for n in ranks if scene.states[n].waiting]
     known = [value for value in waited if value is not None]
     lasting = seconds(max(known)) if known else ""
     tail = f", {lasting}" if lasting else ""
-    return f"{rank_list(ranks)} {verb(ranks, one, many)}{at}{tail}"
+    return f"{rank_list(ranks)} {verb(ranks, one, many)}{mesh_words(scene, ranks)}{at}{tail}"
 
 
 def others(scene: Scene, blamed: Iterable[int]) -> list[str]:
@@ -92,11 +93,14 @@ def others(scene: Scene, blamed: Iterable[int]) -> list[str]:
 
 
 def waiters_words(scene: Scene, blamed: Iterable[int]) -> str:
-    """Return "while ranks 0 and 2 wait for it in all_reduce", or nothing where nobody waits."""
+    """Return "while ranks 0 and 2 wait for it in all_reduce", by dimension of a mesh; nothing where nobody waits."""
     blamed = tuple(blamed)
     waiters = [n for n in scene.waits.waiters if n not in set(blamed)]
     if not waiters:
         return ""
+    told = behind_words(scene, blamed, waiters)
+    if told is not None:
+        return told
     whom = "it" if len(blamed) == 1 else "them"
     calls = {_short(scene.states[n]) for n in waiters}
     where = f" in {calls.pop()}" if len(calls) == 1 else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
@@ -26,6 +26,7 @@ class Group:
 
     name: str
     members: tuple[int, ...]
+    mesh_dim: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ def world_of(job: Job) -> int:
 def group_table(job: Job) -> dict[tuple[int, str], Group]:
     """Return, for each rank and group name, the group. What a dead rank cannot say its peers say for it."""
     table: dict[tuple[int, str], Group] = {}
-    told = dict.fromkeys(Group(state.name, state.ranks) for rank in job.ranks for state in rank.groups)
+    told = dict.fromkeys(Group(state.name, state.ranks, state.mesh_dim) for rank in job.ranks for state in rank.groups)
     for group in told:
         for member in group.members:
             table.setdefault((member, group.name), group)
@@ -89,12 +90,23 @@ def _last_known(rank: Rank, name: str) -> int:
 
 
 def group_words(group: Group, world: int, among: Iterable[Group] = ()) -> str:
-    """Return a group as its user knows it: by its members, and by torch's name where others have the same ones."""
+    """Return a group as its user knows it: by its dimension of the mesh and its members.
+
+    torch's own name is added where others have the same members.
+    """
     twins = [other for other in among if other.members == group.members and other != group]
     name = f" ({group.name})" if twins else ""
     if group.members == tuple(range(world)):
         return f"the group of all ranks{name}"
+    if group.mesh_dim:
+        return f"the {dim_words(group)} group ({rank_list(group.members)})"
     return f"the group of {rank_list(group.members)}{name}"
+
+
+def dim_words(group: Group) -> str:
+    """Return the name of a group's dimension of the mesh; torch calls those without a name ``dim_0`` and so on."""
+    number = group.mesh_dim.removeprefix("dim_")
+    return f"mesh dimension {number}" if number.isdigit() else group.mesh_dim
 
 
 def find_group(table: Mapping[tuple[int, str], Group], rank: Rank, name: str, world: int) -> Group:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Place
 
 _DIGITS = re.compile(r"\d+")
+_WAYS = {"send": "to", "isend": "to", "recv": "from", "irecv": "from"}
 MAX_TEXT = 300
 """Characters kept of the text of an exception."""
 
@@ -49,6 +50,12 @@ def call_words(call: Call | CallKind | None) -> str:
     if call.shape is None or call.dtype is None:
         return name
     return f"{name} of {call.dtype.replace('torch.', '')}{list(call.shape)}"
+
+
+def peer_words(call: Call | None) -> str:
+    """Return " from rank 1" or " to rank 1" of a point-to-point call, nothing of any other."""
+    way = _WAYS.get(call.op) if call is not None else None
+    return f" {way} rank {call.peer}" if way and call is not None and call.peer is not None else ""
 
 
 def seconds(duration_ns: int | None) -> str:
