@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.blocked import read_blocked, read_kernel_function
-from ddpdoctor.collect.connections import Row, read_connections, read_rows
+from ddpdoctor.collect.connections import Row, find_listener, read_connections, read_rows
 from ddpdoctor.collect.file_locks import Line, awaited_lock, locks_of_others, read_lines
 from ddpdoctor.collect.proc import read_command
-from ddpdoctor.model.causes import LostChild, ProcessCauses
+from ddpdoctor.model.causes import Blocked, LockFile, LostChild, Owner, ProcessCauses
 
 if TYPE_CHECKING:
     from ddpdoctor.collect.proc import Process
@@ -30,12 +30,15 @@ class Look:
     locks: tuple[Line, ...] = field(default_factory=read_lines)
     connections: tuple[Row, ...] = ()
     """Of the network that all of them are in; none: each is asked for its own."""
+    lock_files: dict[int, LockFile] = field(default_factory=dict)
+    """By pid: the lock files that ranks poll for."""
 
 
 def read_causes(pid: int, below: tuple[Process, ...], look: Look) -> ProcessCauses:
     """Return what is to be seen of one living process; ``below`` are its descendants."""
     awaited = awaited_lock(pid, look.locks)
     blocked = read_blocked(pid)
+    rows = look.connections or read_rows(pid)
     return ProcessCauses(
         blocked=blocked,
         store_port=_store_port(pid) if blocked is not None and blocked.remote else None,
@@ -43,9 +46,17 @@ def read_causes(pid: int, below: tuple[Process, ...], look: Look) -> ProcessCaus
         waits_for_lock=awaited,
         locks_of_others=() if awaited is not None else locks_of_others(pid, look.family, look.locks),
         lost_children=tuple(lost_child(child) for child in below if child.state == "Z"),
-        connections=read_connections(pid, look.connections or read_rows(pid)),
+        connections=read_connections(pid, rows),
+        lock_file=look.lock_files.get(pid),
+        listener=_listener(blocked, rows),
         commands=tuple((child.pid, read_command(child.pid)) for child in _commands(pid, below)),
     )
+
+
+def _listener(blocked: Blocked | None, rows: tuple[Row, ...]) -> Owner | None:
+    """Return who serves the connection that a process sleeps in, where that is a process of this host."""
+    pid = find_listener(blocked.remote, rows) if blocked is not None and blocked.remote else None
+    return None if pid is None else Owner(pid=pid, command=read_command(pid))
 
 
 def lost_child(child: Process) -> LostChild:

@@ -17,18 +17,21 @@ from ddpdoctor.collect.addresses import parse_end
 from ddpdoctor.model.transport import Connection, Connections
 
 PROC = Path("/proc")
-ESTABLISHED = "01"
+ESTABLISHED, ASKING, LISTENING = "01", "02", "0A"
+"""States of include/net/tcp_states.h that are looked at."""
 MOST_BYTES = 4 * 2**20
 """Of /proc/PID/net/tcp. Ours: some thirty thousand connections."""
 MOST_STALLED = 16
+MOST_LISTENING = 256
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """An established connection of some process."""
+    """A connection of some process, or a socket that takes connections."""
 
     inode: int
+    state: str
     local: str
     remote: str
     unsent_bytes: int
@@ -36,12 +39,12 @@ class Row:
 
 
 def read_rows(pid: int, proc: Path = PROC) -> tuple[Row, ...]:
-    """Return the established connections in the network of a process."""
+    """Return the connections in the network of a process."""
     found = []
     for table in ("tcp", "tcp6"):
         for line in _text(proc / str(pid) / "net" / table).splitlines()[1:]:
             fields = line.split()
-            if len(fields) > 9 and fields[3] == ESTABLISHED:
+            if len(fields) > 9 and fields[3] in (ESTABLISHED, ASKING, LISTENING):
                 found.append(_row(fields))
     return tuple(row for row in found if row is not None)
 
@@ -52,7 +55,10 @@ def _row(fields: list[str]) -> Row | None:
     if local is None or remote is None:
         return None
     queue = int(fields[4].partition(":")[0], 16)
-    return Row(inode=int(fields[9]), local=local, remote=remote, unsent_bytes=queue, retries=int(fields[6], 16))
+    return Row(
+        inode=int(fields[9]), state=fields[3], local=local, remote=remote, unsent_bytes=queue,
+        retries=int(fields[6], 16),
+    )  # fmt: skip
 
 
 def read_connections(pid: int, rows: tuple[Row, ...], proc: Path = PROC) -> Connections | None:
@@ -60,7 +66,8 @@ def read_connections(pid: int, rows: tuple[Row, ...], proc: Path = PROC) -> Conn
     inodes = _sockets(pid, proc)
     if inodes is None:
         return None
-    own = [row for row in rows if row.inode in inodes]
+    mine = [row for row in rows if row.inode in inodes]
+    own = [row for row in mine if row.state == ESTABLISHED]
     stalled = [
         Connection(local=row.local, remote=row.remote, unsent_bytes=row.unsent_bytes, retries=row.retries)
         for row in own
@@ -70,7 +77,19 @@ def read_connections(pid: int, rows: tuple[Row, ...], proc: Path = PROC) -> Conn
         by_address=tuple(Counter(row.local.rpartition(":")[0] for row in own).most_common()),
         ends=tuple(row.local for row in own),
         stalled=tuple(stalled[:MOST_STALLED]),
+        unanswered=tuple(row.remote for row in mine if row.state == ASKING)[:MOST_STALLED],
+        listening=tuple(row.local for row in rows if row.state == LISTENING)[:MOST_LISTENING],
     )
+
+
+def find_listener(remote: str, rows: tuple[Row, ...], proc: Path = PROC) -> int | None:
+    """Return who takes the connections at the other end of one; None where that is not of this network, or not seen."""
+    if all(row.local != remote for row in rows):
+        return None
+    port = remote.rpartition(":")[2]
+    inodes = {row.inode for row in rows if row.state == LISTENING and row.local.rpartition(":")[2] == port}
+    pids = sorted(int(name) for name in os.listdir(proc) if name.isdigit()) if inodes else []  # noqa: PTH208 - names
+    return next((pid for pid in pids if inodes & (_sockets(pid, proc) or frozenset())), None)
 
 
 def _sockets(pid: int, proc: Path) -> frozenset[int] | None:

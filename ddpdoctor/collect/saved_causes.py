@@ -6,7 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 from ddpdoctor.collect.causes import signal_name
-from ddpdoctor.model.causes import AtError, DeviceMemory, HostCauses, LostChild, Memory, ProcessCauses, Space
+from ddpdoctor.collect.frames import read_frame
+from ddpdoctor.collect.lock_files import lock_of
+from ddpdoctor.model.causes import (
+    AtError,
+    DeviceMemory,
+    HostCauses,
+    LostChild,
+    Memory,
+    ProcessCauses,
+    Space,
+    StoreSought,
+)
 from ddpdoctor.model.codec import WrongValue, decode
 
 MOST_CHILDREN = 16
@@ -20,15 +31,17 @@ def read_process_causes(
     seen = _decoded(ProcessCauses, saved)
     reaped = _reaped(notes)
     at_error = _at_error(notes)
-    path = evidence.get("lock_path")
-    if seen is None and not reaped and at_error is None and not path:
+    path = lock_of(evidence)[0]
+    store = _store(evidence.get("store"))
+    if seen is None and not reaped and at_error is None and not path and store is None:
         return None
     seen = seen or ProcessCauses()
     ended = {child.pid: child for child in (*seen.lost_children, *reaped)}
     return replace(
         seen,
         lost_children=tuple(ended.values())[-MOST_CHILDREN:],
-        lock_path=str(path) if path else None,
+        lock_path=path,
+        store=store,
         at_error=at_error,
     )
 
@@ -46,6 +59,17 @@ def _decoded(kind: Any, saved: Any) -> Any:
         return decode(kind, saved)
     except WrongValue:
         return None
+
+
+def _store(entry: Any) -> StoreSought | None:
+    """Return the store that a rank is connecting to, as its recorder says."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("port"), int) or not isinstance(entry.get("rank"), int):
+        return None
+    given = entry.get("given")
+    return StoreSought(
+        host=str(entry.get("host")), port=entry["port"], rank=entry["rank"], method=str(entry.get("method", "")),
+        of_agent=bool(entry.get("agent")), given=str(given) if given else None, set_at=read_frame(entry.get("set")),
+    )  # fmt: skip
 
 
 def _reaped(notes: list[dict[str, Any]]) -> list[LostChild]:

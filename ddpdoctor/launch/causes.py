@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect import causes, memory
 from ddpdoctor.collect.connections import Row, read_rows
+from ddpdoctor.collect.file_locks import read_lines
+from ddpdoctor.collect.lock_files import read_lock_files
 from ddpdoctor.model.causes import HostCauses, Memory, ProcessCauses, Space
 from ddpdoctor.model.codec import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from ddpdoctor.collect.proc import Process
 
@@ -68,10 +70,21 @@ class CausesSeen:
             if now is not None and (old is None or now.used_bytes >= old.used_bytes):
                 self._host[name] = now
 
-    def look(self, alive: dict[tuple[int, int], tuple[Process, ...]], family: Iterable[int]) -> None:
-        """Read what living ranks are blocked in. ``alive`` holds by pid and start the processes below each."""
+    def look(
+        self,
+        alive: dict[tuple[int, int], tuple[Process, ...]],
+        family: Iterable[int],
+        answers: Mapping[int, dict[str, Any]],
+    ) -> None:
+        """Read what living ranks are blocked in, by what is seen of their processes and by what they answered.
+
+        ``alive`` holds by pid and start the processes below each, ``answers`` are by pid.
+        """
         shared = _network(pid for pid, _ in alive)
-        look = causes.Look(family=frozenset(family), connections=shared)
+        locks = read_lines()
+        look = causes.Look(
+            family=frozenset(family), locks=locks, connections=shared, lock_files=read_lock_files(answers, locks)
+        )
         for (pid, ticks), below in alive.items():
             old = self._seen.get((pid, ticks), ProcessCauses())
             found = causes.read_causes(pid, below, look)

@@ -93,7 +93,8 @@ def suspicion_of(headways: Iterable[Headway], limit_s: float) -> Suspicion:
         return Suspicion.STRONG
     waited_s = max((headway.waits_s for headway in found if headway.waits_s is not None), default=None)
     if waited_s is None and not any(headway.begun for headway in found):
-        return Suspicion.NONE
+        # They prepare, or all wait for something outside of the job, such as a lock that was left behind.
+        return Suspicion.WEAK if sum(headway.still for headway in found) == alive else Suspicion.NONE
     still = sum(headway.still for headway in found) if waited_s is None or waited_s > limit_s else 0
     if still == alive or (still and waited_s is not None and any(headway.idle for headway in found)):
         return Suspicion.STRONG

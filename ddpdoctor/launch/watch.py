@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect import proc
 from ddpdoctor.collect.agent_log import AgentLog, read_agent_log
+from ddpdoctor.collect.answers import find_answers, read_answer
 from ddpdoctor.collect.exits import read_exit_code
 from ddpdoctor.launch import progress
 from ddpdoctor.launch.causes import CausesSeen
@@ -224,7 +225,9 @@ class Watch:
         alive = [p for p in self.followed.values() if p.role == wire.ROLE_RANK and p.ended_ns is None]
         below = {(rank.pid, rank.ticks): self.below.get(rank.pid, ()) for rank in alive}
         children = (child.pid for children in below.values() for child in children)
-        self._causes.look(below, {*(rank.pid for rank in alive), *children})
+        found = find_answers(self.evidence.folder / "evidence")
+        answers = {rank.pid: read_answer(found, rank.pid, rank.ticks) for rank in alive}
+        self._causes.look(below, {*(rank.pid for rank in alive), *children}, answers)
 
     def has_moved_since(self, moment_ns: int) -> bool:
         """Return whether a rank has made progress by itself since a moment: then what was seen of it is out of date."""

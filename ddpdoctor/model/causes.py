@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ddpdoctor.model.facts import Frame
     from ddpdoctor.model.transport import Connections
 
 
@@ -35,6 +37,63 @@ class FileLock:
     holder_pid: int | None
     holder: str
     """The command of the holder; empty where it cannot be seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """A process that has what a rank waits for: the other end of a connection, or a file."""
+
+    pid: int
+    command: str
+
+
+class LockKind(str, Enum):
+    """What a lock file is to those who poll for it."""
+
+    MARKER = "marker"
+    """As long as the file is there, it is locked."""
+    OWN_LOOP = "own-loop"
+    """The same, by a loop of the script's own, which was found to look for this file."""
+    KERNEL = "kernel"
+    """The kernel keeps the lock on the file, and gives it back when its owner ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockFile:
+    """A lock file that a rank polls for."""
+
+    path: str
+    kind: LockKind
+    exists: bool
+    age_s: float | None = None
+    """Since it was last written."""
+    holders: tuple[Owner, ...] = ()
+    """Processes that have it open or locked, without those that poll for it."""
+    unseen: int = 0
+    """Processes of its owner that could not be looked into."""
+    named_pid: int | None = None
+    """The process that is named in the file."""
+    named_lives: bool | None = None
+    shared: bool = False
+    """Other hosts may use it: it lies on a network file system."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSought:
+    """The store to which a rank is connecting inside ``init_process_group``."""
+
+    host: str
+    port: int
+    rank: int
+    """The number that the rank was given there: number 0 serves the store, unless the agent does."""
+    method: str
+    """"env://", "tcp://", or empty where it is another."""
+    of_agent: bool
+    """TORCHELASTIC_USE_AGENT_STORE is set: the launcher's agent is to serve it, and every rank is a client."""
+    given: str | None = None
+    """MASTER_ADDR and MASTER_PORT of the environment that the process began with, "node0:29500"."""
+    set_at: Frame | None = None
+    """The user's line that put another address in their place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +160,14 @@ class ProcessCauses:
     """Locks that other processes hold on files: what a process that polls for one may wait for."""
     lock_path: str | None = None
     """The lock file that a loop of Python's polls for, as its stack names it."""
+    lock_file: LockFile | None = None
+    """What was seen of that file."""
     store_port: int | None = None
     """MASTER_PORT as it was when the process began."""
+    store: StoreSought | None = None
+    """The store that it has not reached yet."""
+    listener: Owner | None = None
+    """Who takes connections at the other end of ``blocked``, where that is seen from here."""
     lost_children: tuple[LostChild, ...] = ()
     commands: tuple[tuple[int, str], ...] = ()
     """Pid and command line of its living children that are no Python of its own, secrets removed."""

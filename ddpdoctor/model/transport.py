@@ -19,13 +19,17 @@ class Connection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connections:
-    """The established TCP connections of one process."""
+    """The TCP connections of one process; established ones, where nothing else is said."""
 
     by_address: tuple[tuple[str, int], ...] = ()
     """Own addresses, and how many connections each has, most first."""
     ends: tuple[str, ...] = ()
     """Own ends of all of them, by which a peer's connection is known to lead here."""
     stalled: tuple[Connection, ...] = ()
+    unanswered: tuple[str, ...] = ()
+    """Other ends that it has asked for a connection and that have not answered."""
+    listening: tuple[str, ...] = ()
+    """Addresses at which any process of the same network takes connections, "0.0.0.0:29500"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

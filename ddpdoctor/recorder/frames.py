@@ -83,6 +83,15 @@ def locals_of(thread: Optional[int], depth: int, code: CodeType) -> Dict[str, An
     return dict(found[0][1]) if found and found[0][0] is code else {}
 
 
+def values_of(thread: Optional[int], code: CodeType) -> List[Any]:
+    """Return the values that the innermost frame of a thread can name: its variables, and globals of its module."""
+    found = _read(thread, "f_code", "f_globals", 0, 1)
+    variables = list(locals_of(thread, 0, code).values())
+    if not found or found[0][0] is not code:
+        return variables
+    return variables + [found[0][1][name] for name in code.co_names if name in found[0][1]]
+
+
 def _read(thread: Optional[int], first: str, second: str, start: int = 0, stop: int = MAX_DEPTH) -> List[Any]:
     """Return two attributes of each frame of a thread in one step of the interpreter, by functions of C alone.
 

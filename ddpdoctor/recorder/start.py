@@ -157,7 +157,8 @@ def _register_patches() -> None:
     imports.patches["torch.distributed.distributed_c10d"] = _patch_groups
     imports.patches["torch.distributed._functional_collectives"] = _later("functional", "patch")
     imports.patches["multiprocessing.process"] = _later("errors", "note_processes")
-    describers["lock_path"] = _lock_path
+    describers["lock"] = _lock
+    describers["store"] = _store_sought
     describers["handled"] = _handled_now
 
 
@@ -172,10 +173,16 @@ def _later(part: str, name: str) -> Callable[[Any], None]:
     return patch
 
 
-def _lock_path() -> Any:
+def _lock() -> Any:
     from . import waits
 
-    return waits.lock_path()
+    return waits.lock()
+
+
+def _store_sought() -> Any:
+    from . import store_sought
+
+    return store_sought.sought()
 
 
 def _handled_now() -> Any:

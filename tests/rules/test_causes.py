@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ddpdoctor.model.causes import (
@@ -10,8 +12,11 @@ from ddpdoctor.model.causes import (
     DeviceMemory,
     FileLock,
     HostCauses,
+    LockFile,
+    LockKind,
     LostChild,
     Memory,
+    Owner,
     ProcessCauses,
     Space,
 )
@@ -42,6 +47,8 @@ POLL = Blocked(call="poll")
 SLEEP = Blocked(call="clock_nanosleep")
 FUTEX = Blocked(call="futex")
 HELD = FileLock(path="/data/cache.lock", kind="flock", holder_pid=1000, holder="python train.py")
+ETL = Owner(pid=9, command="etl")
+LEFT = LockFile(path="/x/lock", kind=LockKind.MARKER, exists=True, age_s=3 * 3600.0)
 FOREIGN = FileLock(path="/data/cache.lock", kind="flock", holder_pid=None, holder="")
 THREAD = stack(line(31, "upload"), LOCK, main=False, thread="uploader")
 
@@ -75,6 +82,25 @@ STUCK = {
     "polls for a lock that nobody here holds": ((FILELOCK,),
         {"lock_path": "/data/other.lock", "locks_of_others": (HELD,)},
         "polls for the lock file /data/other.lock; no process of this job holds a lock on it", "another job or host"),
+    "polls for a lock of another job": ((FILELOCK,), {"lock_path": "/data/c.lock", "lock_file": LockFile(
+        path="/data/c.lock", kind=LockKind.KERNEL, exists=True, holders=(ETL,))},
+        "waits for the lock on /data/c.lock, which process 9 (etl) holds", "let process 9 give"),
+    "a marker whose owner builds": ((BATON,), {"lock_file": replace(LEFT, holders=(ETL,))},
+        "waits until the lock file /x/lock is gone, which process 9 (etl) has open", "see what process 9 does"),
+    "a marker of a rank": ((BATON,), {"lock_file": replace(LEFT, holders=(Owner(pid=1000, command="python"),))},
+        "which rank 0 (process 1000) has open", "see what rank 0 does"),
+    "a marker that was left behind": ((BATON,), {"lock_file": LEFT},
+        "no process that can be seen has it open; it is 3 h old: its owner ended without removing it", "`rm /x/lock`"),
+    "a marker that names who has ended": ((), {"lock_file": replace(LEFT, named_pid=5, named_lives=False)},
+        "has it open, and process 5, which it names, has ended", "`rm /x/lock`"),
+    "a marker that names who lives": ((), {"lock_file": replace(LEFT, named_pid=5, named_lives=True)},
+        "which names process 5", "see what process 5 does"),
+    "a marker on a network file system": ((BATON,), {"lock_file": replace(LEFT, shared=True)},
+        "cannot be told: it lies on a network file system", "if no process uses it any more"),
+    "a marker of a user who cannot be looked into": ((BATON,), {"lock_file": replace(LEFT, unseen=2)},
+        "2 processes of its owner could not be looked into", "if no process uses it any more"),
+    "a marker that is gone": ((BATON,), {"lock_file": LockFile(path="/x/lock", kind=LockKind.MARKER, exists=False)},
+        "and by now it is", "raise --hang-timeout"),
     "another rank holds a lock that nobody waits for": ((), {"blocked": SLEEP, "locks_of_others": (HELD,)},
         "is in time.sleep", "raise --hang-timeout"),
     "a child that was killed": ((QUEUE,), {"lost_children": (LostChild(pid=5, name="worker", signal="SIGKILL"),)},
@@ -135,6 +161,45 @@ def test_a_rank_that_compiles_with_cpus_at_work_is_not_stopped():
 
     assert (judged(0.0).certain, judged(0.0).findings[0].confidence) == (True, Confidence.HIGH)
     assert (judged(1.7).certain, judged(1.7).findings[0].confidence) == (False, Confidence.MEDIUM)
+
+
+def polling(number, file, **more):
+    return in_user(
+        number, line(12, "load"), BATON, initialized=False, groups=(), causes=ProcessCauses(lock_file=file), **more
+    )
+
+
+def test_all_that_poll_for_a_lock_that_was_left_behind_are_stuck_before_their_group_is_made():
+    judged = judge(job(*(polling(n, LEFT) for n in range(3))))
+    (finding,) = judged.findings
+    assert (finding.kind, finding.ranks, finding.confidence) == ("stuck", (0, 1, 2), Confidence.HIGH)
+    assert judged.certain
+
+
+OWNED = {
+    "its owner builds": replace(LEFT, holders=(ETL,)),
+    "it names a process that lives": replace(LEFT, named_pid=5, named_lives=True),
+    "another host may own it": replace(LEFT, shared=True),
+    "not all can be looked into": replace(LEFT, unseen=1),
+    "it is gone": replace(LEFT, exists=False),
+    "the kernel keeps it": replace(LEFT, kind=LockKind.KERNEL),
+    "no lock file is known": None,
+}
+
+
+@pytest.mark.parametrize("name", OWNED)
+def test_before_their_group_is_made_nobody_is_named_whose_lock_may_be_given_back(name):
+    assert judge(job(*(polling(n, OWNED[name]) for n in range(3)))).findings == ()
+
+
+def test_nobody_is_named_while_one_rank_builds_and_the_others_poll():
+    builder = in_user(0, initialized=False, groups=())
+    assert judge(job(builder, polling(1, LEFT), polling(2, LEFT))).findings == ()
+
+
+def test_a_loop_of_the_scripts_own_is_less_sure():
+    (finding,) = judge(job(*(polling(n, replace(LEFT, kind=LockKind.OWN_LOOP)) for n in range(3)))).findings
+    assert finding.confidence is Confidence.MEDIUM
 
 
 def test_what_several_ranks_share_is_told_once():

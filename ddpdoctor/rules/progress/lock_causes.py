@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.causes import LockKind
+
 from .clues import Clue, owner_words
 from .places import innermost_user, is_file, last_main_stack, other_threads
 from .words import line_of
@@ -11,7 +13,7 @@ from .words import line_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.causes import FileLock, ProcessCauses
+    from ddpdoctor.model.causes import FileLock, LockFile, ProcessCauses
     from ddpdoctor.model.facts import Rank, Stack
 
     from .scene import Scene
@@ -27,10 +29,77 @@ def lock_clues(scene: Scene, rank: Rank, causes: ProcessCauses) -> Iterator[Clue
     if causes.waits_for_lock is not None:
         lock = causes.waits_for_lock
         yield _held(lock.path, _holder_words(scene, rank, lock))
+    elif causes.lock_file is not None and causes.lock_file.kind is not LockKind.KERNEL:
+        yield _marker(scene, rank, causes.lock_file)
     elif stack is not None and any(is_file(frame, *_POLLS) for frame in stack.frames[-6:]):
         yield _polled(scene, rank, causes, stack)
     else:
         yield from _of_own_process(rank, causes, stack)
+
+
+def is_left_behind(causes: ProcessCauses | None) -> bool:
+    """Return whether a rank polls for a lock file that is there, and whose owner is gone as far as can be told."""
+    file = causes.lock_file if causes is not None else None
+    if file is None or file.kind is LockKind.KERNEL or not file.exists or file.holders or file.named_lives:
+        return False
+    return not (file.shared or file.unseen) or file.named_lives is False
+
+
+def left_behind_words(causes: ProcessCauses | None) -> str:
+    """Return which lock file was left behind, for a summary; nothing where none was."""
+    if causes is None or causes.lock_file is None or not is_left_behind(causes):
+        return ""
+    return f", which waits for the lock file {causes.lock_file.path} of a process that is gone"
+
+
+def is_surely_left(causes: ProcessCauses | None) -> bool:
+    """Return whether nobody can remove that file: who makes one in a way that is known keeps it open, or is named."""
+    file = causes.lock_file if causes is not None else None
+    known = file is not None and (file.kind is LockKind.MARKER or file.named_lives is False)
+    return known and file is not None and not file.shared and is_left_behind(causes)
+
+
+def _marker(scene: Scene, rank: Rank, file: LockFile) -> Clue:
+    """Judge a wait for a file to go away: who made it, where that is known, and whether anybody is there to do so."""
+    waits = f"waits until the lock file {file.path} is gone"
+    if not file.exists:
+        return Clue(said=f"{waits}, and by now it is")
+    owner = file.holders[0] if file.holders else None
+    if owner is not None:
+        words = owner_words(scene, rank.host, owner.pid, owner.command)
+        return Clue(
+            said=f"{waits}, which {words} has open",
+            fix=f"see what {words.partition(' (')[0]} does; if it hangs, end it and then `rm {file.path}`",
+        )
+    age = f"; it is {_age_words(file.age_s)} old" if file.age_s is not None else ""
+    if file.named_lives:
+        return Clue(
+            said=f"{waits}, which names process {file.named_pid}{age}",
+            fix=f"see what process {file.named_pid} does; if it has nothing to do with the lock, `rm {file.path}`",
+        )
+    named = f", and process {file.named_pid}, which it names, has ended" if file.named_pid is not None else ""
+    if is_left_behind(rank.causes):
+        return Clue(
+            said=f"{waits}; no process that can be seen has it open{named}{age}: its owner ended without removing it",
+            fix=f"`rm {file.path}`; let one rank build before the others load what it built",
+        )
+    why = (
+        "it lies on a network file system, so a process of another host may own it"
+        if file.shared
+        else f"{file.unseen} processes of its owner could not be looked into"
+    )
+    return Clue(
+        said=f"{waits}; no process of this host has it open{named}{age}; whether its owner lives cannot be told: {why}",
+        fix=f"if no process uses it any more: `rm {file.path}`",
+    )
+
+
+def _age_words(age_s: float) -> str:
+    """Return "40 s", "12 min", "3 h" or "5 days"."""
+    for unit_s, unit in ((86_400, "days"), (3_600, "h"), (60, "min")):
+        if age_s >= 2 * unit_s:
+            return f"{age_s / unit_s:.0f} {unit}"
+    return f"{age_s:.0f} s"
 
 
 def _held(path: str | None, holder: str) -> Clue:
@@ -47,6 +116,9 @@ def _polled(scene: Scene, rank: Rank, causes: ProcessCauses, stack: Stack) -> Cl
     path = causes.lock_path
     if any(is_file(frame, _BATON) for frame in stack.frames):
         return _baton(path)
+    if causes.lock_file is not None and causes.lock_file.holders:
+        holder = causes.lock_file.holders[0]
+        return _held(path, owner_words(scene, rank.host, holder.pid, holder.command))
     holders = [lock for lock in causes.locks_of_others if path is None or lock.path == path]
     if path is not None and holders:
         return _held(path, _holder_words(scene, rank, holders[0]))

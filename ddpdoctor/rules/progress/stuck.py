@@ -10,9 +10,11 @@ from ddpdoctor.rules.ruling import Ruling
 from . import evidence as say
 from .causes import clues_of, compiles
 from .clues import fix_of, sentences
+from .lock_causes import is_left_behind, is_surely_left, left_behind_words
 from .places import standing_places
 from .scene import Cause, Scene, moment, timeout_ns, was_left_running
 from .states import Doing
+from .stores import judge_stores
 from .words import place_words, verb
 
 _HOLDS_UP = frozenset({Doing.USER, Doing.DATA, Doing.BACKWARD, Doing.NATIVE})
@@ -38,11 +40,16 @@ def check_stuck(scene: Scene) -> Ruling:
     step, no batch, no new function) for `--hang-timeout`. Where no rank waits for another and none makes progress,
     all are reported; ranks that go on when others have ended well get four times as long.
 
+    Two waits concern ranks that have not met yet. Ranks inside `init_process_group` connect to a store that no rank and
+    no agent serves at that address: the script replaced the launcher's MASTER_ADDR or MASTER_PORT, or passed a
+    `tcp://` address, while torchrun's agent serves the store at its own. And all ranks poll for a lock file that
+    nobody has open: a build that died left it behind.
+
     ## How sure
 
-    High where others wait for it. Medium where no rank waits, or where it stands inside a backward of its own. Low
-    where the rank could not be recorded, or where some ranks cannot be seen and none here waits: the job is not
-    stopped then.
+    High where others wait for it, and where all wait for a store that nobody serves or a lock file that nobody will
+    remove. Medium where no rank waits, or where it stands inside a backward of its own. Low where the rank could not
+    be recorded, or where some ranks cannot be seen and none here waits: the job is not stopped then.
 
     ## What to do
 
@@ -59,7 +66,7 @@ def check_stuck(scene: Scene) -> Ruling:
         return _all_stuck(scene)
     held = tuple(n for n in scene.waits.blockers if scene.states[n].doing in _HOLDS_UP)
     if not held:
-        return Ruling()
+        return judge_stores(scene)
     blamed = tuple(n for n in held if n in scene.quiet)
     if not blamed:
         return Ruling(inconclusive=f"{rank_list(held)} still {verb(held, 'makes', 'make')} progress")
@@ -87,11 +94,15 @@ def _all_stuck(scene: Scene) -> Ruling:
     moving = [n for n in blamed if n not in scene.quiet]
     if moving:
         return Ruling()
-    if not any(scene.rank(n).initialized for n in scene.states):
+    left = all(is_left_behind(scene.rank(n).causes) for n in blamed)
+    if not left and not any(scene.rank(n).initialized for n in scene.states):
         return Ruling(inconclusive="no rank has come to init_process_group, so that none waits")
     if len(blamed) < len(scene.states) and not all(_is_patience_over(scene, n) for n in blamed):
         return Ruling(inconclusive=f"{rank_list(blamed)} {verb(blamed, 'goes', 'go')} on alone; nobody waits")
-    return _stuck(scene, blamed, Confidence.MEDIUM if scene.sees_all else Confidence.LOW)
+    sure = all(is_surely_left(scene.rank(n).causes) for n in blamed)
+    return _stuck(
+        scene, blamed, Confidence.LOW if not scene.sees_all else Confidence.HIGH if sure else Confidence.MEDIUM
+    )
 
 
 def _is_patience_over(scene: Scene, number: int) -> bool:
@@ -108,7 +119,8 @@ def _stuck(scene: Scene, blamed: tuple[int, ...], confidence: Confidence) -> Rul
     one_line = len({(p.file, p.line) for p in where}) == 1 or len(blamed) == 1
     at = f" {place_words(first)}" if one_line else ""
     waiters = say.waiters_words(scene, blamed)
-    summary = f"{say.who(scene, blamed)} {verb(blamed, 'makes', 'make')} no progress{at}"
+    left = left_behind_words(scene.rank(blamed[0]).causes) if one_line else ""
+    summary = f"{say.who(scene, blamed)} {verb(blamed, 'makes', 'make')} no progress{at}{left}"
     seen = [*say.classes(scene, blamed), *say.others(scene, blamed)]
     seen += [*say.handled_words(scene, blamed)]
     seen += [*say.progress_words(scene, blamed), *say.process_words(scene, blamed)]

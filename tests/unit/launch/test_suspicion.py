@@ -27,10 +27,8 @@ CASES = {
         [replace(WAITS, waits_s=SHORT, still=0), replace(STUCK, alive=2)],
         Suspicion.NONE,
     ),
-    "a node is at work alone for long before its group is made": (
-        [Headway(alive=1, still=1, idle=True)],
-        Suspicion.NONE,
-    ),
+    "all stand still before their group is made": ([Headway(alive=1, still=1, idle=True)], Suspicion.WEAK),
+    "one of them is at work": ([Headway(alive=2, still=1, idle=True)], Suspicion.NONE),
     "a rank of another node has ended": ([replace(WAITS, waits_s=2, stuck_s=2, still=0), GONE], Suspicion.STRONG),
     "it has ended this moment": (
         [replace(WAITS, waits_s=2, stuck_s=2, still=0), replace(GONE, ended_s=0.1)],

@@ -1,0 +1,24 @@
+"""Reads on which file system a path lies, and whether other hosts may use it too."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+SHARED_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs"})
+
+
+def is_shared(path: Path) -> bool:
+    """Return whether a path lies on a file system that other hosts may use."""
+    return file_system_of(path) in SHARED_FILE_SYSTEMS
+
+
+def file_system_of(path: Path, mounts: Path = Path("/proc/mounts")) -> str:
+    """Return the kind of file system that a path lies on; empty where that is not known."""
+    best, kind = "", ""
+    with contextlib.suppress(OSError):
+        for line in mounts.read_text().splitlines():
+            _, mount, fs, *_ = line.split()
+            if path.is_relative_to(mount) and len(mount) >= len(best):
+                best, kind = mount, fs
+    return kind.removeprefix("fuse.")

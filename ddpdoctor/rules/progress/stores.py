@@ -1,0 +1,177 @@
+"""Ranks that wait inside ``init_process_group`` for a store that nobody serves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.ruling import Ruling
+
+from . import evidence as say
+from .places import places
+from .states import Doing
+from .words import line_of, verb
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.causes import ProcessCauses, StoreSought
+    from ddpdoctor.model.facts import Rank
+
+    from .scene import Scene
+
+_LOOPBACK = ("localhost", "127.", "::1", "0.0.0.0", "[::1]")  # noqa: S104 - compared, not bound
+CHECK = "ddpdoctor check-rendezvous"
+
+
+def judge_stores(scene: Scene) -> Ruling:
+    """Blame the ranks whose store answers nobody, where no rank is there or on its way that should serve it."""
+    if scene.waits.blockers or scene.waits.absent:
+        return Ruling()
+    blamed = tuple(n for n in scene.waits.waiters if _is_unserved(scene, n))
+    if not blamed or not set(blamed) <= scene.quiet:
+        return Ruling()
+    if not scene.waited_long():
+        return Ruling(inconclusive=f"{rank_list(blamed)} {verb(blamed, 'connects', 'connect')} to the job's store")
+    sure = all(_is_sure(scene, n) for n in blamed)
+    return Ruling(findings=(_finding(scene, blamed, sure=sure),), certain=sure and scene.stands_still(blamed))
+
+
+def _sought(rank: Rank) -> StoreSought | None:
+    return rank.causes.store if rank.causes is not None else None
+
+
+def _is_unserved(scene: Scene, number: int) -> bool:
+    """Return whether a rank is a client of a store that no rank of the job serves at that port."""
+    if scene.states[number].doing is not Doing.INIT:
+        return False
+    store = _sought(scene.rank(number))
+    return store is not None and not _serves(store) and store.port not in _ports_served(scene)
+
+
+def _serves(store: StoreSought) -> bool:
+    return store.rank == 0 and not store.of_agent
+
+
+def _ports_served(scene: Scene) -> set[int]:
+    """Return the ports at which a rank has its store open: it waits there for the others."""
+    stores = (_sought(scene.rank(n)) for n in scene.states)
+    return {store.port for store in stores if store is not None and _serves(store)}
+
+
+def _is_sure(scene: Scene, number: int) -> bool:
+    """Return whether nobody can come to serve the store: every rank is a client, and nobody listens on its host."""
+    rank = scene.rank(number)
+    store = _sought(rank)
+    return store is not None and store.of_agent and _is_local(store, rank) and _nobody_listens(store, rank.causes)
+
+
+def _is_local(store: StoreSought, rank: Rank) -> bool:
+    connections = rank.causes.connections if rank.causes is not None else None
+    own = {address for address, _ in connections.by_address} if connections is not None else set()
+    return store.host.startswith(_LOOPBACK) or store.host in own | {rank.host}
+
+
+def _nobody_listens(store: StoreSought, causes: ProcessCauses | None) -> bool:
+    """Return whether the host was looked at, and nobody takes connections at the store's port."""
+    if causes is None or causes.connections is None or not causes.connections.listening:
+        return False
+    return not any(end.endswith(f":{store.port}") for end in causes.connections.listening)
+
+
+def _finding(scene: Scene, blamed: tuple[int, ...], *, sure: bool) -> Finding:
+    rank = scene.rank(blamed[0])
+    store = rank.causes.store if rank.causes is not None else None
+    assert store is not None
+    ends = {f"{one.host}:{one.port}" for one in map(_sought, map(scene.rank, blamed)) if one is not None}
+    where = tuple(place for n in blamed for place in _places(scene, n))
+    at = f" ({line_of(where[0])})" if where and {(p.file, p.line) for p in where if p.rank == blamed[0]} else ""
+    return Finding(
+        code="DD601",
+        kind="stuck",
+        severity=Severity.ERROR,
+        confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
+        ranks=blamed,
+        hosts=say.hosts_of(scene, blamed),
+        where=where,
+        summary=f"{say.who(scene, blamed)} {verb(blamed, 'waits', 'wait')} in init_process_group for a store at "
+        f"{', '.join(sorted(ends))} that does not answer{at}",
+        evidence=(
+            *_server_words(scene, blamed, store),
+            *_answer_words(rank, store),
+            *say.classes(scene, blamed),
+            *say.others(scene, blamed),
+        ),
+        fix=_fix(store),
+    )
+
+
+def _places(scene: Scene, number: int) -> tuple[Place, ...]:
+    store = _sought(scene.rank(number))
+    return places(number, (store.set_at if store is not None else None, say.line_at(scene.states[number])))
+
+
+def _is_moved(store: StoreSought) -> bool:
+    """Return whether the launcher gave another address than the one in use."""
+    if store.given is None or store.given.startswith("None:"):
+        return False
+    host, _, port = store.given.rpartition(":")
+    return (_plain(host), port) != (_plain(store.host), str(store.port))
+
+
+def _plain(host: str) -> str:
+    return "127.0.0.1" if host == "localhost" else host
+
+
+def _server_words(scene: Scene, blamed: tuple[int, ...], store: StoreSought) -> list[str]:
+    found = []
+    if _is_moved(store):
+        who = f"{line_of(store.set_at)} sets" if store.set_at is not None else "the script uses"
+        via = f" ({store.method})" if store.method else ""
+        found.append(f"the launcher gave {store.given} as the store's address; {who} {store.host}:{store.port}{via}")
+    if store.of_agent:
+        found.append(
+            "torchrun's agent is to serve the store, at the address that it gave: TORCHELASTIC_USE_AGENT_STORE=True "
+            "makes rank 0 a client too, so no rank opens a store"
+        )
+    elif 0 in blamed or 0 not in scene.states:
+        found.append("rank 0 is to serve the store")
+    else:
+        other = _sought(scene.rank(0))
+        at = f" at {other.host}:{other.port}" if other is not None else " at another address, or has done so"
+        found.append(f"rank 0 is to serve the store, and serves one{at}")
+    return found
+
+
+def _answer_words(rank: Rank, store: StoreSought) -> list[str]:
+    """Return what happens to the connections."""
+    causes = rank.causes
+    if causes is None:
+        return []
+    end = f":{store.port}"
+    connections = causes.connections
+    if causes.blocked is not None and causes.blocked.remote is not None and causes.blocked.remote.endswith(end):
+        who = causes.listener
+        server = f"process {who.pid} ({who.command})" if who is not None else "who has taken the connection"
+        return [f"{server} does not answer at port {store.port} as a store of torch does"]
+    if connections is not None and any(one.endswith(end) for one in connections.unanswered):
+        return [f"{store.host}:{store.port} does not answer at all: packets are dropped, or there is no such host"]
+    if _nobody_listens(store, causes):
+        return [f"nobody listens on port {store.port} of {rank.host or 'this host'}; torch tries again and again"]
+    return []
+
+
+def _fix(store: StoreSought) -> str:
+    if store.of_agent and store.method == "env://" and _is_moved(store):
+        at = f" (drop {line_of(store.set_at)})" if store.set_at is not None else ""
+        return (
+            f"leave MASTER_ADDR and MASTER_PORT as torchrun sets them{at}; to choose a port, give "
+            "`--master-port PORT` to the launcher"
+        )
+    if store.of_agent and _is_moved(store):
+        return "under torchrun call init_process_group() without init_method, so that it takes the launcher's address"
+    if store.of_agent:
+        return f"see whether torchrun's agent on {store.host} lives and its port can be reached: `{CHECK}`"
+    return (
+        f"give all ranks the address of the host of rank 0, and see that port {store.port} can be reached there: "
+        f"`{CHECK}`"
+    )
