@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,8 @@ def _check_writable(path: Path, option: str) -> None:
     existed = path.exists()
     if existed and not path.is_file() and not path.is_dir():
         return  # a pipe or a device: to open it may wait for a reader
+    if path.is_symlink() and path.lstat().st_uid not in {os.geteuid(), 0}:
+        raise UserError(f"{option} {path} is a link that another user made", help="Choose another file.")
     try:
         with path.open("a"):
             pass

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from ddpdoctor.recorder.files import write_whole
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -97,11 +99,8 @@ def save_report(run_dir: Path, report: Report, name: str = "report.json") -> Non
     """Write a report whole or not at all; a full disk costs the file, never the report on the screen."""
     from ddpdoctor.report.json_format import render_json
 
-    file = run_dir / name
-    trial = file.with_name(f".{name}.new")
     try:
-        trial.write_text(render_json(report), encoding="ascii")
-        trial.replace(file)
+        write_whole(run_dir / name, render_json(report))
     except OSError as error:
         say(sys.stderr, f"the report could not be saved in {run_dir}: {error.strerror}")
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.evidence import read_text
+from ddpdoctor.collect.watched import is_sound
+from ddpdoctor.recorder.files import check_json
+from ddpdoctor.recorder.parsing import parse_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 AGENT_NUMBERS = {"rank": ("pid", "rank", "world_size", "at"), "end": ("pid", "code", "at"), "closing": ("at",)}
 """Fields that the agent's lines must have, by what they tell."""
+MOST_ATTEMPTS = 2**16
+"""Ours: a launcher does not start again more often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +50,21 @@ def read_agent_log(path: Path, attempt: int | None = None) -> AgentLog:
     )
 
 
+def read_meetings(path: Path) -> dict[int, int]:
+    """Return the numbers that the agents of all nodes give the attempts of this one, where they say any."""
+    return {e.get("attempt", -1): e["meeting"] for e in reversed(_entries(path)) if type(e.get("meeting")) is int}
+
+
 def _entries(path: Path) -> list[dict[str, Any]]:
+    text = read_text(path)
+    try:
+        check_json(text.encode())
+    except ValueError:
+        return []
     entries = []
-    for line in _read(path).splitlines():
+    for line in text.splitlines():
         try:
-            entry = json.loads(line)
+            entry = parse_json(line.encode())
         except ValueError:
             continue
         if isinstance(entry, dict) and _is_agents(entry):
@@ -58,11 +74,8 @@ def _entries(path: Path) -> list[dict[str, Any]]:
 
 def _is_agents(entry: dict[str, Any]) -> bool:
     needed = AGENT_NUMBERS.get(str(entry.get("k")), ())
-    return all(isinstance(entry.get(name), int) for name in needed) and isinstance(entry.get("attempt", -1), int)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
+    numbers = [entry.get(name) for name in needed]
+    attempt = entry.get("attempt", -1)
+    return (
+        all(is_sound(number, (int,)) for number in numbers) and type(attempt) is int and -1 <= attempt < MOST_ATTEMPTS
+    )

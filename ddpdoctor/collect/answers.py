@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.collect.evidence import DAMAGED, load_json
 from ddpdoctor.collect.frames import read_frames
 from ddpdoctor.model.facts import GroupState, Look, Stack
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-MAX_ANSWER_BYTES = 64 * 2**20
-"""Longer answers are not read: a process of many threads with deep stacks writes a thousandth of it."""
 _MESH = "mesh_"
 _MESH_OF_ALL = "mesh_default"
 Answers = dict[tuple[int, int], list[tuple[int, str]]]
@@ -43,9 +41,8 @@ def read_answer(answers: Answers, pid: int, ticks: int) -> dict[str, Any]:
     """Return the latest answer of a process that can be read, or nothing."""
     for _, path in sorted(answers.get((pid, ticks), ()), reverse=True):
         try:
-            with open(path, "rb") as file:  # noqa: PTH123 - a name of thousands, not a path
-                body = json.loads(file.read(MAX_ANSWER_BYTES).decode(errors="replace"))
-        except (OSError, ValueError):
+            body = load_json(path)
+        except DAMAGED:
             continue
         if isinstance(body, dict):
             return body

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.collect.evidence import DAMAGED, load_json
 from ddpdoctor.collect.prints import Comparer
-from ddpdoctor.model.codec import WrongValue, decode
+from ddpdoctor.model.codec import decode
 from ddpdoctor.model.consistency import Consistency
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def read_consistency(
 
 def _load(path: Path) -> Consistency | None:
     try:
-        return decode(Consistency, json.loads(path.read_text()))
-    except (OSError, ValueError, RecursionError, WrongValue):
+        return decode(Consistency, load_json(path))
+    except DAMAGED:
         return None
 
 

@@ -6,22 +6,23 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ddpdoctor.collect.evidence import DAMAGED as UNREADABLE
+from ddpdoctor.collect.evidence import load_json
 from ddpdoctor.collect.print_columns import DAMAGED
 from ddpdoctor.collect.print_joint import compare_moments
 from ddpdoctor.collect.print_ledger import BEFORE_ALL
 from ddpdoctor.collect.print_parcels import Moments, read_stream_key, unpack_moments
 from ddpdoctor.collect.print_rows import RowsRead
 from ddpdoctor.collect.print_streams import StreamSeen
-from ddpdoctor.model.codec import WrongValue, decode, encode
+from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.consistency import Consistency, Difference, Stream, Values, What
 from ddpdoctor.model.moments import NodeMoments, StreamKept
+from ddpdoctor.recorder.files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-MAX_FILE_BYTES = 64 * 2**20
-"""Ours: of what another node sends, no more than this is read."""
 MAX_NUMBER = 2**62
 """No moment has a higher number."""
 
@@ -38,18 +39,14 @@ def joint_name(attempt: int | None = None) -> str:
 
 def save_moments(path: Path, kept: NodeMoments) -> None:
     """Write moments, whole or not at all; raises OSError."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(encode(kept)))
-    part.replace(path)
+    write_whole(path, json.dumps(encode(kept)))
 
 
 def read_moments(path: Path) -> NodeMoments:
     """Return what a file holds; nothing where it is not there, too large or damaged."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            return NodeMoments()
-        return decode(NodeMoments, json.loads(path.read_text()))
-    except (OSError, ValueError, RecursionError, WrongValue):
+        return decode(NodeMoments, load_json(path))
+    except UNREADABLE:
         return NodeMoments()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.collect.evidence import read_text
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
@@ -93,10 +95,10 @@ def _code_of(content: RingContent | None, folder: Path, shell: End | None) -> in
     if content is None:
         return _of_shell(shell)
     name = f"{content.pid}-{content.start_ticks}"
-    fatal = re.search(r"^Fatal Python error: (.*)$", _text(folder / "evidence" / f"{name}.dump"), re.MULTILINE)
+    fatal = re.search(r"^Fatal Python error: (.*)$", read_text(folder / "evidence" / f"{name}.dump"), re.MULTILINE)
     if fatal is not None and fatal.group(1) in _FATAL:
         return -_FATAL[fatal.group(1)]
-    if _text(folder / "evidence" / f"{name}.term"):
+    if read_text(folder / "evidence" / f"{name}.term"):
         return -SIGTERM
     left = _left_by_itself(content)
     return left if left is not None else _of_shell(shell)
@@ -127,10 +129,3 @@ def _signal_in(status: int | None) -> int | None:
     if status < 0:
         return -status
     return status - SHELL_SIGNAL if SHELL_SIGNAL < status <= SHELL_SIGNAL + LAST_SIGNAL else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

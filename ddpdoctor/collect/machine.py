@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from ddpdoctor.collect.evidence import DAMAGED, load_json
 from ddpdoctor.collect.node import Plan, read_node
 from ddpdoctor.collect.processes import read_process
 from ddpdoctor.collect.system import System
-from ddpdoctor.model.codec import WrongValue, decode, encode
+from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.node import Node
+from ddpdoctor.recorder.files import write_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,14 +29,12 @@ def save_machine(folder: Path) -> None:
     """Read this machine and write machine.json, whole or not at all; raises OSError."""
     system = System()
     node = read_node(system, Plan(sections=SECTIONS, limit_s=LIMIT_S), (read_process(system),))
-    part = folder / f"{FILE}.part"
-    part.write_text(json.dumps(encode(node)))
-    part.replace(folder / FILE)
+    write_whole(folder / FILE, json.dumps(encode(node)))
 
 
 def load_machine(folder: Path) -> Node | None:
     """Return what was saved, or None where nothing was, or it cannot be read."""
     try:
-        return decode(Node, json.loads((folder / FILE).read_text()))
-    except (OSError, ValueError, WrongValue):
+        return decode(Node, load_json(folder / FILE))
+    except DAMAGED:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.agent_log import read_agent_log
+from ddpdoctor.collect.agent_log import read_agent_log, read_meetings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,8 +28,8 @@ def attempt_elsewhere(folder: Path, other: Path, attempt: int | None) -> int | N
     last = read_agent_log(other / LOG)
     if meeting is None or (last.meeting is None and last.attempt < 0):
         return attempt
-    for number in range(last.attempt, -1, -1):
-        if read_agent_log(other / LOG, number).meeting == meeting:
+    for number, met in sorted(read_meetings(other / LOG).items(), reverse=True):
+        if met == meeting and number >= 0:
             return None if number == last.attempt else number
     raise NotThere(other)
 

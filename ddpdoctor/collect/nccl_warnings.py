@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.transport import NcclLine
+from ddpdoctor.recorder.files import make_folder, read_end, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,12 +42,12 @@ def keep_users_logs(folder: Path, pattern: str) -> None:
         return
     wild = re.sub(r"%[hp]", "*", glob.escape(pattern))
     target = folder / FOLDER
-    target.mkdir(mode=0o700, exist_ok=True)
+    make_folder(target)
     for name in sorted(glob.glob(wild))[:MOST_FILES]:  # noqa: PTH207 - the pattern may be absolute or not
         lines = _tail(Path(name))
         kept = [match[0] for match in _WARNING.finditer(lines)][-MOST_LINES:]
         if kept:
-            (target / f"user.{Path(name).name}.log").write_text("\n".join(kept) + "\n")
+            write_whole(target / f"user.{Path(name).name}.log", "\n".join(kept) + "\n")
 
 
 def _warnings(path: Path) -> Iterator[NcclLine]:
@@ -61,8 +62,6 @@ def _warnings(path: Path) -> Iterator[NcclLine]:
 
 def _tail(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - MOST_BYTES))
-            return file.read(MOST_BYTES).decode(errors="replace")
+        return read_end(path, MOST_BYTES).decode(errors="replace")
     except OSError:
         return ""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect import runfolder
 from ddpdoctor.collect.clock_shift import shift_rank
 from ddpdoctor.collect.consistency_nodes import unite_consistency
+from ddpdoctor.collect.evidence import DAMAGED, load_json
 from ddpdoctor.collect.meetings import NotThere, attempt_elsewhere, came_later, was_gone
-from ddpdoctor.model.codec import WrongValue, decode
+from ddpdoctor.model.codec import decode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import HostSeen
 from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
+from ddpdoctor.recorder.files import is_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -55,8 +56,8 @@ def read_job(folder: Path, attempt: int | None = None) -> Job:
 def read_nodes(folder: Path) -> NodesSeen | None:
     """Return the nodes that were seen; None where the job had one, or the file cannot be read."""
     try:
-        return decode(NodesSeen, json.loads((folder / FILE).read_text()))
-    except (OSError, ValueError, RecursionError, WrongValue):
+        return decode(NodesSeen, load_json(folder / FILE))
+    except DAMAGED:
         return None
 
 
@@ -85,7 +86,7 @@ def _took_part(folder: Path, seen: NodeSeen, members: NodesSeen, attempt: int | 
 
 def _place(folder: Path, seen: NodeSeen) -> Path | None:
     places = (folder / name / str(seen.number) for name in FOLDERS)
-    return next((place for place in places if (place / "run.json").is_file()), None)
+    return next((place for place in places if is_folder(place) and (place / "run.json").is_file()), None)
 
 
 def _shift_job(job: Job, seen: NodeSeen) -> Job:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect.answers import Answers, dicts, read_answer, read_groups, read_looks
 from ddpdoctor.collect.call_logs import read_log
 from ddpdoctor.collect.dumps import parse_stacks, split_fatal, struck_thread
+from ddpdoctor.collect.evidence import read_text
 from ddpdoctor.collect.flight import pending_on_device
 from ddpdoctor.collect.frames import read_frame, read_frames
 from ddpdoctor.collect.loaders import read_loaders
@@ -245,10 +246,7 @@ def _highest_numbers(log: CallLog) -> dict[str, int]:
 
 
 def _read_dump(folder: Path, content: reading.RingContent) -> str:
-    try:
-        return (folder / "evidence" / f"{content.pid}-{content.start_ticks}.dump").read_text(errors="replace")
-    except OSError:
-        return ""
+    return read_text(folder / "evidence" / f"{content.pid}-{content.start_ticks}.dump")
 
 
 def _signal_looks(text: str, main: Any, roots: tuple[str, ...], watched: dict[str, Any]) -> tuple[Look, ...]:
@@ -264,10 +262,7 @@ def _signal_looks(text: str, main: Any, roots: tuple[str, ...], watched: dict[st
 def _last_look(folder: Path, content: reading.RingContent, roots: tuple[str, ...]) -> tuple[Look, ...]:
     """Return what a rank stood in when it was told to end, where it was never asked for evidence in time."""
     path = folder / "evidence" / f"{content.pid}-{content.start_ticks}.term"
-    try:
-        stacks = parse_stacks(path.read_text(errors="replace"), None, roots)
-    except OSError:
-        return ()
+    stacks = parse_stacks(read_text(path), None, roots)
     return (Look(time_ns=content.cells["heartbeat_ns"], by="signal", stacks=stacks),) if stacks else ()
 
 

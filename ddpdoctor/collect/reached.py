@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.codec import WrongValue, decode
+from ddpdoctor.collect.evidence import DAMAGED, load_json
+from ddpdoctor.model.codec import decode
 from ddpdoctor.model.reaching import Connecting
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ FILE = "reached.json"
 def load_reached(folder: Path) -> tuple[Connecting, ...]:
     """Return what was saved; nothing where nothing was, or it cannot be read."""
     try:
-        rows = json.loads((folder / FILE).read_text())
+        rows = load_json(folder / FILE)
         return tuple(decode(Connecting, row) for row in rows) if isinstance(rows, list) else ()
-    except (OSError, ValueError, RecursionError, WrongValue):
+    except DAMAGED:
         return ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from ddpdoctor.collect.agent_log import AgentLog, read_agent_log
 from ddpdoctor.collect.answers import find_answers
 from ddpdoctor.collect.consistency import read_consistency
 from ddpdoctor.collect.ends import find_ends, stop_of_others
+from ddpdoctor.collect.evidence import DAMAGED, check_folders, load_json, read_text
 from ddpdoctor.collect.machine import load_machine
 from ddpdoctor.collect.nccl_warnings import read_warnings
 from ddpdoctor.collect.print_columns import Writer
@@ -21,6 +21,7 @@ from ddpdoctor.collect.run_format import RUN_FORMAT, RUN_VERSION
 from ddpdoctor.collect.saved_causes import read_host_causes
 from ddpdoctor.collect.sources import Seen, Source, find_ranks, is_on_one_host
 from ddpdoctor.collect.steps import find_children
+from ddpdoctor.collect.watched import is_sound, read_watch
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import GroupState, Job, Rank
 
@@ -49,6 +50,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: the folder is no run folder, or its run.json is damaged.
     """
+    check_folders(folder)
     run = _load(folder / "run.json")
     if not isinstance(run, dict) or run.get("format") != RUN_FORMAT:
         raise UserError(
@@ -57,7 +59,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         )
     if run.get("version") != RUN_VERSION:
         raise UserError(f"{folder} has version {run.get('version')!r}, this ddpdoctor reads {RUN_VERSION}")
-    wrong = [name for name, kinds in RUN_FIELDS.items() if not isinstance(run.get(name), kinds)]
+    wrong = [name for name, kinds in RUN_FIELDS.items() if not is_sound(run.get(name), kinds)]
     if wrong:
         raise UserError(f"{folder}: run.json is damaged: {', '.join(wrong)} cannot be read")
     return run
@@ -78,7 +80,7 @@ def read_job(folder: Path, attempt: int | None = None) -> Job:
 
 
 def _read_job(folder: Path, run: dict[str, Any], attempt: int | None) -> Job:
-    watch = _read_watch(folder, attempt)
+    watch = read_watch(folder, attempt)
     agent = read_agent_log(folder / "agent.jsonl", attempt)
     processes = _read_processes(folder, agent, watch)
     stop_ns = _stop_ns(agent, watch, processes)
@@ -108,18 +110,6 @@ def _read_job(folder: Path, run: dict[str, Any], attempt: int | None) -> Job:
         host=str(run.get("host") or ""),
         reached=load_reached(folder),
     )
-
-
-def _read_watch(folder: Path, attempt: int | None) -> dict[str, Any]:
-    """Return what the watcher saw: of an attempt that was restarted as it was saved then, else the last."""
-    names = [] if attempt is None else [f"watch-{attempt}.json"]
-    for name in (*names, "watch.json"):
-        watch = _load(folder / name)
-        if isinstance(watch, dict):
-            rows = watch.get("processes")
-            rows = rows if isinstance(rows, dict) else {}
-            return {**watch, "processes": {pid: row for pid, row in rows.items() if isinstance(row, dict)}}
-    return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,8 +234,8 @@ def _read_lost(folder: Path) -> dict[int, str]:
     found = {}
     for path in folder.glob("lost-*"):
         pid = path.name.split("-")[1]
-        if pid.isdigit():
-            found[int(pid)] = _text(path).partition("\n")[2] or "no reason given"
+        if pid.isascii() and pid.isdecimal():
+            found[int(pid)] = read_text(path).partition("\n")[2] or "no reason given"
     return found
 
 
@@ -263,13 +253,6 @@ def share_groups(found: tuple[Rank, ...]) -> tuple[Rank, ...]:
 
 def _load(path: Path) -> Any:
     try:
-        return json.loads(_text(path))
-    except ValueError:
+        return load_json(path)
+    except DAMAGED:
         return None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

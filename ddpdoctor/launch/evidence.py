@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect import proc
 from ddpdoctor.recorder import wire
+from ddpdoctor.recorder.files import make_folder, open_new, read_plain, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,12 +39,11 @@ class Evidence:
         """Make the control file that recorders and the launcher map."""
         self.folder = folder
         for name in ("rings", "prints", "evidence"):
-            (folder / name).mkdir(mode=0o700, exist_ok=True)
+            make_folder(folder / name)
         self._reserve = folder / "reserve"
         reserve_space(self._reserve)
-        path = folder / "control"
-        path.write_bytes(bytes(wire.CONTROL_SIZE))
-        with path.open("r+b") as file:
+        with os.fdopen(open_new(folder / "control"), "r+b") as file:
+            file.truncate(wire.CONTROL_SIZE)
             self.control = mmap.mmap(file.fileno(), wire.CONTROL_SIZE)
         self.request = 0
         self.dumps: dict[int, list[tuple[int, int, int]]] = {}
@@ -106,7 +106,7 @@ class Evidence:
         if process.ended_ns is not None or proc.read_process(process.pid) is None:
             return True
         try:
-            return len(json.loads(path.read_text())["looks"]) > 1
+            return len(json.loads(read_plain(path))["looks"]) > 1
         except (OSError, ValueError, KeyError):
             return False
 
@@ -139,11 +139,8 @@ class Evidence:
 
     def save(self, facts: dict[str, Any], name: str) -> None:
         """Write what the watcher itself saw, whole or not at all."""
-        text = json.dumps(facts)
-        part = self.folder / f"{name}.part"
         with contextlib.suppress(OSError):  # a disk that is full costs this look, not the job
-            part.write_text(text)
-            part.replace(self.folder / name)
+            write_whole(self.folder / name, json.dumps(facts))
 
     def release(self) -> None:
         """Give the reserved space to the evidence."""
@@ -152,7 +149,7 @@ class Evidence:
 
 def _copy_sparse(ring: mmap.mmap, path: Path) -> None:
     """Copy what was written to of a ring: of a thousand ranks, whole rings would be a gigabyte."""
-    with path.open("wb") as file:
+    with os.fdopen(open_new(path), "wb") as file:
         for at in range(0, len(ring), PIECE_BYTES):
             piece = ring[at : at + PIECE_BYTES]
             if piece.count(0) < len(piece):
@@ -163,7 +160,7 @@ def _copy_sparse(ring: mmap.mmap, path: Path) -> None:
 
 def reserve_space(path: Path) -> None:
     """Set space aside for evidence, since a job that fills the disk tends to be one that fails next."""
-    with contextlib.suppress(OSError), path.open("wb") as file:
+    with contextlib.suppress(OSError), os.fdopen(open_new(path), "wb") as file:
         os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
 
 

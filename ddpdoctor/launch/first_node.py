@@ -32,6 +32,7 @@ from ddpdoctor.launch.node_messages import (
 )
 from ddpdoctor.launch.packing import BadPack, unpack_folder
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.recorder.files import make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,7 +135,7 @@ class FirstNode:
         """Put what the others have sent into the run folder; return who was seen."""
         for number, packed in self._members.take_packed().items():
             with contextlib.suppress(BadPack):
-                (folder / FOLDER).mkdir(mode=0o700, exist_ok=True)
+                make_folder(folder / FOLDER)
                 unpack_folder(packed, folder / FOLDER / str(number))
                 self._members.note_gathered(number)
         return self._members.seen()

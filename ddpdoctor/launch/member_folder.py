@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.launch.report_dir import PARENT, REPORT_NAME, make_default_dir, make_private, make_report_dir, name_stem
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.secrets import hide_secrets
+from ddpdoctor.recorder.files import check_json, read_plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -168,9 +169,9 @@ def _claim(folder: Path) -> bool:
 def _read_run(folder: Path) -> dict[str, Any] | None:
     """Return a folder's run.json; None where there is none, an empty record where it cannot be read."""
     try:
-        run = json.loads((folder / RUN_NAME).read_bytes())
+        run = json.loads(check_json(read_plain(folder / RUN_NAME)))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return run if isinstance(run, dict) else {}

@@ -8,6 +8,7 @@ from ddpdoctor.collect.nccl_warnings import FOLDER
 from ddpdoctor.collect.node import Plan
 from ddpdoctor.collect.system import System
 from ddpdoctor.collect.variables import read_conf_files
+from ddpdoctor.recorder.files import make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,5 +33,5 @@ def nccl_log_environment(env: Mapping[str, str], folder: Path, system: System | 
     if any(name in file.variables for file in files for name in NAMES):
         return {}
     target = folder / FOLDER
-    target.mkdir(mode=0o700, exist_ok=True)
+    make_folder(target)
     return {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": f"{str(target).replace('%', '%%')}/%h.%p.log"}

@@ -8,6 +8,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.codec import encode
+from ddpdoctor.recorder.files import write_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +48,5 @@ def join_nodes(placement: Placement, folder: Path) -> FirstNode | OtherNode | No
 
 def save_nodes(folder: Path, seen: NodesSeen) -> None:
     """Write who was seen into the run folder, whole or not at all; a full disk costs this, not the job."""
-    part = folder / f"{FILE}.part"
     with contextlib.suppress(OSError):
-        part.write_text(json.dumps(encode(seen)))
-        part.replace(folder / FILE)
+        write_whole(folder / FILE, json.dumps(encode(seen)))

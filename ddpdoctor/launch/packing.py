@@ -9,6 +9,7 @@ files that a run folder has, and sizes are limited before and after decompressio
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import struct
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import lt
 from typing import TYPE_CHECKING
+
+from ddpdoctor.recorder.files import check_json, open_new, read_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,8 +129,7 @@ def _size(path: Path) -> int:
 def _read(path: Path) -> bytes:
     """Return what is in a file; nothing where it has gone meanwhile, as those of loader workers do."""
     try:
-        with path.open("rb") as file:
-            return file.read(MAX_FILE_BYTES)
+        return read_plain(path, MAX_FILE_BYTES)
     except OSError:
         return b""
 
@@ -147,7 +149,7 @@ def _contents(plain: bytes) -> tuple[_Packed, ...]:
     """Return all files; raises ``BadPack``."""
     try:
         (length,) = _LENGTH.unpack_from(plain)
-        index = json.loads(plain[_LENGTH.size : _LENGTH.size + length])
+        index = json.loads(check_json(plain[_LENGTH.size : _LENGTH.size + length]))
         named = [(str(name), int(size), list(map(int, pieces))) for name, size, pieces in index]
     except (struct.error, ValueError, TypeError, RecursionError):
         raise BadPack("its index cannot be read") from None
@@ -182,7 +184,7 @@ def _pieces(content: bytes) -> dict[int, bytes]:
 
 def _write_sparse(file: Path, packed: _Packed) -> None:
     """Write a file with holes where it is all zeros: of a thousand ranks, whole rings would be a gigabyte."""
-    with file.open("wb") as out:
+    with os.fdopen(open_new(file), "wb") as out:
         for number, piece in packed.pieces.items():
             out.seek(number * _PIECE_BYTES)
             out.write(piece)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import mmap
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect import proc
 from ddpdoctor.recorder import reading
+from ddpdoctor.recorder.files import open_plain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +58,7 @@ def open_rings(folder: Path, known: dict[int, Followed], now_ns: int) -> None:
         try:
             if old is not None and old.ticks == int(path.stem.split("-")[1]) and _same_size(old, path):
                 continue
-            with path.open("rb") as file:
+            with os.fdopen(open_plain(path, os.O_RDONLY), "rb") as file:
                 ring = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
             role, _, pid, ticks = reading.read_identity(ring)
         except (OSError, ValueError):

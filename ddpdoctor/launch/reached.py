@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.collect.reached import FILE
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.nodes import Presence
+from ddpdoctor.recorder.files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,10 +63,8 @@ def try_places(folder: Path, places: Sequence[Place]) -> bool:
     if _is_fresh(folder / FILE):
         return False
     found = _knock_at_all(places)
-    part = folder / f"{FILE}.part"
     with contextlib.suppress(OSError):  # a disk that is full costs this evidence, not the job
-        part.write_text(json.dumps([encode(attempt) for attempt in found]))
-        part.replace(folder / FILE)
+        write_whole(folder / FILE, json.dumps([encode(attempt) for attempt in found]))
         return bool(found)
     return False
 

@@ -6,6 +6,8 @@ import contextlib
 import json
 from typing import TYPE_CHECKING
 
+from ddpdoctor.recorder.files import write_whole
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
@@ -93,11 +95,8 @@ class Replicas:
         from ddpdoctor.collect.consistency import file_name
         from ddpdoctor.model.codec import encode
 
-        name = file_name(attempt)
-        part = self._folder / f"{name}.part"
         try:
-            part.write_text(json.dumps(encode(found)))
-            part.replace(self._folder / name)
+            write_whole(self._folder / file_name(attempt), json.dumps(encode(found)))
             if self._shared is not None:
                 self._shared.save(self._folder, attempt)
         except OSError:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.collect.run_format import RUN_FORMAT, RUN_VERSION
 from ddpdoctor.launch.placement import Style
 from ddpdoctor.model.secrets import hide_secrets
+from ddpdoctor.recorder.files import write_whole
 
 if TYPE_CHECKING:
     from ddpdoctor.launch.options import WrapOptions
@@ -46,7 +47,7 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
         "launcher": options.placement.style.value,
         **_shape(options),
     }
-    (folder / "run.json").write_text(json.dumps(run, indent=1))
+    write_whole(folder / "run.json", json.dumps(run, indent=1))
 
 
 def _shape(options: WrapOptions) -> dict[str, int | None]:

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect import proc
+from ddpdoctor.recorder.files import read_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -111,7 +112,7 @@ def recorded(folder: Path) -> list[Target]:
 def _unrecorded(folder: Path) -> list[Target]:
     """Return the ranks without a recorder that were there at the last look."""
     try:
-        rows = json.loads((folder / "watch.json").read_text())["processes"]
+        rows = json.loads(read_plain(folder / "watch.json"))["processes"]
     except (OSError, ValueError, KeyError):
         return []
     return [(int(pid), int(row["ticks"])) for pid, row in rows.items() if "unrecorded" in row]

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind")
 
 UNREAD_TAG = "~unread"
+_INTEGERS = range(-(2**63), 2**64)
+"""What is counted or timed fits 64 bits; JSON knows no limit, and arithmetic on the rest raises far from here."""
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -154,8 +156,16 @@ def _plain_decoder(kind: type, name: str) -> Convert:
     return decode_plain
 
 
+def _decode_int(plain: Any) -> int:
+    if type(plain) is not int:
+        raise _wrong("a whole number", plain)
+    if plain not in _INTEGERS:
+        raise WrongValue("it has more than 64 bits")
+    return plain
+
+
 def _decode_float(plain: Any) -> float:
-    if type(plain) in {float, int}:
+    if type(plain) is float or (type(plain) is int and plain in _INTEGERS):
         return float(plain)
     if type(plain) is str and plain in _NOT_FINITE:
         return _NOT_FINITE[plain]
@@ -164,7 +174,7 @@ def _decode_float(plain: Any) -> float:
 
 _PLAIN: dict[Any, Convert] = {
     str: _plain_decoder(str, "a text"),
-    int: _plain_decoder(int, "a whole number"),
+    int: _decode_int,
     bool: _plain_decoder(bool, "true or false"),
     type(None): _plain_decoder(type(None), "nothing"),
     float: _decode_float,

@@ -10,6 +10,7 @@ import time
 from typing import Any, Set
 
 from . import wire
+from .files import open_plain
 from .state import AGENT_VARIABLE, guarded, here
 
 PAUSE_S = 1.2
@@ -30,7 +31,7 @@ class Log:
     def write(self, **entry: Any) -> None:
         """Append one line in one write."""
         text = json.dumps(dict(entry, at=time.monotonic_ns(), attempt=self.attempt)) + "\n"
-        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        fd = open_plain(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             os.write(fd, text.encode())
         finally:
@@ -144,8 +145,11 @@ def _closing(context: Any) -> None:
     if all(code is not None for code in codes.values()):
         return
     _log.write(k="closing", running=[pid for pid, code in codes.items() if code is None])
-    with open(os.path.join(here.folder, "control"), "r+b") as file:
-        control = mmap.mmap(file.fileno(), wire.CONTROL_SIZE)
+    fd = open_plain(os.path.join(here.folder, "control"), os.O_RDWR)
+    try:
+        control = mmap.mmap(fd, wire.CONTROL_SIZE)
+    finally:
+        os.close(fd)
     began = time.monotonic_ns()
     wire.CELL.pack_into(control, wire.CONTROL_CLOSING, began)
     limit = began + int(PAUSE_S * 1e9)

@@ -10,6 +10,7 @@ import _signal  # type: ignore[import-not-found]  # what signal is made of; sign
 import faulthandler
 import os
 
+from .files import open_plain
 from .state import here
 from .wrappers import standing_for
 
@@ -87,7 +88,7 @@ def _signal_is_free() -> bool:
 
 
 def _open_high(path: str) -> int:
-    fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    fd = open_plain(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     for number in range(HIGH_NUMBER, HIGH_NUMBER + 8):
         try:
             os.fstat(number)

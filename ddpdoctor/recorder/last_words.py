@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 
+from .files import open_plain
 from .state import guarded, here
 
 TYPE_CHECKING = False
@@ -30,7 +31,7 @@ def start() -> None:
     if _fds or _signal.getsignal(_signal.SIGTERM) != _signal.SIG_DFL:
         return
     path = os.path.join(here.folder, "evidence", "%d-%d%s" % (os.getpid(), here.ticks, SUFFIX))
-    fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    fd = open_plain(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     _fds.append(_out_of_the_way(fd))
     os.register_at_fork(after_in_child=_forked)
     # The main thread alone, which runs the handler: faulthandler must not read a stack that another thread changes.

@@ -9,6 +9,7 @@ import zlib
 from typing import Any, Dict
 
 from . import print_wire
+from .files import make_folder
 from .ring import allocate
 
 MIN_SLOTS = 8
@@ -36,7 +37,7 @@ class PrintWriter:
         most_bytes: int = MAX_BYTES,
         most_slots: int = MAX_SLOTS,
     ) -> None:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        make_folder(folder)
         rows = len(table["rows"])
         packed = zlib.compress(json.dumps(table, separators=(",", ":")).encode("utf-8", "replace"), 6)
         self._size = print_wire.slot_size(rows)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import zlib
 
 from . import print_wire
+from .files import open_plain
+from .parsing import parse_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class PrintFile:
     """
 
     def __init__(self, path: str) -> None:
-        with open(path, "rb") as file:
+        with os.fdopen(open_plain(path, os.O_RDONLY), "rb") as file:
             head = file.read(print_wire.HEADER_SIZE)
             if len(head) < print_wire.HEADER_SIZE:
                 raise ValueError("%s is cut short" % path)
@@ -63,7 +64,7 @@ class PrintFile:
     def read_since(self, index: int, most: Optional[int] = None) -> List[PrintRecord]:
         """Return the whole records after the ``index``-th that are still there, oldest first, at most ``most``."""
         found: List[PrintRecord] = []
-        with open(self.path, "rb") as file:
+        with os.fdopen(open_plain(self.path, os.O_RDONLY), "rb") as file:
             file.seek(print_wire.WRITTEN_OFFSET)
             written = print_wire.NUMBER.unpack(file.read(print_wire.NUMBER.size))[0]
             for wanted in range(max(index + 1, written - self._slots + 1), written + 1):
@@ -86,7 +87,7 @@ class PrintFile:
             return None
         start = print_wire.RECORD_HEAD.size
         try:
-            text = json.loads(data[start : start + size] or b"{}")
+            text = parse_json(data[start : start + size] or b"{}")
         except ValueError:
             return None
         prints = data[start + print_wire.TEXT_SIZE :]
@@ -95,7 +96,7 @@ class PrintFile:
 
 def _table(packed: bytes, path: str) -> Dict[str, Any]:
     try:
-        table = json.loads(zlib.decompressobj().decompress(packed, MAX_TABLE_BYTES))
+        table = parse_json(zlib.decompressobj().decompress(packed, MAX_TABLE_BYTES))
     except (zlib.error, ValueError) as error:
         raise ValueError("%s is damaged: %s" % (path, error)) from error
     if not isinstance(table, dict) or not isinstance(table.get("rows"), list):

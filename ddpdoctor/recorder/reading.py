@@ -5,15 +5,16 @@ Apart from the layout because no process that is recorded needs it.
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from . import wire
+from .files import open_plain
+from .parsing import parse_json
 from .slots import Slots, bytes_used, read_slots
 
-MAX_RING_BYTES = 64 * 2**20
+MAX_RING_BYTES = 8 * 2**20
 """More than any recorder makes; a header that promises more is damaged. Ours is 1 MiB."""
 _NUMBERS = ("at", "pid", "ppid", "code", "rank", "world_size")
 """Fields of notes that are numbers, or null, wherever they stand."""
@@ -114,7 +115,7 @@ def read_ring_file(path: Any) -> RingContent:
         DamagedRingError: see ``read_identity``.
         OSError: the file cannot be read.
     """
-    fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    fd = open_plain(path, os.O_RDONLY)
     try:
         return _read_parts(lambda size, at: os.pread(fd, size, at), os.fstat(fd).st_size)
     finally:
@@ -165,7 +166,7 @@ def _read_entries(lines: List[bytes]) -> List[Any]:
     """Return the values of lines of JSON, read at once, which is faster; where one is damaged, those of all others."""
     written = [line for line in lines if line]
     try:
-        entries = json.loads(b"[%s]" % b",\n".join(written))
+        entries = parse_json(b"[%s]" % b",\n".join(written))
     except ValueError:
         entries = []
     if len(entries) == len(written):
@@ -175,7 +176,7 @@ def _read_entries(lines: List[bytes]) -> List[Any]:
 
 def _read_entry(line: bytes) -> Any:
     try:
-        return json.loads(line)
+        return parse_json(line)
     except ValueError:
         return None
 

@@ -11,6 +11,7 @@ import time
 
 from . import wire
 from .encode import to_json
+from .files import open_plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def allocate(path: str, size: int) -> mmap.mmap:
 
     Where the same process has one from before it called exec, that one is taken and emptied: the watcher has it mapped.
     """
-    fd = os.open(path, os.O_CREAT | os.O_RDWR | getattr(os, "O_CLOEXEC", 0), 0o600)
+    fd = open_plain(path, os.O_CREAT | os.O_RDWR)
     try:
         if os.fstat(fd).st_size == size:
             emptied = mmap.mmap(fd, size)
@@ -210,7 +211,7 @@ def allocate(path: str, size: int) -> mmap.mmap:
         if os.fstat(fd).st_size:  # of another size: whoever has that mapped must not lose its end
             os.close(fd)
             os.unlink(path)
-            fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_CLOEXEC", 0), 0o600)
+            fd = open_plain(path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(fd, 0, size)
         else:

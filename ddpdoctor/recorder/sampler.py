@@ -14,6 +14,7 @@ import time
 
 from . import dump, frames, wire
 from .encode import to_json
+from .files import open_new, open_plain
 from .state import describers, guarded, here
 
 TYPE_CHECKING = False
@@ -140,7 +141,7 @@ def write_quietly(path: str, data: bytes) -> None:
 
     All blocks are there beforehand, or OSError is raised: a write to a sparse mapping on a full disk is fatal.
     """
-    fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_TRUNC, 0o600)
+    fd = open_new(path)
     try:
         os.posix_fallocate(fd, 0, len(data))
         mapped = mmap.mmap(fd, len(data))
@@ -181,10 +182,15 @@ def take_look() -> Dict[str, Any]:
 
 def _map_control(folder: str) -> Any:
     try:
-        with open(os.path.join(folder, "control"), "rb") as file:
-            return mmap.mmap(file.fileno(), wire.CONTROL_SIZE, prot=mmap.PROT_READ)
+        fd = open_plain(os.path.join(folder, "control"), os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        return mmap.mmap(fd, wire.CONTROL_SIZE, prot=mmap.PROT_READ)
     except (OSError, ValueError):
         return None
+    finally:
+        os.close(fd)
 
 
 @guarded("sampler stop")

@@ -139,12 +139,13 @@ class Recorder:
         There may be thousands of children of a rank, and nobody asks for theirs.
         """
         from . import wire
+        from .files import open_plain
 
         if self.role == wire.ROLE_CHILD:
             return
         try:
             path = os.path.join(self.folder, "lost-%d-%d" % (os.getpid(), self.ticks))
-            fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+            fd = open_plain(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
             try:
                 os.write(fd, ("%s\n%s" % (os.environ.get("RANK", ""), why)).encode())
             finally:

@@ -165,12 +165,28 @@ def test_streams_directory_arguments_and_status_are_those_of_torchrun(status: in
 
 
 def test_secrets_stay_out_of_the_folder(tmp_path: Path) -> None:
-    run("clean_plain", tmp_path, *PATIENT, ranks=1, args=("--api-key", "hunter2"), WANDB_API_KEY="hunter3")
+    before = os.umask(0)
+    try:
+        run("clean_plain", tmp_path, *PATIENT, ranks=1, args=("--api-key", "hunter2"), WANDB_API_KEY="hunter3")
+    finally:
+        os.umask(before)
     text = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert b"clean_plain" in text
     assert b"hunter3" not in text
     assert b"hunter2" not in text
-    assert (tmp_path.stat().st_mode & 0o077) == 0
+    assert [str(path) for path in (tmp_path, *tmp_path.rglob("*")) if path.stat().st_mode & 0o077] == []
+
+
+@pytest.mark.parametrize("name", ["", "report.json", "rings"])
+def test_a_folder_with_a_planted_link_is_refused_before_anything_starts(name: str, tmp_path: Path) -> None:
+    folder, outside = tmp_path / "run", tmp_path / "outside"
+    if name:
+        folder.mkdir()
+    (folder / name).symlink_to(outside)
+    ran = run("clean_plain", folder, ranks=1)
+    assert (ran.status, ran.stdout, outside.exists()) == (2, "", False)
+    assert "is a link to" in ran.stderr
+    assert "Nothing was started" in ran.stderr
 
 
 @contextlib.contextmanager

@@ -36,7 +36,9 @@ if os.environ.get("DDPDOCTOR_RUN"):
         _load_recorder()
     except Exception as error:  # a recorder that fails must never keep a rank from running
         try:
-            with open(os.path.join(os.environ["DDPDOCTOR_RUN"], "lost-%d-0" % os.getpid()), "w") as lost:
+            name = os.path.join(os.environ["DDPDOCTOR_RUN"], "lost-%d-0" % os.getpid())
+            # By itself: what the recorder opens files with may be what failed.
+            with os.fdopen(os.open(name, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600), "w") as lost:
                 lost.write("%s\nthe recorder failed at its start: %r" % (os.environ.get("RANK", ""), error))
         except Exception:
             pass
