@@ -29,6 +29,7 @@ class FakeRank:
         self.pid = 100 + rank if pid is None else pid
         self.files = 0
         self.writer: PrintWriter | None = None
+        folder.parent.mkdir(parents=True, exist_ok=True)
 
     def open(self, names: Sequence[Any], **table: Any) -> FakeRank:
         """Begin a file; names stand for parameters, lists for rows."""
