@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import _thread
-import collections
 import inspect
 import sys
 import time
-import weakref
 from typing import Any, Callable, Dict, Optional, Tuple
 
-from . import detail, frames, groups, wire
-from .errors import hide_own_frames, note_exception
-from .layers import OWN_NAME, layer_of
+from . import detail, groups, records, wire, works
 from .state import guarded, here
 from .stepclock import clock, ended_collective
+from .waiting import end_wait
 from .wrappers import standing_for
 
 COLLECTIVES = {
@@ -42,138 +39,41 @@ RENAMED = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single
 _PEER = ("dst", "src", "group_dst", "group_src")
 MONITORED = "monitored_barrier"
 """Made of sends and receives: it stands under the next number, as a collective would, and does not use it up."""
-
-_pending: collections.deque[Tuple[Any, int]] = collections.deque(maxlen=256)
-_works: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _redops: Dict[int, Tuple[Any, str]] = {}
 MAX_REDOPS = 64
+_NO_REDOP = (None, "")
 _NOWHERE = 99
 """A position that no argument has."""
+_UNRECORDED = (0, 0, 0, None, 0)
+"""What ``_Hook.begin`` returns of a call that is not recorded."""
+_NO_PEER = wire.NO_PEER
+_NO_SEQ = wire.NO_SEQ
 _get_ident = _thread.get_ident
 _now_ns = time.monotonic_ns
 
 
-def call_site(ring: Any, frame: Any) -> Tuple[int, str]:
-    """Return the id of the user's innermost line, and the function or layer of torch.distributed that it called.
-
-    ``frame`` is the one that called a hook: those of the hooks cost time to be made.
-    """
-    api = ""
-    depth = 0
-    while frame is not None and depth < frames.MAX_DEPTH:
-        code = frame.f_code
-        file = code.co_filename
-        if frames.is_user_file(file):
-            # No code object: one that a script has made at run time would live for as long as the ring.
-            key = (file, frame.f_lineno, code.co_name)
-            site = ring.known_site(key)
-            if site is None:
-                place = frames.describe(file, frame.f_lineno or 0, code.co_name)
-                site = ring.intern_site(key, place)
-            return site, api
-        layer = layer_of(file)
-        if layer:
-            api = code.co_name if layer == OWN_NAME else layer
-        frame = frame.f_back
-        depth += 1
-    return 0, ""
-
-
 def begin(op: str, group: int = 0, seq: int = wire.NO_SEQ) -> int:
-    """Record that a phase of training or a wait begins; return the record's index. Only a hook itself calls this."""
+    """Record that a phase of training or a wait begins; return the record's index. Only a hook itself calls this.
+
+    ``group`` is an interned name.
+    """
     ring = here.ring
     if ring is None:
         return 0
-    site, api = call_site(ring, sys._getframe(2))
-    op_id = ring.intern(op)
     flags = wire.FLAG_MAIN if _get_ident() == here.main_thread else 0
-    api_id = (ring.intern(api) if api else 0) or op_id
-    return int(ring.begin(op_id, api_id, group, site, seq, 0, 0, wire.NO_PEER, 0, flags, ()))
+    return int(ring.begin(records.kind_of(ring, sys._getframe(2), op, group, flags=flags).packed, seq))
 
 
-def about_tensors(ring: Any, about: Any) -> Tuple[int, Any, int]:
-    """Return dtype (interned), shape and number of what a call was given: a tensor, or a list of them."""
+def tensors_of(about: Any) -> Tuple[Any, Any, int]:
+    """Return dtype, shape and number of what a call is given: a tensor, or several. Without a tensor no dtype."""
     tensors = 1
     if isinstance(about, (list, tuple)):
         tensors = len(about)
         about = about[0] if about else None
     dtype = getattr(about, "dtype", None)
     if dtype is None:
-        return 0, (), 0 if about is None else tensors
-    return ring.intern(str(dtype)), about.shape, tensors
-
-
-class Waiting:
-    """Tells the watcher since when the main thread has been inside a call that needs other ranks."""
-
-    def __init__(self) -> None:
-        self.depth = 0
-        """How many phases with such calls in them the main thread is in."""
-
-    @guarded("wait begins")
-    def __enter__(self) -> None:
-        if _get_ident() == here.main_thread:
-            self.depth += 1
-            if self.depth == 1 and not clock.waiting and here.ring is not None:
-                here.ring.waits(_now_ns())
-
-    @guarded("wait ends")
-    def __exit__(self, *unused: object) -> None:
-        if _get_ident() == here.main_thread:
-            self.depth -= 1
-            if self.depth == 0 and not clock.waiting and here.ring is not None:
-                here.ring.waits(0)
-
-
-waiting = Waiting()
-
-
-def begin_wait() -> int:
-    """Tell the watcher and the step's clock that the main thread waits; return since when.
-
-    That is 0 in another thread, and where the main thread waits already.
-    """
-    try:
-        if clock.waiting or _get_ident() != here.main_thread:
-            return 0
-        began = _now_ns()
-        if waiting.depth == 0 and here.ring is not None:
-            here.ring.waits(began)
-        clock.waiting = True
-    except Exception as error:  # noqa: BLE001 - the recorder's wall
-        here.failed("wait begins", error)
-        return 0
-    return began
-
-
-def end_wait(began_ns: int, counts: bool) -> None:
-    """End a wait that ``begin_wait`` began. One for a single peer does not count: it is no meeting of all."""
-    if not began_ns:
-        return
-    clock.waiting = False
-    try:
-        if counts:
-            clock.waits[clock.phase] += _now_ns() - began_ns
-        if waiting.depth == 0 and here.ring is not None:
-            here.ring.waits(0)
-    except Exception as error:  # noqa: BLE001 - the recorder's wall
-        here.failed("wait ends", error)
-
-
-@guarded("call ends")
-def ended(index: int) -> None:
-    """Record that a call has returned."""
-    if index and here.ring is not None:
-        here.ring.end(index)
-
-
-@guarded("call failed")
-def failed(index: int, op: str, error: BaseException) -> None:
-    """Record that a call has raised, and let its error read as if nothing of ours stood in between."""
-    hide_own_frames(error)
-    if index and here.ring is not None:
-        here.ring.end(index, wire.FLAG_FAILED)
-        note_exception(error, uncaught=False, call=op)
+        return None, (), 0 if about is None else tensors
+    return dtype, about.shape, tensors
 
 
 class _Hook:
@@ -184,6 +84,7 @@ class _Hook:
         self.p2p = p2p
         self.counted = not p2p
         self.flags = (wire.FLAG_P2P if p2p else 0) | (wire.FLAG_ASYNC if op in ("isend", "irecv") else 0)
+        self.main_flags = self.flags | wire.FLAG_MAIN
         self.rerouted = p2p and op in detail.OPERATIONS
         self.moves = self.rerouted or op == MONITORED
         code = inspect.unwrap(original).__code__
@@ -192,8 +93,6 @@ class _Hook:
         self.tensor = tensor
         self.is_batch = op == "batch_isend_irecv"
         self.group_at = self.at.get("group", _NOWHERE)
-        self.async_at = self.at.get("async_op", _NOWHERE)
-        self.op_at = _NOWHERE if p2p else self.at.get("op", _NOWHERE)
         self.tensor_at = self.at.get(tensor or "", _NOWHERE)
 
     def argument(self, name: str, args: Any, kwargs: Any) -> Any:
@@ -225,75 +124,72 @@ class _Hook:
         peer = self.peer(args, kwargs)
         return None if peer == wire.NO_PEER else int(groups.c10d.get_group_rank(self.group(args, kwargs), peer))
 
-    def begin(self, frame: Any, args: Any, kwargs: Any) -> Tuple[int, Any, int, int]:
-        """Return the record's index, the group, how many collectives it has begun, and the number of the line."""
-        given = len(args)
-        group = args[self.group_at] if self.group_at < given else kwargs.get("group")
-        if group is None:
-            group = self.group(args, kwargs)
-        if group is None or isinstance(group, int):  # a number stands for a group that this rank is no member of
-            return 0, None, 0, 0
-        known = groups.known(group)
-        begun = groups.sequence_number(group)
-        counts = self.counted and begun >= 0
-        begun -= known.moved
-        ring = here.ring
-        if ring is None:
-            return 0, group, begun, 0
-        site, api = call_site(ring, frame)
-        seq = begun + 1 if counts else wire.NO_SEQ
-        flags = self.flags
-        if _get_ident() == here.main_thread:
-            flags |= wire.FLAG_MAIN
-        if args[self.async_at] if self.async_at < given else kwargs.get("async_op"):
-            flags |= wire.FLAG_ASYNC
-        redop = args[self.op_at] if self.op_at < given else None if self.p2p else kwargs.get("op")
-        redop_id = ring.intern(_redop_name(redop)) if redop is not None else 0
-        about = args[self.tensor_at] if self.tensor_at < given else kwargs.get(self.tensor)
-        dtype, dims, tensors = (0, (), 0) if about is None else about_tensors(ring, about)
-        peer = self.peer(args, kwargs) if self.peers else wire.NO_PEER
-        op = ring.intern(self.op)
-        api_id = (ring.intern(api) if api else 0) or op
-        name = known.id if known.ring is ring else groups.group_id(ring, group)
-        index = ring.begin(op, api_id, name, site, seq, redop_id, dtype, peer, tensors, flags, dims)
-        return index, group, begun, site
+    def begin(self, frame: Any, args: Any, kwargs: Any) -> Tuple[int, int, int, Any, int]:
+        """Record a call. Return its index, since when it waits, its line, its group and how many that had begun.
 
-    def end(self, index: int, group: Any, begun: int, result: Any) -> None:
+        Zeros, and no group, stand for what is not to be recorded.
+        """
+        given = len(args)
+        named = args[self.group_at] if self.group_at < given else kwargs.get("group") if kwargs else None
+        group, known, begun = groups.look_up(self.group(args, kwargs) if self.is_batch else named)
+        ring = here.ring
+        if group is None or ring is None:
+            return 0, 0, 0, group, begun
+        is_main = _get_ident() == here.main_thread
+        flags, redop, peer = self.main_flags if is_main else self.flags, "", _NO_PEER
+        if kwargs or given > 1:
+            if self.argument("async_op", args, kwargs):
+                flags |= wire.FLAG_ASYNC
+            redop = "" if self.p2p else _redop_name(self.argument("op", args, kwargs))
+            peer = self.peer(args, kwargs)
+        about = args[self.tensor_at] if self.tensor_at < given else kwargs.get(self.tensor)
+        try:
+            dtype, shape, tensors = about.dtype, about.shape, 1
+        except AttributeError:
+            dtype, shape, tensors = tensors_of(about)
+        name = known.id if known.ring is ring else groups.group_id(ring, group)
+        kind = records.kind_of(ring, frame, self.op, name, dtype, shape, tensors, redop, peer, flags)
+        waits = is_main and not clock.waiting
+        now = _now_ns()
+        seq = begun + 1 if self.counted and begun >= 0 else _NO_SEQ
+        index = ring.begin(kind.packed, seq, now, waits and not clock.phases)
+        clock.waiting = clock.waiting or waits
+        return index, now if waits else 0, kind.site, group, begun
+
+    def end(self, call: Tuple[int, int, int, Any, int], result: Any) -> None:
         """Complete the record, or leave it to the work that was handed out.
 
         A point-to-point call begins no collective, though it moves the backend's number; nor do two, where torch makes
         ``recv`` of ``irecv``.
         """
+        index, waited_since, site, group, begun = call
         if self.moves and group is not None:
             groups.known(group).moved = groups.sequence_number(group) - begun
+        ring = here.ring
+        if not index or ring is None:
+            return
+        now = _now_ns()
         if result is not None and hasattr(result, "is_completed"):
-            _works[result] = index
-            _pending.append((weakref.ref(result), index))
-            settle()
-        elif index and here.ring is not None:
-            here.ring.end(index)
+            end_wait(waited_since, self.counted, now)
+            works.hand_out(result, index)
+        else:
+            ring.end(index, 0, now, waited_since > 0 and not clock.phases)
+            if waited_since:
+                clock.waiting = False
+                if self.counted:
+                    clock.waits[clock.phase] += now - waited_since
+        if site and self.counted and waited_since:
+            ended_collective(site, now)
 
 
 def _redop_name(redop: Any) -> str:
-    """Return ``SUM`` for ReduceOp.SUM, whose own text takes longer than the rest of the record's arguments."""
-    known, name = _redops.get(id(redop), (None, ""))
+    """Return ``SUM`` for ReduceOp.SUM, whose own text takes longer than the rest of the arguments; nothing for None."""
+    known, name = _redops.get(id(redop), _NO_REDOP)
     if known is not redop:
         name = str(redop).rsplit(".", 1)[-1].rstrip(">").split(":")[0]
         if len(_redops) < MAX_REDOPS:
             _redops[id(redop)] = (redop, name)
     return name
-
-
-def settle() -> None:
-    """End the records of asynchronous calls that have completed, oldest first, up to the first that has not."""
-    ring = here.ring
-    while _pending and ring is not None:
-        reference, index = _pending[0]
-        work = reference()
-        if work is not None and not work.is_completed():
-            return
-        _pending.popleft()
-        ring.end(index)
 
 
 def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool) -> Callable[..., Any]:
@@ -303,27 +199,24 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
     @standing_for(original)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         try:
-            index, group, begun, site = hook.begin(sys._getframe(1), args, kwargs)
+            call = hook.begin(sys._getframe(1), args, kwargs)
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             here.failed(op, error)
             # The call is made outside of this clause: an error of its own must not name ours as its context.
-            index, group, begun, site = 0, None, 0, 0
-        began = begin_wait()
+            call = _UNRECORDED
         try:
-            if hook.rerouted and group is not None:
-                result = _run(hook, group, original, args, kwargs)
+            if hook.rerouted and call[3] is not None:
+                result = _run(hook, call[3], original, args, kwargs)
             else:
                 result = original(*args, **kwargs)
         except BaseException as error:
-            failed(index, op, error)
+            end_wait(call[1], hook.counted)
+            records.failed(call[0], op, error)
             raise
-        finally:
-            end_wait(began, not p2p)
         try:
-            hook.end(index, group, begun, result)
-            if site and not p2p:
-                ended_collective(site)
+            hook.end(call, result)
         except Exception as error:  # noqa: BLE001 - the recorder's wall
+            end_wait(call[1], counts=False)
             here.failed(op, error)
         return result
 
@@ -345,45 +238,9 @@ def _run(hook: _Hook, group: Any, original: Callable[..., Any], args: Any, kwarg
     return original(*args, **kwargs) if instead is None else instead()
 
 
-def wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``Work.wait`` with a record of which call is waited for."""
-
-    @standing_for(original)
-    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        index = call = 0
-        if _works:
-            try:
-                call = _works.get(self, 0)
-                index = begin("work_wait", seq=call) if call else 0
-            except Exception as error:  # noqa: BLE001 - the recorder's wall
-                here.failed("wait", error)
-        began = begin_wait()
-        try:
-            result = original(self, *args, **kwargs)
-        except BaseException as error:
-            failed(index, "work_wait", error)
-            raise
-        finally:
-            end_wait(began, index != 0)
-        if call:
-            ended(index)
-            _end_waited(self, call)
-        return result
-
-    return wait
-
-
-@guarded("wait")
-def _end_waited(work: Any, call: int) -> None:
-    """End the record of the call whose work was waited for. A wait with a time limit may come back too early."""
-    _works.pop(work, 0)
-    if work.is_completed():
-        ended(call)
-
-
 def groups_now() -> Any:
     """Describe the groups of this process for the evidence."""
-    settle()
+    works.settle()
     return groups.groups_now()
 
 
@@ -404,4 +261,4 @@ def patch(module: Any) -> None:
     for op, tensor in POINT_TO_POINT.items():
         if hasattr(module, op):
             setattr(module, op, wrap(op, getattr(module, op), tensor, p2p=True))
-    module.Work.wait = wrap_wait(module.Work.wait)
+    module.Work.wait = works.wrap_wait(module.Work.wait)

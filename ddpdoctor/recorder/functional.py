@@ -12,8 +12,9 @@ import functools
 import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import calls, groups, wire
+from . import calls, groups, records, wire
 from .state import guarded, here
+from .waiting import begin_wait, end_wait
 
 NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 OPERATORS = {
@@ -99,18 +100,13 @@ class _Operator:
         begun = groups.sequence_number(group)
         counts = begun >= 0 and not self.p2p
         begun -= groups.known(group).moved
-        site, api = calls.call_site(ring, frame)
-        op = ring.intern(self.op)
-        api_id = (ring.intern(api) if api else 0) or op
         redop = self.given(self.redop_at, args, kwargs)
-        redop_id = ring.intern(redop.upper()) if isinstance(redop, str) else 0
-        dtype, dims, tensors = calls.about_tensors(ring, about)
         flags = (wire.FLAG_P2P if self.p2p else 0) | (wire.FLAG_MAIN if _thread.get_ident() == here.main_thread else 0)
-        index = ring.begin(
-            op, api_id, groups.group_id(ring, group), site, begun + 1 if counts else wire.NO_SEQ,
-            redop_id, dtype, self._peer(group, args, kwargs), tensors, flags, dims,
+        kind = records.kind_of(
+            ring, frame, self.op, groups.group_id(ring, group), *calls.tensors_of(about),
+            redop.upper() if isinstance(redop, str) else "", self._peer(group, args, kwargs), flags,
         )  # fmt: skip
-        return index, group, begun
+        return ring.begin(kind.packed, begun + 1 if counts else wire.NO_SEQ), group, begun
 
     def _peer(self, group: Any, args: Any, kwargs: Any) -> int:
         """Return the other rank, or the root, by its global number. Of a broadcast torch takes the one in the group."""
@@ -162,16 +158,16 @@ def record(original: Callable[..., Any], operator: _Operator, waits: bool) -> Ca
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             here.failed(operator.op, error)
             index, group, begun = 0, None, 0
-        began = calls.begin_wait() if group is not None else 0
+        began = begin_wait() if group is not None else 0
         try:
             result = original(*args, **kwargs)
         except BaseException as error:
-            calls.failed(index, operator.op, error)
+            records.failed(index, operator.op, error)
             raise
         finally:
-            calls.end_wait(began, not operator.p2p)
+            end_wait(began, not operator.p2p)
         if waits:
-            calls.ended(index)
+            records.ended(index)
             return result
         try:
             operator.end(index, group, begun, result)
@@ -188,17 +184,17 @@ def record_wait(original: Callable[..., Any], arguments: List[str]) -> Callable[
     def wait(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         call = _awaited(tensor) if _outputs else None
         index = _begin_wait(call) if call else None
-        began = calls.begin_wait() if call else 0
+        began = begin_wait() if call else 0
         try:
             result = original(tensor, *args, **kwargs)
         except BaseException as error:
-            calls.failed(index or 0, "work_wait", error)
+            records.failed(index or 0, "work_wait", error)
             raise
         finally:
-            calls.end_wait(began, counts=True)
+            end_wait(began, counts=True)
         if call:
-            calls.ended(index or 0)
-            calls.ended(call)
+            records.ended(index or 0)
+            records.ended(call)
         return result
 
     return wait

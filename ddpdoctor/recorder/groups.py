@@ -12,6 +12,7 @@ from .state import here
 c10d: Any = None
 """torch.distributed.distributed_c10d, once the script has imported it."""
 _known: Dict[int, Known] = {}
+"""By id of the group, which is gone from here as soon as the group is."""
 
 
 class Known:
@@ -34,9 +35,28 @@ class Known:
 def known(group: Any) -> Known:
     """Return what is kept of a group."""
     found = _known.get(id(group))
-    if found is None or found.reference() is not group:
+    if found is None:
         found = _known[id(group)] = Known(group)
     return found
+
+
+def look_up(group: Any) -> Tuple[Any, Any, int]:
+    """Return the group of a call, what is kept of it, and how many collectives it has begun: -1 where it does not say.
+
+    None stands for the default group. Without one, and for a number, which means that this rank is no member, the
+    answer is no group.
+    """
+    if group is None:
+        group = default()
+    found = _known.get(id(group))
+    if found is None:
+        if group is None or isinstance(group, int):
+            return None, None, -1
+        found = known(group)
+    try:
+        return group, found, group._get_sequence_number_for_group() - found.moved
+    except Exception:  # noqa: BLE001 - not every backend counts
+        return group, found, -1
 
 
 def _forget(kept: Dict[int, Known], key: int, gone: Any) -> None:
@@ -59,7 +79,7 @@ def group_id(ring: Any, group: Any) -> int:
 
 def default() -> Any:
     """Return the default group, None where torch.distributed is not initialized."""
-    return None if c10d is None else c10d.GroupMember.WORLD
+    return None if c10d is None else c10d._world.default_pg
 
 
 def sequence_number(group: Any) -> int:

@@ -63,8 +63,8 @@ def read_identity(data: Any, size: Optional[int] = None) -> Tuple[int, wire.Shap
     )
     if magic != wire.MAGIC:
         raise DamagedRingError("not a ring file")
-    if version != wire.VERSION:
-        raise DamagedRingError("ring version %d, this program reads %d" % (version, wire.VERSION))
+    if version not in wire.READ_VERSIONS:
+        raise DamagedRingError("ring version %d, this program reads %d and %d" % (version, *wire.READ_VERSIONS))
     shape = wire.Shape(journal, count, *more)
     if (
         journal_at != wire.HEADER_SIZE
@@ -82,7 +82,9 @@ def read_identity(data: Any, size: Optional[int] = None) -> Tuple[int, wire.Shap
 
 def read_cells(data: Any) -> Dict[str, int]:
     """Return the header's cells by name."""
-    return dict(zip(wire.CELL_NAMES, struct.unpack_from("<%dQ" % len(wire.CELL_NAMES), data, wire.CELLS_OFFSET)))
+    version = wire.IDENTITY.unpack_from(data)[1]
+    names = wire.CELL_NAMES if version == wire.VERSION else wire.CELL_NAMES_OF_VERSION_2
+    return dict(zip(names, struct.unpack_from("<%dQ" % len(names), data, wire.CELLS_OFFSET)))
 
 
 def read_place(data: bytes) -> Optional[Tuple[str, int, str]]:

@@ -6,7 +6,6 @@ import _thread
 import itertools
 import mmap
 import os
-import struct
 import time
 
 from . import wire
@@ -29,11 +28,10 @@ _DONE = wire.CELL_OFFSETS["calls_done"]
 _STEPS = wire.CELL_OFFSETS["steps_recorded"]
 _WAIT_SINCE = wire.CELL_OFFSETS["wait_since_ns"]
 _SLOT_SIZE = wire.SLOT_SIZE
-_MAX_DIMS = wire.MAX_DIMS
-_pack_slots = [struct.Struct(wire.SLOT_HEAD + "q" * ndim).pack_into for ndim in range(_MAX_DIMS + 1)]
-"""By the number of dimensions: the rest of a slot is not written, and not read."""
+_pack_slot = wire.SLOT_OF_KIND.pack_into
 _pack_step = wire.STEP.pack_into
 _pack_cell = wire.CELL.pack_into
+_pack_two_cells = wire.TWO_CELLS.pack_into
 _unpack_cell = wire.CELL.unpack_from
 _now_ns = time.monotonic_ns
 
@@ -55,6 +53,8 @@ class Ring:
         self._room = shape.journal_bytes - min(VITAL_BYTES, shape.journal_bytes // 2)
         self._lock = _thread.allocate_lock()
         self._ids: Dict[Any, int] = {}
+        self.kinds: Dict[Any, Any] = {}
+        """Kinds of calls, kept by ``records``: they hold numbers that were interned here."""
         self._indexes = itertools.count(1)
         self._done = itertools.count(1)
         self._numbers = itertools.count(1)
@@ -111,33 +111,34 @@ class Ring:
         """Return the number of a call site that was interned before."""
         return self._ids.get(key)
 
-    def begin(
-        self, op: int, api: int, group: int, site: int, seq: int, redop: int, dtype: int, peer: int, tensors: int,
-        flags: int, dims: Any,
-    ) -> int:  # fmt: skip
-        """Record a call before it is made; return its index. Numbers but ``seq`` and ``peer`` are interned ids."""
+    def begin(self, kind: bytes, seq: int = wire.NO_SEQ, began_ns: int = 0, waits: bool = False) -> int:
+        """Record a call before it is made, at a time or now; return its index. ``wire.pack_kind`` makes the kind.
+
+        ``waits`` says that the main thread begins to wait for other ranks with it.
+        """
         index = next(self._indexes)
-        ndim = len(dims)
-        if ndim > _MAX_DIMS:
-            dims = dims[:_MAX_DIMS]
-        at = self._slots_at + (index - 1) % self._slots * _SLOT_SIZE
-        _pack_slots[len(dims)](
-            self._map, at, index, _now_ns(), 0, seq, op, api, group, site, redop, dtype, peer, tensors, flags, ndim,
-            *dims,
-        )  # fmt: skip
-        _pack_cell(self._map, _CLAIMED, index)
+        began = began_ns or _now_ns()
+        _pack_slot(self._map, self._slots_at + (index - 1) % self._slots * _SLOT_SIZE, index, began, 0, seq, kind)
+        if waits:
+            _pack_two_cells(self._map, _CLAIMED, index, began)
+        else:
+            _pack_cell(self._map, _CLAIMED, index)
         return index
 
-    def end(self, index: int, extra_flags: int = 0) -> None:
-        """Complete a record, unless it was overwritten in the meantime."""
+    def end(self, index: int, extra_flags: int = 0, ended_ns: int = 0, waited: bool = False) -> None:
+        """Complete a record, at a time or now, unless it was overwritten in the meantime; ``waited`` ends the wait."""
         at = self._slots_at + (index - 1) % self._slots * _SLOT_SIZE
-        if _unpack_cell(self._map, at)[0] != index:
-            return
-        _pack_cell(self._map, at + wire.SLOT_ENDED_OFFSET, _now_ns())
-        if extra_flags:
-            old = wire.FLAGS.unpack_from(self._map, at + wire.SLOT_FLAGS_OFFSET)[0]
-            wire.FLAGS.pack_into(self._map, at + wire.SLOT_FLAGS_OFFSET, old | extra_flags)
-        _pack_cell(self._map, _DONE, next(self._done))
+        if _unpack_cell(self._map, at)[0] == index:
+            _pack_cell(self._map, at + wire.SLOT_ENDED_OFFSET, ended_ns or _now_ns())
+            if extra_flags:
+                old = wire.FLAGS.unpack_from(self._map, at + wire.SLOT_FLAGS_OFFSET)[0]
+                wire.FLAGS.pack_into(self._map, at + wire.SLOT_FLAGS_OFFSET, old | extra_flags)
+            if waited:
+                _pack_two_cells(self._map, _WAIT_SINCE, 0, next(self._done))
+            else:
+                _pack_cell(self._map, _DONE, next(self._done))
+        elif waited:
+            _pack_cell(self._map, _WAIT_SINCE, 0)
 
     def returned(self, index: int) -> None:
         """Say of a call that has not ended that it has returned, and goes on by itself."""

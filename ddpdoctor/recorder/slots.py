@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import struct
 import sys
 from array import array
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from . import wire
 
-_REST = struct.Struct("<IIIIIIiiII6q")
-"""What follows index, started, ended and seq: calls of one line mostly share it."""
-_REST_OFFSET = 32
 _WORDS = wire.SLOT_SIZE // 8
 MORE_CLAIMED = 64
 """Records beyond the last claimed one that are read as well: threads that record at once claim out of order."""
@@ -80,7 +76,7 @@ def read_slots(
     words = array("Q", whole)
     if sys.byteorder == "big":
         words.byteswap()
-    rests = [whole[at : at + _REST.size] for at in range(_REST_OFFSET, len(whole), wire.SLOT_SIZE)]
+    rests = [whole[at : at + wire.KIND.size] for at in range(wire.KIND_OFFSET, len(whole), wire.SLOT_SIZE)]
     places = {rest: place for place, rest in enumerate(dict.fromkeys(rests))}
     which = array("I", [places[rest] for rest in rests])
     columns = _in_order([*(words[i::_WORDS] for i in range(4)), which], claimed, count)
@@ -100,7 +96,7 @@ def _in_order(columns: List[array[int]], claimed: int, count: int) -> List[array
 
 
 def _read_kind(rest: bytes, strings: Dict[int, str], sites: Dict[int, Dict[str, Any]]) -> Slot:
-    op, api, group, site, redop, dtype, peer, tensors, flags, ndim, *dims = _REST.unpack(rest)
+    op, api, group, site, redop, dtype, peer, tensors, flags, ndim, *dims = wire.KIND.unpack(rest)
     names = [strings.get(n, "") for n in (op, api, group, redop, dtype)]
     shape = tuple(dims[:ndim]) if dtype and ndim <= wire.MAX_DIMS else None
     return Slot(

@@ -21,6 +21,8 @@ class StepClock:
         self.phase = wire.BEFORE
         self.since_ns = 0
         self.waiting = False
+        self.phases = 0
+        """How many phases that need other ranks somewhere (``init_process_group``, ``backward``) it is in."""
         self.spent: List[int] = [0, 0, 0, 0]
         self.waits: List[int] = [0, 0, 0, 0]
         self.level = -1
@@ -68,13 +70,16 @@ class StepClock:
         self.seen.clear()
         return True
 
-    def write_step(self) -> None:
-        """Put the step that ends now into the ring, and begin the next one."""
-        self.take().write()
+    def write_step(self, now_ns: int = 0) -> None:
+        """Put the step that ends, at a time or now, into the ring, and begin the next one."""
+        self.take(now_ns).write()
 
-    def take(self) -> Ended:
-        """Return the step that ends now, and begin the next one."""
-        now = self.enter(self.phase)
+    def take(self, now_ns: int = 0) -> Ended:
+        """Return the step that ends, at a time or now, and begin the next one."""
+        now = now_ns or time.monotonic_ns()
+        if self.since_ns:
+            self.spent[self.phase] += now - self.since_ns
+        self.since_ns = now
         self.number += 1
         flags = self.level | (wire.STEP_WAIT_UNKNOWN if self.unknown or unseen_waits() else 0)
         ended = Ended(self.number, now, self.group, flags, self.spent, self.waits)
@@ -84,6 +89,8 @@ class StepClock:
 
 class Ended:
     """A step that has ended, until it is written."""
+
+    __slots__ = ("ended_ns", "flags", "group", "number", "spent", "waits")
 
     def __init__(self, number: int, ended_ns: int, group: int, flags: int, spent: List[int], waits: List[int]) -> None:
         self.number = number
@@ -102,7 +109,7 @@ class Ended:
 def unseen_waits() -> bool:
     """Return whether waits cannot be told: on a GPU a collective returns before it has begun."""
     cuda = sys.modules.get("torch.cuda")
-    return cuda is not None and bool(cuda.is_initialized())
+    return cuda is not None and getattr(cuda, "_initialized", True) and bool(cuda.is_initialized())
 
 
 def _us(durations: List[int]) -> List[int]:
@@ -115,11 +122,10 @@ def _us(durations: List[int]) -> List[int]:
 clock = StepClock()
 
 
-def ended_collective(site: int) -> None:
+def ended_collective(site: int, now_ns: int) -> None:
     """Note that a collective of the main thread has ended: the end of a step where nothing better marks steps.
 
     ``site`` is the number of its line.
     """
-    is_step = clock.level <= wire.STEP_COLLECTIVE and _thread.get_ident() == here.main_thread
-    if is_step and clock.ends_step(wire.STEP_COLLECTIVE, site):
-        clock.write_step()
+    if clock.level <= wire.STEP_COLLECTIVE and clock.ends_step(wire.STEP_COLLECTIVE, site):
+        clock.write_step(now_ns)

@@ -16,6 +16,7 @@ from . import (
     loaders,
     local_gradients,
     models,
+    records,
     reductions,
     replica_steps,
     replicas,
@@ -24,6 +25,7 @@ from . import (
 )
 from .errors import hide_own_frames, saw_uncaught
 from .state import MASTER_VARIABLE, guarded, here
+from .waiting import enter_phase, leave_phase
 from .wrappers import standing_for
 
 MAX_BAD_ENDS = 64
@@ -68,20 +70,20 @@ def phase(
             index = calls.begin(name(*args) if name is not None else op, number, begun)
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             here.failed(op, error)
+        waiting = enter_phase() if waits else False
         try:
-            if waits:
-                with calls.waiting:
-                    result = original(*args, **kwargs)
-            else:
-                result = original(*args, **kwargs)
+            result = original(*args, **kwargs)
         except ends_with as end:
             hide_own_frames(end)
-            calls.ended(index)
+            records.ended(index)
             raise
         except BaseException as error:
-            calls.failed(index, op, error)
+            records.failed(index, op, error)
             raise
-        calls.ended(index)
+        finally:
+            if waiting:
+                leave_phase()
+        records.ended(index)
         try:
             if after is not None:
                 after(*args, **kwargs)

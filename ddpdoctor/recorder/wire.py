@@ -1,4 +1,4 @@
-"""The layout of a ring file, version 2: what a process writes about itself. ``reading`` reads it back.
+"""The layout of a ring file, version 3: what a process writes about itself. ``reading`` reads it back.
 
 A ring outlives the process that writes it, however that dies. It has five parts:
 
@@ -17,7 +17,7 @@ A ring outlives the process that writes it, however that dies. It has five parts
     a table of the user's lines that the sampler has met the main thread at, with how often, by phase of the step.
 
 All numbers are little-endian. Times are CLOCK_MONOTONIC in nanoseconds.
-Version history: 1, the first. 2, steps and lines.
+Version history: 1, the first. 2, steps and lines. 3, the cells that each call writes stand side by side.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Tuple
+    from typing import Any, Tuple
 
 MAGIC = b"DDPDOCR\n"
-VERSION = 2
+VERSION = 3
+READ_VERSIONS = (2, VERSION)
 HEADER_SIZE = 4096
 IDENTITY = struct.Struct("<8sIIQQQQQQQQQ")
 """magic, version, role, journal offset and size, slots offset and size of one, their count, pid, start ticks, counts of
@@ -40,9 +41,11 @@ ROLE_CHILD = 2
 
 CELLS_OFFSET = 128
 CELL = struct.Struct("<Q")
+TWO_CELLS = struct.Struct("<QQ")
 CELL_NAMES = (
     "journal_used",
     "slots_claimed",
+    "wait_since_ns",
     "calls_done",
     "steps",
     "batches",
@@ -51,7 +54,6 @@ CELL_NAMES = (
     "function_changes",
     "new_functions",
     "main_ended_ns",
-    "wait_since_ns",
     "dropped",
     "started_ns",
     "started_wall_ns",
@@ -60,15 +62,19 @@ CELL_NAMES = (
     "steps_recorded",
     "dumps_on_signal",
 )
+CELL_NAMES_OF_VERSION_2 = (*CELL_NAMES[:2], *CELL_NAMES[3:11], "wait_since_ns", *CELL_NAMES[11:])
 CELL_OFFSETS = {name: CELLS_OFFSET + 8 * i for i, name in enumerate(CELL_NAMES)}
 
 PLACE_OFFSET = 1024
 PLACE_HEAD = struct.Struct("<II")
 PLACE_MAX = 2048
 
-SLOT_HEAD = "<QQQqIIIIIIiiII"
-SLOT = struct.Struct(SLOT_HEAD + "6q")
-"""index, started, ended, seq, op, api, group, site, redop, dtype, peer, tensors, flags, ndim, dims."""
+SLOT = struct.Struct("<QQQqIIIIIIiiII6q")
+"""index, started, ended, seq, then what calls of one kind share: op, api, group, site, redop, dtype, peer, tensors,
+flags, ndim, dims."""
+KIND = struct.Struct("<IIIIIIiiII6q")
+KIND_OFFSET = 32
+SLOT_OF_KIND = struct.Struct("<QQQq%ds" % KIND.size)
 SLOT_SIZE = 128
 SLOT_ENDED_OFFSET = 16
 SLOT_FLAGS_OFFSET = 64
@@ -76,6 +82,15 @@ FLAGS = struct.Struct("<I")
 MAX_DIMS = 6
 NO_PEER = -1
 NO_SEQ = -1
+
+
+def pack_kind(
+    op: int, api: int, group: int, site: int, redop: int, dtype: int, peer: int, tensors: int, flags: int, dims: Any
+) -> bytes:
+    """Return what calls of one kind share. Numbers but ``peer``, ``tensors`` and ``flags`` are interned ids."""
+    sizes = (*dims[:MAX_DIMS], *(0,) * (MAX_DIMS - len(dims)))
+    return KIND.pack(op, api, group, site, redop, dtype, peer, tensors, flags, len(dims), *sizes)
+
 
 FLAG_ASYNC = 1
 FLAG_FAILED = 2

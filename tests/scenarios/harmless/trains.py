@@ -12,13 +12,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from _ddpdoctor_recorder import calls, sampler, stepclock
+from _ddpdoctor_recorder import sampler, stepclock
 from _ddpdoctor_recorder.state import here
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 torch.set_num_threads(1)
 WALLS = {"failed", "_noted_defect", "guarded", "standing_for", "apply", "begin_wait", "end_wait", "_forward_ended"}
+WALLS |= {"enter_phase", "leave_phase"}
 """What stands between a failure and the script, or is one try statement itself."""
 CALLERS = {"_run", "run", "tick", "rests", "_forget"}
 """What makes the script's own call, or is called by nobody that the script could notice."""
@@ -138,7 +139,7 @@ def main():
                 got = traceback.format_exc()
                 with contextlib.suppress(Exception):
                     dist.destroy_process_group()
-        calls.waiting.depth, stepclock.clock.waiting = 0, False
+        stepclock.clock.phases, stepclock.clock.waiting = 0, False
         if got != expected:
             print(
                 "HARMED by",

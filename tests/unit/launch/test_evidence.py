@@ -16,7 +16,7 @@ def test_a_kept_ring_is_the_ring_without_what_was_never_written(tmp_path: Path) 
     ring = Ring(str(tmp_path / "rings"), wire.ROLE_RANK, wire.RANK_SHAPE, pid=42, start_ticks=7)
     ring.note({"k": "process"})
     for seq in range(100):
-        ring.end(ring.begin(ring.intern("barrier"), 0, ring.intern("0"), 0, seq, 0, 0, -1, 0, 4, ()))
+        ring.end(ring.begin(wire.pack_kind(ring.intern("barrier"), 0, ring.intern("0"), 0, 0, 0, -1, 0, 4, ()), seq))
     path = Path(ring.path)
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)

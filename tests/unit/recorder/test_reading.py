@@ -18,9 +18,9 @@ def filled(folder: Path, calls: int, shape: wire.Shape = SHAPE) -> Path:
     for seq in range(1, calls + 1):
         key = ("f.py", seq % 3)
         site = ring.known_site(key) or ring.intern_site(key, {"f": "f.py", "l": seq % 3, "n": "main", "u": 1})
-        ring.end(
-            ring.begin(ring.intern("all_reduce"), 0, ring.intern("0"), site, seq, 0, ring.intern("f"), -1, 1, 4, (seq,))
-        )
+        op, group, dtype = map(ring.intern, ("all_reduce", "0", "f"))
+        kind = wire.pack_kind(op, 0, group, site, 0, dtype, peer=-1, tensors=1, flags=4, dims=(seq,))
+        ring.end(ring.begin(kind, seq))
     return Path(ring.path)
 
 
@@ -80,6 +80,18 @@ def test_a_ring_of_another_version_says_which(tmp_path: Path) -> None:
     change(path, len(wire.MAGIC), struct.pack("<I", 1))
     with pytest.raises(reading.DamagedRingError, match="ring version 1, this program reads"):
         reading.read_ring_file(path)
+
+
+def test_cells_of_version_2_are_read_where_they_stood(tmp_path: Path) -> None:
+    path = filled(tmp_path, 3)
+    order = [wire.CELL_NAMES.index(name) for name in wire.CELL_NAMES_OF_VERSION_2]
+    cells = struct.unpack_from(f"<{len(order)}Q", path.read_bytes(), wire.CELLS_OFFSET)
+    before = reading.read_ring_file(path)
+    change(path, wire.CELLS_OFFSET, struct.pack(f"<{len(order)}Q", *(cells[i] for i in order)))
+    change(path, len(wire.MAGIC), struct.pack("<I", 2))
+    after = reading.read_ring_file(path)
+    assert order != sorted(order)
+    assert (after.cells, list(after.slots)) == (before.cells, list(before.slots))
 
 
 @pytest.mark.parametrize("kept", [0, 100, wire.HEADER_SIZE, SHAPE.slots_at + 5, SHAPE.total_bytes - 1])

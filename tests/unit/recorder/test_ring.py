@@ -23,7 +23,8 @@ def read(ring: Ring) -> reading.RingContent:
 
 def record(ring: Ring, op: str = "all_reduce", seq: int = 1, dims: tuple[int, ...] = (4, 8)) -> int:
     site = ring.intern_site(("f.py", 3), {"f": "f.py", "l": 3, "n": "main", "u": 1})
-    return ring.begin(ring.intern(op), 0, ring.intern("0"), site, seq, 0, ring.intern("torch.float32"), -1, 1, 4, dims)
+    names = (ring.intern(op), 0, ring.intern("0"), site, 0, ring.intern("torch.float32"))
+    return ring.begin(wire.pack_kind(*names, peer=-1, tensors=1, flags=4, dims=dims), seq)
 
 
 def test_a_call_is_there_before_it_ends_and_complete_after(tmp_path: Path) -> None:
