@@ -28,6 +28,7 @@ def read_values(rank: int, text: Mapping[str, Any]) -> Values:
         random=_text(text.get("random")),
         dropout=text.get("dropout") is True or text.get("dropout") == 1,
         unreduced=_texts(text.get("unreduced")),
+        unfinished=_texts(text.get("unfinished")),
         stray=_whole(text.get("stray")),
         unheld=_whole(text.get("unheld")),
         replaced=_texts(text.get("replaced")),

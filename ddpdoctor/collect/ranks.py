@@ -15,6 +15,7 @@ from ddpdoctor.collect.frames import read_frame, read_frames
 from ddpdoctor.collect.loaders import read_loaders
 from ddpdoctor.collect.models import read_models
 from ddpdoctor.collect.nonfinite import read_nonfinite
+from ddpdoctor.collect.reducer import read_reducer, read_unfinished
 from ddpdoctor.collect.saved_causes import read_process_causes
 from ddpdoctor.collect.sources import Source, process_note
 from ddpdoctor.collect.steps import read_lines, read_steps
@@ -155,6 +156,7 @@ def _from_ring(
         if evidence.get("handled")
         else None,
         "models": read_models(notes),
+        "unfinished": read_unfinished(notes),
         "loaders": read_loaders(notes, evidence),
         "nonfinite": read_nonfinite(notes),
         "step_times": read_steps(content),
@@ -196,6 +198,7 @@ def _raised(notes: list[dict[str, Any]]) -> tuple[Raised, ...]:
             type=str(note.get("type")), message=_message(note), time_ns=int(note.get("at") or 0),
             thread_is_main=bool(note.get("main")), uncaught=bool(note.get("uncaught")), in_call=note.get("call"),
             frames=read_frames(note.get("frames")), from_child=bool(note.get("child")),
+            reducer=read_reducer(note.get("reducer")),
         )  # fmt: skip
         if found and not found[-1].uncaught and (found[-1].type, found[-1].message) == (raised.type, raised.message):
             found.pop()

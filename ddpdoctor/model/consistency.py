@@ -74,6 +74,8 @@ class Values:
     """The model trains with dropout."""
     unreduced: tuple[str, ...] = ()
     """The first parameters that train and that DDP does not reduce: added, replaced or unfrozen after wrapping."""
+    unfinished: tuple[str, ...] = ()
+    """The first parameters whose gradients DDP still waited for at this step: it had not reduced all."""
     stray: int = 0
     """Tensors that the optimizers of this process hold and that are no parameters of any DDP model."""
     unheld: int = 0

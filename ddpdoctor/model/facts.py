@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Node
     from ddpdoctor.model.nodes import NodesSeen
     from ddpdoctor.model.reaching import Connecting
+    from ddpdoctor.model.reducer import ReducerSaid
     from ddpdoctor.model.steps import LineSeen, StepTimes
     from ddpdoctor.model.transport import NcclLine
 
@@ -152,6 +153,8 @@ class Raised:
     """The traceback, outermost first; for an error passed on from a loader worker, the worker's frames."""
     from_child: bool = False
     """True where the frames are those of a child process, such as a DataLoader worker."""
+    reducer: ReducerSaid | None = None
+    """Where DDP's reducer raised it: of which parameters it complains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +254,8 @@ class Rank:
     """The error that the main thread was handling when it was looked at: it stands in an ``except`` or ``finally``."""
     models: tuple[ModelSeen, ...] = ()
     """The modules that DDP was given, in the order of its construction."""
+    unfinished: ReducerSaid | None = None
+    """What its last backward left DDP waiting for."""
     nonfinite: tuple[NonFinite, ...] | None = None
     """Its first local gradients that held inf or NaN; None where nobody looked."""
     loaders: tuple[LoaderSeen, ...] | None = None

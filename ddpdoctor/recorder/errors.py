@@ -55,10 +55,21 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
         "frames": raised_at,
         "groups": _groups() if call else [],
         "memory": memory.at_error(error, text),
+        "reducer": _of_reducer(error, text),
     }
     if not ring.note(entry, vital=uncaught):
         entry.update(groups=[], text=text[:200], frames=raised_at[-KEPT_WITHOUT_ROOM:])
         ring.note(entry, vital=uncaught)
+
+
+def _of_reducer(error: BaseException, text: str) -> Optional[Dict[str, Any]]:
+    """Return what DDP's reducer complains of, where it raised the error and where it is there at all."""
+    reducer = sys.modules.get(__package__ + ".reducer")
+    try:
+        return reducer.complaint(error, text) if reducer is not None else None
+    except Exception as failure:  # noqa: BLE001 - the recorder's wall: the error itself is still noted
+        here.failed("reducer", failure)
+        return None
 
 
 def _may_note(uncaught: bool, is_main: bool) -> bool:

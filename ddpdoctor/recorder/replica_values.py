@@ -36,6 +36,7 @@ def model_values(replica: Replica, named: List[Tuple[str, Any]], optimizers: Lis
         "reductions": replica.reductions,
         "random": random_digest(replica.on_gpu),
         "dropout": _has_dropout(replica.module()),
+        "unfinished": replica.unfinished["names"] if replica.unfinished else [],
         "unreduced": [name[:MAX_NAME] for name in unreduced[:MAX_NAMES]],
         "stray": len(strays),
         "unheld": len(unheld),
@@ -60,7 +61,7 @@ def fitted(values: Values) -> Values:
     while len(json.dumps(kept, separators=(",", ":"))) > print_wire.TEXT_SIZE:
         if kept.get("settings"):
             kept["settings"] = kept["settings"][: len(kept["settings"]) // 2]
-        elif all(kept.pop(name, None) is None for name in ("replaced", "unreduced", "site")):
+        elif all(kept.pop(name, None) is None for name in ("unfinished", "replaced", "unreduced", "site")):
             return {}  # else one of them, the first there was, is gone
     return kept
 

@@ -12,7 +12,7 @@ import sys
 import weakref
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 
-from . import groups
+from . import groups, reducer
 from .state import check_every, guarded, here
 
 MARKS = 4
@@ -44,6 +44,8 @@ class Replica:
         self.before_step = (0, 0)
         """Forwards, and those that were not reduced, up to the last step of any optimizer that holds parameters."""
         self.reductions = 0
+        self.unfinished: Any = None
+        """What the last backward has left the reducer waiting for; None where it has reduced all."""
         self.optimizers = 0
         """How many optimizers have stepped with parameters of it."""
         self.syncs_buffers = bool(getattr(ddp, "forward_sync_buffers", getattr(ddp, "broadcast_buffers", True)))
@@ -75,6 +77,7 @@ class _Kept:
         self.numbers: Dict[str, int] = {}
         self.armed: Dict[int, Replica] = {}
         self.marks: List[Tuple[int, Any]] = []
+        self.unfinished: Dict[int, Replica] = {}
         self.version = 0
         """Changes with the set of models."""
 
@@ -137,6 +140,7 @@ def _gone(kept: _Kept, key: int, reference: Any, is_ending: Callable[[], bool] =
         pass
     del kept.by_id[key]
     kept.armed.pop(key, None)
+    kept.unfinished.pop(key, None)
     kept.version += 1
 
 
@@ -166,12 +170,30 @@ def backward_ended(*unused: Any, **also_unused: Any) -> None:
 
     A backward inside another, as checkpointing makes, reduces nothing by itself.
     """
-    if not _kept.armed or in_backward():
+    if not (_kept.armed or _kept.unfinished) or in_backward():
         return
     marks, _kept.marks = _kept.marks, []
     reached = [key for key, mark in marks if key in _kept.armed and _mark(_kept.armed[key]) != mark]
-    for key in reached or list(_kept.armed):
-        _kept.armed.pop(key).reductions += 1
+    ended = [_kept.armed.pop(key) for key in reached or list(_kept.armed)]
+    for replica in ended:
+        replica.reductions += 1
+    for replica in {*ended, *_kept.unfinished.values()}:
+        _look_at_reducer(replica, sys._getframe(1))
+
+
+@guarded("reducer")
+def _look_at_reducer(replica: Replica, frame: Any) -> None:
+    """Note whether a backward has left the reducer waiting for gradients, where that has changed."""
+    ddp = replica.ddp()
+    if ddp is None or not (reducer.may_note() or replica.unfinished):
+        return
+    before, replica.unfinished = replica.unfinished, reducer.unfinished(ddp)
+    if replica.unfinished:
+        _kept.unfinished[id(ddp)] = replica
+    else:
+        _kept.unfinished.pop(id(ddp), None)
+    if replica.unfinished != before:
+        reducer.note(replica, replica.unfinished, frame)
 
 
 def in_backward() -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import time
-import weakref
 from typing import Any, Callable, Optional
 
 from . import (
@@ -17,6 +16,7 @@ from . import (
     local_gradients,
     models,
     records,
+    reducer,
     reductions,
     replica_steps,
     replicas,
@@ -35,8 +35,6 @@ _bad_ends = 0
 _steps = itertools.count(1)
 _batches = itertools.count(1)
 _epochs = itertools.count(1)
-_reduced_in: Any = None
-"""A weak reference to the process group of the DDP model whose forward, with gradients, ran last."""
 
 
 def count(cell: str, counter: Any) -> None:
@@ -199,19 +197,19 @@ def _forward_name(*args: Any) -> str:
 
 
 def _forward_group(*args: Any, **kwargs: Any) -> Any:
-    global _reduced_in
-    group = args[0].process_group
     if args[0].training and args[0].require_backward_grad_sync:
-        _reduced_in = weakref.ref(group)
-    return group
+        reducer.forward_begins(args[0])
+    return args[0].process_group
 
 
 def _backward_group(*args: Any, **kwargs: Any) -> Any:
-    return _reduced_in() if _reduced_in is not None else None
+    ddp = reducer.last()
+    return ddp.process_group if ddp is not None else None
 
 
 def _after_ddp(*args: Any, **kwargs: Any) -> None:
     detail.constructing.group = None
+    reducer.keep_names(args[0])
     replicas.register(args[0])
 
 

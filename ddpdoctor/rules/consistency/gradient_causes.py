@@ -24,7 +24,8 @@ _REDUCING_HOOKS = ("allreduce", "compress", "powersgd", "quantization")
 
 def why_gradients_differ(sighting: Sighting) -> Cause:
     """Return the likely cause of gradients that differ after the reduction."""
-    for look in (_bypassed, _under_no_sync, added_after_wrapping, _by_hook, _scaled_apart, _accumulated_after):
+    looks = (_bypassed, _under_no_sync, added_after_wrapping, _unfinished, _by_hook, _scaled_apart, _accumulated_after)
+    for look in looks:
         cause = look(sighting)
         if cause is not None:
             return cause
@@ -54,6 +55,26 @@ def added_after_wrapping(sighting: Sighting) -> Cause | None:
         "trained; after adding, replacing or unfreezing any, wrap it again and make the optimizer anew",
         blame=blame,
         evidence=(f"not among the parameters that DDP was given to reduce, on {rank_list(blame.ranks)}: {named}",),
+    )
+
+
+def _unfinished(sighting: Sighting) -> Cause | None:
+    """Return the cause where DDP still waited for gradients when the optimizer made its step."""
+    waiting = [each for each in sighting.values if each.unfinished]
+    if not waiting:
+        return None
+    names = list(dict.fromkeys(name for each in waiting for name in each.unfinished))
+    named = ", ".join(names[:MAX_NAMES]) + (" and more" if len(names) > MAX_NAMES else "")
+    return Cause(
+        name="unfinished",
+        words=f"the backward left {named} without a gradient, so that DDP did not finish the reduction",
+        fix="pass find_unused_parameters=True to DistributedDataParallel on all ranks; or let every output of forward "
+        "take part in the loss, and remove or freeze what is never used before the model is wrapped",
+        blame=seen(waiting),
+        at_the_step=True,
+        evidence=(
+            f"gradients that DDP waited for at the step, on {rank_list(each.rank for each in waiting)}: {named}",
+        ),
     )
 
 

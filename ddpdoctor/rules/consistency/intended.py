@@ -10,6 +10,8 @@ from ddpdoctor.model.rank_words import rank_list
 from .replicas import all_values, is_aligned
 
 if TYPE_CHECKING:
+    from ddpdoctor.model.facts import Job
+
     from .cause import Cause
     from .replicas import Replica, Sighting
 
@@ -38,6 +40,14 @@ def excuse_of_sighting(sighting: Sighting) -> str:
         return _uneven_words(sighting)
     if _came_after_training(sighting):
         return f"parameters were equal after the last step, {sighting.step}, and changed only afterwards"
+    return ""
+
+
+def excuse_of_job(job: Job, sighting: Sighting) -> str:
+    """Return why a difference follows from what has ended the job; nothing where it is a fault of its own."""
+    raised = any(error.reducer is not None for rank in job.ranks for error in rank.raised if error.uncaught)
+    if raised and any(each.unfinished for each in sighting.values):
+        return "DDP had not finished its reduction, for which it raised an error at the next forward"
     return ""
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.ruling import Ruling
 
-from .intended import excuse_of_cause, excuse_of_model, excuse_of_sighting
+from .intended import excuse_of_cause, excuse_of_job, excuse_of_model, excuse_of_sighting
 from .replicas import replicas_of, sightings
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def survey(job: Job, what: What, why: Callable[[Sighting], Cause]) -> Survey:
         if excuse:
             excuses.append(excuse)
             continue
-        those, why_not = _in_model(replica, what, why)
+        those, why_not = _in_model(job, replica, what, why)
         found += those
         excuses += why_not
         compared = compared or _is_compared(replica, what, excused=bool(why_not))
@@ -94,11 +94,13 @@ def why_nothing(job: Job, noun: str) -> str:
     return f"no {noun} were compared"
 
 
-def _in_model(replica: Replica, what: What, why: Callable[[Sighting], Cause]) -> tuple[list[Found], list[str]]:
+def _in_model(
+    job: Job, replica: Replica, what: What, why: Callable[[Sighting], Cause]
+) -> tuple[list[Found], list[str]]:
     """Return the first difference that counts, and why those before it do not."""
     excuses: list[str] = []
     for sighting in sightings(replica, what):
-        excuse = excuse_of_sighting(sighting)
+        excuse = excuse_of_sighting(sighting) or excuse_of_job(job, sighting)
         cause = why(sighting)
         excuse = excuse or excuse_of_cause(sighting, cause)
         if not excuse:

@@ -15,6 +15,7 @@ from .failures import Failure, failure_line, same_bug
 from .lost import judge_lost
 from .memory_causes import memory_clues
 from .places import places
+from .reducer_causes import other_words, reducer_clues, reducer_summary
 from .scene import Cause, Scene
 from .words import place_words, verb
 
@@ -113,6 +114,12 @@ def check_crash(scene: Scene) -> Ruling:
     The line is the innermost of the user's own code in the traceback; of an error in a loader worker, the worker's.
     Ranks that raised the same exception at the same line within five seconds are reported together.
 
+    Where DDP "expected to have finished reduction in the prior iteration", the parameters are named that the backward
+    before left without a gradient, with the ranks that did and, where it is still there, the script's variable that was
+    computed from them and has no part in the loss. Gradients and parameters that differ since then follow from that,
+    and are not reported besides. Likewise for a graph that changed under `static_graph=True`, and for a parameter that
+    was "marked as ready twice".
+
     ## How sure
 
     High where the rank was in no collective; medium where the exception came out of one, and all others were in it too.
@@ -180,7 +187,7 @@ def _failed(scene: Scene, root: Failure, code: str, kind: str) -> Finding:
     together = same_bug(root, scene.failures)
     blamed = tuple(sorted(failure.rank.rank for failure in together))
     where = tuple(place for failure in together for place in places(failure.rank.rank, _lines(failure)))
-    clues = memory_clues(scene, root)
+    clues = memory_clues(scene, root) or reducer_clues(scene, root)
     return Finding(
         code=code,
         kind=kind,
@@ -193,13 +200,18 @@ def _failed(scene: Scene, root: Failure, code: str, kind: str) -> Finding:
         summary=_summary(root, say.who(scene, blamed), blamed, where),
         evidence=(
             *_signal_words(root),
-            *sentences({root.rank.rank: clues}),
+            *sentences(dict.fromkeys(blamed if _of_reducer(root) else (root.rank.rank,), clues)),
+            *(other_words(scene) if _of_reducer(root) else ()),
             *say.cascade_words(scene.failures, blamed),
             *say.others(scene, [*blamed, *(failure.rank.rank for failure in scene.failures)]),
             *say.progress_words(scene, blamed),
         ),
         fix=fix_of(clues, _fix(root, next(iter(where), None))),
     )
+
+
+def _of_reducer(failure: Failure) -> bool:
+    return failure.error is not None and failure.error.reducer is not None
 
 
 def _lines(failure: Failure) -> list[Frame | None]:
@@ -217,8 +229,8 @@ def _summary(root: Failure, who: str, blamed: tuple[int, ...], where: tuple[Plac
     at = place_words(next((place for place in where if place.rank == root.rank.rank), None))
     if root.error is not None:
         child = "passed on an error of a child process: " if root.error.from_child else "raised "
-        text = say.how_words(root)
-        name, _, message = text.partition(": ")
+        name, _, message = say.how_words(root).partition(": ")
+        message = reducer_summary(root.error.reducer) if root.error.reducer is not None else message
         return f"{who} {child}{name} {at}" + (f": {message}" if message else "")
     if not root.by_signal:
         return f"{who} left with {say.how_words(root)}" + (f" {at}" if where else "")

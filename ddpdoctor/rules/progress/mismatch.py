@@ -13,6 +13,7 @@ from . import evidence as say
 from .conflicts import REDUCING, ROOTED
 from .groups import group_words
 from .places import innermost_user, places
+from .reducer_causes import skipped_reduction
 from .scene import Cause, Scene, was_left_running
 from .words import call_words, line_of, verb
 
@@ -83,6 +84,9 @@ def check_mismatch(scene: Scene) -> Ruling:
 
 
 def _finding(scene: Scene, conflict: Conflict) -> Finding:
+    skipped = skipped_reduction(scene, conflict)
+    if skipped is not None:
+        return skipped
     blamed = conflict.blame.ranks
     counts = say.counts_words(scene, [part.rank for part in conflict.parts])
     departing = [part for part in conflict.parts if part.rank in set(blamed)]

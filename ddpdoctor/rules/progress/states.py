@@ -290,6 +290,8 @@ def call_at_failure(rank: Rank) -> Call | None:
 
 def _call_that_raised(rank: Rank, error: Raised) -> Call | None:
     in_call = error.in_call
+    if error.reducer is not None:  # DDP raises it without talking to anyone
+        return None
     if in_call is None or error.from_child or error.type in _OWN_ERRORS or not _raised_by_torch(error):
         return None
     failed = pack_calls(rank.recent_calls).of_kinds(lambda kind: kind.failed)

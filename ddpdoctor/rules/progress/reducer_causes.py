@@ -1,0 +1,142 @@
+"""Gradients that DDP's reducer missed, or got twice: of which parameters, why, on which ranks, and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.reducer import Wrong
+
+from . import evidence as say
+from .clues import Clue
+from .places import places
+from .states import Doing
+from .words import line_of, verb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpdoctor.model.reducer import ReducerSaid
+
+    from .conflicts import Conflict
+    from .failures import Failure
+    from .scene import Scene
+
+MAX_NAMED = 5
+"""Parameters that a sentence names. Ours."""
+FIXES = {
+    Wrong.UNFINISHED: "pass find_unused_parameters=True to DistributedDataParallel on all ranks, if this is meant; "
+    "otherwise let every output of forward take part in the loss, and remove layers that are never used or freeze them "
+    "(requires_grad_(False)) before the model is wrapped",
+    Wrong.STATIC: "leave static_graph=True out, and pass find_unused_parameters=True; or use the same layers in every "
+    "step",
+    Wrong.TWICE: "checkpoint with use_reentrant=False; run every layer through the DDP object, not model.module, once "
+    "a step; where the graph never changes, static_graph=True allows both",
+}
+
+
+def reducer_summary(said: ReducerSaid) -> str:
+    """Return what DDP complains of, in one clause with names."""
+    named = names_words(said)
+    if said.what is Wrong.TWICE:
+        return f"DDP got the gradient of {named} twice in one backward"
+    static = " that had one in the first step, with static_graph=True" if said.what is Wrong.STATIC else ""
+    return f"the backward before left {named} without a gradient{static}, and DDP waits for it"
+
+
+def names_words(said: ReducerSaid) -> str:
+    """Return "aux.weight, aux.bias (2 of 6 parameters)"."""
+    more = said.count - min(len(said.names), MAX_NAMED)
+    named = ", ".join(said.names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+    if not said.names:
+        return f"{said.count} parameters" if said.count else "a parameter"
+    return f"{named} ({said.count} of {said.of} parameters)"
+
+
+def reducer_clues(scene: Scene, failure: Failure) -> tuple[Clue, ...]:
+    """Return why gradients were missing or came twice, where a rank failed of that."""
+    said = failure.error.reducer if failure.error is not None else None
+    if said is None:
+        return ()
+    fix = FIXES[said.what]
+    if said.what is Wrong.TWICE:
+        return (Clue(said="a layer ran outside of DDP's forward, or in two reentrant checkpoints", fix=fix),)
+    if said.outputs:
+        why = f"{said.outputs[0]} in the script was computed from them, and the loss makes no use of it"
+    else:
+        why = _branch_words(scene)
+    return (Clue(said=why, fix=fix),)
+
+
+def other_words(scene: Scene) -> list[str]:
+    """Return what else the ranks say of it: those that left others out, and those that left none out."""
+    told = {n: said for n in scene.states if (said := _said(scene, n)) is not None and said.what is not Wrong.TWICE}
+    if not told:
+        return []
+    by_names: dict[tuple[str, ...], list[int]] = {}
+    for number, said in told.items():
+        by_names.setdefault(said.names, []).append(number)
+    found = []
+    if len(by_names) > 1:
+        found = [f"{rank_list(those)} left out {', '.join(names[:MAX_NAMED])}" for names, those in by_names.items()]
+    used = _users(scene)
+    if used:
+        found.append(f"{rank_list(used)} had all gradients, and waited in backward for the other ranks")
+    return found
+
+
+def skipped_reduction(scene: Scene, conflict: Conflict) -> Finding | None:
+    """Return the finding where ranks are past a backward that left gradients out, in whose reduction others wait."""
+    skipping = {part.rank: said for part in conflict.parts if (said := scene.rank(part.rank).unfinished) is not None}
+    waiting = [part.rank for part in conflict.parts if part.native and part.kind.op == "backward"]
+    if not skipping or not waiting or set(skipping) & set(waiting):
+        return None
+    blamed = tuple(sorted(skipping))
+    said = skipping[blamed[0]]
+    return Finding(
+        code="DD602",
+        kind="mismatch",
+        severity=Severity.ERROR,
+        confidence=Confidence.HIGH,
+        ranks=blamed,
+        hosts=say.hosts_of(scene, blamed),
+        where=tuple(place for n in blamed for place in places(n, [skipping[n].site])),
+        step=say.step_of(scene, blamed),
+        summary=f"the backward of {say.who(scene, blamed)} at {line_of(said.site)} left {names_words(said)} without a "
+        f"gradient: DDP did not make the reduction there that {rank_list(waiting)} {verb(waiting, 'waits', 'wait')} in",
+        evidence=(
+            f"{rank_list(blamed)}: {_took_another_branch(waiting)}",
+            *(f"{rank_list([part.rank])}: now in {part.kind.op} at {line_of(part.site)}" for part in conflict.parts),
+            *say.progress_words(scene, [part.rank for part in conflict.parts]),
+            *(told.replace(" failed as well", " failed") for told in say.cascade_words(scene.failures, ())),
+        ),
+        fix=FIXES[Wrong.UNFINISHED],
+    )
+
+
+def _branch_words(scene: Scene) -> str:
+    users = _users(scene)
+    if users:
+        return _took_another_branch(users)
+    return "forward did not use them, or the loss does not depend on what they give"
+
+
+def _took_another_branch(users: Sequence[int]) -> str:
+    return (
+        "forward took a branch without them, or the loss does not depend on what they give; it did on "
+        f"{rank_list(users)}"
+    )
+
+
+def _said(scene: Scene, number: int) -> ReducerSaid | None:
+    """Return what the reducer of a rank complained of, when it failed or before."""
+    rank = scene.rank(number)
+    return next((raised.reducer for raised in reversed(rank.raised) if raised.reducer is not None), rank.unfinished)
+
+
+def _users(scene: Scene) -> list[int]:
+    """Return the ranks whose backward found all gradients: they stood in it, and waited for the others."""
+    failed = {f.rank.rank for f in scene.failures if f.call is not None and f.call.op == "backward"}
+    native = {n for n, s in scene.states.items() if s.doing is Doing.NATIVE and s.call and s.call.op == "backward"}
+    return [n for n in sorted(failed | native) if _said(scene, n) is None]

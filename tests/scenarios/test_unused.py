@@ -1,0 +1,24 @@
+"""A backward that leaves gradients out on one rank: the parameters are named, and no drift that follows from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.running import JOBS, run
+
+
+@pytest.mark.parametrize(("level", "how", "code"), [("OFF", "silent", "DD604"), ("DETAIL", "logged", "DD602")])
+def test_gradients_that_one_rank_leaves_out(tmp_path: Path, level: str, how: str, code: str) -> None:
+    report = run("unused", tmp_path, "--debug-level", level, ranks=2, args=(how,)).report
+    (found,) = report["findings"]
+    assert (found["code"], found["ranks"], found["confidence"]) == (code, [1], "high"), found
+    assert "extra.weight, extra.bias (2 of 6 parameters)" in found["summary"]
+    assert "find_unused_parameters=True" in found["fix"]
+    job = (JOBS / "unused.py").read_text().splitlines()
+    assert "model(" in job[found["where"][0]["line"] - 1] or "backward()" in job[found["where"][0]["line"] - 1]
+
+
+def test_a_part_that_is_left_out_with_ddp_being_told_is_no_finding(tmp_path: Path) -> None:
+    assert run("unused", tmp_path, ranks=2, args=("told",)).report["findings"] == []
