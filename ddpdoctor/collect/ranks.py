@@ -18,7 +18,7 @@ from ddpdoctor.collect.nonfinite import read_nonfinite
 from ddpdoctor.collect.reducer import read_reducer, read_unfinished
 from ddpdoctor.collect.saved_causes import read_process_causes
 from ddpdoctor.collect.sources import Source, process_note
-from ddpdoctor.collect.steps import read_lines, read_steps
+from ddpdoctor.collect.steps import read_fetches, read_lines, read_steps
 from ddpdoctor.model.facts import Child, Frame, GroupState, Life, Look, Raised, Rank, Stack
 
 if TYPE_CHECKING:
@@ -160,6 +160,7 @@ def _from_ring(
         "loaders": read_loaders(notes, evidence),
         "nonfinite": read_nonfinite(notes),
         "step_times": read_steps(content),
+        "fetch_times": read_fetches(context.children.get(content.pid, ()), watched.get("child_fetches")),
         "lines_seen": read_lines(content, context.children.get(content.pid, ()), watched.get("child_lines") or ()),
         "steps": cells["steps"],
         "batches": cells["batches"],

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.frames import read_frame
 from ddpdoctor.model.facts import Frame
-from ddpdoctor.model.steps import LineSeen, Phase, StepEnd, StepTimes
+from ddpdoctor.model.steps import FetchTimes, LineSeen, Phase, StepEnd, StepTimes
 from ddpdoctor.recorder import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ddpdoctor.recorder.reading import RingContent
 
@@ -20,6 +20,7 @@ _ENDS = {
     wire.STEP_OPTIMIZER: StepEnd.OPTIMIZER,
     wire.STEP_REDUCED: StepEnd.REDUCTION,
 }
+FETCH_CELLS = 3
 _FIRST_PHASE = 4
 _COLUMNS = _FIRST_PHASE + 2 * len(Phase)
 """Of a row of ``wire.STEP``: number, end, group and flags, then the phases, then the waits in them."""
@@ -66,14 +67,38 @@ def _lines(content: RingContent, *, in_child: bool) -> Iterable[LineSeen]:
             yield LineSeen(frame=frame, phase=Phase(line.phase), times=line.times, in_child=in_child)
 
 
+def read_fetches(children: Iterable[RingContent], ended: Any = None) -> FetchTimes | None:
+    """Return what a rank's loader workers have done; ``ended`` is what the watcher kept of those that have ended."""
+    known = isinstance(ended, list) and len(ended) == FETCH_CELLS and all(type(value) is int for value in ended)
+    rows = [ended if known else (0,) * FETCH_CELLS, *map(fetch_cells, children)]
+    batches, making_ns, pauses_ns = map(sum, zip(*rows, strict=True))
+    return FetchTimes(batches=batches, making_ms=making_ns / 1e6, pauses_ms=pauses_ns / 1e6) if batches else None
+
+
+def fetch_cells(content: RingContent) -> tuple[int, int, int]:
+    """Return how many batches a child has made, how long that took, and how long it paused, in nanoseconds."""
+    cells = content.cells
+    return cells["fetches"], cells["fetching_ns"], cells["fetch_pauses_ns"]
+
+
 def find_children(contents: Mapping[int, RingContent]) -> dict[int, list[RingContent]]:
-    """Return the recorded children of each process, by its pid."""
+    """Return the recorded children of each process, by its pid. Those of a fork server are its parent's."""
     found: dict[int, list[RingContent]] = {}
     for content in contents.values():
-        parent = parent_of(content)
+        parent = owner_of(content, contents.get)
         if parent is not None:
             found.setdefault(parent, []).append(content)
     return found
+
+
+def owner_of(content: RingContent, find: Callable[[int], RingContent | None]) -> int | None:
+    """Return the pid of the process that a child works for; None for a rank. ``find`` returns the ring of a pid.
+
+    A fork server starts children for the process that has started it.
+    """
+    parent = parent_of(content)
+    between = find(parent) if parent is not None else None
+    return (parent_of(between) or parent) if between is not None else parent
 
 
 def parent_of(content: RingContent) -> int | None:

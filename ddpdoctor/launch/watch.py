@@ -17,7 +17,7 @@ from ddpdoctor.launch.causes import CausesSeen
 from ddpdoctor.launch.evidence import Evidence, describe
 from ddpdoctor.launch.suspicion import read_headway
 from ddpdoctor.launch.unrecorded import Strangers
-from ddpdoctor.launch.workers import WorkerLines
+from ddpdoctor.launch.workers import WorkersSeen
 from ddpdoctor.recorder import wire
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Watch:
         self._children_seen: dict[int, list[dict[str, Any]]] = {}
         self._causes = CausesSeen()
         self._strangers = Strangers()
-        self._worker_lines = WorkerLines()
+        self._workers = WorkersSeen()
         self.launcher_pid: int | None = None
         self._launcher_lives = True
         self._launcher_busy_ns = launched_ns
@@ -166,7 +166,7 @@ class Watch:
                 del self.followed[pid]
                 self.below.pop(pid, None)
                 ring = self.folder / "rings" / f"{pid}-{process.ticks}.ring"
-                self._worker_lines.keep(ring)
+                self._workers.keep(ring)
                 ring.unlink(missing_ok=True)
                 for path in (self.folder / "evidence").glob(f"{pid}-{process.ticks}[-.]*"):
                     path.unlink(missing_ok=True)
@@ -250,7 +250,8 @@ class Watch:
                 self._children_seen[pid] = row["children"]
             row["children"] = self._children_seen.get(pid, [])
             row["told_ns"] = self.evidence.told_to_end_ns(process)
-            row["child_lines"] = self._worker_lines.rows(pid)
+            row["child_lines"] = self._workers.rows(pid)
+            row["child_fetches"] = self._workers.fetches(pid)
             row["causes"] = self._causes.row(pid, process.ticks)
             processes[str(pid)] = row
         self.evidence.save(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.nodes import NodesSeen
     from ddpdoctor.model.reaching import Connecting
     from ddpdoctor.model.reducer import ReducerSaid
-    from ddpdoctor.model.steps import LineSeen, StepTimes
+    from ddpdoctor.model.steps import FetchTimes, LineSeen, StepTimes
     from ddpdoctor.model.transport import NcclLine
 
 
@@ -262,6 +262,8 @@ class Rank:
     """The loaders of data that it used; None where nobody looked."""
     step_times: StepTimes | None = None
     """How long its last training steps took; None where none were seen."""
+    fetch_times: FetchTimes | None = None
+    """How long its loader workers took to make batches; None where it has none."""
     lines_seen: tuple[LineSeen, ...] = ()
     """Lines at which it was met while it trained, the most frequent first."""
     steps: int = 0

@@ -61,6 +61,27 @@ class LineSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FetchTimes:
+    """What the loader workers of a rank have done, all of them together."""
+
+    batches: int
+    making_ms: float
+    """How long they were at it, summed over the workers."""
+    pauses_ms: float
+    """How long they waited for something to do. A single pause counts for no more than the batch after it took."""
+
+    @property
+    def busy_share(self) -> float:
+        """How much of the time they were at work: near 1 where the rank gets batches no faster than they make them."""
+        return self.making_ms / (self.making_ms + self.pauses_ms) if self.making_ms else 0.0
+
+    @property
+    def batch_ms(self) -> float:
+        """How long one of them takes to make a batch."""
+        return self.making_ms / self.batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """A rank's usual step, in milliseconds: medians of what its steps took."""
 

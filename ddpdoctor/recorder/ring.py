@@ -26,12 +26,14 @@ the greatest length, and the end of a process."""
 _CLAIMED = wire.CELL_OFFSETS["slots_claimed"]
 _DONE = wire.CELL_OFFSETS["calls_done"]
 _STEPS = wire.CELL_OFFSETS["steps_recorded"]
+_FETCHES = wire.CELL_OFFSETS["fetches"]
 _WAIT_SINCE = wire.CELL_OFFSETS["wait_since_ns"]
 _SLOT_SIZE = wire.SLOT_SIZE
 _pack_slot = wire.SLOT_OF_KIND.pack_into
 _pack_step = wire.STEP.pack_into
 _pack_cell = wire.CELL.pack_into
 _pack_two_cells = wire.TWO_CELLS.pack_into
+_pack_three_cells = wire.THREE_CELLS.pack_into
 _unpack_cell = wire.CELL.unpack_from
 _now_ns = time.monotonic_ns
 
@@ -158,6 +160,10 @@ class Ring:
             at = shape.steps_at + (number - 1) % shape.steps * wire.STEP_SIZE
             _pack_step(self._map, at, number, ended_ns, group, flags, *phases_us, *waits_us)
             _pack_cell(self._map, _STEPS, number)
+
+    def fetched(self, count: int, busy_ns: int, pauses_ns: int) -> None:
+        """Say how many batches this worker has made, how long that took, and how long it paused in between."""
+        _pack_three_cells(self._map, _FETCHES, count, busy_ns, pauses_ns)
 
     def line(self, entry: int, site: int, phase: int, count: int) -> None:
         """Write one entry of the table of lines. Only the sampler calls this."""

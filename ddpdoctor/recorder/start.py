@@ -52,6 +52,7 @@ def install() -> None:
         here.start_rank()
     elif any(mark in argument for argument in _arguments() for mark in _HELPERS):
         here.start_child()
+        _time_fetches()
 
 
 def _start_parts() -> None:
@@ -137,6 +138,14 @@ def _forked() -> None:
 
         dump.forget()
         here.start_child()
+        _time_fetches()
+
+
+def _time_fetches() -> None:
+    """Have a child time the batches that it makes, in case it is a loader's worker."""
+    from . import fetches
+
+    imports.when_there(fetches.MODULE, fetches.patch)
 
 
 def _register_patches() -> None:

@@ -42,6 +42,7 @@ ROLE_CHILD = 2
 CELLS_OFFSET = 128
 CELL = struct.Struct("<Q")
 TWO_CELLS = struct.Struct("<QQ")
+THREE_CELLS = struct.Struct("<QQQ")
 CELL_NAMES = (
     "journal_used",
     "slots_claimed",
@@ -61,7 +62,11 @@ CELL_NAMES = (
     "initialized",
     "steps_recorded",
     "dumps_on_signal",
+    "fetches",
+    "fetching_ns",
+    "fetch_pauses_ns",
 )
+"""New ones come last: in a ring that was written before they were known they are 0."""
 CELL_NAMES_OF_VERSION_2 = (*CELL_NAMES[:2], *CELL_NAMES[3:11], "wait_since_ns", *CELL_NAMES[11:])
 CELL_OFFSETS = {name: CELLS_OFFSET + 8 * i for i, name in enumerate(CELL_NAMES)}
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
-from ddpdoctor.model.steps import LineSeen, Phase, StepEnd, StepTimes, pace_of
+from ddpdoctor.model.steps import FetchTimes, LineSeen, Phase, StepEnd, StepTimes, pace_of
 from ddpdoctor.rules.progress.judge import judge
 from tests.rules.build import LONG_AGO, call, crashed, ended, group, in_backward, in_user, job, line, phase
 
@@ -261,3 +261,53 @@ def test_a_pace_is_the_median_of_what_was_no_waiting():
     pace = pace_of(times)
     assert (pace.steps, pace.step_ms, pace.busy_ms, pace.waited_ms) == (3, 80.0, (5.0, 20.0, 1.0, 30.0), 24.0)
     assert pace_of(replace(times, numbers=(), phases_us=((),) * 4, waits_us=((),) * 4)) is None
+
+
+def fetching(found, *busy_shares, batch_ms=85.0, batches=60):
+    """The same job, whose loader workers were at work for so much of the time; None: without workers."""
+    ranks = [
+        one
+        if share is None
+        else replace(one, fetch_times=FetchTimes(
+            batches=batches, making_ms=batches * batch_ms, pauses_ms=batches * batch_ms * (1 / share - 1)
+        ))
+        for one, share in zip(found.ranks, busy_shares, strict=True)
+    ]  # fmt: skip
+    return replace(found, ranks=tuple(ranks))
+
+
+BEHIND = (slower(Phase.BEFORE, 40), usual, usual)
+
+
+@pytest.mark.parametrize("shares", [(1.0, 0.98, 0.97), (None, 0.98, 0.97), (0.6, 0.85, 0.9)])
+def test_nobody_is_slow_where_the_workers_of_the_others_make_batches_without_a_pause(shares):
+    found = fetching(trained(*BEHIND), *shares)
+    assert straggler(found) is None
+    assert "the loader workers of ranks 0-2 are at work all the time" in outcome(found).reason
+
+
+@pytest.mark.parametrize(
+    "shares", [(1.0, 0.5, 0.6), (0.5, 0.5, 0.5), (1.0, None, None), (1.0, None, 0.98), (None, 0.5, 0.98)]
+)
+def test_whoever_the_others_could_outrun_is_slow(shares):
+    assert straggler(fetching(trained(*BEHIND), *shares)).ranks == (0,)
+
+
+def test_a_few_batches_of_workers_tell_nothing():
+    assert straggler(fetching(trained(*BEHIND), 1.0, 1.0, 1.0, batches=5)).ranks == (0,)
+
+
+def test_what_workers_take_for_a_batch_is_told():
+    found = fetching(trained(*BEHIND), 1.0, 0.5, 0.5)
+    assert straggler(found).evidence[-1] == (
+        "a loader worker of rank 0 takes 85 ms to make a batch and is at work 100% of the time, those of the others "
+        "85 ms and 50%"
+    )
+
+
+def test_the_line_of_a_spawned_worker_is_not_that_of_its_imports():
+    seen = (met(0, 50), met(0, 1, times=90, in_child=True, function="<module>"), met(0, 31, in_child=True))
+    found = trained(*BEHIND, lines=seen)
+    loops = replace(found.ranks[0], recent_calls=(phase("next_batch", 50, open_=False),))
+    finding = straggler(replace(found, ranks=(loops, *found.ranks[1:])))
+    assert [place.line for place in finding.where] == [31, 50]

@@ -40,3 +40,18 @@ def test_ranks_that_keep_pace_are_left_alone(job: str, tmp_path: Path) -> None:
     ran = run(job, tmp_path, "--debug-level", level, *PATIENT, ranks=ranks)
     assert ran.report["verdict"] is None, ran.report["verdict"]
     assert {row["steps"] for row in ran.report["data"]["steps"]} == {30}
+
+
+def test_a_rank_whose_loader_workers_are_slow_is_named_with_the_workers_line(tmp_path: Path) -> None:
+    ran = run("straggler_input", tmp_path, "--debug-level", "OFF", *PATIENT, ranks=2, args=("one", "forkserver"))
+    verdict = ran.report["verdict"]
+    assert verdict is not None, ran.stderr
+    assert (verdict["kind"], verdict["ranks"]) == ("straggler", [1]), verdict
+    assert {(1, line) for line in marked_lines("straggler_input")} <= {(p["rank"], p["line"]) for p in verdict["where"]}
+    assert any("a loader worker of rank 1 takes" in text for text in verdict["evidence"]), verdict
+
+
+def test_a_rank_that_is_behind_where_all_wait_for_their_workers_is_left_alone(tmp_path: Path) -> None:
+    ran = run("straggler_input", tmp_path, "--debug-level", "OFF", *PATIENT, ranks=2, args=("all", "fork"))
+    assert (ran.status, ran.report["verdict"]) == (0, None), ran.report["verdict"]
+    assert all(rank["steps"] == 30 for rank in ran.report["data"]["steps"])

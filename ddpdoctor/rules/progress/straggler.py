@@ -14,7 +14,7 @@ from ddpdoctor.rules.registry import rule
 from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
-from .pace import MIN_STEPS, Late, find_late, find_pacings, slow_phase
+from .pace import COST_SHARE, MIN_STEPS, Late, find_late, find_pacings, slow_phase
 from .places import places
 from .scene import Cause, Scene
 from .words import place_words, verb
@@ -66,7 +66,9 @@ def check_straggler(scene: Scene) -> Ruling:
     Of each step it is recorded how long its phases took and how much of that the rank waited in collectives. Who waits
     least has come last; no common clock is needed. A rank, or up to half of the ranks, must come after all others in
     80 % of at least 20 steps, and cost them a median of 20 % of the step and of 20 ms. The last 256 steps are looked
-    at. A few long pauses (a checkpoint, an evaluation) change no median. Waits for a single peer (send, recv) do not
+    at. A few long pauses (a checkpoint, an evaluation) change no median. Where the others' loader workers make batches
+    without a pause, they could hardly be faster without the slow rank: the job is bound by its input, and nobody is
+    named. How long a worker takes for a batch is measured in the worker. Waits for a single peer (send, recv) do not
     count: the stages of a pipeline are not compared. On a GPU, where collectives return before they have begun, waits
     are not measured: the rule then says that it cannot tell.
 
@@ -95,7 +97,23 @@ def check_straggler(scene: Scene) -> Ruling:
     if not judged:
         most = max(pacing.steps for pacing in pacings)
         return Ruling(skipped=f"{most} steps were recorded, fewer than {MIN_STEPS}")
-    return Ruling(findings=tuple(_finding(scene, late) for late in judged if late.is_costly))
+    costly = [late for late in judged if late.is_costly]
+    bound = [late for late in costly if _is_input_bound(scene, late)]
+    findings = tuple(_finding(scene, late) for late in costly if late not in bound)
+    if findings or not bound:
+        return Ruling(findings=findings)
+    numbers = sorted(number for late in bound for number in late.pacing.paces)
+    return Ruling(skipped=f"the loader workers of {rank_list(numbers)} are at work all the time: none of these is slow")
+
+
+def _is_input_bound(scene: Scene, late: Late) -> bool:
+    """Return whether the others would hardly be faster without the late ranks: their own workers are at the limit.
+
+    Of ranks that all wait for their data, whoever is a little behind finds no batch ready, and the others wait for it.
+    """
+    times = [scene.rank(number).fetch_times for number in late.others]
+    known = [one.busy_share for one in times if one is not None and one.batches >= MIN_STEPS]
+    return len(known) == len(late.others) and median(known) > 1 - COST_SHARE
 
 
 def _finding(scene: Scene, late: Late) -> Finding:
@@ -113,7 +131,11 @@ def _finding(scene: Scene, late: Late) -> Finding:
         hosts=say.hosts_of(scene, late.ranks),
         where=where,
         summary=_summary(scene, late, main, where),
-        evidence=(*_waits(late), *(_spends(scene, late, phase, ranks) for phase, ranks in by_phase.items())),
+        evidence=(
+            *_waits(late),
+            *(_spends(scene, late, phase, ranks) for phase, ranks in by_phase.items()),
+            *_worker_words(scene, late),
+        ),
         fix=_FIXES[main],
     )
 
@@ -167,6 +189,20 @@ def _spends(scene: Scene, late: Late, phase: Phase, ranks: Sequence[int]) -> str
     )
 
 
+def _worker_words(scene: Scene, late: Late) -> list[str]:
+    """Return how long loader workers take for a batch, of the late ranks and of the others, where both have some."""
+    groups = [[scene.rank(number).fetch_times for number in numbers] for numbers in (late.ranks, late.others)]
+    own, theirs = ([one for one in group if one is not None and one.batches >= MIN_STEPS] for group in groups)
+    if not own or not theirs:
+        return []
+    words = (
+        f"a loader worker of {rank_list(late.ranks)} takes {_ms(median(one.batch_ms for one in own))} to make a batch "
+        f"and is at work {median(one.busy_share for one in own):.0%} of the time, those of the others "
+        f"{_ms(median(one.batch_ms for one in theirs))} and {median(one.busy_share for one in theirs):.0%}"
+    )
+    return [words]
+
+
 def _phase_words(scene: Scene, late: Late, phase: Phase) -> str:
     """Return the name of a phase; before forward is all but backward where no forward is seen."""
     times = scene.rank(late.ranks[0]).step_times
@@ -204,13 +240,20 @@ def _loader_sites(rank: Rank) -> set[tuple[str, int]]:
 
 
 def _worker_lines(rank: Rank, loaders: set[tuple[str, int]]) -> tuple[Frame, ...]:
-    """Return where the workers were met. An idle one, forked, still has its parent's line on its stack."""
+    """Return where the workers were met. An idle one, forked, still has its parent's line on its stack.
+
+    One that was spawned runs the script's module first, which imports torch and makes no batch.
+    """
     found: dict[tuple[str, int], list[LineSeen]] = defaultdict(list)
     for line in rank.lines_seen:
         if line.in_child and _key(line.frame) not in loaders:
             found[_key(line.frame)].append(line)
-    most = sorted(found.values(), key=lambda lines: -sum(line.times for line in lines))
+    most = sorted(found.values(), key=lambda lines: (_is_import(lines[0]), -sum(line.times for line in lines)))
     return tuple(lines[0].frame for lines in most)
+
+
+def _is_import(line: LineSeen) -> bool:
+    return line.frame.function == "<module>"
 
 
 def _site(rank: Rank, phase: Phase) -> tuple[Frame, ...]:

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddpdoctor.collect.steps import find_children, read_lines, read_steps
-from ddpdoctor.launch.workers import WorkerLines
-from ddpdoctor.model.steps import Phase, StepEnd
-from ddpdoctor.recorder import lines, reading, stepclock, wire
+from ddpdoctor.collect.steps import fetch_cells, find_children, read_fetches, read_lines, read_steps
+from ddpdoctor.launch.workers import WorkersSeen
+from ddpdoctor.model.steps import FetchTimes, Phase, StepEnd
+from ddpdoctor.recorder import fetches, lines, reading, stepclock, wire
 from ddpdoctor.recorder.ring import Ring
 from ddpdoctor.recorder.state import here
 from ddpdoctor.recorder.stepclock import StepClock
@@ -166,6 +166,48 @@ def test_a_forked_child_counts_for_itself_and_belongs_to_its_parent(
     assert [(s.times, s.in_child) for s in seen] == [(5, False), (1, True)]
 
 
+def test_children_of_a_fork_server_work_for_the_rank_that_started_it(tmp_path: Path) -> None:
+    server, worker = (make(tmp_path, wire.ROLE_CHILD, wire.CHILD_SHAPE, pid=pid) for pid in (43, 44))
+    server.note({"k": "process", "ppid": 42})
+    worker.note({"k": "process", "ppid": 43})
+    worker.fetched(3, 3_000_000, 1_000_000)
+    contents = {42: read(make(tmp_path)), 43: read(server), 44: read(worker)}
+    found = read_fetches(find_children(contents)[42])
+    assert found == FetchTimes(batches=3, making_ms=3.0, pauses_ms=1.0)
+    assert (found.busy_share, found.batch_ms) == (0.75, 1.0)
+    kept = WorkersSeen()
+    kept.keep(Path(worker.path))
+    assert read_fetches((), kept.fetches(42)) == found
+    assert read_fetches((), None) is None
+    assert read_fetches((), ["damaged", 1, 2]) is None
+
+
+def test_no_pause_of_a_worker_counts_for_more_than_the_batch_after_it(tmp_path: Path) -> None:
+    ring, times = make(tmp_path, wire.ROLE_CHILD, wire.CHILD_SHAPE), fetches.Times()
+    for began_ns, ended_ns in ((0, 10), (15, 25), (1000, 1020)):
+        times.add(ring, began_ns, ended_ns)
+    assert fetch_cells(read(ring)) == (3, 40, 25)
+    forked = make(tmp_path, wire.ROLE_CHILD, wire.CHILD_SHAPE, pid=43)
+    times.add(forked, 2000, 2010)
+    assert fetch_cells(read(forked)) == (1, 10, 0)
+
+
+def test_batches_are_timed_once_and_errors_read_as_without_us() -> None:
+    class Fetcher:
+        def fetch(self, index: int) -> int:
+            return 10 // index
+
+    module = SimpleNamespace(_MapDatasetFetcher=Fetcher)
+    fetches.patch(module)
+    once = Fetcher.fetch
+    fetches.patch(module)
+    assert Fetcher.fetch is once
+    assert Fetcher().fetch(5) == 2
+    with pytest.raises(ZeroDivisionError) as caught:
+        Fetcher().fetch(0)
+    assert [Path(entry.path).name for entry in caught.traceback] == ["test_steps.py"] * 2
+
+
 def test_durations_that_32_bits_do_not_hold_are_cut() -> None:
     assert stepclock._us([1999, 0, 10**18, 5000]) == [1, 0, 2**32 - 1, 5]
 
@@ -174,14 +216,17 @@ def test_the_lines_of_ended_children_are_kept_without_their_rings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(here, "role", wire.ROLE_CHILD)
-    kept = WorkerLines()
+    kept = WorkersSeen()
     for pid in (43, 44):
         ring, table = make(tmp_path, wire.ROLE_CHILD, wire.CHILD_SHAPE, pid=pid), lines.LineTable()
         ring.note({"k": "process", "ppid": 42})
         table.count(ring, at(17))
+        ring.fetched(1, 10, 2)
         kept.keep(Path(ring.path))
         Path(ring.path).unlink()
     kept.keep(tmp_path / "gone.ring")
+    assert kept.fetches(42) == [2, 20, 4]
+    assert kept.fetches(7) == []
     assert kept.rows(42) == [[__file__, 17, "load", 2]]
     assert kept.rows(7) == []
     seen = read_lines(read(make(tmp_path)), (), kept.rows(42))
