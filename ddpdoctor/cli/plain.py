@@ -35,7 +35,7 @@ class Option:
 
 OPTIONS = {
     "--hang-timeout": Option(variable="DDPDOCTOR_HANG_TIMEOUT", default="300"),
-    "--on-hang": Option(variable="DDPDOCTOR_ON_HANG", default="kill", choices=("kill", "report")),
+    "--on-hang": Option(variable="DDPDOCTOR_ON_HANG", default="auto", choices=("auto", "kill", "report")),
     "--debug-level": Option(variable="DDPDOCTOR_DEBUG_LEVEL", choices=("DETAIL", "INFO", "OFF"), ignores_case=True),
     "--report-dir": Option(variable="DDPDOCTOR_REPORT_DIR"),
     "--format": Option(variable="DDPDOCTOR_FORMAT", default="text", choices=("text", "json")),

@@ -18,8 +18,10 @@ from ddpdoctor.launch.placement import Style
 from ddpdoctor.launch.placing import place
 from ddpdoctor.launch.report_dir import REPORT_NAME
 from ddpdoctor.launch.script import check_command, check_script, choose_ranks, locate_module
+from ddpdoctor.launch.telling import Telling, hangs
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rank_words import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,14 +29,22 @@ if TYPE_CHECKING:
 
     from ddpdoctor.launch.command import SplitCommand
     from ddpdoctor.launch.options import DebugLevel, OnHang, OutputFormat
+    from ddpdoctor.launch.outcome import Outcome
     from ddpdoctor.launch.placement import Placement
-    from ddpdoctor.launch.session import Judge, Outcome
-    from ddpdoctor.model.findings import Report
+    from ddpdoctor.launch.session import Judge
+    from ddpdoctor.model.findings import Finding, Judgement, Report
 
 DETAIL_NOTE = (
     "torch compares every collective over all ranks first (TORCH_DISTRIBUTED_DEBUG=DETAIL), which makes small steps "
     "slower; --debug-level OFF turns that off"
 )
+
+GOES_ON = {
+    "auto": "the job goes on and is watched: it is stopped only once it can never go on (--on-hang kill stops it here)",
+    "kill": "the job goes on and is watched: it is not certain that it hangs",
+    "report": "the job goes on and is watched (--on-hang report)",
+}
+"""What is said below the report of a hang, by ``--on-hang``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +119,15 @@ def run_and_show(options: WrapOptions) -> Outcome:
     from ddpdoctor.launch.session import Session
 
     _say_notes(options)
-    show, save, tell = partial(_show, options), partial(_save, options), partial(_tell_of_replicas, options)
-    outcome = Session(options, _load_judge, save, show, tell).run()
+    show = partial(_show, options)
+    telling = Telling(
+        save=partial(_save, options),
+        show=show,
+        go_on=partial(_go_on, options),
+        withdraw=partial(_withdraw, options),
+        tell_of_replicas=partial(_tell_of_replicas, options),
+    )
+    outcome = Session(options, _load_judge, telling).run()
     failure = outcome.failure
     try:
         show(outcome)
@@ -196,6 +213,36 @@ def _show(options: WrapOptions, outcome: Outcome) -> None:
     if shown is not None:
         file = options.report_file
         show_report(shown, options.format, sys.stderr, outcome.run_dir if file.name == REPORT_NAME else file)
+
+
+def _go_on(options: WrapOptions, outcome: Outcome, is_known: bool) -> None:
+    """Show a hang of a job that is not stopped, in one line where it was shown before, and say what happens next."""
+    found = _told_hangs(options, outcome.judgement)
+    if not found:
+        return
+    if is_known:
+        say(sys.stderr, f"{_title(found[0])} again: {found[0].summary}")
+    else:
+        _show(options, outcome)
+        say(sys.stderr, GOES_ON[options.on_hang])
+
+
+def _withdraw(options: WrapOptions, judgement: Judgement) -> None:
+    """Say that a hang which was shown is over, and remove its report: a job that goes on has none."""
+    options.report_file.unlink(missing_ok=True)
+    found = _told_hangs(options, judgement)
+    if found:
+        ranks = found[0].ranks
+        who = f"{rank_list(ranks)} {'moves' if len(ranks) == 1 else 'move'} again" if ranks else "the job moves again"
+        say(sys.stderr, f"{who}: the report of {_title(found[0])} is withdrawn")
+
+
+def _told_hangs(options: WrapOptions, judgement: Judgement) -> list[Finding]:
+    return [finding for finding in hangs(judgement) if finding.code not in options.ignore]
+
+
+def _title(finding: Finding) -> str:
+    return f"{finding.code} {finding.kind}"
 
 
 def _show_elsewhere(options: WrapOptions, outcome: Outcome) -> None:

@@ -52,9 +52,10 @@ def wrap(
         OnHang,
         typer.Option(
             envvar="DDPDOCTOR_ON_HANG",
-            help="After the report of a hang: stop the job (exit status 124), or go on watching it.",
+            help="When a job that hangs is stopped (exit status 124): auto once it can never go on, kill at the first "
+            "report, report never.",
         ),
-    ] = "kill",
+    ] = "auto",
     debug_level: Annotated[
         DebugLevel | None,
         typer.Option(

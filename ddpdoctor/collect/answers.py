@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,7 @@ def read_groups(entries: Any) -> tuple[GroupState, ...]:
             backend=str(entry.get("backend", "")),
             enqueued=entry["enqueued"],
             mesh_dim=_mesh_dim(entry.get("desc")),
+            timeout_s=read_seconds(entry.get("timeout_s")),
         )
         for entry in dicts(entries)
         if "name" in entry and isinstance(entry.get("enqueued"), int) and _are_ranks(entry.get("ranks"))
@@ -90,6 +92,11 @@ def _mesh_dim(desc: Any) -> str:
     """Return the dimension that torch's device mesh has written into a group's description."""
     known = isinstance(desc, str) and desc.startswith(_MESH) and desc != _MESH_OF_ALL
     return str(desc).removeprefix(_MESH) if known else ""
+
+
+def read_seconds(value: Any) -> float | None:
+    """Return a length of time as a recorder wrote it; None where it is none."""
+    return float(value) if type(value) in {int, float} and 0 < value < math.inf else None
 
 
 def _are_ranks(value: Any) -> bool:

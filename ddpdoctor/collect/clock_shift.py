@@ -26,6 +26,7 @@ def shift_rank(rank: Rank, ahead_ns: int) -> Rank:
         ended_ns=_shift(rank.ended_ns, ahead_ns),
         started_ns=_shift(rank.started_ns, ahead_ns),
         main_ended_ns=_shift(rank.main_ended_ns, ahead_ns),
+        frozen_since_ns=_shift(rank.frozen_since_ns, ahead_ns),
         last_progress_ns=_shift(rank.last_progress_ns, ahead_ns),
         open_calls=tuple(_shift_call(call, ahead_ns) for call in rank.open_calls),
         recent_calls=_shift_calls(rank, ahead_ns),

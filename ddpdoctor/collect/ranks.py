@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.answers import Answers, dicts, read_answer, read_groups, read_looks
+from ddpdoctor.collect.answers import Answers, dicts, read_answer, read_groups, read_looks, read_seconds
 from ddpdoctor.collect.call_logs import read_log
 from ddpdoctor.collect.dumps import parse_stacks, split_fatal, struck_thread
 from ddpdoctor.collect.evidence import read_text
@@ -75,6 +75,7 @@ def _read_rank(source: Source, context: Context) -> Rank:
         "proc_state": watched.get("state"),
         "cpu_share": watched.get("cpu_share"),
         "traced_by": watched.get("tracer") or None,
+        "frozen_since_ns": watched.get("frozen_since_ns"),
         "oom_killed": watched.get("oom"),
         "last_progress_ns": watched.get("last_progress_ns"),
         "lost": context.lost.get(source.pid) or _defects(content) or watched.get("why"),
@@ -131,6 +132,7 @@ def _from_ring(
     looks = read_looks(evidence) or _signal_looks(on_request, process.get("main"), roots, watched)
     looks = looks or _last_look(context.folder, content, roots)
     world: dict[str, Any] = next((n for n in reversed(notes) if n.get("k") in ("initialized", "init")), {})
+    begun: dict[str, Any] = next((n for n in reversed(notes) if n.get("k") == "init"), {})
     leaving: dict[str, Any] = next((n for n in reversed(notes) if n.get("k") == "exit"), {})
     cells = content.cells
     return {
@@ -138,6 +140,7 @@ def _from_ring(
         "answered": bool(evidence),
         "started_ns": cells["started_ns"],
         "world_size": world.get("world_size") or source.world_size,
+        "init_timeout_s": read_seconds(begun.get("timeout_s")),
         "initialized": bool(cells["initialized"]),
         "main_ended_ns": cells["main_ended_ns"] or None,
         "exit_call": read_frame(leaving.get("frame")),

@@ -47,6 +47,8 @@ class Evidence:
             self.control = mmap.mmap(file.fileno(), wire.CONTROL_SIZE)
         self.request = 0
         self.dumps: dict[int, list[tuple[int, int, int]]] = {}
+        self._last_dumps: dict[int, tuple[int, list[tuple[int, int, int]]]] = {}
+        """By pid the last dump of a process, and when its heartbeat had stopped by then."""
 
     def closing_ns(self) -> int:
         """Return since when the launcher waits to stop its ranks, 0 where it does not."""
@@ -111,9 +113,16 @@ class Evidence:
             return False
 
     def _dump(self, held: list[Followed]) -> None:
-        """Have faulthandler write all stacks, only where that is safe: a handler is there, and no Python code runs."""
+        """Have faulthandler write all stacks, only where that is safe: a handler is there, and no Python code runs.
+
+        A process that has not moved since its last dump is not sent another signal: the job may be healthy.
+        """
         sent = []
         for process in held:
+            beat_ns, known = self._last_dumps.get(process.pid, (0, []))
+            if beat_ns == process.heartbeat_changed_ns:
+                self.dumps[process.pid] = known
+                continue
             path = self.folder / "evidence" / f"{process.pid}-{process.ticks}.dump"
             if process.cells.get("dumps_on_signal") and proc.catches_signal(process.pid, signal.SIGURG):
                 before = path.stat().st_size
@@ -127,6 +136,7 @@ class Evidence:
             size = path.stat().st_size
             if size > before:
                 self.dumps[process.pid] = [(before, size, time.monotonic_ns())]
+                self._last_dumps[process.pid] = process.heartbeat_changed_ns, self.dumps[process.pid]
 
     def told_to_end_ns(self, process: Followed) -> int | None:
         """Return when a rank wrote its last words, which it does the moment it is sent SIGTERM."""
@@ -190,6 +200,7 @@ def describe(
         "state": now.state if now is not None and same else None,
         "cpu_share": _cpu_share(process, now) if now is not None and same else None,
         "tracer": int(tracer) if tracer.isdigit() else 0,
+        "frozen_since_ns": process.frozen_since_ns,
         "ended_ns": process.ended_ns,
         "code": process.exit_code,
         "last_progress_ns": process.last_progress_ns,

@@ -1,4 +1,4 @@
-"""When evidence is taken of a running job, alone or with all nodes, and whether it hangs for certain."""
+"""When evidence is taken of a running job, alone or with all nodes, and whether the job is to be stopped."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.launch.first_node import FirstNode
+    from ddpdoctor.launch.options import OnHang
     from ddpdoctor.launch.other_node import OtherNode
+    from ddpdoctor.launch.suspicion import Headway
     from ddpdoctor.launch.watch import Watch
     from ddpdoctor.model.nodes import NodesSeen
 
 LOOK_AGAIN_S = 1.5
+QUIET_S = 2.0
+"""Ours: the first pause after a report of a job that goes on; each further one is twice as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +34,21 @@ class Looked:
     """What came of a look."""
 
     judgement: Judgement
-    is_hang: bool
-    """The job hangs for certain."""
+    """Without an error where a report stands that no longer holds."""
+    stop: bool
+    """The job is to be stopped."""
+
+
+_NOTHING = Looked(judgement=Judgement(findings=(), checks=(), certain=False), stop=False)
+
+
+def has_errors(judgement: Judgement) -> bool:
+    """Return whether a judgement holds an error."""
+    return any(finding.severity is Severity.ERROR for finding in judgement.findings)
+
+
+def _still(headways: list[Headway]) -> int:
+    return sum(headway.still for headway in headways)
 
 
 class Examining:
@@ -39,7 +56,7 @@ class Examining:
 
     def __init__(
         self, watch: Watch, nodes: FirstNode | OtherNode | None, judge: Callable[[Path, int | None], Judgement],
-        hang_timeout_s: float, place: str,
+        hang_timeout_s: float, on_hang: OnHang, place: str,
     ) -> None:  # fmt: skip
         """Take who watches this node, who hears the others, the rules, and where the report will be."""
         self.judged_at: str | None = None
@@ -48,9 +65,15 @@ class Examining:
         self._watch, self._nodes, self._judge = watch, nodes, judge
         self._folder = watch.folder
         self._hang_timeout_s = hang_timeout_s
+        self._on_hang = on_hang
         self._next_look_ns = 0
         self._last_look_ns = 0
         self._quiet_until_ns = 0
+        self._quiet_s = QUIET_S
+        self._shown_ns = 0
+        """When a report was last shown, or confirmed, of a hang; 0 where none stands."""
+        self._still_then = 0
+        """How many ranks stood still then."""
         self._patience_s = 1.0
         self._moved = False
         self._seen: NodesSeen | None = None
@@ -65,7 +88,10 @@ class Examining:
             nodes.say(self._watch.headway(), self._watch.rank_range())
             if nodes.alone_since_ns is None or nodes.verdict is not None:  # which may have been the first's last word
                 return self._obey(nodes)
-        if not self._is_time(self._suspicion()):
+        headways = self._headways()
+        if self._is_over(headways):
+            return _NOTHING
+        if not self._is_time(headways):
             return None
         self._take()
         return self._conclude()
@@ -83,7 +109,7 @@ class Examining:
         if nodes.is_first:
             nodes.wait_for_ends(is_disturbed)
             judgement = self._judge_all()
-            nodes.tell(judgement, stop=judgement.certain and self._others_hang(nodes, status), place=self._place)
+            nodes.tell(judgement, stop=self._stops(judgement) and self._others_hang(nodes, status), place=self._place)
             return judgement
         nodes.say(self._watch.headway(), self._watch.rank_range())
         nodes.leave(status, pack_folder(self._folder), is_disturbed)
@@ -121,9 +147,22 @@ class Examining:
             knows_more |= note_reached(self._folder, judgement, self._seen, self._nodes.placement)
         return self._judge(self._folder, None) if knows_more else judgement
 
-    def wait_after_showing(self) -> None:
-        """Look again only after a while: what was seen has been shown."""
-        self._quiet_until_ns = time.monotonic_ns() + int(self._hang_timeout_s * 1e9)
+    def stand_by(self) -> None:
+        """Look again only after a while: what was seen has been shown, and the job goes on."""
+        self._shown_ns = time.monotonic_ns()
+        self._still_then = _still(self._headways())
+        self._quiet_until_ns = self._shown_ns + int(self._quiet_s * 1e9)
+        self._quiet_s = min(self._quiet_s * 2, max(QUIET_S, self._hang_timeout_s))
+
+    def withdraw(self) -> None:
+        """Forget the report that stood, on all nodes."""
+        self._shown_ns = self._quiet_until_ns = 0
+        self._quiet_s = QUIET_S
+        self.tell(_NOTHING, stop=False)
+
+    def have_moved(self) -> bool:
+        """Return whether a rank has moved that stood still when the last report was shown."""
+        return bool(self._shown_ns) and _still(self._headways()) < self._still_then
 
     def _look_with_all(self, nodes: FirstNode) -> Looked | None:
         if self._is_asking:
@@ -131,7 +170,10 @@ class Examining:
                 return None
             self._is_asking = False
             return self._conclude()
-        if self._is_time(self._suspicion()):
+        headways = self._headways()
+        if self._is_over(headways):
+            return _NOTHING
+        if self._is_time(headways):
             nodes.ask()
             self._is_asking = True
             self._take()
@@ -150,7 +192,7 @@ class Examining:
             return None
         self._save_nodes()
         self.judged_at = verdict.place
-        return Looked(judgement=verdict.judgement, is_hang=True)
+        return Looked(judgement=verdict.judgement, stop=self._on_hang != "report")
 
     def _others_hang(self, nodes: FirstNode, status: int) -> bool:
         """Return whether those that go on wait in vain. That a rank failed here, torch may tell them by itself."""
@@ -158,16 +200,34 @@ class Examining:
         own = replace(own, ended_s=None) if status else own
         return suspicion_of([own, *nodes.headways()], self._hang_timeout_s) is Suspicion.STRONG
 
-    def _suspicion(self) -> Suspicion:
-        others = self._nodes.headways() if self._nodes is not None and self._nodes.is_first else []
-        return suspicion_of([self._watch.headway(), *others], self._hang_timeout_s)
+    def _stops(self, judgement: Judgement) -> bool:
+        """Return whether a job of which this was judged is to be stopped."""
+        return {"auto": judgement.proven, "kill": judgement.certain, "report": False}[self._on_hang]
 
-    def _is_time(self, suspicion: Suspicion) -> bool:
+    def _headways(self) -> list[Headway]:
+        others = self._nodes.headways() if self._nodes is not None and self._nodes.is_first else []
+        return [self._watch.headway(), *others]
+
+    def _is_over(self, headways: list[Headway]) -> bool:
+        """Return whether a report stands and nobody stands still any more for whom others wait."""
+        return bool(self._shown_ns) and suspicion_of(headways, self._hang_timeout_s) is Suspicion.NONE
+
+    def _is_time(self, headways: list[Headway]) -> bool:
         """Return whether to take evidence now: soon where somebody stands still, ever more rarely where all wait."""
         now_ns = time.monotonic_ns()
+        suspicion = suspicion_of(headways, self._hang_timeout_s)
+        quiet_until_ns = 0 if self._has_changed(headways, now_ns) else self._quiet_until_ns
         if suspicion is Suspicion.STRONG:
-            return now_ns >= max(self._last_look_ns + LOOK_AGAIN_S * 1e9, self._quiet_until_ns)
-        return suspicion is Suspicion.WEAK and now_ns >= max(self._next_look_ns, self._quiet_until_ns)
+            return now_ns >= max(self._last_look_ns + LOOK_AGAIN_S * 1e9, quiet_until_ns)
+        return suspicion is Suspicion.WEAK and now_ns >= max(self._next_look_ns, quiet_until_ns)
+
+    def _has_changed(self, headways: list[Headway], now_ns: int) -> bool:
+        """Return whether a rank has moved or ended since the last report was shown."""
+        if not self._shown_ns:
+            return False
+        ended = [headway.ended_s for headway in headways if headway.ended_s is not None]
+        has_ended = bool(ended) and min(ended) < (now_ns - self._shown_ns) / 1e9
+        return has_ended or _still(headways) < self._still_then
 
     def _take(self) -> None:
         """Take evidence of this node; with others, keep its rings as they are: a look elsewhere may set all moving."""
@@ -178,14 +238,15 @@ class Examining:
         self._began_ns = began_ns
 
     def _conclude(self) -> Looked | None:
-        """Have what was taken judged; None where nothing is wrong, or somebody has moved since."""
+        """Have what was taken judged; None where nothing is wrong that was not so before, or somebody has moved."""
         judgement = self._judge_all()
-        if not any(finding.severity is Severity.ERROR for finding in judgement.findings) or self._has_moved():
+        is_wrong = has_errors(judgement)
+        if not is_wrong or self._has_moved():
             self._watch.evidence.forget_kept()
             self._next_look_ns = time.monotonic_ns() + int(self._patience_s * 1e9)
             self._patience_s = min(self._patience_s * 2, max(1.0, self._hang_timeout_s / 4))
-            return None
-        return Looked(judgement=judgement, is_hang=judgement.certain)
+            return _NOTHING if not is_wrong and self.have_moved() else None
+        return Looked(judgement=judgement, stop=self._stops(judgement))
 
     def _has_moved(self) -> bool:
         """Return whether a rank has made progress meanwhile: then what was seen of it is out of date.

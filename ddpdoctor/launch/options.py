@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
     from ddpdoctor.launch.placement import Placement
 
-OnHang = Literal["kill", "report"]
+OnHang = Literal["auto", "kill", "report"]
+"""When a job that hangs is stopped: once it can never go on, at the first report, never."""
 DebugLevel = Literal["DETAIL", "INFO", "OFF"]
 OutputFormat = Literal["text", "json"]
 ReportFormat = Literal["text", "json", "junit", "markdown"]

@@ -40,6 +40,8 @@ class Followed:
     cpu_since: tuple[int, int] = (0, 0)
     """Time and CPU ticks at the last progress."""
     heartbeat_changed_ns: int = 0
+    frozen_since_ns: int | None = None
+    """Since when it was stopped at every look; a watcher that was stopped itself begins anew."""
     ended_ns: int | None = None
     exit_code: int | None = None
     """A signal's number below zero; None where the kernel did not say."""

@@ -6,15 +6,13 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.launch.examining import Examining
+from ddpdoctor.launch.examining import Examining, has_errors
 from ddpdoctor.launch.guardian import Guardian
 from ddpdoctor.launch.nodes import join_nodes
+from ddpdoctor.launch.outcome import Outcome
 from ddpdoctor.launch.placement import Style
 from ddpdoctor.launch.replica_exchange import ReplicaExchange
 from ddpdoctor.launch.replicas import Replicas
@@ -23,14 +21,20 @@ from ddpdoctor.launch.shared_folder import choose_folder, copy_back
 from ddpdoctor.launch.shared_replicas import SharedReplicas
 from ddpdoctor.launch.starting import job_mark, start_launcher
 from ddpdoctor.launch.stopping import STOP_GRACE_S, is_in_foreground, stop_job, stop_tree
+from ddpdoctor.launch.telling import cause_of, hangs
 from ddpdoctor.launch.watch import Watch
 from ddpdoctor.model.findings import Judgement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
     from types import FrameType
 
     from ddpdoctor.launch.options import WrapOptions
+    from ddpdoctor.launch.telling import Cause, Telling
+
+    Judge = Callable[[Path, int | None], Judgement]
+    """Reads a run folder and says what is wrong with an attempt, by default the last. Launch itself knows no rules."""
 
 LOOK_EVERY_S = 0.1
 LAUNCHER_TAKES_OVER_S = 0.5
@@ -42,46 +46,15 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OTHER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 """Batch systems send these to the process that they know, which is ``wrap``, and mean the job (``srun --signal``)."""
 
-Judge = Callable[[Path, int | None], Judgement]
-"""Reads a run folder and says what is wrong with an attempt, by default the last. Launch itself knows no rules."""
-Reporter = Callable[["Outcome"], None]
-"""Shows an outcome while the job goes on."""
-Teller = Callable[[Path], bool]
-"""Reads a run folder, says in a line what is wrong with replicas, and returns whether there was anything to say."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How a wrapped job ended, for the report."""
-
-    folder: Path
-    """Where the recorders wrote; the run folder itself, unless that is on a shared file system."""
-    run_dir: Path
-    judgement: Judgement
-    hung: bool
-    launcher_status: int | None
-    exit_status: int
-    interrupted_by: str | None
-    started_at: str
-    ended_at: str
-    failure: Exception | None
-    """What first went wrong with the watching or judging itself; the job's own status stands all the same."""
-    judged_at: str | None = None
-    """Where the report is of the node that has judged the job, as "node0:/scratch/run"; None where it was this one."""
-
 
 class Session:
     """The state of one wrapped job."""
 
-    def __init__(
-        self, options: WrapOptions, load_judge: Callable[[], Judge], save: Reporter, show: Reporter, tell: Teller
-    ) -> None:
-        """Take what loads the judge of a folder, writes report.json, and prints while the job goes on."""
+    def __init__(self, options: WrapOptions, load_judge: Callable[[], Judge], telling: Telling) -> None:
+        """Take what loads the judge of a folder, and how the user is told."""
         self.options = options
         self.load_judge = load_judge
-        self.save_report = save
-        self.show = show
-        self.tell_of_replicas = tell
+        self.telling = telling
         self.run_dir = options.report_dir.resolve()
         self.folder = choose_folder(self.run_dir)
         self.started_at = _now()
@@ -92,6 +65,11 @@ class Session:
         """The same of signals that were handed on, by which a batch system may warn of the end that is to come."""
         self.answered_warnings = 0
         self.hang: Judgement | None = None
+        """For what the job was stopped."""
+        self.standing: Judgement | None = None
+        """What was reported of a job that goes on, and holds."""
+        self.told: set[Cause] = set()
+        """All that was reported of it."""
         self.attempt = 0
         self.shown: tuple[Any, ...] = ()
         self.told_of_replicas = False
@@ -152,7 +130,8 @@ class Session:
             self.exchange = ReplicaExchange(self.shared, nodes, self.options.placement.token)
             self.exchange.start()
         place = f"{socket.gethostname()}:{self.options.report_file.resolve().parent}"
-        return Examining(self.watch, nodes, self.load_judge(), self.options.hang_timeout_s, place)
+        limit_s, on_hang = self.options.hang_timeout_s, self.options.on_hang
+        return Examining(self.watch, nodes, self.load_judge(), limit_s, on_hang, place)
 
     def _watch_to_the_end(self) -> int:
         while (status := self.launcher.poll()) is None:
@@ -177,7 +156,7 @@ class Session:
         if not self.told_of_replicas:
             self.watch.replicas.save()
             self.examining.save_nodes()
-            self.told_of_replicas = self.tell_of_replicas(self.folder)
+            self.told_of_replicas = self.telling.tell_of_replicas(self.folder)
 
     def _react(self) -> None:
         if self.signals:
@@ -206,24 +185,55 @@ class Session:
             self.watch.take_evidence()
 
     def _examine(self) -> None:
-        """Take evidence and have it judged where it is time; stop the job where it is certain that it hangs."""
+        """Take evidence and have it judged where it is time; stop a job that hangs, or report it and watch on."""
         looked = self.examining.look()
         if looked is None:
             return
-        kills = looked.is_hang and self.options.on_hang == "kill"
-        if kills:
+        if looked.stop:
             self._note_stop()
-        self.examining.tell(looked, stop=kills)
-        if kills:
+            self.examining.tell(looked, stop=True)
             self.hang = looked.judgement
-            self.save_report(self._outcome(None))
+            self.telling.save(self._outcome(None))
             self._stop()
-            return
-        self.examining.wait_after_showing()
-        found = tuple((finding.code, finding.ranks) for finding in looked.judgement.findings)
-        if found != self.shown:
+        elif has_errors(looked.judgement):
+            self.examining.tell(looked, stop=False)
+            self.examining.stand_by()
+            self._report(looked.judgement)
+        else:
+            self._withdraw()
+
+    def _report(self, judgement: Judgement) -> None:
+        """Show what is wrong with a job that goes on, once; of a hang, save it too: the job may never end by itself."""
+        outcome = self._outcome(None, judgement)
+        found = tuple((finding.code, finding.ranks) for finding in judgement.findings)
+        if not hangs(judgement):
+            if found != self.shown:
+                self.telling.show(outcome)
             self.shown = found
-            self.show(self._outcome(None, looked.judgement))
+            return
+        cause = cause_of(judgement)
+        if self.standing is None or cause_of(self.standing) != cause:
+            self.standing = judgement
+            copy_back(self.folder, self.run_dir)
+            self.telling.save(outcome)
+            self.telling.go_on(outcome, cause in self.told)
+            self.told.add(cause)
+
+    def _withdraw(self) -> None:
+        """Take back what was reported of a job that has moved since."""
+        self.examining.withdraw()
+        standing, self.standing = self.standing, None
+        if standing is not None:
+            self.telling.withdraw(standing)
+
+    def _settle(self, judged: Judgement, status: int | None) -> Judgement:
+        """Return what holds at the end: what was judged then, or the report of a hang in which the job was ended."""
+        if self.standing is None or hangs(judged) or self.examining.judged_at is not None:
+            return judged
+        if status != 0 or self.watch.interrupted_by is not None:
+            return self.standing
+        self._withdraw()
+        return judged
 
     def _note_restart(self) -> None:
         """Save what was seen of an attempt that the launcher has given up, before the next one covers it."""
@@ -235,6 +245,8 @@ class Session:
         """Save evidence within the grace of a scheduler, then let the launcher end the ranks as it would alone."""
         number, began_ns = self.signals[0]
         if self._note_interruption():
+            if self.examining.have_moved():
+                self._withdraw()
             self._take_evidence()
             self.watch.stopping_since_ns = time.monotonic_ns()
             self.watch.evidence.acknowledge()
@@ -259,7 +271,8 @@ class Session:
         """Save a report of what this node has seen: a scheduler's grace may be over before the job has ended."""
         with self._job_goes_first():
             copy_back(self.folder, self.run_dir)
-            self.save_report(self._outcome(None, self.examining.judge_now()))
+            judgement = self._settle(self.examining.judge_now(), None)
+            self.telling.save(self._outcome(None, judgement))
 
     def _has_heard(self, number: signal.Signals, began_ns: int) -> bool:
         """Return whether the launcher needs no signal of ours: it stops its ranks already, or the terminal told it.
@@ -297,10 +310,12 @@ class Session:
             self.watch.evidence.forget_kept()
             self.watch.save(ended=True, launcher_status=status)
         known = len(self.signals)
-        judgement = self.hang or self.examining.judge_end(status, lambda: len(self.signals) > known)
+        judgement = self.hang or self._settle(
+            self.examining.judge_end(status, lambda: len(self.signals) > known), status
+        )
         copy_back(self.folder, self.run_dir)
         outcome = self._outcome(status, judgement)
-        self.save_report(outcome)
+        self.telling.save(outcome)
         return outcome
 
     def _outcome(self, status: int | None, judgement: Judgement | None = None) -> Outcome:

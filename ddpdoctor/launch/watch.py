@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 FOLLOW_EVERY_S = 0.5
 FOLLOW_SHARE = 0.02
 """How much of a core looking at all processes may take; on a host with thousands of them the looks grow rarer."""
+NOT_WATCHED_S = 10.0
+"""Ours: a pause between two looks in which the watcher was most likely stopped itself, as by a batch system."""
 BUSY_SHARE = 0.05
 """Of a core: a launcher that uses more is about to start ranks. Ours: one that waits for a rendezvous uses a fifth of
 it, and one that loads torch far more."""
@@ -134,6 +136,10 @@ class Watch:
         if process.role == wire.ROLE_RANK and process.pid not in self._pidfds:
             self._open_pidfd(process.pid)
         self.below[process.pid] = below
+        if there.state not in "Tt":
+            process.frozen_since_ns = None
+        elif process.frozen_since_ns is None or interval_s > NOT_WATCHED_S:
+            process.frozen_since_ns = now_ns
         if process.role == wire.ROLE_RANK:
             self._causes.follow(there, below)
         pids = frozenset(child.pid for child in below)

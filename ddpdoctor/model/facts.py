@@ -135,6 +135,8 @@ class GroupState:
     """Collectives begun in this group, those of DDP's C++ reducer included, point-to-point calls taken out."""
     mesh_dim: str = ""
     """The dimension of the device mesh that it was made for, such as "tp"; empty where it was made by other means."""
+    timeout_s: float | None = None
+    """torch's own time limit for a call of this group; None where the backend does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +225,8 @@ class Rank:
     """How much of one core it has used since its last progress; above 1 with several threads."""
     traced_by: int | None = None
     """The pid of a debugger that is attached, where there is one."""
+    frozen_since_ns: int | None = None
+    """Since when the watcher has seen it stopped (state T or t) at every look."""
     recorded: bool = False
     """A recorder wrote into this process."""
     answered: bool = False
@@ -230,6 +234,8 @@ class Rank:
     started_ns: int | None = None
     world_size: int | None = None
     """As given to ``init_process_group``, once it was called."""
+    init_timeout_s: float | None = None
+    """The time limit of ``init_process_group``, once it was called."""
     initialized: bool = False
     """``init_process_group`` has returned."""
     main_ended_ns: int | None = None

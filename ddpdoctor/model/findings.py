@@ -97,14 +97,14 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What the progress rules say of a job.
-
-    ``certain`` is True only where the job cannot go on by itself, so that it may be stopped.
-    """
+    """What the progress rules say of a job."""
 
     findings: tuple[Finding, ...]
     checks: tuple[Check, ...]
     certain: bool
+    """It hangs by all that was seen: every rank waits or stands still."""
+    proven: bool = False
+    """It can never go on: a rank it needs is gone, its calls conflict, or torch's own time limit has passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

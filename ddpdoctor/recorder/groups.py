@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from . import wire
 from .state import here
@@ -119,6 +119,26 @@ def groups_now() -> Any:
                 "ranks": sorted(int(r) for r in ranks),
                 "backend": str(world.pg_map[group][0]) if group in world.pg_map else "",
                 "enqueued": sequence_number(group) - known(group).moved,
+                "timeout_s": _timeout_s(group),
             }
         )
     return found
+
+
+def _timeout_s(group: Any) -> Optional[float]:
+    """Return the time limit of a group's calls, the longest of its backends; None where none says."""
+    found = []
+    for device in getattr(group, "_device_types", ()):
+        try:
+            found.append(group._get_backend(device).options._timeout.total_seconds())
+        except Exception:  # noqa: BLE001, S112 - a device that this build of torch lacks, or a backend without options
+            continue
+    return max(found, default=None)
+
+
+def init_timeout_s(backend: Any, timeout: Any) -> Optional[float]:
+    """Return the time limit of ``init_process_group``: the script's, else torch's own for the backend."""
+    nccl = getattr(c10d, "default_pg_nccl_timeout", None) if backend == "nccl" else None
+    limit = timeout or nccl or getattr(c10d, "default_pg_timeout", None)
+    seconds = getattr(limit, "total_seconds", None)
+    return float(seconds()) if seconds is not None else None

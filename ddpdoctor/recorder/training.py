@@ -126,7 +126,7 @@ def _before_init(*args: Any, **kwargs: Any) -> None:
         if not isinstance(value, int) or value < 0:
             value = int(os.environ[variable]) if os.environ.get(variable, "").isdigit() else None
         entry[name] = value
-    here.ring.note(entry)
+    here.ring.note(dict(entry, timeout_s=groups.init_timeout_s(given.get("backend"), given.get("timeout"))))
 
 
 def _leave_agent_store(init_method: Any) -> None:

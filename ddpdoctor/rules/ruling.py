@@ -20,7 +20,9 @@ class Ruling:
 
     findings: tuple[Finding, ...] = ()
     certain: bool = False
-    """The job cannot go on by itself, so that it may be stopped."""
+    """The job hangs by all that was seen: every rank waits or stands still."""
+    may_resume: bool = False
+    """It may go on all the same: a sleep can end, a file can come, a frozen process can be continued."""
     skipped: str = ""
     inconclusive: str = ""
 

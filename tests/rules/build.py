@@ -91,6 +91,25 @@ def in_backward(number, enqueued=7, world=3, site=30, steps=3, **more):
     return rank(number, world, open_calls=(pending,), **more)
 
 
+def in_init(number, world=3, **more):
+    return rank(
+        number,
+        world,
+        initialized=False,
+        open_calls=(phase("init_process_group", 5),),
+        looks=(look(stack(line(5))),),
+        **more,
+    )
+
+
+def before_init(number, world=3, **more):
+    return rank(number, world, initialized=False, world_size=None, looks=(look(stack(line(3))),), **more)
+
+
+def at_end(number, *stacks, **more):
+    return rank(number, main_ended_ns=LONG_AGO, looks=(look(stack(LOCK), *stacks),), **more)
+
+
 def moving(found):
     return replace(found, last_progress_ns=NOW - S)
 

@@ -17,7 +17,9 @@ from .build import (
     NOW,
     QUEUE,
     S,
+    at_end,
     backwards,
+    before_init,
     call,
     child,
     ended,
@@ -25,6 +27,7 @@ from .build import (
     group,
     in_backward,
     in_call,
+    in_init,
     in_user,
     job,
     line,
@@ -35,16 +38,7 @@ from .build import (
     stack,
 )
 
-INIT = phase("init_process_group", 5)
 PASSED_BARRIER = (call("monitored_barrier", 7, 18, index=90, open_=False, shape=None, dtype=None),)
-
-
-def in_init(number, world=3, **more):
-    return rank(number, world, initialized=False, open_calls=(INIT,), looks=(look(stack(line(5))),), **more)
-
-
-def before_init(number, world=3, **more):
-    return rank(number, world, initialized=False, world_size=None, looks=(look(stack(line(3))),), **more)
 
 
 def held_in_loader(number):
@@ -55,10 +49,6 @@ def held_in_loader(number):
 
 def stopped_in_call(number, **more):
     return rank(number, proc_state="T", open_calls=(call("all_reduce", 7),), groups=(group(7, 3),), **more)
-
-
-def at_end(number, *stacks, **more):
-    return rank(number, main_ended_ns=LONG_AGO, looks=(look(stack(LOCK), *stacks),), **more)
 
 
 def tearing_down(number, ended_ns, **more):

@@ -74,7 +74,8 @@ def start(
     path = JOBS / f"{script}.py" if isinstance(script, str) else script
     command = [
         sys.executable, "-m", "ddpdoctor", "wrap", f"--nproc-per-node={ranks}", f"--master-port={free_port()}",
-        "--hang-timeout", str(HANG_TIMEOUT_S), "--report-dir", str(folder), *options, str(path), *args,
+        "--hang-timeout", str(HANG_TIMEOUT_S), "--on-hang", "kill", "--report-dir", str(folder),
+        *options, str(path), *args,
     ]  # fmt: skip
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,

@@ -77,7 +77,8 @@ def command(job: str | Path, folder: Path, *args: str, ranks: int = 2) -> list[s
     script = JOBS / f"{job}.py"
     return [
         sys.executable, "-m", "ddpdoctor", "wrap", f"--nproc-per-node={ranks}", f"--master-port={free_port()}",
-        "--hang-timeout", "4", "--debug-level", "OFF", "--report-dir", str(folder), str(script), *args,
+        "--hang-timeout", "4", "--on-hang", "kill", "--debug-level", "OFF", "--report-dir", str(folder),
+        str(script), *args,
     ]  # fmt: skip
 
 

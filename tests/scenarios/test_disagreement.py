@@ -22,7 +22,7 @@ SEEDED = {
 @pytest.mark.parametrize("job", SEEDED)
 def test_the_ranks_that_disagree_are_found(job: str, tmp_path: Path) -> None:
     ranks, level, kind, blamed, said = SEEDED[job]
-    verdict = run(job, tmp_path, "--debug-level", level, ranks=ranks).report["verdict"]
+    verdict = run(job, tmp_path, "--debug-level", level, "--on-hang", "auto", ranks=ranks).report["verdict"]
     assert verdict is not None
     assert (verdict["kind"], verdict["ranks"]) == (kind, blamed), verdict
     assert {place["line"] for place in verdict["where"]} <= set(marked_lines(job)), verdict

@@ -36,8 +36,8 @@ PYTHON = (sys.executable,)
 
 def start_command(folder: Path, *words: str, options: tuple[str, ...] = PATIENT, **env: str) -> Any:
     command = [
-        sys.executable, "-m", "ddpdoctor", "wrap", "--hang-timeout", str(HANG_TIMEOUT_S), "--debug-level", "OFF",
-        "--report-dir", str(folder), *options, "--", *words,
+        sys.executable, "-m", "ddpdoctor", "wrap", "--hang-timeout", str(HANG_TIMEOUT_S), "--on-hang", "kill",
+        "--debug-level", "OFF", "--report-dir", str(folder), *options, "--", *words,
     ]  # fmt: skip
     more = {"MASTER_PORT": str(free_port()), "PYTHON": sys.executable, **env}
     return subprocess.Popen(

@@ -118,6 +118,35 @@ def test_a_hung_job_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     assert job_pids(tmp_path) == []
 
 
+AUTO = ("--on-hang", "auto", "--debug-level", "OFF")
+
+
+def test_a_hang_that_may_resolve_is_reported_at_once_and_stays_the_verdict_when_the_user_stops_it(
+    tmp_path: Path,
+) -> None:
+    process = start("stuck_before_init", tmp_path, *AUTO, ranks=3)
+    assert wait_for((tmp_path / "report.json").exists)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["job"]["status"], report["verdict"]["kind"], report["verdict"]["ranks"]) == ("hung", "stuck", [1])
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    ran = finish(process, tmp_path)
+    assert "the job goes on and is watched" in ran.stderr
+    assert "withdrawn" not in ran.stderr
+    assert ran.report["job"]["status"] == "interrupted"
+    assert (ran.report["verdict"]["kind"], ran.report["verdict"]["ranks"]) == ("stuck", [1])
+    assert ran.report["verdict"]["where"][0]["line"] in marked_lines("stuck_before_init")
+
+
+@pytest.mark.parametrize("how", ["python", "sleep"])
+def test_a_rank_that_prepares_for_long_is_reported_and_the_report_is_withdrawn(how: str, tmp_path: Path) -> None:
+    ran = run("clean_prepares", tmp_path, *AUTO, ranks=2, args=(how, "120"))
+    assert "DD601" in ran.stderr
+    assert "torch's own time limit for this wait in barrier is 30 min" in ran.stderr
+    assert ran.stderr.count("rank 0 moves again: the report of DD601 stuck is withdrawn") == 1
+    assert (ran.status, ran.report["job"]["status"], ran.report["findings"]) == (0, "finished", []), ran.stderr
+
+
 def test_on_hang_report_says_it_and_lets_the_job_go_on(tmp_path: Path) -> None:
     ran = run("long_pause", tmp_path, "--on-hang", "report", ranks=2)
     line = marked_lines("long_pause")[0]

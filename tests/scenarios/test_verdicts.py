@@ -75,11 +75,14 @@ FAULTS = (
 )
 RUNS = [pytest.param(seeded, level, id=f"{seeded.job}-{level}") for seeded in FAULTS for level in seeded.levels]
 HANGS = ("stuck", "stopped", "missing", "exit-hang")
+MAY_RESUME = ("stuck", "exit_hang", "stopped_debugger")
+"""Jobs whose names begin so are not stopped unless that is asked for; all others are."""
 
 
 @pytest.mark.parametrize(("seeded", "level"), RUNS)
 def test_the_fault_is_found(seeded: Seeded, level: str, tmp_path: Path) -> None:
-    ran = run(seeded.job, tmp_path, "--debug-level", level, ranks=seeded.ranks)
+    on_hang = "kill" if seeded.job.startswith(MAY_RESUME) else "auto"
+    ran = run(seeded.job, tmp_path, "--debug-level", level, "--on-hang", on_hang, ranks=seeded.ranks)
     verdict = ran.report["verdict"]
     assert verdict is not None, ran.stderr
     assert (verdict["kind"], tuple(verdict["ranks"])) == (seeded.kind, seeded.blamed), verdict

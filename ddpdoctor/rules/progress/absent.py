@@ -17,11 +17,12 @@ from .members import hosts_of_nodes, never_came, node_words, ranks_of
 from .missing_nodes import judge_missing_nodes
 from .places import standing_places
 from .reached import CHECK, failing, reach_fix, reached_words
-from .scene import Cause, Scene
+from .scene import Cause, Scene, moment, timeout_ns
 from .states import Doing
 from .words import verb
 
 if TYPE_CHECKING:
+    from ddpdoctor.model.facts import Rank
     from ddpdoctor.model.nodes import NodeSeen
 
 
@@ -90,7 +91,18 @@ def _stopped(scene: Scene, blamed: tuple[int, ...]) -> Ruling:
         ),
         fix=fix_of((clue for found in clues.values() for clue in found), _stopped_fix(scene, blamed, asleep=asleep)),
     )
-    return Ruling(findings=(finding,), certain=scene.stands_still(blamed))
+    lasting = scene.waits.waiters and all(_is_frozen_for_good(scene, rank) for rank in ranks)
+    return Ruling(findings=(finding,), certain=scene.stands_still(blamed), may_resume=not lasting)
+
+
+def _is_frozen_for_good(scene: Scene, rank: Rank) -> bool:
+    """Return whether a process has been stopped for the whole hang timeout, and no debugger is there to continue it.
+
+    Sleep in the kernel (D) ends when the device or the file server answers, however late.
+    """
+    if rank.proc_state != "T" or rank.traced_by or rank.frozen_since_ns is None:
+        return False
+    return moment(scene.job) - rank.frozen_since_ns >= timeout_ns(scene.job)
 
 
 def _stopped_fix(scene: Scene, blamed: tuple[int, ...], *, asleep: bool) -> str:
@@ -173,7 +185,8 @@ def _missing(scene: Scene, absent: tuple[int, ...]) -> Ruling:
         evidence=(*seen, *doubled, *_node_words(scene, absent_nodes), *reached_words(scene.job.reached)),
         fix=_missing_fix(scene, absent_nodes, alone=alone, doubled=bool(doubled)),
     )
-    return Ruling(findings=(finding,), certain=alone and scene.stands_still(()))
+    certain = alone and scene.stands_still(())
+    return Ruling(findings=(finding,), certain=certain, may_resume=bool(never_came(scene.job)))
 
 
 def _node_words(scene: Scene, absent_nodes: list[NodeSeen]) -> list[str]:

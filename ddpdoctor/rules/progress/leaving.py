@@ -84,7 +84,7 @@ def check_exit_hang(scene: Scene) -> Ruling:
         evidence=(f"the script ended, and the process went on {since}", *seen),
         fix=_exit_fix(scene.rank(blamed[0])),
     )
-    return Ruling(findings=(finding,), certain=set(scene.living) <= {*blamed, *scene.quiet})
+    return Ruling(findings=(finding,), certain=set(scene.living) <= {*blamed, *scene.quiet}, may_resume=True)
 
 
 def _is_held_up(scene: Scene, number: int) -> bool:

@@ -48,7 +48,14 @@ def judge_lost(scene: Scene) -> Ruling:
         ),
         fix=_fix(scene, lost, cut_off=cut_off),
     )
-    return Ruling(findings=(finding,), certain=scene.stands_still(()) and not scene.is_ending())
+    certain = scene.stands_still(()) and not scene.is_ending()
+    return Ruling(findings=(finding,), certain=certain, may_resume=not all(_is_gone(scene, node) for node in lost))
+
+
+def _is_gone(scene: Scene, node: NodeSeen) -> bool:
+    """Return whether a node will not come back: it said that it left, or was silent for the whole hang timeout."""
+    silent_ns = moment(scene.job) - (node.heard_ns or moment(scene.job))
+    return node.presence is Presence.LEFT or silent_ns >= timeout_ns(scene.job)
 
 
 def _stands(scene: Scene) -> bool:

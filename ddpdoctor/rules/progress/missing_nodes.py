@@ -32,7 +32,7 @@ def judge_missing_nodes(scene: Scene) -> Ruling:
     if is_alone(job) and job.members.own != 0:  # of the others only the first would have told it
         absent = tuple(node for node in absent if node.number == 0)
     finding = _absent(job, absent) if absent else _apart(job)
-    return Ruling(findings=(finding,), certain=True)
+    return Ruling(findings=(finding,), certain=True, may_resume=True)
 
 
 def _absent(job: Job, absent: tuple[NodeSeen, ...]) -> Finding:

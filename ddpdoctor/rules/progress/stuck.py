@@ -10,6 +10,7 @@ from ddpdoctor.rules.ruling import Ruling
 from . import evidence as say
 from .causes import clues_of, compiles
 from .clues import fix_of, sentences
+from .limits import limit_words
 from .lock_causes import is_left_behind, is_surely_left, left_behind_words
 from .places import standing_places
 from .scene import Cause, Scene, moment, timeout_ns, was_left_running
@@ -124,7 +125,7 @@ def _stuck(scene: Scene, blamed: tuple[int, ...], confidence: Confidence) -> Rul
     seen = [*say.classes(scene, blamed), *say.others(scene, blamed)]
     seen += [*say.handled_words(scene, blamed)]
     seen += [*say.progress_words(scene, blamed), *say.process_words(scene, blamed)]
-    seen += say.cascade_words(scene.failures, blamed)
+    seen += [*limit_words(scene), *say.cascade_words(scene.failures, blamed)]
     clues = {n: clues_of(scene, n) for n in blamed[: say.MAX_CLASSES]}
     finding = Finding(
         code="DD601",
@@ -140,7 +141,8 @@ def _stuck(scene: Scene, blamed: tuple[int, ...], confidence: Confidence) -> Rul
         fix=fix_of((clue for found in clues.values() for clue in found), _stuck_fix(scene, blamed[0], first)),
     )
     works = any(compiles(scene.rank(n)) for n in blamed)
-    return Ruling(findings=(finding,), certain=_is_certain(scene, blamed) and not works)
+    certain = _is_certain(scene, blamed) and not works
+    return Ruling(findings=(finding,), certain=certain, may_resume=True)
 
 
 def _is_certain(scene: Scene, blamed: tuple[int, ...]) -> bool:

@@ -67,7 +67,7 @@ def check_transport(scene: Scene) -> Ruling:
     blamed = tuple(sorted({member for position in stalled for member in position.group.members}))
     computing = any(scene.states[n].doing is Doing.NATIVE for n in waiters) and not lose_packets(scene)
     finding = _finding(scene, stalled, blamed)
-    return Ruling(findings=(finding,), certain=not computing)
+    return Ruling(findings=(finding,), certain=not computing, may_resume=True)
 
 
 def _stalled_words(scene: Scene, stalled: Sequence[Position]) -> str:

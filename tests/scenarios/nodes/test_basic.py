@@ -34,7 +34,7 @@ class Running:
 
     def __init__(
         self, hosts: Hosts, folder: Path, *words: object, shares: bool = False, port: int = 0,
-        torchrun: tuple[str, ...] = (), hang_timeout: tuple[str, ...] = ("--hang-timeout", "4"),
+        torchrun: tuple[str, ...] = (), hang_timeout: tuple[str, ...] = ("--hang-timeout", "4", "--on-hang", "kill"),
     ) -> None:  # fmt: skip
         self.folders = [folder / ("shared" if shares else f"n{number}") for number in range(2)]
         self.begun = folder / "begun"

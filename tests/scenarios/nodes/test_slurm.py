@@ -99,7 +99,8 @@ def test_one_task_a_node_starts_torchrun(slurm):
 
 
 def test_a_hang_of_tasks_that_are_ranks(slurm):
-    with submitted(slurm, BY_SLURM, "--ntasks-per-node=2", job="stuck_before_init", DDPDOCTOR_HANG_TIMEOUT="4") as job:
+    env = {"DDPDOCTOR_HANG_TIMEOUT": "4", "DDPDOCTOR_ON_HANG": "kill"}
+    with submitted(slurm, BY_SLURM, "--ntasks-per-node=2", job="stuck_before_init", **env) as job:
         job.end()
         report = job.report()
 

@@ -18,7 +18,7 @@ from tests.scenarios.running import JOBS, PATIENT, SCHEMA, clean_environment, fr
 
 JOB = JOBS / "over_nodes.py"
 WRAP = (sys.executable, "-m", "ddpdoctor", "wrap")
-IMPATIENT = ("--hang-timeout", "4")
+IMPATIENT = ("--hang-timeout", "4", "--on-hang", "kill")
 LIMIT_S = 250
 ENDLESS = 10**9
 NODES = 3
@@ -122,12 +122,14 @@ FAULTS = {
 """By kind, which is also what the job is told to do wrong: nodes, ranks to blame, exit status of the first."""
 END = ("early-exit", "crash", "killed", "straggler")
 """After these a job ends by itself."""
+NEVER_GO_ON = ("mismatch", "stopped", "deadlock")
+"""These are stopped without being asked to."""
 
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_the_culprit_on_another_node_is_named(hosts, tmp_path, kind):
     world, blamed, status = FAULTS[kind]
-    hang_timeout = PATIENT if kind in END else IMPATIENT
+    hang_timeout = PATIENT if kind in END else IMPATIENT[:2] if kind in NEVER_GO_ON else IMPATIENT
     first, *others = Running(hosts, tmp_path, kind, 40, world=world, hang_timeout=hang_timeout).finish_all()
 
     assert first.named == (kind, blamed, [f"dd{number}" for number in blamed]), first.verdict

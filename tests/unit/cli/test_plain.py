@@ -30,7 +30,7 @@ def test_its_options_are_those_that_typer_shows() -> None:
 def test_a_plain_line_is_taken_apart() -> None:
     asked = read("--nproc-per-node=2", "--hang-timeout", "8s", "--debug-level=off", "--quiet", "train.py", "--quiet")
     assert asked is not None
-    assert (asked.hang_timeout, asked.debug_level, asked.quiet, asked.on_hang) == ("8s", "OFF", True, "kill")
+    assert (asked.hang_timeout, asked.debug_level, asked.quiet, asked.on_hang) == ("8s", "OFF", True, "auto")
     assert (asked.split.script, asked.split.script_args) == ("train.py", ("--quiet",))
     assert asked.split.torchrun == ("--nproc-per-node=2",)
 

@@ -93,13 +93,13 @@ class _Idle:
 
 def test_a_first_that_leaves_after_its_word_is_obeyed_all_the_same(pair: Pair, tmp_path: Path):
     first, other = pair
-    examining = Examining(cast("Watch", _Idle(tmp_path)), other, lambda *_: NOTHING, 300.0, "node1:/run")
+    examining = Examining(cast("Watch", _Idle(tmp_path)), other, lambda *_: NOTHING, 300.0, "auto", "node1:/run")
     first.tell(NOTHING, stop=True, place="node0:/run")
     first.close()
     assert wait_for(lambda: other.alone_since_ns is not None)
     looked = examining.look()
     assert looked is not None
-    assert (looked.is_hang, examining.judged_at) == (True, "node0:/run")
+    assert (looked.stop, examining.judged_at) == (True, "node0:/run")
 
 
 @pytest.mark.parametrize("severity", [Severity.ERROR, Severity.WARNING])
@@ -107,7 +107,7 @@ def test_a_first_that_went_while_the_launcher_here_went_on_has_the_last_word_whe
     pair: Pair, tmp_path: Path, severity: Severity
 ):
     first, other = pair
-    examining = Examining(cast("Watch", _Idle(tmp_path)), other, lambda *_: NOTHING, 300.0, "node1:/run")
+    examining = Examining(cast("Watch", _Idle(tmp_path)), other, lambda *_: NOTHING, 300.0, "auto", "node1:/run")
     found = Finding(code="DD603", kind="early-exit", severity=severity, confidence=Confidence.HIGH, summary="rank 1")
     first.tell(Judgement(findings=(found,), checks=(), certain=True), stop=False, place="node0:/run")
     assert wait_for(lambda: other.verdict is not None)

@@ -1,0 +1,31 @@
+"""How a wrapped job ended, or stands, as the report of it needs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ddpdoctor.model.findings import Judgement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a wrapped job ended, or stands."""
+
+    folder: Path
+    """Where the recorders wrote; the run folder itself, unless that is on a shared file system."""
+    run_dir: Path
+    judgement: Judgement
+    hung: bool
+    launcher_status: int | None
+    exit_status: int
+    interrupted_by: str | None
+    started_at: str
+    ended_at: str
+    failure: Exception | None
+    """What first went wrong with the watching or judging itself; the job's own status stands all the same."""
+    judged_at: str | None = None
+    """Where the report is of the node that has judged the job, as "node0:/scratch/run"; None where it was this one."""

@@ -1,0 +1,66 @@
+"""torch's own time limit of the calls that ranks wait in: how long it is, how much is left, and whether it is over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .groups import native_group, own_state
+from .scene import moment
+from .states import NATIVE_PHASES, Doing
+
+if TYPE_CHECKING:
+    from .scene import Scene
+    from .states import State
+
+GRACE_NS = 30_000_000_000
+"""Ours: for so long after its limit torch is left to act by itself: it raises, or NCCL's watchdog writes its dump."""
+_OWN_LIMITS = frozenset({"barrier", "monitored_barrier"})
+"""Calls that may be given a longer limit than their group's; torch ends them by itself."""
+
+
+def is_limit_over(scene: Scene) -> bool:
+    """Return whether a rank has waited for longer than torch lets it."""
+    return any(_is_over(scene, scene.states[number]) for number in scene.waits.waiters)
+
+
+def _is_over(scene: Scene, state: State) -> bool:
+    limit_s, waited_ns = _limit_s(scene, state), state.since(moment(scene.job))
+    if limit_s is None or waited_ns is None or state.call is None or state.call.op in _OWN_LIMITS:
+        return False
+    return waited_ns >= limit_s * 1e9 + GRACE_NS
+
+
+def limit_words(scene: Scene) -> list[str]:
+    """Return what torch's limit for the waits is and how much of it is left, of the wait that ends first."""
+    found = []
+    for number in scene.waits.waiters:
+        state = scene.states[number]
+        limit_s, waited_ns = _limit_s(scene, state), state.since(moment(scene.job))
+        if limit_s is not None and waited_ns is not None and state.call is not None:
+            found.append((limit_s - waited_ns / 1e9, limit_s, state.call.op))
+    if not found:
+        return []
+    left_s, limit_s, op = min(found)
+    left = f"{long_words(left_s)} of it are left" if left_s > 0 else "it has passed"
+    return [f"torch's own time limit for this wait in {op} is {long_words(limit_s)}; {left}"]
+
+
+def long_words(duration_s: float) -> str:
+    """Return "30 min", "29 min 52 s", "45 s", "2 h"."""
+    hours, rest = divmod(round(duration_s), 3600)
+    minutes, seconds = divmod(rest, 60)
+    parts = [f"{value} {unit}" for value, unit in ((hours, "h"), (minutes, "min"), (seconds, "s")) if value]
+    return " ".join(parts[:2]) or "0 s"
+
+
+def _limit_s(scene: Scene, state: State) -> float | None:
+    """Return the limit of the call that a rank waits in; one that could not be asked has that of its peers."""
+    call = state.call
+    if call is None or state.doing is Doing.NEW_GROUP:
+        return None
+    if state.doing is Doing.INIT:
+        return state.rank.init_timeout_s
+    name = native_group(state) if call.op in NATIVE_PHASES else call.group
+    ranks = (state.rank, *(other.rank for other in scene.states.values()))
+    groups = (own_state(rank, name) for rank in ranks)
+    return next((group.timeout_s for group in groups if group is not None and group.timeout_s is not None), None)

@@ -1,0 +1,127 @@
+"""Which hangs are proven, so that a job is stopped without being asked to, and which may still resolve."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddpdoctor.model.facts import GroupState
+from ddpdoctor.rules.progress.judge import judge
+
+from .build import (
+    LONG_AGO,
+    NOW,
+    TIMEOUT_S,
+    S,
+    at_end,
+    before_init,
+    call,
+    crashed,
+    ended,
+    group,
+    in_call,
+    in_init,
+    in_user,
+    job,
+    killed,
+    line,
+    rank,
+    stack,
+)
+
+UPLOADER = stack(line(31, "upload"), main=False, thread="uploader")
+FROZEN_NS = NOW - int(TIMEOUT_S * S)
+
+
+def limited(found, timeout_s):
+    groups = tuple(replace(one, timeout_s=timeout_s) for one in found.groups)
+    return replace(found, groups=groups)
+
+
+def waiting(number, timeout_s=None, **more):
+    return limited(in_call(number, **more), timeout_s)
+
+
+def proven(*ranks, **more):
+    found = judge(job(*ranks, **more))
+    assert found.findings, "the job hangs"
+    return found.proven
+
+
+NEVER_GO_ON = {
+    "another operation": (in_call(0, "reduce", 7, 6), in_call(1), in_call(2)),
+    "another dtype": (in_call(0), in_call(1), in_call(2, dtype="torch.int64")),
+    "a circle": (
+        rank(0, 2, open_calls=(call("recv", None, 20, peer=1),)),
+        rank(1, 2, open_calls=(call("recv", None, 21, peer=0),)),
+    ),
+    "a rank that has ended": (in_call(0), ended(1, exit_call=line(12)), in_call(2)),
+    "a rank that has failed": (in_call(0), crashed(1), in_call(2)),
+    "a rank that was killed": (in_call(0), killed(1), in_call(2)),
+    "a rank that the launcher never started": (in_init(0, 4), in_init(1, 4), in_init(2, 4)),
+    "a rank frozen for the whole hang timeout": (
+        in_call(0), in_user(1, proc_state="T", frozen_since_ns=FROZEN_NS), in_call(2),
+    ),
+    "torch's own limit has passed": (waiting(0, 20.0), in_user(1), waiting(2, 20.0)),
+    "torch's own limit has passed, told by a peer": (waiting(0), in_user(1), waiting(2, 20.0)),
+    "all inside one collective, beyond torch's own limit": (waiting(0, 20.0), waiting(1, 20.0), waiting(2, 20.0)),
+}  # fmt: skip
+
+MAY_RESUME = {
+    "a rank that sleeps or computes": (in_call(0), in_user(1), in_call(2)),
+    "a rank on its way to init": (in_init(0), before_init(1), in_init(2)),
+    "nobody waits and nobody moves": (in_user(0), in_user(1), in_user(2)),
+    "frozen a moment ago": (in_call(0), in_user(1, proc_state="T", frozen_since_ns=FROZEN_NS + 1), in_call(2)),
+    "frozen, since when is not known": (in_call(0), in_user(1, proc_state="T"), in_call(2)),
+    "held by a debugger": (
+        in_call(0), in_user(1, proc_state="t", traced_by=99, frozen_since_ns=LONG_AGO), in_call(2),
+    ),
+    "stopped under a debugger": (
+        in_call(0), in_user(1, proc_state="T", traced_by=99, frozen_since_ns=LONG_AGO), in_call(2),
+    ),
+    "asleep in the kernel": (
+        in_call(0), in_user(1, proc_state="D", answered=False, frozen_since_ns=LONG_AGO), in_call(2),
+    ),
+    "all frozen, as by a batch system": tuple(
+        in_user(n, proc_state="T", frozen_since_ns=LONG_AGO) for n in range(3)
+    ),
+    "a thread that uploads after the end": (at_end(0, UPLOADER), ended(1), ended(2)),
+    "all inside one collective": (waiting(0, 1800.0), waiting(1, 1800.0), waiting(2, 1800.0)),
+    "torch's own limit has just passed": (waiting(0, 50.0), in_user(1), waiting(2, 50.0)),
+    "a barrier, which may have a limit of its own": (
+        waiting(0, 20.0, op="barrier", shape=None, dtype=None),
+        in_user(1),
+        waiting(2, 20.0, op="barrier", shape=None, dtype=None),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEVER_GO_ON)
+def test_what_can_never_go_on_is_proven(name):
+    assert proven(*NEVER_GO_ON[name])
+
+
+@pytest.mark.parametrize("name", MAY_RESUME)
+def test_what_may_resume_is_not(name):
+    assert not proven(*MAY_RESUME[name])
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "words"),
+    [
+        (1800.0, "torch's own time limit for this wait in all_reduce is 30 min; 29 min of it are left"),
+        (61.0, "torch's own time limit for this wait in all_reduce is 1 min 1 s; 1 s of it are left"),
+        (50.0, "torch's own time limit for this wait in all_reduce is 50 s; it has passed"),
+    ],
+)
+def test_the_limit_is_told_with_what_is_left_of_it(timeout_s, words):
+    (finding,) = judge(job(waiting(0, timeout_s), in_user(1), in_call(2))).findings
+    assert words in finding.evidence
+
+
+def test_a_limit_that_nobody_told_is_not_made_up():
+    (finding,) = judge(job(in_call(0), in_user(1), in_call(2))).findings
+    assert not any("time limit" in sentence for sentence in finding.evidence)
+    assert GroupState(name="0", ranks=(), backend="", enqueued=0).timeout_s is None
+    assert group(1, 2).timeout_s is None
