@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
+from ddpdoctor.launch.options import FailOn
+
 BenchFormat = Literal["text", "json", "csv", "markdown", "nccl-tests"]
-FailOn = Literal["error", "warning", "info", "never"]
 ModeChoice = Literal["latency", "throughput", "both"]
 Backend = Literal["gloo", "nccl"]
 

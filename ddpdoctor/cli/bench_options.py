@@ -20,7 +20,8 @@ from ddpdoctor.probes.bandwidth.possible import check_possible
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpdoctor.cli.allreduce_bench import Backend, BenchFormat, FailOn, ModeChoice
+    from ddpdoctor.cli.allreduce_bench import Backend, BenchFormat, ModeChoice
+    from ddpdoctor.launch.options import FailOn
 
 ALL = "all"
 MODES = {"latency": (Mode.LATENCY,), "throughput": (Mode.THROUGHPUT,), "both": (Mode.LATENCY, Mode.THROUGHPUT)}

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from ddpdoctor.launch.options import ReportFormat
-
-FailOn = Literal["error", "warning", "info", "never"]
+from ddpdoctor.launch.options import FailOn, ReportFormat
 
 
 def check_checkpoint(

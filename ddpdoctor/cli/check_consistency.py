@@ -9,9 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from ddpdoctor.launch.options import ReportFormat
+from ddpdoctor.launch.options import FailOn, ReportFormat
 
-FailOn = Literal["error", "warning", "info", "never"]
 Backend = Literal["gloo", "nccl"]
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.launch.options import ReportFormat
+from ddpdoctor.launch.options import FailOn, ReportFormat
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.check_env import Entry, Wanted
 
-FailOn = Literal["error", "warning", "info", "never"]
 NODES_HELP = "Launchers say this themselves; by hand, start the command on every node with these four."
 
 

@@ -6,17 +6,16 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.launch.options import ReportFormat
+from ddpdoctor.launch.options import FailOn, ReportFormat
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.rendezvous.wanted import RendezvousChecked
     from ddpdoctor.model.findings import Severity
 
-FailOn = Literal["error", "warning", "info", "never"]
 PORTS = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
 MAX_PORT = 65535
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ddpdoctor.cli.check_consistency import FailOn
-    from ddpdoctor.launch.options import ReportFormat
+    from ddpdoctor.launch.options import FailOn, ReportFormat
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.model.trial import Trial

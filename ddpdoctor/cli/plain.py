@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ddpdoctor.launch.command import SplitCommand
-    from ddpdoctor.launch.options import DebugLevel, OnHang, OutputFormat
+    from ddpdoctor.launch.options import DebugLevel, FailOn, OnHang, OutputFormat
 
 DEBUG_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
 
@@ -39,6 +39,7 @@ OPTIONS = {
     "--debug-level": Option(variable="DDPDOCTOR_DEBUG_LEVEL", choices=("DETAIL", "INFO", "OFF"), ignores_case=True),
     "--report-dir": Option(variable="DDPDOCTOR_REPORT_DIR"),
     "--format": Option(variable="DDPDOCTOR_FORMAT", default="text", choices=("text", "json")),
+    "--fail-on": Option(variable="DDPDOCTOR_FAIL_ON", default="never", choices=("error", "warning", "info", "never")),
     "--quiet": Option(variable="DDPDOCTOR_QUIET", default=False, is_flag=True),
     "--ignore": Option(variable="DDPDOCTOR_IGNORE", is_repeatable=True),
     "--check-every": Option(variable="DDPDOCTOR_CHECK_EVERY", default="50"),
@@ -59,6 +60,7 @@ class Asked:
     debug_level: DebugLevel | None
     report_dir: Path | None
     format: OutputFormat
+    fail_on: FailOn
     quiet: bool
     ignore: tuple[str, ...]
     check_every: str
@@ -86,6 +88,7 @@ def read_plain(arguments: list[str], env: Mapping[str, str]) -> Asked | None:
         debug_level=cast("DebugLevel | None", values["--debug-level"]),
         report_dir=None if report_dir is None else Path(report_dir),
         format=cast("OutputFormat", values["--format"]),
+        fail_on=cast("FailOn", values["--fail-on"]),
         quiet=values["--quiet"],
         ignore=tuple(values["--ignore"] or ()),
         check_every=values["--check-every"],

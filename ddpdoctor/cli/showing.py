@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ddpdoctor.cli.output import save_report, show_report
 from ddpdoctor.diagnose.check_env import exit_status
@@ -13,10 +13,8 @@ from ddpdoctor.launch.report_dir import make_report_dir
 from ddpdoctor.model.findings import Severity
 
 if TYPE_CHECKING:
-    from ddpdoctor.launch.options import ReportFormat
+    from ddpdoctor.launch.options import FailOn, ReportFormat
     from ddpdoctor.model.findings import Report
-
-FailOn = Literal["error", "warning", "info", "never"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from ddpdoctor.cli.plain import DEBUG_VARIABLE
-from ddpdoctor.launch.options import DebugLevel, OnHang, OutputFormat
+from ddpdoctor.launch.options import DebugLevel, FailOn, OnHang, OutputFormat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,6 +77,13 @@ def wrap(
     format: Annotated[  # noqa: A002  the option's name
         OutputFormat, typer.Option(envvar="DDPDOCTOR_FORMAT", help="How the report is written to stderr.")
     ] = "text",
+    fail_on: Annotated[
+        FailOn,
+        typer.Option(
+            envvar="DDPDOCTOR_FAIL_ON",
+            help="Exit with status 1 if the job succeeds with a finding at least this severe. For CI.",
+        ),
+    ] = "never",
     quiet: Annotated[
         bool, typer.Option("--quiet", envvar="DDPDOCTOR_QUIET", help="Write nothing but findings of severity error.")
     ] = False,
@@ -135,6 +142,7 @@ def wrap(
         debug_level=debug_level,
         report_dir=report_dir,
         format=format,
+        fail_on=fail_on,
         quiet=quiet,
         ignore=tuple(ignore or ()),
         check_every=check_every,

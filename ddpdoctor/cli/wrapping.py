@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.cli.durations import parse_duration
 from ddpdoctor.cli.plain import DEBUG_VARIABLE
-from ddpdoctor.cli.running import Request, prepare, run_and_show, run_under_outer
+from ddpdoctor.cli.running import Request, outcome_report, prepare, run_and_show, run_under_outer
 from ddpdoctor.launch.nested import find_outer_run
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.findings import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddpdoctor.cli.plain import Asked
-    from ddpdoctor.launch.options import DebugLevel
+    from ddpdoctor.launch.options import DebugLevel, FailOn
+    from ddpdoctor.model.findings import Report
 
 MAX_DIGITS = 9
 """Of a number of steps. Ours: no training has more."""
 MAX_PORT = 65_535
+FOUND_STATUS = 1
 
 
 def run_wrap(asked: Asked) -> int:
@@ -47,7 +50,17 @@ def run_wrap(asked: Asked) -> int:
     )
     if outer is not None:
         run_under_outer(options)
-    return run_and_show(options).exit_status
+    outcome = run_and_show(options)
+    if outcome.exit_status == 0 and has_found(outcome_report(options, outcome), asked.fail_on):
+        return FOUND_STATUS
+    return outcome.exit_status
+
+
+def has_found(report: Report, fail_on: FailOn) -> bool:
+    """Return whether a report has a finding at least as severe as ``fail_on``."""
+    if fail_on == "never":
+        return False
+    return any(finding.severity.order <= Severity(fail_on).order for finding in report.findings)
 
 
 def parse_check_every(text: str) -> int:

@@ -8,6 +8,7 @@ import ddpdoctor
 from ddpdoctor.diagnose.check_env import now
 from ddpdoctor.model.findings import Check, Finding, Outcome, Report
 from ddpdoctor.model.secrets import hide_secrets
+from ddpdoctor.rules.answers import outcome_of
 from ddpdoctor.rules.verdict import order_findings, pick_verdict
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def outcome(rule: Rule, answer: Answer, group: str) -> Check:
         id=rule.kind,
         code=rule.code,
         group=group,
-        outcome=answer.outcome,
+        outcome=outcome_of(answer, rule.severity),
         seen=answer.seen if ran else "",
         reason="" if ran else answer.seen,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ddpdoctor
-from ddpdoctor.diagnose.answers import found
+from ddpdoctor.diagnose.answers import found, outcome
 from ddpdoctor.diagnose.bandwidth_reasons import find_reasons
 from ddpdoctor.diagnose.bandwidth_stop import describe_rank, stop_findings
 from ddpdoctor.diagnose.check_env import DEFECT, FOUND, UNTOLD, now
@@ -77,7 +77,7 @@ def build_report(bench: Bench, wanted: Wanted) -> Report:
         job=_job(bench),
         verdict=pick_verdict(findings),
         findings=findings,
-        checks=(*(_check(rule, answer) for rule, answer in answers), *crashed),
+        checks=(*(outcome(rule, answer, GROUP) for rule, answer in answers), *crashed),
         ranks=tuple(_row(member, bench.stop) for member in bench.members),
         data=_data(scene, advice, wanted.fleet),
         tool_version=ddpdoctor.__version__,
@@ -133,18 +133,6 @@ def _ask(rule: Rule, scene: Scene) -> Answer:
     except Exception as error:  # noqa: BLE001 - the wall around a rule
         return Answer(outcome=Outcome.CRASHED, seen=f"{type(error).__name__}: {error}")
     return answer
-
-
-def _check(rule: Rule, answer: Answer) -> Check:
-    ran = answer.outcome in {Outcome.PASSED, Outcome.FAILED}
-    return Check(
-        id=rule.kind,
-        code=rule.code,
-        group=GROUP,
-        outcome=answer.outcome,
-        seen=answer.seen if ran else "",
-        reason="" if ran else answer.seen,
-    )
 
 
 def _job(bench: Bench) -> JobSummary:

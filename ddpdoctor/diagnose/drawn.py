@@ -78,7 +78,8 @@ def _ask(
     except Exception as error:  # noqa: BLE001 - the wall around a rule
         return Ruling(), _check(rule, Outcome.CRASHED, f"{type(error).__name__}: {error}")
     if ruling.findings:
-        return ruling, _check(rule, Outcome.FAILED, ruling.findings[0].summary)
+        is_note = all(one.severity is Severity.INFO for one in ruling.findings)
+        return ruling, _check(rule, Outcome.PASSED if is_note else Outcome.FAILED, ruling.findings[0].summary)
     if ruling.skipped or ruling.inconclusive:
         kind = Outcome.SKIPPED if ruling.skipped else Outcome.INCONCLUSIVE
         return ruling, _check(rule, kind, ruling.skipped or ruling.inconclusive)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Check, Finding, Outcome
 from ddpdoctor.model.reading import NotRead, Unread, Why
-from ddpdoctor.rules.answers import Answer, Problem
+from ddpdoctor.rules.answers import Answer, Problem, outcome_of
 from ddpdoctor.rules.registry import Group, Scope, find_rule
 from ddpdoctor.rules.verdict import order_findings
 
@@ -71,8 +71,9 @@ def _missing(unread: Unread) -> Answer:
 def _draw_check(rule: Rule, answers: list[tuple[Node | None, Answer]], fleet: Fleet) -> Check:
     """Draw one check from the answers of all nodes: the worst outcome, and where it was."""
     assert rule.environment is not None
-    worst = min((answer.outcome for _, answer in answers), key=WORST_FIRST.index, default=Outcome.SKIPPED)
-    those = [(node, answer) for node, answer in answers if answer.outcome is worst]
+    came_out = [outcome_of(answer, rule.severity) for _, answer in answers]
+    worst = min(came_out, key=WORST_FIRST.index, default=Outcome.SKIPPED)
+    those = [one for one, outcome in zip(answers, came_out, strict=True) if outcome is worst]
     hosts = tuple(node.host for node, _ in those if node is not None)
     seen = "; ".join(dict.fromkeys(answer.seen for _, answer in those if answer.seen)) or "no node was seen"
     ran = worst in {Outcome.PASSED, Outcome.FAILED}

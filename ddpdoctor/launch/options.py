@@ -17,6 +17,8 @@ OutputFormat = Literal["text", "json"]
 ReportFormat = Literal["text", "json", "junit", "markdown"]
 SavedFormat = Literal["text", "json", "junit", "markdown", "csv", "nccl-tests"]
 """The last two hold for reports of `allreduce-bench` only."""
+FailOn = Literal["error", "warning", "info", "never"]
+"""The least severe finding for which the exit status is 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

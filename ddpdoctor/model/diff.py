@@ -32,6 +32,10 @@ class SavedFile:
     """What is no tensor: numbers, texts, truth values."""
     stripped: tuple[str, ...] = ()
     """Prefixes that names have in this file, and that were taken off: ``module.``."""
+    below: str = ""
+    """The key around the whole model in this file, where other files lack it: ``model.``."""
+    beside: int = 0
+    """How many tensors stand outside of that key. They were not compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

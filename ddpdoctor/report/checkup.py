@@ -71,7 +71,7 @@ def _add_groups(page: Page, report: Report) -> None:
 
 def _add_check(page: Page, check: Check, width: int, worst: Severity | None) -> None:
     word, style = OUTCOME_WORDS[check.outcome], OUTCOME_STYLES[check.outcome]
-    if check.outcome is Outcome.FAILED and worst is not None:
+    if check.outcome in {Outcome.PASSED, Outcome.FAILED} and worst is not None:
         word, style = severity_word(worst), STYLES[worst]
     where = f"on {format_hosts(check.hosts)}: " if check.hosts else ""
     head = f"  {word.ljust(WORD_WIDTH)}  {check.code}  {check.id.ljust(width)}  "

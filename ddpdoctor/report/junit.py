@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from ddpdoctor.model.findings import Outcome, Severity
+from ddpdoctor.model.findings import JobStatus, Outcome, Severity
 from ddpdoctor.report.hosts import format_hosts
 from ddpdoctor.report.lines import clean
 from ddpdoctor.report.ranks import format_ranks
@@ -18,12 +18,14 @@ from ddpdoctor.report.ranks import format_ranks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpdoctor.model.findings import Check, Finding, Report
+    from ddpdoctor.model.findings import Check, Finding, JobSummary, Report
 
 
 def render_junit(report: Report, fail_on: Severity | None) -> str:
     """Render one test case a check. Findings below ``fail_on`` (None: nothing fails) are output, not failures."""
     cases = [_draw_case(check, report.findings, fail_on) for check in report.checks]
+    if report.job is not None:
+        cases.insert(0, _draw_job(report.job))
     root = Element("testsuites", name="ddpdoctor")
     suite = SubElement(root, "testsuite", {"name": "ddpdoctor", **_count(cases, report)})
     suite.extend(cases)
@@ -42,10 +44,19 @@ def _time(stamp: str) -> float:
     return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()
 
 
+def _draw_job(job: JobSummary) -> Element:
+    """Draw how the job ended: a job may fail without a finding."""
+    case = Element("testcase", classname="ddpdoctor.job", name="the job finishes", time="0")
+    if job.status in {JobStatus.FAILED, JobStatus.HUNG, JobStatus.INTERRUPTED}:
+        status = "" if job.exit_status is None else f", exit status {job.exit_status}"
+        SubElement(case, "failure", type="error", message=f"{job.status.value}{status}")
+    return case
+
+
 def _draw_case(check: Check, findings: Sequence[Finding], fail_on: Severity | None) -> Element:
     group = check.group or "checks"
     case = Element("testcase", classname=f"ddpdoctor.{group}", name=f"{check.code} {check.id}".strip(), time="0")
-    own = [finding for finding in findings if finding.kind == check.id]
+    own = [finding for finding in findings if check.id in {finding.kind, finding.code}]
     bad = [finding for finding in own if fail_on is not None and finding.severity.order <= fail_on.order]
     if bad:
         failure = SubElement(case, "failure", type=bad[0].severity.value, message=_text(bad[0].summary))

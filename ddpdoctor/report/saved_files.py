@@ -36,7 +36,9 @@ def render_diff(report: Report, *, width: int | None, colour: bool, run_dir: Pat
     page.gap()
     for number, one in enumerate(facts.files, start=1):
         rank = "" if one.rank is None else f" (rank {one.rank})"
-        page.add(f"file {number}: {one.path}{rank}, {plural(one.tensors, 'tensor')}")
+        beside = f"; {plural(one.beside, 'other tensor')} not compared" if one.beside else ""
+        below = f" below {one.below.rstrip('.')!r}{beside}" if one.below else ""
+        page.add(f"file {number}: {one.path}{rank}, {plural(one.tensors, 'tensor')}{below}")
     _add_table(page, facts)
     if any(check.outcome.value in {"inconclusive", "crashed"} for check in report.checks):
         page.gap()

@@ -52,6 +52,12 @@ def unknown(reason: str) -> Answer:
     return Answer(outcome=Outcome.INCONCLUSIVE, seen=reason)
 
 
+def outcome_of(answer: Answer, severity: Severity) -> Outcome:
+    """Return how a check came out whose rule has this severity: a check that found only notes has passed."""
+    severities = {problem.severity or severity for problem in answer.problems}
+    return Outcome.PASSED if answer.outcome is Outcome.FAILED and severities == {Severity.INFO} else answer.outcome
+
+
 def judged(problems: tuple[Problem, ...] | list[Problem], seen: str) -> Answer:
     """Answer with these problems: failed, or passed where there are none."""
     outcome = Outcome.FAILED if problems else Outcome.PASSED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.findings import Check, Finding, Outcome
+from ddpdoctor.model.findings import Check, Finding, Outcome, Severity
 from ddpdoctor.rules.registry import rule_of
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def crashed(rule: Rule, error: Exception) -> Check:
 
 
 def _outcome(ruling: Ruling) -> Outcome:
-    if ruling.findings:
+    if any(finding.severity is not Severity.INFO for finding in ruling.findings):
         return Outcome.FAILED
     if ruling.skipped:
         return Outcome.SKIPPED

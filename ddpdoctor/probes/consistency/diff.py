@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.diff import DiffFacts, Kind, SavedFile, Unequal
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.tensor_names import align_names
 from ddpdoctor.probes.consistency.apart import measure_apart
 from ddpdoctor.probes.consistency.saved import read_saved
 from ddpdoctor.recorder.fingerprint import PRINT_SIZE, UNTOLD, prints
@@ -24,7 +25,7 @@ def compare_files(paths: Sequence[Path]) -> DiffFacts:
     """Compare two or more files, all against all; raises ``UserError`` for one that cannot be read or compared."""
     if len(paths) < 2:
         raise UserError("two files at least are needed to compare", help="Give the files of two ranks or of two runs.")
-    saved = [read_saved(path) for path in paths]
+    saved = _align([read_saved(path) for path in paths])
     tensors = _names(one.tensors for one in saved)
     values = _names(one.values for one in saved)
     if len(set().union(*(one.tensors for one in saved))) == sum(len(one.tensors) for one in saved) and tensors:
@@ -39,6 +40,15 @@ def compare_files(paths: Sequence[Path]) -> DiffFacts:
         unequal=tuple(one for one in found if one is not None),
         untold=tuple(name for name in tensors if any(digest.get(name) == "" for digest in digests)),
     )
+
+
+def _align(saved: list[Saved]) -> list[Saved]:
+    """Take off the key around the whole model where only some files have it: {"model": ...} against a state dict.
+
+    What such a file holds beside the model (an optimizer, an epoch) has nothing to be compared with.
+    """
+    prefixes = align_names([one.tensors for one in saved])
+    return [one.below(prefix) if prefix else one for one, prefix in zip(saved, prefixes, strict=True)]
 
 
 def _names(parts: Iterable[dict[str, Any]]) -> list[str]:
@@ -63,6 +73,8 @@ def _describe(path: Path, saved: Saved) -> SavedFile:
         tensors=len(saved.tensors),
         values=len(saved.values),
         stripped=tuple(sorted(saved.stripped)),
+        below=saved.prefix,
+        beside=saved.beside,
     )
 
 

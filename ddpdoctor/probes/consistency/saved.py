@@ -31,6 +31,17 @@ class Saved:
     tensors: dict[str, tuple[Kind, Any]] = field(default_factory=dict)
     values: dict[str, tuple[Kind, str]] = field(default_factory=dict)
     stripped: set[str] = field(default_factory=set)
+    prefix: str = ""
+    """The key around the whole model that was taken off, since other files lack it."""
+    beside: int = 0
+    """Tensors that stand outside of that key and are left out."""
+
+    def below(self, prefix: str) -> Saved:
+        """Return what stands below a key, without the key in its names."""
+        tensors = {name.removeprefix(prefix): one for name, one in self.tensors.items() if name.startswith(prefix)}
+        values = {name.removeprefix(prefix): one for name, one in self.values.items() if name.startswith(prefix)}
+        beside = len(self.tensors) - len(tensors)
+        return Saved(tensors, values, self.stripped, prefix, beside)
 
 
 def read_saved(path: Path) -> Saved:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.tensor_names import align_names
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.registry import rule
 
@@ -29,7 +30,9 @@ def check_copies(seen: Checkpoints) -> Answer:
 
     With `--same` all files that are given, without it those of one name in different folders, are compared tensor by
     tensor: names, shapes, dtypes, and a 128-bit digest of the values. Other bytes, such as dates and the order of keys,
-    do not count. Without `--same` it is a note: two runs may have a file of one name.
+    do not count. A key around the whole model ({"model": ...}) is taken off first; if only that key differs, it is a
+    warning. A tensor that cannot be read is not compared. Without `--same` it is a note: two runs may have a file of
+    one name.
 
     ## How sure
 
@@ -57,21 +60,45 @@ def _compare(files: Sequence[FileSeen], asked: bool) -> list[Problem]:  # noqa: 
     for other in files[1:]:
         if first.prints is None or other.prints is None:
             continue
-        names = [*first.prints, *(name for name in other.prints if name not in first.prints)]
-        differing = [name for name in names if first.prints.get(name) != other.prints.get(name)]
+        prefixes = align_names([first.prints, other.prints])
+        left, right = (_without(one, prefix) for one, prefix in zip((first, other), prefixes, strict=True))
+        names = [name for name in {**left, **right} if "" not in (left.get(name), right.get(name))]
+        differing = [name for name in names if left.get(name) != right.get(name)]
         if differing:
-            problems.append(_difference(first, other, differing, len(names), asked=asked))
+            only = [name for name in differing if name not in left or name not in right]
+            problems.append(_difference(first, other, differing, only, len(names), asked=asked))
+        elif any(prefixes):
+            problems.append(_other_names(first, other, prefixes, len(names), asked=asked))
     return problems
 
 
-def _difference(first: FileSeen, other: FileSeen, names: list[str], of: int, *, asked: bool) -> Problem:
-    only = [name for name in names if name not in (first.prints or {}) or name not in (other.prints or {})]
+def _without(file: FileSeen, prefix: str) -> dict[str, str]:
+    """Return the digest of each tensor by its name without the prefix; "" for one that could not be read."""
+    listed = () if file.contents is None else file.contents.tensors
+    digests = {tensor.name: "" for tensor in listed} | (file.prints or {})
+    return {name.removeprefix(prefix): digest for name, digest in digests.items()}
+
+
+def _difference(
+    first: FileSeen, other: FileSeen, names: list[str], only: list[str], of: int, *, asked: bool
+) -> Problem:
     return Problem(
         severity=None if asked else Severity.INFO,
         summary=f"{other.path} differs from {first.path} in {len(names)} of {count(of, 'tensor')}: {listed(names)}",
         evidence=(f"in one of them only: {some(only, 'tensor')}",) if only else (),
         fix="copy one of them to all nodes, or load on rank 0 before DDP is constructed",
         tensor=names[0],
+    )
+
+
+def _other_names(first: FileSeen, other: FileSeen, prefixes: Sequence[str], of: int, *, asked: bool) -> Problem:
+    """Report files that are equal in every tensor, but not in the keys around them."""
+    under = [f"{file.path} has them below {key!r}" for file, key in zip((first, other), prefixes, strict=True) if key]
+    return Problem(
+        severity=Severity.WARNING if asked else Severity.INFO,
+        summary=f"{other.path} holds the same {count(of, 'tensor')} as {first.path} under other names",
+        evidence=tuple(under),
+        fix="save both in the same way, or load the part below that key",
     )
 
 

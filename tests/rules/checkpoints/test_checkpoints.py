@@ -164,6 +164,22 @@ def test_copies_are_compared_by_tensor(asked, severity):
     assert found == {"DD717": [(severity, "n2/x.pt differs from n0/x.pt in 2 of 3 tensors: b, c")]}
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "found"),
+    [
+        ({"a": "1"}, {"model.a": "1"}, [(W, "y.pt holds the same 1 tensor as x.pt under other names")]),
+        ({"a": "1"}, {"model.a": "2"}, [(E, "y.pt differs from x.pt in 1 of 1 tensor: a")]),
+        ({"a": "1", "b": "2"}, {"a": "1"}, []),  # b lies in a damaged part of y.pt
+    ],
+)
+def test_copies_under_other_names_and_copies_that_cannot_be_read_in_full(left, right, found):
+    files = [
+        seen("x.pt", contents=contents(*left), prints=left),
+        seen("y.pt", contents=contents(*(right if found else left)), prints=right),
+    ]
+    assert problems(ask(*files, copies=((0, 1),), same_asked=True)).get("DD717", []) == found
+
+
 def test_neighbours_are_told():
     left = Leftover(path="x.pt.tmp", kind="a temporary file of a write", detail="5 bytes; there is no x.pt")
     gap = Gap(pattern="s2_rank*.pt", missing=("s2_rank1.pt",), why="files of other steps have them")

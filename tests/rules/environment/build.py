@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpdoctor.diagnose.environment import judge_fleet
-from ddpdoctor.model.findings import Outcome
+from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.node import Fleet, Launcher, Node, Process
 from ddpdoctor.rules.registry import environment_rules
 
@@ -30,3 +30,8 @@ def ask(kind, facts):
     (check,) = judged.checks
     assert check.outcome is not Outcome.CRASHED, check.reason
     return check, judged.findings
+
+
+def failed(*severities):
+    """Return how a check comes out that found problems of these severities: with notes alone it has passed."""
+    return Outcome.PASSED if set(severities) == {Severity.INFO} else Outcome.FAILED

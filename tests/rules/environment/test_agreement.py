@@ -8,7 +8,7 @@ import pytest
 
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.node import ConfFile, Launcher
-from tests.rules.environment.build import ask, fleet, node, process
+from tests.rules.environment.build import ask, failed, fleet, node, process
 from tests.rules.environment.launches import changed, lookup, names, torchrun_fleet
 
 FOUR = torchrun_fleet()
@@ -55,7 +55,7 @@ def test_agreement(facts):
 )  # fmt: skip
 def test_disagreement(facts, severity, summary, fix):
     check, (finding,) = ask("ws-same", facts)
-    assert (check.outcome, finding.severity, finding.confidence) == (Outcome.FAILED, severity, Confidence.HIGH)
+    assert (check.outcome, finding.severity, finding.confidence) == (failed(severity), severity, Confidence.HIGH)
     assert summary in finding.summary
     assert fix in finding.fix
 

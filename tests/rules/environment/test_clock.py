@@ -8,7 +8,7 @@ from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.limits import Clock
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import Unread, Why
-from tests.rules.environment.build import ask, fleet, node, process
+from tests.rules.environment.build import ask, failed, fleet, node, process
 from tests.rules.environment.machine_facts import software, torch
 
 PASSED, FAILED, SKIPPED = Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED
@@ -70,7 +70,7 @@ def clocks(*offsets, loose=(), nnodes=None):
 )
 def test_clock(facts, severity, hosts, confidence, says):
     check, findings = ask("clock", facts)
-    assert check.outcome is (FAILED if severity else PASSED), check
+    assert check.outcome is (failed(severity) if severity else PASSED), check
     if severity:
         (finding,) = findings
         assert (finding.severity, finding.hosts, finding.confidence) == (severity, hosts, confidence)
@@ -124,7 +124,7 @@ def alike(count, **changed):
 )
 def test_rootfs_same(changed, says):
     check, findings = ask("rootfs-same", fleet(*alike(4, node2=changed)))
-    assert check.outcome is (FAILED if says else PASSED)
+    assert check.outcome is (failed(*(one.severity for one in findings)) if says else PASSED)
     if says:
         (finding,) = findings
         assert (finding.severity, finding.hosts) == (INFO, ("node2",))

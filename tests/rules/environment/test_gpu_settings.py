@@ -9,7 +9,7 @@ import pytest
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.gpus import GpuProcess
 from ddpdoctor.model.node import Launcher
-from tests.rules.environment.build import ask, fleet, node, process
+from tests.rules.environment.build import ask, failed, fleet, node, process
 from tests.rules.environment.gpu_nodes import gpu_node, gpus_of, with_gpu
 
 E, W, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
@@ -56,7 +56,7 @@ def test_models_are_compared_among_themselves():
 def test_persistence(facts, severity):
     check, findings = ask("persistence", facts)
     assert [finding.severity for finding in findings] == ([severity] if severity else [])
-    assert check.outcome is (Outcome.FAILED if severity else Outcome.PASSED)
+    assert check.outcome is (failed(severity) if severity else Outcome.PASSED)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.gpus import GpuProcess, GpuTrial
-from tests.rules.environment.build import ask, node
+from tests.rules.environment.build import ask, failed, node
 from tests.rules.environment.gpu_nodes import all_named, gpu_node, gpus_of, with_gpu
 
 E, W = Severity.ERROR, Severity.WARNING
@@ -48,7 +48,7 @@ def test_a_leftover():
 def test_how_much(facts, severity):
     check, findings = ask("other-procs", facts)
     assert [finding.severity for finding in findings] == ([severity] if severity else [])
-    assert check.outcome is (Outcome.FAILED if severity else Outcome.PASSED)
+    assert check.outcome is (failed(severity) if severity else Outcome.PASSED)
 
 
 def unseen(used, name="NVIDIA H100 80GB HBM3", **more):

@@ -10,7 +10,7 @@ from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.gpus import GpuOnBus
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import Unread, Why
-from tests.rules.environment.build import ask, fleet, node, process
+from tests.rules.environment.build import ask, failed, fleet, node, process
 from tests.rules.environment.gpu_nodes import gpu_node, gpus_of, torch_of, torchrun
 
 NO_DRIVER = Unread(why=Why.ABSENT, reason="there is no NVIDIA driver here")
@@ -19,7 +19,7 @@ CVD = "CUDA_VISIBLE_DEVICES"
 
 def one_of(facts, kind="gpu-count"):
     check, findings = ask(kind, facts)
-    assert check.outcome is Outcome.FAILED, (check.outcome, check.seen, check.reason)
+    assert check.outcome is failed(*(one.severity for one in findings)), (check.outcome, check.seen, check.reason)
     (finding,) = findings
     return finding
 

@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.limits import Limit
 from ddpdoctor.model.reading import Unread, Why
-from tests.rules.environment.build import ask, fleet, node, process
+from tests.rules.environment.build import ask, failed, fleet, node, process
 from tests.rules.environment.machine_facts import GIB, MIB, limits, software, volume
 
 PASSED, FAILED, SKIPPED, UNKNOWN = Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED, Outcome.INCONCLUSIVE
@@ -96,7 +96,7 @@ def test_nofile_where_there_is_no_such_limit():
 )
 def test_nproc_pids(changes, ranks, fixes):
     check, findings = ask("nproc-pids", node(processes=job(ranks), limits=limits(**changes)))
-    assert check.outcome is (FAILED if fixes else PASSED)
+    assert check.outcome is (failed(*(one.severity for one in findings)) if fixes else PASSED)
     assert all(finding.severity is WARNING for finding in findings)
     assert all(any(finding.fix.startswith(fix) for finding in findings) for fix in fixes)
     assert len(findings) == len(fixes)
@@ -150,7 +150,7 @@ def test_somaxconn(queue, world, rank, outcome):
 )
 def test_disk(changes, severity, says):
     check, findings = ask("disk", node(limits=limits(volumes=(volume(**changes), volume("/home", "cache")))))
-    assert check.outcome is (FAILED if severity else PASSED)
+    assert check.outcome is (failed(severity) if severity else PASSED)
     assert "/home: 200 GiB left" in check.seen
     if severity:
         (finding,) = findings

@@ -5,7 +5,7 @@ import pytest
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import Unread, Why
-from tests.rules.environment.build import ask, fleet, node, process
+from tests.rules.environment.build import ask, failed, fleet, node, process
 from tests.rules.environment.network import interface, names, network
 
 DEAD = Unread(why=Why.TIMEOUT, reason="names did not answer within 12 s")
@@ -119,7 +119,7 @@ def test_resolvable():
 )
 def test_unresolvable(facts, severity, words):
     check, (finding,) = ask("hostname-unresolvable", facts)
-    assert (check.outcome, finding.severity) == (Outcome.FAILED, severity)
+    assert (check.outcome, finding.severity) == (failed(severity), severity)
     assert words in finding.summary
     address = (
         "10.0.0.4"

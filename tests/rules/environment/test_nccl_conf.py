@@ -12,7 +12,7 @@ from ddpdoctor.collect.variables import read_conf_files
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.node import ConfFile
 from ddpdoctor.model.reading import Unread, Why
-from tests.rules.environment.build import ask, node, process
+from tests.rules.environment.build import ask, failed, node, process
 from tests.rules.environment.test_variables import NO_RDMA, rdma, software
 
 WARNING, INFO = Severity.WARNING, Severity.INFO
@@ -31,7 +31,7 @@ def look(*files, nccl=None, processes=(), **more):
 
 def only(*files, **more):
     check, findings = look(*files, **more)
-    assert check.outcome is Outcome.FAILED
+    assert check.outcome is failed(*(one.severity for one in findings))
     (finding,) = findings
     assert (finding.kind, finding.ranks) == ("nccl-conf", ())
     return finding

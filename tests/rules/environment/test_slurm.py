@@ -6,7 +6,7 @@ import pytest
 
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.software import TorchBuild
-from tests.rules.environment.build import ask, node, process
+from tests.rules.environment.build import ask, failed, node, process
 from tests.rules.environment.launches import TORCHRUN, recorded
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
@@ -78,7 +78,7 @@ def test_shapes_that_fit(variables, outcome):
 )  # fmt: skip
 def test_shapes_that_do_not(variables, severity, summary):
     check, (finding,) = ask_one("slurm-shape", variables)
-    assert (check.outcome, finding.severity) == (Outcome.FAILED, severity)
+    assert (check.outcome, finding.severity) == (failed(severity), severity)
     assert summary in finding.summary
     assert finding.ranks == (1,)
     assert "srun" in finding.fix or "--gpus-per-node" in finding.fix or "SLURM_PROCID" in finding.fix

@@ -12,7 +12,7 @@ from ddpdoctor.model.links import Pci, PciDevice
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.rules.environment.wheels import cuda_wheel, release
-from tests.rules.environment.build import ask, fleet, node, process
+from tests.rules.environment.build import ask, failed, fleet, node, process
 from tests.rules.environment.machine_facts import cpu_torch, device, gpus, software, torch
 
 PASSED, FAILED, SKIPPED, UNKNOWN = Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED, Outcome.INCONCLUSIVE
@@ -144,7 +144,7 @@ NOUVEAU = GpuOnBus(bus_id="0000:01:00.0", device=1, driver="nouveau")
 )  # fmt: skip
 def test_torch_cuda_build(sections, severity, says, fix):
     check, findings = ask("torch-cuda-build", node(**{"software": software(), **sections}))
-    assert check.outcome is (FAILED if severity else PASSED), check
+    assert check.outcome is (failed(severity) if severity else PASSED), check
     if severity:
         (finding,) = findings
         assert finding.severity is severity
@@ -192,7 +192,7 @@ SYSTEM = "/usr/lib/x86_64-linux-gnu/libnccl.so.2.18.5"
 )  # fmt: skip
 def test_nccl_loaded(build, severity, says, fix):
     check, findings = ask("nccl-loaded", node(torch=build))
-    assert check.outcome is (FAILED if severity else PASSED)
+    assert check.outcome is (failed(severity) if severity else PASSED)
     if severity:
         (finding,) = findings
         assert finding.severity is severity
@@ -305,7 +305,7 @@ def test_arch(arches, devices, ranks, severity, fix):
     build = torch(arch_list=arches, devices=tuple(device(n, capability) for n, capability in enumerate(devices)))
     facts = node(processes=[process(0, LOCAL_WORLD_SIZE=str(ranks))], torch=build, software=software())
     check, findings = ask("arch", facts)
-    assert check.outcome is (FAILED if severity else PASSED)
+    assert check.outcome is (failed(severity) if severity else PASSED)
     assert [finding.severity for finding in findings] == ([severity] if severity else [])
     assert all(finding.fix.startswith(fix) for finding in findings)
 
@@ -356,7 +356,7 @@ def test_one_node_has_nothing_to_be_compared_with():
 )
 def test_a_node_that_differs(changed, severity, summary):
     check, (finding,) = told(*machines(16, node3=changed))
-    assert (check.outcome, finding.severity, finding.summary) == (FAILED, severity, summary)
+    assert (check.outcome, finding.severity, finding.summary) == (failed(severity), severity, summary)
     assert (finding.hosts, finding.confidence) == (("node3",), Confidence.HIGH)
 
 

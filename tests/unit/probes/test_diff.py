@@ -252,7 +252,16 @@ def test_what_cannot_be_read_is_the_users_to_put_right(tmp_path, how, suffix):
 
 def test_files_without_a_common_name_are_no_pair(tmp_path):
     with pytest.raises(UserError, match="no tensor of the same name"):
-        compare_files(saved(tmp_path, {"model": state()["model"]}, state()["model"]))
+        compare_files(saved(tmp_path, {"encoder": torch.ones(2)}, {"decoder": torch.ones(2)}))
+
+
+def test_a_key_around_the_model_is_taken_off(tmp_path):
+    whole = state()
+    facts = compare_files(saved(tmp_path, whole, whole["model"]))
+    assert facts.unequal == ()
+    assert [(one.below, one.beside > 0) for one in facts.files] == [("model.", True), ("", False)]
+    different = {name: tensor + 1 for name, tensor in whole["model"].items()}
+    assert {one.name for one in compare_files(saved(tmp_path, whole, different)).unequal} == set(different)
 
 
 def test_one_file_is_not_enough(tmp_path):

@@ -1,0 +1,49 @@
+"""Matches the tensor names of files that hold one model under different keys: bare, or below "model."."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+MAX_DEPTH = 2
+"""Keys around a state dict: {"model": ...}, {"state": {"model": ...}}."""
+
+
+def align_names(files: Sequence[Collection[str]]) -> tuple[str, ...]:
+    """Return for each file the prefix to take off its names, so that they match those of the other files.
+
+    All prefixes are empty where any two files already share a name, and where no prefix helps.
+    """
+    none = ("",) * len(files)
+    if len(files) < 2 or not all(files) or len(set().union(*files)) < sum(map(len, files)):
+        return none
+    smallest = min(files, key=len)
+    matched, found = 0, none
+    for prefix in _prefixes(smallest):
+        wanted = _below(smallest, prefix)
+        fits = [(prefix, len(wanted)) if names is smallest else _best_prefix(names, wanted) for names in files]
+        total = sum(count for _, count in fits) if all(count for _, count in fits) else 0
+        if total > matched:
+            matched, found = total, tuple(one for one, _ in fits)
+    return found
+
+
+def _best_prefix(names: Collection[str], wanted: Collection[str]) -> tuple[str, int]:
+    """Return the prefix below which most of the wanted names are, and how many; of equal ones the shortest."""
+    counts = {prefix: len(_below(names, prefix) & set(wanted)) for prefix in _prefixes(names)}
+    best = max(counts, key=lambda prefix: counts[prefix])
+    return best, counts[best]
+
+
+def _prefixes(names: Collection[str]) -> list[str]:
+    found = {""}
+    for name in names:
+        parts = name.split(".")[:-1]
+        found |= {".".join(parts[:depth]) + "." for depth in range(1, min(len(parts), MAX_DEPTH) + 1)}
+    return sorted(found, key=lambda prefix: (len(prefix), prefix))
+
+
+def _below(names: Collection[str], prefix: str) -> set[str]:
+    return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
