@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
+from ddpdoctor.cli.help import Verb
 from ddpdoctor.launch.options import FailOn
 
 BenchFormat = Literal["text", "json", "csv", "markdown", "nccl-tests"]
@@ -21,7 +21,7 @@ UsageError: Any = typer.BadParameter.__bases__[0]
 """What is raised for a wrong command line: of click, or of the click that newer versions of Typer have in them."""
 
 
-class BenchCommand(TyperCommand):
+class BenchCommand(Verb):
     """Has a wrong command line told once, and not by each rank of a launcher."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -7,7 +7,8 @@ import sys
 from ddpdoctor import __version__
 from ddpdoctor.cli.output import print_error
 
-ISSUES_HINT = "Please report it with that file; your script and your files are as they were."
+ISSUES_URL = "https://github.com/ddpdoctor/ddpdoctor/issues"
+ISSUES_HINT = f"Please report it with that file at {ISSUES_URL}. Your script and your files are unchanged."
 
 
 def show_defect(error: Exception) -> None:

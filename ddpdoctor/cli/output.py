@@ -106,10 +106,8 @@ def save_report(run_dir: Path, report: Report, name: str = "report.json") -> Non
 
 
 def say(stream: TextIO, message: str) -> None:
-    """Write one line of ddpdoctor's own."""
-    from ddpdoctor.report.lines import clean
-
-    write(stream, f"ddpdoctor: {clean(message)}\n")
+    """Write a sentence of ddpdoctor's own, wrapped at words on a terminal."""
+    write(stream, _wrapped(stream, f"ddpdoctor: {message}"))
 
 
 def show_error(error: UserError) -> None:
@@ -123,7 +121,15 @@ def print_error(message: str, hint: str) -> None:
 
     say(sys.stderr, message)
     if hint:
-        write(sys.stderr, f"  {clean(hint)}\n")
+        # A command that we break cannot be pasted.
+        write(sys.stderr, f"  {clean(hint)}\n" if "`" in hint else _wrapped(sys.stderr, f"  {hint}"))
+
+
+def _wrapped(stream: TextIO, text: str) -> str:
+    from ddpdoctor.report.lines import clean, wrap
+
+    first = text[: len(text) - len(text.lstrip())]
+    return "\n".join(wrap(clean(text.lstrip()), read_width(stream), first=first, rest="  ")) + "\n"
 
 
 def write(stream: TextIO, text: str) -> None:

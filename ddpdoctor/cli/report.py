@@ -14,12 +14,19 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
 
 REPORT_NAME = "report.json"
+RUNS = "ddpdoctor-report"
+"""Where `wrap` puts run folders, below the folder that it is started in."""
 RUN_MARK = "run.json"
 """What a run folder holds even when the run was cut short before its report was written."""
 
 
 def report(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run folder, or the report.json in it.")],
+    run_dir: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RUN_DIR]", help=f"A run folder, or the report.json in it.  [default: the latest in {RUNS}/]"
+        ),
+    ] = None,
     format: Annotated[  # noqa: A002 - the option's name
         SavedFormat,
         typer.Option(help="How the report is written to stdout; csv and nccl-tests of allreduce-bench only."),
@@ -35,11 +42,25 @@ def report(
     from ddpdoctor.cli.output import show_report
     from ddpdoctor.model.findings import Severity
 
+    run_dir = find_latest(Path(RUNS)) if run_dir is None else run_dir
     folder = run_dir.parent if run_dir.is_file() else run_dir
     saved = read_run(run_dir)
     if plot is not None:
         _draw(saved, plot)
     show_report(saved, format, sys.stdout, folder, verbose=verbose, fail_on=Severity.ERROR)
+
+
+def find_latest(runs: Path) -> Path:
+    """Return the run folder that was changed last. Raises ``UserError`` where there is none."""
+    from ddpdoctor.model.errors import UserError
+
+    folders = [path.parent for name in (REPORT_NAME, RUN_MARK) for path in runs.glob(f"*/{name}")]
+    if not folders:
+        raise UserError(
+            f"there is no run folder in {runs}/ here",
+            help="Give the folder of a run: `ddpdoctor report RUN_DIR`. `ddpdoctor wrap` says at its end where it is.",
+        )
+    return max(folders, key=lambda folder: (folder.stat().st_mtime_ns, folder.name))
 
 
 def _draw(report: Report, plot: Path) -> None:

@@ -17,7 +17,7 @@ from ddpdoctor.launch.own_host import number_first
 from ddpdoctor.launch.placement import Style
 from ddpdoctor.launch.placing import place
 from ddpdoctor.launch.report_dir import REPORT_NAME
-from ddpdoctor.launch.script import check_command, check_script, choose_ranks, locate_module
+from ddpdoctor.launch.script import check_command, check_script, choose_ranks, locate_module, refuse_launcher
 from ddpdoctor.launch.telling import Telling, hangs
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity
@@ -281,6 +281,8 @@ def _is_set(value: str | None) -> bool:
 
 def _check_source(split: SplitCommand, env: Mapping[str, str]) -> bytes | None:
     """Check what is to be run; return a script's source, None where none can be found without importing."""
+    if not split.is_command and not split.is_module and not split.no_python:
+        refuse_launcher(split)
     if split.is_command or split.no_python:
         check_command(split.script, env.get("PATH"))
         return None

@@ -19,48 +19,48 @@ from ddpdoctor.cli import (
     report,
     wrap,
 )
+from ddpdoctor.cli.help import Verb, Verbs
 
 app = typer.Typer(
     name="ddpdoctor",
     help="Diagnoses distributed PyTorch training: which rank hung or died, at which line, why, and what to do.",
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    add_completion=False,
     no_args_is_help=True,
 )
 app.command(
     "wrap",
     cls=wrap.WrapCommand,
     options_metavar=wrap.USAGE,
-    short_help="Run a training script; say which rank hung or died, where, why.",
+    short_help="Run a training script under watch.",
 )(wrap.wrap)
-app.command("check-env", short_help="Check whether machines are fit to train; under a launcher, all of them.")(
-    check_env.check_env
-)
-app.command("check-rendezvous", short_help="Say whether a job over several nodes would start; if not, which host.")(
+app.command("check-env", cls=Verb, short_help="Check whether machines are fit to train.")(check_env.check_env)
+app.command("check-rendezvous", cls=Verb, short_help="Check whether a job over several nodes would start.")(
     check_rendezvous.check_rendezvous
 )
 app.command(
     "allreduce-bench",
     cls=allreduce_bench.BenchCommand,
-    short_help="Measure collectives; say whether that is good, and what is slow.",
+    short_help="Measure collectives, and name what is slow.",
 )(allreduce_bench.allreduce_bench)
 app.command(
     "check-consistency",
     cls=allreduce_bench.BenchCommand,
-    short_help="Train your model under DDP; say whether it stays one model.",
+    short_help="Check whether all replicas stay one model.",
 )(check_consistency.check_consistency)
 app.command(
     "check-data",
     cls=allreduce_bench.BenchCommand,
-    short_help="Say what each rank gets of the data.",
+    short_help="Check how data is split between ranks.",
 )(check_data.check_data)
-app.command("check-checkpoint", short_help="Say whether a checkpoint is whole, and would load.")(
+app.command("check-checkpoint", cls=Verb, short_help="Check whether a checkpoint is whole and would load.")(
     check_checkpoint.check_checkpoint
 )
-app.command("demo", short_help="Run a tiny job with a seeded fault and diagnose it.")(demo.demo)
-app.command("report", short_help="Draw a saved report again, offline.")(report.report)
-app.command("explain", short_help="Explain a finding; --list shows all codes.")(explain.explain)
+app.command("demo", cls=Verb, short_help="Diagnose a tiny job with a fault, to see how it looks.")(demo.demo)
+app.command("report", cls=Verb, short_help="Show the report of a saved run again.")(report.report)
+app.command("explain", cls=Verb, short_help="Explain a code, such as DD601.")(explain.explain)
 
 
 def _print_version(wanted: bool) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from typer.core import TyperCommand
 
+from ddpdoctor.cli.help import Verb, write_torchrun_options
 from ddpdoctor.cli.plain import DEBUG_VARIABLE
 from ddpdoctor.launch.options import DebugLevel, FailOn, OnHang, OutputFormat
 
@@ -20,7 +20,7 @@ USAGE = "[OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]... | [OPTIONS] -- COMMAND [A
 _SPLIT = "ddpdoctor.split"
 
 
-class WrapCommand(TyperCommand):
+class WrapCommand(Verb):
     """Gives Typer only the options that are ddpdoctor's own; torchrun's and the script's go past it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -30,6 +30,11 @@ class WrapCommand(TyperCommand):
         split = split_command(args, self._own_options(ctx))
         ctx.meta[_SPLIT] = split
         return super().parse_args(ctx, list(split.own))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write our options, then the names of torchrun's."""
+        super().format_options(ctx, formatter)
+        write_torchrun_options(formatter)
 
     def _own_options(self, ctx: Any) -> Mapping[str, bool]:
         """Each option of ours, and whether it takes a value."""

@@ -14,7 +14,7 @@ from ddpdoctor.diagnose.paces import pace_rows
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.diagnose.rows import rank_row
 from ddpdoctor.model.codec import encode
-from ddpdoctor.model.facts import Job, Life
+from ddpdoctor.model.facts import Job, Life, shell_status
 from ddpdoctor.model.findings import JobStatus, JobSummary, Judgement, Report, Severity
 from ddpdoctor.rules.verdict import order_findings, pick_verdict
 
@@ -65,18 +65,22 @@ def build_report(  # noqa: PLR0913 - what a report says of a run, each under its
 def rebuild_report(folder: Path) -> Report:
     """Return the report of a run folder that has none: the watcher was killed, or the disk was full.
 
+    A job whose launcher had not ended when the folder was last written counts as interrupted.
+
     Raises:
         UserError: the folder is no run folder.
     """
     run = read_run(folder)
     job = read_job(folder)
     judgement = judge_job(job)
+    status = job.launcher_status if job.ended else None
+    hung = status is None and job.stopping_since_ns is not None and judgement.certain
     return build_report(
         folder,
         judgement,
-        hung=False,
-        exit_status=None,
-        interrupted=True,
+        hung=hung,
+        exit_status=shell_status(status) if status is not None else None,
+        interrupted=job.interrupted_by is not None or (status is None and not hung),
         started_at=str(run.get("started_at") or _now()),
         ended_at=_now(),
         job=job,

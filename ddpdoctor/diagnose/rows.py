@@ -52,12 +52,12 @@ def describe_state(rank: Rank) -> str:  # noqa: PLR0911 - a line a state
     error = final_error(rank)
     if error is not None:
         return f"raised {error.type}" + (f" in {error.in_call}" if error.in_call else "")
-    if rank.after_stop and rank.looks:
+    if rank.after_stop and (rank.looks or _is_frozen(rank)):
         return _describe_alive(rank)
     if rank.life is Life.EXITED:
         return f"exit status {rank.exit_code}"
     if rank.life is Life.SIGNALED:
-        return f"stopped by {rank.signal}" if rank.after_stop else f"killed by {rank.signal}"
+        return "running until the job was stopped" if rank.after_stop else f"killed by {rank.signal}"
     if rank.life is Life.NEVER_STARTED:
         return "never started"
     if rank.life is Life.GONE:
@@ -65,9 +65,14 @@ def describe_state(rank: Rank) -> str:  # noqa: PLR0911 - a line a state
     return _describe_alive(rank)
 
 
+def _is_frozen(rank: Rank) -> bool:
+    """Return whether a signal or a debugger had stopped the process at the last look."""
+    return rank.proc_state in ("T", "t")
+
+
 def _describe_alive(rank: Rank) -> str:
-    if rank.proc_state in ("T", "t"):
-        return "stopped"
+    if _is_frozen(rank):
+        return "frozen"
     if rank.main_ended_ns:
         return "exiting"
     return _describe_call(rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shlex
 import shutil
 import warnings
 import zipfile
@@ -13,6 +14,8 @@ from ddpdoctor.model.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from ddpdoctor.launch.command import SplitCommand
 
 RANKS_WITHOUT_GPU = 2
 """Fewer show nothing of what goes wrong between ranks; more only share the same cores."""
@@ -31,6 +34,13 @@ _LAUNCHERS = frozenset(
 )
 """Calls that start ranks, by full name."""
 
+LAUNCHERS = frozenset(
+    {
+        "accelerate", "bash", "deepspeed", "horovodrun", "lightning", "mpiexec", "mpirun", "poetry", "python",
+        "python3", "sh", "srun", "torchrun", "uv",
+    }
+)  # fmt: skip
+"""Commands that people put where the script belongs."""
 _COMPILED_SUFFIXES = frozenset({".pyc", ".so"})
 
 
@@ -49,6 +59,18 @@ def check_script(script: str) -> bytes | None:
     if not path.exists():
         raise UserError(f"the script {script} was not found", help=f"Looked in {Path.cwd()}; check the path.")
     return _read_source(path)
+
+
+def refuse_launcher(split: SplitCommand) -> None:
+    """Raise ``UserError`` where the script is a command that starts ranks: it belongs behind ``--``."""
+    name = Path(split.script).name
+    if name not in LAUNCHERS or Path(name).is_file():
+        return
+    words = [split.script, *(split.torchrun if name == "torchrun" else ()), *split.script_args]
+    raise UserError(
+        f"{split.script} is a command, not a training script",
+        help=f"Put -- before it: `{shlex.join(['ddpdoctor', 'wrap', *split.own, '--', *words])}`",
+    )
 
 
 def check_command(command: str, path: str | None) -> None:

@@ -23,6 +23,7 @@ from ddpdoctor.launch.starting import job_mark, start_launcher
 from ddpdoctor.launch.stopping import STOP_GRACE_S, is_in_foreground, stop_job, stop_tree
 from ddpdoctor.launch.telling import cause_of, hangs
 from ddpdoctor.launch.watch import Watch
+from ddpdoctor.model.facts import shell_status
 from ddpdoctor.model.findings import Judgement
 
 if TYPE_CHECKING:
@@ -320,7 +321,7 @@ class Session:
 
     def _outcome(self, status: int | None, judgement: Judgement | None = None) -> Outcome:
         hung = self.hang is not None
-        exit_status = HUNG_STATUS if hung else _shell_status(status)
+        exit_status = HUNG_STATUS if hung else shell_status(status or 0)
         if self.watch.interrupted_by == "SIGINT":
             exit_status = INTERRUPTED_STATUS
         found = judgement or self.hang or Judgement(findings=(), checks=(), certain=False)
@@ -346,12 +347,6 @@ def _handling(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameTy
     finally:
         for number, former in before.items():
             signal.signal(number, former)
-
-
-def _shell_status(status: int | None) -> int:
-    if status is None:
-        return 0
-    return status if status >= 0 else 128 - status
 
 
 def _now() -> str:

@@ -334,3 +334,8 @@ class Job:
     """The other hosts whose facts are here too."""
     reached: tuple[Connecting, ...] = ()
     """What this host saw of the place where the nodes meet, tried when ranks were missing; empty: not tried."""
+
+
+def shell_status(status: int) -> int:
+    """Return the exit status that a shell shows for a process: 128 plus the number of the signal that ended it."""
+    return status if status >= 0 else 128 - status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Outcome, Severity
@@ -11,7 +12,7 @@ from ddpdoctor.report.page import Page, draw, plural
 from ddpdoctor.report.subjects import subject_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from ddpdoctor.model.findings import Check, Report
@@ -30,6 +31,7 @@ OUTCOME_STYLES = {
     Outcome.INCONCLUSIVE: "bold yellow",
     Outcome.CRASHED: "bold magenta",
 }
+MAX_REASONS = 5
 WORD_WIDTH = max(map(len, OUTCOME_WORDS.values()))
 
 
@@ -46,10 +48,14 @@ def render_checkup(
         if any(check.outcome in {Outcome.INCONCLUSIVE, Outcome.CRASHED} for check in report.checks):
             page.gap()
         add_untold(page, report.checks)
+        if {check.outcome for check in report.checks} == {Outcome.SKIPPED}:
+            _add_skipped(page, report.checks)
     several = len(_hosts(report)) > 1
     for finding in reversed(report.findings):
         if verbose or finding.severity is not Severity.INFO:
             add_finding(page, finding, several=several)
+            if finding == report.verdict:
+                page.add_labelled("more", [f"ddpdoctor explain {finding.code}"])
     page.gap()
     page.add(_closing_line(report, run_dir, verbose=verbose))
     return draw(page.lines, colour=colour)
@@ -89,8 +95,16 @@ def add_untold(page: Page, checks: Iterable[Check]) -> None:
             page.add(f"{check.code} {check.id}: {where}{check.reason}", first=head, style=style, styled=len(head))
 
 
+def _add_skipped(page: Page, checks: Sequence[Check]) -> None:
+    """Add why checks were skipped, where no other ran."""
+    reasons = Counter(check.reason for check in checks)
+    for reason, times in reasons.most_common(MAX_REASONS):
+        of = f"{checks[0].code} {checks[0].id}" if len(checks) == 1 else plural(times, "check")
+        page.add(f"{of}: {reason}", first="skipped  ")
+
+
 def _closing_line(report: Report, run_dir: Path | None, *, verbose: bool) -> str:
-    findings = count_findings(report.findings) or "no problem found"
+    findings = count_findings(report.findings) or _no_finding(report)
     counts = [
         f"{sum(check.outcome is outcome for check in report.checks)} {OUTCOME_WORDS[outcome]}"
         for outcome in (Outcome.PASSED, Outcome.SKIPPED, Outcome.INCONCLUSIVE, Outcome.CRASHED)
@@ -99,6 +113,14 @@ def _closing_line(report: Report, run_dir: Path | None, *, verbose: bool) -> str
     more = "" if verbose else " (-v shows each)"
     where = "" if run_dir is None else f"; report in {run_dir}"
     return f"ddpdoctor: {_who(report)}{findings}; checks: {', '.join(counts)}{more}{where}"
+
+
+def _no_finding(report: Report) -> str:
+    """Say that nothing is wrong only where something was checked."""
+    outcomes = {check.outcome for check in report.checks}
+    if Outcome.PASSED in outcomes:
+        return "no problem found"
+    return "nothing was checked" if outcomes <= {Outcome.SKIPPED} else "cannot tell"
 
 
 def _who(report: Report) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Finding
     from ddpdoctor.report.page import Page
 
+COMMAND = re.compile(
+    r"(chmod|ddpdoctor|docker|echo|export|ip|iptables|kubectl|ln|mkdir|modprobe|mount|nft|nvidia-smi|pip|python3?|rm"
+    r"|scontrol|sed|srun|sudo|sysctl|systemctl|torchrun|ulimit|unset)\s"
+)
+"""How the fix of a finding begins where it is a command and not a sentence."""
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "cyan"}
 
 
@@ -34,8 +40,8 @@ def add_finding(page: Page, finding: Finding, *, several: bool) -> None:
     page.add_labelled("note" if finding.severity is Severity.INFO else "wrong", [finding.summary])
     page.add_labelled("where", merge_places(finding.where))
     page.add_labelled("seen", finding.evidence)
-    # The terminal wraps it and not we: a command that we break cannot be pasted.
-    page.add_labelled("to do", [finding.fix] if finding.fix else [], whole=True)
+    # A command that we break cannot be pasted, so the terminal wraps it.
+    page.add_labelled("to do", [finding.fix] if finding.fix else [], whole=COMMAND.match(finding.fix) is not None)
 
 
 def count_findings(findings: Iterable[Finding]) -> str:

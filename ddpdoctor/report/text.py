@@ -128,6 +128,7 @@ def _add_verdict(page: Page, verdict: Finding) -> None:
     page.add_labelled("where", [*merge_places(verdict.where), *_where_else(verdict)])
     page.add_labelled("seen", verdict.evidence)
     page.add_labelled("to do", [verdict.fix] if verdict.fix else [])
+    page.add_labelled("more", [f"ddpdoctor explain {verdict.code}"])
 
 
 def title_of(finding: Finding) -> str:

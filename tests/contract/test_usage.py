@@ -78,6 +78,34 @@ def test_help_before_the_script_is_that_of_wrap(run, args):
     assert done.stdout.startswith("Usage: ddpdoctor wrap [OPTIONS] [TORCHRUN OPTIONS] SCRIPT")
 
 
+@pytest.mark.parametrize("verb", ["wrap", "check-env", "allreduce-bench", "report"])
+def test_help_has_a_short_option_and_examples_whose_options_there_are(run, verb):
+    shown = run(verb, "-h").stdout
+    _, _, examples = shown.partition("Examples:\n")
+    given = {word.partition("=")[0] for line in examples.splitlines() for word in line.split() if word[:2] == "--"}
+    assert f"ddpdoctor {verb}" in examples
+    others = {"--", "--ntasks-per-node", "--nproc-per-node", "--epochs"}  # srun's, torchrun's and the script's
+    assert not [option for option in given - others if option not in shown.partition("Examples:")[0]]
+
+
+def test_help_of_wrap_names_torchruns_options_whole(run):
+    assert {"--rdzv-conf", "--max-restarts", "--duplicate-stdout-filters"} <= set(run("wrap", "-h").stdout.split())
+
+
+def test_completion_is_there_for_a_shell(run):
+    assert "_DDPDOCTOR_COMPLETE=complete_bash" in run("--show-completion", "bash").stdout
+
+
+def test_the_latest_run_is_shown_where_none_is_named(run, tmp_path):
+    parent = tmp_path / "ddpdoctor-report"
+    parent.mkdir()
+    for age, name in ((50, "20260102-030405-new"), (90, "20260102-030406-old")):
+        folder = write_report(parent / name, command=["ddpdoctor", "wrap", f"{name}.py"])
+        at = folder.stat().st_mtime - age
+        os.utime(folder, (at, at))
+    assert "20260102-030405-new" in run("report").stdout
+
+
 def test_version(run):
     from ddpdoctor import __version__
 
@@ -98,7 +126,9 @@ def test_version(run):
         (("wrap", "--ignore", "DD999", "ok.py"), "DD999"),
         (("wrap", "--tee"), "--tee needs a value"),
         (("wrap", "--report-dir", "ok.py/x", "ok.py"), "not writable"),
-        (("report",), "RUN_DIR"),
+        (("report",), "there is no run folder in ddpdoctor-report/"),
+        (("wrap", "--quiet", "torchrun", "ok.py"), "`ddpdoctor wrap --quiet -- torchrun ok.py`"),
+        (("wrap", "--nproc-per-node=2", "torchrun", "ok.py"), "-- torchrun --nproc-per-node=2 ok.py`"),
         (("report", "gone"), "there is no gone"),
         (("report", "."), "no run folder"),
         (("report", "ok.py"), "cannot be read"),

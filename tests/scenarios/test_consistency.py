@@ -32,7 +32,9 @@ ALL = (
 
 def test_gradients_that_are_not_synchronised(tmp_path: Path) -> None:
     names = ("bypassed", "accumulated", "forward_only", "unfrozen", "clipped")
-    report = run("replicas", tmp_path, *PATIENT, ranks=3, args=("wrong", *names)).report
+    ran = run("replicas", tmp_path, *PATIENT, ranks=3, args=("wrong", *names))
+    report = ran.report
+    assert ran.status == 0  # without --fail-on
     check(report, SYNCHRONISATION)
     found = finding(report, "accumulated")
     assert any("likewise" in sentence and "forward_only.weight" in sentence for sentence in found["evidence"]), found
@@ -43,7 +45,10 @@ def test_gradients_that_are_not_synchronised(tmp_path: Path) -> None:
 
 
 def test_parameters_that_drift_with_equal_gradients(tmp_path: Path) -> None:
-    report = run("replicas", tmp_path, *PATIENT, ranks=3, args=("wrong", *(name for name, *_ in PARAMETERS))).report
+    names = [name for name, *_ in PARAMETERS]
+    ran = run("replicas", tmp_path, *PATIENT, "--fail-on", "error", ranks=3, args=("wrong", *names))
+    report = ran.report
+    assert (ran.status, report["job"]["exit_status"]) == (1, 0)
     check(report, PARAMETERS)
     assert {found["code"] for found in report["findings"]} == {"DD501", "DD505"}
     assert any("equal at step 4" in sentence for sentence in finding(report, "loaded")["evidence"])

@@ -81,6 +81,26 @@ def show(folder: Path) -> tuple[Report, str]:
     return report, render_text(report, width=100, colour=False, run_dir=folder)
 
 
+@pytest.mark.parametrize(
+    ("watched", "status", "exit_status"),
+    [
+        ({"ended": True, "launcher_status": 1}, "failed", 1),
+        ({"ended": True, "launcher_status": -9}, "failed", 137),
+        ({"ended": True, "launcher_status": 1, "interrupted_by": "SIGTERM"}, "interrupted", 1),
+        ({"ended": False, "launcher_status": None}, "interrupted", None),
+    ],
+)
+def test_a_report_that_was_removed_is_drawn_with_the_status_of_the_job(
+    tmp_path: Path, watched: dict[str, Any], status: str, exit_status: int | None
+) -> None:
+    folder = folder_of(tmp_path, "healthy", world=2)
+    watch = json.loads((folder / "watch.json").read_text())
+    (folder / "watch.json").write_text(json.dumps({**watch, **watched}))
+    job = rebuild_report(folder).job
+    assert job is not None
+    assert (job.status.value, job.exit_status) == (status, exit_status)
+
+
 def cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:9000])
 
