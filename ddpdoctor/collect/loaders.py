@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.answers import dicts
 from ddpdoctor.collect.frames import read_frame
-from ddpdoctor.model.data import EpochSeen, LoaderSeen, SamplerSeen
+from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen, SamplerSeen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,20 +19,27 @@ def read_loaders(notes: Iterable[dict[str, Any]], evidence: dict[str, Any]) -> t
     """
     loaders: dict[int, dict[str, Any]] = {}
     passes: dict[int, dict[int, dict[str, Any]]] = {}
+    strays: dict[int, dict[str, Any]] = {}
     for note in (*notes, *dicts(evidence.get("loaders"))):
         if note.get("k") == "loader":
             loaders[_number(note.get("n"))] = note
         elif note.get("k") == "pass":
             passes.setdefault(_number(note.get("l")), {})[_number(note.get("p"))] = note
+        elif note.get("k") == "epoch_call":
+            strays[_number(note.get("n"))] = note
     if not loaders:
         return None
-    return tuple(_read_loader(note, passes.get(number, {})) for number, note in sorted(loaders.items()))
+    calls = [note for _, note in sorted(strays.items()) if not note.get("used")]
+    return tuple(_read_loader(note, passes.get(number, {}), calls) for number, note in sorted(loaders.items()))
 
 
-def _read_loader(note: dict[str, Any], passes: dict[int, dict[str, Any]]) -> LoaderSeen:
+def _read_loader(
+    note: dict[str, Any], passes: dict[int, dict[str, Any]], calls: Iterable[dict[str, Any]]
+) -> LoaderSeen:  # fmt: skip
     ordered = [passes[number] for number in sorted(passes)]
     iterable = bool(note.get("it"))
     worded = any(entry.get("w") for entry in ordered)
+    strays = [call for call in calls if call.get("N") == note.get("N") is not None]
     return LoaderSeen(
         number=_number(note.get("n")),
         site=read_frame(note.get("site")),
@@ -50,8 +57,14 @@ def _read_loader(note: dict[str, Any], passes: dict[int, dict[str, Any]]) -> Loa
         trained_batches=max((_number(entry.get("tb")) for entry in ordered), default=0),
         in_join=any(bool(entry.get("j")) for entry in ordered),
         part_of=str(note.get("of", "")),
+        stray_calls=tuple(found for found in map(_read_call, strays) if found is not None),
         part=str(note.get("part", "")),
     )
+
+
+def _read_call(entry: dict[str, Any]) -> EpochCall | None:
+    site = read_frame(entry.get("site"))
+    return EpochCall(site=site, time_ns=_number(entry.get("at"))) if site is not None else None
 
 
 def _read_sampler(entry: Any) -> SamplerSeen | None:

@@ -28,6 +28,14 @@ class SamplerSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EpochCall:
+    """The second call of ``set_epoch`` on one sampler."""
+
+    site: Frame
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpochSeen:
     """What a rank drew from one loader in one pass over it."""
 
@@ -102,5 +110,7 @@ class LoaderSeen:
     """It was used inside DDP's ``join``."""
     part_of: str = ""
     """Where the dataset is torch's ``Subset``: ``dataset_print`` of the one that it takes a part of."""
+    stray_calls: tuple[EpochCall, ...] = ()
+    """Calls of ``set_epoch`` on samplers of as many samples that no loader uses."""
     part: str = ""
     """A digest of which samples that ``Subset`` takes; of many, of some of them."""

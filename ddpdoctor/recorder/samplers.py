@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Dict, Iterator, Optional
+import weakref
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from .leaf_prints import attributes
 
 MAX_NESTED = 6
 """Samplers inside samplers that are looked at."""
+
+used: Any = weakref.WeakSet()
+"""Samplers that share out to ranks, of which a loader has begun a pass."""
+on_use: List[Callable[[Any], None]] = []
+"""What is to be done when one of them is used for the first time."""
 
 _INNER = ("batch_sampler", "sampler", "base_sampler")
 _REPLICAS = ("num_replicas", "num_processes", "world_size")
@@ -38,14 +44,36 @@ def describe(loader: Any) -> Optional[Dict[str, Any]]:
 
 
 def epoch_of(loader: Any) -> Optional[int]:
-    """Return the epoch that the sampler has been set to; None where there is none."""
+    """Return the epoch that the sampler of a pass has been set to; None where there is none."""
     chain = list(_chain(loader))
     sharing = _sharing(chain)
+    if sharing is not None:
+        _use(sharing)
     for sampler in [sharing] if sharing is not None else chain:
         epoch = _number(attributes(sampler), ("epoch",))
         if epoch is not None:
             return epoch
     return None
+
+
+def _use(sampler: Any) -> None:
+    try:
+        if sampler in used:
+            return
+        used.add(sampler)
+    except TypeError:  # of a class without hashes or weak references
+        return
+    for action in on_use:
+        action(sampler)
+
+
+def length_of(sampler: Any) -> Optional[int]:
+    """Return how many samples a sampler shares out, where its dataset says so."""
+    dataset: Any = attributes(sampler).get("dataset")
+    try:
+        return len(dataset)
+    except Exception:  # noqa: BLE001 - some have none, or the method and no length
+        return None
 
 
 def class_name(value: Any) -> str:

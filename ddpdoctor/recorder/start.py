@@ -165,6 +165,7 @@ def _register_patches() -> None:
     imports.patches.update({module: _later("training", name) for module, name in training.items()})
     imports.patches["torch.distributed.distributed_c10d"] = _patch_groups
     imports.patches["torch.distributed._functional_collectives"] = _later("functional", "patch")
+    imports.patches["torch.utils.data.distributed"] = _later("epoch_calls", "patch")
     imports.patches["multiprocessing.process"] = _later("errors", "note_processes")
     describers["lock"] = _lock
     describers["store"] = _store_sought

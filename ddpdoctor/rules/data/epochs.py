@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
 from ddpdoctor.rules.ruling import Ruling
@@ -15,7 +15,7 @@ from .shared import NOT_TRAINED, Shared, shared_loaders, was_trained
 
 if TYPE_CHECKING:
     from ddpdoctor.model.data import EpochSeen, LoaderSeen
-    from ddpdoctor.model.facts import Job
+    from ddpdoctor.model.facts import Frame, Job
 
 MIN_DRAWN = 2
 """A pass of a single index has one order only."""
@@ -36,7 +36,9 @@ def check_epochs(job: Job) -> Ruling:
     At the begin of each pass the sampler's `epoch` is read, and of each pass the order of its indices is kept as a
     digest. The sampler shuffles, at least two passes of training were begun, the epoch was the same in all of them on
     all ranks, and so was the order. A loader that is made anew for each epoch, with a sampler whose epoch is 0 again,
-    is one loader. Where the order does change, whoever sees to that, nothing is said.
+    is one loader. Where the order does change, whoever sees to that, nothing is said. A `set_epoch` that is called
+    twice on a `DistributedSampler` which no loader uses, and which has as many samples, is named: the script made two,
+    or a framework put its own into the loader.
 
     ## How sure
 
@@ -105,6 +107,13 @@ def _finding(replicas: Replicas, shared: Shared, passes: dict[int, list[EpochSee
     loader = shared.first()
     seen = passes[shared.ranks[0]]
     count = loader.passes if len(seen) == len(loader.epochs) else len(seen)
+    calls = _stray_calls(shared, passes)
+    called = next(iter(calls.values()), None)
+    why = (
+        f"set_epoch of the sampler of {say.name_of(loader)} is never called, or always with the same number"
+        if called is None
+        else f"{_line(called)} calls set_epoch of another sampler than that of {say.name_of(loader)}"
+    )
     return Finding(
         code="DD702",
         kind="no-set-epoch",
@@ -112,19 +121,44 @@ def _finding(replicas: Replicas, shared: Shared, passes: dict[int, list[EpochSee
         confidence=Confidence.HIGH,
         ranks=shared.ranks,
         hosts=say.hosts_of(replicas, shared.ranks),
-        where=say.places_of(shared, shared.ranks),
-        summary=f"{count} epochs had the same order: set_epoch of the sampler of {say.name_of(loader)} is never "
-        "called, or always with the same number",
-        evidence=_evidence(shared, seen),
-        fix="call sampler.set_epoch(epoch) before the loop over the loader, in each epoch and on all ranks",
+        where=(*_call_places(calls), *say.places_of(shared, shared.ranks)),
+        summary=f"{count} epochs had the same order: {why}",
+        evidence=_evidence(shared, seen, called),
+        fix="call sampler.set_epoch(epoch) before the loop over the loader, in each epoch and on all ranks"
+        if called is None
+        else "give the loader the sampler whose epoch is set (DataLoader(sampler=...)), or call "
+        "loader.sampler.set_epoch(epoch)",
     )
 
 
-def _evidence(shared: Shared, seen: list[EpochSeen]) -> tuple[str, ...]:
+def _stray_calls(shared: Shared, passes: dict[int, list[EpochSeen]]) -> dict[int, Frame]:
+    """Return, by rank, the line that set the epoch of a sampler that no loader uses, while this one was looped over."""
+    found: dict[int, Frame] = {}
+    for rank in shared.ranks:
+        first, last = passes[rank][0], passes[rank][-1]
+        for call in shared.seen[rank].stray_calls:
+            if first.begun_ns <= call.time_ns and (last.ended_ns is None or call.time_ns <= last.ended_ns):
+                found.setdefault(rank, call.site)
+    return found
+
+
+def _call_places(calls: dict[int, Frame]) -> tuple[Place, ...]:
+    return tuple(
+        Place(rank=rank, file=site.file, line=site.line, function=site.function) for rank, site in calls.items()
+    )
+
+
+def _line(frame: Frame) -> str:
+    return f"{frame.file.rpartition('/')[2]}:{frame.line}"
+
+
+def _evidence(shared: Shared, seen: list[EpochSeen], called: Frame | None) -> tuple[str, ...]:
     rank, sampler = shared.ranks[0], shared.first().sampler
     epoch = f"its epoch was {seen[0].set_epoch} in each pass on {rank_list(shared.ranks)}"
     again = f"the same indices in the same order in pass {seen[-1].number}"
+    other = [f"{_line(called)} sets the epoch of a sampler that no loader uses"] if called is not None else []
     return (
+        *other,
         f"sampler {sampler.type if sampler is not None else ''}: shuffle=True, and {epoch}",
         f"pass {seen[0].number}: rank {rank} {say.drawn_words(seen[0])}, and {again}",
     )

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from ddpdoctor.model.data import EpochCall
+from ddpdoctor.model.facts import Frame
 from ddpdoctor.rules.data.epochs import unset_epochs
 
 from .seen import LINE, broken_off, drawn, loader, outcome, replicas, sampler, share
@@ -43,6 +45,38 @@ def test_the_same_order_in_each_epoch_is_found(name):
     (finding,) = unset_epochs(replicas(*FAULTS[name])).findings
     assert (finding.code, finding.kind, finding.ranks) == ("DD702", "no-set-epoch", (0, 1))
     assert [(place.rank, place.line) for place in finding.where] == [(0, LINE), (1, LINE)]
+
+
+def stray(at_ns):
+    return (EpochCall(site=Frame(file="/home/me/train.py", line=9, function="main", user=True), time_ns=at_ns),)
+
+
+def looped(at_ns):
+    """A loader of two passes, from 100 to 400 ns, and a call of ``set_epoch`` on a sampler that no loader uses."""
+    found = []
+    for rank in range(2):
+        first, second = passes(rank, (0, 0), (0, 0))
+        times = (replace(first, begun_ns=100, ended_ns=200), replace(second, begun_ns=300, ended_ns=400))
+        found.append(replace(loader(*times, sampler=sampler(rank)), stray_calls=stray(at_ns)))
+    return found
+
+
+def test_a_call_on_another_sampler_is_named():
+    (finding,) = unset_epochs(replicas(*looped(250))).findings
+    assert "train.py:9 calls set_epoch of another sampler than that of the loader at" in finding.summary
+    assert [(place.rank, place.line) for place in finding.where] == [(0, 9), (1, 9), (0, LINE), (1, LINE)]
+    assert "give the loader the sampler whose epoch is set" in finding.fix
+
+
+@pytest.mark.parametrize("at_ns", [50, 500])
+def test_a_call_before_or_after_the_loop_has_no_part_in_it(at_ns):
+    (finding,) = unset_epochs(replicas(*looped(at_ns))).findings
+    assert "is never called" in finding.summary
+
+
+def test_a_call_on_another_sampler_is_no_fault_where_the_order_changes():
+    found = [replace(used(rank, (0, 1), (0, 1)), stray_calls=stray(0)) for rank in range(2)]
+    assert unset_epochs(replicas(*found)).findings == ()
 
 
 HEALTHY = {

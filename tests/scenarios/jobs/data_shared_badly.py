@@ -53,6 +53,12 @@ def main():
         for batch in DataLoader(rows(), 4, sampler=DistributedSampler(rows())):  # FAULT no-set-epoch
             step(batch)
 
+    loader, other = DataLoader(rows(), 8, sampler=DistributedSampler(rows())), DistributedSampler(rows())
+    for epoch in range(3):
+        other.set_epoch(epoch)  # FAULT no-set-epoch
+        for batch in loader:
+            step(batch)
+
     own_seed = DistributedSampler(rows(), seed=7 if rank == 1 else 3)
     for epoch in range(2):
         own_seed.set_epoch(epoch)
