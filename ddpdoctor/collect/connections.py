@@ -63,7 +63,7 @@ def _row(fields: list[str]) -> Row | None:
 
 def read_connections(pid: int, rows: tuple[Row, ...], proc: Path = PROC) -> Connections | None:
     """Return what the connections of one process show; None where its open files may not be read."""
-    inodes = _sockets(pid, proc)
+    inodes = read_sockets(pid, proc)
     if inodes is None:
         return None
     mine = [row for row in rows if row.inode in inodes]
@@ -89,10 +89,11 @@ def find_listener(remote: str, rows: tuple[Row, ...], proc: Path = PROC) -> int 
     port = remote.rpartition(":")[2]
     inodes = {row.inode for row in rows if row.state == LISTENING and row.local.rpartition(":")[2] == port}
     pids = sorted(int(name) for name in os.listdir(proc) if name.isdigit()) if inodes else []  # noqa: PTH208 - names
-    return next((pid for pid in pids if inodes & (_sockets(pid, proc) or frozenset())), None)
+    return next((pid for pid in pids if inodes & (read_sockets(pid, proc) or frozenset())), None)
 
 
-def _sockets(pid: int, proc: Path) -> frozenset[int] | None:
+def read_sockets(pid: int, proc: Path = PROC) -> frozenset[int] | None:
+    """Return the inodes of a process's sockets; None where its open files may not be read."""
     folder = proc / str(pid) / "fd"
     found = set()
     try:

@@ -32,6 +32,14 @@ class Process:
     """Of a zombie, as wait(2) would give it; None where that may not be read."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IoBytes:
+    """Bytes that went through read(2) and write(2), of files, pipes and terminals, from a disk or a cache."""
+
+    read: int
+    written: int
+
+
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 MOST_COMMAND = 200
 """Characters of a command line that are kept."""
@@ -117,14 +125,14 @@ def has_variables(pid: int, variables: Mapping[str, str], proc: Path = Path("/pr
     return all(os.fsencode(f"{name}={value}") in environment for name, value in variables.items())
 
 
-def read_io_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:
+def read_io(pid: int, proc: Path = Path("/proc")) -> IoBytes | None:
     """Return the bytes that a process has read and written so far, or None where that may not be read."""
     try:
         lines = (proc / str(pid) / "io").read_text().splitlines()
     except OSError:
         return None
     values = dict(line.split(": ") for line in lines if ": " in line)
-    return int(values.get("rchar", 0)) + int(values.get("wchar", 0))
+    return IoBytes(read=int(values.get("rchar", 0)), written=int(values.get("wchar", 0)))
 
 
 def read_status(pid: int | str, proc: Path = Path("/proc")) -> dict[str, str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +10,7 @@ from ddpdoctor.collect import causes, memory
 from ddpdoctor.collect.connections import Row, read_rows
 from ddpdoctor.collect.file_locks import read_lines
 from ddpdoctor.collect.lock_files import read_lock_files
+from ddpdoctor.launch.work import WorkSeen
 from ddpdoctor.model.causes import HostCauses, Memory, ProcessCauses, Space
 from ddpdoctor.model.codec import encode
 
@@ -19,12 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ddpdoctor.collect.proc import Process
+    from ddpdoctor.launch.work import Receptions
 
 HOST_EVERY_NS = 1_000_000_000
 """How often the memory of the host is read. Ours: a job takes seconds to fill it."""
-BUSY_EVERY_NS = 2_000_000_000
-"""Ours: over shorter times the kernel's ticks of 10 ms tell too little."""
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class CausesSeen:
@@ -35,10 +32,11 @@ class CausesSeen:
         self._seen: dict[tuple[int, int], ProcessCauses] = {}
         self._host: dict[str, Space] = {}
         self._host_ns = 0
-        self._ticks: dict[tuple[int, int], tuple[int, int]] = {}
+        self._work = WorkSeen()
 
-    def follow(self, rank: Process, below: tuple[Process, ...]) -> None:
-        """Note the memory of a rank and of all below it, from /proc/PID/stat, which was read in any case."""
+    def follow(self, rank: Process, below: tuple[Process, ...], now_ns: int) -> None:
+        """Note the memory and the work of a rank and of all below it."""
+        self._work.follow(rank, below, now_ns)
         key = (rank.pid, rank.start_ticks)
         old = self._seen.get(key, ProcessCauses())
         used = sum(child.rss_bytes for child in below)
@@ -48,17 +46,8 @@ class CausesSeen:
             memory=_add(old.memory, rank.rss_bytes),
             children_memory=_add(old.children_memory, used) if below or old.children_memory else None,
             children_count=len(below) if more else old.children_count,
-            busy_cores=self._busy(key, rank.cpu_ticks + sum(child.cpu_ticks for child in below), old.busy_cores),
+            busy_cores=self._work.busy_cores(rank.pid),
         )
-
-    def _busy(self, key: tuple[int, int], ticks: int, old: float | None) -> float | None:
-        """Return the CPUs that were used since the last time that this was worked out, some seconds ago."""
-        now_ns = time.monotonic_ns()
-        since_ns, before = self._ticks.setdefault(key, (now_ns, ticks))
-        if now_ns - since_ns < BUSY_EVERY_NS:
-            return old
-        self._ticks[key] = (now_ns, ticks)
-        return max(0.0, (ticks - before) / TICKS_PER_S * 1e9 / (now_ns - since_ns))
 
     def follow_host(self, now_ns: int) -> None:
         """Note the most that was in use of the host's memory, its cgroup's and /dev/shm."""
@@ -75,16 +64,19 @@ class CausesSeen:
         alive: dict[tuple[int, int], tuple[Process, ...]],
         family: Iterable[int],
         answers: Mapping[int, dict[str, Any]],
+        receptions: Receptions,
     ) -> None:
         """Read what living ranks are blocked in, by what is seen of their processes and by what they answered.
 
-        ``alive`` holds by pid and start the processes below each, ``answers`` are by pid.
+        ``alive`` holds by pid and start the processes below each, ``answers`` are by pid, ``receptions`` began with
+        the look.
         """
         shared = _network(pid for pid, _ in alive)
         locks = read_lines()
         look = causes.Look(
             family=frozenset(family), locks=locks, connections=shared, lock_files=read_lock_files(answers, locks)
         )
+        receiving = receptions.of({pid: (pid, *(c.pid for c in below)) for (pid, _), below in alive.items()})
         for (pid, ticks), below in alive.items():
             old = self._seen.get((pid, ticks), ProcessCauses())
             found = causes.read_causes(pid, below, look)
@@ -94,6 +86,9 @@ class CausesSeen:
                 children_memory=old.children_memory,
                 children_count=old.children_count,
                 busy_cores=old.busy_cores,
+                work=self._work.of_rank(pid),
+                working_children=self._work.of_children(pid, below),
+                receiving=receiving.get(pid),
             )
 
     def row(self, pid: int, ticks: int) -> dict[str, Any] | None:

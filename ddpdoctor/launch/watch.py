@@ -17,6 +17,7 @@ from ddpdoctor.launch.causes import CausesSeen
 from ddpdoctor.launch.evidence import Evidence, describe
 from ddpdoctor.launch.suspicion import read_headway
 from ddpdoctor.launch.unrecorded import Strangers
+from ddpdoctor.launch.work import Receptions
 from ddpdoctor.launch.workers import WorkersSeen
 from ddpdoctor.recorder import wire
 
@@ -141,7 +142,7 @@ class Watch:
         elif process.frozen_since_ns is None or interval_s > NOT_WATCHED_S:
             process.frozen_since_ns = now_ns
         if process.role == wire.ROLE_RANK:
-            self._causes.follow(there, below)
+            self._causes.follow(there, below, now_ns)
         pids = frozenset(child.pid for child in below)
         progress.follow(process, now_ns, interval_s, self.hang_timeout_s, pids)
         if process.last_progress_ns == now_ns:
@@ -221,19 +222,20 @@ class Watch:
 
     def take_evidence(self, *, keep_rings: bool = False) -> None:
         """Ask the ranks, look at the processes twice, and save all of it."""
+        receptions = Receptions()
         self.evidence.take(self.followed, lambda: self.follow(at_once=True), keep_rings=keep_rings)
-        self._look_for_causes()
+        self._look_for_causes(receptions)
         self.replicas.save()
         self.save(ended=False, launcher_status=None)
 
-    def _look_for_causes(self) -> None:
+    def _look_for_causes(self, receptions: Receptions) -> None:
         """Read what living ranks are blocked in; of those that have ended the last look stays."""
         alive = [p for p in self.followed.values() if p.role == wire.ROLE_RANK and p.ended_ns is None]
         below = {(rank.pid, rank.ticks): self.below.get(rank.pid, ()) for rank in alive}
         children = (child.pid for children in below.values() for child in children)
         found = find_answers(self.evidence.folder / "evidence")
         answers = {rank.pid: read_answer(found, rank.pid, rank.ticks) for rank in alive}
-        self._causes.look(below, {*(rank.pid for rank in alive), *children}, answers)
+        self._causes.look(below, {*(rank.pid for rank in alive), *children}, answers, receptions)
 
     def has_moved_since(self, moment_ns: int) -> bool:
         """Return whether a rank has made progress by itself since a moment: then what was seen of it is out of date."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Frame
     from ddpdoctor.model.transport import Connections
+    from ddpdoctor.model.work import Receiving, Work, WorkingChild
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +180,12 @@ class ProcessCauses:
     """How many of them there were when they used the most."""
     busy_cores: float | None = None
     """CPUs that it and all below it used over the last seconds; None where it was not looked at for that long."""
+    work: Work | None = None
+    """What its own threads did over the last seconds."""
+    working_children: tuple[WorkingChild, ...] = ()
+    """The processes below it that did most, the busiest first."""
+    receiving: Receiving | None = None
+    """The connection over which it, or a process below it, received most while evidence was taken."""
     at_error: AtError | None = None
 
 

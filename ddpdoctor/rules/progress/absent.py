@@ -44,6 +44,9 @@ def check_stopped(scene: Scene) -> Ruling:
 
     High for T and t, medium for D.
 
+    The job is stopped where the process has been in state T for the whole `--hang-timeout`, no debugger is attached,
+    and other ranks wait for it. Otherwise a debugger or a late device may let it go on, and the job is watched.
+
     ## What to do
 
     `kill -CONT PID`, or detach the debugger. For D look at `dmesg` and at the file system that the line reads.

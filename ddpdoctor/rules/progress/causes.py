@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from .busy import BUSY_CORES, busy_fix, find_work
 from .clues import Clue
 from .lock_causes import lock_clues
 from .places import is_file, last_main_stack, waits_in_library
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.causes import Blocked, LostChild, ProcessCauses
     from ddpdoctor.model.facts import Frame, Rank
 
+    from .busy import Busy
     from .scene import Scene
 
 _ASKS = frozenset({"cmdloop", "interact", "interaction", "raw_input", "mainloop", "embed", "prompt"})
@@ -56,8 +58,6 @@ _RECEIVES = frozenset({"recvfrom", "recvmsg", "read", "poll", "ppoll"})
 _USUAL_ENDS = frozenset({"SIGTERM"})
 """How a DataLoader ends its workers."""
 MOST_CHILDREN = 3
-BUSY_CORES = 0.3
-"""Ours: a compiler that runs on a machine which has other things to do gets more than this of a core."""
 
 
 def clues_of(scene: Scene, number: int) -> tuple[Clue, ...]:
@@ -68,16 +68,30 @@ def clues_of(scene: Scene, number: int) -> tuple[Clue, ...]:
     frames = stack.frames if stack is not None else ()
     if causes is None:
         return tuple(_compile_clue(frames, ()))
+    busy = busy_at(scene, number)
     found = [
         *_person(frames, causes.blocked),
         *_compile_clue(frames, causes.commands),
+        *((Clue(said=busy.clue, fix=busy_fix(scene)),) if busy is not None else ()),
         *lock_clues(scene, rank, causes),
         *_lost_children(scene, rank, causes),
-        *_command(frames, causes),
+        *(_command(frames, causes) if busy is None else ()),
         *_file_system(rank, causes),
-        *_network(frames, causes),
+        *(_network(frames, causes) if busy is None else ()),
     ]
     return tuple(found or _sleep(frames, causes.blocked))
+
+
+def busy_at(scene: Scene, number: int) -> Busy | None:
+    """Return what a rank works at; None where it does not, or where what it waits for is known to be no work."""
+    rank = scene.rank(number)
+    causes = rank.causes
+    if causes is None or causes.waits_for_lock is not None or causes.lock_file is not None:
+        return None
+    stack = last_main_stack(rank)
+    frames = stack.frames if stack is not None else ()
+    vain = [*_person(frames, causes.blocked), *_lost_children(scene, rank, causes)]
+    return None if vain else find_work(scene, number)
 
 
 def compiles(rank: Rank) -> bool:

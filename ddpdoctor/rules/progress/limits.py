@@ -24,7 +24,7 @@ def is_limit_over(scene: Scene) -> bool:
 
 
 def _is_over(scene: Scene, state: State) -> bool:
-    limit_s, waited_ns = _limit_s(scene, state), state.since(moment(scene.job))
+    limit_s, waited_ns = limit_s_of(scene, state), state.since(moment(scene.job))
     if limit_s is None or waited_ns is None or state.call is None or state.call.op in _OWN_LIMITS:
         return False
     return waited_ns >= limit_s * 1e9 + GRACE_NS
@@ -35,7 +35,7 @@ def limit_words(scene: Scene) -> list[str]:
     found = []
     for number in scene.waits.waiters:
         state = scene.states[number]
-        limit_s, waited_ns = _limit_s(scene, state), state.since(moment(scene.job))
+        limit_s, waited_ns = limit_s_of(scene, state), state.since(moment(scene.job))
         if limit_s is not None and waited_ns is not None and state.call is not None:
             found.append((limit_s - waited_ns / 1e9, limit_s, state.call.op))
     if not found:
@@ -53,7 +53,7 @@ def long_words(duration_s: float) -> str:
     return " ".join(parts[:2]) or "0 s"
 
 
-def _limit_s(scene: Scene, state: State) -> float | None:
+def limit_s_of(scene: Scene, state: State) -> float | None:
     """Return the limit of the call that a rank waits in; one that could not be asked has that of its peers."""
     call = state.call
     if call is None or state.doing is Doing.NEW_GROUP:

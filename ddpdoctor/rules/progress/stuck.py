@@ -8,7 +8,7 @@ from ddpdoctor.rules.registry import rule
 from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
-from .causes import clues_of, compiles
+from .causes import busy_at, clues_of, compiles
 from .clues import fix_of, sentences
 from .limits import limit_words
 from .lock_causes import is_left_behind, is_surely_left, left_behind_words
@@ -46,16 +46,25 @@ def check_stuck(scene: Scene) -> Ruling:
     `tcp://` address, while torchrun's agent serves the store at its own. And all ranks poll for a lock file that
     nobody has open: a build that died left it behind.
 
+    A rank that works is called busy, with what it does: CPU time of its threads, bytes that it reads, writes or
+    receives, a child process that does so. An endless loop uses CPU time too, and cannot be told from work. Ranks that
+    are busy while nobody waits get four times as long as well.
+
     ## How sure
 
     High where others wait for it, and where all wait for a store that nobody serves or a lock file that nobody will
-    remove. Medium where no rank waits, or where it stands inside a backward of its own. Low where the rank could not
-    be recorded, or where some ranks cannot be seen and none here waits: the job is not stopped then.
+    remove. Medium where no rank waits, where it stands inside a backward of its own, or where it moves bytes or has a
+    child that works. Low where it uses CPU time, where it could not be recorded, or where some ranks cannot be seen and
+    none here waits.
+
+    A store that nobody serves and a lock file that nobody will remove stop the job. All else may still come to a good
+    end: the job is watched on, and the report is withdrawn when the rank moves. `--on-hang kill` stops it.
 
     ## What to do
 
     Open the line that is named. For a rank that waits for a loader worker the worker's line comes first. Give every
-    wait on a file, a socket, a queue or a lock a time limit. If the work is merely slow, raise `--hang-timeout`.
+    wait on a file, a socket, a queue or a lock a time limit. Work that is merely slow: let every rank do its part, do
+    it before `init_process_group`, or raise the group's limit: `init_process_group(timeout=timedelta(hours=2))`.
 
     ## Example
 
@@ -77,8 +86,11 @@ def check_stuck(scene: Scene) -> Ruling:
 
 
 def _sureness(scene: Scene, blamed: tuple[int, ...]) -> Confidence:
-    if not _all_recorded(scene, blamed):
+    busy = [busy_at(scene, n) for n in blamed]
+    if not _all_recorded(scene, blamed) or any(one is not None and one.may_spin for one in busy):
         return Confidence.LOW
+    if any(busy):
+        return Confidence.MEDIUM
     inside = any(scene.states[n].doing in (Doing.BACKWARD, Doing.NATIVE) or compiles(scene.rank(n)) for n in blamed)
     return Confidence.MEDIUM if inside else Confidence.HIGH
 
@@ -100,6 +112,8 @@ def _all_stuck(scene: Scene) -> Ruling:
         return Ruling(inconclusive="no rank has come to init_process_group, so that none waits")
     if len(blamed) < len(scene.states) and not all(_is_patience_over(scene, n) for n in blamed):
         return Ruling(inconclusive=f"{rank_list(blamed)} {verb(blamed, 'goes', 'go')} on alone; nobody waits")
+    if any(busy_at(scene, n) for n in blamed) and not all(_is_patience_over(scene, n) for n in blamed):
+        return Ruling(inconclusive=f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} at work, and nobody waits")
     sure = all(is_surely_left(scene.rank(n).causes) for n in blamed)
     return _stuck(
         scene, blamed, Confidence.LOW if not scene.sees_all else Confidence.HIGH if sure else Confidence.MEDIUM
@@ -121,7 +135,7 @@ def _stuck(scene: Scene, blamed: tuple[int, ...], confidence: Confidence) -> Rul
     at = f" {place_words(first)}" if one_line else ""
     waiters = say.waiters_words(scene, blamed)
     left = left_behind_words(scene.rank(blamed[0]).causes) if one_line else ""
-    summary = f"{say.who(scene, blamed)} {verb(blamed, 'makes', 'make')} no progress{at}{left}"
+    summary = f"{say.who(scene, blamed)} {_doing_words(scene, blamed, at)}{left}"
     seen = [*say.classes(scene, blamed), *say.others(scene, blamed)]
     seen += [*say.handled_words(scene, blamed)]
     seen += [*say.progress_words(scene, blamed), *say.process_words(scene, blamed)]
@@ -142,7 +156,16 @@ def _stuck(scene: Scene, blamed: tuple[int, ...], confidence: Confidence) -> Rul
     )
     works = any(compiles(scene.rank(n)) for n in blamed)
     certain = _is_certain(scene, blamed) and not works
-    return Ruling(findings=(finding,), certain=certain, may_resume=True)
+    in_vain = all(is_surely_left(scene.rank(n).causes) for n in blamed)
+    return Ruling(findings=(finding,), certain=certain, may_resume=not in_vain)
+
+
+def _doing_words(scene: Scene, blamed: tuple[int, ...], at: str) -> str:
+    """Return "is busy in tokenize at train.py:12 (it reads 40 MB/s)", or "makes no progress in tokenize at ..."."""
+    busy = [one for n in blamed if (one := busy_at(scene, n)) is not None]
+    if len(busy) < len(blamed):
+        return f"{verb(blamed, 'makes', 'make')} no progress{at}"
+    return f"{verb(blamed, 'is', 'are')} busy{at}" + (f" ({busy[0].sentence})" if len(blamed) == 1 else "")
 
 
 def _is_certain(scene: Scene, blamed: tuple[int, ...]) -> bool:

@@ -37,7 +37,9 @@ def test_descendants_and_io() -> None:
         below = proc.descendants(os.getpid(), proc.read_processes())
         assert child.pid in {p.pid for p in below}
         assert len(below) >= 2
-        assert (proc.read_io_bytes(child.pid) or 0) > 0
+        io = proc.read_io(child.pid)
+        assert io is not None
+        assert io.read > 0
     finally:
         child.communicate(b"\n")
 

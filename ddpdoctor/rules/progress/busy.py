@@ -1,0 +1,121 @@
+"""A rank that holds the others up and works: it computes, reads, writes, receives, or waits for a child that does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .limits import limit_s_of, long_words
+from .scene import moment
+from .words import file_name, seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.model.causes import ProcessCauses
+    from ddpdoctor.model.facts import Rank
+    from ddpdoctor.model.work import Work
+
+    from .scene import Scene
+
+BUSY_CORES = 0.3
+"""Ours: what computes gets more than this of a core, on a machine that has other things to do as well."""
+BUSY_WANTED = 0.5
+"""Ours: a thread that polls with short sleeps wants a core for less of the time, however crowded the machine."""
+BUSY_BYTES_S = 64 * 1024
+"""As for progress (``launch.progress``): a loop that polls a small file stays below."""
+
+_CHILD = "its child"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """What a rank does."""
+
+    said: str
+    """Follows on "rank 0:": "has used 97% of a core for 30 s", "its child gcc (process 77) uses 100% of a core"."""
+    may_spin: bool
+    """CPU time is all that is seen of it, and an endless loop uses that too."""
+
+    @property
+    def sentence(self) -> str:
+        """What it does, with a subject."""
+        return self.said if self.said.startswith(_CHILD) else f"it {self.said}"
+
+    @property
+    def clue(self) -> str:
+        """What is said of it as evidence."""
+        return self.said + (": it computes, or spins in a loop that waits" if self.may_spin else "")
+
+
+def find_work(scene: Scene, number: int) -> Busy | None:
+    """Return what a rank works at; None where it does not, or where that is not known."""
+    rank = scene.rank(number)
+    causes = rank.causes
+    if causes is None or causes.work is None:
+        return None
+    moved = next(_moves(causes, causes.work), None) or next(_children(causes), None)
+    computed = _computes(scene, rank, causes.work)
+    said = moved or computed
+    return None if said is None else Busy(said=said, may_spin=moved is None)
+
+
+def _moves(causes: ProcessCauses, work: Work) -> Iterator[str]:
+    """Say which bytes the rank moves, the surest first."""
+    file = causes.blocked.file if causes.blocked is not None else None
+    where = f" {file_name(file)}" if file and file.startswith("/") else ""
+    if causes.receiving is not None and causes.receiving.bytes_s >= BUSY_BYTES_S:
+        yield f"receives {_rate(causes.receiving.bytes_s)} from {causes.receiving.remote}"
+    if (work.written_bytes_s or 0) >= BUSY_BYTES_S:
+        yield f"writes {_rate(work.written_bytes_s)}{f' to{where}' if where else ''}"
+    if (work.read_bytes_s or 0) >= BUSY_BYTES_S:
+        yield f"reads {_rate(work.read_bytes_s)}{f' from{where}' if where else ''}"
+
+
+def _children(causes: ProcessCauses) -> Iterator[str]:
+    for child in causes.working_children:
+        who = f"{_CHILD} {child.name} (process {child.pid})"
+        work = child.work
+        if _is_computing(work):
+            yield f"{who} {_core_words(work)} of a core"
+        elif (work.written_bytes_s or 0) >= BUSY_BYTES_S:
+            yield f"{who} writes {_rate(work.written_bytes_s)}"
+        elif (work.read_bytes_s or 0) >= BUSY_BYTES_S:
+            yield f"{who} reads {_rate(work.read_bytes_s)}"
+
+
+def _computes(scene: Scene, rank: Rank, work: Work) -> str | None:
+    if not _is_computing(work):
+        return None
+    since = seconds(moment(scene.job) - rank.last_progress_ns) if rank.last_progress_ns is not None else ""
+    if (rank.cpu_share or 0) >= BUSY_CORES and since:
+        return f"has used {rank.cpu_share:.0%} of a core {since}"
+    return f"{_core_words(work)} of a core"
+
+
+def _is_computing(work: Work) -> bool:
+    return work.cores >= BUSY_CORES or (work.wanted or 0) >= BUSY_WANTED
+
+
+def _core_words(work: Work) -> str:
+    """Return "uses 97%"; of what a crowded machine lets compute little, also how much it wants."""
+    if work.cores >= BUSY_CORES or work.wanted is None:
+        return f"uses {work.cores:.0%}"
+    return f"wants {work.wanted:.0%} and gets {work.cores:.0%}"
+
+
+def _rate(bytes_s: float | None) -> str:
+    value = bytes_s or 0.0
+    if value >= 1e9:
+        return f"{value / 1e9:.1f} GB/s"
+    return f"{value / 1e6:.0f} MB/s" if value >= 1e7 else f"{value / 1e6:.1f} MB/s"
+
+
+def busy_fix(scene: Scene) -> str:
+    """Return what to do about work that takes long."""
+    limits = [limit for n in scene.waits.waiters if (limit := limit_s_of(scene, scene.states[n])) is not None]
+    beyond = f"for more than {long_words(min(limits))}" if limits else "for longer than torch's own limit"
+    return (
+        "let every rank do its part of this work, or do it before init_process_group; if the others have to wait "
+        f"{beyond}, raise the group's limit: init_process_group(timeout=timedelta(hours=2))"
+    )
