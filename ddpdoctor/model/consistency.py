@@ -83,6 +83,16 @@ class Values:
     replaced: tuple[str, ...] = ()
     """The first of those for each of which an optimizer holds a stray tensor of equal shape that never had a
     gradient."""
+    untrained: tuple[str, ...] = ()
+    """The first parameters that get gradients, are in no optimizer of this process, and did not change at the last
+    moments; those that ``late`` counts come first."""
+    untrained_count: int = 0
+    late: int = 0
+    """How many of these a module was given only after the optimizer had been made."""
+    own_steps: int = 0
+    """Of a model that no DDP holds: steps right after a backward that reached no DDP model."""
+    through: int = 0
+    """Of such a model: backwards that reached a DDP model through it."""
     join: bool = False
     """Inside DDP's ``join``: ranks may take different numbers of steps."""
     hook: str = ""
@@ -127,7 +137,7 @@ class Stream:
     group: str
     """Name of the process group in which the replicas are kept equal."""
     model: int
-    """The how-many-th DDP model of this group, from 1."""
+    """The how-many-th DDP model of this group, from 1; below 0 for what an optimizer trains and no DDP holds."""
     optimizer: int
     """The how-many-th optimizer that was seen to step with parameters of it, from 1; 0 where there is none."""
     ranks: tuple[int, ...]

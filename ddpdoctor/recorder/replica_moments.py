@@ -11,11 +11,12 @@ import time
 import weakref
 from typing import Any, Dict, List, Optional
 
-from . import frames, print_wire, replica_rows
+from . import frames, print_wire, replica_rows, unwrapped
 from .replica_files import PrintFiles
 from .replica_rows import Rows
 from .replica_values import fitted, model_values, optimizer_values
 from .replicas import Replica
+from .untrained import Untrained
 
 GPU_WAIT_S = 1.0
 """How long the end waits for a GPU that is still at work: it may stand in a collective that never completes. Ours."""
@@ -38,10 +39,12 @@ def may_look() -> bool:
 class StepMoments:
     """The moments of one model by the clock of one optimizer. It outlives the optimizer, and keeps no tensor alive."""
 
-    def __init__(self, replica: Replica, optimizer: Any) -> None:
+    def __init__(self, replica: Any, optimizer: Any) -> None:
         self.replica = replica
+        """A ``Replica``, or what stands for one where no DDP holds the parameters."""
         self.steps = 0
         self._files: Optional[PrintFiles] = None
+        self._untrained = Untrained()
         self._forwards, self._unreduced = replica.before_step
         self._gradients: Rows = []
         self._prints: Optional[bytes] = None
@@ -77,6 +80,8 @@ class StepMoments:
         self.steps = steps
         self._forwards, self._unreduced = replica.before_step = (replica.forwards, replica.unreduced_forwards)
         replica.last_stepped = self
+        if isinstance(replica, unwrapped.Unwrapped):
+            unwrapped.stepped(replica, steps)
         self._leave()
 
     def _leave(self) -> None:
@@ -94,6 +99,12 @@ class StepMoments:
             return True
         version, place = self._left
         return bool(sample.data_ptr() != place or sample._version - version > self._between)
+
+    def look_first(self) -> None:
+        """Write the parameters as they are before the first step."""
+        values = dict(model_values(self.replica, [], []), steps=0, forwards=0, unreduced_forwards=0)
+        rows = replica_rows.parameter_rows(replica_rows.named_parameters(self.replica))
+        _write_rows(self._own_files(), 0, values, rows)
 
     def look_before(self, optimizer: Any) -> None:
         """Take the gradients as the optimizer is given them."""
@@ -122,7 +133,9 @@ class StepMoments:
             site=frames.describe_user(frame),
         )
         values.update(optimizer_values(optimizer))
-        _write(self._own_files(), number, values, rows + after, taken + _prints_of(after))
+        prints = _prints_of(after)
+        values.update(self._untrained.look(named, prints, optimizer, optimizers))
+        _write(self._own_files(), number, values, rows + after, taken + prints)
 
     def _own_files(self) -> PrintFiles:
         """Return where to write; only an optimizer that has made a step gets a number."""

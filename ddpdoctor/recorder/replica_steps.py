@@ -12,7 +12,7 @@ import threading
 import weakref
 from typing import Any, Dict, List, Optional
 
-from . import replicas
+from . import replicas, unwrapped
 from .replica_moments import ModelMoments, StepMoments, gpu_is_idle, may_look, next_due
 from .replicas import Replica
 from .state import check_every, guarded, here
@@ -54,7 +54,7 @@ def _forget(steppers: Dict[int, Stepper], key: int, reference: Any) -> None:
 @guarded("replica before step")
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Note that an optimizer begins a step, and take gradients where that is due, and where they are there."""
-    if not replicas.is_recorded() or (_thread.running is not None and _is_inside(_thread.running)):
+    if not _is_watched() or (_thread.running is not None and _is_inside(_thread.running)):
         return
     stepper = _thread.running = _stepper_of(optimizer)
     is_due = stepper.steps + 1 == stepper.due
@@ -65,6 +65,11 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         moments.begins()
         if looks:
             moments.look_before(optimizer)
+
+
+def _is_watched() -> bool:
+    """Return whether there may be replicas: DDP models, or other ranks that train as well."""
+    return replicas.is_recorded() or (here.is_rank and here.ring is not None and unwrapped.may_be_several())
 
 
 @guarded("replica after step")
@@ -133,6 +138,19 @@ def _find_models(stepper: Stepper, optimizer: Any) -> None:
             stepper.moments.append(known[replica])
         elif len(_moments_of(replica)) < MAX_STREAMS:
             stepper.moments.append(StepMoments(replica, optimizer))
+    if not stepper.steps and not known:
+        _find_unwrapped(stepper, optimizer)
+    stepper.moments += [moments for moments in known.values() if isinstance(moments.replica, unwrapped.Unwrapped)]
+
+
+def _find_unwrapped(stepper: Stepper, optimizer: Any) -> None:
+    """Look at what an optimizer holds beside DDP's parameters, from before its first step on."""
+    known = {id(tensor) for replica in replicas.all_replicas() for tensor in replica.module().parameters()}
+    model = unwrapped.find(_held(optimizer), known)
+    if model is not None and may_look():
+        moments = StepMoments(model, optimizer)
+        moments.look_first()
+        stepper.moments.append(moments)
 
 
 def _held(optimizer: Any) -> List[Any]:

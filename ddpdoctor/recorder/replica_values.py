@@ -41,6 +41,8 @@ def model_values(replica: Replica, named: List[Tuple[str, Any]], optimizers: Lis
         "stray": len(strays),
         "unheld": len(unheld),
         "replaced": _replaced(unheld, strays, optimizers),
+        "own_steps": getattr(replica, "own_steps", 0),
+        "through": getattr(replica, "through", 0),
         "join": replica.join,
         "hook": replica.hook,
     }
@@ -61,7 +63,7 @@ def fitted(values: Values) -> Values:
     while len(json.dumps(kept, separators=(",", ":"))) > print_wire.TEXT_SIZE:
         if kept.get("settings"):
             kept["settings"] = kept["settings"][: len(kept["settings"]) // 2]
-        elif all(kept.pop(name, None) is None for name in ("unfinished", "replaced", "unreduced", "site")):
+        elif all(kept.pop(name, None) is None for name in ("unfinished", "untrained", "replaced", "unreduced", "site")):
             return {}  # else one of them, the first there was, is gone
     return kept
 

@@ -12,7 +12,7 @@ import sys
 import weakref
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 
-from . import groups, reducer
+from . import groups, reducer, unwrapped
 from .state import check_every, guarded, here
 
 MARKS = 4
@@ -161,7 +161,9 @@ def forward_ended(ddp: Any) -> None:
 
 def backward_begins(*unused: Any, **also_unused: Any) -> None:
     """Prepare to tell which of several models a backward will reach."""
-    if len(_kept.armed) > 1 and not in_backward():
+    others = unwrapped.all_models()
+    if (len(_kept.armed) > 1 or others) and not in_backward():
+        unwrapped.backward_begins()
         _kept.marks = [(key, _mark(replica)) for key, replica in _kept.armed.items()]
 
 
@@ -170,11 +172,16 @@ def backward_ended(*unused: Any, **also_unused: Any) -> None:
 
     A backward inside another, as checkpointing makes, reduces nothing by itself.
     """
-    if not (_kept.armed or _kept.unfinished) or in_backward():
+    others = unwrapped.all_models()
+    if not (_kept.armed or _kept.unfinished or others) or in_backward():
         return
     marks, _kept.marks = _kept.marks, []
     reached = [key for key, mark in marks if key in _kept.armed and _mark(_kept.armed[key]) != mark]
-    ended = [_kept.armed.pop(key) for key in reached or list(_kept.armed)]
+    of_others = [model for model in others if model.is_reached()]
+    if not reached and not of_others:
+        reached = list(_kept.armed)
+    ended = [_kept.armed.pop(key) for key in reached]
+    unwrapped.backward_ended(of_others, any_reduced=bool(ended))
     for replica in ended:
         replica.reductions += 1
     for replica in {*ended, *_kept.unfinished.values()}:

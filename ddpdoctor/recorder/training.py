@@ -14,6 +14,7 @@ from . import (
     groups,
     loaders,
     local_gradients,
+    made,
     models,
     records,
     reducer,
@@ -232,6 +233,7 @@ def patch_optimizer(module: Any) -> None:
         steps.stepped(optimizer)
         replica_steps.after_step(optimizer)
 
+    made.patch_optimizer(module)
     module.register_optimizer_step_pre_hook(replica_steps.before_step)
     module.register_optimizer_step_pre_hook(local_gradients.before_step)
     module.register_optimizer_step_post_hook(stepped)

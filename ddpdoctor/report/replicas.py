@@ -34,7 +34,7 @@ def replica_words(report: Report) -> str | None:
     consistency = _read(report)
     if consistency is None or any(map(_says_it, report.findings)):
         return None
-    compared = [stream for stream in consistency.streams if stream.compared]
+    compared = [stream for stream in consistency.streams if stream.compared and stream.model > 0]
     if not compared:
         return None
     told = _checks(compared)

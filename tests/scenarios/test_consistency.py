@@ -100,3 +100,17 @@ def check(report: dict[str, Any], rows: Any) -> None:
         assert found["tensor"] == f"{name}.weight"
         assert words in found["summary"]
         assert found["fix"]
+
+
+def test_models_that_nobody_wrapped_and_layers_that_no_optimizer_holds(tmp_path: Path) -> None:
+    report = run("unwrapped", tmp_path, *PATIENT, ranks=2, args=("wrong", "averaged", "critic", "head", "own")).report
+    told = {(found["code"], found["tensor"]): found for found in report["findings"]}
+    assert set(told) == {("DD501", "averaged.weight"), ("DD501", "critic.weight"), ("DD508", "head.weight")}, told
+    assert "nobody has sent one rank's initial weights" in told["DD501", "averaged.weight"]["summary"]
+    assert "its gradients are not exchanged" in told["DD501", "critic.weight"]["summary"]
+    assert "after the optimizer was made" in told["DD508", "head.weight"]["summary"]
+
+
+def test_the_same_wrapped_and_held_and_what_is_each_rank_s_own_stays_silent(tmp_path: Path) -> None:
+    report = run("unwrapped", tmp_path, *PATIENT, ranks=2, args=("right", "averaged", "critic", "head", "own")).report
+    assert report["findings"] == []

@@ -13,6 +13,7 @@ from .parameter_causes import UNEVEN_STEPS, why_parameters_differ
 from .replicas import is_aligned, sightings
 from .survey import ruling, survey
 from .telling import findings_of
+from .unwrapped import unwrapped_drift
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job
@@ -53,6 +54,11 @@ def check_parameters(job: Job) -> Ruling:
     No alarm: parameters that DDP was told to ignore, `--allow-different`, ranks inside `join`, local SGD and post-local
     SGD whose parameters are averaged, and what a rank loads once training is over.
 
+    A model that no DDP holds is looked at too, before its optimizer's first step and after the same steps. It is meant
+    to be equal where all ranks step with equal gradients, which somebody has exchanged then, and where it is trained by
+    a loss of its own and DDP's model through it, as the discriminator of a GAN or a critic. Any other such model may be
+    a rank's own, as an expert or a personal head: no alarm, whatever it holds.
+
     ## How sure
 
     High where a majority is equal: the minority is to blame. With two ranks, or no majority, all are named: low.
@@ -69,7 +75,7 @@ def check_parameters(job: Job) -> Ruling:
         reduction at a step in between, which was not compared
     """
     seen = survey(job, What.PARAMETER, why_parameters_differ)
-    found = [_since(one) for one in seen.found]
+    found = [*(_since(one) for one in seen.found), *unwrapped_drift(job)]
     return ruling(job, seen, findings_of(job, check_parameters, found, "parameters"), "parameters")
 
 

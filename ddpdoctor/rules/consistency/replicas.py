@@ -41,9 +41,18 @@ class Sighting:
 
 
 def replicas_of(consistency: Consistency) -> tuple[Replica, ...]:
-    """Return the models in the order of their streams. Groups of different ranks may share a name."""
+    """Return the DDP models in the order of their streams. Groups of different ranks may share a name."""
+    return _models(stream for stream in consistency.streams if stream.model > 0)
+
+
+def unwrapped_of(consistency: Consistency) -> tuple[Replica, ...]:
+    """Return what optimizers train and no DDP holds."""
+    return _models(stream for stream in consistency.streams if stream.model < 0)
+
+
+def _models(streams: Iterable[Stream]) -> tuple[Replica, ...]:
     found: dict[tuple[str, int, tuple[int, ...]], list[Stream]] = {}
-    for stream in consistency.streams:
+    for stream in streams:
         members = tuple(sorted({*stream.ranks, *stream.unpaired}))
         found.setdefault((stream.group, stream.model, members), []).append(stream)
     return tuple(

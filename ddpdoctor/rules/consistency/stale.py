@@ -29,6 +29,9 @@ MIN_COMPARED = 3
 """Steps looked at before a part of the model is called stale. Ours: an optimizer of its own may step later."""
 
 
+MAKE_ANEW = "make the optimizer from model.parameters() after the model has been moved, replaced, loaded and wrapped"
+
+
 @rule("DD508", "stale-optimizer", Severity.ERROR, "The optimizer holds tensors that are no parameters of the model")
 def check_stale_optimizer(job: Job) -> Ruling:
     """Report parameters that never change while optimizers step with tensors that are not the model's own.
@@ -50,9 +53,13 @@ def check_stale_optimizer(job: Job) -> Ruling:
     optimizers hold as many tensors of the same shapes that are no parameters of any DDP model, have no gradient and
     never had one. Layers that are frozen by leaving them out of the optimizer have no such twins.
 
+    Or parameters that have gradients, are in no optimizer and do not change were given to a module after the optimizer
+    was made: a head of another size, adapters. Where they were there before, it is a note and no more: layers that were
+    unfrozen and never added look as those that are left out on purpose.
+
     ## How sure
 
-    High.
+    High; low for the note.
 
     ## What to do
 
@@ -66,7 +73,7 @@ def check_stale_optimizer(job: Job) -> Ruling:
     """
     found = [one for replica in replicas(job) for stream in replica.streams if (one := _finding(job, replica, stream))]
     if found:
-        return Ruling(findings=tuple(found[:1]))
+        return Ruling(findings=(min(found, key=lambda one: one.severity.order),))
     followed = any(
         stream.compared > MIN_UNCHANGED and What.PARAMETER in stream.kinds
         for replica in replicas(job)
@@ -83,6 +90,8 @@ class _Stale:
     evidence: str
     step: int | None = None
     tensor: str | None = None
+    severity: Severity = Severity.ERROR
+    fix: str = MAKE_ANEW
 
 
 def _finding(job: Job, replica: Replica, stream: Stream) -> Finding | None:
@@ -91,21 +100,24 @@ def _finding(job: Job, replica: Replica, stream: Stream) -> Finding | None:
         return None
     ranks = tuple(each.rank for each in values)
     last = step_of(stream, stream.last_number)
-    stale = _whole_model(job, stream, values, last) or _replaced_part(stream, values, last)
+    looks = (_replaced_part, _added_part, _left_out)
+    stale = _whole_model(job, stream, values, last) or next(
+        filter(None, (look(stream, values, last) for look in looks)), None
+    )
     if stale is None:
         return None
     return Finding(
         code="DD508",
         kind="stale-optimizer",
-        severity=Severity.ERROR,
-        confidence=Confidence.HIGH,
+        severity=stale.severity,
+        confidence=Confidence.HIGH if stale.severity is Severity.ERROR else Confidence.LOW,
         ranks=ranks,
         hosts=hosts_of(job, ranks),
         step=stale.step,
         tensor=stale.tensor,
         summary=stale.summary,
         evidence=(stale.evidence, *model_words(job, replica)),
-        fix="make the optimizer from model.parameters() after the model has been moved, replaced, loaded and wrapped",
+        fix=stale.fix,
     )
 
 
@@ -139,6 +151,40 @@ def _replaced_part(stream: Stream, values: tuple[Values, ...], last: int) -> _St
         "are no parameters of the model, as of a layer that was replaced after the optimizer was made",
         evidence=f"up to step {last} the model's have gradients, and those that the optimizer holds never had one",
     )
+
+
+def _added_part(stream: Stream, values: tuple[Values, ...], last: int) -> _Stale | None:
+    if stream.clock is not StreamClock.STEP or not all(each.late and each.untrained for each in values):
+        return None
+    some = values[0]
+    names = _names(some.untrained, some.late)
+    return _Stale(
+        tensor=some.untrained[0],
+        summary=f"no optimizer holds {names} on {rank_list(stream.ranks)}: added to the model, or put in "
+        "place of other layers, after the optimizer was made",
+        evidence=f"up to step {last} they got gradients and did not change",
+        fix=f"{MAKE_ANEW}; or give it what is new: optimizer.add_param_group({{'params': ...}})",
+    )
+
+
+def _left_out(stream: Stream, values: tuple[Values, ...], last: int) -> _Stale | None:
+    if stream.clock is not StreamClock.STEP or not all(each.untrained for each in values):
+        return None
+    some = values[0]
+    return _Stale(
+        tensor=some.untrained[0],
+        severity=Severity.INFO,
+        summary=f"no optimizer holds {_names(some.untrained, some.untrained_count)} on {rank_list(stream.ranks)}: "
+        "gradients are computed and reduced, and nothing is trained with them",
+        evidence=f"so it was up to step {last}; layers that are left out of the optimizer on purpose look the same",
+        fix="where they are to be trained, give them to the optimizer: layers that were frozen when it was made are "
+        "easily forgotten; where not, requires_grad_(False) before wrapping saves their backward and reduction",
+    )
+
+
+def _names(names: tuple[str, ...], count: int) -> str:
+    more = count - len(names[:count])
+    return ", ".join(names[:count]) + (f" and {more} more" if more > 0 else "")
 
 
 def _unchanged_since(stream: Stream) -> int | None:

@@ -53,7 +53,7 @@ def hosts_of(job: Job, ranks: Iterable[int]) -> tuple[str, ...]:
 def model_words(job: Job, replica: Replica) -> list[str]:
     """Return which model it is, where there are several."""
     replicas = replicas_of(job.consistency) if job.consistency is not None else ()
-    if len(replicas) < 2:
+    if len(replicas) < 2 or replica.model < 0:
         return []
     return [f"it is DDP model {replica.model} of {rank_list(replica.members)}"]
 
@@ -91,13 +91,17 @@ def _finding(job: Job, check: Callable[..., object], first: Found, others: Seque
 
 def moments_words(sighting: Sighting) -> str:
     """Return when all was last seen to be equal, and when not."""
-    seen = f"different {_moment_words(sighting)}"
+    seen = f"different {_moment_words(sighting) if sighting.step else _when(sighting)}"
     if sighting.last_good is None:
         return f"{seen}, the first moment that was compared"
+    if not sighting.last_good:
+        return f"equal before the first step, {seen}: it happened in between"
     return f"equal at step {sighting.last_good}, {seen}: it happened in between"
 
 
 def _when(sighting: Sighting) -> str:
+    if not sighting.step:
+        return "before the first step"
     if sighting.stream.clock is StreamClock.END:
         return "at the end"
     return f"{'at' if sighting.difference.what is What.GRADIENT else 'after'} step {sighting.step}"
@@ -144,8 +148,8 @@ def _also_words(found: Found) -> str:
     sighting = found.sighting
     name = row_words(sighting.difference.splits[0].row)
     return (
-        f"likewise in DDP model {sighting.replica.model} of {rank_list(sighting.replica.members)}: "
-        f"{name} {_when(sighting)}"
+        f"likewise in {'DDP' if sighting.replica.model > 0 else 'unwrapped'} model {abs(sighting.replica.model)} of "
+        f"{rank_list(sighting.replica.members)}: {name} {_when(sighting)}"
     )
 
 

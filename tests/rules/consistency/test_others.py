@@ -223,3 +223,36 @@ def test_many_sides_are_counted():
     assert found.ranks == tuple(range(64))
     assert any("no two ranks are equal" in sentence for sentence in found.evidence)
     assert all(len(sentence) < 200 for sentence in found.evidence)
+
+
+ADDED = {"untrained": ("head.weight", "head.bias"), "untrained_count": 2, "late": 2, "steps": 100, "stray": 0}
+
+
+def test_parameters_added_after_the_optimizer_was_made():
+    (found,) = stale(clock=StreamClock.STEP, unchanged=0, **ADDED)
+    assert (found.code, found.severity, found.ranks, found.tensor) == ("DD508", Severity.ERROR, (0, 1), "head.weight")
+    assert "no optimizer holds head.weight, head.bias on ranks 0 and 1: added to the model" in found.summary
+    assert "add_param_group" in found.fix
+
+
+def test_more_than_are_named_are_counted():
+    (found,) = stale(clock=StreamClock.STEP, unchanged=0, **{**ADDED, "untrained_count": 40, "late": 30})
+    assert "head.weight, head.bias and 28 more" in found.summary
+
+
+LEFT_OUT = {
+    "there before the optimizer": {"late": 0},
+    "later on one rank only": {"odd": {1: {"late": 0}}},
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_parameters_left_out_of_the_optimizer_are_a_note(name):
+    (found,) = stale(clock=StreamClock.STEP, unchanged=0, **{**ADDED, **LEFT_OUT[name]})
+    assert (found.code, found.severity, found.confidence) == ("DD508", Severity.INFO, Confidence.LOW)
+
+
+def test_all_parameters_are_held_or_change():
+    assert stale(clock=StreamClock.STEP, unchanged=0, **{**ADDED, "untrained": (), "late": 0}) == []
+    assert stale(clock=StreamClock.FORWARD, unchanged=0, **ADDED) == []
+    assert stale(clock=StreamClock.STEP, unchanged=0, odd={1: {"untrained": (), "late": 0}}, **ADDED) == []
