@@ -24,7 +24,7 @@ from ddpdoctor.model.facts import Frame
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.rules.progress.judge import judge
 
-from .build import LOCK, QUEUE, crashed, error, in_call, in_user, job, killed, line, look, stack
+from .build import LOCK, NOW, QUEUE, S, crashed, error, in_call, in_user, job, killed, line, look, stack
 
 GIB = 2**30
 STDLIB = "/usr/lib/python3.11"
@@ -177,7 +177,6 @@ def test_all_that_poll_for_a_lock_that_was_left_behind_are_stuck_before_their_gr
 
 
 OWNED = {
-    "its owner builds": replace(LEFT, holders=(ETL,)),
     "it names a process that lives": replace(LEFT, named_pid=5, named_lives=True),
     "another host may own it": replace(LEFT, shared=True),
     "not all can be looked into": replace(LEFT, unseen=1),
@@ -190,6 +189,29 @@ OWNED = {
 @pytest.mark.parametrize("name", OWNED)
 def test_before_their_group_is_made_nobody_is_named_whose_lock_may_be_given_back(name):
     assert judge(job(*(polling(n, OWNED[name]) for n in range(3)))).findings == ()
+
+
+HELD_OUTSIDE = {
+    "a marker that is open": {"lock_file": replace(LEFT, holders=(ETL,))},
+    "a lock that is asked for again and again": {"lock_file": replace(LEFT, kind=LockKind.KERNEL, holders=(ETL,))},
+    "a lock that the kernel has them wait for": {
+        "waits_for_lock": FileLock(path="/x/lock", kind="fcntl", holder_pid=9, holder="etl")
+    },
+}
+
+
+@pytest.mark.parametrize("name", HELD_OUTSIDE)
+def test_a_lock_of_another_job_is_told_in_time_and_nobody_is_stopped(name):
+    def judged(since_ns):
+        causes = ProcessCauses(**HELD_OUTSIDE[name])
+        more = {"initialized": False, "groups": (), "causes": causes, "last_progress_ns": NOW - since_ns}
+        return judge(job(*(in_user(n, line(12, "load"), FILELOCK, **more) for n in range(3))))
+
+    assert judged(39 * S).findings == ()
+    late = judged(41 * S)
+    (finding,) = late.findings
+    assert (finding.ranks, finding.confidence, late.certain) == ((0, 1, 2), Confidence.MEDIUM, False)
+    assert "which process 9 (etl) h" in finding.evidence[0]
 
 
 def test_nobody_is_named_while_one_rank_builds_and_the_others_poll():

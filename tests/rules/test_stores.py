@@ -72,6 +72,10 @@ FOUND = {
         (connecting(0, OWN), connecting(1, replace(OWN, port=29501))), (1,), Confidence.MEDIUM, False,
         "rank 0 is to serve the store, and serves one at localhost:29500", "the address of the host of rank 0",
     ),
+    "each host looks for the store on itself": (
+        (connecting(0, OWN), replace(connecting(1, OWN, Connections(listening=("0.0.0.0:22",))), host="node1")),
+        (1,), Confidence.HIGH, True, "serves one at localhost:29500 of node0", "the address of the host of rank 0",
+    ),
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.causes import LockKind
 
-from .clues import Clue, owner_words
+from .clues import Clue, children_of, owner_words
 from .places import innermost_user, is_file, last_main_stack, other_threads
 from .words import line_of
 
@@ -57,6 +57,19 @@ def is_surely_left(causes: ProcessCauses | None) -> bool:
     file = causes.lock_file if causes is not None else None
     known = file is not None and (file.kind is LockKind.MARKER or file.named_lives is False)
     return known and file is not None and not file.shared and is_left_behind(causes)
+
+
+def is_held_outside(scene: Scene, rank: Rank) -> bool:
+    """Return whether a rank waits for a lock that a living process has which is none of the job's."""
+    causes = rank.causes
+    if causes is None:
+        return False
+    owners = [owner.pid for owner in causes.lock_file.holders] if causes.lock_file is not None else []
+    if causes.waits_for_lock is not None and causes.waits_for_lock.holder_pid is not None:
+        owners.append(causes.waits_for_lock.holder_pid)
+    here = [other for other in map(scene.rank, scene.states) if other.host == rank.host]
+    own = {other.pid for other in here}.union(*map(children_of, here))
+    return bool(owners) and own.isdisjoint(owners)
 
 
 def _marker(scene: Scene, rank: Rank, file: LockFile) -> Clue:

@@ -41,11 +41,18 @@ def _sought(rank: Rank) -> StoreSought | None:
 
 
 def _is_unserved(scene: Scene, number: int) -> bool:
-    """Return whether a rank is a client of a store that no rank of the job serves at that port."""
-    if scene.states[number].doing is not Doing.INIT:
+    """Return whether a rank is a client of a store that no rank of the job serves at that address."""
+    rank = scene.rank(number)
+    store = _sought(rank)
+    if scene.states[number].doing is not Doing.INIT or store is None or _serves(store):
         return False
-    store = _sought(scene.rank(number))
-    return store is not None and not _serves(store) and store.port not in _ports_served(scene)
+    return store.port not in _ports_served(scene) or _is_elsewhere(scene, store, rank)
+
+
+def _is_elsewhere(scene: Scene, store: StoreSought, rank: Rank) -> bool:
+    """Return whether a rank looks for the store on its own host, where nobody listens, and rank 0 is on another."""
+    apart = 0 in scene.states and scene.rank(0).host != rank.host
+    return apart and _is_local(store, rank) and _nobody_listens(store, rank.causes)
 
 
 def _serves(store: StoreSought) -> bool:
@@ -59,10 +66,13 @@ def _ports_served(scene: Scene) -> set[int]:
 
 
 def _is_sure(scene: Scene, number: int) -> bool:
-    """Return whether nobody can come to serve the store: every rank is a client, and nobody listens on its host."""
+    """Return whether nobody can come to serve the store: every rank is a client, or who serves is on another host."""
     rank = scene.rank(number)
     store = _sought(rank)
-    return store is not None and store.of_agent and _is_local(store, rank) and _nobody_listens(store, rank.causes)
+    if store is None:
+        return False
+    alone = store.of_agent and _is_local(store, rank) and _nobody_listens(store, rank.causes)
+    return alone or _is_elsewhere(scene, store, rank)
 
 
 def _is_local(store: StoreSought, rank: Rank) -> bool:
@@ -138,7 +148,8 @@ def _server_words(scene: Scene, blamed: tuple[int, ...], store: StoreSought) -> 
     else:
         other = _sought(scene.rank(0))
         at = f" at {other.host}:{other.port}" if other is not None else " at another address, or has done so"
-        found.append(f"rank 0 is to serve the store, and serves one{at}")
+        on = f" of {scene.rank(0).host}" if scene.rank(0).host != scene.rank(blamed[0]).host else ""
+        found.append(f"rank 0 is to serve the store, and serves one{at}{on}")
     return found
 
 

@@ -11,7 +11,7 @@ from . import evidence as say
 from .causes import busy_at, clues_of, compiles
 from .clues import fix_of, sentences
 from .limits import limit_words
-from .lock_causes import is_left_behind, is_surely_left, left_behind_words
+from .lock_causes import is_held_outside, is_left_behind, is_surely_left, left_behind_words
 from .places import standing_places
 from .scene import Cause, Scene, moment, timeout_ns, was_left_running
 from .states import Doing
@@ -44,7 +44,8 @@ def check_stuck(scene: Scene) -> Ruling:
     Two waits concern ranks that have not met yet. Ranks inside `init_process_group` connect to a store that no rank and
     no agent serves at that address: the script replaced the launcher's MASTER_ADDR or MASTER_PORT, or passed a
     `tcp://` address, while torchrun's agent serves the store at its own. And all ranks poll for a lock file that
-    nobody has open: a build that died left it behind.
+    nobody has open: a build that died left it behind. A lock that a living process of another job has is told after
+    four hang timeouts, and the job is not stopped for it.
 
     A rank that works is called busy, with what it does: CPU time of its threads, bytes that it reads, writes or
     receives, a child process that does so. An endless loop uses CPU time too, and cannot be told from work. Ranks that
@@ -107,8 +108,7 @@ def _all_stuck(scene: Scene) -> Ruling:
     moving = [n for n in blamed if n not in scene.quiet]
     if moving:
         return Ruling()
-    left = all(is_left_behind(scene.rank(n).causes) for n in blamed)
-    if not left and not any(scene.rank(n).initialized for n in scene.states):
+    if not any(scene.rank(n).initialized for n in scene.states) and not _wait_outside(scene, blamed):
         return Ruling(inconclusive="no rank has come to init_process_group, so that none waits")
     if len(blamed) < len(scene.states) and not all(_is_patience_over(scene, n) for n in blamed):
         return Ruling(inconclusive=f"{rank_list(blamed)} {verb(blamed, 'goes', 'go')} on alone; nobody waits")
@@ -118,6 +118,16 @@ def _all_stuck(scene: Scene) -> Ruling:
     return _stuck(
         scene, blamed, Confidence.LOW if not scene.sees_all else Confidence.HIGH if sure else Confidence.MEDIUM
     )
+
+
+def _wait_outside(scene: Scene, blamed: tuple[int, ...]) -> bool:
+    """Return whether ranks that prepare wait for what the job does not have: a lock left behind, or of somebody else.
+
+    Who has a lock may give it back, and is given time.
+    """
+    if all(is_left_behind(scene.rank(n).causes) for n in blamed):
+        return True
+    return all(is_held_outside(scene, scene.rank(n)) and _is_patience_over(scene, n) for n in blamed)
 
 
 def _is_patience_over(scene: Scene, number: int) -> bool:
@@ -154,7 +164,7 @@ def _stuck(scene: Scene, blamed: tuple[int, ...], confidence: Confidence) -> Rul
         evidence=(*sentences(clues), *seen),
         fix=fix_of((clue for found in clues.values() for clue in found), _stuck_fix(scene, blamed[0], first)),
     )
-    works = any(compiles(scene.rank(n)) for n in blamed)
+    works = any(compiles(scene.rank(n)) or is_held_outside(scene, scene.rank(n)) for n in blamed)
     certain = _is_certain(scene, blamed) and not works
     in_vain = all(is_surely_left(scene.rank(n).causes) for n in blamed)
     return Ruling(findings=(finding,), certain=certain, may_resume=not in_vain)
