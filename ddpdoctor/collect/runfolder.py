@@ -10,6 +10,7 @@ from ddpdoctor.collect import ranks
 from ddpdoctor.collect.agent_log import AgentLog, read_agent_log
 from ddpdoctor.collect.answers import find_answers
 from ddpdoctor.collect.consistency import read_consistency
+from ddpdoctor.collect.control_flow import load_control_flow
 from ddpdoctor.collect.ends import find_ends, stop_of_others
 from ddpdoctor.collect.evidence import DAMAGED, check_folders, load_json, read_text
 from ddpdoctor.collect.machine import load_machine
@@ -105,6 +106,7 @@ def _read_job(folder: Path, run: dict[str, Any], attempt: int | None) -> Job:
         torch_version=run.get("torch_version"),
         host_causes=read_host_causes(watch.get("host_causes")),
         machine=load_machine(folder),
+        control_flow=load_control_flow(folder),
         consistency=read_consistency(folder, run, attempt, _writers(processes, watch)),
         nccl_lines=read_warnings(folder),
         host=str(run.get("host") or ""),

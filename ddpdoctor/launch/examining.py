@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ddpdoctor.launch.control_flow import note_control_flow
 from ddpdoctor.launch.machine import note_machine
 from ddpdoctor.launch.nodes import save_nodes
 from ddpdoctor.launch.packing import pack_folder
@@ -142,7 +143,7 @@ class Examining:
         """Return what is wrong with the job by all that was saved of it."""
         self._save_nodes()
         judgement = self._judge(self._folder, None)
-        knows_more = note_machine(self._folder, judgement)
+        knows_more = note_machine(self._folder, judgement) | note_control_flow(self._folder, judgement)
         if self._nodes is not None and self._seen is not None:
             knows_more |= note_reached(self._folder, judgement, self._seen, self._nodes.placement)
         return self._judge(self._folder, None) if knows_more else judgement

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.causes import HostCauses, ProcessCauses
     from ddpdoctor.model.consistency import Consistency, NonFinite
+    from ddpdoctor.model.control_flow import ControlFlow
     from ddpdoctor.model.data import LoaderSeen
     from ddpdoctor.model.node import Node
     from ddpdoctor.model.nodes import NodesSeen
@@ -322,6 +323,8 @@ class Job:
     """What its processes share on this host."""
     machine: Node | None = None
     """This host's network and GPUs, read where a collective did not complete."""
+    control_flow: tuple[ControlFlow, ...] = ()
+    """How control flows through the user's files, read where ranks went different ways; empty: not read."""
     consistency: Consistency | None = None
     """What its replicas were like; None where they were not compared."""
     nccl_lines: tuple[NcclLine, ...] = ()

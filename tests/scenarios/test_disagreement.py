@@ -12,6 +12,8 @@ SEEDED = {
     "mismatch_shifted": (2, "OFF", "mismatch", [0], "called all_reduce"),
     "mismatch_uneven": (3, "DETAIL", "mismatch", [2], "is in barrier"),
     "mismatch_lone": (3, "OFF", "mismatch", [0], "which ranks 1 and 2 did not call"),
+    "mismatch_skipped": (2, "DETAIL", "mismatch", [1], "skipped backward at mismatch_skipped.py:20"),
+    "mismatch_autograd": (3, "OFF", "mismatch", [1], "skipped all_reduce at mismatch_autograd.py:20"),
     "model_frozen": (3, "OFF", "model-differs", [1], "requires_grad=False"),
     "deadlock_groups": (3, "DETAIL", "deadlock", [0, 1], "of the group of ranks 0 and 1 for rank 0"),
     "deadlock_message": (2, "OFF", "deadlock", [0, 1], "waits in recv for rank 0"),
@@ -33,7 +35,8 @@ def test_the_ranks_that_disagree_are_found(job: str, tmp_path: Path) -> None:
         assert verdict["tensor"] == "0.weight"
 
 
-def test_models_of_groups_of_their_own_may_differ(tmp_path: Path) -> None:
-    ran = run("clean_model_parallel", tmp_path, "--debug-level", "OFF", *PATIENT, ranks=4)
+@pytest.mark.parametrize(("job", "ranks"), [("clean_model_parallel", 4), ("clean_skips", 2)])
+def test_ranks_that_may_differ_are_left_alone(job: str, ranks: int, tmp_path: Path) -> None:
+    ran = run(job, tmp_path, "--debug-level", "OFF", *PATIENT, ranks=ranks)
     assert ran.report["verdict"] is None, ran.report["verdict"]
     assert ran.report["job"]["status"] == "finished", ran.stderr

@@ -17,12 +17,19 @@ from .memory_causes import memory_clues
 from .places import places
 from .reducer_causes import other_words, reducer_clues, reducer_summary
 from .scene import Cause, Scene
+from .turning import AT_THE_END, find_turning, fix_of_turning, turning_words
 from .words import place_words, verb
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Call, Frame, Rank
 
+    from .turning import Turning
+
 _FATAL_DUMP = frozenset({"SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT", "SIGILL"})
+_STEP_TOGETHER = (
+    "give every rank the same number of steps (drop_last=True, model.join()), and leave together: dist.barrier() "
+    "before the end"
+)
 _OOM_WORDS = {
     True: "the kernel's OOM killer sent it",
     False: "the kernel's OOM killer did not send it",
@@ -63,9 +70,11 @@ def check_early_exit(scene: Scene) -> Ruling:
     if scene.cause is not Cause.EARLY_EXIT:
         return Ruling(skipped=scene.cause.value) if scene.cause is not Cause.NONE else Ruling()
     blamed = scene.early
-    where = tuple(place for n in blamed for place in places(n, [_way_out(scene.rank(n))]))
-    first = next(iter(where), None)
-    at = f", last seen {place_words(first)}," if first is not None else ""
+    turning = _turning(scene, blamed[0])
+    lines = turning.lines if turning is not None else ()
+    where = tuple(place for n in blamed for place in places(n, [*lines, _way_out(scene.rank(n))]))
+    last = _way_out(scene.rank(blamed[0]))
+    at = f", last seen {place_words(last)}," if last is not None else ""
     finding = Finding(
         code="DD603",
         kind="early-exit",
@@ -77,14 +86,26 @@ def check_early_exit(scene: Scene) -> Ruling:
         step=say.step_of(scene, blamed),
         summary=f"{say.who(scene, blamed)} ended with status 0{at} {say.waiters_words(scene, blamed)}".rstrip(),
         evidence=(
+            *(turning_words(turning, say.who(scene, blamed)) if turning is not None else ()),
             *say.others(scene, blamed),
             *say.progress_words(scene, blamed),
             *say.cascade_words(scene.failures, blamed),
         ),
-        fix="give every rank the same number of steps (drop_last=True, model.join()), and leave together: "
-        "dist.barrier() before the end",
+        fix=fix_of_turning(turning) if turning is not None and turning.parting.is_earlier else _STEP_TOGETHER,
     )
     return Ruling(findings=(finding,), certain=not scene.is_ending())
+
+
+def _turning(scene: Scene, number: int) -> Turning | None:
+    """Return how a rank that left came to leave, where no exit call says it, by what a rank that waits for it does."""
+    if scene.rank(number).exit_call is not None:
+        return None
+    for waiter, position in sorted(scene.positions.items()):
+        if number in position.group.members and waiter != number:
+            seq = position.seq if position.seq is not None else AT_THE_END
+            states = scene.states[number], scene.states[waiter]
+            return find_turning(scene.job.control_flow, *states, position.group.name, seq, (None, None))
+    return None
 
 
 def _way_out(rank: Rank) -> Frame | None:

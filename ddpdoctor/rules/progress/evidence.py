@@ -139,7 +139,8 @@ def counts_words(scene: Scene, numbers: Iterable[int]) -> list[str]:
 def _counts(rank: Rank) -> str:
     """Return the steps and batches of a rank; of one without both, the backwards that its records still hold."""
     if rank.steps or rank.batches:
-        return f"{rank.steps} optimizer steps and {rank.batches} batches"
+        parts = [f"{rank.steps} optimizer steps"] if rank.steps else []
+        return " and ".join([*parts, f"{rank.batches} batches"] if rank.batches else parts)
     kinds = pack_calls(rank.recent_calls).counts.items()
     return f"{sum(count for kind, count in kinds if kind.op == 'backward')} backwards, as far as recorded"
 

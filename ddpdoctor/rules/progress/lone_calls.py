@@ -10,14 +10,14 @@ from ddpdoctor.model.findings import Confidence
 from .blame import Blame, Part
 from .conflicts import Conflict
 from .groups import recorded_seq
-from .places import last_main_stack
-from .states import final_error
-from .timeline import read_timeline
+from .guards import find_guard
+from .states import stack_of
+from .timeline import line_key, read_timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from ddpdoctor.model.call_log import CallKind
+    from ddpdoctor.model.control_flow import ControlFlow
     from ddpdoctor.model.facts import Frame, Rank
 
     from .groups import Group, Position
@@ -29,7 +29,12 @@ MOST_RECORDS = 256
 
 
 def find_lone_call(
-    states: Mapping[int, State], positions: Mapping[int, Position], left: Sequence[int], *, detail: bool
+    states: Mapping[int, State],
+    positions: Mapping[int, Position],
+    left: Sequence[int],
+    flows: Sequence[ControlFlow],
+    *,
+    detail: bool,
 ) -> Conflict | None:
     """Return the call that only the waiting ranks make, where the ranks that ``left`` had passed its line.
 
@@ -39,14 +44,16 @@ def find_lone_call(
         callers = [states[n] for n in group.members if n in positions and positions[n].group == group]
         gone = [states[n].rank for n in group.members if n in set(left)]
         if callers and len(callers) <= len(gone) and len(callers) + len(gone) == len(group.members):
-            found = _lone_call(group, callers, gone, detail=detail)
+            found = _lone_call(group, callers, gone, flows, detail=detail)
             if found is not None:
                 return found
     return None
 
 
-def _lone_call(group: Group, callers: Sequence[State], gone: Sequence[Rank], *, detail: bool) -> Conflict | None:
-    blame = _blame([state.rank for state in callers], gone)
+def _lone_call(
+    group: Group, callers: Sequence[State], gone: Sequence[Rank], flows: Sequence[ControlFlow], *, detail: bool
+) -> Conflict | None:
+    blame = _blame([state.rank for state in callers], gone, flows)
     found = [_first_lone(state, group, gone, detail=detail) for state in callers] if blame is not None else []
     calls = [call for call in found if call is not None]
     if blame is None or len(calls) < len(callers):
@@ -67,13 +74,13 @@ def _first_lone(state: State, group: Group, gone: Sequence[Rank], *, detail: boo
     The rank waits in the last one. Earlier ones may have returned: the root of a broadcast does not wait.
     """
     entries = read_timeline(state, group.name, detail=detail, most=MOST_RECORDS).entries
-    known = {_line_of(kind) for rank in gone for kind in pack_calls(rank.recent_calls).counts}
+    known = {line_key(kind) for rank in gone for kind in pack_calls(rank.recent_calls).counts}
     come = max(recorded_seq(rank, group.name) for rank in gone)
     first: tuple[int, Entry] | None = None
     lone = set()
     for number in sorted(entries, reverse=True):
         entry = entries[number]
-        if number <= come or _line_of(entry.kind) in known:
+        if number <= come or line_key(entry.kind) in known:
             break
         first = (number, entry)
         lone.add(entry.place)
@@ -86,49 +93,45 @@ def _first_lone(state: State, group: Group, gone: Sequence[Rank], *, detail: boo
     return number, part
 
 
-def _line_of(kind: CallKind) -> Hashable:
-    site = kind.site
-    return (kind.op, None if site is None else (site.file, site.line))
-
-
 def _was_made_before(rank: Rank, entry: Entry, lone: set[int]) -> bool:
     """Return whether the rank had called this line before, when all ranks still went along."""
     log = pack_calls(rank.recent_calls)
-    line = _line_of(entry.kind)
-    same = {at for at, kind in enumerate(log.kinds) if _line_of(kind) == line}
+    line = line_key(entry.kind)
+    same = {at for at, kind in enumerate(log.kinds) if line_key(kind) == line}
     return any(index not in lone for which, index in zip(log.which, log.indexes, strict=True) if which in same)
 
 
-def _blame(callers: Sequence[Rank], gone: Sequence[Rank]) -> Blame | None:
-    """Blame the callers where each rank that is gone came further in the script, or destroyed the group."""
+def _blame(callers: Sequence[Rank], gone: Sequence[Rank], flows: Sequence[ControlFlow]) -> Blame | None:
+    """Blame the callers where each rank that is gone came further in the script, or went around a condition.
+
+    Where no source was read, that it destroyed the group has to do.
+    """
     ranks = tuple(rank.rank for rank in callers)
-    if all(_has_passed(rank, _frames(caller)) for rank in gone for caller in callers):
+    if all(_has_passed(rank, stack_of(caller)) for rank in gone for caller in callers):
         return Blame(ranks=ranks, confidence=Confidence.HIGH, reason="the other ranks passed its line without it")
+    guards = [find_guard(flows, caller, _last_lines(rank), over=True) for rank in gone for caller in callers]
+    if guards and None not in guards:
+        reason = f"it stands under the condition at line {guards[0]}, which the other ranks went around"
+        return Blame(ranks=ranks, confidence=Confidence.HIGH, reason=reason)
     if all(_destroyed(rank) for rank in gone):
         reason = "the other ranks destroyed the group without it, and no rank had called it before"
         return Blame(ranks=ranks, confidence=Confidence.MEDIUM, reason=reason)
     return None
 
 
-def _frames(rank: Rank) -> tuple[Frame, ...]:
-    """Return the stack in which a rank waits, or out of which it was thrown."""
-    error = final_error(rank)
-    if error is not None and error.frames:
-        return error.frames
-    stack = last_main_stack(rank)
-    return stack.frames if stack is not None else ()
-
-
 def _has_passed(rank: Rank, frames: Iterable[Frame]) -> bool:
     """Return whether a rank's last known line stands below the one of these frames that is in the same function."""
-    log = pack_calls(rank.recent_calls)
-    last = log.last_of_kinds(lambda kind: kind.site is not None)
-    lines = [frame for frame in (rank.exit_call, last.site if last is not None else None) if frame is not None]
     return any(
         frame.user and (frame.file, frame.function) == (line.file, line.function) and line.line > frame.line
         for frame in frames
-        for line in lines
+        for line in _last_lines(rank)
     )
+
+
+def _last_lines(rank: Rank) -> list[Frame]:
+    """Return the line of the exit call, and that of the last call."""
+    last = pack_calls(rank.recent_calls).last_of_kinds(lambda kind: kind.site is not None)
+    return [frame for frame in (rank.exit_call, last.site if last is not None else None) if frame is not None]
 
 
 def _destroyed(rank: Rank) -> bool:

@@ -15,6 +15,7 @@ from .groups import group_words
 from .places import innermost_user, places
 from .reducer_causes import skipped_reduction
 from .scene import Cause, Scene, was_left_running
+from .turning import did_words, find_turning, fix_of_turning, turning_words
 from .words import call_words, line_of, verb
 
 if TYPE_CHECKING:
@@ -23,13 +24,14 @@ if TYPE_CHECKING:
 
     from .blame import Part
     from .conflicts import Conflict
+    from .turning import Turning
 
 
 _TO_ROOT = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to"}
 _CONDITION = "look for a collective under a condition that differs between ranks, and for loops of unequal length"
-_UNEVEN = (
-    "give every rank the same number of batches (DistributedSampler, drop_last=True), or use model.join(); else look "
-    "for a collective, a break or a continue under a condition that differs between ranks"
+_EITHER = (
+    "where that call stands under a condition that differs between ranks (`if rank == 0:`), make it on all ranks; "
+    "where it stands behind the loop, give every rank the same number of batches (DistributedSampler, drop_last=True)"
 )
 _ALONE = (
     "make that call on all ranks: move it out of `if rank == 0:`, is_global_zero or is_main_process, and keep only "
@@ -57,6 +59,12 @@ def check_mismatch(scene: Scene) -> Ruling:
     `forward` and `backward` count as well, each in the phase in which C++ made it. Where an equal collective of another
     line went through and shifted all later ones, that line is named, and not the later one at which it showed.
 
+    The line that made the rank differ comes first in `where`: the condition and the `continue`, `break` or `return`
+    that led it around a call, or the head of the loop that it left. For that the records are followed back to the first
+    call that the rank skipped or made once too often, DDP's `forward` and `backward` included. The source is read while
+    the job is there, as far as it has not changed since; `report` uses what was kept of it. Where the source leaves
+    several ways, they are told and none is named.
+
     A collective that only one rank calls, at the end of the script or in a callback, is found as well. The other ranks
     have passed that line and their scripts have ended. Where they left the middle of a loop, see DD603.
 
@@ -68,7 +76,8 @@ def check_mismatch(scene: Scene) -> Ruling:
     ## What to do
 
     Look for a collective under a condition that differs between ranks (`if rank == 0:`, a loss that is only sometimes
-    logged), for loops of unequal length, and for tensors whose shape depends on the rank's data.
+    logged), for loops of unequal length, and for tensors whose shape depends on the rank's data. A step that one rank
+    skips (`if not torch.isfinite(loss): continue`) all have to skip: `all_reduce` the condition.
 
     ## Example
 
@@ -90,7 +99,13 @@ def _finding(scene: Scene, conflict: Conflict) -> Finding:
     blamed = conflict.blame.ranks
     counts = say.counts_words(scene, [part.rank for part in conflict.parts])
     departing = [part for part in conflict.parts if part.rank in set(blamed)]
-    where = tuple(place for part in departing for place in places(part.rank, _lines(scene, part)))
+    turning = _turning(scene, conflict, departing)
+    alike = {part.rank for part in departing if part.key == departing[0].key}
+    where = tuple(
+        place
+        for part in departing
+        for place in places(part.rank, _lines(scene, part, turning if part.rank in alike else None))
+    )
     return Finding(
         code="DD602",
         kind="mismatch",
@@ -100,37 +115,67 @@ def _finding(scene: Scene, conflict: Conflict) -> Finding:
         hosts=say.hosts_of(scene, blamed),
         where=where,
         step=say.step_of(scene, blamed),
-        summary=_summary(scene, conflict, departing),
+        summary=_summary(scene, conflict, departing, turning),
         evidence=(
-            f"collective {conflict.seq} of {group_words(conflict.group, scene.world)}: {conflict.blame.reason}",
+            _number_words(scene, conflict),
             *_sides(conflict),
+            *(turning_words(turning, say.who(scene, blamed)) if turning is not None else ()),
             *say.classes(scene, conflict.left),
             *say.handled_words(scene, blamed),
             *counts,
             *say.progress_words(scene, blamed),
             *(told.replace(" failed as well", " failed") for told in say.cascade_words(scene.failures, ())),
         ),
-        fix=_fix(conflict, uneven=bool(counts)),
+        fix=_fix(conflict, turning, uneven=bool(counts) and not scene.job.control_flow),
     )
 
 
-def _fix(conflict: Conflict, *, uneven: bool) -> str:
+def _number_words(scene: Scene, conflict: Conflict) -> str:
+    """Return which collective it is, counted from 1 as NCCL's log and the flight recorder do, and why who is blamed.
+
+    The text that torch raises under DETAIL counts from 0.
+    """
+    counted = f" (SequenceNumber={conflict.seq - 1} in torch's text)" if scene.detail else ""
+    group = group_words(conflict.group, scene.world)
+    return f"collective {conflict.seq}{counted} of {group}: {conflict.blame.reason}"
+
+
+def _turning(scene: Scene, conflict: Conflict, departing: list[Part]) -> Turning | None:
+    """Return how the first of the blamed ranks parted from the first that agrees with the others."""
+    agreeing = [part for part in conflict.parts if part not in departing]
+    if conflict.passed or not departing or not agreeing:
+        return None
+    mine, other = departing[0], agreeing[0]
+    return find_turning(
+        scene.job.control_flow, scene.states[mine.rank], scene.states[other.rank], conflict.group.name, conflict.seq,
+        (mine, other),
+    )  # fmt: skip
+
+
+def _fix(conflict: Conflict, turning: Turning | None, *, uneven: bool) -> str:
     if conflict.left:
         return _ALONE
+    if turning is not None:
+        return _CONDITION if turning.parting.is_extra else fix_of_turning(turning)
     if uneven:
-        return _UNEVEN
+        return _EITHER
     sites = {part.site for part in conflict.parts}
     return _ONE_LINE if len(sites) == 1 and None not in sites and not conflict.passed else _CONDITION
 
 
-def _lines(scene: Scene, part: Part) -> list[Frame | None]:
-    """Return the line of a call, and that of the error because of which it was made, as in a ``finally``."""
+def _lines(scene: Scene, part: Part, turning: Turning | None) -> list[Frame | None]:
+    """Return the lines that decided it, the line of the call, and that of the error because of which it was made."""
     rank = scene.rank(part.rank)
     error = innermost_user(rank.handled.frames) if rank.handled is not None else None
-    return [part.site or rank.last_place, error]
+    shown = part.site or rank.last_place
+    if turning is None:
+        return [shown, error]
+    if turning.loop_ended:
+        return [shown, *turning.lines]
+    return [*turning.lines, shown]
 
 
-def _summary(scene: Scene, conflict: Conflict, departing: list[Part]) -> str:
+def _summary(scene: Scene, conflict: Conflict, departing: list[Part], turning: Turning | None) -> str:
     agreeing = [part for part in conflict.parts if part not in departing]
     if conflict.left:
         left = conflict.left
@@ -141,7 +186,11 @@ def _summary(scene: Scene, conflict: Conflict, departing: list[Part]) -> str:
     if not agreeing:
         sides = _call_classes(departing).items()
         return "ranks disagree: " + ", ".join(f"{say.who(scene, ranks)} in {what}" for what, ranks in sides)
-    return f"{_side_words(scene, conflict, departing)}, where {_side_words(scene, conflict, agreeing)}"
+    mine = _side_words(scene, conflict, departing)
+    if turning is not None and len(_call_classes(departing)) == 1:
+        who = say.who(scene, [part.rank for part in departing])
+        mine = f"{who} {did_words(turning)}, and {mine.removeprefix(who).lstrip()}"
+    return f"{mine}, where {_side_words(scene, conflict, agreeing)}"
 
 
 def _side_words(scene: Scene, conflict: Conflict, parts: list[Part]) -> str:

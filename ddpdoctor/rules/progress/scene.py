@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Life
+from ddpdoctor.model.findings import Confidence
 
 from .conflicts import ANY_SHAPE, EVEN_SHAPE, Conflict, find_conflict
 from .differences import Difference, find_difference
 from .failures import Failure, find_failures
 from .gave_up import all_gave_up
 from .groups import Position, group_table, position_of, world_of
+from .guards import blame_guarded
 from .lone_calls import find_lone_call
 from .members import are_all_told, lost_nodes, without_stale
 from .places import is_file
@@ -174,7 +176,10 @@ def build_scene(job: Job) -> Scene:
     difference = find_difference([state.rank for state in states.values()], table, world)
     early = _early(states, waits, failures)
     if conflict is None and early:
-        conflict = find_lone_call(states, positions, early, detail=detail)
+        conflict = find_lone_call(states, positions, early, job.control_flow, detail=detail)
+    elif conflict is not None and not conflict.passed and conflict.blame.confidence is not Confidence.HIGH:
+        guarded = blame_guarded(conflict.parts, states, job.control_flow)
+        conflict = replace(conflict, blame=guarded or conflict.blame)
     is_lost = bool(lost) and _follows_from_loss(states, waits, conflict, failures)
     quiet = frozenset(n for n, s in states.items() if s.doing not in OVER and (failures or _is_quiet(job, s.rank)))
     return Scene(

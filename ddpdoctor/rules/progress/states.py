@@ -103,6 +103,15 @@ def final_error(rank: Rank) -> Raised | None:
     return next((r for r in reversed(rank.raised) if r.uncaught and r.thread_is_main), None)
 
 
+def stack_of(rank: Rank) -> tuple[Frame, ...]:
+    """Return the stack that the main thread stands in, or that an exception threw it out of."""
+    error = final_error(rank)
+    if error is not None and error.frames:
+        return error.frames
+    stack = last_main_stack(rank)
+    return stack.frames if stack is not None else ()
+
+
 def is_over(rank: Rank) -> bool:
     """Return whether the rank's process ended by itself or by somebody outside the job's own teardown."""
     return rank.life in (Life.EXITED, Life.SIGNALED, Life.GONE) and not rank.after_stop

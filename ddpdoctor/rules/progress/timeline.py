@@ -37,7 +37,9 @@ class Entry(NamedTuple):
         return self.kind.site
 
 
-class _Event(NamedTuple):
+class Event(NamedTuple):
+    """A record of a group that carries a number."""
+
     place: int
     kind: CallKind
     number: int
@@ -61,6 +63,12 @@ def key_of(kind: CallKind) -> Hashable:
     return (kind.op, None if kind.op in NATIVE_PHASES or site is None else (site.file, site.line))
 
 
+def line_key(kind: CallKind) -> Hashable:
+    """Return the operation and the line, also of DDP's phases."""
+    site = kind.site
+    return (kind.op, None if site is None else (site.file, site.line))
+
+
 def read_timeline(state: State, name: str, *, detail: bool, most: int) -> Timeline:
     """Return what a rank has under the numbers of a group, as far as its last ``most`` records tell.
 
@@ -69,9 +77,9 @@ def read_timeline(state: State, name: str, *, detail: bool, most: int) -> Timeli
     """
     entries: dict[int, Entry] = {}
     count = 0
-    phase: _Event | None = None
+    phase: Event | None = None
     cursor: int | None = None
-    events = _events(state, name, most)
+    events = read_events(state, name, most)
     for event, following in zip_longest(events, events[1:]):
         if event.kind.op == TAKES_NO_NUMBER and event.ended_ns and not event.kind.failed:
             continue
@@ -97,18 +105,18 @@ def read_timeline(state: State, name: str, *, detail: bool, most: int) -> Timeli
     return Timeline(rank=state.rank.rank, entries=entries, first_places=_first_places(events))
 
 
-def _failed_inside(event: _Event, following: _Event | None) -> bool:
+def _failed_inside(event: Event, following: Event | None) -> bool:
     """Return whether a phase failed because of a call inside it: a hook or a custom function calls in backward."""
     native = event.kind.op in NATIVE_PHASES and following is not None and following.kind.failed
     return native and following is not None and following.started_ns < event.ended_ns
 
 
-def _makes_group(event: _Event) -> bool:
+def _makes_group(event: Event) -> bool:
     """Return whether a rank waits in ``new_group``, which all ranks have to call: one that has ended did so."""
     return event.kind.op == "new_group" and not event.ended_ns
 
 
-def _first_places(events: list[_Event]) -> dict[Hashable, int]:
+def _first_places(events: list[Event]) -> dict[Hashable, int]:
     """Return where each kind of call was first made."""
     kinds = {id(event.kind): event for event in reversed(events)}
     found: dict[Hashable, int] = {}
@@ -117,7 +125,7 @@ def _first_places(events: list[_Event]) -> dict[Hashable, int]:
     return found
 
 
-def _fill(entries: dict[int, Entry], phase: _Event, cursor: int, last: int) -> int:
+def _fill(entries: dict[int, Entry], phase: Event, cursor: int, last: int) -> int:
     """Give a phase the numbers after ``cursor`` up to ``last``; return how many."""
     if last - cursor > MAX_GAP:
         return 0
@@ -127,7 +135,7 @@ def _fill(entries: dict[int, Entry], phase: _Event, cursor: int, last: int) -> i
     return max(0, last - cursor)
 
 
-def _usual(entries: Mapping[int, Entry], phase: _Event) -> int:
+def _usual(entries: Mapping[int, Entry], phase: Event) -> int:
     """Return how many numbers such a phase took the last time, at least one."""
     same = [e.place for e in entries.values() if e.native and e.kind.op == phase.kind.op and e.place != phase.place]
     return max(1, same.count(same[-1])) if same else 1
@@ -142,18 +150,18 @@ def _last_begun(state: State, name: str, *, detail: bool) -> int | None:
     return position_number(group.enqueued, detail=detail) if waits else group.enqueued
 
 
-def _entry(event: _Event, *, native: bool) -> Entry:
+def _entry(event: Event, *, native: bool) -> Entry:
     return Entry(event.kind, native, event.place, event.started_ns)
 
 
-def _events(state: State, name: str, most: int) -> list[_Event]:
+def read_events(state: State, name: str, most: int) -> list[Event]:
     """Return the records of a group that carry a number, in the order of their beginning."""
     log = pack_calls(state.rank.recent_calls)[-most:]
     taken = [_uses(kind, name, state) for kind in log.kinds]
     chosen = [taken[which] and number >= 0 for which, number in zip(log.which, log.numbers, strict=True)]
     kinds = [log.kinds[which] for which in compress(log.which, chosen)]
     columns = (compress(column, chosen) for column in (log.numbers, log.started_ns, log.ended_ns))
-    found = list(map(_Event, compress(log.indexes, chosen), kinds, *columns))
+    found = list(map(Event, compress(log.indexes, chosen), kinds, *columns))
     still_open = [_open_event(call, state, name) for call in state.rank.open_calls]
     found += [event for event in still_open if event is not None]
     return sorted(found, key=attrgetter("place"))
@@ -166,7 +174,7 @@ def _uses(kind: CallKind, name: str, state: State) -> bool:
     return kind.group == name or (not kind.group and name == default_name(state.rank))
 
 
-def _open_event(call: Call, state: State, name: str) -> _Event | None:
+def _open_event(call: Call, state: State, name: str) -> Event | None:
     kind = kind_of(call)
     if not _uses(kind, name, state):
         return None
@@ -175,7 +183,7 @@ def _open_event(call: Call, state: State, name: str) -> _Event | None:
         number += 1
     if number is None and is_collective_op(call.op):
         number = _next_number(state, name)
-    return None if number is None else _Event(call.index, kind, number, call.started_ns, 0)
+    return None if number is None else Event(call.index, kind, number, call.started_ns, 0)
 
 
 def _next_number(state: State, name: str) -> int | None:

@@ -13,7 +13,7 @@ def main():
     model = DistributedDataParallel(torch.nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     samples = torch.randn(40 if dist.get_rank() == 2 else 48, 8)
-    for batch in DataLoader(samples, batch_size=4):
+    for batch in DataLoader(samples, batch_size=4):  # FAULT
         optimizer.zero_grad()
         model(batch).mean().backward()
         optimizer.step()

@@ -1,0 +1,136 @@
+"""Which lines of the user's file decide whether a call is reached: conditions around it, jumps before it, its loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.control_flow import JUMPS, LOOPS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ddpdoctor.model.control_flow import ControlFlow, Statement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detour:
+    """One way to go around a call."""
+
+    condition: int
+    """The line of the condition, the handler or the loop."""
+    jump: int | None = None
+    """The line of the `continue`, `break` or `return` under it."""
+    ends_loop: bool = False
+    """The loop came to its end."""
+    skips_round: bool = False
+    """The jump is a `continue`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """What a rank did around a call that it left out, by lines of the function that the call is in; None elsewhere."""
+
+    left_out: int
+    before: int | None
+    """The line at which it was last, before the call was due."""
+    failed: bool
+    """What it did there had raised an exception."""
+    after: int | None
+    """The line at which it is now."""
+
+
+def left_loop(flow: ControlFlow, route: Route) -> Statement | None:
+    """Return the loop around the call that the rank is no longer in."""
+    loop = _innermost(_around(flow, route.left_out), route.left_out, LOOPS)
+    return loop if loop is not None and route.after is not None and not loop.holds(route.after) else None
+
+
+def find_detours(flow: ControlFlow, route: Route) -> tuple[Detour, ...]:
+    """Return the ways around a call that a rank can have taken, in the order of their lines."""
+    near = _around(flow, route.left_out)
+    before = route.before if route.before is not None and any(one.holds(route.before) for one in near) else None
+    loop = left_loop(flow, route)
+    if loop is not None:
+        return _out_of(near, loop)
+    if route.failed and before is not None:
+        return _by_handler(near, before)
+    start = _start(near, route.left_out, before)
+    jumps = [one for one in near if one.kind in JUMPS and start < one.line < route.left_out]
+    passing = [one for one in jumps if one.kind == "return" or _same_loop(near, one.line, route.left_out)]
+    guards = [
+        Detour(condition=one.line)
+        for one in near
+        if one.kind == "if" and one.holds(route.left_out) and not (before is not None and one.holds(before))
+    ]
+    return (*_by_jump(near, passing), *guards)
+
+
+def _out_of(near: Sequence[Statement], loop: Statement) -> tuple[Detour, ...]:
+    """Return the ways out of a loop; where it has only its end, and that is fixed, the ways to leave out a round."""
+    inside = [one for one in near if one.kind in JUMPS and loop.holds(one.line)]
+    own = [one for one in inside if one.kind == "return" or _innermost(near, one.line, LOOPS) == loop]
+    leaving = [one for one in own if one.kind != "continue"]
+    if loop.kind != "fixed-for":
+        return (*_by_jump(near, leaving), Detour(condition=loop.line, ends_loop=True))
+    return _by_jump(near, leaving or own)
+
+
+def _around(flow: ControlFlow, line: int) -> tuple[Statement, ...]:
+    """Return the statements of the function that a line is in, without those of functions inside it."""
+    own = _innermost(flow.statements, line, {"function"})
+    found = []
+    passed = 0
+    for one in flow.statements:
+        outside = own is not None and not own.line <= one.line <= own.last_line
+        if outside or one.line <= passed:
+            continue
+        if one.kind == "function" and one != own and not one.holds(line):
+            passed = one.last_line
+        else:
+            found.append(one)
+    return tuple(found)
+
+
+def _innermost(statements: Iterable[Statement], line: int, kinds: Iterable[str]) -> Statement | None:
+    holding = [one for one in statements if one.kind in set(kinds) and one.holds(line)]
+    return min(holding, key=lambda one: (one.last_line - one.line, -one.line), default=None)
+
+
+def _start(near: Sequence[Statement], left_out: int, before: int | None) -> int:
+    """Return the line from which on a jump leads around the call: the last one known, else the head of its loop."""
+    loop = _innermost(near, left_out, LOOPS)
+    if before is not None and before < left_out and (loop is None or loop.holds(before)):
+        return before
+    return loop.line if loop is not None else 0
+
+
+def _same_loop(near: Sequence[Statement], jump: int, left_out: int) -> bool:
+    loop = _innermost(near, jump, LOOPS)
+    return loop is not None and loop.holds(left_out)
+
+
+def _by_jump(near: Sequence[Statement], jumps: Iterable[Statement]) -> tuple[Detour, ...]:
+    """Return the jumps with the conditions that they stand under; a jump without one is taken by all ranks."""
+    pairs = ((_innermost(near, jump.line, {"if", "except"}), jump) for jump in jumps)
+    return tuple(
+        Detour(condition=head.line, jump=jump.line, skips_round=jump.kind == "continue")
+        for head, jump in pairs
+        if head is not None
+    )
+
+
+def _by_handler(near: Sequence[Statement], before: int) -> tuple[Detour, ...]:
+    """Return the handlers of the exception that was raised at a line."""
+    attempt = _innermost(near, before, {"try"})
+    if attempt is None:
+        return ()
+    handlers = [one for one in near if one.kind == "except" and attempt.holds(one.line)]
+    first = min((one.line for one in handlers), default=0)
+    if before >= first:
+        return ()
+    return tuple(Detour(condition=handler.line, jump=_jump_in(near, handler)) for handler in handlers)
+
+
+def _jump_in(near: Sequence[Statement], head: Statement) -> int | None:
+    return next((one.line for one in near if one.kind in JUMPS and head.holds(one.line)), None)

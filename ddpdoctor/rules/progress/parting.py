@@ -1,0 +1,145 @@
+"""Where a rank parted from the others: the first thing it did that they did not do there, DDP's phases included.
+
+It may show only later. A rank that skips one backward goes on to its next forward, and is at the end of its loop when
+the others still reduce gradients.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .departures import MOST_SHIFT
+from .states import NATIVE_PHASES, is_collective_op
+from .timeline import read_events
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping, Sequence
+
+    from ddpdoctor.model.call_log import CallKind
+
+    from .states import State
+    from .timeline import Event
+
+MOST_RECORDS = 4096
+"""Records of a rank that are compared: as many as its ring holds. Only two ranks are."""
+
+MOST_AHEAD = 32
+"""Numbers that are looked at after a parting, to tell a call too many from one too few."""
+MOST_ALIKE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parting:
+    """How one rank and another went on after what they last did alike."""
+
+    before: CallKind | None
+    """What both did last."""
+    instead_of: CallKind
+    """What the other did next."""
+    went_on: CallKind | None = None
+    """What the one that parted did next; None where that was nothing that the group can see."""
+    is_earlier: bool = False
+    """Both have gone on since: it shows later."""
+    is_extra: bool = False
+    """``went_on`` is a call too many, after which the rank did what was due."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Act:
+    """A call or a phase, and whether it took numbers: a backward under ``no_sync`` takes none. None: not known."""
+
+    kind: CallKind
+    took: bool | None
+
+    @property
+    def key(self) -> Hashable:
+        site = self.kind.site
+        return (self.kind.op, None if site is None else (site.file, site.line))
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether all ranks had to do it."""
+        return bool(self.took) or self.kind.op not in NATIVE_PHASES
+
+    def is_like(self, other: _Act) -> bool:
+        return self.key == other.key and (None in {self.took, other.took} or self.took == other.took)
+
+
+def find_parting(one: State, other: State, group: str, seq: int) -> Parting | None:
+    """Return where ``one`` parted from ``other``, at or before the collective ``seq`` of a group.
+
+    What only one of them ever does does not count: `if rank == 0: broadcast(x)`, of which the others have a line too.
+    """
+    mine, others = _acts(one, group), _acts(other, group)
+    shared = _keys(mine) & _keys(others)
+    first = max(min(mine, default=0), min(others, default=0)) + 1
+    before: CallKind | None = None
+    for number in sorted(number for number in mine.keys() & others.keys() if first <= number < seq):
+        ours = [act for act in mine[number] if act.key in shared]
+        theirs = [act for act in others[number] if act.key in shared]
+        at = next((at for at, act in enumerate(theirs) if at == len(ours) or not ours[at].is_like(act)), None)
+        if at is None:
+            before = ours[-1].kind if ours else before
+            continue
+        before = ours[at - 1].kind if at else before
+        if len(ours) < len(mine[number]) or (at == len(ours) and number == max(mine)):
+            return Parting(before=before, instead_of=theirs[at].kind)
+        return Parting(
+            before=before,
+            went_on=ours[at].kind if at < len(ours) else None,
+            instead_of=theirs[at].kind,
+            is_earlier=True,
+            is_extra=at < len(ours)
+            and ours[at].is_collective
+            and _is_extra(_from(mine, number, at), _from(others, number, at)),
+        )
+    rest = [act.kind for number in sorted(others) if number > max(mine, default=0) for act in others[number]]
+    return Parting(before=before, instead_of=rest[0]) if rest else None
+
+
+def _from(acts: Mapping[int, Sequence[_Act]], start: int, at: int) -> list[_Act]:
+    return [act for number in range(start, start + MOST_AHEAD) for act in acts.get(number, ())][at:]
+
+
+def _is_extra(ours: Sequence[_Act], theirs: Sequence[_Act]) -> bool:
+    """Return whether one rank's acts are the other's after a few more of its own, and not the other way around."""
+    for more in range(1, MOST_SHIFT + 1):
+        if _go_alike(ours, theirs[more:]):
+            return False
+        if _go_alike(ours[more:], theirs):
+            return True
+    return False
+
+
+def _go_alike(one: Sequence[_Act], other: Sequence[_Act]) -> bool:
+    pairs = list(zip(one[:MOST_ALIKE], other, strict=False))
+    return bool(pairs) and all(mine.is_like(theirs) for mine, theirs in pairs)
+
+
+def _acts(state: State, group: str) -> Mapping[int, Sequence[_Act]]:
+    """Return what a rank did, by how many collectives its group had begun before.
+
+    A forward without gradients that took no number is left out: each rank may evaluate as often as it likes.
+    """
+    found: dict[int, list[_Act]] = defaultdict(list)
+    events = [event for event in read_events(state, group, MOST_RECORDS) if _is_act(event.kind)]
+    begun = [_begun_before(event) for event in events]
+    for at, event in enumerate(events):
+        took = begun[at + 1] > begun[at] if at + 1 < len(events) else None
+        if event.kind.op != "ddp_forward_no_grad" or took:
+            found[begun[at]].append(_Act(event.kind, took if event.kind.op == "backward" else None))
+    return found
+
+
+def _is_act(kind: CallKind) -> bool:
+    return kind.op in NATIVE_PHASES or is_collective_op(kind.op)
+
+
+def _begun_before(event: Event) -> int:
+    return event.number - 1 if is_collective_op(event.kind.op) else event.number
+
+
+def _keys(acts: Mapping[int, Sequence[_Act]]) -> set[Hashable]:
+    return {act.key for of_number in acts.values() for act in of_number}

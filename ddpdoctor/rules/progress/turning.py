@@ -1,0 +1,187 @@
+"""Where the rank to blame turned off from what the others did: the line that decided it, and how to say so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from .detours import Detour, Route, find_detours, left_loop
+from .parting import Parting, find_parting
+from .states import stack_of
+from .words import line_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ddpdoctor.model.call_log import CallKind
+    from ddpdoctor.model.control_flow import ControlFlow, Statement
+    from ddpdoctor.model.facts import Frame
+
+    from .blame import Part
+    from .states import State
+
+    Parts = tuple[Part | None, Part | None]
+
+MOST_WAYS = 4
+"""Ways around a call that are told."""
+NO_LINE = 0
+"""Where a rank is whose script has ended: in no loop."""
+AT_THE_END = 1 << 62
+"""In place of a number that is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turning:
+    """How the rank to blame parted from the others."""
+
+    parting: Parting
+    detours: tuple[Detour, ...]
+    """The ways that its code has around what it left out; empty where its source is not known."""
+    loop: Statement | None
+    """The loop that it left while the others went on in it."""
+    call: Frame
+    """The line that was left out, in the function of those ways."""
+
+    @property
+    def lines(self) -> tuple[Frame, ...]:
+        """The lines that decided it, where there is only one way; else the last line before it."""
+        if self.detours and (len(self.detours) == 1 or self.loop is not None):
+            detour = self.detours[0]
+            second = detour.jump if detour.jump is not None or self.loop is not None else self.call.line
+            return tuple(replace(self.call, line=line) for line in (detour.condition, second) if line is not None)
+        site = self._turned_at()
+        return (site,) if site is not None else ()
+
+    @property
+    def loop_ended(self) -> bool:
+        """Whether the rank came out of a loop by its end."""
+        return self.loop is not None and any(detour.ends_loop for detour in self.detours)
+
+    @property
+    def reduced_nothing(self) -> bool:
+        """Whether the rank made the call that was due, and DDP did not reduce in it."""
+        went_on, due = self.parting.went_on, self.parting.instead_of
+        return went_on is not None and due.op == "backward" and (went_on.op, went_on.site) == (due.op, due.site)
+
+    def _turned_at(self) -> Frame | None:
+        if self.parting.is_extra and self.parting.went_on is not None:
+            return self.parting.went_on.site
+        if self.reduced_nothing:
+            return self.parting.instead_of.site
+        return self.parting.before.site if self.parting.before is not None else None
+
+
+def find_turning(
+    flows: Iterable[ControlFlow], mine: State, other: State, group: str, seq: int, parts: Parts
+) -> Turning | None:
+    """Return how a rank that is to blame parted from another, or None where the call that shows it is all there is.
+
+    ``parts`` are their calls under the number ``seq``; None for a rank that has ended.
+    """
+    own, usual = parts
+    parting = find_parting(mine, other, group, seq)
+    if own is not None and own.kind.op == "backward" and usual is not None and not usual.native:
+        parting = Parting(before=own.kind, instead_of=usual.kind)
+    if parting is None or parting.instead_of.site is None:
+        return None
+    if parting.is_extra:
+        return Turning(parting=parting, detours=(), loop=None, call=parting.instead_of.site)
+    after = parting.went_on.site if parting.is_earlier and parting.went_on is not None else None
+    found = _look_up(tuple(flows), parting, (mine, other), parts, after)
+    if parting.is_earlier or found.loop is not None or own is None:
+        return found
+    return found if found.detours and _is_in(usual, parting.instead_of) else None
+
+
+def _look_up(
+    flows: Sequence[ControlFlow], parting: Parting, states: tuple[State, State], parts: Parts, after: Frame | None
+) -> Turning:
+    """Look for ways around the call in its own function; where there are none, in those that called it."""
+    mine, other = states
+    own = (after,) if after is not None else stack_of(mine.rank)
+    over = parts[0] is None and not parting.is_earlier
+    calls = _callers(parting.instead_of, other, parts[1])
+    for call in calls:
+        flow = next((flow for flow in flows if flow.file == call.file), None)
+        if flow is None:
+            continue
+        before = parting.before.site if parting.before is not None else None
+        route = Route(
+            left_out=call.line,
+            before=before.line if before is not None and _same_function(before, call) else None,
+            failed=parting.before is not None and parting.before.failed,
+            after=NO_LINE if over else _line_in(own, call),
+        )
+        found = find_detours(flow, route)
+        if found:
+            return Turning(parting=parting, detours=found, loop=left_loop(flow, route), call=call)
+    return Turning(parting=parting, detours=(), loop=None, call=calls[0])
+
+
+def _callers(due: CallKind, other: State, part: Part | None) -> list[Frame]:
+    """Return the line of the call that was due, and where a rank still is in it, the lines that led there."""
+    site = due.site
+    if site is None:
+        return []
+    inside = _is_in(part, due)
+    outer = [frame for frame in reversed(stack_of(other.rank)) if frame.user and frame != site] if inside else []
+    return [site, *outer]
+
+
+def _is_in(part: Part | None, due: CallKind) -> bool:
+    return part is not None and (part.kind.op, part.kind.site) == (due.op, due.site)
+
+
+def _line_in(frames: Iterable[Frame], call: Frame) -> int | None:
+    return next((frame.line for frame in frames if _same_function(frame, call)), None)
+
+
+def _same_function(one: Frame, other: Frame) -> bool:
+    return (one.file, one.function) == (other.file, other.function)
+
+
+def did_words(turning: Turning) -> str:
+    """Return what a rank did that the others did not, as "skipped backward at train.py:15"."""
+    parting = turning.parting
+    due = f"{parting.instead_of.op} at {line_of(parting.instead_of.site)}"
+    if parting.is_extra and parting.went_on is not None:
+        return f"called {parting.went_on.op} at {line_of(parting.went_on.site)} once more than the others"
+    if turning.reduced_nothing:
+        return f"reduced nothing in {due}"
+    if turning.loop is not None and turning.detours and not any(detour.skips_round for detour in turning.detours):
+        return f"left the loop at {line_of(replace(turning.call, line=turning.loop.line))} before the others"
+    return f"skipped {due}"
+
+
+def turning_words(turning: Turning, who: str) -> list[str]:
+    """Return how a rank parted from the others, as a sentence."""
+    before = turning.parting.before
+    after = f", after {before.op} at {line_of(before.site)}" if before is not None else ""
+    ways = [_detour_words(detour) for detour in turning.detours[:MOST_WAYS]]
+    decides = f": {' or '.join(ways)} {'decides' if len(ways) == 1 else 'decide'} that" if ways else ""
+    return [f"{who} {did_words(turning)}{after}{decides}"]
+
+
+def fix_of_turning(turning: Turning) -> str:
+    """Return what to do about it."""
+    loop = turning.loop
+    if loop is not None and loop.kind == "while":
+        return (
+            f"let all ranks leave the loop at line {loop.line} in the same round: a clock or a loss differs between "
+            "ranks, so all_reduce the decision to stop"
+        )
+    if loop is not None:
+        return (
+            "give every rank the same number of batches (DistributedSampler, drop_last=True), or use model.join(); "
+            "where a rank itself decides to break or to skip, all_reduce that decision"
+        )
+    if turning.reduced_nothing:
+        return "enter no_sync() in the same steps on all ranks: count the micro-batches alike"
+    return "skip it on all ranks or on none: all_reduce the condition, or multiply a loss that must not count by zero"
+
+
+def _detour_words(detour: Detour) -> str:
+    if detour.ends_loop:
+        return f"the end of the loop at line {detour.condition}"
+    jump = f" (left at line {detour.jump})" if detour.jump not in (None, detour.condition) else ""
+    return f"the condition at line {detour.condition}{jump}"

@@ -1,0 +1,173 @@
+"""The line that made a rank differ is named, and the place where it showed is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.collect.control_flow import read_control_flow
+from ddpdoctor.model.control_flow import ControlFlow
+from ddpdoctor.model.facts import Frame, Job, Rank
+from ddpdoctor.model.findings import Finding, Severity
+from ddpdoctor.rules.progress.judge import judge
+
+from .build import AUTOGRAD, C10D, LONG_AGO, ended, group, job, line, look, phase, stack
+from .test_disagreement import Script
+
+FUNCTION = "backward"
+SOURCE = """\
+class Reduced(Function):
+    def backward(ctx, g):
+        if ctx.skip:
+            return g
+        all_reduce(g)
+
+
+def main():
+    for batch in loader:
+        loss = model(batch)
+        if not isfinite(loss):
+            continue
+        loss.backward()
+        if metric:
+            log(loss)
+    barrier()
+    if rank == 0:
+        barrier()
+"""
+SKIPS, LEAVES_LOOP, AUTOGRAD_SKIPS = [11, 12], [16, 9], [3, 4]
+FORWARD, BACKWARD, LOG, BARRIER, INNER = 10, 13, 15, 16, 5
+
+
+@pytest.fixture
+def flow(tmp_path: Path) -> ControlFlow:
+    path = tmp_path / "train.py"
+    path.write_text(SOURCE)
+    found = read_control_flow(path, float("inf"))
+    assert found is not None
+    return ControlFlow(file=line(1).file, statements=found.statements)
+
+
+def steps(script: Script, count: int) -> Script:
+    for _ in range(count):
+        script.phase("ddp_forward", FORWARD, 0).phase("backward", BACKWARD, 1)
+    return script
+
+
+def at_barrier(script: Script) -> Rank:
+    return script.collective(BARRIER, "barrier", dtype=None, shape=None).waits()
+
+
+def in_step(script: Script) -> Rank:
+    return steps(script, 1).waits()
+
+
+def judged(*ranks: Rank, flow: ControlFlow | None = None) -> Finding:
+    facts: Job = job(*ranks, control_flow=(flow,) if flow is not None else ())
+    (found,) = (one for one in judge(facts).findings if one.severity is Severity.ERROR)
+    return found
+
+
+def started(world: int) -> list[Script]:
+    return [steps(Script(n, world).build(8), 4) for n in range(world)]
+
+
+def skipping(world: int) -> list[Rank]:
+    """Return ranks of which the last left out the backward of its fifth step, and is at the barrier."""
+    found = started(world)
+    found[-1].phase("ddp_forward", FORWARD, 0)
+    for script in found[:-1]:
+        steps(script, 4)
+    return [*[in_step(script) for script in found[:-1]], at_barrier(steps(found[-1], 4))]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_backward_that_was_skipped_is_named_with_the_line_that_skips_it(world: int, flow: ControlFlow) -> None:
+    found = judged(*skipping(world), flow=flow)
+    assert (found.kind, found.ranks, [place.line for place in found.where]) == ("mismatch", (world - 1,), SKIPS)
+    assert f"skipped backward at train.py:{BACKWARD}, and is in barrier at train.py:{BARRIER}" in found.summary
+    assert "on all ranks or on none" in found.fix
+
+
+def test_without_the_source_the_last_line_before_it_is_named() -> None:
+    found = judged(*skipping(3))
+    assert [place.line for place in found.where] == [FORWARD, BARRIER]
+
+
+def test_a_loop_that_ended_sooner_is_named_behind_the_call_at_which_it_showed(flow: ControlFlow) -> None:
+    found = started(3)
+    report = judged(in_step(found[0]), in_step(found[1]), at_barrier(found[2]), flow=flow)
+    assert (report.ranks, [place.line for place in report.where]) == ((2,), LEAVES_LOOP)
+    assert "left the loop at train.py:9 before the others" in report.summary
+    assert "DistributedSampler" in report.fix
+
+
+def test_a_call_too_many_inside_the_loop_is_no_loop_of_another_length(flow: ControlFlow) -> None:
+    found = started(2)
+    ranks = found[0].collective(LOG, "reduce").waits(steps=4, batches=4), in_step(found[1])
+    report = judged(ranks[0], _with(ranks[1], steps=4, batches=5), flow=flow)
+    assert (report.ranks, [place.line for place in report.where]) == ((0,), [LOG])
+    assert "DistributedSampler" not in report.fix
+    unread = judged(ranks[0], _with(ranks[1], steps=4, batches=5))
+    assert unread.fix.index("condition") < unread.fix.index("DistributedSampler")
+
+
+def test_a_collective_left_out_inside_backward_is_named_in_its_own_function(flow: ControlFlow) -> None:
+    found = started(3)
+    for script in found:
+        script.phase("backward", BACKWARD, 0)
+    inside = [script.collective(line(INNER, FUNCTION)).waits() for script in found[:2]]
+    found[2].begun += 1
+    looks = (look(stack(line(BACKWARD), AUTOGRAD)),)
+    report = judged(*inside, found[2].waits(looks=looks), flow=flow)
+    assert (report.ranks, [place.line for place in report.where]) == ((2,), AUTOGRAD_SKIPS)
+    assert {place.function for place in report.where} == {FUNCTION}
+
+
+def test_a_backward_that_reduced_nothing_is_named() -> None:
+    found = started(3)
+    for script in found:
+        script.phase("ddp_forward", FORWARD, 0).phase("backward", BACKWARD, 0 if script.number == 2 else 1)
+        steps(script, 3)
+    report = judged(in_step(found[0]), in_step(found[1]), at_barrier(steps(found[2], 1)))
+    assert (report.ranks, [place.line for place in report.where]) == ((2,), [BACKWARD, BARRIER])
+    assert "reduced nothing in backward" in report.summary
+
+
+def test_evaluations_without_gradients_are_no_parting(flow: ControlFlow) -> None:
+    found = started(3)
+    for script in found:
+        for _ in range(3 if script.number == 2 else 1):
+            script.phase("ddp_forward_no_grad", FORWARD, 0)
+        steps(script, 3)
+    report = judged(in_step(found[0]), in_step(found[1]), at_barrier(found[2]), flow=flow)
+    assert [place.line for place in report.where] == LEAVES_LOOP
+
+
+def test_how_a_rank_came_to_leave_early_is_told(flow: ControlFlow) -> None:
+    found = started(3)
+    gone = steps(found[2].phase("ddp_forward", FORWARD, 0), 2)
+    site = line(18)
+    calls = (*gone.calls, phase("destroy_process_group", site, index=99, open_=False, begun=gone.begun))
+    left = ended(2, recent_calls=calls, groups=(group(gone.begun, 3),), main_ended_ns=LONG_AGO)
+    report = judged(in_step(steps(found[0], 2)), in_step(steps(found[1], 2)), left, flow=flow)
+    assert (report.kind, report.ranks, [place.line for place in report.where]) == ("early-exit", (2,), SKIPS)
+
+
+def test_of_two_ranks_the_one_under_a_condition_is_blamed(flow: ControlFlow) -> None:
+    found = started(2)
+    alone = _standing(found[0].collective(18, "all_gather"), line(18))
+    other = _standing(found[1].collective(BARRIER, "barrier"), line(BARRIER))
+    report = judged(alone, other, flow=flow)
+    assert (report.ranks, [place.line for place in report.where]) == ((0,), [18])
+    assert "the condition at line 17" in report.evidence[0]
+
+
+def _standing(script: Script, at: Frame) -> Rank:
+    return script.waits(looks=(look(stack(at, C10D)),))
+
+
+def _with(found: Rank, **more: object) -> Rank:
+    fields = {name: getattr(found, name) for name in found.__slots__}
+    return type(found)(**{**fields, **more})
