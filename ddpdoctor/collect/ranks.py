@@ -203,11 +203,16 @@ def _raised(notes: list[dict[str, Any]]) -> tuple[Raised, ...]:
             thread_is_main=bool(note.get("main")), uncaught=bool(note.get("uncaught")), in_call=note.get("call"),
             frames=read_frames(note.get("frames")), from_child=bool(note.get("child")),
             reducer=read_reducer(note.get("reducer")),
+            passed_on_as=str(note.get("as") or ""), of_ranks=_numbers(note.get("ranks")),
         )  # fmt: skip
         if found and not found[-1].uncaught and (found[-1].type, found[-1].message) == (raised.type, raised.message):
             found.pop()
         found.append(raised)
     return tuple(found)
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    return tuple(number for number in value if isinstance(number, int)) if isinstance(value, list) else ()
 
 
 def _message(note: dict[str, Any]) -> str:

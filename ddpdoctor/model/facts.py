@@ -158,6 +158,10 @@ class Raised:
     """True where the frames are those of a child process, such as a DataLoader worker."""
     reducer: ReducerSaid | None = None
     """Where DDP's reducer raised it: of which parameters it complains."""
+    passed_on_as: str = ""
+    """The type of the error that torch raised because of this one, as a pipeline does; empty where it raised none."""
+    of_ranks: tuple[int, ...] = ()
+    """The ranks of whose errors torch has told all ranks, as a distributed checkpoint does; empty for other errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from . import frames, imports, memory
+from . import frames, imports, memory, reasons
 from .state import describers, guarded, here
 from .wrappers import standing_for
 
@@ -35,9 +35,11 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
     is_main = _thread.get_ident() == here.main_thread
     if ring is None or not _may_note(uncaught, is_main):
         return
+    reason = reasons.reason_of(error, _own_rank(), frames_of, _noted)
+    error = reason.error
     text = _text_of(error)
     passed_on = frames_in_text(text)
-    raised_at = passed_on or frames_of(error.__traceback__)
+    raised_at = passed_on or reason.frames
     if uncaught:
         call = _noted.get(id(error))
     elif id(error) in _noted or any(frame["u"] for frame in raised_at):
@@ -52,6 +54,8 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
         "uncaught": int(uncaught),
         "call": call,
         "child": int(bool(passed_on)),
+        "as": reason.passed_on,
+        "ranks": reason.ranks,
         "frames": raised_at,
         "groups": _groups() if call else [],
         "memory": memory.at_error(error, text),
@@ -70,6 +74,12 @@ def _of_reducer(error: BaseException, text: str) -> Optional[Dict[str, Any]]:
     except Exception as failure:  # noqa: BLE001 - the recorder's wall: the error itself is still noted
         here.failed("reducer", failure)
         return None
+
+
+def _own_rank() -> int:
+    """Return this process's rank, -1 before it has one; ``groups`` is loaded with torch.distributed only."""
+    groups = sys.modules.get(__package__ + ".groups")
+    return int(groups.c10d.get_rank()) if groups is not None and groups.default() is not None else -1
 
 
 def _may_note(uncaught: bool, is_main: bool) -> bool:

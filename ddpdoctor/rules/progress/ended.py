@@ -221,6 +221,7 @@ def _failed(scene: Scene, root: Failure, code: str, kind: str) -> Finding:
         summary=_summary(root, say.who(scene, blamed), blamed, where),
         evidence=(
             *_signal_words(root),
+            *_passed_on_words(root),
             *sentences(dict.fromkeys(blamed if _of_reducer(root) else (root.rank.rank,), clues)),
             *(other_words(scene) if _of_reducer(root) else ()),
             *say.cascade_words(scene.failures, blamed),
@@ -233,6 +234,12 @@ def _failed(scene: Scene, root: Failure, code: str, kind: str) -> Finding:
 
 def _of_reducer(failure: Failure) -> bool:
     return failure.error is not None and failure.error.reducer is not None
+
+
+def _passed_on_words(root: Failure) -> list[str]:
+    """Say which error the log ends with, where a library of torch's has raised another because of this one."""
+    passed_on = root.error.passed_on_as if root.error is not None else ""
+    return [f"torch raised {passed_on} because of it"] if passed_on else []
 
 
 def _lines(failure: Failure) -> list[Frame | None]:

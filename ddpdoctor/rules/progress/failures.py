@@ -38,6 +38,12 @@ class Failure:
         return self.error is None and self.rank.life in (Life.SIGNALED, Life.GONE)
 
     @property
+    def by_itself(self) -> bool:
+        """Whether it failed in no call that needs others, and not because of an error that others told it of."""
+        told = self.error.of_ranks if self.error is not None else ()
+        return self.call is None and (not told or self.rank.rank in told)
+
+    @property
     def timed_out(self) -> bool:
         """Whether it failed only because it had waited too long: a hang, not a crash."""
         if self.call is None:

@@ -211,13 +211,13 @@ def _compared_shapes(waits: Waits, failures: tuple[Failure, ...]) -> AbstractSet
 
 
 def _root_failure(failures: tuple[Failure, ...]) -> Failure | None:
-    """Return the earliest failure of a rank that was in no call that needs others, else the earliest of all."""
-    return next((f for f in failures if f.call is None), failures[0] if failures else None)
+    """Return the earliest failure of a rank by itself, else the earliest of all."""
+    return next((f for f in failures if f.by_itself), failures[0] if failures else None)
 
 
 def _early(states: Mapping[int, State], waits: Waits, failures: tuple[Failure, ...]) -> tuple[int, ...]:
     """Return the ranks that ended with status 0 before any rank failed by itself, while others needed them."""
-    first = min((f.time_ns for f in failures if f.call is None), default=None)
+    first = min((f.time_ns for f in failures if f.by_itself), default=None)
     found = []
     for number in waits.blockers:
         state = states[number]

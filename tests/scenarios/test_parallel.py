@@ -1,0 +1,50 @@
+"""Jobs that spread a model over ranks by FSDP, tensor and pipeline parallelism, DTensor, ZeRO, or checkpoints of those.
+
+Healthy, they stay without a verdict. With a fault on the last rank, that rank is blamed, and who waits is told by the
+dimension of the mesh.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.running import PATIENT, marked_lines, run
+
+KINDS = ("fsdp2", "hybrid", "fsdp_tensor", "fsdp1", "tensor", "dtensor", "functions", "zero", "pipeline", "saved")
+FAULTS = (
+    ("fsdp2", "early-exit", 2, "OFF", "in fully_shard (all_gather_into_tensor)"),
+    ("hybrid", "stuck", 4, "DETAIL", "in the shard group (ranks 2 and 3) for rank 3"),
+    ("fsdp_tensor", "stuck", 4, "OFF", "in the dp group (ranks 1 and 3) for rank 3"),
+    ("tensor", "stuck", 2, "OFF", "in DTensor (all_reduce)"),
+    ("pipeline", "crash", 2, "OFF", "torch raised RuntimeError because of it"),
+    ("pipeline", "stuck", 4, "DETAIL", "in schedule.step (irecv) of float32[1, 8] from rank 3"),
+    ("saved", "crash", 2, "DETAIL", "torch raised CheckpointException because of it"),
+)
+
+
+@pytest.mark.parametrize(("kind", "fault", "ranks", "level", "seen"), FAULTS)
+def test_the_fault_is_found(kind: str, fault: str, ranks: int, level: str, seen: str, tmp_path: Path) -> None:
+    ran = run("parallel", tmp_path / "run", "--debug-level", level, ranks=ranks, args=(kind, fault, str(tmp_path)))
+    verdict = ran.report["verdict"]
+    assert verdict is not None, ran.stderr
+    assert (verdict["kind"], verdict["ranks"]) == (fault, [ranks - 1]), verdict
+    assert verdict["where"][0]["line"] in marked_lines("parallel"), verdict
+    assert any(seen in sentence for sentence in verdict["evidence"]), verdict
+
+
+def test_a_step_that_one_rank_leaves_out_is_a_mismatch(tmp_path: Path) -> None:
+    ran = run("parallel", tmp_path / "run", "--debug-level", "OFF", ranks=2, args=("dtensor", "skip"))
+    verdict = ran.report["verdict"]
+    assert (verdict["kind"], verdict["ranks"]) == ("mismatch", [1]), verdict
+    assert "DTensor (all_gather_into_tensor)" in verdict["summary"], verdict
+
+
+@pytest.mark.parametrize("level", ["DETAIL", "OFF"])
+def test_healthy_jobs_stay_without_verdict(level: str, tmp_path: Path) -> None:
+    args = (",".join(KINDS), "none", str(tmp_path / "saved"))
+    ran = run("parallel", tmp_path / "run", "--debug-level", level, *PATIENT, ranks=4, args=args)
+    assert ran.report["verdict"] is None, ran.report["verdict"]
+    assert (ran.status, ran.report["job"]["status"]) == (0, "finished"), ran.stderr
+    assert not any(rank.get("lost") for rank in ran.report["ranks"]), ran.report["ranks"]

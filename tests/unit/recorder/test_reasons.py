@@ -1,0 +1,97 @@
+"""The error behind one that a library of torch's raised on account of it."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import pytest
+
+from ddpdoctor.recorder import errors
+from ddpdoctor.recorder.reasons import reason_of
+
+LIBRARY = "/usr/lib/site-packages/torch/distributed/library.py"
+WRAPPING = """
+def run(stage):
+    try:
+        stage()
+    except Exception as error:
+        raise RuntimeError("stage failed") from error
+"""
+
+
+def library() -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    exec(compile(WRAPPING, LIBRARY, "exec"), names)
+    return names
+
+
+def bad_stage() -> None:
+    raise ValueError("no such sample")
+
+
+def bad_collective() -> None:
+    names: dict[str, Any] = {}
+    exec(compile("def wait():\n    raise RuntimeError('closed by peer')", LIBRARY, "exec"), names)
+    names["wait"]()
+
+
+class CheckpointException(BaseException):
+    def __init__(self, failures: dict[int, Any]) -> None:
+        super().__init__("failed")
+        self.failures = failures
+
+
+def raised_by(action: Any) -> BaseException:
+    try:
+        action()
+    except BaseException as error:
+        return error
+    raise AssertionError
+
+
+def reason(error: BaseException, rank: int = 0, in_calls: tuple[int, ...] = ()) -> Any:
+    return reason_of(error, rank, errors.frames_of, in_calls)
+
+
+def test_what_a_library_wraps_is_the_error_of_the_users_line() -> None:
+    found = reason(raised_by(lambda: library()["run"](bad_stage)))
+    assert (type(found.error).__name__, found.passed_on) == ("ValueError", "RuntimeError")
+    assert found.frames[-1]["n"] == "bad_stage"
+
+
+def test_what_a_script_raises_itself_stays_as_it_is() -> None:
+    def run() -> None:
+        try:
+            bad_stage()
+        except ValueError as error:
+            raise KeyError("sample") from error
+
+    found = reason(raised_by(run))
+    assert (type(found.error).__name__, found.passed_on) == ("KeyError", "")
+
+
+def test_what_a_library_makes_of_its_own_error_stays_as_it_is() -> None:
+    names: dict[str, Any] = library()
+    exec(compile("def inner():\n    raise OSError('no route')", LIBRARY, "exec"), names)
+    found = reason(raised_by(lambda: names["run"](names["inner"])))
+    assert (type(found.error).__name__, found.passed_on) == ("RuntimeError", "")
+
+
+def test_the_error_of_a_recorded_call_is_found_through_its_wrapping() -> None:
+    error = raised_by(lambda: library()["run"](bad_collective))
+    assert reason(error, in_calls=(id(error.__cause__),)).error is error.__cause__
+
+
+@pytest.mark.parametrize(("rank", "kind", "passed_on"), [(1, "ValueError", "CheckpointException"),
+                                                         (0, "CheckpointException", "")])  # fmt: skip
+def test_of_errors_of_all_ranks_each_has_its_own(rank: int, kind: str, passed_on: str) -> None:
+    own = raised_by(bad_stage)
+    gathered = CheckpointException({1: (own, traceback.extract_tb(own.__traceback__))})
+
+    def fail() -> None:
+        raise gathered
+
+    found = reason(raised_by(fail), rank)
+    assert (type(found.error).__name__, found.passed_on, found.ranks) == (kind, passed_on, [1])
+    assert (found.frames[-1]["n"] == "bad_stage") is (rank == 1)
