@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Frame
 
 
+MESH = "mesh "
+"""What the group of a stream begins with where it is no process group, but dimensions of a device mesh."""
+
+
 class What(str, Enum):
     """What a tensor is."""
 
@@ -135,7 +139,7 @@ class Stream:
 
     clock: StreamClock
     group: str
-    """Name of the process group in which the replicas are kept equal."""
+    """Name of the process group in which the replicas are kept equal; of a device mesh ``MESH`` and its dimensions."""
     model: int
     """The how-many-th DDP model of this group, from 1; below 0 for what an optimizer trains and no DDP holds."""
     optimizer: int

@@ -39,6 +39,8 @@ PARAMETER, GRADIENT, BUFFER, STATE = "p", "g", "b", "s"
 """What a row is, as in the table: ``[what, name, part, shape, dtype]``."""
 STEP, FORWARD, SYNC, END = "step", "forward", "sync", "end"
 """Clocks of streams, as in the table."""
+MESH = "mesh "
+"""What the group of a stream begins with in a table, where it is no process group but dimensions of a device mesh."""
 
 
 def slot_size(rows: int) -> int:

@@ -166,6 +166,12 @@ def _register_patches() -> None:
     imports.patches["torch.distributed.distributed_c10d"] = _patch_groups
     imports.patches["torch.distributed._functional_collectives"] = _later("functional", "patch")
     imports.patches["torch.utils.data.distributed"] = _later("epoch_calls", "patch")
+    meshes = {
+        "torch.distributed.fsdp._fully_shard._fully_shard": "patch_fully_shard",
+        "torch.distributed.tensor.parallel.api": "patch_parallelize",
+        "torch.distributed.tensor._api": "patch_distribute",
+    }
+    imports.patches.update({module: _later("mesh_replicas", name) for module, name in meshes.items()})
     imports.patches["multiprocessing.process"] = _later("errors", "note_processes")
     describers["lock"] = _lock
     describers["store"] = _store_sought

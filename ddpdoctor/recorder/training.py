@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+import weakref
 from typing import Any, Callable, Optional
 
 from . import (
@@ -15,6 +16,7 @@ from . import (
     loaders,
     local_gradients,
     made,
+    mesh_replicas,
     models,
     records,
     reducer,
@@ -34,6 +36,8 @@ MAX_BAD_ENDS = 64
 
 _bad_ends = 0
 _steps = itertools.count(1)
+_inner: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Optimizers that make the steps of others."""
 _batches = itertools.count(1)
 _epochs = itertools.count(1)
 
@@ -228,13 +232,23 @@ def patch_optimizer(module: Any) -> None:
     """Count optimizer steps by the global hook that torch has for it."""
 
     @guarded("optimizer step")
+    def begins(optimizer: Any, *unused: Any) -> None:
+        inner = getattr(optimizer, "optim", None)  # ZeroRedundancyOptimizer has its share's optimizer make the step
+        if isinstance(inner, module.Optimizer):
+            _inner.add(inner)
+
+    @guarded("optimizer step")
     def stepped(optimizer: Any, *unused: Any) -> None:
-        count("steps", _steps)
+        if optimizer not in _inner:
+            count("steps", _steps)
         steps.stepped(optimizer)
         replica_steps.after_step(optimizer)
+        mesh_replicas.after_step(optimizer)
 
     made.patch_optimizer(module)
+    module.register_optimizer_step_pre_hook(begins)
     module.register_optimizer_step_pre_hook(replica_steps.before_step)
+    module.register_optimizer_step_pre_hook(mesh_replicas.before_step)
     module.register_optimizer_step_pre_hook(local_gradients.before_step)
     module.register_optimizer_step_post_hook(stepped)
 

@@ -13,13 +13,15 @@ import pytest
 from tests.scenarios.running import PATIENT, marked_lines, run
 
 KINDS = ("fsdp2", "hybrid", "fsdp_tensor", "fsdp1", "tensor", "dtensor", "functions", "zero", "pipeline", "saved")
+TRAINED = ("fsdp2", "hybrid", "fsdp_tensor", "fsdp1", "tensor", "zero")
+"""Those with an optimizer, which makes four steps."""
 FAULTS = (
     ("fsdp2", "early-exit", 2, "OFF", "in fully_shard (all_gather_into_tensor)"),
     ("hybrid", "stuck", 4, "DETAIL", "in the shard group (ranks 2 and 3) for rank 3"),
     ("fsdp_tensor", "stuck", 4, "OFF", "in the dp group (ranks 1 and 3) for rank 3"),
     ("tensor", "stuck", 2, "OFF", "in DTensor (all_reduce)"),
     ("pipeline", "crash", 2, "OFF", "torch raised RuntimeError because of it"),
-    ("pipeline", "stuck", 4, "DETAIL", "in schedule.step (irecv) of float32[1, 8] from rank 3"),
+    ("pipeline", "stuck", 4, "DETAIL", "in schedule.step (irecv) of float32[1, 8] from rank 2"),
     ("saved", "crash", 2, "DETAIL", "torch raised CheckpointException because of it"),
 )
 
@@ -41,10 +43,25 @@ def test_a_step_that_one_rank_leaves_out_is_a_mismatch(tmp_path: Path) -> None:
     assert "DTensor (all_gather_into_tensor)" in verdict["summary"], verdict
 
 
+@pytest.mark.parametrize(("kind", "ranks", "dims"), [("hybrid", [1, 3], "replicate"), ("tensor", [0, 1, 2, 3], "tp")])
+def test_what_a_mesh_holds_alike_is_compared(kind: str, ranks: list[int], dims: str, tmp_path: Path) -> None:
+    args = (kind, "param-drift")
+    ran = run("parallel", tmp_path / "run", "--debug-level", "OFF", *PATIENT, ranks=4, args=args)
+    verdict = ran.report["verdict"]
+    assert (verdict["kind"], verdict["tensor"]) == ("param-drift", "0.norm.bias"), verdict
+    assert set(verdict["ranks"]) <= set(ranks), verdict
+    assert 3 in verdict["ranks"], verdict
+    assert any(f"hold the same in the {dims} dimension of the mesh" in one for one in verdict["evidence"]), verdict
+
+
 @pytest.mark.parametrize("level", ["DETAIL", "OFF"])
 def test_healthy_jobs_stay_without_verdict(level: str, tmp_path: Path) -> None:
     args = (",".join(KINDS), "none", str(tmp_path / "saved"))
     ran = run("parallel", tmp_path / "run", "--debug-level", level, *PATIENT, ranks=4, args=args)
     assert ran.report["verdict"] is None, ran.report["verdict"]
     assert (ran.status, ran.report["job"]["status"]) == (0, "finished"), ran.stderr
-    assert not any(rank.get("lost") for rank in ran.report["ranks"]), ran.report["ranks"]
+    compared = [stream["group"] for stream in ran.report["data"]["consistency"]["streams"] if stream["compared"]]
+    assert {"mesh replicate", "mesh tp"} <= set(compared), compared
+    steps = 4 * len(TRAINED)
+    assert {rank["step"] for rank in ran.report["ranks"]} == {steps}, ran.report["ranks"]
+    assert "DD901" not in {finding["code"] for finding in ran.report["findings"]}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @rule("DD501", "param-drift", Severity.ERROR, "Ranks hold different parameters")
 def check_parameters(job: Job) -> Ruling:
-    """Report parameters that differ between ranks whose replicas DDP is to keep equal.
+    """Report parameters that differ between ranks that are to hold the same.
 
     ## What it means
 
@@ -50,6 +50,10 @@ def check_parameters(job: Job) -> Ruling:
 
     Gradients of the steps in between are not seen. Where there were such steps, the last two causes say that gradients
     may have been changed there instead, and `--check-every 1` tells.
+
+    On a device mesh the ranks are compared that hold the same part of a tensor: in the replicating dimension of hybrid
+    FSDP, where a DTensor is placed as `Replicate`, and (on a CPU) plain parameters that `parallelize_module` leaves.
+    Shards are compared with none.
 
     No alarm: parameters that DDP was told to ignore, `--allow-different`, ranks inside `join`, local SGD and post-local
     SGD whose parameters are averaged, and what a rank loads once training is over.

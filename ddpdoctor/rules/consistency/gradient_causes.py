@@ -24,12 +24,27 @@ _REDUCING_HOOKS = ("allreduce", "compress", "powersgd", "quantization")
 
 def why_gradients_differ(sighting: Sighting) -> Cause:
     """Return the likely cause of gradients that differ after the reduction."""
+    if sighting.replica.mesh_dims:
+        return _apart_in_mesh(sighting)
     looks = (_bypassed, _under_no_sync, added_after_wrapping, _unfinished, _by_hook, _scaled_apart, _accumulated_after)
     for look in looks:
         cause = look(sighting)
         if cause is not None:
             return cause
     return _changed_after(sighting)
+
+
+def _apart_in_mesh(sighting: Sighting) -> Cause:
+    blame = blame_of(sighting.difference.splits)
+    who = f"{rank_list(blame.ranks)} changed them" if blame.ground is Ground.MAJORITY else "they were changed"
+    return Cause(
+        name="apart in a mesh",
+        words=f"ranks of the mesh's {sighting.replica.mesh_dims} dimension hold these parameters alike, and {who} on "
+        "the way to the optimizer, or computed them from other inputs",
+        fix="give the ranks of one tensor parallel group the same batch and the same random state, and do between "
+        "backward and step() the same on all ranks",
+        at_the_step=True,
+    )
 
 
 def unreduced_names(values: Iterable[Values]) -> tuple[str, ...]:

@@ -33,6 +33,9 @@ UNEVEN_STEPS = "steps"
 _UNSEEN = ", or gradients were changed after the reduction at a step in between, which was not compared"
 _SEE_EACH = "; with --check-every 1 the step is known, and whether gradients differ at it"
 
+_LOAD_DDP = "load a checkpoint before the model is wrapped in DDP, or on all ranks"
+_LOAD_MESH = "initialize and load on all ranks, as torch.distributed.checkpoint does"
+
 
 def why_parameters_differ(sighting: Sighting) -> Cause:
     """Return the likely cause of parameters that differ."""
@@ -148,8 +151,8 @@ def _written_on_one_rank(sighting: Sighting) -> Cause:
         name="written",
         words=f"something other than the optimizer's step changed them on {_writers(sighting)}, as a checkpoint that "
         f"was loaded there alone or an edit in place{or_unseen(sighting)}{never}",
-        fix="load a checkpoint before the model is wrapped in DDP, or on all ranks; change parameters on all ranks "
-        f"alike, or broadcast them afterwards{to_see_each(sighting)}",
+        fix=f"{_LOAD_MESH if sighting.replica.mesh_dims else _LOAD_DDP}; change parameters on all ranks alike, or "
+        f"broadcast them afterwards{to_see_each(sighting)}",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.consistency import StreamClock, What
+from ddpdoctor.model.consistency import MESH, StreamClock, What
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,6 +21,11 @@ class Replica:
     model: int
     members: tuple[int, ...]
     streams: tuple[Stream, ...]
+
+    @property
+    def mesh_dims(self) -> str:
+        """The dimensions of the device mesh in which ranks hold this alike, as "dp"; empty for a model of DDP."""
+        return self.group.removeprefix(MESH) if self.group.startswith(MESH) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MAX_NAMED = 4
 """So many tensors that differ are named. Ours."""
+_ALIKE = "hold the same in the {} dimension of the mesh"
 UNTOLD = "it cannot be told which of them is right"
 
 
@@ -51,7 +52,9 @@ def hosts_of(job: Job, ranks: Iterable[int]) -> tuple[str, ...]:
 
 
 def model_words(job: Job, replica: Replica) -> list[str]:
-    """Return which model it is, where there are several."""
+    """Return which model it is, where there are several, or in which dimension of a mesh its ranks hold it alike."""
+    if replica.mesh_dims:
+        return [f"{rank_list(replica.members)} {_ALIKE.format(replica.mesh_dims)}"]
     replicas = replicas_of(job.consistency) if job.consistency is not None else ()
     if len(replicas) < 2 or replica.model < 0:
         return []
@@ -147,6 +150,8 @@ def _side_name(split: Split, side: tuple[int, ...], at: int) -> str:
 def _also_words(found: Found) -> str:
     sighting = found.sighting
     name = row_words(sighting.difference.splits[0].row)
+    if sighting.replica.mesh_dims:
+        return f"likewise on {rank_list(sighting.replica.members)}: {name} {_when(sighting)}"
     return (
         f"likewise in {'DDP' if sighting.replica.model > 0 else 'unwrapped'} model {abs(sighting.replica.model)} of "
         f"{rank_list(sighting.replica.members)}: {name} {_when(sighting)}"

@@ -36,7 +36,14 @@ def goes_astray(step):
         raise ValueError("no such sample")  # FAULT
     if FAULT == "early-exit":
         sys.exit(0)  # FAULT
-    return True
+    return FAULT == "skip"
+
+
+def drifts(step, net):
+    """Change what the last rank holds of a parameter that others hold as well."""
+    if FAULT == "param-drift" and step == FAULTY and dist.get_rank() == dist.get_world_size() - 1:
+        bias = dict(net.named_parameters())["0.norm.bias"].detach()
+        getattr(bias, "_local_tensor", bias).add_(1.0)
 
 
 class Block(nn.Module):
@@ -73,6 +80,7 @@ def train(net, optimizer=None):
         optimizer.zero_grad()
         net(torch.randn(4, 8)).square().mean().backward()
         optimizer.step()
+        drifts(step, net)
 
 
 def two_by(names):
@@ -108,8 +116,7 @@ def fsdp1():
 def tensor():
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
     net = blocks()
-    for block in net:
-        parallelize_module(block, mesh, PLAN)
+    parallelize_module(net, mesh, {f"{at}.{name}": style for at in range(2) for name, style in PLAN.items()})
     train(net)
 
 
