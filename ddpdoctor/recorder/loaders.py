@@ -7,10 +7,12 @@ next one begins, and when the job ends; what is under way is in the evidence of 
 from __future__ import annotations
 
 import _thread
+import functools
+import os
 import sys
 import time
 import weakref
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import leaf_prints, loader_facts, passes, samplers, wire
 from .state import check_every, describers, guarded, here
@@ -53,8 +55,8 @@ class Book:
     def __init__(self) -> None:
         self.loaders: Any = weakref.WeakKeyDictionary()
         """By DataLoader."""
-        self.under_way: Any = weakref.WeakKeyDictionary()
-        """By iterator: the loader, and its pass."""
+        self.under_way: Dict[int, Tuple[Any, Loader, passes.Pass]] = {}
+        """By id of the iterator: a weak reference to it, with which the entry goes, the loader, and its pass."""
         self.opening: Dict[int, Any] = {}
         """By thread: the pass whose iterator is being made, and draws ahead already."""
         self.told: List[Loader] = []
@@ -74,9 +76,10 @@ def patch(module: Any) -> None:
         return
     iterator = module._BaseDataLoaderIter
     iterator._next_index = _drawing(iterator._next_index)
-    iterator.__next__ = _delivering(iterator.__next__)
     module.DataLoader.__iter__ = _opening(module.DataLoader.__iter__)
     here.on_end.append(settle_all)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=book.under_way.clear)
     describers["loaders"] = entries_now
 
 
@@ -119,7 +122,7 @@ def _begin(loader: Any) -> Any:
     )
     known.last = found
     if given.get("_iterator") is not None:
-        book.under_way[given["_iterator"]] = (known, found)
+        _register(given["_iterator"], (known, found))
     book.opening[_thread.get_ident()] = (known, found)
     return known, found
 
@@ -152,47 +155,36 @@ def _tell(known: Loader) -> None:
 
 @guarded("loaders")
 def _register(iterator: Any, begun: Any) -> None:
-    book.under_way[iterator] = begun
-    begun[1].iterator = weakref.ref(iterator)
+    reference = weakref.ref(iterator, functools.partial(_forget, book.under_way, id(iterator)))
+    book.under_way[id(iterator)] = (reference, *begun)
+    begun[1].iterator = reference
+
+
+def _forget(under_way: Dict[int, Any], key: int, _reference: Any) -> None:
+    """Forget an iterator that is gone."""
+    under_way.pop(key, None)
 
 
 def _drawing(original: Callable[..., Any]) -> Callable[..., Any]:
     def draws(self: Any) -> Any:
         index = original(self)
-        _drew(self, index)
+        try:
+            found = book.under_way.get(id(self)) or book.opening.get(_thread.get_ident())
+            if found is not None and not self._dataset_kind:  # an iterable dataset has no indices
+                found[-1].drew(index)
+        except Exception as error:  # noqa: BLE001 - the recorder's wall
+            here.failed("loaders", error)
         return index
 
     return standing_for(original)(draws)
 
 
-@guarded("loaders")
-def _drew(iterator: Any, index: Any) -> None:
-    found = book.under_way.get(iterator)
+def delivered(iterator: Any, batch: Any) -> None:
+    """Note a batch that a loader has handed out."""
+    found = book.under_way.get(id(iterator))
     if found is None:
-        found = book.opening.get(_thread.get_ident())
-    if found is not None and not iterator._dataset_kind:  # an iterable dataset has no indices
-        found[1].drew(index)
-
-
-def _delivering(original: Callable[..., Any]) -> Callable[..., Any]:
-    def delivers(self: Any) -> Any:
-        try:
-            batch = original(self)
-        except StopIteration:
-            _exhausted(self)
-            raise
-        _delivered(self, batch)
-        return batch
-
-    return standing_for(original)(delivers)
-
-
-@guarded("loaders")
-def _delivered(iterator: Any, batch: Any) -> None:
-    found = book.under_way.get(iterator)
-    if found is None or not _is_on():
         return
-    known, one = found
+    _, known, one = found
     one.delivered(batch)
     if sys.modules["torch"].is_grad_enabled():
         one.pending += 1
@@ -203,11 +195,12 @@ def _delivered(iterator: Any, batch: Any) -> None:
 
 
 @guarded("loaders")
-def _exhausted(iterator: Any) -> None:
-    found = book.under_way.get(iterator)
-    if found is None or found[1].complete:
+def exhausted(iterator: Any) -> None:
+    """Note that a loader has handed out all batches of a pass."""
+    found = book.under_way.get(id(iterator))
+    if found is None or found[-1].complete:
         return
-    known, one = found
+    _, known, one = found
     one.complete = True
     if one in book.fresh and not one.backwards:  # an evaluation: the next backward is none of its own
         book.fresh.remove(one)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 import time
-import zlib
 from typing import Any, Dict, FrozenSet, List, Optional, Tuple
 
 from . import leaf_prints
+from .drawn import Drawn, numbers_of
 
-MAX_ORDER = 4096
-"""So many first indices are kept for the digest of their order. ``rules/data/arithmetic.py`` has the same number."""
 FIRST = 8
 """So many indices stand for the first batch where they are drawn one by one."""
 PRINTED_BATCHES = 4
@@ -21,8 +17,6 @@ SAMPLES = 16
 SPLIT_SHARE = 0.6
 """A forward that takes less than this part of a batch, and none of its shapes, takes a share of it. Ours: half is what
 two ranks would take; crops and shifted tokens leave more."""
-
-_WORDS = frozenset({str, bytes, int, tuple})
 
 
 class Pass:
@@ -38,13 +32,10 @@ class Pass:
         self.ended_ns: Optional[int] = None
         self.complete = False
         self.joined = False
-        self.batches = self.drawn = self.total = self.xor = self.draws = self.backwards = 0
+        self.batches = self.draws = self.backwards = 0
         self.pending = 0
         """Batches delivered, with gradients on, that no backward has followed yet."""
-        self.highest = -1
-        self.worded = False
-        """Indices are no numbers: their hashes are counted."""
-        self.order: List[int] = []
+        self.drawn = Drawn()
         self.first: Optional[int] = None
         """How many indices were drawn at first."""
         self.hits: Dict[int, List[Tuple[int, int, int]]] = {}
@@ -61,44 +52,24 @@ class Pass:
         """A weak reference to its iterator, once there is one."""
 
     def drew(self, batch: Any) -> None:
-        """Count indices as the sampler gave them: those of a batch, or one alone."""
-        indices = self._numbers(batch)
+        """Take down indices as the sampler gave them: those of a batch, or one alone."""
+        indices = batch if type(batch) is list or type(batch) is tuple else _several(batch)
         if not indices:
             return
-        self.drawn += len(indices)
-        self.total += sum(indices)
-        self.xor ^= functools.reduce(operator.xor, indices)
-        self.highest = max(self.highest, max(indices))  # noqa: PLW3301 - a million arguments are too many
+        self.drawn.add(indices)
         if self.first is None:
             self.first = len(indices)
-        if len(self.order) < MAX_ORDER:
-            self.order.extend(indices[: MAX_ORDER - len(self.order)])
-        if self.probes and not self.probes.isdisjoint(indices):
-            rows = [(row, index, len(indices)) for row, index in enumerate(indices) if index in self.probes]
-            self.hits[self.draws] = rows
+        if self.probes:
+            self._find_probes(indices)
         self.draws += 1
 
-    def _numbers(self, batch: Any) -> Any:
-        """Return indices as numbers; what is none of them by its hash."""
-        if type(batch) is int:
-            return (batch,)
-        if type(batch) is not list and type(batch) is not tuple:
-            batch = batch.tolist() if hasattr(batch, "tolist") else [batch]
-            batch = batch if type(batch) is list else [batch]
-        if not batch or type(batch[0]) is int:
-            try:
-                if type(sum(batch)) is int:
-                    return batch
-            except TypeError:  # of several kinds
-                pass
-        return [self._number(index) for index in batch]
-
-    def _number(self, index: Any) -> int:
-        try:
-            return int(operator.index(index))
-        except TypeError:
-            self.worded = True
-            return zlib.crc32(repr(index).encode("utf-8", "replace")) if type(index) in _WORDS else 0
+    def _find_probes(self, indices: Any) -> None:
+        """Note where in its batch each sample is that is to get a digest."""
+        if type(indices[0]) is not int:
+            indices = numbers_of(list(indices))[0]
+        if not self.probes.isdisjoint(indices):
+            rows = [(row, index, len(indices)) for row, index in enumerate(indices) if index in self.probes]
+            self.hits[self.draws] = rows
 
     def delivered(self, batch: Any) -> None:
         """Count a batch, and take digests of the first ones and of samples."""
@@ -141,14 +112,16 @@ class Pass:
     def entry(self) -> Dict[str, Any]:
         """Return what is known as a note."""
         first = self.first if self.first is None or self.first > 1 else FIRST
+        drawn = self.drawn.counted()
+        order = drawn.order
         found: Dict[str, Any] = {
-            "k": "pass", "p": self.number, "e": self.epoch, "b": self.batches, "d": self.drawn, "t": self.total,
-            "x": self.xor, "h": self.highest, "o": _digest(self.order), "f": _digest(self.order[:first]),
-            "done": int(self.complete), "bw": self.backwards, "re": len(self.order) - len(set(self.order)),
+            "k": "pass", "p": self.number, "e": self.epoch, "b": self.batches, "d": drawn.drawn, "t": drawn.total,
+            "x": drawn.xor, "h": drawn.highest, "o": _digest(order), "f": _digest(order[:first]),
+            "done": int(self.complete), "bw": self.backwards, "re": len(order) - len(set(order)),
             "t0": self.begun_ns, "t1": self.ended_ns,
         }  # fmt: skip
         split = not self.whole and 0 < self.taken <= SPLIT_SHARE * self.given
-        flags = {"w": self.worded, "split": split, "j": self.joined}
+        flags = {"w": drawn.worded, "split": split, "j": self.joined}
         found.update({name: 1 for name, holds in flags.items() if holds})
         found.update({"bp": self.batch_prints} if self.batch_prints else {})
         found.update({"sp": self.sample_prints} if self.sample_prints else {})
@@ -162,7 +135,15 @@ def probes_of(samples: Optional[int]) -> FrozenSet[int]:
     return frozenset(i * samples // min(samples, SAMPLES) for i in range(min(samples, SAMPLES)))
 
 
-def _digest(order: List[int]) -> str:
+def _several(batch: Any) -> Any:
+    """Return indices that were drawn, which are no list: one alone, or a tensor, or an array."""
+    if type(batch) is int:
+        return (batch,)
+    found = batch.tolist() if hasattr(batch, "tolist") else [batch]
+    return found if type(found) is list else [found]
+
+
+def _digest(order: Tuple[int, ...]) -> str:
     import hashlib
 
     if not order:

@@ -257,10 +257,41 @@ def patch_loader(module: Any) -> None:
     """Hooks on torch.utils.data.dataloader: batches and epochs."""
     loaders.patch(module)
     iterator = module._BaseDataLoaderIter
-    iterator.__next__ = phase(
-        "next_batch", iterator.__next__, after=lambda *a: count("batches", _batches), ends_with=StopIteration
-    )
+    iterator.__next__ = _next_batch(iterator.__next__)
     module.DataLoader.__iter__ = phase("epoch", module.DataLoader.__iter__, after=lambda *a: count("epochs", _epochs))
+
+
+def _next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``__next__`` of a loader's iterator with a record around it, and a look at the batch."""
+
+    @standing_for(original)
+    def recorded(self: Any) -> Any:
+        index = 0
+        try:
+            index = calls.begin("next_batch", seq=groups.look_up(None)[2])
+        except Exception as error:  # noqa: BLE001 - the recorder's wall
+            here.failed("next_batch", error)
+        try:
+            batch = original(self)
+        except StopIteration as end:
+            hide_own_frames(end)
+            records.ended(index)
+            loaders.exhausted(self)
+            raise
+        except BaseException as error:
+            records.failed(index, "next_batch", error)
+            raise
+        try:
+            ring = here.ring
+            if index and ring is not None:
+                ring.end(index)
+                ring.set("batches", next(_batches))
+                loaders.delivered(self, batch)
+        except Exception as error:  # noqa: BLE001 - the recorder's wall
+            here.failed("next_batch", error)
+        return batch
+
+    return recorded
 
 
 def patch_spawn(module: Any) -> None:
