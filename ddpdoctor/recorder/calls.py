@@ -130,8 +130,11 @@ class _Hook:
         Zeros, and no group, stand for what is not to be recorded.
         """
         given = len(args)
-        named = args[self.group_at] if self.group_at < given else kwargs.get("group") if kwargs else None
-        group, known, begun = groups.look_up(self.group(args, kwargs) if self.is_batch else named)
+        if self.is_batch:
+            named = self.group(args, kwargs)
+        else:
+            named = args[self.group_at] if self.group_at < given else kwargs.get("group") if kwargs else None
+        group, known, begun = groups.look_up(named)
         ring = here.ring
         if group is None or ring is None:
             return 0, 0, 0, group, begun

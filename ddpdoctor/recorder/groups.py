@@ -96,11 +96,12 @@ def begun_in(group: Any) -> Tuple[int, int]:
     Without a group the number is that of the default group, and the name is empty.
     """
     ring = here.ring
-    counted = group if group is not None else default()
-    if ring is None or counted is None:
+    _, found, begun = look_up(group)
+    if ring is None or found is None:
         return 0, wire.NO_SEQ
-    begun = sequence_number(counted) - known(counted).moved
-    return (group_id(ring, group) if group is not None else 0), begun
+    if group is None:
+        return 0, begun
+    return (found.id if found.ring is ring else group_id(ring, group)), begun
 
 
 def groups_now() -> Any:

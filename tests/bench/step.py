@@ -1,4 +1,4 @@
-"""What a wrapped training step costs over one under torchrun: python -m tests.bench.step [OFF|DETAIL]
+"""What a wrapped training step costs over one under torchrun: python -m tests.bench.step [OFF|DETAIL] [FLAGS OF wrap]
 
 Two ranks, DDP of 200 tensors, steps of about ten milliseconds; four minutes. Jobs run in turn, A B B A, and each gives
 the median of its last steps. As root, run it under ``chrt -r 10``: with two ranks on two cores whatever else runs comes
@@ -57,10 +57,10 @@ def step_s(*front: str, **env: str) -> float:
 def main() -> None:
     """Print the ratio for one debug level."""
     compileall.compile_dir(str(Path(ddpdoctor.__file__).parent), quiet=1)
-    level = sys.argv[1] if len(sys.argv) > 1 else "OFF"
+    level, *flags = sys.argv[1:] or ["OFF"]
     compare(
-        f"a step under wrap --debug-level {level} over torchrun's",
-        lambda: step_s("ddpdoctor", "wrap", "--debug-level", level),
+        " ".join(["a step under wrap --debug-level", level, *flags, "over torchrun's"]),
+        lambda: step_s("ddpdoctor", "wrap", "--debug-level", level, *flags),
         lambda: step_s("torch.distributed.run", TORCH_DISTRIBUTED_DEBUG=level),
     )
 
