@@ -15,6 +15,11 @@ from . import groups, wire
 from .state import guarded, here
 from .stepclock import Ended, clock
 
+FIRST_STEPS = 64
+ONE_STEP_IN = 4
+"""The waits of the first steps are all read, then those of one in four: to read DDP's times takes 80 us. Ours: of the
+last 256 steps 64 are known, the same ones on all ranks."""
+
 
 class Reduction:
     """The reduction at the end of a backward, until DDP's timers of it can be read."""
@@ -46,7 +51,7 @@ def reduced(ddp: Any, backward_ns: int, ended_ns: int) -> None:
     """Note a backward that ended in DDP's reduction."""
     began_anew(ddp)
     clock.group = groups.group_id(here.ring, ddp.process_group)
-    if ddp.logger is None:
+    if ddp.logger is None or (clock.number >= FIRST_STEPS and (clock.number + 1) % ONE_STEP_IN):
         clock.unknown = True
     else:
         _pending[id(ddp)] = Reduction(ddp, backward_ns, ended_ns)

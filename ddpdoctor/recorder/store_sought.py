@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from bisect import bisect_right
-from itertools import pairwise
 
 from . import frames
 from .state import MASTER_VARIABLE, here
@@ -96,7 +95,7 @@ def _assigns(code: CodeType, names: List[str]) -> int:
 
     steps = list(dis.get_instructions(code))
     starts = [start for start in dis.findlinestarts(code) if start[1]]
-    for step, following in pairwise(steps):
+    for step, following in zip(steps, steps[1:]):  # noqa: RUF007 - Python 3.8 has no pairwise
         value = code.co_consts[step.arg or 0] if step.opname == "KW_NAMES" else step.argval  # 3.11: not told by dis
         if _holds(value, names) and (following.opname == "STORE_SUBSCR" or "update" in code.co_names):
             at = bisect_right(starts, (step.offset, sys.maxsize)) - 1

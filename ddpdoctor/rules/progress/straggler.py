@@ -66,11 +66,12 @@ def check_straggler(scene: Scene) -> Ruling:
     Of each step it is recorded how long its phases took and how much of that the rank waited in collectives. Who waits
     least has come last; no common clock is needed. A rank, or up to half of the ranks, must come after all others in
     80 % of at least 20 steps, and cost them a median of 20 % of the step and of 20 ms. The last 256 steps are looked
-    at. A few long pauses (a checkpoint, an evaluation) change no median. Where the others' loader workers make batches
-    without a pause, they could hardly be faster without the slow rank: the job is bound by its input, and nobody is
-    named. How long a worker takes for a batch is measured in the worker. Waits for a single peer (send, recv) do not
-    count: the stages of a pipeline are not compared. On a GPU, where collectives return before they have begun, waits
-    are not measured: the rule then says that it cannot tell.
+    at; from the 65th step on DDP's waits are read in every fourth. A few long pauses (a checkpoint, an evaluation)
+    change no median. Where the others' loader workers make batches without a pause, they could hardly be faster without
+    the slow rank: the job is bound by its input, and nobody is named. How long a worker takes for a batch is measured
+    in the worker. Waits for a single peer (send, recv) do not count: the stages of a pipeline are not compared. On a
+    GPU, where collectives return before they have begun, waits are not measured: the rule then says that it cannot
+    tell.
 
     ## How sure
 

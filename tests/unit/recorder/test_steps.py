@@ -11,7 +11,7 @@ import pytest
 from ddpdoctor.collect.steps import fetch_cells, find_children, read_fetches, read_lines, read_steps
 from ddpdoctor.launch.workers import WorkersSeen
 from ddpdoctor.model.steps import FetchTimes, Phase, StepEnd
-from ddpdoctor.recorder import fetches, lines, reading, stepclock, wire
+from ddpdoctor.recorder import fetches, lines, reading, reductions, stepclock, wire
 from ddpdoctor.recorder.ring import Ring
 from ddpdoctor.recorder.state import here
 from ddpdoctor.recorder.stepclock import StepClock
@@ -118,6 +118,30 @@ def test_a_step_whose_wait_is_not_known_is_left_out_and_counted(tmp_path: Path) 
 def test_on_a_gpu_no_wait_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.cuda", SimpleNamespace(is_initialized=lambda: True))  # type: ignore[arg-type]
     assert StepClock().take().flags & wire.STEP_WAIT_UNKNOWN
+
+
+def test_the_waits_of_every_fourth_step_are_read_once_there_are_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Group:
+        group_name = "7"
+
+    class Model:
+        logger = object()
+        process_group = Group()
+
+    monkeypatch.setattr(here, "ring", make(tmp_path))
+    model, read_in = Model(), []
+    for number in range(1, 81):
+        clock, pending = StepClock(), dict[int, reductions.Reduction]()
+        clock.number = number - 1
+        monkeypatch.setattr(reductions, "clock", clock)
+        monkeypatch.setattr(reductions, "_pending", pending)
+        reductions.reduced(model, 1, 2)
+        assert clock.unknown != bool(pending)
+        read_in += [number] if pending else []
+        pending.clear()
+    assert read_in == [*range(1, 65), 68, 72, 76, 80]
 
 
 def at(line: int, function: str = "load") -> tuple[str, int, str]:
