@@ -42,6 +42,12 @@ def render(report: Report, output_format: SavedFormat, *, fail_on: Severity | No
         from ddpdoctor.report.json_format import render_json
 
         return render_json(report)
+    from ddpdoctor.report.lines import printable
+
+    return printable(_render_other(report, output_format, fail_on))
+
+
+def _render_other(report: Report, output_format: SavedFormat, fail_on: Severity | None) -> str:
     if output_format == "junit":
         from ddpdoctor.report.junit import render_junit
 

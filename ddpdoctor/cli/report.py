@@ -95,13 +95,16 @@ def read_run(path: Path) -> Report:
 
 def _read_file(file: Path) -> Report:
     from ddpdoctor.model.errors import UserError
+    from ddpdoctor.recorder.files import check_json, read_plain
     from ddpdoctor.report.json_format import parse_report
 
     try:
-        return parse_report(file.read_text(encoding="utf-8"))
+        return parse_report(check_json(read_plain(file.resolve())).decode())
     except UserError as error:
         raise UserError(f"{file}: {error.message}", help=error.help, status=error.status) from error
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: the report cannot be read: it is not UTF-8 text") from error
+    except ValueError as error:
+        raise UserError(f"{file}: the report cannot be read: {error}") from error
     except OSError as error:
         raise UserError(f"{file}: the report cannot be read: {error.strerror}") from error

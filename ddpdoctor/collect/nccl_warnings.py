@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.transport import NcclLine
 from ddpdoctor.recorder.files import make_folder, read_end, write_whole
+from ddpdoctor.recorder.secrets import hide_in_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +57,7 @@ def _warnings(path: Path) -> Iterator[NcclLine]:
         yield NcclLine(
             pid=int(match["pid"]) if match["pid"] else None,
             source=match["source"] or "",
-            text=match["text"].strip()[:MOST_TEXT],
+            text=hide_in_text(match["text"].strip()[:MOST_TEXT]),
         )
 
 

@@ -14,7 +14,7 @@ from ddpdoctor.collect.names import master_name
 from ddpdoctor.model.network import PortUse
 from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.model.rendezvous import parse_endpoint
-from ddpdoctor.model.secrets import hide_secrets
+from ddpdoctor.recorder.secrets import hide_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect import cgroups as cgroups_of
-from ddpdoctor.model.secrets import hide_secrets
+from ddpdoctor.recorder.secrets import hide_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,6 +20,7 @@ from ddpdoctor.collect.saved_causes import read_process_causes
 from ddpdoctor.collect.sources import Source, process_note
 from ddpdoctor.collect.steps import read_fetches, read_lines, read_steps
 from ddpdoctor.model.facts import Child, Frame, GroupState, Life, Look, Raised, Rank, Stack
+from ddpdoctor.recorder.secrets import hide_in_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -217,7 +218,7 @@ def _numbers(value: Any) -> tuple[int, ...]:
 
 def _message(note: dict[str, Any]) -> str:
     """Return an error's text; of one that a child passed on, the last line of the child's own traceback."""
-    text = str(note.get("text"))
+    text = hide_in_text(str(note.get("text")))  # an earlier recorder kept it as it was
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1].removeprefix(f"{note.get('type')}: ") if note.get("child") and lines else text
 

@@ -16,6 +16,7 @@ from ddpdoctor.diagnose.rows import rank_row
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.facts import Job, Life, shell_status
 from ddpdoctor.model.findings import JobStatus, JobSummary, Judgement, Report, Severity
+from ddpdoctor.recorder.secrets import hide_secrets
 from ddpdoctor.rules.verdict import order_findings, pick_verdict
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def build_report(  # noqa: PLR0913 - what a report says of a run, each under its
     before = [finding for attempt in earlier for finding in as_earlier(attempt)]
     sections = (*earlier, last_attempt(folder, job, status, shown)) if earlier else ()
     return Report(
-        command=tuple(run.get("command") or ()),
+        command=hide_secrets(tuple(map(str, run.get("command") or ()))),
         started_at=started_at,
         ended_at=ended_at,
         job=JobSummary(world_size=_world_size(job), nnodes=job.nnodes, status=status, exit_status=exit_status),

@@ -16,7 +16,7 @@ from ddpdoctor.diagnose.redact import redact
 from ddpdoctor.diagnose.selection import choose_rules, sections_of
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import Outcome, Report, Severity
-from ddpdoctor.model.secrets import hide_secrets
+from ddpdoctor.recorder.secrets import hide_secrets
 from ddpdoctor.rules.verdict import pick_verdict
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.launch.report_dir import PARENT, REPORT_NAME, make_default_dir, make_private, make_report_dir, name_stem
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.secrets import hide_secrets
 from ddpdoctor.recorder.files import check_json, read_plain
+from ddpdoctor.recorder.secrets import hide_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

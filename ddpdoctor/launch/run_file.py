@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.run_format import RUN_FORMAT, RUN_VERSION
 from ddpdoctor.launch.placement import Style
-from ddpdoctor.model.secrets import hide_secrets
 from ddpdoctor.recorder.files import write_whole
+from ddpdoctor.recorder.secrets import hide_secrets
 
 if TYPE_CHECKING:
     from ddpdoctor.launch.options import WrapOptions

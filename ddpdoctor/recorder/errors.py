@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional
 
 MAX_NOTES = 40
+MAX_TEXT = 65536
+"""Characters of an error's text that are looked at. Ours: a child's whole traceback is a tenth of it."""
 MAX_THREADS_NOTED = 10
 """Uncaught exceptions of threads that are noted; a server may lose a thread a request."""
 KEPT_WITHOUT_ROOM = 5
@@ -90,10 +92,14 @@ def _may_note(uncaught: bool, is_main: bool) -> bool:
 
 
 def _text_of(error: BaseException) -> str:
+    """Return an error's text without secrets: an exception of a download quotes its URL."""
     try:
-        return str(error)
+        text = str(error)
     except Exception:  # noqa: BLE001 - the script's own class may fail here
         return "(its text could not be had)"
+    from .secrets import hide_in_text  # here, as it loads re
+
+    return hide_in_text(text[:MAX_TEXT])
 
 
 def _groups() -> Any:

@@ -24,12 +24,12 @@ def checkpoint_lines(report: Report) -> list[str]:
 
 
 def _line(one: dict[str, Any]) -> str:
-    tensors = one.get("tensors")
+    tensors, size_bytes, parts = one.get("tensors"), one.get("size_bytes"), one.get("parts")
     facts = [
         f"{one.get('form')}, {one.get('state')}",
-        _size(int(one.get("size_bytes") or 0)),
+        _size(size_bytes if isinstance(size_bytes, int) else 0),
         *([plural(tensors, "tensor")] if isinstance(tensors, int) else []),
-        *map(str, one.get("parts") or ()),
+        *(map(str, parts) if isinstance(parts, list) else ()),
     ]
     return f"{one.get('path')}: {', '.join(facts)}"
 

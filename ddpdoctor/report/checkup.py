@@ -127,7 +127,7 @@ def _who(report: Report) -> str:
     """Say over how many machines and ranks, where there are several."""
     hosts = _hosts(report)
     # By hand it is the nodes that are counted.
-    ranks = report.data.get("world_size") if report.data.get("launcher") not in {"none", "nnodes"} else None
+    ranks = report.data.get("world_size") if report.data.get("launcher") not in ("none", "nnodes") else None
     parts = [plural(len(hosts), "host")] if len(hosts) > 1 else []
     if isinstance(ranks, int):
         parts.append(plural(ranks, "rank"))

@@ -35,7 +35,7 @@ class Fields:
 
     def number(self, name: str) -> int:
         """Return a whole number; true and false are none."""
-        return _expect(self._get(name), int, self._path(name))
+        return _whole(self._get(name), self._path(name))
 
     def optional_text(self, name: str) -> str | None:
         """Return a string, or None for null."""
@@ -51,7 +51,7 @@ class Fields:
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """Return a list of whole numbers."""
-        return tuple(_expect(item, int, path) for item, path in self._items(name))
+        return tuple(_whole(item, path) for item, path in self._items(name))
 
     def each(self, name: str) -> tuple[Fields, ...]:
         """Return a list of objects."""
@@ -86,6 +86,13 @@ class Fields:
 
     def _path(self, name: str) -> str:
         return f"{self.path}.{name}"
+
+
+def _whole(value: object, path: str) -> int:
+    number = _expect(value, int, path)
+    if not -(2**63) <= number < 2**63:
+        raise FormatError(f"{path} has more than 64 bits")
+    return number
 
 
 def _expect(value: object, kind: type[Kind], path: str) -> Kind:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TOOL_NAME = "ddpdoctor"
+MOST_LEVELS = 40
+"""Ours: the facts of a node, the deepest data of a report, have a dozen levels."""
 _HELP = "Give a run folder that ddpdoctor wrote. Of a damaged one, the rings may still be there: remove report.json "
 _HELP += "and run `ddpdoctor report` on the folder again."
 
@@ -53,6 +55,8 @@ def parse_report(text: str) -> Report:
         problem = f"not complete JSON: {error.msg} at line {error.lineno}, column {error.colno}"
     except RecursionError:
         problem = "nested too deeply to be a report"
+    except ValueError as error:  # a number with thousands of digits
+        problem = str(error).partition(";")[0]
     except FormatError as error:
         problem = str(error)
     raise UserError(f"the report cannot be read: {problem}", help=_HELP)
@@ -101,7 +105,19 @@ def _check_origin(report: Fields) -> Fields:
 
 def _read_data(report: Fields) -> dict[str, Any]:
     data: Mapping[str, Any] = report.required("data").values
+    _check_depth(data)
     return dict(data)
+
+
+def _check_depth(data: Any) -> None:
+    """Raise ``FormatError`` for what is nested so deeply that to draw or copy it would exhaust the stack."""
+    level = [data]
+    for _ in range(MOST_LEVELS):
+        inner = [one.values() if isinstance(one, dict) else one for one in level]
+        level = [value for values in inner for value in values if isinstance(value, dict | list)]
+        if not level:
+            return
+    raise FormatError("report.data is nested too deeply to be a report's")
 
 
 def _read_job(job: Fields) -> JobSummary:

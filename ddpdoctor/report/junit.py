@@ -36,12 +36,18 @@ def render_junit(report: Report, fail_on: Severity | None) -> str:
 def _count(cases: Sequence[Element], report: Report) -> dict[str, str]:
     kinds = {"failures": "failure", "errors": "error", "skipped": "skipped"}
     counts = {name: str(sum(case.find(tag) is not None for case in cases)) for name, tag in kinds.items()}
-    seconds = _time(report.ended_at) - _time(report.started_at)
-    return {"tests": str(len(cases)), **counts, "time": f"{seconds:.3f}", "timestamp": report.started_at}
+    began, ended = _time(report.started_at), _time(report.ended_at)
+    if began is None or ended is None:
+        return {"tests": str(len(cases)), **counts}
+    return {"tests": str(len(cases)), **counts, "time": f"{ended - began:.3f}", "timestamp": report.started_at}
 
 
-def _time(stamp: str) -> float:
-    return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()
+def _time(stamp: str) -> float | None:
+    """Return a moment in seconds; None for the damaged one of a file that came from elsewhere."""
+    try:
+        return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _draw_job(job: JobSummary) -> Element:

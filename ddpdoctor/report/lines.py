@@ -19,6 +19,15 @@ def clean(text: str, cwd: Path | None = None) -> str:
     return _relative("".join(printable), cwd)
 
 
+def printable(text: str) -> str:
+    """Escape in a whole document what its reader would act on: control and bidi characters, lone surrogates, NUL.
+
+    The last step of every format but JSON, which is ASCII: what was collected may come from anybody, and this way no
+    field can be forgotten.
+    """
+    return text if text.replace("\n", "").isprintable() else "".join(map(_escape, text))
+
+
 def wrap(text: str, width: int | None, *, first: str = "", rest: str | None = None) -> list[str]:
     """Wrap between words; ``first`` and ``rest`` begin the first and the other lines.
 

@@ -23,11 +23,11 @@ def render_markdown(report: Report) -> str:
     blocks = [f"## ddpdoctor: {_headline(report)}"]
     subject = subject_lines(report)
     if subject:
-        blocks.append("\n".join(["```text", *map(clean, subject), "```"]))
+        blocks.append("\n".join(["```text", *map(_fenced, subject), "```"]))
     blocks += [write_finding(finding) for finding in report.findings]
     if report.checks:
         blocks.append(write_checks(report.checks))
-    blocks.append(f"ddpdoctor {report.tool_version}, {report.started_at}")
+    blocks.append(f"ddpdoctor {inline(report.tool_version)}, {inline(report.started_at)}")
     return "\n\n".join(blocks) + "\n"
 
 
@@ -52,7 +52,7 @@ def write_finding(finding: Finding) -> str:
 def write_checks(checks: tuple[Check, ...]) -> str:
     """Write a table of all checks, folded away."""
     rows = [
-        f"| {OUTCOME_WORDS[check.outcome]} | {check.code} | `{check.id}` | {_cell(check)} |"
+        f"| {OUTCOME_WORDS[check.outcome]} | {inline(check.code)} | `{_code(check.id)}` | {_cell(check)} |"
         for check in sorted(checks, key=lambda check: list(Outcome).index(check.outcome))
     ]
     head = "<details><summary>All checks</summary>\n\n| outcome | code | check | seen |\n|---|---|---|---|\n"
@@ -62,6 +62,16 @@ def write_checks(checks: tuple[Check, ...]) -> str:
 def _cell(check: Check) -> str:
     where = f"on {format_hosts(check.hosts)}: " if check.hosts else ""
     return inline(where + (check.seen or check.reason))
+
+
+def _fenced(line: str) -> str:
+    """Keep a line from ending the block that it stands in."""
+    return clean(line).replace("\n", " ").replace("```", "` ` `")
+
+
+def _code(text: str) -> str:
+    """Keep a name from ending the code that it stands in, or the cell of the table."""
+    return re.sub(r"[`|\s]+", " ", clean(text))
 
 
 def inline(text: str) -> str:

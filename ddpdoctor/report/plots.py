@@ -32,8 +32,10 @@ def render_plot(report: Report, suffix: str) -> bytes:
     from ddpdoctor.report.bandwidth.figure import draw_figure
     from ddpdoctor.report.bandwidth.html import render_html
     from ddpdoctor.report.bandwidth.reading import read_bandwidth
+    from ddpdoctor.report.lines import printable
 
     bench = read_bandwidth(report)
     if suffix == ".html":
-        return render_html(report, bench).encode()
-    return draw_figure(report, bench, suffix.removeprefix("."))
+        return printable(render_html(report, bench)).encode()
+    drawn = draw_figure(report, bench, suffix.removeprefix("."))
+    return printable(drawn.decode()).encode() if suffix == ".svg" else drawn

@@ -44,8 +44,8 @@ def is_rendezvous(report: Report) -> bool:
 
 def rendezvous_lines(report: Report) -> list[str]:
     """Return who came and what became of each pair as lines; raises ``UserError`` where a file was damaged."""
-    plain: dict[str, Any] | None = report.data.get(KEY)
-    if plain is None:
+    plain: Any = report.data.get(KEY)
+    if not isinstance(plain, dict):
         return []
     try:
         seen = decode(Rendezvous, {**plain, "fleet": {"nodes": []}})

@@ -193,16 +193,19 @@ def test_streams_directory_arguments_and_status_are_those_of_torchrun(status: in
     assert recorded.stderr.count("an error line") == 1
 
 
+SECRETS = ("--api-key", "hunter2", "--hf_token=hunter4", "https://me:hunter5@host/x?token=hunter6", "-p", "hunter7")
+
+
 def test_secrets_stay_out_of_the_folder(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        run("clean_plain", tmp_path, *PATIENT, ranks=1, args=("--api-key", "hunter2"), WANDB_API_KEY="hunter3")
+        run("clean_plain", tmp_path, *PATIENT, ranks=1, args=SECRETS, WANDB_API_KEY="hunter3")
     finally:
         os.umask(before)
     text = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert b"clean_plain" in text
-    assert b"hunter3" not in text
-    assert b"hunter2" not in text
+    assert b"hunter" not in text
+    assert [name for name in (b"--api-key", b"--hf_token", b"me:***@") if name not in text] == []
     assert [str(path) for path in (tmp_path, *tmp_path.rglob("*")) if path.stat().st_mode & 0o077] == []
 
 

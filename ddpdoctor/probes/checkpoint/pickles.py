@@ -31,6 +31,14 @@ STORAGES = {
 }  # fmt: skip
 
 
+MOST_ELEMENTS = 2**60
+"""Ours: no storage, shape or offset is larger."""
+MOST_BITS = 1024
+MOST_PATH = 4096
+"""Ours, in characters: nothing that is nested more deeply is a state dict."""
+PLAIN_KEYS = (str, bytes, int, float, bool, type(None))
+
+
 class Unreadable(Exception):  # noqa: N818 - says what it is
     """What was read is no pickle of torch.save's: a phrase."""
 
@@ -137,7 +145,7 @@ class _Reader(pickle.Unpickler):
         if not isinstance(saved, tuple) or len(saved) < 5 or saved[0] != "storage":
             raise Unreadable("a persistent id that is no storage")
         _, dtype, key, _, numel = saved[:5]
-        if not isinstance(dtype, str) or not isinstance(numel, int):
+        if dtype not in DTYPES or not isinstance(numel, int) or not 0 <= numel < MOST_ELEMENTS:
             raise Unreadable("a storage of an unknown kind")
         return StorageRef(str(key), dtype, numel)
 
@@ -155,7 +163,10 @@ def _typed_tensor(  # the signature is torch's
 def _make(storage: Any, offset: Any, shape: Any, stride: Any, dtype: Any) -> Any:
     if not isinstance(storage, StorageRef) or dtype not in DTYPES:
         return Opaque(storage, offset, shape, stride)
-    return TensorRef(storage, int(offset), tuple(map(int, shape)), tuple(map(int, stride)), dtype)
+    sizes, steps, at = tuple(map(int, shape)), tuple(map(int, stride)), int(offset)
+    if len(sizes) != len(steps) or not all(0 <= number < MOST_ELEMENTS for number in (*sizes, *steps, at)):
+        raise Unreadable("a tensor whose shape and strides do not fit together")
+    return TensorRef(storage, at, sizes, steps, dtype)
 
 
 def _first(value: Any = None, *_: Any) -> Any:
@@ -209,7 +220,7 @@ def walk_tensors(root: Any) -> Iterator[tuple[str, TensorRef]]:
         if isinstance(value, TensorRef):
             yield path, value
             continue
-        if id(value) in seen:
+        if id(value) in seen or len(path) > MOST_PATH:
             continue
         children = list(_children(value))
         if children:
@@ -227,5 +238,12 @@ def _children(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _join(path: str, key: Any) -> str:
-    name = "" if key in LAYERS else str(key)
+    name = "" if isinstance(key, str) and key in LAYERS else _name(key)
     return f"{path}.{name}" if path and name else path or name
+
+
+def _name(key: Any) -> str:
+    """Return a key as text; of a number with thousands of digits Python refuses to make one."""
+    if isinstance(key, int) and key.bit_length() > MOST_BITS:
+        return "(a number)"
+    return str(key) if isinstance(key, PLAIN_KEYS) else f"({type(key).__name__})"

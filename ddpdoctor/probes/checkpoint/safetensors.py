@@ -5,12 +5,12 @@ Source: https://github.com/huggingface/safetensors, "Format".
 
 from __future__ import annotations
 
-import json
 import struct
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from ddpdoctor.probes.checkpoint.pickles import StorageRef, TensorRef, Unreadable
+from ddpdoctor.probes.checkpoint.pickles import MOST_ELEMENTS, StorageRef, TensorRef, Unreadable
+from ddpdoctor.recorder.parsing import parse_json
 
 LENGTH = struct.Struct("<Q")
 MOST_HEADER_BYTES = 100 * 10**6
@@ -42,10 +42,10 @@ def read_safetensors(file: BinaryIO, size_bytes: int) -> Safetensors:
     file.seek(0)
     (length,) = LENGTH.unpack(file.read(LENGTH.size))
     try:
-        header = json.loads(file.read(length))
+        header = parse_json(file.read(length))
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         tensors = {name: _read_entry(name, entry) for name, entry in entries.items()}
-        begins = {name: LENGTH.size + length + int(entry["data_offsets"][0]) for name, entry in entries.items()}
+        begins = {name: LENGTH.size + length + _whole(entry["data_offsets"][0]) for name, entry in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise Unreadable(f"its header cannot be read ({type(error).__name__})") from error
     starts = {
@@ -55,10 +55,17 @@ def read_safetensors(file: BinaryIO, size_bytes: int) -> Safetensors:
 
 
 def _read_entry(name: str, entry: Any) -> TensorRef:
-    shape = tuple(int(size) for size in entry["shape"])
+    shape = tuple(map(_whole, entry["shape"]))
     stride, numel = [], 1
     for size in reversed(shape):
         stride.append(numel)
         numel *= size
     dtype = DTYPES[entry["dtype"]]
     return TensorRef(StorageRef(name, dtype, numel), 0, shape, tuple(reversed(stride)), dtype)
+
+
+def _whole(value: Any) -> int:
+    """Return a size or an offset; raises ``ValueError`` for what JSON may hold and no file has."""
+    if type(value) is not int or not 0 <= value < MOST_ELEMENTS:
+        raise ValueError("neither a size nor an offset")
+    return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.checkpoint import Checkpoints, Expected, FileSeen, Gap, Leftover, TensorIn
+from ddpdoctor.model.checkpoint import Checkpoints, Expected, FileSeen, Form, Gap, Leftover, State, TensorIn
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.probes.checkpoint.distributed import is_distributed, read_distributed
 from ddpdoctor.probes.checkpoint.files import Looks, read_file
@@ -15,6 +15,9 @@ from ddpdoctor.probes.user_code import load_callable, users_turn
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+
+MOST_TOLD = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,10 @@ def _read(path: Path, looks: Looks) -> FileSeen:
         return read_distributed(path, checksums=looks.checksums) if path.is_dir() else read_file(path, looks)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # noqa: BLE001 - the wall around a collector: damage may lead anywhere
+        form = Form.FOLDER if path.is_dir() else Form.FOREIGN
+        told = f"{type(error).__name__}: {error}"[:MOST_TOLD]
+        return FileSeen(path=str(path), size_bytes=0, form=form, state=State.UNREADABLE, detail=told)
 
 
 def read_expected(function: str) -> Expected:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from contextlib import contextmanager
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.checkpoint import OddValues
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 CHUNK = 2**22
 """Elements looked at once. Ours: the scratch of a comparison stays in a cache or two, and a 30 GB file on the disk."""
+MOST_REPEATED = 2**24
+"""Elements of a tensor that repeats its storage. Ours: a few bytes of a damaged file can announce any number."""
 WITH_FRACTIONS = frozenset(
     {"float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128"}
 )
@@ -69,9 +72,12 @@ def open_tensor(buffer: mmap.mmap, ref: TensorRef, starts: Mapping[str, int]) ->
         return None
     if ref.dtype.startswith("q"):  # quantized: torch takes a buffer as the integers in it only
         dtype = getattr(torch, ref.dtype.removeprefix("q"))
-    if 0 in ref.shape:
-        return torch.empty(ref.shape, dtype=dtype)
     size = dtype.itemsize
+    numel = prod(ref.shape)
+    if numel > max(MOST_REPEATED, ref.storage.numel):
+        return None
+    if numel == 0:
+        return torch.empty(0, dtype=dtype) if max(ref.shape) > MOST_REPEATED else torch.empty(ref.shape, dtype=dtype)
     count = 1 + ref.offset + sum((length - 1) * step for length, step in zip(ref.shape, ref.stride, strict=True))
     if count * size > max(ref.storage.size_bytes, 0) or start + count * size > len(buffer):
         return None

@@ -23,6 +23,8 @@ LOCAL_HEADER = struct.Struct("<4s22xHH")
 LOCAL_SIGNATURE = b"PK\x03\x04"
 PICKLE = "data.pkl"
 CHUNK_BYTES = 4 * 2**20
+MOST_INDEX_BYTES = 2**28
+"""Ours: an index names tensors and holds none. One of 100,000 tensors has some 20 MB."""
 SEARCH_BYTES = 2**16
 """The next header follows within some 100 bytes: records are aligned to 64, or to what the user has set."""
 
@@ -97,6 +99,8 @@ def _read_index(file: BinaryIO, info: zipfile.ZipInfo | None) -> tuple[Loaded | 
     start = _start(file, info)
     if start < 0:
         return None, f"the header of {PICKLE} is damaged"
+    if info.file_size > MOST_INDEX_BYTES:
+        return None, f"{PICKLE} is announced with {info.file_size} bytes"
     try:
         file.seek(start)
         return read_pickle(io.BytesIO(file.read(info.file_size))), ""

@@ -54,7 +54,10 @@ def draw_figure(report: Report, bench: Bandwidth, file_format: str) -> bytes:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    settings: Any = {"svg.fonttype": "path", "svg.hashsalt": "ddpdoctor", "font.size": 9.5, "axes.grid": True}
+    settings: Any = {
+        "svg.fonttype": "path", "svg.hashsalt": "ddpdoctor", "font.size": 9.5, "axes.grid": True,
+        "text.parse_math": False,  # a "$" in a name is a dollar
+    }  # fmt: skip
     with mpl.rc_context(settings):
         matrices = make_matrices(report, bench)
         heights = (CURVES_IN, MATRIX_IN) if matrices else (CURVES_IN,)

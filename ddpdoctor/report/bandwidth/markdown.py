@@ -46,7 +46,7 @@ def render_bandwidth_markdown(report: Report) -> str:
     blocks += _list("Not measured", [describe_left_out(one) for one in bench.left_out])
     blocks += _list("To know", bench.notes)
     blocks += [write_checks(report.checks)] if report.checks else []
-    blocks.append(f"ddpdoctor {report.tool_version}, {describe_time(report)}")
+    blocks.append(f"ddpdoctor {inline(report.tool_version)}, {inline(describe_time(report))}")
     return "\n\n".join(blocks) + "\n"
 
 

@@ -1,0 +1,195 @@
+"""Feeds damaged files to what reads them, and holds what comes out to what a user may be shown."""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+import resource
+import shutil
+import signal
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+from ddpdoctor.cli.bench_files import read_compared
+from ddpdoctor.cli.output import show_report
+from ddpdoctor.cli.report import read_run
+from ddpdoctor.diagnose.checkpoints import checkpoint_report
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.findings import Severity
+from tests.mutations import link_folder, spoil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddpdoctor.model.findings import Report
+
+MOST_SECONDS = 20
+"""A busy machine takes its time; what hangs takes for ever."""
+MOST_MIB = 300
+MARKUP = "<script>"
+FORMATS = ("text", "json", "markdown", "junit", "csv", "nccl-tests")
+PLOT_SHARE = 0.02
+"""Plots are drawn of so few bench reports only, because one takes a second."""
+STARTED = "2026-01-01T00:00:00.000+00:00"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What is whole before it is damaged: a run folder, a report, or checkpoints."""
+
+    name: str
+    path: Path
+    kind: str
+    """"run", "bench", or "checkpoint"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fall:
+    """What fell, of which input."""
+
+    seed: str
+    sample: str
+    what: str
+
+
+class TooLongError(BaseException):
+    """An input took longer than ``MOST_SECONDS``; no wall may swallow this."""
+
+
+def fuzz(samples: Sequence[Sample], seed: str, numbers: range) -> Iterator[Fall]:
+    """Yield what falls; each input is made by its seed and number alone."""
+    signal.signal(signal.SIGALRM, _stop)
+    for number in numbers:
+        name = f"{seed}:{number}"
+        dice = random.Random(name)
+        sample = dice.choice(samples)
+        before_mib = peak_mib()
+        for what in _try_one(dice, sample):
+            yield Fall(seed=name, sample=sample.name, what=what)
+        if peak_mib() - before_mib > MOST_MIB:
+            yield Fall(seed=name, sample=sample.name, what=f"{peak_mib() - before_mib} MiB more memory")
+
+
+def peak_mib() -> int:
+    """Return the most memory that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def _stop(_number: int, _frame: object) -> None:
+    raise TooLongError
+
+
+def _try_one(dice: random.Random, sample: Sample) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="fuzz-", ignore_cleanup_errors=True) as scratch:
+        path = Path(scratch) / sample.path.name
+        if sample.path.is_dir():
+            shutil.copytree(sample.path, path)
+        else:
+            shutil.copy(sample.path, path)
+        others = sorted(sample.path.rglob("*.*")) if path.is_dir() else [sample.path]
+        others = [one for one in others if one.is_file()]
+        files = sorted(one for one in (path.rglob("*") if path.is_dir() else [path]) if one.is_file())
+        for one in dice.sample(files, min(len(files), dice.choice([1, 1, 2, 4]))):
+            spoil(dice, one, others)
+        if path.is_dir() and dice.random() < 0.02:
+            link_folder(dice, path)
+        signal.alarm(MOST_SECONDS)
+        began = time.monotonic()
+        try:
+            yield from _show(dice, sample.kind, path)
+        except TooLongError:
+            yield f"it took more than {time.monotonic() - began:.0f} s"
+        finally:
+            signal.alarm(0)
+
+
+def _show(dice: random.Random, kind: str, path: Path) -> Iterator[str]:
+    try:
+        report = _read_checkpoint(path) if kind == "checkpoint" else read_run(path)
+    except UserError as error:
+        if error.status != 2:
+            yield f"status {error.status}: {error.message}"
+        return
+    except Exception as error:  # noqa: BLE001 - what is looked for
+        yield describe("reading", error)
+        return
+    for name in FORMATS:
+        yield from _show_as(report, name, path)
+    if kind == "bench":
+        yield from _compare(path)
+        if dice.random() < PLOT_SHARE:
+            yield from _plot(report, dice.choice([".svg", ".html"]))
+
+
+def _read_checkpoint(path: Path) -> Report:
+    from ddpdoctor.probes.checkpoint.session import Wanted, read_checkpoints
+
+    seen = read_checkpoints(Wanted(paths=(path,)), lambda _: None)
+    return checkpoint_report(seen, ("ddpdoctor", "check-checkpoint", str(path)), STARTED)
+
+
+def _show_as(report: Report, name: Any, path: Path) -> Iterator[str]:
+    stream = io.StringIO()
+    try:
+        show_report(report, name, stream, path, fail_on=Severity.ERROR)
+    except UserError:
+        return
+    except Exception as error:  # noqa: BLE001 - what is looked for
+        yield describe(name, error)
+        return
+    yield from check_output(name, stream.getvalue())
+
+
+def _plot(report: Report, suffix: str) -> Iterator[str]:
+    from ddpdoctor.report.plots import render_plot
+
+    try:
+        drawn = render_plot(report, suffix).decode()
+    except UserError:
+        return
+    except Exception as error:  # noqa: BLE001 - what is looked for
+        yield describe(suffix, error)
+        return
+    yield from check_output(suffix, drawn)
+
+
+def _compare(path: Path) -> Iterator[str]:
+    try:
+        read_compared(path, 8)
+    except UserError:
+        return
+    except Exception as error:  # noqa: BLE001 - what is looked for
+        yield describe("--compare", error)
+
+
+def check_output(name: str, text: str) -> Iterator[str]:
+    """Yield what a terminal, a browser or a parser would mind in a report."""
+    plain = text.replace("\n", "")
+    if not plain.isprintable():
+        odd = sorted({char for char in plain if not char.isprintable()})
+        yield f"{name} shows {', '.join(f'U+{ord(char):04X}' for char in odd[:5])}"
+    if name == "markdown":  # within a block of code nothing is markup
+        text = re.sub(r"^```text\n(.|\n)*?\n```$|^    .*$", "", text, flags=re.MULTILINE)
+    if name in {"markdown", ".svg", ".html", "junit"} and MARKUP in text:
+        yield f"{name} lets markup through"
+    if name in {"junit", ".svg"}:
+        try:
+            ET.fromstring(text.encode())
+        except ET.ParseError as error:
+            yield f"{name} is no XML: {error}"
+
+
+def describe(where: str, error: Exception) -> str:
+    """Return an error by its kind and the line of ours that it came from."""
+    link, place = error.__traceback__, "?"
+    while link is not None:
+        file = link.tb_frame.f_code.co_filename
+        if "ddpdoctor" in file:
+            place = f"{file.rpartition('ddpdoctor/')[2]}:{link.tb_lineno}"
+        link = link.tb_next
+    return f"{where}: {type(error).__name__} at {place}"
