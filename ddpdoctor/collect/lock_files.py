@@ -22,7 +22,8 @@ PROC = Path("/proc")
 MOST_HOLDERS = 4
 MOST_BYTES = 256
 """Of what stands in the file: a process's number, and perhaps a host's name."""
-_PID = re.compile(r"\s*(?:pid\D{0,3})?(\d{1,8})\b", re.IGNORECASE)
+_OWNER = re.compile(r"\s*(?:pid\W{0,3})?(?P<pid>\d{1,8})(?:\s*\n(?P<host>[A-Za-z][\w.-]*))?(?=\s|$)", re.IGNORECASE)
+"""The number of a process, alone in its line, and in the next line perhaps its host, as filelock writes them."""
 
 
 def lock_of(evidence: dict[str, Any]) -> tuple[str | None, LockKind]:
@@ -53,7 +54,10 @@ def read_lock_file(path: str, kind: LockKind, lines: tuple[Line, ...], waiting: 
     except OSError:
         return LockFile(path=path, kind=kind, exists=False)
     holders, unseen = _holders(seen, {line.pid for line in lines if line.file[1] == seen.st_ino}, waiting)
-    named = _named_pid(path) if stat.S_ISREG(seen.st_mode) else None
+    pid, host = _named_owner(path) if stat.S_ISREG(seen.st_mode) else (None, None)
+    elsewhere = host is not None and host != os.uname().nodename
+    shared = is_shared(Path(path))
+    known = pid is not None and not elsewhere and not (shared and host is None)
     return LockFile(
         path=path,
         kind=kind,
@@ -61,9 +65,10 @@ def read_lock_file(path: str, kind: LockKind, lines: tuple[Line, ...], waiting: 
         age_s=max(0.0, time.time() - seen.st_mtime),
         holders=tuple(Owner(pid=pid, command=read_command(pid)) for pid in holders[:MOST_HOLDERS]),
         unseen=unseen,
-        named_pid=named,
-        named_lives=None if named is None else (PROC / str(named)).exists(),
-        shared=is_shared(Path(path)),
+        named_pid=pid,
+        named_lives=(PROC / str(pid)).exists() if known else None,
+        named_host=host if elsewhere else None,
+        shared=shared,
     )
 
 
@@ -107,16 +112,16 @@ def _owner_of(pid: str) -> int | None:
         return None
 
 
-def _named_pid(path: str) -> int | None:
-    """Return the process that the file names, as many lock files do."""
+def _named_owner(path: str) -> tuple[int | None, str | None]:
+    """Return the process that the file names, as many lock files do, and its host where that is named too."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return None
+        return None, None
     try:
-        match = _PID.match(os.read(fd, MOST_BYTES).decode(errors="replace"))
+        match = _OWNER.match(os.read(fd, MOST_BYTES).decode(errors="replace"))
     except OSError:
-        return None
+        return None, None
     finally:
         os.close(fd)
-    return int(match[1]) if match else None
+    return (int(match["pid"]), match["host"]) if match else (None, None)

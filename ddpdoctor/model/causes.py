@@ -75,6 +75,9 @@ class LockFile:
     named_pid: int | None = None
     """The process that is named in the file."""
     named_lives: bool | None = None
+    """None also where it may be a process of another host."""
+    named_host: str | None = None
+    """The host of that process, where it is another than this one."""
     shared: bool = False
     """Other hosts may use it: it lies on a network file system."""
 

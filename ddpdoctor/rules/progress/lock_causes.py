@@ -42,7 +42,7 @@ def is_left_behind(causes: ProcessCauses | None) -> bool:
     file = causes.lock_file if causes is not None else None
     if file is None or file.kind is LockKind.KERNEL or not file.exists or file.holders or file.named_lives:
         return False
-    return not (file.shared or file.unseen) or file.named_lives is False
+    return not (file.shared or file.unseen or file.named_host) or file.named_lives is False
 
 
 def left_behind_words(causes: ProcessCauses | None) -> str:
@@ -90,14 +90,16 @@ def _marker(scene: Scene, rank: Rank, file: LockFile) -> Clue:
             said=f"{waits}, which names process {file.named_pid}{age}",
             fix=f"see what process {file.named_pid} does; if it has nothing to do with the lock, `rm {file.path}`",
         )
-    named = f", and process {file.named_pid}, which it names, has ended" if file.named_pid is not None else ""
+    named = f", and process {file.named_pid}, which it names, has ended" if file.named_lives is False else ""
     if is_left_behind(rank.causes):
         return Clue(
             said=f"{waits}; no process that can be seen has it open{named}{age}: its owner ended without removing it",
             fix=f"`rm {file.path}`; let one rank build before the others load what it built",
         )
     why = (
-        "it lies on a network file system, so a process of another host may own it"
+        f"it names a process of {file.named_host}"
+        if file.named_host
+        else "it lies on a network file system, so a process of another host may own it"
         if file.shared
         else f"{file.unseen} processes of its owner could not be looked into"
     )
