@@ -170,6 +170,7 @@ class _Hook:
             groups.known(group).moved = groups.sequence_number(group) - begun
         ring = here.ring
         if not index or ring is None:
+            end_wait(waited_since, counts=False)
             return
         now = _now_ns()
         if result is not None and hasattr(result, "is_completed"):

@@ -47,13 +47,13 @@ def settle() -> None:
     """End the records of asynchronous calls that have completed, oldest first, up to the first that has not."""
     ring = here.ring
     while _handed_out and ring is not None:
-        key = next(iter(_handed_out))
-        reference, index = _handed_out[key]
+        key = next(iter(_handed_out), 0)
+        reference, index = _handed_out.get(key, _NOT_HANDED_OUT)  # the evidence is taken by another thread
         work = reference()
         if work is not None and not work.is_completed():
             return
-        _handed_out.pop(key, None)
-        ring.end(index)
+        if _handed_out.pop(key, None) is not None:
+            ring.end(index)
 
 
 def wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
