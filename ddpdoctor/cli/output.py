@@ -101,14 +101,19 @@ def _draw_text(report: Report, stream: TextIO, run_dir: Path | None, *, verbose:
     return render_text(report, width=width, colour=colour, run_dir=run_dir, cwd=_read_cwd())
 
 
-def save_report(run_dir: Path, report: Report, name: str = "report.json") -> None:
-    """Write a report whole or not at all; a full disk costs the file, never the report on the screen."""
+def save_report(run_dir: Path, report: Report, name: str = "report.json") -> bool:
+    """Write a report whole or not at all; a full disk costs the file, never the report on the screen.
+
+    Returns whether it was written, and says why where it was not.
+    """
     from ddpdoctor.report.json_format import render_json
 
     try:
         write_whole(run_dir / name, render_json(report))
     except OSError as error:
         say(sys.stderr, f"the report could not be saved in {run_dir}: {error.strerror}")
+        return False
+    return True
 
 
 def say(stream: TextIO, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import sys
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
+from ddpdoctor.cli.debug_level import choose_debug_level, has_room_for_detail
 from ddpdoctor.cli.defects import show_defect
 from ddpdoctor.cli.output import save_report, say, show_error, show_report
 from ddpdoctor.launch.member_folder import MemberFolder, Starter, make_member_folder
@@ -18,6 +20,7 @@ from ddpdoctor.launch.placement import Style
 from ddpdoctor.launch.placing import place
 from ddpdoctor.launch.report_dir import REPORT_NAME
 from ddpdoctor.launch.script import check_command, check_script, choose_ranks, locate_module, refuse_launcher
+from ddpdoctor.launch.shared_folder import has_room
 from ddpdoctor.launch.telling import Telling, hangs
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity
@@ -38,6 +41,10 @@ DETAIL_NOTE = (
     "torch compares every collective over all ranks first (TORCH_DISTRIBUTED_DEBUG=DETAIL), which makes small steps "
     "slower; --debug-level OFF turns that off"
 )
+OUT_OF_MEANS = frozenset({
+    errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS,
+})  # fmt: skip
+"""Errors by which a machine says that it has no more of something: no defect of ours."""
 
 GOES_ON = {
     "auto": "the job goes on and is watched: it is stopped only once it can never go on (--on-hang kill stops it here)",
@@ -81,7 +88,8 @@ def prepare(request: Request, env: Mapping[str, str], outer: Path | None = None)
     return WrapOptions(
         hang_timeout_s=request.hang_timeout_s,
         on_hang=request.on_hang,
-        debug_level=request.debug_level,
+        # Nodes must agree on it, so one that is short of room does not choose alone.
+        debug_level=choose_debug_level(request.debug_level, env, has_room=not placement.alone or has_room_for_detail()),
         report_dir=member.folder,
         report_file=member.report,
         placement=placement,
@@ -135,6 +143,8 @@ def run_and_show(options: WrapOptions) -> Outcome:
         failure = failure or error
     if failure is not None:
         _say_failure(failure, outcome)
+    if outcome.folder != outcome.run_dir and not has_room(outcome.run_dir):
+        say(sys.stderr, f"{outcome.run_dir} had no room for the record of this run, which is in {outcome.folder}")
     return outcome
 
 
@@ -150,6 +160,8 @@ def _say_failure(failure: Exception, outcome: Outcome) -> None:
         say(sys.stderr, f"there is no report: the run folder {outcome.run_dir} was removed while the job ran")
     elif isinstance(failure, UserError):
         show_error(failure)
+    elif isinstance(failure, OSError) and failure.errno in OUT_OF_MEANS:
+        say(sys.stderr, f"not all of this job could be watched or saved: {failure.strerror}. Its exit status stands.")
     else:
         show_defect(failure)
 
@@ -259,8 +271,9 @@ def _show_elsewhere(options: WrapOptions, outcome: Outcome) -> None:
 
 
 def _save(options: WrapOptions, outcome: Outcome) -> None:
-    file = options.report_file
-    save_report(file.parent, outcome_report(options, outcome), file.name)
+    file, report = options.report_file, outcome_report(options, outcome)
+    if not save_report(file.parent, report, file.name) and outcome.folder != outcome.run_dir:
+        save_report(outcome.folder, report)
 
 
 def _with_variables(split: SplitCommand, env: Mapping[str, str]) -> SplitCommand:

@@ -7,17 +7,14 @@ import sys
 from typing import TYPE_CHECKING
 
 from ddpdoctor.cli.durations import parse_duration
-from ddpdoctor.cli.plain import DEBUG_VARIABLE
 from ddpdoctor.cli.running import Request, outcome_report, prepare, run_and_show, run_under_outer
 from ddpdoctor.launch.nested import find_outer_run
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ddpdoctor.cli.plain import Asked
-    from ddpdoctor.launch.options import DebugLevel, FailOn
+    from ddpdoctor.launch.options import FailOn
     from ddpdoctor.model.findings import Report
 
 MAX_DIGITS = 9
@@ -34,7 +31,7 @@ def run_wrap(asked: Asked) -> int:
             split=asked.split,
             hang_timeout_s=parse_duration(asked.hang_timeout, "--hang-timeout"),
             on_hang=asked.on_hang,
-            debug_level=choose_debug_level(asked.debug_level, os.environ),
+            debug_level=asked.debug_level,
             report_dir=asked.report_dir,
             format=asked.format,
             quiet=asked.quiet,
@@ -87,10 +84,3 @@ def parse_port(text: str | None) -> int | None:
         f"--exchange-port is {text!r}, which is no port",
         help=f"Give a number from 1 to {MAX_PORT}, on all nodes the same.",
     )
-
-
-def choose_debug_level(asked: DebugLevel | None, env: Mapping[str, str]) -> DebugLevel | None:
-    """DETAIL where nobody asked for anything; None leaves what the environment says."""
-    if asked is not None:
-        return asked
-    return None if env.get(DEBUG_VARIABLE) else "DETAIL"

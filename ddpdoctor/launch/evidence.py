@@ -6,13 +6,15 @@ import contextlib
 import json
 import mmap
 import os
+import shutil
 import signal
 import time
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect import proc
+from ddpdoctor.launch.shared_folder import copy_elsewhere
 from ddpdoctor.recorder import wire
-from ddpdoctor.recorder.files import make_folder, open_new, read_plain, write_whole
+from ddpdoctor.recorder.files import make_folder, open_new, read_plain, remove, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,8 +45,11 @@ class Evidence:
         self._reserve = folder / "reserve"
         reserve_space(self._reserve)
         with os.fdopen(open_new(folder / "control"), "r+b") as file:
-            file.truncate(wire.CONTROL_SIZE)
+            os.posix_fallocate(file.fileno(), 0, wire.CONTROL_SIZE)  # to write to a hole on a full disk is fatal
             self.control = mmap.mmap(file.fileno(), wire.CONTROL_SIZE)
+        self.unsaved: dict[str, str] = {}
+        """What could not be written to the folder, by name of its file."""
+        self._copy: Path | None = None
         self.request = 0
         self.dumps: dict[int, list[tuple[int, int, int]]] = {}
         self._last_dumps: dict[int, tuple[int, list[tuple[int, int, int]]]] = {}
@@ -97,7 +102,7 @@ class Evidence:
         """Let the rings themselves count again, and not what was copied of them at an earlier look."""
         self.dumps.clear()
         for path in (self.folder / "evidence").glob("*.held"):
-            path.unlink(missing_ok=True)
+            remove(path)
 
     def _control(self, offset: int) -> int:
         return int(wire.CELL.unpack_from(self.control, offset)[0])
@@ -148,13 +153,31 @@ class Evidence:
         return seen.st_mtime_ns + since_boot_ns if seen.st_size else None
 
     def save(self, facts: dict[str, Any], name: str) -> None:
-        """Write what the watcher itself saw, whole or not at all."""
-        with contextlib.suppress(OSError):  # a disk that is full costs this look, not the job
-            write_whole(self.folder / name, json.dumps(facts))
+        """Write what the watcher itself saw, whole or not at all; what a full disk refuses is kept for ``readable``."""
+        text = json.dumps(facts)
+        self._drop_copy()
+        try:
+            write_whole(self.folder / name, text)
+            self.unsaved.pop(name, None)
+        except OSError:
+            self.unsaved[name] = text
+
+    def readable(self) -> Path:
+        """Return the folder that holds all that is known: a copy on another disk, where this one takes no more."""
+        if not self.unsaved:
+            return self.folder
+        if self._copy is None:
+            self._copy = copy_elsewhere(self.folder, self.unsaved)
+        return self._copy or self.folder
+
+    def _drop_copy(self) -> None:
+        if self._copy is not None:
+            shutil.rmtree(self._copy, ignore_errors=True)
+        self._copy = None
 
     def release(self) -> None:
         """Give the reserved space to the evidence."""
-        self._reserve.unlink(missing_ok=True)
+        remove(self._reserve)
 
 
 def _copy_sparse(ring: mmap.mmap, path: Path) -> None:

@@ -64,7 +64,6 @@ class Examining:
         """Where the report of the node is that has judged the job; None where this one has."""
         self._place = place
         self._watch, self._nodes, self._judge = watch, nodes, judge
-        self._folder = watch.folder
         self._hang_timeout_s = hang_timeout_s
         self._on_hang = on_hang
         self._next_look_ns = 0
@@ -79,6 +78,10 @@ class Examining:
         self._moved = False
         self._seen: NodesSeen | None = None
         self._is_asking = False
+
+    @property
+    def _folder(self) -> Path:
+        return self._watch.readable()
 
     def look(self) -> Looked | None:
         """Do what it is time for; return what is wrong with the job, where that was seen now."""

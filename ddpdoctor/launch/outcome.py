@@ -16,7 +16,7 @@ class Outcome:
     """How a wrapped job ended, or stands."""
 
     folder: Path
-    """Where the recorders wrote; the run folder itself, unless that is on a shared file system."""
+    """Where the record is; the run folder itself, unless that is on a shared file system or takes no more."""
     run_dir: Path
     judgement: Judgement
     hung: bool

@@ -6,7 +6,7 @@ import contextlib
 import json
 from typing import TYPE_CHECKING
 
-from ddpdoctor.recorder.files import write_whole
+from ddpdoctor.recorder.files import remove, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -83,7 +83,7 @@ class Replicas:
             self._end(self._attempt)
         self._comparer = None
         for name in (file_name(), moments_name(), joint_name()):
-            (self._folder / name).unlink(missing_ok=True)
+            remove(self._folder / name)
 
     def _end(self, attempt: int | None) -> None:
         comparer, self._comparer = self._comparer, None

@@ -45,7 +45,7 @@ def make_default_dir(script: str, *, is_module: bool, now: datetime, label: str 
                 _check_parent(path)
                 return path
     except OSError as error:
-        raise _refuse(PARENT, error) from error
+        raise refuse(PARENT, error) from error
     raise AssertionError  # pragma: no cover: count() has no end
 
 
@@ -75,7 +75,7 @@ def make_private(path: Path) -> None:
         if path.parent == PARENT:
             _check_parent(path)
     except OSError as error:
-        raise _refuse(path, error) from error
+        raise refuse(path, error) from error
 
 
 def make_report_dir(path: Path) -> Path:
@@ -156,5 +156,6 @@ def _make_new(path: Path) -> bool:
     return True
 
 
-def _refuse(path: Path, error: OSError) -> UserError:
+def refuse(path: Path, error: OSError) -> UserError:
+    """Return what to say where a run folder cannot be written to."""
     return UserError(f"the report folder {path} is not writable: {error.strerror}", help=_HELP)

@@ -16,6 +16,7 @@ from ddpdoctor.launch.outcome import Outcome
 from ddpdoctor.launch.placement import Style
 from ddpdoctor.launch.replica_exchange import ReplicaExchange
 from ddpdoctor.launch.replicas import Replicas
+from ddpdoctor.launch.report_dir import refuse
 from ddpdoctor.launch.run_file import write_run_file
 from ddpdoctor.launch.shared_folder import choose_folder, copy_back
 from ddpdoctor.launch.shared_replicas import SharedReplicas
@@ -78,12 +79,15 @@ class Session:
         self.exchange: ReplicaExchange | None = None
 
     def run(self) -> Outcome:
-        """Run the job to its end."""
-        write_run_file(self.folder, self.options, self.started_at, self.launched_ns)
+        """Run the job to its end. Raises ``UserError`` where nothing can be recorded, before anything is started."""
         allowed = self.options.allow_different
         self.shared = None if self.options.placement.alone else SharedReplicas(allowed)
         replicas = Replicas(self.folder, self.options.check_every, allowed, self.shared)
-        self.watch = Watch(self.folder, self.options.hang_timeout_s, self.launched_ns, replicas)
+        try:
+            write_run_file(self.folder, self.options, self.started_at, self.launched_ns)
+            self.watch = Watch(self.folder, self.options.hang_timeout_s, self.launched_ns, replicas)
+        except OSError as error:
+            raise refuse(self.folder, error) from error
         if self.options.placement.expected < self.options.placement.most:
             self.watch.restart_patience_s = ELASTIC_RESTART_S
         guardian = Guardian(self.folder, job_mark(self.folder), self._orphaned)
@@ -302,6 +306,19 @@ class Session:
         stop_job(self.launcher, self.folder, self.watch.evidence.acknowledge)
 
     def _finish(self, status: int) -> Outcome:
+        with self._job_goes_first():
+            self._close_record(status)
+        known = len(self.signals)
+        judgement = self.hang or self._settle(
+            self.examining.judge_end(status, lambda: len(self.signals) > known), status
+        )
+        outcome = self._outcome(status, judgement)
+        with self._job_goes_first():  # what was found is shown, whether it can be saved or not
+            copy_back(self.folder, self.run_dir)
+            self.telling.save(outcome)
+        return outcome
+
+    def _close_record(self, status: int) -> None:
         self.watch.follow(at_once=True)
         self.watch.evidence.release()
         if self.exchange is not None:
@@ -310,14 +327,6 @@ class Session:
         if self.hang is None:
             self.watch.evidence.forget_kept()
             self.watch.save(ended=True, launcher_status=status)
-        known = len(self.signals)
-        judgement = self.hang or self._settle(
-            self.examining.judge_end(status, lambda: len(self.signals) > known), status
-        )
-        copy_back(self.folder, self.run_dir)
-        outcome = self._outcome(status, judgement)
-        self.telling.save(outcome)
-        return outcome
 
     def _outcome(self, status: int | None, judgement: Judgement | None = None) -> Outcome:
         hung = self.hang is not None
@@ -326,8 +335,8 @@ class Session:
             exit_status = INTERRUPTED_STATUS
         found = judgement or self.hang or Judgement(findings=(), checks=(), certain=False)
         return Outcome(
-            folder=self.folder, run_dir=self.run_dir, judgement=found, hung=hung, launcher_status=status,
-            exit_status=exit_status, interrupted_by=self.watch.interrupted_by,
+            folder=self.watch.readable(), run_dir=self.run_dir, judgement=found, hung=hung,
+            launcher_status=status, exit_status=exit_status, interrupted_by=self.watch.interrupted_by,
             started_at=self.started_at, ended_at=_now(),
             failure=self.failure or self.watch.replicas.failure or self.examining.failure,
             judged_at=self.examining.judged_at,

@@ -17,8 +17,14 @@ if TYPE_CHECKING:
 
     from ddpdoctor.launch.options import WrapOptions
 
-_OF_ANOTHER_JOB = ("DDPDOCTOR_AGENT", "DDPDOCTOR_GIVEN", "DDPDOCTOR_MASTER")
+_OF_ANOTHER_JOB = ("DDPDOCTOR_AGENT", "DDPDOCTOR_GIVEN", "DDPDOCTOR_MASTER", "DDPDOCTOR_DETAIL")
 """What the recorder of a rank would hand on, were ``wrap`` started by one."""
+
+DETAIL_VARIABLE = "DDPDOCTOR_DETAIL"
+"""Has recorders turn DETAIL on, so that a Python without a recorder (``python -I``) stays without what that makes safe.
+
+Of a command it is torch's own variable: it may start ranks on hosts where the recorder cannot be loaded, and there all
+ranks have DETAIL or none."""
 
 
 def start_launcher(options: WrapOptions, folder: Path, in_child: Callable[[], None]) -> subprocess.Popen[bytes]:
@@ -73,6 +79,9 @@ def _environment(options: WrapOptions, folder: Path) -> dict[str, str]:
     environment |= job_mark(folder)
     environment["DDPDOCTOR_CHECK_EVERY"] = str(options.check_every)
     environment |= nccl_log_environment(environment, folder)
-    if options.debug_level is not None:
+    if options.debug_level == "DETAIL" and options.placement.style is not Style.COMMAND:
+        environment.pop("TORCH_DISTRIBUTED_DEBUG", None)
+        environment[DETAIL_VARIABLE] = "1"
+    elif options.debug_level is not None:
         environment["TORCH_DISTRIBUTED_DEBUG"] = options.debug_level
     return environment

@@ -20,6 +20,7 @@ from ddpdoctor.launch.unrecorded import Strangers
 from ddpdoctor.launch.work import Receptions
 from ddpdoctor.launch.workers import WorkersSeen
 from ddpdoctor.recorder import wire
+from ddpdoctor.recorder.files import remove
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -174,9 +175,9 @@ class Watch:
                 self.below.pop(pid, None)
                 ring = self.folder / "rings" / f"{pid}-{process.ticks}.ring"
                 self._workers.keep(ring)
-                ring.unlink(missing_ok=True)
+                remove(ring)
                 for path in (self.folder / "evidence").glob(f"{pid}-{process.ticks}[-.]*"):
-                    path.unlink(missing_ok=True)
+                    remove(path)
 
     def ranks(self) -> list[progress.Followed]:
         """Return the processes of the last attempt that stand for ranks, alive or not."""
@@ -219,6 +220,10 @@ class Watch:
         if self.agent.started:
             return bool(ranks) and all(rank.ended_ns is not None for rank in ranks)
         return not ranks
+
+    def readable(self) -> Path:
+        """Return the folder to judge by: see ``Evidence.readable``."""
+        return self.evidence.readable()
 
     def take_evidence(self, *, keep_rings: bool = False) -> None:
         """Ask the ranks, look at the processes twice, and save all of it."""

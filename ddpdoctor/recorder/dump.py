@@ -11,7 +11,7 @@ import faulthandler
 import os
 
 from .files import open_plain
-from .state import here
+from .state import here, is_short_of_files
 from .wrappers import standing_for
 
 TYPE_CHECKING = False
@@ -35,7 +35,7 @@ _has_fatal = False
 def register() -> None:
     """Let SIGURG write all stacks, and fatal signals too where the script did not ask for that itself."""
     global _file, _has_fatal
-    if not _signal_is_free():
+    if is_short_of_files() or not _signal_is_free():
         return
     fd = _open_high(os.path.join(here.folder, "evidence", "%d-%d.dump" % (os.getpid(), here.ticks)))
     status = os.fstat(fd)

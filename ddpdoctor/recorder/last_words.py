@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from .files import open_plain
-from .state import guarded, here
+from .state import guarded, here, is_short_of_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def start() -> None:
     import _signal  # type: ignore[import-not-found]
     import faulthandler
 
-    if _fds or _signal.getsignal(_signal.SIGTERM) != _signal.SIG_DFL:
+    if _fds or is_short_of_files() or _signal.getsignal(_signal.SIGTERM) != _signal.SIG_DFL:
         return
     path = os.path.join(here.folder, "evidence", "%d-%d%s" % (os.getpid(), here.ticks, SUFFIX))
     fd = open_plain(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)

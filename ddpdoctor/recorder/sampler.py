@@ -26,6 +26,8 @@ CHILD_TICK_S = 0.4
 LOOKS_APART_S = 0.3
 STOP_LIMIT_S = 0.05
 """How long the end of a process waits for the thread. It needs a thousandth of that, unless it is at work."""
+STACK_BYTES = 2**20
+"""Ours: the default of 8 MiB counts in full under ``ulimit -v``. musl gives a thread an eighth of this."""
 MAX_FUNCTIONS = 1024
 """Functions kept in mind between two calls: a bound for scripts that make functions at run time."""
 
@@ -218,4 +220,16 @@ def start() -> None:
     if here.role == wire.ROLE_RANK:
         dump.register()
     # No threading.Thread: it would be seen by scripts that list their threads, and threading is not loaded for us.
-    _thread.start_new_thread(guarded("sampler")(_current.run), ())
+    _start_thread(guarded("sampler")(_current.run))
+
+
+def _start_thread(run: Any) -> None:
+    """Start a thread with a small stack, where no thread of the script's could start meanwhile and get one as small."""
+    if _thread._count():
+        _thread.start_new_thread(run, ())
+        return
+    usual = _thread.stack_size(STACK_BYTES)
+    try:
+        _thread.start_new_thread(run, ())
+    finally:
+        _thread.stack_size(usual)

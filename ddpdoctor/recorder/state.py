@@ -23,6 +23,10 @@ CHECK_EVERY_VARIABLE = "DDPDOCTOR_CHECK_EVERY"
 """Every how many steps a rank writes down what its replica is like; 0, or nothing: neither that nor what gradients and
 data are like."""
 MAX_FAILURES = 20
+FEW_FILES = 64
+"""Ours: a process that may open fewer keeps those that only some evidence needs.
+
+A rank of torch's opens about ten, and a few more with each other rank."""
 
 _LAUNCH_VARIABLES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT",
@@ -186,7 +190,14 @@ def _launch_variables() -> Any:
 def check_every() -> int:
     """Return every how many steps replicas are looked at; 0 where consistency is not checked."""
     text = os.environ.get(CHECK_EVERY_VARIABLE, "")
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isdigit() and not is_short_of_files() else 0
+
+
+def is_short_of_files() -> bool:
+    """Return whether this process may open so few files that each of ours could be the one that the script lacks."""
+    import resource
+
+    return 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < FEW_FILES
 
 
 def start_ticks(pid: Optional[int] = None) -> int:

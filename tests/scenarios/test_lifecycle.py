@@ -222,11 +222,11 @@ def test_a_folder_with_a_planted_link_is_refused_before_anything_starts(name: st
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[Path]:
+def small_disk(folder: Path, limit: str) -> Iterator[Path]:
     folder.mkdir()
     if (
         os.geteuid()
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=False).returncode
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", limit, "tmpfs", str(folder)], check=False).returncode
     ):
         pytest.skip("a small file system needs the right to mount one")
     try:
@@ -236,20 +236,44 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 
 
 def test_a_disk_that_is_full_from_the_start_costs_the_record_not_the_job(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "small", "256k") as small:
-        ran = run("clean_groups", small / "run", *PATIENT)
+    with small_disk(tmp_path / "small", "size=256k") as small:
+        ran = run("clean_groups", small / "run", *PATIENT, TMPDIR=str(small))
         assert ran.status == 0, ran.stderr
         assert ran.report["verdict"] is None
         assert [f["code"] for f in ran.report["findings"]] == ["DD901"]
 
 
+def test_a_record_that_has_no_room_is_kept_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "temporary").mkdir()
+    with small_disk(tmp_path / "small", "nr_inodes=3") as small:
+        ran = run("crash_exit_status", small / "run", *PATIENT, ranks=2, TMPDIR=str(tmp_path / "temporary"))
+        verdict = ran.report["verdict"]
+    (record,) = (tmp_path / "temporary").glob("ddpdoctor-*")
+    assert (verdict["kind"], verdict["where"][0]["line"]) == ("crash", marked_lines("crash_exit_status")[0]), ran.stderr
+    assert f"had no room for the record of this run, which is in {record}" in ran.stderr
+    assert "DD604 crash, rank 1" in ddpdoctor("report", str(record)).stdout
+
+
 def test_a_disk_that_fills_up_later_costs_nothing(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "small", "12m") as small:
+    with small_disk(tmp_path / "small", "size=12m") as small:
         ran = run("fills_disk", small / "run", ranks=2, FILL=str(small / "big"))
         assert (ran.status, ran.report["verdict"]["kind"], ran.report["verdict"]["ranks"]) == (124, "stuck", [1]), (
             ran.stderr
         )
         assert ran.report["verdict"]["where"][0]["line"] in marked_lines("fills_disk")
+
+
+def test_on_a_disk_that_stays_full_the_verdict_is_on_the_screen(tmp_path: Path) -> None:
+    (tmp_path / "temporary").mkdir()
+    with small_disk(tmp_path / "small", "size=12m") as small:
+        where = {"FILL": str(small / "big"), "AGAIN": "1", "TMPDIR": str(tmp_path / "temporary")}
+        ran = run("fills_disk", small / "run", ranks=2, **where)
+    assert ran.status == 124, ran.stderr
+    assert f"fills_disk.py:{marked_lines('fills_disk')[0]}" in ran.stderr
+    assert "the report could not be saved" in ran.stderr
+    (record,) = (tmp_path / "temporary").glob("ddpdoctor-*")
+    report = json.loads((record / "report.json").read_text())
+    assert (report["verdict"]["kind"], report["verdict"]["ranks"]) == ("stuck", [1])
 
 
 def test_a_foreign_and_a_damaged_folder_are_clear_errors(tmp_path: Path) -> None:

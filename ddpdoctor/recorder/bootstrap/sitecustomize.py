@@ -35,6 +35,8 @@ if os.environ.get("DDPDOCTOR_RUN"):
     try:
         _load_recorder()
     except Exception as error:  # a recorder that fails must never keep a rank from running
+        if os.environ.get("DDPDOCTOR_DETAIL"):  # all ranks must have it, or none
+            os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
         try:
             name = os.path.join(os.environ["DDPDOCTOR_RUN"], "lost-%d-0" % os.getpid())
             # By itself: what the recorder opens files with may be what failed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,22 @@ def test_isolated_pythons_run_and_are_said_to_be_unrecorded(tmp_path: Path) -> N
     assert ran.report["verdict"] is None
     (finding,) = ran.report["findings"]
     assert (finding["code"], finding["ranks"]) == ("DD901", [0, 1])
+
+
+def test_a_rank_that_becomes_an_isolated_python_trains(tmp_path: Path) -> None:
+    ran = run("becomes_isolated", tmp_path, *PATIENT, ranks=2)
+    assert (ran.status, ran.stdout) == (0, "trained\ntrained\n"), ran.stderr
+    assert ran.report["verdict"] is None
+
+
+@pytest.mark.parametrize("limit", ["-n 24", f"-v {800 * 1024}"])
+def test_a_job_that_fits_into_its_limits_does_so_under_wrap(limit: str, tmp_path: Path) -> None:
+    command = shlex.join([*WRAP[:-2], f"--report-dir={tmp_path / 'run'}", f"--master-port={free_port()}"])
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit {limit}; exec {command} --nproc-per-node=4 {JOBS / 'clean_plain.py'}"],
+        capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=200, env=clean_environment(),
+    )  # fmt: skip
+    assert (done.returncode, b"defect" in done.stderr) == (0, False), done.stderr.decode()
 
 
 def test_attempts_leave_one_ring_each_and_no_evidence_of_the_dead(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.cli.debug_level import choose_debug_level
 from ddpdoctor.cli.running import keep_errors
-from ddpdoctor.cli.wrapping import choose_debug_level, parse_check_every
+from ddpdoctor.cli.wrapping import parse_check_every
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Confidence, Finding, Report, Severity
 
@@ -22,6 +23,11 @@ from ddpdoctor.model.findings import Confidence, Finding, Report, Severity
 )
 def test_the_debug_level_is_detail_unless_somebody_said_otherwise(asked, env, level):
     assert choose_debug_level(asked, env) == level
+
+
+@pytest.mark.parametrize(("asked", "level"), [(None, None), ("DETAIL", "DETAIL")])
+def test_without_room_detail_is_for_who_asks_for_it(asked, level):
+    assert choose_debug_level(asked, {}, has_room=False) == level
 
 
 def make_report(*severities, verdict=None):

@@ -84,6 +84,9 @@ class _Idle:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def readable(self) -> Path:
+        return self.folder
+
     def headway(self) -> Headway:
         return Headway()
 

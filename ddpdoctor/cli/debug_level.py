@@ -1,0 +1,35 @@
+"""Chooses what TORCH_DISTRIBUTED_DEBUG is for a job."""
+
+from __future__ import annotations
+
+import resource
+from typing import TYPE_CHECKING
+
+from ddpdoctor.cli.plain import DEBUG_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.launch.options import DebugLevel
+
+MIN_FILES = 128
+"""Ours: DETAIL opens five descriptors a rank and group more, and twice that with each further rank."""
+MIN_ADDRESS_SPACE_BYTES = 16 * 2**30
+"""Ours: DETAIL takes 150 MiB more a group (Gloo's threads, each with a stack and an arena of malloc's)."""
+
+
+def choose_debug_level(asked: DebugLevel | None, env: Mapping[str, str], *, has_room: bool = True) -> DebugLevel | None:
+    """DETAIL where nobody asked for anything and there is room for it; None leaves what the environment says."""
+    if asked is not None:
+        return asked
+    return None if env.get(DEBUG_VARIABLE) or not has_room else "DETAIL"
+
+
+def has_room_for_detail() -> bool:
+    """Return whether the limits of this process, which its ranks inherit, leave room for what DETAIL takes."""
+    return _is_above(resource.RLIMIT_NOFILE, MIN_FILES) and _is_above(resource.RLIMIT_AS, MIN_ADDRESS_SPACE_BYTES)
+
+
+def _is_above(limit: int, least: int) -> bool:
+    soft, _ = resource.getrlimit(limit)
+    return soft == resource.RLIM_INFINITY or soft >= least
