@@ -8,9 +8,10 @@ holds what it was to be called with.
 from __future__ import annotations
 
 import pickle
+import struct
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,6 +35,9 @@ STORAGES = {
 MOST_ELEMENTS = 2**60
 """Ours: no storage, shape or offset is larger."""
 MOST_BITS = 1024
+MOST_READ_BYTES = 2**26
+"""Ours: of one value, such as a text, or an array of NumPy."""
+MOST_LINE_BYTES = 2**16
 MOST_PATH = 4096
 """Ours, in characters: nothing that is nested more deeply is a state dict."""
 PLAIN_KEYS = (str, bytes, int, float, bool, type(None))
@@ -125,10 +129,44 @@ def read_pickle(file: BinaryIO) -> Loaded:
     return Loaded(root, tuple(reader.names))
 
 
-class _Reader(pickle.Unpickler):
+_PYTHONS_OWN: Any = pickle._Unpickler  # noqa: SLF001 - `pickle` has no public name for it
+
+
+class _Bounded:
+    """A file of which no more is read at once than a pickle of torch.save's can ask for."""
+
     def __init__(self, file: BinaryIO) -> None:
-        super().__init__(file, encoding="utf-8", errors="surrogateescape")
+        self._file = file
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= MOST_READ_BYTES:
+            raise Unreadable(f"it announces a value of {size} bytes")
+        return self._file.read(size)
+
+    def readline(self) -> bytes:
+        return self._file.readline(MOST_LINE_BYTES)
+
+    def readinto(self, buffer: bytearray) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+class _Reader(_PYTHONS_OWN):  # type: ignore[misc]
+    """The unpickler in Python: that in C takes gigabytes for four damaged bytes, which number the memo of a value."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(_Bounded(file), encoding="utf-8", errors="surrogateescape")
         self.names: dict[str, None] = {}
+
+    def load_bytearray8(self) -> None:
+        """Read the bytes before there is room for them: eight damaged bytes can announce any number."""
+        (size,) = struct.unpack("<Q", self.read(8))
+        if size > MOST_READ_BYTES:
+            raise Unreadable(f"it announces a value of {size} bytes")
+        self.append(bytearray(self.read(size)))
+
+    dispatch: ClassVar[dict[int, Any]] = {**_PYTHONS_OWN.dispatch, pickle.BYTEARRAY8[0]: load_bytearray8}
 
     def find_class(self, module: str, name: str) -> Any:
         known = _KNOWN.get((module, name))
