@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .limits import limit_s_of, long_words
+from .limits import limits_of, long_words
 from .scene import moment
 from .words import file_name, seconds
 
@@ -113,7 +113,7 @@ def _rate(bytes_s: float | None) -> str:
 
 def busy_fix(scene: Scene) -> str:
     """Return what to do about work that takes long."""
-    limits = [limit for n in scene.waits.waiters if (limit := limit_s_of(scene, scene.states[n])) is not None]
+    limits = limits_of(scene).values()
     beyond = f"for more than {long_words(min(limits))}" if limits else "for longer than torch's own limit"
     return (
         "let every rank do its part of this work, or do it before init_process_group; if the others have to wait "

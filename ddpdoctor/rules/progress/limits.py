@@ -9,6 +9,8 @@ from .scene import moment
 from .states import NATIVE_PHASES, Doing
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .scene import Scene
     from .states import State
 
@@ -20,12 +22,13 @@ _OWN_LIMITS = frozenset({"barrier", "monitored_barrier"})
 
 def is_limit_over(scene: Scene) -> bool:
     """Return whether a rank has waited for longer than torch lets it."""
-    return any(_is_over(scene, scene.states[number]) for number in scene.waits.waiters)
+    return any(_is_over(scene, number, limit_s) for number, limit_s in limits_of(scene).items())
 
 
-def _is_over(scene: Scene, state: State) -> bool:
-    limit_s, waited_ns = limit_s_of(scene, state), state.since(moment(scene.job))
-    if limit_s is None or waited_ns is None or state.call is None or state.call.op in _OWN_LIMITS:
+def _is_over(scene: Scene, number: int, limit_s: float) -> bool:
+    state = scene.states[number]
+    waited_ns = state.since(moment(scene.job))
+    if waited_ns is None or state.call is None or state.call.op in _OWN_LIMITS:
         return False
     return waited_ns >= limit_s * 1e9 + GRACE_NS
 
@@ -33,10 +36,10 @@ def _is_over(scene: Scene, state: State) -> bool:
 def limit_words(scene: Scene) -> list[str]:
     """Return what torch's limit for the waits is and how much of it is left, of the wait that ends first."""
     found = []
-    for number in scene.waits.waiters:
+    for number, limit_s in limits_of(scene).items():
         state = scene.states[number]
-        limit_s, waited_ns = limit_s_of(scene, state), state.since(moment(scene.job))
-        if limit_s is not None and waited_ns is not None and state.call is not None:
+        waited_ns = state.since(moment(scene.job))
+        if waited_ns is not None and state.call is not None:
             found.append((limit_s - waited_ns / 1e9, limit_s, state.call.op))
     if not found:
         return []
@@ -53,14 +56,20 @@ def long_words(duration_s: float) -> str:
     return " ".join(parts[:2]) or "0 s"
 
 
-def limit_s_of(scene: Scene, state: State) -> float | None:
-    """Return the limit of the call that a rank waits in; one that could not be asked has that of its peers."""
+def limits_of(scene: Scene) -> dict[int, float]:
+    """Return the limits of the calls that ranks wait in; a rank that could not be asked has that of its peers."""
+    ranks = [state.rank for state in scene.states.values()]
+    of_peers = {group.name: group.timeout_s for rank in reversed(ranks) for group in rank.groups if group.timeout_s}
+    limits = {number: _limit_s(scene.states[number], of_peers) for number in scene.waits.waiters}
+    return {number: limit_s for number, limit_s in limits.items() if limit_s is not None}
+
+
+def _limit_s(state: State, of_peers: Mapping[str, float]) -> float | None:
     call = state.call
     if call is None or state.doing is Doing.NEW_GROUP:
         return None
     if state.doing is Doing.INIT:
         return state.rank.init_timeout_s
     name = native_group(state) if call.op in NATIVE_PHASES else call.group
-    ranks = (state.rank, *(other.rank for other in scene.states.values()))
-    groups = (own_state(rank, name) for rank in ranks)
-    return next((group.timeout_s for group in groups if group is not None and group.timeout_s is not None), None)
+    own = own_state(state.rank, name)
+    return own.timeout_s if own is not None and own.timeout_s is not None else of_peers.get(name)
