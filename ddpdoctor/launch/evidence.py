@@ -68,6 +68,10 @@ class Evidence:
         """Let the launcher go on."""
         wire.CELL.pack_into(self.control, wire.CONTROL_ACK, time.monotonic_ns())
 
+    def tell_of_stop(self) -> None:
+        """Let the launcher know that the signal it is about to get is ours."""
+        wire.CELL.pack_into(self.control, wire.CONTROL_STOPPING, time.monotonic_ns())
+
     def take(self, followed: dict[int, Followed], look_again: Callable[[], None], *, keep_rings: bool = False) -> None:
         """Ask all that can answer, wait for them, and have a signal ask the ranks whose GIL is held.
 

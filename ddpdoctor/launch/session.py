@@ -303,6 +303,7 @@ class Session:
 
     def _stop(self) -> None:
         """Stop a job that hangs."""
+        self.watch.evidence.tell_of_stop()
         stop_job(self.launcher, self.folder, self.watch.evidence.acknowledge)
 
     def _finish(self, status: int) -> Outcome:

@@ -6,12 +6,14 @@ import functools
 import json
 import mmap
 import os
+import sys
 import time
 from typing import Any, Set
 
 from . import wire
 from .files import open_plain
 from .state import AGENT_VARIABLE, guarded, here
+from .wrappers import standing_for
 
 PAUSE_S = 1.2
 """How long the agent waits for the watcher to take its evidence. The watcher needs less, and says when it is done."""
@@ -59,6 +61,24 @@ def _become_agent(context: Any) -> None:
     os.environ[AGENT_VARIABLE] = str(os.getpid())
     here.demote()
     _log.write(k="agent", pid=os.getpid())
+    _leave_quietly()
+
+
+def _leave_quietly() -> None:
+    """Keep torchrun from printing a traceback of its own where it is the watcher that stops the job."""
+    original = sys.excepthook
+
+    def excepthook(kind: Any, error: Any, traceback: Any) -> None:
+        if kind.__name__ != "SignalException" or not _is_stopped_by_watcher():
+            original(kind, error, traceback)
+
+    sys.excepthook = standing_for(original)(excepthook)
+
+
+@guarded("agent stop")
+def _is_stopped_by_watcher() -> bool:
+    with open(os.path.join(here.folder, "control"), "rb") as file:
+        return bool(wire.CELL.unpack_from(file.read(wire.CONTROL_SIZE), wire.CONTROL_STOPPING)[0])
 
 
 def patch_meetings(module: Any) -> None:

@@ -125,6 +125,8 @@ CONTROL_CLOSING = 8
 """Offset of the time at which the launcher began to stop its ranks, raised by the launcher."""
 CONTROL_ACK = 16
 """Offset of the time at which the watcher had its evidence, raised by the watcher."""
+CONTROL_STOPPING = 24
+"""Offset of the time at which the watcher began to stop the job, 0 until it does. Raised by the watcher."""
 
 
 class Shape:

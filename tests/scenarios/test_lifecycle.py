@@ -66,6 +66,7 @@ def test_sigterm_of_a_scheduler_leaves_evidence_of_all_ranks(tmp_path: Path) -> 
     until_it_trains(process)
     process.send_signal(signal.SIGTERM)
     ran = finish(process, tmp_path)
+    assert "SignalException" in ran.stderr  # as under torchrun: the SIGTERM is the scheduler's
     assert ran.report["job"]["status"] == "interrupted"
     assert ran.report["verdict"] is None
     assert len(ran.report["ranks"]) == 2
@@ -271,6 +272,7 @@ def test_on_a_disk_that_stays_full_the_verdict_is_on_the_screen(tmp_path: Path) 
     assert ran.status == 124, ran.stderr
     assert f"fills_disk.py:{marked_lines('fills_disk')[0]}" in ran.stderr
     assert "the report could not be saved" in ran.stderr
+    assert "SignalException" not in ran.stderr  # torchrun's own traceback of the SIGTERM that is ours
     (record,) = (tmp_path / "temporary").glob("ddpdoctor-*")
     report = json.loads((record / "report.json").read_text())
     assert (report["verdict"]["kind"], report["verdict"]["ranks"]) == ("stuck", [1])
