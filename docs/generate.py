@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddpdoctor.rules.progress.known_errors import KNOWN_ERRORS
 from ddpdoctor.rules.registry import all_rules
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "rules"
 NOTICE = "<!-- Made by docs/generate.py from the rule's docstring: change that and run it again. -->"
+ERRORS_NOTICE = "<!-- Made by docs/generate.py from the table of known errors: change that and run it again. -->"
 INDEX_NOTICE = "<!-- Made by docs/generate.py from the rules: run it again after a change. -->"
 
 
@@ -42,7 +44,21 @@ def render_pages(rules: Iterable[Rule]) -> dict[str, str]:
     """Return the text of each page by file name, the index included."""
     ordered = sorted(rules, key=lambda rule: rule.code)
     pages = {file_name(rule): render_page(rule) for rule in ordered}
-    return pages | {"index.md": render_index(ordered)}
+    return pages | {"index.md": render_index(ordered), "../known-errors.md": render_errors()}
+
+
+def render_errors() -> str:
+    """Return the page of errors that everybody meets."""
+    rows = [
+        f"## {known.shown}\n\nIt means: {known.means}.\n\nAt fault: {known.fault}.\n\nWhat to do: {known.fix}.\n\n"
+        f"Source: {known.source}\n"
+        for known in KNOWN_ERRORS
+    ]
+    head = (
+        "# Known errors\n\nWhat the errors mean that everybody meets, whose fault each is, and what to do. "
+        '`ddpdoctor wrap` says it in its report, and `ddpdoctor explain "TEXT OF THE ERROR"` in the terminal.\n'
+    )
+    return "\n".join([ERRORS_NOTICE + "\n", head, *rows])
 
 
 def file_name(rule: Rule) -> str:
@@ -67,7 +83,8 @@ def render_index(rules: Iterable[Rule]) -> str:
 
 def find_drift(wanted: dict[str, str], folder: Path) -> list[str]:
     """Return the names of pages that are missing, differ, or should not be there."""
-    present = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.md")}
+    files = {path.name: path for path in folder.glob("*.md")} | {name: folder / name for name in wanted}
+    present = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
     return sorted(name for name in wanted.keys() | present.keys() if wanted.get(name) != present.get(name))
 
 

@@ -23,6 +23,14 @@ class Page:
     text: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorPage:
+    """What there is to read about a known error, label by label."""
+
+    title: str
+    told: dict[str, str]
+
+
 def read_pages() -> tuple[Page, ...]:
     """Return the pages of all rules, in the order of their codes."""
     from ddpdoctor.rules.registry import all_rules
@@ -32,6 +40,17 @@ def read_pages() -> tuple[Page, ...]:
         for rule in all_rules()
     )
     return tuple(sorted(pages, key=lambda page: page.code))
+
+
+def find_error(text: str) -> ErrorPage | None:
+    """Return what there is to read about the known error that a text is; None for one word, a code or a kind."""
+    from ddpdoctor.rules.progress.known_errors import find_known
+
+    known = find_known(text) if " " in text.strip() else None
+    if known is None:
+        return None
+    told = {"means": known.means, "at fault": known.fault, "to do": known.fix, "source": known.source}
+    return ErrorPage(title=known.shown, told=told)
 
 
 def find_page(name: str, pages: tuple[Page, ...]) -> Page:

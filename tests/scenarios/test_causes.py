@@ -30,6 +30,13 @@ def said(verdict: dict[str, object]) -> str:
     return "\n".join(map(str, verdict["evidence"]))  # type: ignore[call-overload]
 
 
+def test_an_error_that_everybody_meets_is_explained(tmp_path: Path) -> None:
+    ran = run("early_step", tmp_path, "--hang-timeout", "60", ranks=2)
+    verdict = verdict_of(ran, "early_step", "crash", (0, 1))
+    assert "a tensor was changed after forward had saved it" in said(verdict)
+    assert "before optimizer.step()" in str(verdict["fix"])
+
+
 def test_the_holder_of_a_file_lock_is_named(tmp_path: Path) -> None:
     lock = tmp_path / "cache.lock"
     ran = run("stuck_flock", tmp_path / "run", "--debug-level", "OFF", ranks=2, args=(str(lock),))

@@ -10,8 +10,9 @@ from ddpdoctor.rules.registry import rule
 from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
-from .clues import fix_of, sentences
+from .clues import Clue, fix_of, sentences
 from .failures import Failure, failure_line, same_bug
+from .known_errors import known_clues
 from .lost import judge_lost
 from .memory_causes import memory_clues
 from .places import places
@@ -147,7 +148,8 @@ def check_crash(scene: Scene) -> Ruling:
 
     ## What to do
 
-    Open the line that is named, and read its exception, not those of the other ranks.
+    Open the line that is named, and read its exception, not those of the other ranks. Errors that everybody meets are
+    explained in the report, by `ddpdoctor explain "TEXT OF THE ERROR"`, and in docs/known-errors.md.
 
     ## Example
 
@@ -208,7 +210,7 @@ def _failed(scene: Scene, root: Failure, code: str, kind: str) -> Finding:
     together = same_bug(root, scene.failures)
     blamed = tuple(sorted(failure.rank.rank for failure in together))
     where = tuple(place for failure in together for place in places(failure.rank.rank, _lines(failure)))
-    clues = memory_clues(scene, root) or reducer_clues(scene, root)
+    clues = memory_clues(scene, root) or reducer_clues(scene, root) or _known(root)
     return Finding(
         code=code,
         kind=kind,
@@ -230,6 +232,10 @@ def _failed(scene: Scene, root: Failure, code: str, kind: str) -> Finding:
         ),
         fix=fix_of(clues, _fix(root, next(iter(where), None))),
     )
+
+
+def _known(root: Failure) -> tuple[Clue, ...]:
+    return known_clues(f"{root.error.type}: {root.error.message}") if root.error is not None else ()
 
 
 def _of_reducer(failure: Failure) -> bool:
