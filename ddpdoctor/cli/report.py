@@ -78,7 +78,8 @@ def read_run(path: Path) -> Report:
     """
     from ddpdoctor.model.errors import UserError
 
-    file = path / REPORT_NAME if path.is_dir() else path
+    # What the user names may be a link; what is in a folder that came from elsewhere must not lead out of it.
+    file = path / REPORT_NAME if path.is_dir() else path.resolve() if path.is_file() else path
     if file.is_file():
         return _read_file(file)
     if (path / RUN_MARK).is_file():
@@ -99,7 +100,7 @@ def _read_file(file: Path) -> Report:
     from ddpdoctor.report.json_format import parse_report
 
     try:
-        return parse_report(check_json(read_plain(file.resolve())).decode())
+        return parse_report(check_json(read_plain(file)).decode())
     except UserError as error:
         raise UserError(f"{file}: {error.message}", help=error.help, status=error.status) from error
     except UnicodeDecodeError as error:
