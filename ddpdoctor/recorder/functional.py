@@ -42,6 +42,10 @@ WAITING_OPERATORS = (("_dtensor", "shard_dim_alltoall", "all_to_all_single"),)
 MAX_OUTPUTS = 4096
 """Collectives that are remembered until somebody waits for them. Ours: code that drops results must not fill memory."""
 
+_plain: Tuple[Any, ...] = ()
+"""Classes of tensors that hold their data themselves, once torch is there."""
+_modes: Callable[[], int] = int
+"""Returns how many modes of torch see a call before it is made, as those do that trace."""
 _outputs: Dict[int, int] = {}
 """By the storage of a result: the record of the collective that fills it."""
 
@@ -131,12 +135,9 @@ _TENSORS = ("input", "inputs", "tensor", "tensors", "self")
 
 def _is_real(about: Any) -> bool:
     """Return whether a call is made, and not traced, or passed on to the tensors inside of these."""
-    import torch
-
     if isinstance(about, (list, tuple)):
         about = about[0] if about else None
-    plain = type(about) is torch.Tensor or type(about) is torch.nn.Parameter
-    return plain and not torch._C._len_torch_dispatch_stack()
+    return type(about) in _plain and not _modes()
 
 
 def _group_of(named: Any) -> Any:
@@ -212,27 +213,33 @@ def _awaited(tensor: Any) -> int:
 
 def patch(unused: Any) -> None:
     """Put the records around the operators, once ``torch.distributed._functional_collectives`` is there."""
+    global _plain, _modes
     import torch
 
-    for namespace in NAMESPACES:
-        for name, op in OPERATORS.items():
-            _patch_operator(torch, namespace, name, functools.partial(_recorded_as, op, False))
+    _plain, _modes = (torch.Tensor, torch.nn.Parameter), torch._C._len_torch_dispatch_stack
+    found = [
+        _patch_operator(torch, namespace, name, functools.partial(_recorded_as, op, False))
+        for namespace in NAMESPACES
+        for name, op in OPERATORS.items()
+    ]
     for namespace, name, op in WAITING_OPERATORS:
         _patch_operator(torch, namespace, name, functools.partial(_recorded_as, op, True))
-    _patch_operator(torch, NAMESPACES[0], WAIT, record_wait)
+    if not any(found) or not _patch_operator(torch, NAMESPACES[0], WAIT, record_wait):
+        raise LookupError("this torch has no functional collectives where they are looked for")
 
 
 def _recorded_as(op: str, waits: bool, original: Callable[..., Any], arguments: List[str]) -> Callable[..., Any]:
     return record(original, _Operator(op, arguments), waits)
 
 
-def _patch_operator(torch: Any, namespace: str, name: str, around: Callable[[Any, List[str]], Any]) -> None:
-    """Put a record around what a packet and its overload hold. An operator that this torch lacks is no matter."""
+def _patch_operator(torch: Any, namespace: str, name: str, around: Callable[[Any, List[str]], Any]) -> bool:
+    """Put a record around what a packet and its overload hold; return whether this torch has such an operator."""
     packet = getattr(getattr(torch.ops, namespace), name, None)
     if packet is None:
-        return
+        return False
     overload = packet.default
     arguments = [argument.name for argument in overload._schema.arguments]
     for holder in (overload, packet):
         if not isinstance(holder._op, Function):
             holder._op = Function(holder._op, around(holder._op, arguments))
+    return True

@@ -12,9 +12,9 @@ import pytest
 
 from tests.scenarios.running import PATIENT, marked_lines, run
 
-KINDS = ("fsdp2", "hybrid", "fsdp_tensor", "fsdp1", "tensor", "dtensor", "functions", "zero", "pipeline", "saved")
 TRAINED = ("fsdp2", "hybrid", "fsdp_tensor", "fsdp1", "tensor", "zero")
 """Those with an optimizer, which makes four steps."""
+KINDS = (*TRAINED, "dtensor", "functions", "compiled", "pipeline", "saved")
 FAULTS = (
     ("fsdp2", "early-exit", 2, "OFF", "in fully_shard (all_gather_into_tensor)"),
     ("hybrid", "stuck", 4, "DETAIL", "in the shard group (ranks 2 and 3) for rank 3"),

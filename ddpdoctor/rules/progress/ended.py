@@ -134,7 +134,8 @@ def check_crash(scene: Scene) -> Ruling:
 
     A failure is a consequence when its rank was inside a collective. The earliest one that was not is the cause.
     The line is the innermost of the user's own code in the traceback; of an error in a loader worker, the worker's.
-    Ranks that raised the same exception at the same line within five seconds are reported together.
+    Ranks that raised the same exception at the same line within five seconds are reported together. Where a pipeline
+    or a distributed checkpoint raised its own error because of another, the other counts, on the rank that it is of.
 
     Where DDP "expected to have finished reduction in the prior iteration", the parameters are named that the backward
     before left without a gradient, with the ranks that did and, where it is still there, the script's variable that was

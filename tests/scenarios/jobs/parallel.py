@@ -135,6 +135,15 @@ def functions():
             functional.all_gather_single(summed + 1, 0, dist.group.WORLD).sum().item()
 
 
+def compiled():
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def summed(x):
+        return functional.all_reduce(2 * x, "sum", dist.group.WORLD) + 1
+
+    for _ in range(STEPS):
+        assert summed(torch.ones(2)).tolist() == [2 * dist.get_world_size() + 1] * 2
+
+
 def zero():
     net = DistributedDataParallel(blocks())
     train(net, ZeroRedundancyOptimizer(net.parameters(), torch.optim.Adam, lr=0.01))
