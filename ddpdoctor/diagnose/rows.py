@@ -51,7 +51,8 @@ def describe_state(rank: Rank) -> str:  # noqa: PLR0911 - a line a state
     """Return one phrase for what a rank does, how it ended, or what it did until the job was stopped."""
     error = final_error(rank)
     if error is not None:
-        return f"raised {error.type}" + (f" in {error.in_call}" if error.in_call else "")
+        where = "a wait" if error.in_call == "work_wait" else error.in_call
+        return f"raised {error.type}" + (f" in {where}" if where else "")
     if rank.after_stop and (rank.looks or _is_frozen(rank)):
         return _describe_alive(rank)
     if rank.life is Life.EXITED:
