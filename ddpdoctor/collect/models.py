@@ -27,6 +27,7 @@ def read_models(notes: list[dict[str, Any]]) -> tuple[ModelSeen, ...]:
             count=int(note.get("count") or 0),
             tensors=unpack(packed.get(str(note["digest"]), "")),
             site=read_frame(note.get("frame")),
+            finds_unused=bool(note["finds_unused"]) if "finds_unused" in note else None,
         )
         for note in wrapped
     )

@@ -203,6 +203,8 @@ class ModelSeen:
     """The first of them, in order; fewer than ``count`` where not all found room."""
     site: Frame | None
     """The user's line that made the DDP model."""
+    finds_unused: bool | None = None
+    """``find_unused_parameters=True`` was given; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ _notes = 0
 _rows_bytes = 0
 
 
-def note_model(module: Any, group: Any, with_buffers: bool) -> None:
+def note_model(module: Any, group: Any, with_buffers: bool, finds_unused: bool) -> None:
     """Write what DDP will hold equal on all ranks of ``group``: names, order, shapes, dtypes, requires_grad.
 
     A model that was seen before is written as its digest.
@@ -42,6 +42,7 @@ def note_model(module: Any, group: Any, with_buffers: bool) -> None:
         "group": str(group.group_name),
         "count": len(rows),
         "digest": digest,
+        "finds_unused": int(finds_unused),
         "frame": frames.describe_user(sys._getframe()),
     }
     if digest not in _digests:

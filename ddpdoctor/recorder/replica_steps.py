@@ -69,7 +69,7 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 def _is_watched() -> bool:
     """Return whether there may be replicas: DDP models, or other ranks that train as well."""
-    return replicas.is_recorded() or (here.is_rank and here.ring is not None and unwrapped.may_be_several())
+    return replicas.is_recorded() or (here.is_rank and unwrapped.may_be_several() and bool(check_every()))
 
 
 @guarded("replica after step")

@@ -175,7 +175,8 @@ def patch_ddp(module: Any) -> None:
         group = group_of(*args, **kwargs)
         detail.constructing.group = group
         syncs_buffers = given("broadcast_buffers", args, kwargs) is not False
-        models.note_model(given("module", args, kwargs), group, syncs_buffers)
+        finds_unused = bool(given("find_unused_parameters", args, kwargs))
+        models.note_model(given("module", args, kwargs), group, syncs_buffers, finds_unused)
 
     steps.patch_ddp(ddp)
     local_gradients.patch_ddp(ddp)

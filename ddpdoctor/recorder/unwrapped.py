@@ -115,7 +115,7 @@ def all_models() -> List[Unwrapped]:
 
 def may_be_several() -> bool:
     """Return whether there are other ranks at all with which a model could be compared."""
-    group = groups.default()
+    group = groups.default() if here.ring is not None else None
     return group is not None and group.size() > 1
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.model.consistency import Consistency, What
+from ddpdoctor.model.facts import ModelSeen
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.reducer import ReducerSaid, Wrong
 from ddpdoctor.rules.consistency.judge import judge as judge_consistency
@@ -113,3 +114,23 @@ def test_drift_of_an_unfinished_reduction_that_nobody_noticed_says_so():
 
 def test_another_drift_stays_beside_the_crash():
     assert [code for code, _ in drift(raised(0, AUX), raised(1, AUX), waits=())] == ["DD503"]
+
+
+def given(*, finds):
+    return {"models": (ModelSeen(group="0", digest="d", count=6, tensors=(), site=line(9), finds_unused=finds),)}
+
+
+def test_unused_parameters_are_looked_for_on_one_rank_only():
+    failed = replace(failed_in(0, "backward", at=LONG_AGO + S), **given(finds=True))
+    found = judged(failed, replace(raised(1, AUX), **given(finds=False)))
+    assert found.ranks == (1,)
+    assert any("find_unused_parameters=True is given to DDP on rank 0, and not on rank 1" in e for e in found.evidence)
+    assert not any("it did on rank 0" in sentence for sentence in found.evidence)
+
+
+def test_a_mismatch_by_unequal_options_of_ddp():
+    past = replace(in_call(1, seq=7, world=2, recent=backwards(3), index=100), **given(finds=False))
+    found = judged_running(replace(in_backward(0, 7, 2), **given(finds=True)), past)
+    assert (found.code, "find_unused_parameters" in found.fix) == ("DD602", True)
+    same = replace(past, **given(finds=True))
+    assert "find_unused_parameters" not in judged_running(replace(in_backward(0, 7, 2), **given(finds=True)), same).fix

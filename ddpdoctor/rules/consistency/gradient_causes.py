@@ -174,11 +174,13 @@ def _accumulated_after(sighting: Sighting) -> Cause | None:
 
 def _changed_after(sighting: Sighting) -> Cause:
     blame = blame_of(sighting.difference.splits)
-    who = f"{rank_list(blame.ranks)} changed them" if blame.ground is Ground.MAJORITY else "they were changed"
+    one = blame.ground is Ground.MAJORITY
+    who = f"{rank_list(blame.ranks)} changed them" if one else "they were changed"
+    more = "" if one else "; or a second backward added to them, as of a reentrant checkpoint"
     return Cause(
         name="changed after the reduction",
-        words=f"{who} after DDP had reduced them (edited, clipped or scaled by a number of the rank's own)",
+        words=f"{who} after DDP had reduced them (edited, clipped or scaled by a number of the rank's own{more})",
         fix="do between backward and step() the same on all ranks: clip by the norm of the reduced gradients, scale "
-        "by a number that all ranks have, and look for a branch on the rank",
+        "by a number that all ranks have, and look for a branch on the rank; checkpoint with use_reentrant=False",
         at_the_step=True,
     )

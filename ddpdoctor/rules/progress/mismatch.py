@@ -13,7 +13,7 @@ from . import evidence as say
 from .conflicts import REDUCING, ROOTED
 from .groups import group_words
 from .places import innermost_user, places
-from .reducer_causes import skipped_reduction
+from .reducer_causes import option_words, skipped_reduction
 from .scene import Cause, Scene, was_left_running
 from .turning import did_words, find_turning, fix_of_turning, turning_words
 from .words import call_words, line_of, verb
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 
 _TO_ROOT = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to"}
+SAME_OPTIONS = (
+    "give DistributedDataParallel the same find_unused_parameters on all ranks: with it DDP makes one more collective"
+)
 _CONDITION = "look for a collective under a condition that differs between ranks, and for loops of unequal length"
 _EITHER = (
     "where that call stands under a condition that differs between ranks (`if rank == 0:`), make it on all ranks; "
@@ -97,6 +100,7 @@ def _finding(scene: Scene, conflict: Conflict) -> Finding:
     if skipped is not None:
         return skipped
     blamed = conflict.blame.ranks
+    options = option_words(scene) if any(part.native for part in conflict.parts) else []
     counts = say.counts_words(scene, [part.rank for part in conflict.parts])
     departing = [part for part in conflict.parts if part.rank in set(blamed)]
     turning = _turning(scene, conflict, departing)
@@ -121,12 +125,13 @@ def _finding(scene: Scene, conflict: Conflict) -> Finding:
             *_sides(conflict),
             *(turning_words(turning, say.who(scene, blamed)) if turning is not None else ()),
             *say.classes(scene, conflict.left),
+            *options,
             *say.handled_words(scene, blamed),
             *counts,
             *say.progress_words(scene, blamed),
             *(told.replace(" failed as well", " failed") for told in say.cascade_words(scene.failures, ())),
         ),
-        fix=_fix(conflict, turning, uneven=bool(counts) and not scene.job.control_flow),
+        fix=SAME_OPTIONS if options else _fix(conflict, turning, uneven=bool(counts) and not scene.job.control_flow),
     )
 
 

@@ -77,11 +77,11 @@ def other_words(scene: Scene) -> list[str]:
     by_names: dict[tuple[str, ...], list[int]] = {}
     for number, said in told.items():
         by_names.setdefault(said.names, []).append(number)
-    found = []
+    found = option_words(scene)
     if len(by_names) > 1:
-        found = [f"{rank_list(those)} left out {', '.join(names[:MAX_NAMED])}" for names, those in by_names.items()]
+        found += [f"{rank_list(those)} left out {', '.join(names[:MAX_NAMED])}" for names, those in by_names.items()]
     used = _users(scene)
-    if used:
+    if used and not option_words(scene):
         found.append(f"{rank_list(used)} had all gradients, and waited in backward for the other ranks")
     return found
 
@@ -115,8 +115,23 @@ def skipped_reduction(scene: Scene, conflict: Conflict) -> Finding | None:
     )
 
 
+def option_words(scene: Scene) -> list[str]:
+    """Return on which ranks DDP was told to find unused parameters, where it was not on all."""
+    told = {n: _finds_unused(scene, n) for n in scene.states}
+    where, elsewhere = ([n for n, finds in told.items() if finds is value] for value in (True, False))
+    if not where or not elsewhere:
+        return []
+    return [f"find_unused_parameters=True is given to DDP on {rank_list(where)}, and not on {rank_list(elsewhere)}"]
+
+
+def _finds_unused(scene: Scene, number: int) -> bool | None:
+    """Return whether DDP was told so for all models of a rank, or for none; None where that is mixed or not known."""
+    told = {model.finds_unused for model in scene.rank(number).models}
+    return told.pop() if len(told) == 1 else None
+
+
 def _branch_words(scene: Scene) -> str:
-    users = _users(scene)
+    users = [] if option_words(scene) else _users(scene)
     if users:
         return _took_another_branch(users)
     return "forward did not use them, or the loss does not depend on what they give"
