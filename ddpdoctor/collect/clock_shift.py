@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ddpdoctor.model.data import LoaderSeen
-    from ddpdoctor.model.facts import Call, Child, Look, Raised, Rank
+    from ddpdoctor.model.facts import BeforeCall, Call, Child, Look, Raised, Rank
 
 Kind = TypeVar("Kind")
 
@@ -26,6 +26,7 @@ def shift_rank(rank: Rank, ahead_ns: int) -> Rank:
         ended_ns=_shift(rank.ended_ns, ahead_ns),
         started_ns=_shift(rank.started_ns, ahead_ns),
         main_ended_ns=_shift(rank.main_ended_ns, ahead_ns),
+        before_call=_shift_before(rank.before_call, ahead_ns),
         frozen_since_ns=_shift(rank.frozen_since_ns, ahead_ns),
         last_progress_ns=_shift(rank.last_progress_ns, ahead_ns),
         open_calls=tuple(_shift_call(call, ahead_ns) for call in rank.open_calls),
@@ -40,6 +41,10 @@ def shift_rank(rank: Rank, ahead_ns: int) -> Rank:
 
 def _shift(moment_ns: int | None, ahead_ns: int) -> int | None:
     return None if moment_ns is None else moment_ns - ahead_ns
+
+
+def _shift_before(before: BeforeCall | None, ahead_ns: int) -> BeforeCall | None:
+    return before and replace(before, until_ns=before.until_ns and before.until_ns - ahead_ns)
 
 
 def _shift_call(call: Call, ahead_ns: int) -> Call:
@@ -77,4 +82,5 @@ def _shift_loader(loader: LoaderSeen, ahead_ns: int) -> LoaderSeen:
         replace(epoch, begun_ns=epoch.begun_ns - ahead_ns, ended_ns=_shift(epoch.ended_ns, ahead_ns))
         for epoch in loader.epochs
     )
-    return replace(loader, epochs=epochs)
+    strays = tuple(replace(one, time_ns=one.time_ns - ahead_ns) for one in loader.stray_calls)
+    return replace(loader, epochs=epochs, stray_calls=strays)

@@ -19,7 +19,7 @@ from ddpdoctor.collect.reducer import read_reducer, read_unfinished
 from ddpdoctor.collect.saved_causes import read_process_causes
 from ddpdoctor.collect.sources import Source, process_note
 from ddpdoctor.collect.steps import read_fetches, read_lines, read_steps
-from ddpdoctor.model.facts import Child, Frame, GroupState, Life, Look, Raised, Rank, Stack
+from ddpdoctor.model.facts import BeforeCall, Child, Frame, GroupState, Life, Look, Raised, Rank, Stack
 from ddpdoctor.recorder.secrets import hide_in_text
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def _read_rank(source: Source, context: Context) -> Rank:
         "cpu_share": watched.get("cpu_share"),
         "traced_by": watched.get("tracer") or None,
         "frozen_since_ns": watched.get("frozen_since_ns"),
+        "before_call": _before_call(watched.get("before_call")),
         "oom_killed": watched.get("oom"),
         "last_progress_ns": watched.get("last_progress_ns"),
         "lost": context.lost.get(source.pid) or _defects(content) or watched.get("why"),
@@ -170,6 +171,13 @@ def _from_ring(
         "batches": cells["batches"],
         "epochs": cells["epochs"],
     }
+
+
+def _before_call(row: Any) -> BeforeCall | None:
+    if not isinstance(row, dict):
+        return None
+    lines = tuple(Frame(file=str(f), line=int(n), function=str(name), user=True) for f, n, name in row["lines"])
+    return BeforeCall(until_ns=int(row["until_ns"]), lines=lines)
 
 
 def _last_place(content: reading.RingContent) -> Frame | None:

@@ -15,6 +15,7 @@ from ddpdoctor.collect.exits import read_exit_code
 from ddpdoctor.launch import progress
 from ddpdoctor.launch.causes import CausesSeen
 from ddpdoctor.launch.evidence import Evidence, describe
+from ddpdoctor.launch.holdups import HoldUps
 from ddpdoctor.launch.suspicion import read_headway
 from ddpdoctor.launch.unrecorded import Strangers
 from ddpdoctor.launch.work import Receptions
@@ -66,6 +67,7 @@ class Watch:
         self._oom_kills = proc.read_oom_kills()
         self._children_seen: dict[int, list[dict[str, Any]]] = {}
         self._causes = CausesSeen()
+        self._holdups = HoldUps()
         self._strangers = Strangers()
         self._workers = WorkersSeen()
         self.launcher_pid: int | None = None
@@ -102,6 +104,7 @@ class Watch:
         self._sweep()
         self._follow_launcher(processes, now_ns, interval_s)
         self._follow_strangers(processes)
+        self._holdups.follow(self.ranks())
         self._causes.follow_host(now_ns)
         self.replicas.follow(self.agent.attempt, self.ranks(), self.agent.meeting)
         cost_s = (time.monotonic_ns() - now_ns) / 1e9
@@ -265,6 +268,7 @@ class Watch:
             row["told_ns"] = self.evidence.told_to_end_ns(process)
             row["child_lines"] = self._workers.rows(pid)
             row["child_fetches"] = self._workers.fetches(pid)
+            row["before_call"] = self._holdups.row(pid, process.ticks)
             row["causes"] = self._causes.row(pid, process.ticks)
             processes[str(pid)] = row
         self.evidence.save(

@@ -208,6 +208,16 @@ class ModelSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BeforeCall:
+    """Where a rank was on its way to the last call that needed others."""
+
+    until_ns: int
+    """When that call began; 0 where it was not seen, as one that failed at once."""
+    lines: tuple[Frame, ...]
+    """The user's lines at which it was met, the most frequent first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
     """All that was seen of one rank."""
 
@@ -251,6 +261,7 @@ class Rank:
     """The user line of the last sys.exit or os._exit."""
     exit_asked: str | None = None
     """The argument of that call, as repr writes it: "3", "None"."""
+    before_call: BeforeCall | None = None
     last_place: Frame | None = None
     """The last user line seen before the end."""
     fatal_place: Frame | None = None

@@ -148,6 +148,17 @@ def test_a_rank_that_prepares_for_long_is_reported_and_the_report_is_withdrawn(h
     assert (ran.status, ran.report["job"]["status"], ran.report["findings"]) == (0, "finished", []), ran.stderr
 
 
+@pytest.mark.parametrize("how", ["still", "late"])
+def test_a_rank_that_works_past_torchs_own_limit_is_named_by_the_line_of_its_work(how: str, tmp_path: Path) -> None:
+    """The line at which the others gave up is evidence, and so is that at which it came too late."""
+    args = (how, str(tmp_path / "flag"))
+    ran = run("stuck_past_limit", tmp_path / "run", *AUTO, "--hang-timeout", "60", ranks=2, args=args)
+    verdict = ran.report["verdict"]
+    assert (ran.status, verdict["kind"], verdict["ranks"]) == (1, "stuck", [0]), ran.stderr
+    assert {place["line"] for place in verdict["where"]} & set(marked_lines("stuck_past_limit")), verdict
+    assert ("had given up waiting there after 6 s" in verdict["summary"]) is (how == "late")
+
+
 def test_on_hang_report_says_it_and_lets_the_job_go_on(tmp_path: Path) -> None:
     ran = run("long_pause", tmp_path, "--on-hang", "report", ranks=2)
     line = marked_lines("long_pause")[0]

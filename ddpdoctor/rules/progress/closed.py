@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from .late import find_late
 from .scene import Cause
 from .states import Doing
 
@@ -21,7 +22,7 @@ def closed(scene: Scene) -> tuple[int, ...] | None:
     if scene.cause is not Cause.HANG or not waits.waiters or waits.blockers or (waits.absent and scene.sees_all):
         return None
     frozen = any(state.doing is Doing.STOPPED for state in scene.states.values())
-    return None if frozen else waits.waiters
+    return None if frozen or find_late(scene) else waits.waiters
 
 
 def stalled_in(scene: Scene) -> tuple[Position, ...]:

@@ -10,6 +10,8 @@ from ddpdoctor.rules.ruling import Ruling
 from . import evidence as say
 from .causes import busy_at, clues_of, compiles
 from .clues import fix_of, sentences
+from .late import find_late
+from .late_words import tell_late
 from .limits import limit_words
 from .lock_causes import is_held_outside, is_left_behind, is_surely_left, left_behind_words
 from .places import standing_places
@@ -47,6 +49,9 @@ def check_stuck(scene: Scene) -> Ruling:
     nobody has open: a build that died left it behind. A lock that a living process of another job has is told after
     four hang timeouts, and the job is not stopped for it.
 
+    Where torch's own time limit ended the wait, the rank that was missed is named all the same: one that came to the
+    call after the others had given up is told with the lines at which it was met before.
+
     A rank that works is called busy, with what it does: CPU time of its threads, bytes that it reads, writes or
     receives, a child process that does so. An endless loop uses CPU time too, and cannot be told from work. Ranks that
     are busy while nobody waits get four times as long as well.
@@ -77,13 +82,18 @@ def check_stuck(scene: Scene) -> Ruling:
         return _all_stuck(scene)
     held = tuple(n for n in scene.waits.blockers if scene.states[n].doing in _HOLDS_UP)
     if not held:
-        return judge_stores(scene)
+        late = find_late(scene)
+        return _late(scene, late) if late else judge_stores(scene)
     blamed = tuple(n for n in held if n in scene.quiet)
     if not blamed:
         return Ruling(inconclusive=f"{rank_list(held)} still {verb(held, 'makes', 'make')} progress")
     if not any(scene.rank(n).initialized for n in scene.states) and not scene.waited_long():
         return Ruling(inconclusive="nobody has waited for the hang timeout yet")
     return _stuck(scene, blamed, _sureness(scene, blamed))
+
+
+def _late(scene: Scene, late: tuple[int, ...]) -> Ruling:
+    return Ruling(findings=(tell_late(scene, late),), certain=not scene.is_ending())
 
 
 def _sureness(scene: Scene, blamed: tuple[int, ...]) -> Confidence:
