@@ -102,7 +102,7 @@ STUCK = {
     "a marker of a user who cannot be looked into": ((BATON,), {"lock_file": replace(LEFT, unseen=2)},
         "2 processes of its owner could not be looked into", "if no process uses it any more"),
     "a marker that is gone": ((BATON,), {"lock_file": LockFile(path="/x/lock", kind=LockKind.MARKER, exists=False)},
-        "and by now it is", "raise --hang-timeout"),
+        None, "raise --hang-timeout"),
     "another rank holds a lock that nobody waits for": ((), {"blocked": SLEEP, "locks_of_others": (HELD,)},
         "is in time.sleep", "raise --hang-timeout"),
     "a child that was killed": ((QUEUE,), {"lost_children": (LostChild(pid=5, name="worker", signal="SIGKILL"),)},

@@ -61,6 +61,7 @@ def test_a_lock_that_its_dead_owner_left_behind_is_named(tmp_path: Path) -> None
     builder.communicate()
     ran = run("stuck_left_lock", tmp_path / "run", "--debug-level", "OFF", ranks=2, args=(str(lock),))
     verdict = verdict_of(ran, marked_lines("stuck_left_lock")[0])
+    assert f": the lock file {lock} is there, and its owner is gone" in verdict["summary"]
     assert any(f"{lock} is gone; no process that can be seen has it open" in text for text in verdict["evidence"])
     assert verdict["fix"].startswith(f"`rm {lock}`")
 
@@ -68,7 +69,8 @@ def test_a_lock_that_its_dead_owner_left_behind_is_named(tmp_path: Path) -> None
 def test_a_lock_whose_owner_is_at_work_is_waited_for(tmp_path: Path) -> None:
     lock, folder = tmp_path / "lock", tmp_path / "run"
     builder = build(lock)
-    process = start("stuck_left_lock", folder, "--debug-level", "OFF", ranks=2, args=(str(lock),))
+    long = ("--hang-timeout", "15")  # on a busy machine the end of a process takes seconds
+    process = start("stuck_left_lock", folder, "--debug-level", "OFF", *long, ranks=2, args=(str(lock),))
     assert wait_for(lambda: any((folder / "evidence").glob("*.json")))
     builder.communicate()
     ran = finish(process, folder)

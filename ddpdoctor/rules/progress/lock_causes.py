@@ -30,7 +30,8 @@ def lock_clues(scene: Scene, rank: Rank, causes: ProcessCauses) -> Iterator[Clue
         lock = causes.waits_for_lock
         yield _held(lock.path, _holder_words(scene, rank, lock))
     elif causes.lock_file is not None and causes.lock_file.kind is not LockKind.KERNEL:
-        yield _marker(scene, rank, causes.lock_file)
+        if causes.lock_file.exists:
+            yield _marker(scene, rank, causes.lock_file)
     elif stack is not None and any(is_file(frame, *_POLLS) for frame in stack.frames[-6:]):
         yield _polled(scene, rank, causes, stack)
     else:
@@ -49,7 +50,7 @@ def left_behind_words(causes: ProcessCauses | None) -> str:
     """Return which lock file was left behind, for a summary; nothing where none was."""
     if causes is None or causes.lock_file is None or not is_left_behind(causes):
         return ""
-    return f", which waits for the lock file {causes.lock_file.path} of a process that is gone"
+    return f": the lock file {causes.lock_file.path} is there, and its owner is gone"
 
 
 def is_surely_left(causes: ProcessCauses | None) -> bool:
@@ -75,8 +76,6 @@ def is_held_outside(scene: Scene, rank: Rank) -> bool:
 def _marker(scene: Scene, rank: Rank, file: LockFile) -> Clue:
     """Judge a wait for a file to go away: who made it, where that is known, and whether anybody is there to do so."""
     waits = f"waits until the lock file {file.path} is gone"
-    if not file.exists:
-        return Clue(said=f"{waits}, and by now it is")
     owner = file.holders[0] if file.holders else None
     if owner is not None:
         words = owner_words(scene, rank.host, owner.pid, owner.command)

@@ -170,7 +170,7 @@ def _stuck(scene: Scene, blamed: tuple[int, ...], confidence: Confidence) -> Rul
         hosts=say.hosts_of(scene, blamed),
         where=where,
         step=say.step_of(scene, blamed),
-        summary=f"{summary} {waiters}" if waiters else f"{summary}, and no rank waits for another",
+        summary=f"{summary} {waiters}" if waiters else summary if left else f"{summary}, and no rank waits for another",
         evidence=(*sentences(clues), *seen),
         fix=fix_of((clue for found in clues.values() for clue in found), _stuck_fix(scene, blamed[0], first)),
     )
