@@ -8,7 +8,6 @@ library alone, because ranks use it on the texts of exceptions.
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 
 HIDDEN = "***"
 
@@ -198,7 +197,8 @@ def _is_random(run: str) -> bool:
     if re.fullmatch(r"[0-9a-f]+|[0-9A-F]+", run) or run.startswith(("ZN", "ZNK")):
         return False
     kinds = ["d" if char.isdigit() else "u" if char.isupper() else "l" for char in run]
-    changes = sum(a != b for a, b in pairwise(kinds)) / (len(run) - 1)
+    pairs = zip(kinds, kinds[1:])  # noqa: RUF007 - ranks may run Python 3.8
+    changes = sum(a != b for a, b in pairs) / (len(run) - 1)
     digits = kinds.count("d")
     if len(set(kinds)) == 3:
         return digits >= 2 and changes > 0.45
