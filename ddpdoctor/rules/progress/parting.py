@@ -90,7 +90,7 @@ def find_parting(one: State, other: State, group: str, seq: int) -> Parting | No
             before=before,
             went_on=ours[at].kind if at < len(ours) else None,
             instead_of=theirs[at].kind,
-            is_earlier=True,
+            is_earlier=number < max(mine) or at + 1 < len(ours),
             is_extra=at < len(ours)
             and ours[at].is_collective
             and _is_extra(_from(mine, number, at), _from(others, number, at)),
