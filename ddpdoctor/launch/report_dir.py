@@ -23,7 +23,7 @@ RUN_MARKS = (REPORT_NAME, "run.json")
 """A folder that holds one of these is another run's; a run that was cut short has no report yet."""
 RUN_FILES = (
     *RUN_MARKS, "agent.jsonl", "consistency.json", "control", "joint.json", "machine.json", "moments.json",
-    "nodes.json", "reached.json", "reserve", "watch.json",
+    "nodes.json", "reached.json", "reserve", "verdict.txt", "watch.json",
 )  # fmt: skip
 RUN_FOLDERS = ("evidence", "gathered", "nccl", "nodes", "prints", "rings")
 """What a run writes into, which must be neither links nor another user's."""

@@ -25,7 +25,8 @@ from ddpdoctor.launch.stopping import STOP_GRACE_S, is_in_foreground, stop_job, 
 from ddpdoctor.launch.telling import cause_of, hangs
 from ddpdoctor.launch.watch import Watch
 from ddpdoctor.model.facts import shell_status
-from ddpdoctor.model.findings import Judgement
+from ddpdoctor.model.findings import Judgement, Severity
+from ddpdoctor.recorder.files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -172,9 +173,20 @@ class Session:
             copy_back(self.folder, self.run_dir)
         elif self.watch.evidence.closing_ns():
             self._take_evidence()
+            with self._job_goes_first():
+                self._leave_verdict()
             self.watch.evidence.acknowledge()
         elif self.hang is None:
             self._examine()
+
+    def _leave_verdict(self) -> None:
+        """Leave word for torchrun's closing block of why a rank here has failed."""
+        if not self.options.placement.alone or self.hang is not None:
+            return
+        found = self.examining.judge_now().findings
+        if found and found[0].severity is Severity.ERROR:
+            line = " ".join(f"{found[0].code} {found[0].kind} (ddpdoctor): {found[0].summary}".split())
+            write_whole(self.folder / "verdict.txt", line)
 
     @contextlib.contextmanager
     def _job_goes_first(self) -> Iterator[None]:

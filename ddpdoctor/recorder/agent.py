@@ -18,6 +18,9 @@ from .wrappers import standing_for
 PAUSE_S = 1.2
 """How long the agent waits for the watcher to take its evidence. The watcher needs less, and says when it is done."""
 POLL_S = 0.01
+VERDICT_FILE = "verdict.txt"
+"""What the watcher has found during the pause, as one line; removed when it was read."""
+MAX_VERDICT = 2000
 
 
 class Log:
@@ -49,7 +52,7 @@ def patch(module: Any) -> None:
         context = getattr(module, name, None)
         if context is not None:
             context._start = _after(_first(context._start, _become_agent), _started)
-            context._poll = _after(context._poll, _note_ends)
+            context._poll = _after(_after(context._poll, _note_ends), _tell_verdict)
             context._close = _before(context._close, _closing)
 
 
@@ -139,6 +142,24 @@ def _started(context: Any) -> None:
             k="rank", local_rank=local_rank, pid=pid, rank=int(rank or local_rank), world_size=int(world or 0),
             meeting=_log.meeting,
         )  # fmt: skip
+
+
+@guarded("agent verdict")
+def _tell_verdict(context: Any) -> None:
+    """Put the watcher's verdict where torchrun's closing block says how to get a traceback.
+
+    torch has read the ranks' error files by then. What a script has recorded in its own stays.
+    """
+    failures = getattr(context, "_failures", None)
+    path = os.path.join(here.folder, VERDICT_FILE)
+    if not failures or not os.path.exists(path):
+        return
+    with open(path, encoding="utf-8") as file:
+        text = file.read(MAX_VERDICT)
+    os.unlink(path)
+    first = min(failures.values(), key=lambda failure: failure.timestamp)
+    if not os.path.isfile(first.error_file):
+        first.message = text
 
 
 def _exit_codes(context: Any) -> Any:

@@ -233,6 +233,30 @@ def test_a_folder_with_a_planted_link_is_refused_before_anything_starts(name: st
     assert "Nothing was started" in ran.stderr
 
 
+ONE_FAILS = """
+import json, os, time
+if os.environ["RANK"] == "0":
+    time.sleep(600)
+if "OWN" in os.environ:
+    with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+        json.dump({"message": "the script's own word", "timestamp": 1}, file)
+raise ValueError("bad sample 17")
+"""
+
+
+@pytest.mark.parametrize(
+    ("env", "line"),
+    [({}, "traceback : DD604 crash (ddpdoctor): rank 1 raised ValueError"), ({"OWN": "1"}, "the script's own word")],
+)
+def test_torchruns_closing_block_says_the_verdict(env: dict[str, str], line: str, tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(ONE_FAILS)
+    ran = run(script, tmp_path / "run", *PATIENT, ranks=2, **env)
+    block = ran.stderr.partition("Root Cause")[2].partition("=====")[0]
+    assert line in block, ran.stderr
+    assert "DD604 crash, rank 1" in ran.stderr
+
+
 @contextlib.contextmanager
 def small_disk(folder: Path, limit: str) -> Iterator[Path]:
     folder.mkdir()
