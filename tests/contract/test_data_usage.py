@@ -67,7 +67,7 @@ def test_the_arithmetic_is_drawn_in_a_pipe_and_needs_no_torch(run):
         "\n"
         "an epoch: 456 samples in batches, 455 of 455 different, 1 repeated, 0 missed\n"
         "\n"
-        "ddpdoctor: 1 note; checks: 3 passed, 1 skipped (-v shows each)\n"
+        "ddpdoctor: 1 note; checks: 4 passed, 1 skipped (-v shows each)\n"
     )
 
 
