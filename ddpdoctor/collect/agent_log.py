@@ -13,7 +13,11 @@ from ddpdoctor.recorder.parsing import parse_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-AGENT_NUMBERS = {"rank": ("pid", "rank", "world_size", "at"), "end": ("pid", "code", "at"), "closing": ("at",)}
+AGENT_NUMBERS = {
+    "rank": ("pid", "rank", "local_rank", "world_size", "at"),
+    "end": ("pid", "code", "at"),
+    "closing": ("at",),
+}
 """Fields that the agent's lines must have, by what they tell."""
 MOST_ATTEMPTS = 2**16
 """Ours: a launcher does not start again more often."""
