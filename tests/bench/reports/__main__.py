@@ -1,0 +1,172 @@
+"""What ddpdoctor answers to jobs rebuilt from public reports: python -m tests.bench.reports [NAME...]; ten minutes.
+
+Prints the page docs/field-reports.md: one row a report. Each script in jobs/ is written from the description in the
+issue that its first line links. It runs on CPUs under ``wrap --hang-timeout 8 --on-hang kill``, and its header says
+what the answer has to be. A miss is run once more, because a busy machine may cause one; the row then says so.
+KEEP_REPORTS names a folder to keep the run folders in.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+JOBS = Path(__file__).parent / "jobs"
+LIMIT_S = 120
+COMMAND = (sys.executable, "-m", "ddpdoctor", "wrap", "--hang-timeout", "8", "--on-hang", "kill")
+HEAD = """\
+# Field reports
+
+Jobs rebuilt from public reports of distributed training that hung, crashed or drifted, or that people feared did, and
+what ddpdoctor answered. Each is a short script of our own for CPUs and Gloo, written from the description in the issue.
+It lies in `tests/bench/reports/jobs` and says in its header what the answer has to be: the kind, the ranks, and in most
+the line. A job that is healthy must run to its end without a finding above info.
+
+Made by `python -m tests.bench.reports` on {date}, with ddpdoctor {ddpdoctor} and torch {torch}, on a busy machine with
+{cpus} CPUs. Seconds are those of the whole job, with the start of torch.
+
+| report | what went wrong there | what ddpdoctor answered | seconds | right |
+|---|---|---|---|---|"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A rebuilt job, with what its header says."""
+
+    path: Path
+    url: str
+    trouble: str
+    truth: dict[str, Any]
+    lines: list[str]
+
+    @property
+    def culprits(self) -> set[int]:
+        """The lines of which one must be named; empty where none has to be."""
+        marked = {number for number, line in enumerate(self.lines, 1) if line.endswith("# CULPRIT")}
+        return marked if self.truth.get("line") else set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What came of one run."""
+
+    status: int | None
+    report: dict[str, Any] | None
+    seconds: float
+
+
+def read_script(path: Path) -> Script:
+    lines = path.read_text().splitlines()
+    url, trouble, truth = (
+        line.partition(mark)[2] for line, mark in zip(lines, ("# ", "report: ", "truth: "), strict=False)
+    )
+    return Script(path=path, url=url, trouble=trouble, truth=json.loads(truth), lines=lines)
+
+
+def run_script(script: Script) -> Run:
+    """Run the script under ``wrap``."""
+    ranks = str(script.truth.get("nproc", 2))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        kept = Path(os.environ.get("KEEP_REPORTS", folder)) / script.path.stem
+        options = ("--nproc-per-node", ranks, "--report-dir", f"{kept}-{time.time():.0f}")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder}
+        began = time.monotonic()
+        try:
+            status: int | None = subprocess.run(
+                [*COMMAND, *options, str(script.path)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=LIMIT_S,
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            status = None
+        seconds = time.monotonic() - began
+        written = Path(options[-1], "report.json")
+        report = json.loads(written.read_text()) if written.exists() else None
+    return Run(status=status, report=report, seconds=seconds)
+
+
+def find_fault(script: Script, run: Run) -> str:
+    """What is wrong with the answer, or nothing."""
+    if run.status is None or run.report is None:
+        return "no answer"
+    return judge_healthy(run) if script.truth["code"] == "clean" else judge_faulty(script, run.report["verdict"])
+
+
+def judge_faulty(script: Script, verdict: dict[str, Any] | None) -> str:
+    """The verdict must be of the right kind, and name the right ranks and line."""
+    truth = script.truth
+    if verdict is None:
+        return "no verdict"
+    if verdict["kind"] not in {truth["code"], *truth.get("also", [])}:
+        return f"not {truth['code']}"
+    if sorted(verdict["ranks"]) != truth["ranks"]:
+        return f"not ranks {truth['ranks']}"
+    named = {place["line"] for place in verdict["where"] if Path(place["file"]).name == script.path.name}
+    if script.culprits and not script.culprits & named:
+        return f"not line {min(script.culprits)}"
+    return ""
+
+
+def judge_healthy(run: Run) -> str:
+    """A healthy job must end by itself, and nothing above info may be said of it."""
+    assert run.report is not None
+    alarms = [finding["kind"] for finding in run.report["findings"] if finding["severity"] != "info"]
+    if alarms:
+        return f"false alarm: {', '.join(alarms)}"
+    return "" if run.status == 0 else f"exit status {run.status}"
+
+
+def describe(script: Script, run: Run) -> str:
+    """The verdict in a cell of a table."""
+    verdict = (run.report or {}).get("verdict")
+    if verdict is None:
+        return "nothing, as it should be" if script.truth["code"] == "clean" else "nothing"
+    said = f"{verdict['code']} {verdict['kind']}, ranks {', '.join(map(str, verdict['ranks']))}"
+    numbers = {place["line"] for place in verdict["where"] if Path(place["file"]).name == script.path.name}
+    texts = [script.lines[number - 1].partition("  #")[0].strip() for number in sorted(numbers)]
+    return said + "".join(f"; `{text}`" for text in dict.fromkeys(texts))
+
+
+def render_row(script: Script) -> tuple[str, bool]:
+    """Run the script, twice if need be; return its row, and whether it is right."""
+    run = run_script(script)
+    fault, note = find_fault(script, run), ""
+    if fault:
+        print(f"{script.path.stem}: {fault}: {describe(script, run)}; once more", file=sys.stderr, flush=True)
+        run = run_script(script)
+        fault, note = find_fault(script, run), " (second try)"
+    name = script.url.removeprefix("https://github.com/").replace("/issues/", " #").replace("/pull/", " #")
+    answer = "**no**: " + fault if fault else "yes" + note
+    cells = (f"[{name}]({script.url})", script.trouble, describe(script, run), f"{run.seconds:.0f}", answer)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |", not fault
+
+
+def main() -> None:
+    """Run the scripts of these names, or all, and print the page."""
+    names = sys.argv[1:] or sorted(path.stem for path in JOBS.glob("*.py"))
+    today = dt.datetime.now(dt.timezone.utc).date()
+    versions = {package: version(package).partition("+")[0] for package in ("ddpdoctor", "torch")}
+    print(HEAD.format(date=today, cpus=os.cpu_count(), **versions), flush=True)
+    right = 0
+    for name in names:
+        row, is_right = render_row(read_script(JOBS / f"{name}.py"))
+        right += is_right
+        print(row, flush=True)
+    print(f"\n{right} of {len(names)} are right.")
+
+
+if __name__ == "__main__":
+    main()
