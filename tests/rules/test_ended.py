@@ -120,6 +120,18 @@ FAILED = {
         ),
         ("crash", [0], [20]),
     ),
+    "crash: a loader worker died, and the loop over its loader is known": (
+        (
+            crashed(
+                0,
+                error("RuntimeError", "DataLoader worker is killed", in_call="all_reduce", frames=(line(20), SIGCHLD)),
+                recent_calls=(phase("next_batch", site=15, open_=False), call(seq=7, failed=True, open_=False)),
+            ),
+            failed_in(1, "all_reduce", 7),
+            in_call(2),
+        ),
+        ("crash", [0], [15]),
+    ),
     "killed: from outside": (
         (failed_in(0, "all_reduce", 7), in_call(1), killed(2)),
         ("killed", [2], [9]),

@@ -11,11 +11,11 @@ from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
 from .clues import Clue, fix_of, sentences
-from .failures import Failure, failure_line, same_bug
+from .failures import Failure, failure_line, is_lost_worker, same_bug
 from .known_errors import known_clues
 from .lost import judge_lost
 from .memory_causes import memory_clues
-from .places import places
+from .places import innermost_user, places
 from .reducer_causes import other_words, reducer_clues, reducer_summary
 from .scene import Cause, Scene
 from .turning import AT_THE_END, find_turning, fix_of_turning, turning_words
@@ -211,7 +211,9 @@ def _failed(scene: Scene, root: Failure, code: str, kind: str) -> Finding:
     together = same_bug(root, scene.failures)
     blamed = tuple(sorted(failure.rank.rank for failure in together))
     where = tuple(place for failure in together for place in places(failure.rank.rank, _lines(failure)))
-    clues = memory_clues(scene, root) or reducer_clues(scene, root) or _known(root)
+    clues = memory_clues(scene, root) or reducer_clues(scene, root)
+    if not any(clue.fix for clue in clues):
+        clues = (*clues, *_known(root))
     return Finding(
         code=code,
         kind=kind,
@@ -225,6 +227,7 @@ def _failed(scene: Scene, root: Failure, code: str, kind: str) -> Finding:
         evidence=(
             *_signal_words(root),
             *_passed_on_words(root),
+            *_worker_words(root),
             *sentences(dict.fromkeys(blamed if _of_reducer(root) else (root.rank.rank,), clues)),
             *(other_words(scene) if _of_reducer(root) else ()),
             *say.cascade_words(scene.failures, blamed),
@@ -247,6 +250,12 @@ def _passed_on_words(root: Failure) -> list[str]:
     """Say which error the log ends with, where a library of torch's has raised another because of this one."""
     passed_on = root.error.passed_on_as if root.error is not None else ""
     return [f"torch raised {passed_on} because of it"] if passed_on else []
+
+
+def _worker_words(root: Failure) -> list[str]:
+    """Say where the error was raised, where that line has nothing to do with it."""
+    frame = innermost_user(root.error.frames) if root.error is not None and is_lost_worker(root) else None
+    return [f"a worker of this loader died; torch raised that when the rank was {place_words(frame)}"] if frame else []
 
 
 def _lines(failure: Failure) -> list[Frame | None]:

@@ -6,15 +6,17 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Call, Frame, Job, Life, Raised, Rank
 
-from .places import innermost_user
+from .places import innermost_user, is_file
 from .states import State, aborted_at_exit, call_at_failure, ended_well, final_error, has_failed
 from .words import first_line, without_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+_WORKER_HANDLER = "/torch/utils/data/_utils/signal_handling.py"
 TOGETHER_NS = 5_000_000_000
 """Equal errors on the same line within this time are one bug: ranks of one step are rarely further apart."""
 _TIMED_OUT = re.compile(
@@ -98,6 +100,8 @@ def _is_stop(error: Raised, job: Job) -> bool:
 def failure_line(failure: Failure) -> Frame | None:
     """Return the user's line that a failure is best known by."""
     rank = failure.rank
+    if is_lost_worker(failure) and (loop := _loader_line(rank)) is not None:
+        return loop
     if failure.error is not None and failure.error.frames:
         user = innermost_user(failure.error.frames)
         if user is not None:
@@ -106,6 +110,18 @@ def failure_line(failure: Failure) -> Frame | None:
         return rank.fatal_place or rank.last_place
     site = failure.call.site if failure.call is not None else None
     return rank.exit_call or site or rank.last_place
+
+
+def is_lost_worker(failure: Failure) -> bool:
+    """Return whether a loader worker died: torch raises that from a signal handler, wherever the rank stands."""
+    frames = failure.error.frames if failure.error is not None else ()
+    return bool(frames) and is_file(frames[-1], _WORKER_HANDLER)
+
+
+def _loader_line(rank: Rank) -> Frame | None:
+    """Return the line of the loop that took the last batch."""
+    last = pack_calls(rank.recent_calls).last_of_kinds(lambda kind: kind.op == "next_batch" and kind.site is not None)
+    return last.site if last is not None else None
 
 
 def same_bug(root: Failure, failures: Sequence[Failure]) -> tuple[Failure, ...]:
