@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.call_log import CallLog
     from ddpdoctor.recorder import reading
 
+MOST_RANKS = 2**18
+"""Ours: more than twice the largest jobs that are known."""
 IDLE_FILES = ("/multiprocessing/queues.py", "/multiprocessing/connection.py", "/multiprocessing/pool.py")
 """Where a child that waits for work stands. What is deeper (select, a lock) has no Python frame or is in the stdlib."""
 DEFAULT_GROUP = "0"
@@ -85,8 +87,13 @@ def _read_rank(source: Source, context: Context) -> Rank:
     }
     if content is None:
         causes = read_process_causes(watched.get("causes"), [], {})
-        return Rank(**common, world_size=source.world_size, causes=causes)
+        return Rank(**common, world_size=believed(source.world_size), causes=causes)
     return Rank(**common, **_from_ring(content, source, context, watched))
+
+
+def believed(world_size: int | None) -> int | None:
+    """Return a world size, None for one that only a damaged file can hold: rules go through all ranks."""
+    return world_size if world_size is not None and world_size <= MOST_RANKS else None
 
 
 def _defects(content: reading.RingContent | None) -> str | None:
@@ -141,7 +148,7 @@ def _from_ring(
         "recorded": True,
         "answered": bool(evidence),
         "started_ns": cells["started_ns"],
-        "world_size": world.get("world_size") or source.world_size,
+        "world_size": believed(world.get("world_size") or source.world_size),
         "init_timeout_s": read_seconds(begun.get("timeout_s")),
         "initialized": bool(cells["initialized"]),
         "main_ended_ns": cells["main_ended_ns"] or None,

@@ -92,7 +92,7 @@ def _read_job(folder: Path, run: dict[str, Any], attempt: int | None) -> Job:
         now_ns=now_ns,
         hang_timeout_s=float(run.get("hang_timeout_s") or 300),
         ranks=share_groups(found),
-        world_size=shape.world_size if shape.world_size != 1 or not found else None,
+        world_size=ranks.believed(shape.world_size) if shape.world_size != 1 or not found else None,
         nnodes=shape.nnodes,
         local_ranks_expected=shape.local_ranks,
         may_run_elsewhere=shape.may_run_elsewhere,

@@ -10,6 +10,7 @@ children, 200 in each: one that dies costs no more than its batch, and is told.
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import tempfile
 import time
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tests.fuzzing import Sample
 
 BATCH = 200
+MOST_ADDRESSES = 8 * 2**30
 
 
 def main(count: int, seed: str, first: int) -> int:
@@ -85,6 +87,8 @@ def _work(pipe: Any, samples: Sequence[Sample], seed: str, numbers: range) -> No
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 2)
     before_mib = peak_mib()
+    # An input that takes all memory is to fall, and not the machine.
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_ADDRESSES, MOST_ADDRESSES))
     for number in numbers:
         pipe.send(("done", number))
         for fall in fuzz(samples, seed, range(number, number + 1)):

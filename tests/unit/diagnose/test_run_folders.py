@@ -137,6 +137,15 @@ def test_a_ring_that_cannot_be_read_says_why(tmp_path: Path, damage: Callable[[P
     assert said in " ".join(text.split())
 
 
+def test_a_world_size_that_only_a_damaged_file_can_hold_is_not_believed(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "stuck", world=4)
+    next((folder / "rings").glob(f"{FIRST_PID + 2}-*.ring")).unlink()  # the agent alone knows of this rank
+    log = folder / "agent.jsonl"
+    assert '"world_size": 4' in log.read_text()
+    log.write_text(log.read_text().replace('"world_size": 4', f'"world_size": {2**40}'))
+    assert {rank.world_size for rank in read_job(folder).ranks} == {4, None}
+
+
 def test_of_two_processes_with_one_pid_the_later_counts(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "stuck", world=4)
     ring = next((folder / "rings").glob(f"{FIRST_PID}-*.ring"))
