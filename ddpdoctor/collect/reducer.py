@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from ddpdoctor.collect.frames import read_frame
-from ddpdoctor.model.reducer import ReducerSaid, Wrong
+from ddpdoctor.model.reducer import Fault, ReducerSaid
 
 
 def read_reducer(entry: Any) -> ReducerSaid | None:
     """Return what is written of one error, or of one backward; None where nothing is, or it is damaged."""
-    if not isinstance(entry, dict) or entry.get("what") not in set(Wrong):
+    if not isinstance(entry, dict) or entry.get("what") not in set(Fault):
         return None
     return ReducerSaid(
-        what=Wrong(entry["what"]),
+        what=Fault(entry["what"]),
         names=_texts(entry.get("names")),
         count=int(entry.get("count") or 0),
         of=int(entry.get("of") or 0),

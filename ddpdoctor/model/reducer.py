@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Frame
 
 
-class Wrong(str, Enum):
+class Fault(str, Enum):
     """What is wrong with the gradients of some parameters."""
 
     UNFINISHED = "unfinished"
@@ -25,7 +25,7 @@ class Wrong(str, Enum):
 class ReducerSaid:
     """Parameters of a DDP model whose gradients did not come, or came twice, on one rank."""
 
-    what: Wrong
+    what: Fault
     names: tuple[str, ...]
     """The first of them, in the order of the model; none where the model was not known."""
     count: int

@@ -118,7 +118,7 @@ def _closing_line(report: Report, run_dir: Path | None, *, verbose: bool) -> str
 def _no_finding(report: Report) -> str:
     """Say that nothing is wrong only where something was checked."""
     outcomes = {check.outcome for check in report.checks}
-    if Outcome.PASSED in outcomes:
+    if Outcome.PASSED in outcomes or not outcomes:
         return "no problem found"
     return "nothing was checked" if outcomes <= {Outcome.SKIPPED} else "cannot tell"
 

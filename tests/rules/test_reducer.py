@@ -9,7 +9,7 @@ import pytest
 from ddpdoctor.model.consistency import Consistency, What
 from ddpdoctor.model.facts import ModelSeen
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.model.reducer import ReducerSaid, Wrong
+from ddpdoctor.model.reducer import Fault, ReducerSaid
 from ddpdoctor.rules.consistency.judge import judge as judge_consistency
 from ddpdoctor.rules.progress.judge import judge
 from tests.rules.consistency.build import difference, everywhere, stream
@@ -20,7 +20,7 @@ DDP = AUTOGRAD.__class__(file="/usr/lib/torch/nn/parallel/distributed.py", line=
 TEXT = "Expected to have finished reduction in the prior iteration before starting a new one."
 
 
-def said(*names, what=Wrong.UNFINISHED, **more):
+def said(*names, what=Fault.UNFINISHED, **more):
     fields = {"count": len(names), "of": 6, "site": line(31), **more}
     return ReducerSaid(what=what, names=names, **fields)
 
@@ -55,11 +55,14 @@ FORMS = {
         ((0, 1), "aux.weight", "rank 1 left out head.weight"),
     ),
     "a static graph": (
-        (raised(0, replace(AUX, what=Wrong.STATIC)), raised(1, replace(AUX, what=Wrong.STATIC))),
+        (raised(0, replace(AUX, what=Fault.STATIC)), raised(1, replace(AUX, what=Fault.STATIC))),
         ((0, 1), "with static_graph=True", "forward did not use them"),
     ),
     "twice": (
-        (raised(0, said("a.weight", what=Wrong.TWICE), op="backward"), raised(1, said("a.weight", what=Wrong.TWICE))),
+        (
+            raised(0, said("a.weight", what=Fault.TWICE), op="backward"),
+            raised(1, said("a.weight", what=Fault.TWICE)),
+        ),
         ((0,), "DDP got the gradient of a.weight (1 of 6 parameters) twice", "outside of DDP's forward"),
     ),
     "more than are named": (

@@ -35,6 +35,10 @@ def main():
     barrier()
     if rank == 0:
         barrier()
+
+
+if __name__ == "__main__":
+    main()
 """
 SKIPS, LEAVES_LOOP, AUTOGRAD_SKIPS = [11, 12], [16, 9], [3, 4]
 FORWARD, BACKWARD, LOG, BARRIER, INNER = 10, 13, 15, 16, 5
@@ -162,6 +166,19 @@ def test_of_two_ranks_the_one_under_a_condition_is_blamed(flow: ControlFlow) -> 
     report = judged(alone, other, flow=flow)
     assert (report.ranks, [place.line for place in report.where]) == ((0,), [18])
     assert "the condition at line 17" in report.evidence[0]
+
+
+def test_a_condition_around_a_call_that_the_rank_is_still_in_decides_nothing(flow: ControlFlow) -> None:
+    scripts = [Script(n, 3) for n in range(3)]
+    for script in scripts:
+        for _ in range(4):
+            script.collective(BARRIER)
+    within = stack(line(22, "<module>"), line(BARRIER), C10D)
+    ranks = [
+        script.collective(BARRIER, op).waits(looks=(look(within),))
+        for script, op in zip(scripts, ("all_reduce", "all_reduce", "broadcast"), strict=True)
+    ]
+    assert [place.line for place in judged(*ranks, flow=flow).where] == [BARRIER]
 
 
 def _standing(script: Script, at: Frame) -> Rank:

@@ -32,7 +32,9 @@ def said(verdict: dict[str, object]) -> str:
 
 def test_an_error_that_everybody_meets_is_explained(tmp_path: Path) -> None:
     ran = run("early_step", tmp_path, "--hang-timeout", "60", ranks=2)
-    verdict = verdict_of(ran, "early_step", "crash", (0, 1))
+    verdict = ran.report["verdict"]
+    assert verdict["kind"] == "crash", verdict  # on one rank, or on both if the second came in time
+    assert {place["line"] for place in verdict["where"]} <= set(marked_lines("early_step"))
     assert "a tensor was changed after forward had saved it" in said(verdict)
     assert "before optimizer.step()" in str(verdict["fix"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ddpdoctor.model.reducer import Wrong
+from ddpdoctor.model.reducer import Fault
 
 from .clues import Clue
 from .reducer_causes import FIXES
@@ -57,7 +57,7 @@ KNOWN_ERRORS = (
         shown="Expected to have finished reduction in the prior iteration",
         means="some parameters had no gradient in the step before, and DDP waits for one from each",
         fault=SCRIPT,
-        fix=FIXES[Wrong.UNFINISHED],
+        fix=FIXES[Fault.UNFINISHED],
         source=f"{_ISSUE}43259",
     ),
     KnownError(
@@ -65,7 +65,7 @@ KNOWN_ERRORS = (
         shown="Expected to mark a variable ready only once",
         means="DDP got two gradients for one parameter in one backward",
         fault=SCRIPT,
-        fix=FIXES[Wrong.TWICE],
+        fix=FIXES[Fault.TWICE],
         source=_DDP,
     ),
     KnownError(

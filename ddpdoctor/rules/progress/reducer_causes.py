@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Finding, Severity
 from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.model.reducer import Wrong
+from ddpdoctor.model.reducer import Fault
 
 from . import evidence as say
 from .clues import Clue
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 MAX_NAMED = 5
 """Parameters that a sentence names. Ours."""
 FIXES = {
-    Wrong.UNFINISHED: "pass find_unused_parameters=True to DistributedDataParallel on all ranks, if this is meant; "
+    Fault.UNFINISHED: "pass find_unused_parameters=True to DistributedDataParallel on all ranks, if this is meant; "
     "otherwise let every output of forward take part in the loss, and remove layers that are never used or freeze them "
     "(requires_grad_(False)) before the model is wrapped",
-    Wrong.STATIC: "leave static_graph=True out, and pass find_unused_parameters=True; or use the same layers in every "
+    Fault.STATIC: "leave static_graph=True out, and pass find_unused_parameters=True; or use the same layers in every "
     "step",
-    Wrong.TWICE: "checkpoint with use_reentrant=False; run every layer through the DDP object, not model.module, once "
+    Fault.TWICE: "checkpoint with use_reentrant=False; run every layer through the DDP object, not model.module, once "
     "a step; where the graph never changes, static_graph=True allows both",
 }
 
@@ -39,9 +39,9 @@ FIXES = {
 def reducer_summary(said: ReducerSaid) -> str:
     """Return what DDP complains of, in one clause with names."""
     named = names_words(said)
-    if said.what is Wrong.TWICE:
+    if said.what is Fault.TWICE:
         return f"DDP got the gradient of {named} twice in one backward"
-    static = " that had one in the first step, with static_graph=True" if said.what is Wrong.STATIC else ""
+    static = " that had one in the first step, with static_graph=True" if said.what is Fault.STATIC else ""
     return f"the backward before left {named} without a gradient{static}, and DDP waits for it"
 
 
@@ -60,7 +60,7 @@ def reducer_clues(scene: Scene, failure: Failure) -> tuple[Clue, ...]:
     if said is None:
         return ()
     fix = FIXES[said.what]
-    if said.what is Wrong.TWICE:
+    if said.what is Fault.TWICE:
         return (Clue(said="a layer ran outside of DDP's forward, or in two reentrant checkpoints", fix=fix),)
     if said.outputs:
         why = f"{said.outputs[0]} in the script was computed from them, and the loss makes no use of it"
@@ -71,7 +71,7 @@ def reducer_clues(scene: Scene, failure: Failure) -> tuple[Clue, ...]:
 
 def other_words(scene: Scene) -> list[str]:
     """Return what else the ranks say of it: those that left others out, and those that left none out."""
-    told = {n: said for n in scene.states if (said := _said(scene, n)) is not None and said.what is not Wrong.TWICE}
+    told = {n: said for n in scene.states if (said := _said(scene, n)) is not None and said.what is not Fault.TWICE}
     if not told:
         return []
     by_names: dict[tuple[str, ...], list[int]] = {}
@@ -111,7 +111,7 @@ def skipped_reduction(scene: Scene, conflict: Conflict) -> Finding | None:
             *say.progress_words(scene, [part.rank for part in conflict.parts]),
             *(told.replace(" failed as well", " failed") for told in say.cascade_words(scene.failures, ())),
         ),
-        fix=FIXES[Wrong.UNFINISHED],
+        fix=FIXES[Fault.UNFINISHED],
     )
 
 

@@ -105,12 +105,15 @@ def _look_up(
         flow = next((flow for flow in flows if flow.file == call.file), None)
         if flow is None:
             continue
+        at = NO_LINE if over else _line_in(own, call)
+        if call is not calls[0] and at in (None, call.line):
+            break  # for all that is known the rank is still in this call: it did not go around it
         before = parting.before.site if parting.before is not None else None
         route = Route(
             left_out=call.line,
             before=before.line if before is not None and _same_function(before, call) else None,
             failed=parting.before is not None and parting.before.failed,
-            after=NO_LINE if over else _line_in(own, call),
+            after=at,
         )
         found = find_detours(flow, route)
         if found:

@@ -21,8 +21,9 @@ def process(pid, rss, ppid=1, state="S"):
 
 def test_memory_is_kept_at_its_most_and_at_its_last():
     seen = CausesSeen()
-    for used, below in ((10, ()), (90, (process(8, 5 * MIB), process(9, 7 * MIB))), (40, (process(8, MIB),)), (0, ())):
-        seen.follow(process(7, used * MIB), below)
+    sizes = ((10, ()), (90, (process(8, 5 * MIB), process(9, 7 * MIB))), (40, (process(8, MIB),)), (0, ()))
+    for second, (used, below) in enumerate(sizes):
+        seen.follow(process(7, used * MIB), below, second * 10**9)
     found = read_process_causes(json.loads(json.dumps(seen.row(7, 5))), [], {})
     assert found.memory == Memory(used_bytes=40 * MIB, most_bytes=90 * MIB)
     assert (found.children_memory.most_bytes, found.children_count) == (12 * MIB, 2)
