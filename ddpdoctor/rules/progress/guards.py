@@ -36,13 +36,15 @@ def find_guard(flows: Sequence[ControlFlow], caller: Rank, others: Iterable[Fram
         if flow is None:
             return None
         shared = [line.line for line in lines if (line.file, line.function) == (frame.file, frame.function)]
+        if frame.function == "<module>" and not shared:
+            return None  # such as the condition on __name__, under which every rank was
         before = max((line for line in shared if line < frame.line), default=None)
         after = NO_LINE if over else None
         found = find_detours(flow, Route(left_out=frame.line, before=before, failed=False, after=after))
         guards = [detour for detour in found if detour.jump is None and not detour.ends_loop]
         if guards and (len(guards) == len(found) or not shared):
             return guards[-1].condition
-        if shared:
+        if shared or found:
             return None
     return None
 
