@@ -67,9 +67,9 @@ def find_ends(
 
 
 def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: Mapping[str, Any]) -> int | None:
-    """Return when a launcher, or whoever interrupted the job, began to stop the ranks; None where nobody did.
+    """Return when a launcher that says nothing of it began to stop the ranks; None if it did not.
 
-    The first that is told to end is no victim, where nobody had ended before and the others are told later.
+    A rank that gets SIGTERM first, while no other has ended, was killed: the launcher stops the others after it.
     """
     told, others = [], []
     watched = watch.get("processes") or {}
@@ -82,12 +82,28 @@ def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: Ma
     told.sort()
     if not told:
         return None
-    interrupted_ns = watch.get("interrupted_ns")
-    if (others and min(others) < told[0]) or (interrupted_ns and told[0] > interrupted_ns - SAME_SIGNAL_NS):
+    if others and min(others) < told[0]:
         return told[0]
     if len(told) == 1:
         return None
     return told[1] if told[1] - told[0] > TOLD_TOGETHER_NS else told[0]
+
+
+def interruption_ns(sources: Iterable[Source], ends: Mapping[int, End], watch: Mapping[str, Any]) -> int | None:
+    """Return when somebody interrupted the job; None if nobody did.
+
+    Ctrl-C and ``scancel`` send the signal to the whole process group, so ranks may die of it before ``wrap`` acts on it.
+    """
+    noted = watch.get("interrupted_ns")
+    if not noted:
+        return None
+    watched = watch.get("processes") or {}
+    moments = [noted]
+    for source in sources:
+        end, row = ends.get(source.pid), watched.get(str(source.pid)) or {}
+        if end is not None and end["code"] == -SIGTERM:
+            moments.append(min(filter(None, (row.get("told_ns"), row.get("ended_ns"), end["at"]))))
+    return min(moment for moment in moments if moment > noted - SAME_SIGNAL_NS)
 
 
 def _code_of(content: RingContent | None, folder: Path, shell: End | None) -> int | None:

@@ -119,7 +119,7 @@ def _end_of(pid: int, context: Context, watched: dict[str, Any]) -> dict[str, An
 
 
 def _after(moment: int, stop_ns: int | None) -> bool:
-    return stop_ns is not None and moment > stop_ns
+    return stop_ns is not None and moment >= stop_ns
 
 
 def _signal_name(number: int) -> str:

@@ -11,7 +11,7 @@ from ddpdoctor.collect.agent_log import AgentLog, read_agent_log
 from ddpdoctor.collect.answers import find_answers
 from ddpdoctor.collect.consistency import read_consistency
 from ddpdoctor.collect.control_flow import load_control_flow
-from ddpdoctor.collect.ends import find_ends, stop_of_others
+from ddpdoctor.collect.ends import find_ends, interruption_ns, stop_of_others
 from ddpdoctor.collect.evidence import DAMAGED, check_folders, load_json, read_text
 from ddpdoctor.collect.machine import load_machine
 from ddpdoctor.collect.nccl_warnings import read_warnings
@@ -151,7 +151,8 @@ def _launcher_end(watch: dict[str, Any]) -> dict[int, dict[str, Any]]:
 
 def _stop_ns(agent: AgentLog, watch: dict[str, Any], processes: _Processes) -> int | None:
     """Return when somebody began to stop the ranks: the agent, ddpdoctor, the user, or another launcher."""
-    moments = [watch.get("stopping_since_ns"), agent.closing_ns]
+    interrupted = interruption_ns(processes.sources, processes.ends, watch)
+    moments = [watch.get("stopping_since_ns"), interrupted, agent.closing_ns]
     if not agent.started:
         moments.append(stop_of_others(processes.sources, processes.ends, watch))
     return min((int(moment) for moment in moments if moment), default=None)

@@ -79,7 +79,7 @@ def _failure_of(job: Job, rank: Rank) -> Failure | None:
     error = final_error(rank)
     time_ns = error.time_ns if error is not None else _left_ns(rank) or job.now_ns
     stopping = job.stopping_since_ns
-    interrupted = job.interrupted_by is not None and stopping is not None and time_ns > stopping
+    interrupted = job.interrupted_by is not None and stopping is not None and time_ns >= stopping
     if interrupted or (error is not None and _is_stop(error, job)):
         return None
     return Failure(rank=rank, time_ns=time_ns, error=error, call=call_at_failure(rank))

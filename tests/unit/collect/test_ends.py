@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ddpdoctor.collect.ends import find_ends, stop_of_others
+from ddpdoctor.collect.ends import find_ends, interruption_ns, stop_of_others
 from ddpdoctor.collect.exits import read_exit_code
 from ddpdoctor.collect.proc import read_process
 from ddpdoctor.collect.sources import Source
@@ -120,11 +120,15 @@ def test_ranks_told_to_end_after_another_failed_were_stopped_by_the_launcher(end
     assert found == (None if stop_ms is None else GONE + stop_ms * MS)
 
 
-@pytest.mark.parametrize(("interrupted_ms", "stop_ms"), [(5, 0), (-300, 0), (60_000, 200)])
+@pytest.mark.parametrize(("interrupted_ms", "stop_ms"), [(5, -20), (-300, -300), (60_000, 60_000)])
 def test_a_signal_to_the_whole_group_stops_every_rank(interrupted_ms, stop_ms):
-    ends = {1: at(-15, 0), 2: at(-15, 200)}
-    watch = {"interrupted_ns": GONE + interrupted_ms * MS}
-    assert stop_of_others([source(1), source(2)], ends, watch) == GONE + stop_ms * MS
+    ends = {1: at(-15, 0), 2: at(-15, 200), 3: at(1, -400)}
+    watch = {"interrupted_ns": GONE + interrupted_ms * MS, "processes": {"1": {"ended_ns": GONE - 20 * MS}}}
+    assert interruption_ns([source(pid) for pid in ends], ends, watch) == GONE + stop_ms * MS
+
+
+def test_nobody_interrupted_a_job_whose_rank_was_killed():
+    assert interruption_ns([source(1)], {1: at(-15, 0)}, {}) is None
 
 
 @pytest.mark.parametrize(("line", "code"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", -9)])
