@@ -69,6 +69,17 @@ class Look:
     stacks: tuple[Stack, ...]
 
 
+class DeviceState(str, Enum):
+    """How far a call has come that is pending on a device, as torch's flight recorder says."""
+
+    SCHEDULED = "scheduled"
+    """Queued: its kernel has not started."""
+    STARTED = "started"
+    """Its kernel runs."""
+    UNKNOWN = "unknown"
+    """Queued or running: without ``TORCH_NCCL_ENABLE_TIMING``, and with nccl2, torch cannot tell."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One recorded call: a collective, a point-to-point call, or a phase of training.
@@ -103,6 +114,10 @@ class Call:
     """Of a phase: how many collectives its group had begun when it started; None where that is not known."""
     awaits: int | None = None
     """Of ``work_wait``: the index of the asynchronous call that is waited for."""
+    device_state: DeviceState | None = None
+    """Set where torch's flight recorder holds the call as not completed on the device. The host may have gone on."""
+    native: bool = False
+    """C++ made the call, such as DDP's reducer or compiled code: no Python call was recorded, and ``site`` is None."""
 
 
 PHASES = frozenset(
@@ -123,6 +138,16 @@ PHASES = frozenset(
 
 POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
 """Values of ``Call.op`` that concern one peer only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTime:
+    """How long a completed collective ran on the device, waits included: the rank that came last ran shortest."""
+
+    group: str
+    seq: int
+    op: str
+    duration_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +292,9 @@ class Rank:
     fatal_place: Frame | None = None
     """The innermost user line of the dump that a fatal signal left."""
     open_calls: tuple[Call, ...] = ()
-    """Calls that have not ended, oldest first."""
+    """Calls that have not ended, oldest first; then those that are pending on a device (``Call.device_state``)."""
+    device_times: tuple[DeviceTime, ...] = ()
+    """The last collectives that completed on the device, oldest first; empty where torch does not time them."""
     recent_calls: Sequence[Call] = ()
     """Calls that have ended, oldest first, as many as the ring still holds: thousands, packed (``CallLog``)."""
     groups: tuple[GroupState, ...] = ()
