@@ -92,13 +92,13 @@ def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: Ma
 def interruption_ns(sources: Iterable[Source], ends: Mapping[int, End], watch: Mapping[str, Any]) -> int | None:
     """Return when somebody interrupted the job; None if nobody did.
 
-    Ctrl-C and ``scancel`` send the signal to the whole process group, so ranks may die of it before ``wrap`` acts on it.
+    Ctrl-C and ``scancel`` send the signal to the whole process group, so ranks may die of it before ``wrap`` acts.
     """
     noted = watch.get("interrupted_ns")
     if not noted:
         return None
     watched = watch.get("processes") or {}
-    moments = [noted]
+    moments = [int(noted)]
     for source in sources:
         end, row = ends.get(source.pid), watched.get(str(source.pid)) or {}
         if end is not None and end["code"] == -SIGTERM:
