@@ -8,6 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.rank_words import rank_list
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Collective(str, Enum):
@@ -84,6 +90,14 @@ class Member:
     driver: str | None = None
     variables: dict[str, str] = field(default_factory=dict)
     """Environment variables of an allow-list that bear on the measurement."""
+    gpu_ranks: int = 1
+    """How many ranks of the bench use its GPU. Above 1 nothing that is measured is the figure of a link."""
+
+
+def describe_shared_gpus(members: Sequence[Member]) -> str:
+    """Say which ranks share a GPU, and what that does to the figures; "" where every rank has one of its own."""
+    sharing = [member.rank for member in members if member.gpu_ranks > 1]
+    return f"{rank_list(sharing)} share a GPU: these figures are not those of any link" if sharing else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

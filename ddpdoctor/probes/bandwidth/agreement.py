@@ -7,12 +7,13 @@ Keys, below the round: ``come/RANK`` (how many say they are this rank), ``came``
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.errors import WRONG_USE, UserError
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.probes.bandwidth.gpu_sharing import Gpu, check_backend, count_sharers
 from ddpdoctor.probes.bandwidth.possible import check_possible
 from ddpdoctor.probes.bandwidth.wording import OPTIONS, describe_setting
 
@@ -29,17 +30,6 @@ UNTOLD = 4
 LOOK_EVERY_S = 0.02
 NOTHING_TO_WAIT_FOR_S = 3.0
 """Ours: how long rank 0 waits for the others where its own command line is wrong already."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """The GPU that a rank would use."""
-
-    index: int
-    """Among those that the process sees."""
-    name: str
-    uuid: str
-    """Tells whether two ranks would share it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,14 +126,34 @@ def judge(proposals: Sequence[Proposal], world_size: int, limit_s: float) -> Agr
     assert settings is not None
     settings = replace(settings, backend=choose_backend(settings.backend, proposals))
     check_possible(settings)
-    return Agreed(settings=settings, members=tuple(_settle(one, settings.backend) for one in proposals))
+    return Agreed(settings=settings, members=settle(proposals, settings.backend))
 
 
-def _settle(proposal: Proposal, backend: str) -> Member:
-    """Return a member with the device that it measures on."""
-    if backend != "nccl" or proposal.gpu is None:
-        return proposal.member
-    return replace(proposal.member, device=f"cuda:{proposal.gpu.index}", device_name=proposal.gpu.name)
+def choose_backend(asked: str, proposals: Sequence[Proposal]) -> str:
+    """Return NCCL where every rank has a GPU of its own, unless the user chose. Raises ``UserError``."""
+    gpus = {one.member.rank: one.gpu for one in proposals}
+    if asked == AUTO:
+        alone = all(count == 1 for count in count_sharers(gpus).values())
+        return "nccl" if alone else "gloo"
+    if asked == "nccl":
+        check_backend(gpus)
+    return asked
+
+
+def settle(proposals: Sequence[Proposal], backend: str) -> tuple[Member, ...]:
+    """Return the members with the devices that they use."""
+    sharers = count_sharers({one.member.rank: one.gpu for one in proposals})
+    return tuple(
+        one.member
+        if backend != "nccl" or one.gpu is None
+        else replace(
+            one.member,
+            device=f"cuda:{one.gpu.index}",
+            device_name=one.gpu.name,
+            gpu_ranks=sharers[one.member.rank],
+        )
+        for one in proposals
+    )
 
 
 def _check_problems(proposals: Sequence[Proposal], world_size: int) -> None:
@@ -194,18 +204,3 @@ def _sayings(proposal: Proposal) -> dict[str, str]:
         "the version of NCCL": ".".join((proposal.member.nccl or "none").split(".")[:2]),
     }
     return {option: describe_setting(proposal.settings, name) for name, option in OPTIONS.items()} | versions
-
-
-def choose_backend(asked: str, proposals: Sequence[Proposal]) -> str:
-    """Return NCCL where every rank has a GPU of its own, unless the user chose."""
-    users = Counter((one.member.host, one.gpu.uuid) for one in proposals if one.gpu is not None)
-    lacking = [one.member.rank for one in proposals if one.gpu is None or users[one.member.host, one.gpu.uuid] > 1]
-    if asked == AUTO:
-        return "gloo" if lacking else "nccl"
-    if asked == "nccl" and lacking:
-        raise UserError(
-            f"--backend nccl needs a GPU of its own for every rank; {rank_list(lacking)} "
-            f"{'has' if len(lacking) == 1 else 'have'} none",
-            help="Start as many ranks as there are GPUs (--nproc-per-node), or measure --backend gloo.",
-        )
-    return asked

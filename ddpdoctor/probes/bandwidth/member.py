@@ -13,7 +13,7 @@ import ddpdoctor
 from ddpdoctor.model.bandwidth import Member
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.variables import find_variable, select_variables
-from ddpdoctor.probes.bandwidth.agreement import Gpu
+from ddpdoctor.probes.bandwidth.gpu_sharing import Gpu, lets_share, nccl_host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,7 +65,7 @@ def read_member(launch: Launch, env: Mapping[str, str]) -> Member:
     )
 
 
-def read_gpu(local_rank: int) -> Gpu | None:
+def read_gpu(local_rank: int, env: Mapping[str, str]) -> Gpu | None:
     """Return the GPU that this rank would use with NCCL; None where there is none for it."""
     import torch
     from torch import distributed
@@ -77,8 +77,14 @@ def read_gpu(local_rank: int) -> Gpu | None:
     index = 0 if count == 1 else local_rank
     if index >= count:
         return None
-    properties = torch.cuda.get_device_properties(index)
-    return Gpu(index=index, name=str(properties.name), uuid=str(getattr(properties, "uuid", index)))
+    properties, host = torch.cuda.get_device_properties(index), os.uname().nodename
+    return Gpu(
+        index=index,
+        name=str(properties.name),
+        uuid=str(getattr(properties, "uuid", f"{host}:{index}")),
+        nccl_host=nccl_host(env, host),
+        may_share=lets_share(env, torch.cuda.nccl.version()[:3]),
+    )
 
 
 def _nccl_version(torch: Any) -> str | None:

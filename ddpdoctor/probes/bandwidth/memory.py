@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ddpdoctor.model.bandwidth import Case
+    from ddpdoctor.model.bandwidth import Case, Member
     from ddpdoctor.probes.bandwidth.group import Group
 
 PROC = Path("/proc")
@@ -42,13 +42,19 @@ class Room:
         return f"needs {needed} of {free} free on rank {self.rank}"
 
 
-def find_room(group: Group, hosts: Sequence[str]) -> Room:
-    """Return the least room of all ranks; all call this at once, with no buffers held. ``hosts`` are by global rank."""
-    rank = group.ranks[group.index]
-    neighbours = sum(hosts[other] == hosts[rank] for other in group.ranks)
-    free = [row[0] for row in group.gather([read_free_bytes(group.device) / (1 if _is_gpu(group) else neighbours)])]
+def find_room(group: Group, members: Sequence[Member]) -> Room:
+    """Return the least room of all ranks; all call this at once, with no buffers held. ``members`` are all ranks."""
+    own = read_free_bytes(group.device) / count_takers(members[group.ranks[group.index]], members)
+    free = [row[0] for row in group.gather([own])]
     least = min(range(group.size), key=free.__getitem__)
     return Room(free_bytes=int(free[least]), rank=group.ranks[least])
+
+
+def count_takers(own: Member, members: Sequence[Member]) -> int:
+    """Return how many ranks take from the memory of one: those on its GPU, or without GPUs those on its host."""
+    if own.device != "cpu":
+        return own.gpu_ranks
+    return sum(one.host == own.host for one in members)
 
 
 def needed_bytes(case: Case, group: Group, most: int = 1) -> int:
@@ -73,10 +79,6 @@ def read_free_bytes(device: torch.device, proc: Path = PROC, cgroups: Path = CGR
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", _text(proc / "meminfo"), re.MULTILINE)
     available = int(found[1]) * 1024 if found else UNLIMITED_BYTES
     return min([available, *(_left_in(folder) for folder in _groups(proc, cgroups))])
-
-
-def _is_gpu(group: Group) -> bool:
-    return bool(group.device.type == "cuda")
 
 
 def _groups(proc: Path, cgroups: Path) -> list[Path]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.exchange.meeting import Meeting
 from ddpdoctor.exchange.store import StoreError, wait_for
+from ddpdoctor.model.bandwidth import describe_shared_gpus
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.probes.bandwidth.agreement import Disagreement, Proposal, agree
 from ddpdoctor.probes.bandwidth.log import Log
@@ -85,7 +86,9 @@ def run_wrong_rank(
 
 def _take_part(job: Job, room: Room, meeting: Meeting) -> int:
     proposal = Proposal(
-        member=read_member(job.launch, job.env), settings=job.settings, gpu=read_gpu(job.launch.local_rank or 0)
+        member=read_member(job.launch, job.env),
+        settings=job.settings,
+        gpu=read_gpu(job.launch.local_rank or 0, job.env),
     )
     try:
         agreed = agree(room, proposal, job.launch.world_size, job.timeout_s)
@@ -135,6 +138,8 @@ def _measure(job: Job, room: Room, log: Log, tracker: Tracker, nccl_logs: NcclLo
 
     member, hosts = log.members[job.launch.rank], [one.host for one in log.members]
     everybody = tuple(range(len(hosts)))
+    if shared := describe_shared_gpus(log.members):
+        log.note(shared)
     tracker.at("connect", allowance_s=job.timeout_s)
     with nccl_logs:
         tracker.enter("init_process_group", everybody)

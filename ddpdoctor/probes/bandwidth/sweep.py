@@ -88,7 +88,7 @@ class _Sweep:
 
     def _refuse(self, step: Step, slot: Slot | None) -> str:
         needed = needed_bytes(step.cases[0], self._group, most_calls(self._effort()))
-        reason = find_room(self._group, self._hosts).refuse(needed)
+        reason = find_room(self._group, self._log.members).refuse(needed)
         if slot is None and not reason:
             return f"the budget of {self._settings.budget_s:g} s does not suffice"
         return reason

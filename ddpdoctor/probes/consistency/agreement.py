@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.model.errors import WRONG_USE, UserError
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.trial import TrialSettings
-from ddpdoctor.probes.bandwidth.agreement import AUTO, Gpu, Proposal, choose_backend
+from ddpdoctor.probes.bandwidth.agreement import AUTO, Proposal, choose_backend, settle
+from ddpdoctor.probes.bandwidth.gpu_sharing import Gpu  # noqa: TC001 - what arrives is decoded by it
 from ddpdoctor.probes.bandwidth.member import name_member, read_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ddpdoctor.model.bandwidth import Member
     from ddpdoctor.model.launch import Launch
@@ -40,12 +41,12 @@ class Word:
     status: int = WRONG_USE
 
 
-def wish_of(launch: Launch, settings: TrialSettings) -> Wish:
+def wish_of(launch: Launch, env: Mapping[str, str], settings: TrialSettings) -> Wish:
     """Return what this rank wants. Imports torch."""
     import torch
 
     member = replace(name_member(launch), torch=str(torch.__version__))
-    return Wish(member=member, gpu=read_gpu(launch.local_rank or 0), settings=settings)
+    return Wish(member=member, gpu=read_gpu(launch.local_rank or 0, env), settings=settings)
 
 
 def agree(peers: Peers, wish: Wish) -> Word:
@@ -68,15 +69,7 @@ def judge(wishes: Sequence[Wish]) -> Word:
         backend = choose_backend(wishes[0].settings.backend or AUTO, proposals)
     except UserError as error:
         return Word(settings=None, problem=error.message, help=error.help, status=error.status)
-    members = tuple(_settle(one, backend) for one in wishes)
-    return Word(settings=replace(wishes[0].settings, backend=backend), members=members)
-
-
-def _settle(wish: Wish, backend: str) -> Member:
-    """Return a member with the device that it trains on."""
-    if backend != "nccl" or wish.gpu is None:
-        return wish.member
-    return replace(wish.member, device=f"cuda:{wish.gpu.index}", device_name=wish.gpu.name)
+    return Word(settings=replace(wishes[0].settings, backend=backend), members=settle(proposals, backend))
 
 
 def _differences(wishes: Sequence[Wish]) -> list[str]:

@@ -83,7 +83,7 @@ def run_rank(job: Job) -> int:
 
 def _take_part(job: Job, room: Room) -> int:
     peers = Peers(job.launch, room, 2 * job.settings.limit_s)
-    word = agree(peers, wish_of(job.launch, job.settings))
+    word = agree(peers, wish_of(job.launch, job.env, job.settings))
     if word.settings is None:
         problem = UserError(word.problem, help=word.help, status=word.status)
         return peers.end(lambda: _tell(job, problem), REPORT_LIMIT_S)

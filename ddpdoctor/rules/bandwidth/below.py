@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_size, format_time
-from ddpdoctor.model.bandwidth import Standing
+from ddpdoctor.model.bandwidth import Standing, describe_shared_gpus
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.registry import rule
@@ -121,6 +121,8 @@ def _doubts_of_number(scene: Scene) -> list[str]:
         return []
     if not scene.curves:
         return ["nothing was measured that --expect could be held to"]
+    if shared := describe_shared_gpus(scene.bench.members):
+        return [shared]
     held = [curve for curve in scene.curves if curve.standing is not Standing.NO_REFERENCE]
     return [f"{name_case(curve)}: {curve.verdict}" for curve in held if curve.standing in UNDECIDED]
 

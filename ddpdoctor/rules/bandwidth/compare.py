@@ -66,6 +66,7 @@ def find_differences(bench: Bench, baseline: Baseline) -> tuple[str, ...]:
 _OF_MEMBERS: tuple[tuple[str, Callable[[Member], str]], ...] = (
     ("hosts", lambda member: member.host),
     ("device", lambda member: member.device_name),
+    ("ranks on each GPU", lambda member: str(member.gpu_ranks)),
     ("torch", lambda member: member.torch),
     ("NCCL", lambda member: member.nccl or "none"),
     ("driver", lambda member: member.driver or "none"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.bandwidth import describe_shared_gpus
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.answers import Answer, judged, skipped, unknown
 from ddpdoctor.rules.bandwidth.localise_edges import LEAST_TURNS
@@ -50,7 +51,7 @@ def check_slow_rank(scene: Scene) -> Answer:
     in the evidence.
     """
     bench, who = scene.bench, find_who(scene.bench)
-    late = find_late(bench)
+    late = None if describe_shared_gpus(bench.members) else find_late(bench)
     # What is handed in late takes long in pairs too.
     problems = [slow_rank(slow, scene) for slow in who.ranks if late is None or slow.ends != (late.rank,)]
     if late is not None:
@@ -129,6 +130,8 @@ def check_slow_node(scene: Scene) -> Answer:
 def _pairs_untold(bench: Bench, who: Who) -> str:
     if who.pairs_judged:
         return ""
+    if shared := describe_shared_gpus(bench.members):
+        return shared
     if len(bench.members) < 3:
         return "it takes three ranks: of the two of a single pair either may be slow"
     if not bench.pairs:
@@ -141,6 +144,8 @@ def _pairs_untold(bench: Bench, who: Who) -> str:
 def _nodes_untold(bench: Bench, who: Who) -> str:
     if who.nodes_judged:
         return ""
+    if shared := describe_shared_gpus(bench.members):
+        return shared
     hosts = len({member.host for member in bench.members})
     if hosts < 3:
         return f"it takes three nodes to tell which one is slow, and there {'is one' if hosts == 1 else 'are two'}"

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.bandwidth import describe_shared_gpus
 from ddpdoctor.rules.bandwidth.localise_edges import (
     Edge,
     Found,
@@ -54,8 +55,11 @@ def find_who(bench: Bench) -> Who:
     """Judge pairs and nodes together: what both show is named once.
 
     A slow rank slows its whole node, so that the node is not named beside it. A rank that is alone on its host cannot
-    be told from it: asked for nodes, the node is named.
+    be told from it: asked for nodes, the node is named. Ranks that share a GPU wait for each other, so none of them is
+    named.
     """
+    if describe_shared_gpus(bench.members):
+        return Who()
     pairs, nodes = _judge_pairs(bench.pairs), _judge_nodes(bench.nodes)
     ranks_on = Counter(member.host for member in bench.members)
     host_of = {member.rank: member.host for member in bench.members}

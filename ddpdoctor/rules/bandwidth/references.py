@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.bandwidth import Mode, Reference
+from ddpdoctor.model.bandwidth import Mode, Reference, describe_shared_gpus
 from ddpdoctor.model.bandwidth_references import read_references
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Yardstick:
 def find_yardstick(
     bench: Bench, series: Series, all_series: Sequence[Series], expect_gb_s: float | None, *, use_reference: bool
 ) -> Yardstick:
-    """Return what a curve is held to: --expect before the table."""
+    """Return what a curve is held to: --expect before the table, and nothing where ranks share a GPU."""
     found = _find(bench, series, expect_gb_s, use_reference=use_reference)
     latency = series.mode is Mode.LATENCY and any(_is_throughput_of(series, other) for other in all_series)
     if latency and found.reference is not None:
@@ -56,6 +56,8 @@ def find_yardstick(
 
 
 def _find(bench: Bench, series: Series, expect_gb_s: float | None, *, use_reference: bool) -> Yardstick:
+    if shared := describe_shared_gpus(bench.members):
+        return Yardstick(reference=None, note=shared)
     if expect_gb_s is not None:
         return Yardstick(reference=_expected(expect_gb_s), steady=bench.settings.backend == "gloo")
     if not use_reference:

@@ -186,3 +186,15 @@ def test_noise(given, outcome, says):
     assert says in answer.seen
     assert all(says in problem.summary for problem in answer.problems)
     assert len(answer.problems) == (outcome is FAILED)
+
+
+SHARED = replace(bench(sweep(FULL)), members=members(gpu_ranks=2))
+"""As good as eight GPUs of their own."""
+
+
+@pytest.mark.parametrize(("expect", "outcome"), [(None, SKIPPED), (1.0, UNTOLD), (900.0, UNTOLD)])
+def test_ranks_that_share_a_gpu_measure_no_link(expect, outcome):
+    answer = check_below(scene((), made=SHARED, expect=expect))
+
+    assert (answer.outcome, answer.problems) == (outcome, ())
+    assert "ranks 0-7 share a GPU: these figures are not those of any link" in answer.seen

@@ -207,3 +207,14 @@ def test_pairs_that_are_slower_by_the_wiring_are_said():
 
     assert answer.outcome is Outcome.PASSED
     assert "6 of them are slower than others" in answer.seen
+
+
+def test_ranks_that_share_a_gpu_wait_for_each_other_and_none_is_named():
+    arrivals = (arrival(0, -10e3, 0.0), arrival(1, 20e3, 0.99), arrival(2, -9.8e3, 0.01))
+    asked = scene(ONE, pairs=pairs(ONE, with_end(2, 3, NARROW)), arrivals=arrivals)
+    sharing = tuple(replace(member, gpu_ranks=3) for member in asked.bench.members)
+    shared = replace(asked, bench=replace(asked.bench, members=sharing))
+
+    assert who(asked)
+    assert not who(shared)
+    assert "share a GPU" in check_slow_rank(shared).seen

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddpdoctor.model.bandwidth import Case, Collective, Mode, Settings
+from ddpdoctor.model.bandwidth import Case, Collective, Member, Mode, Settings
 from ddpdoctor.model.codec import encode
 from ddpdoctor.probes.bandwidth.arrival import Arrivals
 from ddpdoctor.probes.bandwidth.buffers import make_buffers, make_sets
@@ -48,6 +48,15 @@ def main(job: str, rank: int, size: int, folder: Path) -> None:
 
 def hosts_of(group: Group) -> list[str]:
     return [f"host{rank}" for rank in range(group.size)]
+
+
+def members_of(group: Group) -> list[Member]:
+    return [
+        Member(
+            rank=rank, local_rank=0, host=host, pid=1, device="cpu", device_name="", cores=1, version="", torch=""
+        )
+        for rank, host in enumerate(hosts_of(group))
+    ]  # fmt: skip
 
 
 def check_one(group: Group, case: Case) -> list[Any]:
@@ -202,7 +211,7 @@ def share_memory(group: Group) -> dict[str, Any]:
 
 
 def sweep(group: Group, settings: Settings) -> dict[str, Any]:
-    log, told = Log(settings, ()), []
+    log, told = Log(settings, members_of(group)), []
     run_sweep(group, settings, hosts_of(group), log, lambda *news: told.append(news))
     return {
         "results": [encode(one) for one in log.results],

@@ -8,7 +8,8 @@ import pytest
 
 from ddpdoctor.model.bandwidth import Collective, Member, Mode, Settings
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.probes.bandwidth.agreement import AUTO, Gpu, Proposal, find_differences, judge
+from ddpdoctor.probes.bandwidth.agreement import AUTO, Proposal, find_differences, judge
+from ddpdoctor.probes.bandwidth.gpu_sharing import Gpu, lets_share, nccl_host
 from ddpdoctor.probes.bandwidth.wording import OPTIONS, describe_setting
 
 SETTINGS = Settings(backend=AUTO)
@@ -22,11 +23,20 @@ def proposal(rank, *, settings=SETTINGS, gpu=None, problem="", **member):
     return Proposal(member=Member(rank=rank, **facts), settings=settings, gpu=gpu, problem=problem, help="so")
 
 
-def with_gpus(*uuids):
-    return [
-        proposal(rank, gpu=None if uuid is None else Gpu(index=rank, name="H100", uuid=uuid))
+def with_gpus(*uuids, settings=SETTINGS, nccl_hosts=None, may_share=()):
+    gpus = [
+        Gpu(
+            index=rank,
+            name="H100",
+            uuid=uuid,
+            nccl_host=nccl_hosts[rank] if nccl_hosts else "a",
+            may_share=rank in may_share,
+        )
+        if uuid is not None
+        else None
         for rank, uuid in enumerate(uuids)
     ]
+    return [proposal(rank, settings=settings, gpu=gpu) for rank, gpu in enumerate(gpus)]
 
 
 def refusal(proposals, world_size=None):
@@ -59,20 +69,71 @@ def test_gloo_where_it_was_asked_for():
     assert {member.device for member in judge(asked, 2, 60).members} == {"cpu"}
 
 
-def test_equal_gpu_names_on_two_hosts_are_two_gpus():
-    proposals = with_gpus("0", "0")
-    proposals[1] = replace(proposals[1], member=replace(proposals[1].member, host="b"))
-
-    assert judge(proposals, 2, 60).settings.backend == "nccl"
+ON_NCCL = Settings(backend="nccl")
 
 
 @pytest.mark.parametrize(
-    ("uuids", "who"), [(("x", "y", None), "rank 2 has none"), (("x", "x", "y"), "ranks 0 and 1 have none")]
+    ("uuids", "nccl_hosts", "may_share", "shares"),
+    [
+        # Another NCCL_HOSTID for each rank.
+        (("x", "x"), ("0", "1"), (), (2, 2)),
+        (("x", "x", "y"), ("0", "1", "2"), (), (2, 2, 1)),
+        # NCCL_MULTI_RANK_GPU_ENABLE=1 on all ranks.
+        (("x", "x", "y"), ("a", "a", "a"), (0, 1, 2), (2, 2, 1)),
+        # The same NCCL_HOSTID for all does no harm where nobody shares.
+        (("x", "y"), ("1", "1"), (), (1, 1)),
+    ],
 )
-def test_nccl_without_gpus_is_refused(uuids, who):
-    asked = [replace(one, settings=Settings(backend="nccl")) for one in with_gpus(*uuids)]
+def test_a_shared_gpu_is_allowed_where_nccl_allows_it(uuids, nccl_hosts, may_share, shares):
+    agreed = judge(with_gpus(*uuids, settings=ON_NCCL, nccl_hosts=nccl_hosts, may_share=may_share), len(uuids), 60)
 
-    assert refusal(asked).message == f"--backend nccl needs a GPU of its own for every rank; {who}"
+    assert agreed.settings.backend == "nccl"
+    assert tuple(member.gpu_ranks for member in agreed.members) == shares
+
+
+def test_nobody_gets_nccl_on_a_shared_gpu_without_asking():
+    agreed = judge(with_gpus("x", "x", nccl_hosts=("0", "1")), 2, 60)
+
+    assert (agreed.settings.backend, [member.gpu_ranks for member in agreed.members]) == ("gloo", [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("uuids", "nccl_hosts", "may_share", "who"),
+    [
+        (("x", "y", None), None, (), "rank 2 has none"),
+        (("x", "x", "y"), None, (), "ranks 0 and 1 share one"),
+        # One of three kept the host's own id, which is another one: only equal ones are refused.
+        (("x", "x", "x"), ("1", "1", "a"), (), "ranks 0 and 1 share one"),
+        # Each rank looks at all pairs, so one without the variable is enough.
+        (("x", "x", "y"), None, (0, 1), "ranks 0 and 1 share one"),
+    ],
+)
+def test_nccl_that_would_refuse_is_refused_first(uuids, nccl_hosts, may_share, who):
+    error = refusal(with_gpus(*uuids, settings=ON_NCCL, nccl_hosts=nccl_hosts, may_share=may_share))
+
+    assert error.message == f"--backend nccl needs a GPU of its own for every rank; {who}"
+    assert ("NCCL_HOSTID" in error.help) is ("share" in who)
+
+
+@pytest.mark.parametrize(
+    ("value", "version", "allowed"),
+    [
+        ("1", (2, 30, 3), True),
+        ("1", (2, 31, 0), True),
+        (" 0x2", (2, 30, 7), True),
+        ("1", (2, 30, 1), False),
+        ("1", (2, 29, 7), False),
+        ("0", (2, 30, 7), False),
+        ("yes", (2, 30, 7), False),
+        ("", (2, 30, 7), False),
+    ],
+)
+def test_the_variable_counts_as_nccl_reads_it(value, version, allowed):
+    assert lets_share({"NCCL_MULTI_RANK_GPU_ENABLE": value}, version) is allowed
+
+
+def test_an_empty_host_id_is_one_too():
+    assert [nccl_host(env, "a") for env in ({}, {"NCCL_HOSTID": "7"}, {"NCCL_HOSTID": ""})] == ["a", "7", ""]
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ import torch
 
 from ddpdoctor.model.bandwidth import Case, Collective, Mode
 from ddpdoctor.probes.bandwidth.group import Group
-from ddpdoctor.probes.bandwidth.memory import Room, needed_bytes, read_free_bytes
+from ddpdoctor.probes.bandwidth.memory import Room, count_takers, needed_bytes, read_free_bytes
 from ddpdoctor.probes.bandwidth.tracker import Tracker
+from tests.rules.bandwidth.sweeps import members
 
 CPU = torch.device("cpu")
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -100,3 +101,12 @@ def test_a_case_needs_its_buffers_and_what_the_backend_copies(collective, in_pla
     )
 
     assert needed_bytes(case, group) == times * 64 * MIB
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu_ranks", "takers"), [("cuda", 1, 1), ("cuda", 2, 2), ("cpu", 1, 3)]
+)  # fmt: skip
+def test_ranks_share_the_memory_of_their_gpu_or_of_their_host(device, gpu_ranks, takers):
+    everybody = members(6, hosts=2, device=device, gpu_ranks=gpu_ranks)
+
+    assert count_takers(everybody[0], everybody) == takers
