@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import sys
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from ddpdoctor.cli.debug_level import choose_debug_level, has_room_for_detail
+from ddpdoctor.cli.debug_level import choose_debug_level, debug_note, has_room_for_detail
 from ddpdoctor.cli.defects import show_defect
 from ddpdoctor.cli.output import save_report, say, show_error, show_report
 from ddpdoctor.launch.member_folder import MemberFolder, Starter, make_member_folder
@@ -37,10 +38,6 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.session import Judge
     from ddpdoctor.model.findings import Finding, Judgement, Report
 
-DETAIL_NOTE = (
-    "torch compares every collective over all ranks first (TORCH_DISTRIBUTED_DEBUG=DETAIL), which makes small steps "
-    "slower; --debug-level OFF turns that off"
-)
 OUT_OF_MEANS = frozenset({
     errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS,
 })  # fmt: skip
@@ -195,8 +192,8 @@ def _say_notes(options: WrapOptions) -> None:
     """Say what was chosen, once for the job where that can be told."""
     if options.placement.number not in {0, None}:
         return
-    detail = DETAIL_NOTE if options.debug_level == "DETAIL" else None
-    for note in (options.placement.note, options.nproc_note, detail):
+    level = debug_note(options.debug_level, os.environ)
+    for note in (options.placement.note, options.nproc_note, level):
         if note and not options.quiet:
             say(sys.stderr, note)
 

@@ -67,8 +67,8 @@ def wrap(
             envvar="DDPDOCTOR_DEBUG_LEVEL",
             case_sensitive=False,
             metavar="DETAIL|INFO|OFF",
-            help=f"What {DEBUG_VARIABLE} is set to: DETAIL, unless it is set already. DETAIL lets torch compare every "
-            "collective over all ranks before it runs, which slows small ones; OFF turns that off.",
+            help=f"What {DEBUG_VARIABLE} is set to. By default DETAIL over Gloo and OFF over NCCL, unless it is set "
+            "already. DETAIL lets torch compare every collective over all ranks before it runs, and slows small ones.",
         ),
     ] = None,
     report_dir: Annotated[

@@ -27,6 +27,7 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import GroupState, Job, Rank
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from ddpdoctor.recorder import reading
@@ -102,7 +103,7 @@ def _read_job(folder: Path, run: dict[str, Any], attempt: int | None) -> Job:
         stopping_since_ns=stop_ns,
         interrupted_by=watch.get("interrupted_by"),
         node_rank=run.get("node_rank"),
-        debug_level=str(run.get("debug_level") or "OFF"),
+        debug_level=_debug_level(run, processes.contents.values()),
         torch_version=run.get("torch_version"),
         host_causes=read_host_causes(watch.get("host_causes")),
         machine=load_machine(folder),
@@ -138,6 +139,14 @@ def _read_processes(folder: Path, agent: AgentLog, watch: dict[str, Any]) -> _Pr
         sources=sources,
         ends=find_ends(sources, contents, folder, watch, told),
     )
+
+
+def _debug_level(run: dict[str, Any], contents: Iterable[reading.RingContent]) -> str:
+    """Return torch's debug level as a rank found it when its group was made; before that, and long ago, as chosen."""
+    notes = [note for content in contents for note in content.notes if note.get("k") == "initialized"]
+    told = [str(note["debug_level"]) for note in notes if note.get("debug_level")]
+    chosen = str(run.get("debug_level") or "OFF")
+    return told[-1] if told else "OFF" if chosen == "AUTO" else chosen
 
 
 def _launcher_end(watch: dict[str, Any]) -> dict[int, dict[str, Any]]:

@@ -110,9 +110,9 @@ def _world_size(job: Job) -> int | None:
 
 
 def _data(run: dict[str, Any], job: Job, sections: tuple[Attempt, ...]) -> dict[str, Any]:
-    names = ("hang_timeout_s", "debug_level", "torch_version", "environment")
+    names = ("hang_timeout_s", "torch_version", "environment")
     return {
-        "run": {name: run.get(name) for name in names},
+        "run": {name: run.get(name) for name in names} | {"debug_level": job.debug_level},
         "attempts": last_number(job) + 1,
         "steps": pace_rows(job),
         "consistency": _without_values(job.consistency),

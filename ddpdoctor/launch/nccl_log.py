@@ -19,6 +19,11 @@ GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")
 """Of NVIDIA, and of AMD, whose RCCL reads the same variables."""
 
 
+def has_gpu_driver(system: System) -> bool:
+    """Return whether this host has a driver of GPUs, so that a job may use NCCL."""
+    return any(system.exists(driver) for driver in GPU_DRIVERS)
+
+
 def nccl_log_environment(env: Mapping[str, str], folder: Path, system: System | None = None) -> dict[str, str]:
     """Return the variables that make NCCL log its warnings to the run folder.
 
@@ -27,7 +32,7 @@ def nccl_log_environment(env: Mapping[str, str], folder: Path, system: System | 
     last warning.
     """
     system = system or System(env=env)
-    if not any(system.exists(driver) for driver in GPU_DRIVERS) or any(env.get(name) for name in NAMES):
+    if not has_gpu_driver(system) or any(env.get(name) for name in NAMES):
         return {}
     files = read_conf_files(system, Plan(sections=frozenset()))
     if any(name in file.variables for file in files for name in NAMES):

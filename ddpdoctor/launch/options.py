@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 OnHang = Literal["auto", "kill", "report"]
 """When a job that hangs is stopped: once it can never go on, at the first report, never."""
 DebugLevel = Literal["DETAIL", "INFO", "OFF"]
+ChosenLevel = Literal["AUTO", "DETAIL", "INFO", "OFF"]
+"""AUTO: DETAIL where the job turns out to use Gloo alone, OFF where it uses NCCL or another backend."""
 OutputFormat = Literal["text", "json"]
 ReportFormat = Literal["text", "json", "junit", "markdown"]
 SavedFormat = Literal["text", "json", "junit", "markdown", "csv", "nccl-tests"]
@@ -27,7 +29,7 @@ class WrapOptions:
 
     hang_timeout_s: float
     on_hang: OnHang
-    debug_level: DebugLevel | None
+    debug_level: ChosenLevel | None
     """None where the value that ``TORCH_DISTRIBUTED_DEBUG`` has in the environment stays."""
     report_dir: Path
     """The run folder: made, private, and known to be writable."""

@@ -8,23 +8,25 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.launch.nccl_log import nccl_log_environment
+from ddpdoctor.collect.system import System
+from ddpdoctor.launch.nccl_log import has_gpu_driver, nccl_log_environment
 from ddpdoctor.launch.placement import Style
 from ddpdoctor.model.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddpdoctor.launch.options import WrapOptions
+    from ddpdoctor.launch.options import ChosenLevel, WrapOptions
 
+DEBUG_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
 _OF_ANOTHER_JOB = ("DDPDOCTOR_AGENT", "DDPDOCTOR_GIVEN", "DDPDOCTOR_MASTER", "DDPDOCTOR_DETAIL")
 """What the recorder of a rank would hand on, were ``wrap`` started by one."""
 
 DETAIL_VARIABLE = "DDPDOCTOR_DETAIL"
 """Has recorders turn DETAIL on, so that a Python without a recorder (``python -I``) stays without what that makes safe.
 
-Of a command it is torch's own variable: it may start ranks on hosts where the recorder cannot be loaded, and there all
-ranks have DETAIL or none."""
+A command gets torch's own variable: it may start ranks on hosts where the recorder cannot be loaded, and there all
+ranks have DETAIL or none. By default it gets none where there is a GPU, since it may use NCCL."""
 
 
 def start_launcher(options: WrapOptions, folder: Path, in_child: Callable[[], None]) -> subprocess.Popen[bytes]:
@@ -79,9 +81,16 @@ def _environment(options: WrapOptions, folder: Path) -> dict[str, str]:
     environment |= job_mark(folder)
     environment["DDPDOCTOR_CHECK_EVERY"] = str(options.check_every)
     environment |= nccl_log_environment(environment, folder)
-    if options.debug_level == "DETAIL" and options.placement.style is not Style.COMMAND:
-        environment.pop("TORCH_DISTRIBUTED_DEBUG", None)
-        environment[DETAIL_VARIABLE] = "1"
-    elif options.debug_level is not None:
-        environment["TORCH_DISTRIBUTED_DEBUG"] = options.debug_level
-    return environment
+    return debug_environment(environment, options.debug_level, is_command=options.placement.style is Style.COMMAND)
+
+
+def debug_environment(env: dict[str, str], level: ChosenLevel | None, *, is_command: bool) -> dict[str, str]:
+    """Return the environment with a debug level; ``None`` leaves what it says."""
+    others = {name: value for name, value in env.items() if name != DEBUG_VARIABLE}
+    if level is None:
+        return env
+    if level in {"AUTO", "DETAIL"} and not is_command:
+        return others | {DETAIL_VARIABLE: "gloo" if level == "AUTO" else "always"}
+    if level == "AUTO":
+        return others if has_gpu_driver(System(env=env)) else others | {DEBUG_VARIABLE: "DETAIL"}
+    return others | {DEBUG_VARIABLE: level}

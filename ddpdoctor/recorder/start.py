@@ -19,8 +19,6 @@ GIVEN_VARIABLE = "DDPDOCTOR_GIVEN"
 """The number of the rank that this process is, or that has started it."""
 RANK_PID_VARIABLE = "DDPDOCTOR_RANK_PID"
 """The pid of the rank that this process is, still, when it has called exec, or that has started it."""
-DETAIL_VARIABLE = "DDPDOCTOR_DETAIL"
-"""Set where ``wrap`` wants TORCH_DISTRIBUTED_DEBUG=DETAIL in every Python that has a recorder, and in no other."""
 WATCHER_VARIABLE = "DDPDOCTOR_WATCHER"
 """The pid of ``wrap``."""
 NUMBER_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -166,7 +164,7 @@ def _register_patches() -> None:
     }
     imports.patches.update({module: _later("training", name) for module, name in training.items()})
     imports.patches["torch.distributed.distributed_c10d"] = _patch_groups
-    imports.patches["torch.distributed"] = _turn_detail_on
+    imports.patches["torch.distributed"] = _later("level", "turn_on")
     imports.patches["torch.distributed._functional_collectives"] = _later("functional", "patch")
     imports.patches["torch.utils.data.distributed"] = _later("epoch_calls", "patch")
     meshes = {
@@ -211,20 +209,14 @@ def _handled_now() -> Any:
 
 
 def _patch_groups(module: Any) -> None:
+    from . import level
+
+    level.patch(module)  # first: all ranks must decide alike, also one where a hook fails
     from . import calls, training
 
     describers["groups"] = calls.groups_now
     describers["flight_recorder"] = training.flight_recorder
     training.patch_groups(module)
-
-
-def _turn_detail_on(distributed: Any) -> None:
-    """Set torch's debug level, once torch has read its own variable.
-
-    Nothing else of the recorder is needed for it: were it set on some ranks only, all would wait in init.
-    """
-    if os.environ.get(DETAIL_VARIABLE):
-        distributed.set_debug_level(distributed.DebugLevel.DETAIL)
 
 
 def _patch_meetings(module: Any) -> None:

@@ -152,7 +152,8 @@ def _after_init(*args: Any, **kwargs: Any) -> None:
     if here.ring is None:
         return
     world = {"rank": groups.c10d.get_rank(), "world_size": groups.c10d.get_world_size()}
-    here.ring.note(dict(world, k="initialized", backend=str(groups.c10d.get_backend()), at=time.monotonic_ns()))
+    torch_says = {"backend": str(groups.c10d.get_backend()), "debug_level": groups.c10d.get_debug_level().name}
+    here.ring.note(dict(world, k="initialized", at=time.monotonic_ns(), **torch_says))
     here.ring.set("initialized", 1)
 
 

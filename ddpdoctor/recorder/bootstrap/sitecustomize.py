@@ -35,7 +35,9 @@ if os.environ.get("DDPDOCTOR_RUN"):
     try:
         _load_recorder()
     except Exception as error:  # a recorder that fails must never keep a rank from running
-        if os.environ.get("DDPDOCTOR_DETAIL"):  # all ranks must have it, or none
+        wanted = os.environ.get("DDPDOCTOR_DETAIL")
+        gpus = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd")
+        if wanted and not (wanted == "gloo" and gpus):  # all ranks must have it, or none: with GPUs, NCCL is likely
             os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
         try:
             name = os.path.join(os.environ["DDPDOCTOR_RUN"], "lost-%d-0" % os.getpid())

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.cli.debug_level import choose_debug_level
+from ddpdoctor.cli.debug_level import choose_debug_level, debug_note
 from ddpdoctor.cli.running import keep_errors
 from ddpdoctor.cli.wrapping import parse_check_every
+from ddpdoctor.collect.system import System
+from ddpdoctor.launch.nccl_log import has_gpu_driver
+from ddpdoctor.launch.starting import debug_environment
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Confidence, Finding, Report, Severity
 
@@ -14,20 +17,48 @@ from ddpdoctor.model.findings import Confidence, Finding, Report, Severity
 @pytest.mark.parametrize(
     ("asked", "env", "level"),
     [
-        (None, {}, "DETAIL"),
-        (None, {"TORCH_DISTRIBUTED_DEBUG": ""}, "DETAIL"),
+        (None, {}, "AUTO"),
+        (None, {"TORCH_DISTRIBUTED_DEBUG": ""}, "AUTO"),
         (None, {"TORCH_DISTRIBUTED_DEBUG": "OFF"}, None),
         ("INFO", {"TORCH_DISTRIBUTED_DEBUG": "OFF"}, "INFO"),
         ("OFF", {}, "OFF"),
     ],
 )
-def test_the_debug_level_is_detail_unless_somebody_said_otherwise(asked, env, level):
+def test_the_debug_level_goes_by_the_backend_unless_somebody_said_otherwise(asked, env, level):
     assert choose_debug_level(asked, env) == level
 
 
 @pytest.mark.parametrize(("asked", "level"), [(None, None), ("DETAIL", "DETAIL")])
 def test_without_room_detail_is_for_who_asks_for_it(asked, level):
     assert choose_debug_level(asked, {}, has_room=False) == level
+
+
+@pytest.mark.parametrize(
+    ("chosen", "env", "told"),
+    [
+        ("AUTO", {}, "over NCCL it is off already"),
+        ("DETAIL", {}, "0.3 to 1 ms"),
+        (None, {"TORCH_DISTRIBUTED_DEBUG": "detail"}, "0.3 to 1 ms"),
+        ("OFF", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, None),
+        (None, {"TORCH_DISTRIBUTED_DEBUG": "INFO"}, None),
+        (None, {}, None),
+    ],
+)
+def test_the_price_of_detail_is_told_to_who_pays_it(chosen, env, told):
+    note = debug_note(chosen, env)
+    assert note is None if told is None else told in note
+
+
+@pytest.mark.parametrize("is_command", [True, False])
+@pytest.mark.parametrize("level", [None, "OFF", "INFO", "DETAIL", "AUTO"])
+def test_a_command_has_torchs_own_variable_and_ranks_with_a_recorder_that_of_the_recorder(level, is_command):
+    made = debug_environment({"TORCH_DISTRIBUTED_DEBUG": "before"}, level, is_command=is_command)
+    expected = {"TORCH_DISTRIBUTED_DEBUG": "before" if level is None else level}
+    if level in ("AUTO", "DETAIL") and not is_command:
+        expected = {"DDPDOCTOR_DETAIL": "gloo" if level == "AUTO" else "always"}
+    elif level == "AUTO":
+        expected = {} if has_gpu_driver(System()) else {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    assert made == expected
 
 
 def make_report(*severities, verdict=None):
