@@ -1,58 +1,79 @@
-"""allreduce-bench over NCCL: alone on one GPU, and over all GPUs of the machine with right data and true clocks."""
+"""allreduce-bench over NCCL: right data, true clocks, sizes that fit, and a report whatever happens to a rank."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
-import jsonschema
 import pytest
-import torch
 
-from tests.scenarios.running import SCHEMA, clean_environment
+from tests.gpu.judging import Ran, report_of
+from tests.gpu.running import Done
 
-COUNT = torch.cuda.device_count()
-pytestmark = [pytest.mark.skipif(COUNT == 0, reason="needs a GPU"), pytest.mark.timeout(300)]
-
-
-def bench(ranks, *options, **env):
-    command = [
-        sys.executable, "-m", "ddpdoctor", "allreduce-bench", f"--nproc-per-node={ranks}", "--budget=20s",
-        "--format=json", *options,
-    ]  # fmt: skip
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=280, env=clean_environment(**env)
-    )
-    assert done.returncode in {0, 1}, done.stderr
-    report = json.loads(done.stdout)
-    jsonschema.validate(report, SCHEMA)
-    return report
+EXACT = {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8"}
+COLLECTIVES = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv"}
 
 
-def test_one_gpu_by_itself_has_no_bus_bandwidth():
-    report = bench(1, "--max-size=64MiB")
-    results = report["data"]["results"]
-    assert report["data"]["settings"]["backend"] == "nccl"
-    assert results
-    assert all(row["busbw_gb_s"] is None and row["wrong"] == 0 for row in results)
-    assert report["data"]["members"][0]["device_name"] == torch.cuda.get_device_name(0)
-
-
-def test_two_ranks_on_one_gpu_move_right_data():
-    """NCCL takes them for two hosts, over sockets: good for verdicts, and no measure of a link."""
-    report = bench(2, "--backend=nccl", "--max-size=4MiB", "--collective=all", NCCL_MULTI_RANK_GPU_ENABLE="1")
+@pytest.mark.gpu_job("bench_sum", "bench_prod", "bench_min", "bench_max", "bench_avg")
+@pytest.mark.parametrize("op", ["sum", "prod", "min", "max", "avg"])
+def test_bench_one_gpu(ran: Ran, op: str) -> None:
+    """One GPU by itself: every dtype, collective and operator gives right data, and no bus bandwidth."""
+    report = report_of(ran(f"bench_{op}"))
     rows = report["data"]["results"]
-    assert {row["collective"] for row in rows} >= {"all_reduce", "all_gather", "reduce_scatter", "broadcast"}
-    assert all(row["wrong"] == 0 for row in rows)
-
-
-@pytest.mark.skipif(COUNT < 2, reason="needs two GPUs")
-def test_all_gpus_give_more_than_memory_between_hosts_could():
-    report = bench(COUNT, "--max-size=256MiB", "--dtype=float32,bfloat16")
-    rows = report["data"]["results"]
-    assert all(row["wrong"] == 0 for row in rows)
-    assert report["data"]["curves"]
+    assert rows
+    assert all(row["wrong"] == 0 and row["busbw_gb_s"] is None for row in rows), rows
+    assert {row["dtype"] for row in rows} == (EXACT if op != "avg" else {name for name in EXACT if "float" in name})
     assert not [note for note in report["data"]["notes"] if "clock" in note], report["data"]["notes"]
-    transports = [log["transports"] for log in report["data"]["nccl_logs"]]
-    assert all(transports), report["data"]["nccl_logs"]
+
+
+@pytest.mark.gpu_job("bench_too_large")
+def test_bench_too_large(ran: Ran) -> None:
+    """A size that no GPU holds is left out by name, without an error of CUDA's."""
+    done = ran("bench_too_large")
+    report = report_of(done)
+    assert done.status in {0, 1}, done.stderr
+    assert {row["size_bytes"] for row in report["data"]["results"]} == {2**20}
+    assert 2**40 in {size for one in report["data"]["left_out"] for size in one["sizes_bytes"]}, report["data"]
+    assert "out of memory" not in done.stderr + done.stdout
+
+
+@pytest.mark.gpu_job("event_stream")
+def test_event_stream(ran: Ran) -> None:
+    """A kernel of 10 ms, on the current stream or beside it: the device's clock and the host's agree on its length."""
+    done = ran("event_stream")
+    assert done.status == 0, done.stderr[-3000:]
+    for where, spans in done.result.items():
+        for kind, one in spans.items():
+            device, host = sum(one["device_us"]), sum(one["host_us"])
+            assert abs(host - device) <= 0.1 * host, (where, kind, one)
+            assert min(one["device_us"]) > 1000, (where, kind, one)
+
+
+@pytest.mark.gpu_job("bench_two")
+def test_bench_two(ran: Ran, *, dry: bool) -> None:
+    """Two ranks on one GPU move right data, over sockets; that is no measure of a link, and nothing says it is one."""
+    report = report_of(ran("bench_two"))
+    rows = report["data"]["results"]
+    assert {row["collective"] for row in rows} == COLLECTIVES
+    assert all(row["wrong"] == 0 for row in rows), rows
+    assert not [one for one in report["findings"] if one["code"] in {"DD403", "DD405"}], report["findings"]
+    if not dry:
+        transports = {name for log in report["data"]["nccl_logs"] for name in log["transports"]}
+        assert any("NET/Socket" in name for name in transports), report["data"]["nccl_logs"]
+
+
+@pytest.mark.gpu_job("bench_kill")
+def test_bench_kill(ran: Ran) -> None:
+    """A rank that is killed leaves what was measured: the report comes before NCCL ends the other."""
+    assert_partial(ran("bench_kill"), "failed", "killed")
+
+
+@pytest.mark.gpu_job("bench_stop")
+def test_bench_stop(ran: Ran) -> None:
+    """So does one that is stopped."""
+    assert_partial(ran("bench_stop"), "hung", "stopped")
+
+
+def assert_partial(done: Done, ending: str, kind: str) -> None:
+    report = report_of(done)
+    assert report["data"]["stop"]["ending"] == ending
+    assert [row["size_bytes"] for row in report["data"]["results"]] == [1024]
+    found = [finding for finding in report["findings"] if finding["code"].startswith("DD6")]
+    assert [(finding["kind"], finding["ranks"]) for finding in found] == [(kind, [1])], found

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-
 import ddpdoctor.report
 
 JOBS = Path(__file__).parent / "jobs"
@@ -92,8 +90,15 @@ def finish(process: Any, folder: Path) -> Ran:
     path = folder / "report.json"
     report = json.loads(path.read_text()) if path.exists() else {}
     if report:
-        jsonschema.validate(report, SCHEMA)
+        hold_to_schema(report)
     return Ran(process.returncode, stdout, stderr, report, folder)
+
+
+def hold_to_schema(report: dict[str, Any]) -> None:
+    """Fail where a report is not of the form that all have."""
+    import jsonschema  # a machine that is lent for its GPU lacks it
+
+    jsonschema.validate(report, SCHEMA)
 
 
 def run(script: str | Path, folder: Path, *options: str, ranks: int = 3, args: tuple[str, ...] = (), **env: str) -> Ran:
@@ -103,7 +108,12 @@ def run(script: str | Path, folder: Path, *options: str, ranks: int = 3, args: t
 
 def job_pids(folder: Path) -> list[int]:
     """Return the processes of a job that live: those whose environment names its folder."""
-    mark = f"DDPDOCTOR_RUN={folder.resolve()}".encode()
+    return pids_with(f"DDPDOCTOR_RUN={folder.resolve()}")
+
+
+def pids_with(variable: str) -> list[int]:
+    """Return the processes that live and have ``NAME=value`` in their environment."""
+    mark = variable.encode()
     found = []
     for entry in Path("/proc").iterdir():
         try:

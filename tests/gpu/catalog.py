@@ -1,0 +1,122 @@
+"""All jobs of these tests, in the order of what they are worth: a run that is cut off has had the first ones.
+
+Two ranks share cuda:0, and NCCL takes them for two hosts. CUDA and NCCL need longer to start than the other tests wait
+for a rank, so the hang timeout is 15 s here, and a minute for jobs that must stay silent.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.running import JOBS as SCRIPTS
+from tests.gpu.running import ROOT, Job
+
+HANG = ("--hang-timeout", "15", "--on-hang", "kill")
+HEALTHY = ("--hang-timeout", "60", "--on-hang", "auto")
+OFF, DETAIL = ("--debug-level", "OFF"), ("--debug-level", "DETAIL")
+RESULT = "{folder}/result.json"
+HOLDS = ROOT / "tests" / "scenarios" / "bandwidth" / "stops"
+"""A sitecustomize that holds a rank of the bench up at its second size."""
+HELD_UP = {"HELD_FILE": "{folder}/held", "HELD_RANK": "1", "HELD_HOW": "sleep"}
+NO_LINKS = {"NCCL_SOCKET_IFNAME": "lo"}
+FLOATS = "float64,float32,float16,bfloat16"
+DTYPES = f"{FLOATS},int64,int32,int8,uint8"
+
+
+def wrapped(
+    name: str, script: str, *options: str, ranks: int = 2, env: dict[str, str] | None = None, **more: Any
+) -> Job:
+    """Return a job under ``wrap``."""
+    return Job(
+        name=name, env=env or {}, **more,
+        command=(
+            "-m", "ddpdoctor", "wrap", f"--nproc-per-node={ranks}", "--master-port={port}", "--report-dir",
+            "{folder}/run", *options, str(SCRIPTS / f"{script}.py"), RESULT,
+        ),
+    )  # fmt: skip
+
+
+def plain(name: str, script: str, *, ranks: int = 2, **more: Any) -> Job:
+    """Return a job under torchrun alone."""
+    launcher = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--master-port={port}")
+    return Job(name=name, command=(*launcher, str(SCRIPTS / f"{script}.py"), RESULT), **more)
+
+
+def probe(name: str, **more: Any) -> Job:
+    """Return a job that is one process."""
+    return Job(name=name, command=(str(SCRIPTS / f"{name}.py"), RESULT), **more)
+
+
+def verb(name: str, *words: str, **more: Any) -> Job:
+    """Return a job that is a command of ours."""
+    return Job(name=name, command=("-m", "ddpdoctor", *words, "--format", "json"), **more)
+
+
+def two_hosts(name: str, *words: str, folder: Path = ROOT, env: dict[str, str] | None = None, **more: Any) -> Job:
+    """Return a command of ours as two ranks of torchrun on one GPU. ``folder`` is where it imports from."""
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port={port}")
+    command = (*launcher, str(SCRIPTS / "two_hosts.py"), *words, "--format", "json")
+    return Job(name=name, command=command, env={**NO_LINKS, **(env or {}), "PYTHONPATH": str(folder)}, **more)
+
+
+def bench(*words: str) -> tuple[str, ...]:
+    """Return a bench of two ranks."""
+    return ("allreduce-bench", "--backend", "{backend}", *words)
+
+
+STOPPED = bench("--max-size", "4KiB", "--iters", "3", "--warmup", "1", "--mode", "latency", "--hang-timeout", "10s")
+ALONE = ("allreduce-bench", "--nproc-per-node", "1", "--budget", "5s", "--max-size", "1MiB", "--factor", "32")
+
+_JOBS = (
+    wrapped("flight_source", "flight_source", *HEALTHY, *OFF, ranks=1),
+    wrapped("sleeper_off", "sleeper", *HANG, *OFF, env={"SEEDED": "1"}),
+    wrapped("sleeper_healthy", "sleeper", *HEALTHY, *OFF, env={"SEEDED": "0"}),
+    wrapped("pending_oldest", "pending_oldest", *HANG, *OFF),
+    wrapped("ddp_sleeper", "ddp_sleeper", *HANG, *OFF),
+    wrapped("capture_async_allreduce", "capture_async_allreduce", *HEALTHY, *OFF, ranks=1),
+    wrapped("ddp_whole_capture", "ddp_whole_capture", *HEALTHY, *OFF),
+    wrapped("no_sync", "no_sync", *HEALTHY, *OFF, ranks=1),
+    wrapped("slow_kernel", "slow_kernel", "--hang-timeout", "15", "--on-hang", "auto", *OFF, limit_s=150),
+    wrapped("early_exit", "early_exit", "--hang-timeout", "300", "--on-hang", "kill", *OFF),
+    wrapped("watchdog", "watchdog", "--hang-timeout", "60", "--on-hang", "auto", *OFF, limit_s=150),
+    wrapped("mismatch", "mismatch", *HANG, *OFF),
+    wrapped("recv_without_send", "recv_without_send", *HANG, *OFF),
+    wrapped("bucket_view_nan", "gradients", *HEALTHY, *OFF, env={"SEEDED": "1", "VIEWS": "1"}),
+    wrapped("bucket_view_healthy", "gradients", *HEALTHY, *OFF, env={"SEEDED": "0", "VIEWS": "1"}),
+    wrapped("mixed_backend_objects", "mixed_backend_objects", *HANG, *OFF, env={"SEEDED": "1"}),
+    wrapped("mixed_backend_healthy", "mixed_backend_objects", *HEALTHY, *OFF, env={"SEEDED": "0"}),
+    wrapped("sleeper_detail", "sleeper", *HANG, *DETAIL, env={"SEEDED": "1"}),
+    wrapped("sleeper_detail_healthy", "sleeper", *HEALTHY, *DETAIL, env={"SEEDED": "0"}),
+    probe("maxima_dtypes"),
+    probe("prints"),
+    wrapped("compiled_allreduce", "compiled_allreduce", *HANG, *OFF, limit_s=150),
+    two_hosts("bench_two", *bench("--collective", "all", "--max-size", "4MiB", "--factor", "16", "--budget", "15s")),
+    two_hosts("bench_kill", *STOPPED, env=HELD_UP, folder=HOLDS, sends=signal.SIGKILL),
+    two_hosts("bench_stop", *STOPPED, env=HELD_UP, folder=HOLDS, sends=signal.SIGSTOP),
+    two_hosts(
+        "check_consistency_nccl", "check-consistency", "--model", "consistency_models:healthy", "--batch",
+        "consistency_models:make_batch", "--steps", "2", "--reference", "--backend", "{backend}",
+        folder=ROOT / "tests" / "scenarios" / "jobs",
+    ),
+    verb("check_env", "check-env"),
+    verb("check_env_deep", "check-env", "--deep", limit_s=120),
+    verb("check_env_hidden", "check-env", "cvd-valid", env={"CUDA_VISIBLE_DEVICES": ""}),
+    wrapped("gradients_gloo_nan", "gradients", *HEALTHY, *OFF, env={"SEEDED": "1", "OVER": "gloo"}),
+    wrapped("gradients_gloo_healthy", "gradients", *HEALTHY, *OFF, env={"SEEDED": "0", "OVER": "gloo"}),
+    verb("bench_sum", *ALONE, "--collective", "all", "--dtype", DTYPES, "--op", "sum"),
+    *(verb(f"bench_{op}", *ALONE, "--dtype", DTYPES, "--op", op) for op in ("prod", "min", "max")),
+    verb("bench_avg", *ALONE, "--dtype", FLOATS, "--op", "avg"),
+    probe("event_stream", alone=True),
+    plain("overhead_plain", "overhead", alone=True),
+    wrapped("overhead_off", "overhead", *HEALTHY, *OFF, alone=True),
+    wrapped("overhead_detail", "overhead", *HEALTHY, *DETAIL, alone=True),
+    verb(
+        "bench_too_large", "allreduce-bench", "--nproc-per-node", "1", "--min-size", "1MiB", "--max-size", "1TiB",
+        "--factor", "1048576", "--iters", "3", "--warmup", "1", alone=True,
+    ),
+    plain("overhead_plain_alone", "overhead", ranks=1, alone=True),
+    wrapped("overhead_off_alone", "overhead", *HEALTHY, *OFF, ranks=1, alone=True),
+)  # fmt: skip
+JOBS = {job.name: job for job in _JOBS}

@@ -1,0 +1,40 @@
+"""Where the jobs run: on cuda:0 over NCCL; in a dry run of the tests themselves on the CPU over Gloo."""
+
+import json
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+DRY = os.environ.get("GPU_TESTS_DRY_RUN") == "1"
+DEVICE = "cpu" if DRY else "cuda:0"
+BACKEND = "gloo" if DRY else "nccl"
+SEEDED = os.environ.get("SEEDED") == "1"
+
+# NCCL refuses two ranks on one GPU of one host. Told that they are two hosts, it uses sockets between them.
+os.environ["NCCL_HOSTID"] = "rank" + os.environ.get("RANK", "0")
+os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+torch.set_num_threads(1)
+
+
+def join(backend=BACKEND, at_once=False, **options):
+    """Make the process group and return the rank. ``at_once`` has NCCL connect now, and not in the first collective."""
+    if not DRY:
+        torch.cuda.set_device(0)
+        if at_once:
+            options["device_id"] = torch.device(DEVICE)
+    dist.init_process_group(backend, **options)
+    return dist.get_rank()
+
+
+def settle():
+    """Wait until the device has done all that it was given."""
+    if not DRY:
+        torch.cuda.synchronize()
+
+
+def leave(result):
+    """Save what this script saw, where its first argument says."""
+    with open(sys.argv[1], "w") as file:
+        json.dump(result, file)

@@ -1,0 +1,23 @@
+"""Rank 1 sleeps; rank 0 has begun a reduction on the device and stands in item()."""
+
+import time
+
+import torch
+import torch.distributed as dist
+from place import DEVICE, SEEDED, join
+
+
+def main():
+    rank = join()
+    value = torch.ones(4, device=DEVICE)
+    for step in range(20):
+        while rank == 1 and step == 10 and SEEDED:
+            time.sleep(1000)  # FAULT
+        dist.all_reduce(value)
+        value.sum().item()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""What the tests ask of a job's report."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+from tests.gpu.running import JOBS, Done
+from tests.scenarios.running import hold_to_schema
+
+Ran = Callable[[str], Done]
+
+
+def report_of(done: Done) -> dict[str, Any]:
+    """Return a job's report, held to the schema where the machine has what that takes."""
+    report = done.report
+    assert report, f"no report; exit status {done.status}\n{done.stderr[-3000:]}"
+    if importlib.util.find_spec("jsonschema") is not None:
+        hold_to_schema(report)
+    return report
+
+
+def assert_blamed(done: Done, kind: str, ranks: list[int], script: str) -> dict[str, Any]:
+    """Fail unless the verdict blames these ranks for this, at the lines that the script marks; return the verdict."""
+    verdict = report_of(done)["verdict"]
+    assert verdict is not None, f"no verdict\n{done.stderr[-3000:]}"
+    assert (verdict["kind"], verdict["ranks"]) == (kind, ranks), verdict
+    text = (JOBS / f"{script}.py").read_text().splitlines()
+    marked = {number for number, line in enumerate(text, 1) if line.endswith("# FAULT")}
+    assert {place["line"] for place in verdict["where"]} <= marked, verdict
+    assert verdict["where"], verdict
+    return dict(verdict)
+
+
+def assert_silent(done: Done) -> dict[str, Any]:
+    """Fail unless the job finished, nothing was found, and no part of the recorder failed; return the report."""
+    report = report_of(done)
+    assert done.status == 0, done.stderr[-3000:]
+    assert report["verdict"] is None, report["verdict"]
+    assert report["job"]["status"] == "finished"
+    assert_recorded(report)
+    return report
+
+
+def assert_recorded(report: dict[str, Any]) -> None:
+    """Fail where a part of the recorder failed in some rank."""
+    defects = [finding for finding in report["findings"] if finding["code"] == "DD901"]
+    assert not defects, defects
+
+
+def outcomes(report: dict[str, Any]) -> dict[str, str]:
+    """Return the outcome of each check."""
+    return {check["id"]: check["outcome"] for check in report["checks"]}

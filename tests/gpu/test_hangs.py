@@ -1,0 +1,71 @@
+"""Two ranks over NCCL, one of which commits a fault: the right rank is blamed at its line, with DETAIL and without."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpu.judging import Ran, assert_blamed, assert_recorded, report_of
+
+
+@pytest.mark.gpu_job("sleeper_off")
+def test_sleeper_off(ran: Ran) -> None:
+    """Rank 1 sleeps, rank 0 stands in item(): without DETAIL the wait is read from NCCL's flight recorder."""
+    done = ran("sleeper_off")
+    assert_blamed(done, "stuck", [1], "sleeper")
+    assert done.status == 124
+    assert_recorded(report_of(done))
+
+
+@pytest.mark.gpu_job("sleeper_detail")
+def test_sleeper_detail(ran: Ran) -> None:
+    """The same with DETAIL, under which the wait is in torch's comparison of the collectives."""
+    assert_blamed(ran("sleeper_detail"), "stuck", [1], "sleeper")
+
+
+@pytest.mark.gpu_job("pending_oldest")
+def test_pending_oldest(ran: Ran) -> None:
+    """Rank 0 is 150 reductions ahead: the oldest pending one, number 1, is told, and not one of the last."""
+    verdict = assert_blamed(ran("pending_oldest"), "stuck", [1], "pending_oldest")
+    assert any("all_reduce of float32[1]," in said for said in verdict["evidence"]), verdict["evidence"]
+
+
+@pytest.mark.gpu_job("ddp_sleeper")
+def test_ddp_sleeper(ran: Ran) -> None:
+    """The pending reduction was begun by DDP's C++, and nothing of ours saw it but the flight recorder."""
+    assert_blamed(ran("ddp_sleeper"), "stuck", [1], "ddp_sleeper")
+
+
+@pytest.mark.gpu_job("compiled_allreduce")
+def test_compiled_allreduce(ran: Ran) -> None:
+    """The pending reduction is in compiled code, and nothing of ours saw it but the flight recorder."""
+    assert_blamed(ran("compiled_allreduce"), "stuck", [1], "compiled_allreduce")
+
+
+@pytest.mark.gpu_job("mismatch")
+def test_mismatch(ran: Ran) -> None:
+    """Two tensors of different sizes under one number hang both ranks: rank 1 departs from the pattern."""
+    assert_blamed(ran("mismatch"), "mismatch", [1], "mismatch")
+
+
+@pytest.mark.gpu_job("early_exit")
+def test_early_exit(ran: Ran) -> None:
+    """Rank 1 leaves with status 0. The hang timeout is longer than the job may take: it is told without it."""
+    assert_blamed(ran("early_exit"), "early-exit", [1], "early_exit")
+
+
+@pytest.mark.gpu_job("recv_without_send")
+def test_recv_without_send(ran: Ran) -> None:
+    """A message and a reduction that wait for each other are a circle of both ranks."""
+    assert_blamed(ran("recv_without_send"), "deadlock", [0, 1], "recv_without_send")
+
+
+@pytest.mark.gpu_job("watchdog")
+def test_watchdog(ran: Ran) -> None:
+    """torch's watchdog aborts rank 0 at the group's limit. That is a consequence: rank 1 is stuck."""
+    assert_blamed(ran("watchdog"), "stuck", [1], "watchdog")
+
+
+@pytest.mark.gpu_job("mixed_backend_objects")
+def test_mixed_backend_objects(ran: Ran) -> None:
+    """Of "cpu:gloo,cuda:nccl", calls over Gloo are counted by Gloo: rank 1 has not arrived at the second of two."""
+    assert_blamed(ran("mixed_backend_objects"), "stuck", [1], "mixed_backend_objects")

@@ -1,0 +1,54 @@
+"""Jobs on a GPU with nothing wrong: they end as they would alone, and nothing is found."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpu.judging import Ran, assert_recorded, assert_silent, report_of
+
+
+@pytest.mark.gpu_job("sleeper_healthy")
+def test_sleeper_healthy(ran: Ran) -> None:
+    """Reductions and item() in turn, without DETAIL."""
+    assert_silent(ran("sleeper_healthy"))
+
+
+@pytest.mark.gpu_job("sleeper_detail_healthy")
+def test_sleeper_detail_healthy(ran: Ran) -> None:
+    """The same with DETAIL."""
+    assert_silent(ran("sleeper_detail_healthy"))
+
+
+@pytest.mark.gpu_job("mixed_backend_healthy")
+def test_mixed_backend_healthy(ran: Ran) -> None:
+    """Tensors over NCCL and objects over Gloo, in one group."""
+    assert_silent(ran("mixed_backend_healthy"))
+
+
+@pytest.mark.gpu_job("slow_kernel")
+def test_slow_kernel(ran: Ran) -> None:
+    """Kernels of 24 s, longer than the hang timeout of 15 s, hold a reduction up: the job is not stopped."""
+    done = ran("slow_kernel")
+    assert done.status == 0, done.stderr[-3000:]
+    report = report_of(done)
+    assert report["job"]["status"] == "finished"
+    assert not [finding for finding in report["findings"] if finding["severity"] == "error"], report["findings"]
+    assert_recorded(report)
+
+
+@pytest.mark.gpu_job("capture_async_allreduce")
+def test_capture_async_allreduce(ran: Ran) -> None:
+    """A CUDA graph with a reduction in it is captured under the recorder, and its replays count right."""
+    done = ran("capture_async_allreduce")
+    assert_silent(done)
+    assert done.result == {"value": 10.0, "right": True}
+
+
+@pytest.mark.gpu_job("ddp_whole_capture")
+def test_ddp_whole_capture(ran: Ran) -> None:
+    """A whole step of DDP in one CUDA graph trains, under the recorder, and both ranks have the same weights."""
+    done = ran("ddp_whole_capture")
+    assert_silent(done)
+    losses = done.result["losses"]
+    assert losses[-1] < losses[0], losses
+    assert done.result["same_weights"]

@@ -1,0 +1,99 @@
+"""Parts of the recorder on a GPU: where waits are read, how gradients and replicas are told, and that nobody waits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.gpu.judging import Ran, assert_recorded, assert_silent, outcomes, report_of
+from tests.gpu.running import Done
+
+
+@pytest.mark.gpu_job("flight_source")
+def test_flight_source(ran: Ran, *, dry: bool) -> None:
+    """Our reader finds NCCL's 8 reductions, the one under way included, in the recorder that this build has."""
+    done = ran("flight_source")
+    assert_silent(done)
+    entries = done.result["ours"]
+    names = [entry["profiling_name"] for entry in entries]
+    prefix = "gloo:" if dry else ("nccl:", "nccl2:")
+    reduced = [name for name in names if name.startswith(prefix) and "all_reduce" in name]
+    assert len(reduced) == 8, (names, done.result["torch"])
+
+
+@pytest.mark.gpu_job("maxima_dtypes")
+def test_maxima_dtypes(ran: Ran) -> None:
+    """One batch of tensors of each dtype, with NaN, inf, nothing, or the largest number in them, is told right."""
+    done = ran("maxima_dtypes")
+    assert done.status == 0, done.stderr[-3000:]
+    assert done.result
+    for name, text in done.result.items():
+        value, (dtype, kind) = float(text), name.split()
+        if kind == "nan":
+            assert math.isnan(value), name
+        elif kind == "inf":
+            assert math.isinf(value), name
+        elif kind != "huge":
+            assert value == {"finite": 3.0, "empty": 0.0}[kind], name
+        elif dtype in {"float16", "bfloat16", "float32"}:
+            assert math.isfinite(value), name
+
+
+@pytest.mark.gpu_job("prints")
+def test_prints(ran: Ran) -> None:
+    """Prints of all dtypes, complex and fp8 among them, are those of the CPU; a capture is left alone."""
+    done = ran("prints")
+    assert done.status == 0, done.stderr[-3000:]
+    assert done.result["differ"] == []
+    assert done.result["untold"] == []
+    assert done.result["fp8"]
+    assert done.result["captured"] == {"untold": True, "right": True}
+
+
+@pytest.mark.gpu_job("no_sync")
+def test_no_sync(ran: Ran, *, dry: bool) -> None:
+    """In a step that is not looked at, the host gets through while the device is still in a kernel of half a second."""
+    done = ran("no_sync")
+    assert_silent(done)
+    for steps in done.result.values():
+        quiet = [step for step in steps if step["ran_ahead"] is not None]
+        assert len(quiet) == (0 if dry else 4)
+        assert all(step["ran_ahead"] for step in quiet), steps
+
+
+@pytest.mark.gpu_job("bucket_view_nan")
+def test_bucket_view_nan(ran: Ran) -> None:
+    """With gradients that are views of DDP's buckets, the NaN of rank 1 is found before it is mixed, over NCCL."""
+    assert_nan_named(ran("bucket_view_nan"))
+
+
+@pytest.mark.gpu_job("bucket_view_healthy")
+def test_bucket_view_healthy(ran: Ran) -> None:
+    """The same without NaN is silent, and was looked at."""
+    assert_looked_at(ran("bucket_view_healthy"))
+
+
+@pytest.mark.gpu_job("gradients_gloo_nan")
+def test_gradients_gloo_nan(ran: Ran) -> None:
+    """Gradients on a GPU that are reduced over Gloo: the NaN of rank 1 is found."""
+    assert_nan_named(ran("gradients_gloo_nan"))
+
+
+@pytest.mark.gpu_job("gradients_gloo_healthy")
+def test_gradients_gloo_healthy(ran: Ran) -> None:
+    """The same without NaN is silent, and was looked at."""
+    assert_looked_at(ran("gradients_gloo_healthy"))
+
+
+def assert_nan_named(done: Done) -> None:
+    report = report_of(done)
+    verdict = report["verdict"]
+    assert verdict is not None, done.stderr[-3000:]
+    assert (verdict["kind"], verdict["ranks"], verdict["tensor"]) == ("nonfinite-grad", [1], "2.weight"), verdict
+    assert_recorded(report)
+
+
+def assert_looked_at(done: Done) -> None:
+    found = outcomes(assert_silent(done))
+    assert {found[code] for code in ("DD501", "DD503", "DD504", "DD505")} == {"passed"}, found
