@@ -175,4 +175,4 @@ def allreduce_bench(
         timeout=timeout,
         command=tuple(sys.argv),
     )
-    raise typer.Exit(run(asked, os.environ))
+    raise typer.Exit(run(asked, dict(os.environ)))

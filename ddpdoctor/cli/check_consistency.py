@@ -109,4 +109,4 @@ def check_consistency(
         timeout=timeout,
         command=tuple(sys.argv),
     )
-    raise typer.Exit(run(asked, os.environ))
+    raise typer.Exit(run(asked, dict(os.environ)))

@@ -124,7 +124,7 @@ def _write(tensor: torch.Tensor, pattern: Pattern, index: int) -> None:
 
 
 def _expected(group: Group, case: Case) -> list[_Part]:
-    """Return what has to be in this rank's output."""
+    """Return what has to be in this rank's output. Patterns take no memory until they are asked for values."""
     share, own = case.count // group.size, group.index
     if case.collective is Collective.ALL_REDUCE or (case.collective is Collective.REDUCE and own == ROOT):
         return [_Part(start=0, count=case.count, pattern=reduced(case, group), index=0)]

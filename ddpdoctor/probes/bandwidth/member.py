@@ -14,6 +14,7 @@ from ddpdoctor.model.bandwidth import Member
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.variables import find_variable, select_variables
 from ddpdoctor.probes.bandwidth.gpu_sharing import Gpu, lets_share, nccl_host
+from ddpdoctor.probes.bandwidth.nccl_watchdog import hold_watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +27,8 @@ DRIVER_VERSION = Path("/sys/module/nvidia/version")
 
 
 def load_torch() -> None:
-    """Import torch; raises ``UserError`` where that fails."""
+    """Import torch for a rank of ours; raises ``UserError`` where that fails."""
+    hold_watchdog(os.environ)
     # Read as torch is loaded: what its C++ logs is of peers that leave, and of names that do not resolve.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     try:

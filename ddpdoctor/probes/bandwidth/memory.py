@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.bandwidth import Collective
 from ddpdoctor.probes.bandwidth.buffers import count_sets, set_bytes
+from ddpdoctor.probes.bandwidth.pattern import working_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,8 +39,13 @@ class Room:
         """Return why a case cannot be measured, as a phrase; "" where it can."""
         if needed_bytes <= self.free_bytes * USABLE_SHARE:
             return ""
-        needed, free = (format_size(round(size / 2**20) * 2**20) for size in (needed_bytes, self.free_bytes))
-        return f"needs {needed} of {free} free on rank {self.rank}"
+        return f"needs {_readable(needed_bytes)} of {_readable(self.free_bytes)} free on rank {self.rank}"
+
+
+def _readable(size_bytes: int) -> str:
+    """Return a size in whole GiB, or in whole MiB where that would lose a tenth of it."""
+    unit = 2**30 if size_bytes >= 10 * 2**30 else 2**20
+    return format_size(round(size_bytes / unit) * unit)
 
 
 def find_room(group: Group, members: Sequence[Member]) -> Room:
@@ -58,14 +64,14 @@ def count_takers(own: Member, members: Sequence[Member]) -> int:
 
 
 def needed_bytes(case: Case, group: Group, most: int = 1) -> int:
-    """Return what a rank takes for a case: its buffers, ``most`` as for ``make_sets``, and copies of the backend's.
+    """Return what a rank takes for a case: its buffers, ``most`` as for ``make_sets``, and what comes beside them.
 
-    Gloo gathers into a copy of the output, and reduces a copy of the input of reduce_scatter (seen as the growth of the
-    process with torch 2.13); the other collectives take next to nothing.
+    The check of the data works in a little of its own. Gloo gathers into a copy of the output, and reduces a copy of
+    the input of reduce_scatter (seen as the growth of the process with torch 2.13); the others take next to nothing.
     """
     copies: bool = group.backend == "gloo" and case.collective in {Collective.ALL_GATHER, Collective.REDUCE_SCATTER}
     sets = count_sets(group.device, case, group.size, most)
-    return sets * set_bytes(case, group.size) + copies * case.size_bytes
+    return sets * set_bytes(case, group.size) + copies * case.size_bytes + working_bytes(case, group)
 
 
 def read_free_bytes(device: torch.device, proc: Path = PROC, cgroups: Path = CGROUPS) -> int:

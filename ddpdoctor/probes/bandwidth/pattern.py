@@ -24,6 +24,8 @@ PERIODS = {"cpu": 65521, "cuda": 1048573}
 """Values are worked out for so many indexes and used again from there on, rotated anew each time. Primes, so that no
 chunk of a ring or tree is a multiple of it; on the CPU as many as stay in its cache, on a GPU for few launches."""
 ROTATION = 7919
+WORKING_BYTES = 64
+"""For each index of a period: so much is allocated at once at most, as a test counts."""
 _MASK = 2**32 - 1
 
 
@@ -50,49 +52,62 @@ _OPERATORS = {
 
 
 class Pattern:
-    """Values by index, of which only one period is held in memory."""
+    """Values by index. At most one period of them is in memory, and nothing where nobody asks."""
 
-    def __init__(self, made: torch.Tensor, period: int) -> None:
-        """``made`` are the values of the indexes 0 to ``period``, or fewer where no more are asked for."""
-        import torch
-
-        self._period = period
-        # Twice, so that every rotation of it is one piece.
-        self._twice = torch.cat([made, made]) if made.numel() == period else made
+    def __init__(self, make: Callable[[torch.Tensor], torch.Tensor], period: int, device: torch.device) -> None:
+        """``make`` returns the values at places, which are below the period."""
+        self._make, self._period, self._device = make, period, device
 
     def pieces(self, start: int, stop: int) -> Iterator[torch.Tensor]:
         """Yield the values of the indexes from ``start`` to ``stop``, in pieces of a period at most."""
+        import torch
+
+        made = None
+        if stop - start >= self._period:
+            made = self._values(0, self._period)
+            # Twice, so that every rotation of it is one piece.
+            made = torch.cat([made, made])
         while start < stop:
             block, place = divmod(start, self._period)
             count = min(stop - start, self._period - place)
             begin = (place + ROTATION * block) % self._period
-            yield self._twice[begin : begin + count]
+            yield self._values(begin, count) if made is None else made[begin : begin + count]
             start += count
+
+    def _values(self, begin: int, count: int) -> torch.Tensor:
+        import torch
+
+        places = torch.arange(begin, begin + count, dtype=torch.int64, device=self._device)
+        return self._make(places.remainder_(self._period))
 
 
 def put_in(case: Case, group: Group, rank: int) -> Pattern:
     """Return what a rank of the group, by its place in it, puts into its buffer."""
-    places = _places(case, group)
-    values = (
-        _hash(rank, places) % (LARGEST + 1) if case.redop is None else _share_of(case.redop, rank, group.size, places)
-    )
-    return _pattern(values, case, group)
+    redop = case.redop
+
+    def make(places: torch.Tensor) -> torch.Tensor:
+        if redop is None:
+            return _hash(rank, places) % (LARGEST + 1)
+        return _share_of(redop, rank, group.size, places)
+
+    return _pattern(make, case, group)
 
 
 def reduced(case: Case, group: Group) -> Pattern:
     """Return what all ranks of the group make together; in float64 where it need not be exact."""
     import torch
 
-    assert case.redop is not None
-    places = _places(case, group)
-    result = torch.full_like(places, _OPERATORS[case.redop].neutral)
-    for offset in range(_active(case.redop, group.size)):
-        ranks = (places + offset) % group.size
-        result = _combine(case.redop, result, _active_values(case.redop, ranks, group.size, places))
-    if case.redop != "avg":
-        return _pattern(result, case, group)
-    averages = result.to(torch.float64) / group.size
-    return Pattern(averages, _period(group)) if tolerance(case, group) else _pattern(averages, case, group)
+    redop = case.redop
+    assert redop is not None
+
+    def make(places: torch.Tensor) -> torch.Tensor:
+        result = torch.full_like(places, _OPERATORS[redop].neutral)
+        for offset in range(_active(redop, group.size)):
+            ranks = (places + offset) % group.size
+            result = _combine(redop, result, _active_values(redop, ranks, group.size, places))
+        return result.to(torch.float64) / group.size if redop == "avg" else result
+
+    return Pattern(make, _period(group), group.device) if tolerance(case, group) else _pattern(make, case, group)
 
 
 def tolerance(case: Case, group: Group) -> float:
@@ -108,20 +123,20 @@ def tolerance(case: Case, group: Group) -> float:
     return 2 * float(torch.finfo(getattr(torch, case.dtype)).eps)
 
 
-def _pattern(values: torch.Tensor, case: Case, group: Group) -> Pattern:
+def working_bytes(case: Case, group: Group) -> int:
+    """Return what the pass takes at most beside the buffers, whatever the number of ranks."""
+    return min(case.count, _period(group)) * WORKING_BYTES
+
+
+def _pattern(make: Callable[[torch.Tensor], torch.Tensor], case: Case, group: Group) -> Pattern:
     import torch
 
-    return Pattern(values.to(getattr(torch, case.dtype)), _period(group))
+    dtype: torch.dtype = getattr(torch, case.dtype)
+    return Pattern(lambda places: make(places).to(dtype), _period(group), group.device)
 
 
 def _period(group: Group) -> int:
     return PERIODS[group.device.type]
-
-
-def _places(case: Case, group: Group) -> torch.Tensor:
-    import torch
-
-    return torch.arange(min(_period(group), case.count), dtype=torch.int64, device=group.device)
 
 
 def _active(redop: str, size: int) -> int:
