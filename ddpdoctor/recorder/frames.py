@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from itertools import accumulate, chain, islice, repeat
+from itertools import accumulate, chain, islice, repeat, starmap
 from operator import attrgetter
 
 from . import wire
@@ -13,7 +13,7 @@ from . import wire
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType, FrameType
-    from typing import Any, Dict, List, Optional, Tuple
+    from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 MAX_DEPTH = 200
@@ -98,29 +98,31 @@ def _read(thread: Optional[int], first: str, second: str, start: int = 0, stop: 
     Between two steps the GIL may go to that thread. A frame that it leaves meanwhile, and of which we hold the object,
     can point to memory that is in use for something else (CPython 3.11: SIGSEGV, or an int in place of a frame).
     """
-    if sys.version_info[:2] == (3, 11):
-        _collect_beforehand()
     take: Any = dict.get
     follow: Any = getattr
     found: List[Any] = []
     innermost = map(take, islice(iter(sys._current_frames, None), 1), repeat(thread))
     stack = accumulate(chain(innermost, repeat("f_back", stop)), follow)
+    looks = islice(map(attrgetter(first, second), stack), start, stop)
+    pauses = sys.version_info[:2] == (3, 11) and gc.isenabled()
     try:
-        found.extend(islice(map(attrgetter(first, second), stack), start, stop))
+        found.extend(chain(_without_collection(), looks) if pauses else looks)
     except AttributeError:  # None, behind the outermost frame, has no attributes
         return found
+    finally:
+        if pauses:
+            gc.enable()
     return found
 
 
-def _collect_beforehand() -> None:
-    """Collect young objects where that is nearly due.
+def _without_collection() -> Iterator[Any]:
+    """Return an empty iterator that switches the garbage collector off once it is asked.
 
-    Python 3.11 makes frame objects as they are asked for, and may collect in the middle of that; a finalizer that lets
-    go of the GIL would then part what ``_read`` does in one step. Before and after 3.11 neither is so.
+    Python 3.11 makes frame objects as they are asked for, and may collect in the middle of that. A finalizer that lets
+    go of the GIL would then part what ``_read`` does in one step. Before and after 3.11 neither is so. It is switched
+    off within that step: a collection beforehand does not last, since the other thread may run and allocate first.
     """
-    limit = gc.get_threshold()[0]
-    if gc.isenabled() and 0 < limit < gc.get_count()[0] + MAX_DEPTH:
-        gc.collect(0)
+    return filter(None, starmap(gc.disable, ((),)))
 
 
 def describe_thread(thread: int) -> List[Dict[str, Any]]:
