@@ -10,7 +10,7 @@ from ddpdoctor.cli.plain import DEBUG_VARIABLE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.launch.options import ChosenLevel, DebugLevel
+    from ddpdoctor.launch.options import ChosenLevel
 
 MIN_FILES = 128
 """Ours: DETAIL opens five descriptors a rank and group more, and twice that with each further rank."""
@@ -29,7 +29,7 @@ NOTES: dict[str, str] = {
 
 
 def choose_debug_level(
-    asked: DebugLevel | None, env: Mapping[str, str], *, has_room: bool = True
+    asked: ChosenLevel | None, env: Mapping[str, str], *, has_room: bool = True
 ) -> ChosenLevel | None:
     """DETAIL over Gloo where nobody asked for anything and there is room; None leaves what the environment says."""
     if asked is not None:

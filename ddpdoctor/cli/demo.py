@@ -92,7 +92,7 @@ def _make_options(fault: str, ranks: int) -> WrapOptions:
         split=split,
         hang_timeout_s=HANG_TIMEOUT_S,
         on_hang="kill",
-        debug_level="DETAIL",
+        debug_level="AUTO",
         report_dir=folder / "report",
         format="text",
         quiet=False,

@@ -32,12 +32,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.launch.command import SplitCommand
-    from ddpdoctor.launch.options import DebugLevel, OnHang, OutputFormat
+    from ddpdoctor.launch.options import ChosenLevel, OnHang, OutputFormat
     from ddpdoctor.launch.outcome import Outcome
     from ddpdoctor.launch.placement import Placement
     from ddpdoctor.launch.session import Judge
     from ddpdoctor.model.findings import Finding, Judgement, Report
 
+NCCL_LIMIT_S = 600
+"""torch's ``default_pg_nccl_timeout``; that of other backends is 30 min."""
 OUT_OF_MEANS = frozenset({
     errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS,
 })  # fmt: skip
@@ -58,7 +60,7 @@ class Request:
     split: SplitCommand
     hang_timeout_s: float
     on_hang: OnHang
-    debug_level: DebugLevel | None
+    debug_level: ChosenLevel | None
     report_dir: Path | None
     format: OutputFormat
     quiet: bool
@@ -193,9 +195,19 @@ def _say_notes(options: WrapOptions) -> None:
     if options.placement.number not in {0, None}:
         return
     level = debug_note(options.debug_level, os.environ)
-    for note in (options.placement.note, options.nproc_note, level):
+    for note in (options.placement.note, options.nproc_note, level, _patience_note(options.hang_timeout_s)):
         if note and not options.quiet:
             say(sys.stderr, note)
+
+
+def _patience_note(hang_timeout_s: float) -> str | None:
+    """Return what comes of a hang timeout that is no shorter than torch's own limit may be."""
+    if hang_timeout_s < NCCL_LIMIT_S:
+        return None
+    return (
+        f"--hang-timeout is {round(hang_timeout_s)} s. torch's own limit of a wait is 10 min over NCCL and 30 min over "
+        "Gloo, unless the script sets another; where that is shorter, torch ends the job before a hang is reported"
+    )
 
 
 def _tell_of_replicas(options: WrapOptions, folder: Path) -> bool:

@@ -157,6 +157,7 @@ def _from_ring(
         "last_place": _last_place(content),
         "fatal_place": _innermost_user(parse_stacks(struck_thread(fatal), process.get("main"), roots))
         or _innermost_user(parse_stacks(fatal, process.get("main"), roots)),
+        "fatal_outside": bool(fatal) and not struck_thread(fatal),
         "open_calls": (*log.open(), *pending_on_device(evidence.get("flight_recorder") or [], log)),
         "recent_calls": log.ended(),
         "groups": _groups(evidence, notes, log),

@@ -291,6 +291,8 @@ class Rank:
     """The last user line seen before the end."""
     fatal_place: Frame | None = None
     """The innermost user line of the dump that a fatal signal left."""
+    fatal_outside: bool = False
+    """The fatal signal struck a thread that runs no Python, such as NCCL's watchdog."""
     open_calls: tuple[Call, ...] = ()
     """Calls that have not ended, oldest first; then those that are pending on a device (``Call.device_state``)."""
     device_times: tuple[DeviceTime, ...] = ()

@@ -49,9 +49,11 @@ def check_deadlock(scene: Scene) -> Ruling:
 
     ## How sure
 
-    High where all links are known. Low where no circle was found although every rank waits, in more than one group:
-    then all are named. Low too where a `send` and its `recv` have both come and neither ends: their tags differ, or the
-    data do not get through. In both cases the job is not stopped.
+    High where all links are known. Medium where a rank of the circle waits for its device: the host may still come to
+    the call that is missing, and the job is not stopped before torch's own time limit has passed. Low where no circle
+    was found although every rank waits, in more than one group: then all are named. Low too where a `send` and its
+    `recv` have both come and neither ends: their tags differ, or the data do not get through. In both cases the job is
+    not stopped.
 
     ## What to do
 
@@ -73,9 +75,12 @@ def check_deadlock(scene: Scene) -> Ruling:
     if not scene.stands_still(()) or not set(waiters) <= scene.quiet:
         return Ruling(inconclusive="some ranks still make progress")
     found = _finding(scene, circles or pairs, waiters)
+    on_device = any(scene.states[n].on_device for circle in circles for n in circle.ranks)
+    if on_device:
+        found = replace(found, confidence=Confidence.MEDIUM)
     if not circles:
         found = replace(found, confidence=Confidence.LOW, fix=_MEET if pairs else found.fix)
-    return Ruling(findings=(found,), certain=bool(circles))
+    return Ruling(findings=(found,), certain=bool(circles), may_resume=on_device)
 
 
 def _finding(scene: Scene, circles: Sequence[Circle], waiters: tuple[int, ...]) -> Finding:

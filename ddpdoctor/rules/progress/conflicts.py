@@ -88,13 +88,19 @@ def _conflict_in(
     if seq is None:
         return None
     parts = _parts_at(lines, seq)
-    blame = find_blame(parts, lines, seq, lambda part: signature(part.kind, native=part.native, shaped=shaped))
+    loose = any(line.entries[seq].unrecorded for line in lines if seq in line.entries)
+    blame = find_blame(parts, lines, seq, lambda part: _sign(part, shaped, loose=loose))
     earlier = find_departure(lines, blame.ranks, seq)
     if earlier is None:
         return Conflict(group=group, seq=seq, parts=parts, blame=blame, passed=False)
     parts = _parts_at(lines, earlier)
     blame = find_blame(parts, lines, earlier, lambda part: part.key)
     return Conflict(group=group, seq=earlier, parts=parts, blame=blame, passed=True)
+
+
+def _sign(part: Part, shaped: AbstractSet[str], *, loose: bool) -> Hashable:
+    """Return what ranks have to agree about; ``loose``, where torch alone tells of a call: the operation."""
+    return part.kind.op if loose else signature(part.kind, native=part.native, shaped=shaped)
 
 
 def _first_difference(lines: list[Timeline], *, shaped: AbstractSet[str]) -> int | None:
@@ -104,7 +110,7 @@ def _first_difference(lines: list[Timeline], *, shaped: AbstractSet[str]) -> int
     differing: int | None = None
     for line in lines:
         for seq, entry in line.entries.items():
-            if differing is not None and seq >= differing:
+            if entry.unrecorded or (differing is not None and seq >= differing):
                 continue
             key = 2 * id(entry.kind) + entry.native
             found = signatures.get(key)
@@ -112,7 +118,21 @@ def _first_difference(lines: list[Timeline], *, shaped: AbstractSet[str]) -> int
                 found = signatures[key] = signature(entry.kind, native=entry.native, shaped=shaped)
             if first.setdefault(seq, found) != found:
                 differing = seq
-    return differing
+    unrecorded = _first_unrecorded_difference(lines)
+    return min((seq for seq in (differing, unrecorded) if seq is not None), default=None)
+
+
+def _first_unrecorded_difference(lines: list[Timeline]) -> int | None:
+    """Return the lowest number under which a call that only torch tells of is another operation than a peer's.
+
+    torch names shapes and dtypes in its own way, and of a phase of DDP it is not known what it makes.
+    """
+    told = {seq for line in lines for seq, entry in line.entries.items() if entry.unrecorded}
+    for seq in sorted(told):
+        entries = (line.entries.get(seq) for line in lines)
+        if len({entry.kind.op for entry in entries if entry is not None and not entry.native}) > 1:
+            return seq
+    return None
 
 
 def _parts_at(lines: list[Timeline], seq: int) -> tuple[Part, ...]:

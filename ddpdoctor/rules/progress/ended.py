@@ -184,8 +184,10 @@ def check_killed(scene: Scene) -> Ruling:
 
     ## How sure
 
-    High; low for SIGABRT inside a collective, which often hits a rank that is innocent. Medium where one node hears
-    nothing of the only other one: either may be the one that is cut off.
+    High; low for SIGABRT inside a collective, which often hits a rank that is innocent, and for one that NCCL's
+    watchdog seems to have sent: it comes from a thread that runs no Python, when a call has waited for torch's own
+    limit. Where it is known who was waited for, the wait is judged (DD601, DD602, DD611) and the abort is a
+    consequence. Medium where one node hears nothing of the only other one: either may be the one that is cut off.
 
     ## What to do
 
@@ -264,7 +266,7 @@ def _lines(failure: Failure) -> list[Frame | None]:
 
 
 def _confidence(root: Failure) -> Confidence:
-    if root.call is None:
+    if root.call is None and not root.by_watchdog:
         return Confidence.HIGH
     return Confidence.LOW if root.by_signal else Confidence.MEDIUM
 
@@ -300,7 +302,12 @@ def _signal_words(root: Failure) -> list[str]:
         found.append(f"its last recorded call was {last.op} {place_words(last.site)}")
     if rank.signal in _FATAL_DUMP and rank.fatal_place is not None:
         found.append(f"the dump at the signal shows {place_words(rank.fatal_place)}")
-    if root.call is not None:
+    if root.by_watchdog:
+        found.append(
+            "a thread without Python sent it, as late as torch's own time limit: so NCCL's watchdog ends ranks that "
+            "wait in vain; the cause is then another rank, or the network"
+        )
+    elif root.call is not None:
         found.append(f"it was inside {root.call.op}: an abort there often hits a rank that did nothing wrong")
     return found
 
@@ -310,6 +317,11 @@ def _fix(root: Failure, place: Place | None) -> str:
         return f"fix the error {place_words(place)}; the errors of the other ranks follow from it"
     if root.rank.oom_killed:
         return "use less memory a rank (fewer loader workers, smaller batches), or raise the memory limit"
+    if root.by_watchdog:
+        return (
+            'look in the log of every rank for "Watchdog caught collective operation timeout": the rank whose last '
+            "completed collective is the lowest held up the others; run again with a --hang-timeout below torch's limit"
+        )
     if root.rank.signal in _FATAL_DUMP:
         full = "; SIGBUS may mean a full /dev/shm, or a mapped file cut short" if root.rank.signal == "SIGBUS" else ""
         return f"look at the native code that is called {place_words(place)}{full}"

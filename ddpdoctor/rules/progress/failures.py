@@ -10,7 +10,16 @@ from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Call, Frame, Job, Life, Raised, Rank
 
 from .places import innermost_user, is_file
-from .states import State, aborted_at_exit, call_at_failure, ended_well, final_error, has_failed
+from .states import (
+    State,
+    aborted_at_exit,
+    aborted_by_watchdog,
+    call_at_failure,
+    ended_well,
+    final_error,
+    has_failed,
+    waited_its_limit,
+)
 from .words import first_line, without_numbers
 
 if TYPE_CHECKING:
@@ -46,10 +55,17 @@ class Failure:
         return self.call is None and (not told or self.rank.rank in told)
 
     @property
+    def by_watchdog(self) -> bool:
+        """Whether NCCL's watchdog seems to have ended it: it waited in vain, and the cause is elsewhere."""
+        return self.error is None and aborted_by_watchdog(self.rank)
+
+    @property
     def timed_out(self) -> bool:
         """Whether it failed only because it had waited too long: a hang, not a crash."""
         if self.call is None:
             return False
+        if self.error is None and self.call.device_state is not None:
+            return waited_its_limit(self.rank, self.call)
         return self.error is None or bool(_TIMED_OUT.search(self.error.message))
 
 

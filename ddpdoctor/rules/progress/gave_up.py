@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from .states import NEARLY
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
 _LIMIT = re.compile(r"(?:waiting |in |Timeout\(ms\)=|timeout: )(\d+) ?(?:ms\b|(?=[,)]))")
 """Of Gloo "Timed out waiting 4000ms for recv operation", of the monitored barrier "failed to pass monitoredBarrier in
 4000 ms", of NCCL's watchdog "Timeout(ms)=600000)"."""
-NEARLY = 0.9
-"""Ours: a call is noted a little after torch's own clock has begun to run."""
 
 
 def all_gave_up(failures: Iterable[Failure], states: Mapping[int, State]) -> bool:
@@ -29,7 +29,9 @@ def all_gave_up(failures: Iterable[Failure], states: Mapping[int, State]) -> boo
 
 
 def _waited_the_limit(failure: Failure) -> bool:
-    if failure.call is None or failure.error is None:
+    if failure.call is None:
         return False
+    if failure.error is None:
+        return failure.call.device_state is not None and failure.timed_out
     match = _LIMIT.search(failure.error.message)
     return match is not None and failure.time_ns - failure.call.started_ns >= NEARLY * int(match[1]) * 1e6

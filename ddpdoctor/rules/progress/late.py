@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .limits import limits_of
+from .states import NEARLY
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Frame
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
     from .groups import Position
     from .scene import Scene
 
-NEARLY = 0.9
-"""Ours: a call is noted a little after torch's own clock has begun to run."""
 TOGETHER_NS = 1_000_000_000
 """Ours: a call begins this soon after the last look at what came before it."""
 

@@ -45,7 +45,13 @@ def limit_words(scene: Scene) -> list[str]:
         return []
     left_s, limit_s, op = min(found)
     left = f"{long_words(left_s)} of it are left" if left_s > 0 else "it has passed"
-    return [f"torch's own time limit for this wait in {op} is {long_words(limit_s)}; {left}"]
+    told = [f"torch's own time limit for this wait in {op} is {long_words(limit_s)}; {left}"]
+    if scene.job.hang_timeout_s >= limit_s:
+        told.append(
+            f"the hang timeout of {long_words(scene.job.hang_timeout_s)} is not below it, so that torch ends the job "
+            f"before it is judged: use a --hang-timeout below {long_words(limit_s)}"
+        )
+    return told
 
 
 def long_words(duration_s: float) -> str:

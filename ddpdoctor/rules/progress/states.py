@@ -42,6 +42,10 @@ _AUTOGRAD = ("/torch/autograd/",)
 _LOADER = "/torch/utils/data/"
 
 
+NEARLY = 0.9
+"""Ours: a call is noted a little after torch's own clock has begun to run."""
+
+
 class Doing(Enum):
     """What a rank does."""
 
@@ -85,7 +89,12 @@ class State:
 
     def since(self, now_ns: int) -> int | None:
         """Return for how many nanoseconds it has been in its call."""
-        return None if self.call is None else max(0, now_ns - self.call.started_ns)
+        return None if self.call is None or self.call.started_ns <= 0 else max(0, now_ns - self.call.started_ns)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether it waits in a call that a device has not completed. Its host may be free to go on."""
+        return self.waiting and self.call is not None and self.call.device_state is not None
 
 
 def is_collective(call: Call) -> bool:
@@ -347,3 +356,20 @@ def states_of(job: Job) -> dict[int, State]:
     for rank in sorted(job.ranks, key=lambda r: (r.rank, r.attempt, r.started_ns or 0)):
         states[rank.rank] = state_of(rank, job.stopping_since_ns)
     return states
+
+
+def waited_its_limit(rank: Rank, call: Call) -> bool:
+    """Return whether a rank ended when it had waited in a call for about as long as torch lets it."""
+    of_group = next((group.timeout_s for group in rank.groups if group.name == call.group), None)
+    limit_s = of_group if of_group is not None else rank.init_timeout_s
+    if limit_s is None or rank.ended_ns is None or call.started_ns <= 0:
+        return False
+    return rank.ended_ns - call.started_ns >= NEARLY * limit_s * 1e9
+
+
+def aborted_by_watchdog(rank: Rank) -> bool:
+    """Return whether a rank died as one does that NCCL's watchdog ends: not by a thread that runs Python, and late."""
+    if rank.signal != "SIGABRT" or not rank.fatal_outside:
+        return False
+    last = max((*rank.open_calls, *pack_calls(rank.recent_calls)[-1:]), key=lambda call: call.index, default=None)
+    return last is not None and waited_its_limit(rank, last)

@@ -9,12 +9,14 @@ from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
 from .causes import busy_at, clues_of, compiles
+from .closed import closed
 from .clues import fix_of, sentences
+from .device import queued_behind
 from .late import find_late
 from .late_words import tell_late
 from .limits import limit_words
 from .lock_causes import is_held_outside, is_left_behind, is_surely_left, left_behind_words
-from .places import standing_places
+from .places import places, standing_places
 from .scene import Cause, Scene, moment, timeout_ns, was_left_running
 from .states import Doing
 from .stores import judge_stores
@@ -42,6 +44,10 @@ def check_stuck(scene: Scene) -> Ruling:
     not arrived, and waits for no other rank itself, is the cause. It must have made no progress (no collective, no
     step, no batch, no new function) for `--hang-timeout`. Where no rank waits for another and none makes progress,
     all are reported; ranks that go on when others have ended well get four times as long.
+
+    With NCCL a rank may have called the collective, and its device still runs an earlier kernel. Where torch times its
+    kernels (`TORCH_NCCL_ENABLE_TIMING=1`), and those of other ranks have started, that rank is named: medium, and the
+    job is not stopped for it.
 
     Two waits concern ranks that have not met yet. Ranks inside `init_process_group` connect to a store that no rank and
     no agent serves at that address: the script replaced the launcher's MASTER_ADDR or MASTER_PORT, or passed a
@@ -82,14 +88,52 @@ def check_stuck(scene: Scene) -> Ruling:
         return _all_stuck(scene)
     held = tuple(n for n in scene.waits.blockers if scene.states[n].doing in _HOLDS_UP)
     if not held:
-        late = find_late(scene)
-        return _late(scene, late) if late else judge_stores(scene)
+        return _nobody_held(scene)
     blamed = tuple(n for n in held if n in scene.quiet)
     if not blamed:
         return Ruling(inconclusive=f"{rank_list(held)} still {verb(held, 'makes', 'make')} progress")
     if not any(scene.rank(n).initialized for n in scene.states) and not scene.waited_long():
         return Ruling(inconclusive="nobody has waited for the hang timeout yet")
     return _stuck(scene, blamed, _sureness(scene, blamed))
+
+
+def _nobody_held(scene: Scene) -> Ruling:
+    """Judge a job in which every rank waits: one came too late, or its device is behind, or they seek a store."""
+    late = find_late(scene)
+    if late:
+        return _late(scene, late)
+    behind = queued_behind(scene) if closed(scene) is not None else ()
+    if behind and set(scene.waits.waiters) <= scene.quiet and scene.waited_long():
+        return _behind(scene, behind)
+    return judge_stores(scene)
+
+
+def _behind(scene: Scene, blamed: tuple[int, ...]) -> Ruling:
+    """Report ranks whose device still runs what was queued before a collective that the others are in."""
+    sites = {n: say.line_at(scene.states[n]) for n in blamed}
+    where = tuple(place for n, frame in sites.items() for place in places(n, [frame])[:1])
+    at = f" {place_words(where[0])}" if len({(p.file, p.line) for p in where}) == 1 else ""
+    summary = (
+        f"{say.who(scene, blamed)} {verb(blamed, 'has', 'have')} queued its call{at}, and the device has not come to"
+    )
+    finding = Finding(
+        code="DD601",
+        kind="stuck",
+        severity=Severity.ERROR,
+        confidence=Confidence.MEDIUM,
+        ranks=blamed,
+        hosts=say.hosts_of(scene, blamed),
+        where=where,
+        step=say.step_of(scene, blamed),
+        summary=f"{summary} it {say.waiters_words(scene, blamed)}".rstrip(),
+        evidence=(
+            "torch times its kernels: those of the other ranks have started, and these have not",
+            *say.classes(scene, blamed), *say.others(scene, blamed), *limit_words(scene),
+        ),
+        fix="look for a kernel before that call which takes long on these ranks alone (a profiler shows it), and for a "
+        "throttled or hanging GPU: nvidia-smi, `ddpdoctor check-env`",
+    )  # fmt: skip
+    return Ruling(findings=(finding,), may_resume=True)
 
 
 def _late(scene: Scene, late: tuple[int, ...]) -> Ruling:

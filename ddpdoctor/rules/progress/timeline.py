@@ -30,6 +30,8 @@ class Entry(NamedTuple):
     place: int
     """Index of the call or phase."""
     started_ns: int
+    unrecorded: bool = False
+    """C++ made it in no phase that is known, as compiled code does: torch alone tells of it."""
 
     @property
     def site(self) -> Frame | None:
@@ -102,7 +104,16 @@ def read_timeline(state: State, name: str, *, detail: bool, most: int) -> Timeli
         waits = state.doing is Doing.NATIVE and native_group(state) == name
         last = cursor + max(0, _usual(entries, phase) - count) * waits if told is None else told
         _fill(entries, phase, cursor, last)
+    _add_pending_on_device(entries, state, name)
     return Timeline(rank=state.rank.rank, entries=entries, first_places=_first_places(events))
+
+
+def _add_pending_on_device(entries: dict[int, Entry], state: State, name: str) -> None:
+    """Add what the device has not completed, where neither a record nor a phase stands under its number."""
+    for call in state.rank.open_calls:
+        if call.device_state is not None and call.seq is not None and call.group == name:
+            found = Entry(kind_of(call), native=False, place=call.index, started_ns=call.started_ns)
+            entries.setdefault(call.seq, found._replace(unrecorded=call.native))
 
 
 def _failed_inside(event: Event, following: Event | None) -> bool:
@@ -162,7 +173,8 @@ def read_events(state: State, name: str, most: int) -> list[Event]:
     kinds = [log.kinds[which] for which in compress(log.which, chosen)]
     columns = (compress(column, chosen) for column in (log.numbers, log.started_ns, log.ended_ns))
     found = list(map(Event, compress(log.indexes, chosen), kinds, *columns))
-    still_open = [_open_event(call, state, name) for call in state.rank.open_calls]
+    on_host = (call for call in state.rank.open_calls if call.device_state is None)  # the others were recorded before
+    still_open = [_open_event(call, state, name) for call in on_host]
     found += [event for event in still_open if event is not None]
     return sorted(found, key=attrgetter("place"))
 

@@ -12,6 +12,8 @@ from ddpdoctor.rules.ruling import Ruling
 from . import evidence as say
 from .closed import closed, stalled_in
 from .clues import fix_of
+from .device import device_words, has_begun, queued_behind
+from .limits import is_limit_over
 from .places import places
 from .states import Doing
 from .transport_causes import check_words, likely_causes, lose_packets, transport_clues
@@ -43,7 +45,9 @@ def check_transport(scene: Scene) -> Ruling:
 
     ## How sure
 
-    Low: it may be one very large or slow collective.
+    Low: it may be one very large or slow collective. With NCCL a call that waits for a slow kernel before it looks the
+    same as one that runs, unless torch times the kernels (`TORCH_NCCL_ENABLE_TIMING=1`). Without that it is not certain
+    that the job hangs, and it is not stopped before torch's own time limit has passed.
 
     ## What to do
 
@@ -58,6 +62,8 @@ def check_transport(scene: Scene) -> Ruling:
     if waiters is None:
         return Ruling(skipped="somebody is to blame who waits for nobody, or nobody waits")
     stalled = stalled_in(scene)
+    if queued_behind(scene):
+        return Ruling(skipped="the devices of some ranks have not come to it")
     if not stalled and not scene.sees_all:
         return Ruling(inconclusive="ranks of other nodes were not seen")
     if not stalled or not scene.stands_still(()):
@@ -67,7 +73,8 @@ def check_transport(scene: Scene) -> Ruling:
     blamed = tuple(sorted({member for position in stalled for member in position.group.members}))
     computing = any(scene.states[n].doing is Doing.NATIVE for n in waiters) and not lose_packets(scene)
     finding = _finding(scene, stalled, blamed)
-    return Ruling(findings=(finding,), certain=not computing, may_resume=True)
+    runs = has_begun(scene, stalled) or is_limit_over(scene)
+    return Ruling(findings=(finding,), certain=runs and not computing, may_resume=True)
 
 
 def _stalled_words(scene: Scene, stalled: Sequence[Position]) -> str:
@@ -99,6 +106,11 @@ def _finding(scene: Scene, stalled: Sequence[Position], blamed: tuple[int, ...])
         where=tuple(place for n, frame in sites.items() for place in places(n, [frame])[:1]),
         step=say.step_of(scene, blamed),
         summary=_stalled_words(scene, stalled),
-        evidence=(*(clue.said for clue in clues), *say.classes(scene, blamed), *say.others(scene, blamed)),
+        evidence=(
+            *(clue.said for clue in clues),
+            *device_words(scene, stalled),
+            *say.classes(scene, blamed),
+            *say.others(scene, blamed),
+        ),
         fix=fix_of(clues, check_words(likely_causes(scene, group))),
     )

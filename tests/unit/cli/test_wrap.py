@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.cli.debug_level import choose_debug_level, debug_note
-from ddpdoctor.cli.running import keep_errors
+from ddpdoctor.cli.running import _patience_note, keep_errors
 from ddpdoctor.cli.wrapping import parse_check_every
 from ddpdoctor.collect.system import System
 from ddpdoctor.launch.nccl_log import has_gpu_driver
@@ -47,6 +47,11 @@ def test_without_room_detail_is_for_who_asks_for_it(asked, level):
 def test_the_price_of_detail_is_told_to_who_pays_it(chosen, env, told):
     note = debug_note(chosen, env)
     assert note is None if told is None else told in note
+
+
+@pytest.mark.parametrize(("hang_timeout_s", "is_told"), [(300, False), (599, False), (600, True)])
+def test_a_hang_timeout_that_torch_does_not_wait_for_is_told_before_the_start(hang_timeout_s, is_told):
+    assert (_patience_note(hang_timeout_s) is not None) is is_told
 
 
 @pytest.mark.parametrize("is_command", [True, False])

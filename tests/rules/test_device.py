@@ -1,0 +1,207 @@
+"""Jobs over NCCL without DETAIL: what is judged from the calls that torch's flight recorder holds as pending."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddpdoctor.model.facts import DeviceState, GroupState
+from ddpdoctor.model.findings import Confidence
+from ddpdoctor.rules.progress.judge import judge
+
+from .build import NOW, S, backwards, call, crashed, ended, in_user, job, killed, line, look, moving, rank, stack
+
+UNKNOWN, SCHEDULED, STARTED = DeviceState.UNKNOWN, DeviceState.SCHEDULED, DeviceState.STARTED
+LIMIT_S = 600
+
+
+def nccl(enqueued, world=3, name="0", ranks=None, limit_s=LIMIT_S):
+    members = tuple(range(world)) if ranks is None else ranks
+    return GroupState(name=name, ranks=members, backend="nccl", enqueued=enqueued, timeout_s=limit_s)
+
+
+def pending(op="all_reduce", seq=7, state=UNKNOWN, *, native=False, index=200, **more):
+    """A call that the device has not completed. Of a native one, C++ alone knows."""
+    own = {"site": None, "dtype": "Float", "shape": (25_000_000,), "tensors": 1} if native else {}
+    return call(op, seq, **{**own, "index": index, "device_state": state, "native": native, **more})
+
+
+def made(*ops, first=1, site=20):
+    """Recorded collectives that the host has made and gone on from."""
+    return tuple(call(op, first + n, site, index=first + n, open_=False) for n, op in enumerate(ops))
+
+
+def on_device(number, *calls, world=3, enqueued=7, recent=None, groups=None, site=40, **more):
+    """A rank whose host stands at a line such as ``loss.item()``, and whose device has pending calls."""
+    calls = calls or (pending(),)
+    if recent is None:
+        recent = made(*(["all_reduce"] * enqueued))
+    return rank(
+        number, world, open_calls=calls, recent_calls=recent, groups=groups or (nccl(enqueued, world),),
+        looks=(look(stack(line(site, "step"))),), **more,
+    )  # fmt: skip
+
+
+def asleep(number, world=3, enqueued=6, **more):
+    """A rank that stands in the script, and has nothing pending."""
+    recent = more.pop("recent", made(*["all_reduce"] * enqueued))
+    return in_user(number, world=world, groups=(nccl(enqueued, world),), recent_calls=recent, **more)
+
+
+def bucket(number, state=UNKNOWN, world=3, enqueued=7):
+    """A rank whose reducer has queued its bucket, and whose host has left ``backward``."""
+    return on_device(
+        number, pending(state=state, native=True), world=world, enqueued=enqueued, recent=backwards(3, last=7)
+    )
+
+
+def peer(op, other, index=200):
+    return pending(op, None, peer=other, index=index)
+
+
+TWO = (nccl(7, 2, "0"), nccl(3, 2, "1"))
+SWAPPED = (nccl(6, 2, "0"), nccl(4, 2, "1"))
+SIX = made(*["all_reduce"] * 6)
+HALTED = [on_device(0), asleep(1), on_device(2)]
+RUN_AHEAD = [on_device(0, enqueued=150), asleep(1), on_device(2, enqueued=90)]
+OTHER = made(*["all_reduce"] * 6, "broadcast", *["all_reduce"] * 13)
+DISAGREE = [on_device(0, enqueued=20), on_device(1, pending("broadcast", peer=0), enqueued=20, recent=OTHER),
+            on_device(2, enqueued=20)]  # fmt: skip
+COMPILED = [on_device(n, pending("broadcast" if n == 0 else "all_reduce", native=True), recent=()) for n in range(3)]
+BEHIND = [on_device(n, pending(state=SCHEDULED if n == 1 else STARTED)) for n in range(3)]
+GROUPS = [on_device(0, pending(seq=7), world=2, groups=TWO),
+          on_device(1, pending(seq=4, group="1"), world=2, groups=SWAPPED, recent=SIX)]  # fmt: skip
+RECEIVE = [on_device(0, peer("recv", 1), world=2), on_device(1, peer("recv", 0), world=2)]
+JOBS = {
+    "one sleeps, the others wait for their devices": (HALTED, "stuck", (1,), "high", True),
+    "the hosts ran far ahead, and the oldest pending call counts": (RUN_AHEAD, "stuck", (1,), "high", True),
+    "buckets of DDP's reducer": (
+        [bucket(0), asleep(1, recent=backwards(3)), bucket(2)], "stuck", (1,), "high", True,
+    ),
+    "the device of one still runs what was queued before": (BEHIND, "stuck", (1,), "medium", False),
+    "another operation under one number, far behind the hosts": (DISAGREE, "mismatch", (1,), "high", True),
+    "of compiled code torch alone tells the operation": (COMPILED, "mismatch", (0,), "high", True),
+    "two groups in opposite order": (GROUPS, "deadlock", (0, 1), "medium", True),
+    "both receive first": (RECEIVE, "deadlock", (0, 1), "medium", True),
+    "a receive whose sender sleeps": (
+        [on_device(0, peer("recv", 1), world=2), asleep(1, 2, 7)], "stuck", (1,), "high", True,
+    ),
+    "all kernels run": ([on_device(n, pending(state=STARTED)) for n in range(3)], "transport", (0, 1, 2), "low", True),
+    "whether kernels run is not known": ([on_device(n) for n in range(3)], "transport", (0, 1, 2), "low", False),
+    "buckets, and nobody knows whether they run": (
+        [bucket(n) for n in range(3)], "transport", (0, 1, 2), "low", False,
+    ),
+    "one has left": ([on_device(0), ended(1, recent_calls=SIX), on_device(2)], "early-exit", (1,), "high", True),
+    "one raised": ([on_device(0), crashed(1), on_device(2)], "crash", (1,), "high", True),
+    "one ran out of memory": ([on_device(0), killed(1, oom_killed=True), on_device(2)], "killed", (1,), "high", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_verdict_needs_no_detail(name):
+    ranks, kind, blamed, confidence, certain = JOBS[name]
+    judged = judge(job(*ranks))
+    assert [(f.kind, f.ranks, f.confidence.value) for f in judged.findings if f.code != "DD901"] == [
+        (kind, blamed, confidence)
+    ]
+    assert judged.certain is certain
+
+
+PROVEN = {"mismatch", "early-exit", "crash", "killed"}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_what_a_slow_kernel_may_explain_stops_no_job_before_torchs_limit(name):
+    ranks, kind, *_ = JOBS[name]
+    assert judge(job(*ranks)).proven is (kind in PROVEN)
+
+
+@pytest.mark.parametrize("state", [UNKNOWN, SCHEDULED, STARTED])
+def test_a_collective_that_has_outlived_torchs_limit_is_certain_whatever_its_kernels_do(state):
+    ranks = [on_device(n, pending(state=state), groups=(nccl(7, limit_s=20),)) for n in range(3)]
+    judged = judge(job(*ranks))
+    assert (judged.findings[0].kind, judged.certain, judged.proven) == ("transport", True, True)
+
+
+HEALTHY = {
+    "devices work through long queues while hosts go on": [moving(on_device(n, enqueued=150)) for n in range(3)],
+    "one rank is late with what others have queued": [on_device(0), moving(asleep(1)), on_device(2)],
+    "one rank compiles between its calls": [on_device(0), moving(asleep(1)), moving(on_device(2))],
+    "buckets are under way": [moving(bucket(n)) for n in range(3)],
+    "a rank's own record of what is a bucket for torch": [
+        moving(on_device(0, pending(native=True), recent=())), moving(on_device(1)), moving(bucket(2)),
+    ],
+    "one has left after its part, and another exports": [moving(asleep(0, enqueued=7)), ended(1), ended(2)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_job_is_left_alone(name):
+    assert judge(job(*HEALTHY[name])).findings == ()
+
+
+@pytest.mark.parametrize("peers", [(bucket(1), bucket(2)), (on_device(1), on_device(2))])
+def test_torchs_names_for_what_it_alone_tells_of_make_no_mismatch(peers):
+    judged = judge(job(on_device(0, pending(native=True), recent=()), *peers))
+    assert [f.kind for f in judged.findings] == ["transport"]
+
+
+def test_a_call_whose_time_is_not_known_has_not_waited_since_the_machine_started():
+    told = judge(job(*(on_device(n, pending(started_ns=0)) for n in range(3)))).findings
+    assert not any(" h " in text for one in told for text in one.evidence)
+
+
+def aborted(number, *calls, after_s=LIMIT_S, outside=True, **more):
+    """A rank that SIGABRT ended so long after its calls; ``outside``: sent by a thread that runs no Python."""
+    own = on_device(number, *(replace(one, started_ns=NOW - int(after_s * S)) for one in calls or (pending(),)))
+    common = {
+        "open_calls": own.open_calls if calls != () else (),
+        "groups": own.groups,
+        "recent_calls": own.recent_calls,
+    }
+    return killed(number, "SIGABRT", fatal_outside=outside, ended_ns=NOW, **{**common, **more})
+
+
+ABORTS = {
+    "one rank was missed": ([aborted(0, pending()), asleep(1), aborted(2, pending())], "stuck", (1,)),
+    "one rank was missed, and has gone with the job": (
+        [aborted(0, pending()), replace(asleep(1), after_stop=True), on_device(2)], "stuck", (1,),
+    ),
+    "another operation": (
+        [aborted(0, pending()), aborted(2, pending()),
+         aborted(1, pending("broadcast", peer=0), recent_calls=made(*["all_reduce"] * 6, "broadcast"))],
+        "mismatch", (1,),
+    ),
+    "all waited in one collective": ([aborted(n, pending()) for n in range(3)], "transport", (0, 1, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ABORTS)
+def test_an_abort_of_the_watchdog_is_a_consequence(name):
+    ranks, kind, blamed = ABORTS[name]
+    judged = judge(job(*ranks, ended=True, launcher_status=1))
+    assert [(f.kind, f.ranks) for f in judged.findings if f.code != "DD901"] == [(kind, blamed)]
+
+
+def test_without_entries_a_late_abort_from_outside_python_is_not_sure():
+    calls = (call("all_reduce", 7, index=7, open_=False, started_ns=NOW - LIMIT_S * S),)
+    lone = killed(0, "SIGABRT", fatal_outside=True, ended_ns=NOW, recent_calls=calls, groups=(nccl(7),))
+    found = judge(job(lone, asleep(1), asleep(2), ended=True, launcher_status=1)).findings[0]
+    assert (found.kind, found.ranks, found.confidence) == ("killed", (0,), Confidence.LOW)
+    assert any("NCCL's watchdog" in text for text in found.evidence)
+
+
+@pytest.mark.parametrize(("outside", "after_s"), [(False, LIMIT_S), (True, 5)])
+def test_an_abort_of_the_scripts_own_stays_the_cause(outside, after_s):
+    calls = (call("all_reduce", 6, index=6, open_=False, started_ns=NOW - after_s * S),)
+    own = killed(0, "SIGABRT", fatal_outside=outside, ended_ns=NOW, recent_calls=calls, groups=(nccl(6),))
+    found = judge(job(own, asleep(1), asleep(2), ended=True, launcher_status=1)).findings[0]
+    assert (found.kind, found.ranks, found.confidence) == ("killed", (0,), Confidence.HIGH)
+
+
+@pytest.mark.parametrize(("hang_timeout_s", "told"), [(10, False), (700, True)])
+def test_a_hang_timeout_above_torchs_limit_is_told(hang_timeout_s, told):
+    ranks = [aborted(0, pending()), asleep(1), aborted(2, pending())]
+    found = judge(job(*ranks, ended=True, launcher_status=1, hang_timeout_s=hang_timeout_s)).findings[0]
+    assert any("use a --hang-timeout below 10 min" in text for text in found.evidence) is told
