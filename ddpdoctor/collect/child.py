@@ -31,26 +31,38 @@ class Ended:
 
 
 class Child:
-    """A Python of ours that runs beside us."""
+    """A program that runs beside us."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start it, in our environment but without what loads the recorder. Raises OSError."""
-        self._process = subprocess.Popen(  # killed below where it does not end
+        """Start a Python of ours, in our environment but without what loads the recorder. Raises OSError."""
+        self._process = start_program(
             [sys.executable, *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={name: value for name, value in env.items() if name not in NOT_FOR_CHILDREN},
+            {name: value for name, value in env.items() if name not in NOT_FOR_CHILDREN},
         )
 
     def wait(self, limit_s: float) -> Ended:
-        """Wait until it ends or for ``limit_s``; what it wrote by then is kept."""
-        try:
-            out, err = self._process.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired as late:
-            self._process.kill()
-            return Ended(out=_text(late.stdout), err=_text(late.stderr), status=None)
-        return Ended(out=_text(out), err=_text(err), status=self._process.returncode)
+        """Return how it ended, and what it wrote, within ``limit_s``."""
+        return wait_for_program(self._process, limit_s)
+
+
+def start_program(command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start a program that reads nothing, and whose output is kept. Raises OSError."""
+    return subprocess.Popen(  # killed below where it does not end
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+    )
+
+
+def wait_for_program(process: subprocess.Popen[bytes], limit_s: float) -> Ended:
+    """Wait until it ends or for ``limit_s``; what it wrote by then is kept.
+
+    One that is killed is not waited for, as ``subprocess.run`` would do: in an uninterruptible sleep it does not end.
+    """
+    try:
+        out, err = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired as late:
+        process.kill()
+        return Ended(out=_text(late.stdout), err=_text(late.stderr), status=None)
+    return Ended(out=_text(out), err=_text(err), status=process.returncode)
 
 
 def run_child(module: str, arguments: Sequence[str], env: Mapping[str, str], limit_s: float) -> Ended:

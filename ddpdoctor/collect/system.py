@@ -10,11 +10,12 @@ import errno
 import os
 import shutil
 import socket
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+from ddpdoctor.collect.child import start_program, wait_for_program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -193,17 +194,10 @@ class LiveCalls:
         path = shutil.which(command[0], path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
         if path is None:
             raise FileNotFoundError(errno.ENOENT, f"{command[0]} is not installed")
-        try:
-            done = subprocess.run(
-                [path, *command[1:]], stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, check=False
-            )
-        except subprocess.TimeoutExpired as late:
-            raise TimeoutError(errno.ETIMEDOUT, f"{command[0]} did not answer within {limit_s:.0f} s") from late
-        return CommandResult(
-            status=done.returncode,
-            output=done.stdout.decode(errors="replace"),
-            error=done.stderr.decode(errors="replace"),
-        )
+        ended = wait_for_program(start_program([path, *command[1:]]), limit_s)
+        if ended.status is None:
+            raise TimeoutError(errno.ETIMEDOUT, f"{command[0]} did not answer within {limit_s:.0f} s")
+        return CommandResult(status=ended.status, output=ended.out, error=ended.err)
 
     def clock_unsynchronised(self) -> bool:
         """Ask the kernel, which anybody may; raises OSError where it has no such call."""

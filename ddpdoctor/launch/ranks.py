@@ -36,6 +36,8 @@ OURS = range(1, INCONCLUSIVE + 1)
 """The statuses of that table with which a rank ends once something was told."""
 END_GRACE_S = 5.0
 """Ours: between SIGTERM and SIGKILL."""
+KILLED_LIMIT_S = 10.0
+"""Ours: how long a killed rank may take to end. To free the memory of a large process takes seconds."""
 PR_SET_PDEATHSIG = 1
 """prctl(2), linux/prctl.h."""
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -43,8 +45,11 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def choose_ranks(env: Mapping[str, str]) -> tuple[int, str]:
     """Return how many ranks to start where the user did not say, and a sentence about it."""
-    gpus, cores = count_gpus(env), len(os.sched_getaffinity(0))
-    how = "choose with --nproc-per-node"
+    found, cores = count_gpus(env), len(os.sched_getaffinity(0))
+    gpus, how = found.count, "choose with --nproc-per-node"
+    if found.unknown:
+        count = 2 if cores > 1 else 1
+        return count, f"starting {'2 ranks' if count > 1 else '1 rank'}; {how}. GPUs are unknown: {found.unknown}"
     if gpus:
         return gpus, f"starting {gpus} ranks, one a GPU; {how}" if gpus > 1 else f"starting 1 rank, for the GPU; {how}"
     if cores > 1:
@@ -76,7 +81,8 @@ def run_ranks(arguments: Sequence[str], count: int, env: Mapping[str, str]) -> i
             help="What it was doing is in its own messages, if it left any; `dmesg` tells of a kill for memory.",
             status=INCONCLUSIVE,
         )
-    return choose_status([process.returncode for process in ranks.running])
+    statuses = [process.returncode for process in ranks.running]
+    return choose_status([-signal.SIGKILL if status is None else status for status in statuses])
 
 
 def choose_status(statuses: Sequence[int]) -> int:
@@ -187,4 +193,5 @@ def _end(ranks: _Ranks) -> None:
         time.sleep(LOOK_EVERY_S)
     ranks.send(signal.SIGKILL)
     for process in ranks.running:
-        process.wait()
+        with suppress(subprocess.TimeoutExpired):  # it sleeps in the driver of a dead GPU, where no signal reaches it
+            process.wait(KILLED_LIMIT_S)

@@ -15,6 +15,7 @@ from ddpdoctor.model.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from ddpdoctor.collect.gpus import GpuCount
     from ddpdoctor.launch.command import SplitCommand
 
 RANKS_WITHOUT_GPU = 2
@@ -116,15 +117,17 @@ def starts_ranks(source: bytes) -> str | None:
     return None
 
 
-def choose_nproc(*, source: bytes | None, gpus: int) -> tuple[int, str]:
+def choose_nproc(*, source: bytes | None, gpus: GpuCount) -> tuple[int, str]:
     """Choose the number of ranks where the user did not, and say in a sentence what was chosen and how to change it."""
     launcher = None if source is None else starts_ranks(source)
     how = "choose with --nproc-per-node"
     if launcher is not None:
         return 1, f"starting one process, because the script starts ranks itself with {launcher}; {how}"
-    if gpus > 0:
-        ranks = "1 rank, for the one GPU" if gpus == 1 else f"{gpus} ranks, one a GPU"
-        return gpus, f"starting {ranks}; {how}"
+    if gpus.unknown:
+        return RANKS_WITHOUT_GPU, f"starting {RANKS_WITHOUT_GPU} ranks; {how}. GPUs are unknown: {gpus.unknown}"
+    if gpus.count > 0:
+        ranks = "1 rank, for the one GPU" if gpus.count == 1 else f"{gpus.count} ranks, one a GPU"
+        return gpus.count, f"starting {ranks}; {how}"
     return RANKS_WITHOUT_GPU, f"starting {RANKS_WITHOUT_GPU} ranks, because no GPU was found; {how}"
 
 

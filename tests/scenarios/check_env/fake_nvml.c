@@ -1,6 +1,6 @@
 /* Stands in for NVIDIA's libnvidia-ml.so.1: two GPUs, laid out as nvml.h lays them out, so that pynvml, ctypes and the
    child process are the real ones. FAKE_NVML in the environment: "mismatch" refuses to start, "unloaded" has no driver,
-   "hang" never returns from the second GPU, "lost" has lost it. */
+   "hang" never returns from the second GPU, "lost" has lost it, "dead" never starts. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +17,10 @@ typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, c
 static Device devices[2] = {{0}, {1}};
 static int is(const char *state) { const char *set = getenv("FAKE_NVML"); return set && !strcmp(set, state); }
 
-int nvmlInitWithFlags(unsigned flags) { return is("mismatch") ? MISMATCH : is("unloaded") ? DRIVER_NOT_LOADED : SUCCESS; }
+int nvmlInitWithFlags(unsigned flags) {
+    if (is("dead")) for (;;) pause();
+    return is("mismatch") ? MISMATCH : is("unloaded") ? DRIVER_NOT_LOADED : SUCCESS;
+}
 int nvmlShutdown(void) { return SUCCESS; }
 int nvmlSystemGetDriverVersion(char *text, unsigned size) { snprintf(text, size, "580.95.05"); return SUCCESS; }
 int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = 13000; return SUCCESS; }

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.child import run_child
-from ddpdoctor.collect.nvml import gpus_of
+from ddpdoctor.collect.child import Child, run_child
+from ddpdoctor.collect.gpus import GpuCount, count_gpus
+from ddpdoctor.collect.node import Plan
+from ddpdoctor.collect.nvml import gpus_of, read_gpus, read_uuids
+from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import NotRead, Why
 
 MODULE = "ddpdoctor.collect.nvml"
@@ -87,6 +90,38 @@ def test_a_library_without_a_driver(driver):
     assert missing.value.unread.why is Why.ABSENT
 
 
+@pytest.mark.parametrize(
+    ("state", "visible", "count"), [("", None, 2), ("", "1", 1), ("lost", None, 2), ("unloaded", None, 0)]
+)  # fmt: skip
+def test_gpus_are_counted(driver, state, visible, count):
+    env = {**os.environ, "LD_LIBRARY_PATH": str(driver), "FAKE_NVML": state}
+    env |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert count_gpus(env) == GpuCount(count=count)
+
+
+def test_a_driver_that_cannot_be_asked_is_not_taken_for_none(driver):
+    env = {**os.environ, "LD_LIBRARY_PATH": str(driver), "FAKE_NVML": "mismatch"}
+    assert count_gpus(env) == GpuCount(unknown="NVML could not be asked: it says LIB_RM_VERSION_MISMATCH")
+
+
+@pytest.mark.parametrize("state", ["dead", "hang"])
+def test_a_count_that_hangs_is_given_up(driver, state):
+    system = System(env={**os.environ, "LD_LIBRARY_PATH": str(driver), "FAKE_NVML": state})
+    with pytest.raises(NotRead) as missing:
+        read_uuids(system, 2.0)
+    assert missing.value.unread.why is Why.TIMEOUT
+    assert missing.value.unread.reason.startswith(
+        "NVML did not answer within 2 s: the NVIDIA driver or a GPU hangs. See"
+    )
+
+
+def test_a_plan_that_is_in_a_hurry_keeps_what_nvml_said_by_then(driver):
+    """As of `wrap`, which reads the machine of a job that hangs."""
+    system = System(env={**os.environ, "LD_LIBRARY_PATH": str(driver), "FAKE_NVML": "hang"})
+    gpus = read_gpus(system, Plan(sections=frozenset(), limit_s=6.0))
+    assert [gpu.error for gpu in gpus.devices] == [None, "it did not answer in time"]
+
+
 def test_check_env_finds_what_is_wrong(driver):
     kinds = ("ecc-unc", "row-remap", "sram-threshold", "nvlink", "other-procs")
     report, status = check_env(driver, *kinds)
@@ -145,6 +180,20 @@ def test_a_process_that_the_kernel_does_not_wake_is_found(tmp_path):
             os.close(os.open(pipe, os.O_WRONLY))
     ran = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=200, check=True)
     assert str(hung.pid) not in ran.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="state D is Linux's")
+def test_a_child_that_no_signal_ends_is_left_behind(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    child = Child(("-c", HANGS, str(pipe)), os.environ)
+    try:
+        ended = child.wait(3.0)
+        assert (ended.out, ended.status) == ("named\n", None)
+        assert child._process.poll() is None, "it was killed, so that it did not hang in the kernel"
+    finally:
+        os.close(os.open(pipe, os.O_WRONLY))
+        child._process.communicate(timeout=200)
 
 
 def test_a_line_of_the_real_log(driver):

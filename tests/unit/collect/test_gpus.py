@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.collect.gpus import count_gpus
+from ddpdoctor.collect.gpus import GpuCount, count_gpus
 from ddpdoctor.model.visible_devices import read_visible
 
 UUIDS = ("GPU-aa11", "GPU-aa22", "GPU-bb33")
@@ -45,4 +45,4 @@ def test_what_is_wrong_with_a_value_is_kept():
 
 
 def test_counting_never_fails():
-    assert count_gpus({"CUDA_VISIBLE_DEVICES": ""}) == 0
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": ""}) == GpuCount()

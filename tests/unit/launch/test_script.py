@@ -6,6 +6,7 @@ import zipfile
 
 import pytest
 
+from ddpdoctor.collect.gpus import GpuCount
 from ddpdoctor.launch.script import check_command, check_script, choose_nproc, choose_ranks, locate_module, starts_ranks
 from ddpdoctor.model.errors import UserError
 
@@ -99,11 +100,12 @@ def test_scripts_that_start_ranks_themselves(source, call):
 @pytest.mark.parametrize(
     ("source", "gpus", "ranks", "said"),
     [
-        (b"x = 1", 0, 2, "no GPU was found"),
-        (b"x = 1", 1, 1, "the one GPU"),
-        (b"x = 1", 8, 8, "8 ranks, one a GPU"),
-        (None, 0, 2, "no GPU was found"),
-        (b"import torch.multiprocessing as mp\nmp.spawn(f)", 8, 1, "mp.spawn"),
+        (b"x = 1", GpuCount(), 2, "no GPU was found"),
+        (b"x = 1", GpuCount(count=1), 1, "the one GPU"),
+        (b"x = 1", GpuCount(count=8), 8, "8 ranks, one a GPU"),
+        (None, GpuCount(), 2, "no GPU was found"),
+        (b"x = 1", GpuCount(unknown="NVML did not answer"), 2, "GPUs are unknown: NVML did not answer"),
+        (b"import torch.multiprocessing as mp\nmp.spawn(f)", GpuCount(count=8), 1, "mp.spawn"),
     ],
 )
 def test_the_number_of_ranks_and_the_sentence_about_it(source, gpus, ranks, said):
