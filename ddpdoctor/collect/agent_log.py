@@ -11,6 +11,7 @@ from ddpdoctor.recorder.files import check_json
 from ddpdoctor.recorder.parsing import parse_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 AGENT_NUMBERS = {
@@ -35,6 +36,8 @@ class AgentLog:
     closing_ns: int | None = None
     superseded_ns: int | None = None
     """When the next attempt began."""
+    lacks: tuple[str, ...] = ()
+    """What hooks of the recorder this torch's agent has no place for."""
     meeting: int | None = None
     """A number that the agents of all nodes give this attempt; None where they say none."""
 
@@ -49,6 +52,7 @@ def read_agent_log(path: Path, attempt: int | None = None) -> AgentLog:
         started={int(e["pid"]): e for e in mine if e.get("k") == "rank"},
         ends={int(e["pid"]): e for e in mine if e.get("k") == "end"},
         closing_ns=next((int(e["at"]) for e in mine if e.get("k") == "closing"), None),
+        lacks=read_lacks(entries),
         meeting=next((e["meeting"] for e in mine if type(e.get("meeting")) is int), None),
         superseded_ns=min((int(e["at"]) for e in entries if int(e.get("attempt", -1)) == wanted + 1), default=None),
     )
@@ -57,6 +61,12 @@ def read_agent_log(path: Path, attempt: int | None = None) -> AgentLog:
 def read_meetings(path: Path) -> dict[int, int]:
     """Return the numbers that the agents of all nodes give the attempts of this one, where they say any."""
     return {e.get("attempt", -1): e["meeting"] for e in reversed(_entries(path)) if type(e.get("meeting")) is int}
+
+
+def read_lacks(entries: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+    """Return the hooks that the recorder found no place for in torch, as a ring's notes or an agent's log tell them."""
+    told = [entry.get("lacks") for entry in entries if entry.get("k") == "hooks"]
+    return tuple(sorted({str(hook) for hooks in told if isinstance(hooks, list) for hook in hooks}))
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:

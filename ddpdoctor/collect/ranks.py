@@ -6,6 +6,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.collect.agent_log import read_lacks
 from ddpdoctor.collect.answers import Answers, dicts, read_answer, read_groups, read_looks, read_seconds
 from ddpdoctor.collect.call_logs import read_log
 from ddpdoctor.collect.dumps import parse_stacks, split_fatal, struck_thread
@@ -51,6 +52,7 @@ class Context:
     children: dict[int, list[reading.RingContent]]
     answers: Answers
     lost: dict[int, str]
+    agent_lacks: tuple[str, ...] = ()
 
 
 def read_rank(source: Source, context: Context) -> Rank:
@@ -175,6 +177,7 @@ def _from_ring(
         "step_times": read_steps(content),
         "fetch_times": read_fetches(context.children.get(content.pid, ()), watched.get("child_fetches")),
         "lines_seen": read_lines(content, context.children.get(content.pid, ()), watched.get("child_lines") or ()),
+        "lacks": tuple(sorted({*read_lacks(notes), *context.agent_lacks})),
         "steps": cells["steps"],
         "batches": cells["batches"],
         "epochs": cells["epochs"],

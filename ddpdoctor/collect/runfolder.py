@@ -217,6 +217,7 @@ def _read_ranks(
         children=find_children(contents),
         answers=find_answers(folder / "evidence"),
         lost=processes.damaged | _read_lost(folder),
+        agent_lacks=agent.lacks,
     )
     return tuple(sorted((ranks.read_rank(source, context) for source in processes.sources), key=lambda rank: rank.rank))
 

@@ -326,6 +326,8 @@ class Rank:
     """When the parent last saw this rank make progress."""
     lost: str | None = None
     """Why nothing, or not all, could be recorded of this rank."""
+    lacks: tuple[str, ...] = ()
+    """The hooks of the recorder that its torch, or its launcher's, has no place for."""
     causes: ProcessCauses | None = None
     """What was seen of its process that may explain why it stands still or died."""
 

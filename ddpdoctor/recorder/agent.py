@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any, Set
 
-from . import wire
+from . import hooks, wire
 from .files import open_plain
 from .state import AGENT_VARIABLE, guarded, here
 from .wrappers import standing_for
@@ -49,11 +49,10 @@ _log = Log(here.folder)
 def patch(module: Any) -> None:
     """Put our hooks around the contexts that start, poll and close the ranks."""
     for name in ("SubprocessContext", "MultiprocessContext"):
-        context = getattr(module, name, None)
-        if context is not None:
-            context._start = _after(_first(context._start, _become_agent), _started)
-            context._poll = _after(_after(context._poll, _note_ends), _tell_verdict)
-            context._close = _before(context._close, _closing)
+        context = hooks.part(module, name)
+        hooks.put(context, "_start", lambda original: _after(_first(original, _become_agent), _started))
+        hooks.put(context, "_poll", lambda original: _after(_after(original, _note_ends), _tell_verdict))
+        hooks.put(context, "_close", lambda original: _before(original, _closing))
 
 
 @guarded("agent")
@@ -64,6 +63,7 @@ def _become_agent(context: Any) -> None:
     os.environ[AGENT_VARIABLE] = str(os.getpid())
     here.demote()
     _log.write(k="agent", pid=os.getpid())
+    _log.write(**hooks.entry())
     _leave_quietly()
 
 
@@ -86,8 +86,8 @@ def _is_stopped_by_watcher() -> bool:
 
 def patch_meetings(module: Any) -> None:
     """Put our hook behind the rendezvous in which nodes agree on an attempt."""
-    agent = module.SimpleElasticAgent
-    agent._rendezvous = _after(agent._rendezvous, _note_meeting)
+    agent = hooks.part(module, "SimpleElasticAgent")
+    hooks.put(agent, "_rendezvous", lambda original: _after(original, _note_meeting))
 
 
 @guarded("agent rendezvous")

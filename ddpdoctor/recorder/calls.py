@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, Optional, Tuple
 
-from . import detail, groups, records, wire, works
+from . import detail, groups, hooks, records, wire, works
 from .state import guarded, here
 from .stepclock import clock, ended_collective
 from .waiting import end_wait
@@ -257,12 +257,14 @@ def patch(module: Any) -> None:
     """Put the records around the functions of torch.distributed.distributed_c10d."""
     groups.c10d = module
     for name, op in RENAMED.items():
-        if hasattr(module, name):
-            setattr(module, name, wrap(op, getattr(module, name), COLLECTIVES[op], p2p=False))
+        _patch(module, name, op, COLLECTIVES[op], p2p=False)
     for op, tensor in COLLECTIVES.items():
-        if hasattr(module, op) and not _only_renamed(getattr(module, op)):
-            setattr(module, op, wrap(op, getattr(module, op), tensor, p2p=False))
+        if not hasattr(module, op) or not _only_renamed(getattr(module, op)):
+            _patch(module, op, op, tensor, p2p=False)
     for op, tensor in POINT_TO_POINT.items():
-        if hasattr(module, op):
-            setattr(module, op, wrap(op, getattr(module, op), tensor, p2p=True))
-    module.Work.wait = works.wrap_wait(module.Work.wait)
+        _patch(module, op, op, tensor, p2p=True)
+    hooks.put(module.Work, "wait", works.wrap_wait)
+
+
+def _patch(module: Any, name: str, op: str, tensor: Optional[str], p2p: bool) -> None:
+    hooks.put(module, name, lambda original: wrap(op, original, tensor, p2p), is_api=True)

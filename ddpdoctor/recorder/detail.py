@@ -14,6 +14,7 @@ import functools
 import threading
 from typing import Any, Callable, Dict, Optional, Tuple
 
+from . import hooks
 from .state import guarded, here
 
 constructing = threading.local()
@@ -30,17 +31,17 @@ def make_safe(module: Any) -> None:
         import torch._C._distributed_c10d as native
 
         logger = getattr(native, "Logger", None)
-    if logger is None:
-        return
-    original = logger.set_construction_data_and_log
+    hooks.put(logger, "set_construction_data_and_log", _passing_gloo_by)
 
+
+def _passing_gloo_by(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def set_construction_data_and_log(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_unsafe():
             return None
         return original(self, *args, **kwargs)
 
-    logger.set_construction_data_and_log = set_construction_data_and_log
+    return set_construction_data_and_log
 
 
 @guarded("detail logger")
@@ -65,10 +66,11 @@ def keep_helpers(module: Any) -> None:
     """Remember the helper group of each wrapper from the moment that torch makes both."""
     global _c10d
     _c10d = module
-    original = getattr(module, "_create_process_group_wrapper", None)
-    if original is None or not hasattr(module, "ProcessGroupGloo"):
-        return
+    if hasattr(module, "ProcessGroupGloo"):
+        hooks.put(module, "_create_process_group_wrapper", functools.partial(_keeping_helper, module))
 
+
+def _keeping_helper(module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _create_process_group_wrapper(*args: Any, **kwargs: Any) -> Any:
         made = []
@@ -89,7 +91,7 @@ def keep_helpers(module: Any) -> None:
             _helpers[id(wrapper)] = (wrapper, made[0])
         return wrapper
 
-    module._create_process_group_wrapper = _create_process_group_wrapper
+    return _create_process_group_wrapper
 
 
 def forget_helpers(group: Any) -> None:

@@ -7,7 +7,7 @@ import time
 import weakref
 from typing import Any, Callable, Dict
 
-from . import frames, samplers, wire
+from . import frames, hooks, samplers, wire
 from .state import check_every, guarded, here
 from .wrappers import standing_for
 
@@ -24,8 +24,7 @@ _noted: Dict[int, Any] = {}
 def patch(module: Any) -> None:
     """Watch ``set_epoch`` of torch's own distributed sampler, and of those made from it."""
     if check_every():
-        sampler = module.DistributedSampler
-        sampler.set_epoch = _counted(sampler.set_epoch)
+        hooks.put(module.DistributedSampler, "set_epoch", _counted)
         samplers.on_use.append(_used)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+from . import hooks
 from .errors import hide_own_frames
 from .state import here
 from .wrappers import standing_for
@@ -49,6 +50,12 @@ class Times:
 
 
 times = Times()
+
+
+def note_what_is_needed(module: Any) -> None:
+    """Note, in a rank, whether this torch has what its workers will time."""
+    for name in FETCHERS:
+        hooks.has(module, name)
 
 
 def patch(module: Any) -> None:

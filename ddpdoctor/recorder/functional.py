@@ -12,7 +12,7 @@ import functools
 import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import calls, groups, records, wire
+from . import calls, groups, hooks, records, wire
 from .state import guarded, here
 from .waiting import begin_wait, end_wait
 
@@ -224,8 +224,7 @@ def patch(unused: Any) -> None:
     ]
     for namespace, name, op in WAITING_OPERATORS:
         _patch_operator(torch, namespace, name, functools.partial(_recorded_as, op, True))
-    if not any(found) or not _patch_operator(torch, NAMESPACES[0], WAIT, record_wait):
-        raise LookupError("this torch has no functional collectives where they are looked for")
+    hooks.note("functional collectives", any(found) and _patch_operator(torch, NAMESPACES[0], WAIT, record_wait))
 
 
 def _recorded_as(op: str, waits: bool, original: Callable[..., Any], arguments: List[str]) -> Callable[..., Any]:
@@ -237,6 +236,7 @@ def _patch_operator(torch: Any, namespace: str, name: str, around: Callable[[Any
     packet = getattr(getattr(torch.ops, namespace), name, None)
     if packet is None:
         return False
+    hooks.note("%s.%s" % (namespace, name), found=True)
     overload = packet.default
     arguments = [argument.name for argument in overload._schema.arguments]
     for holder in (overload, packet):

@@ -53,6 +53,9 @@ def apply(name: str, module: Any) -> None:
     """Patch one module; a failure leaves it as it was, or half patched, and is recorded."""
     try:
         patches[name](module)
+        hooks = sys.modules.get(__package__ + ".hooks")
+        if hooks is not None:
+            hooks.tell()
     except Exception as error:  # noqa: BLE001 - the recorder's wall
         here.failed("patch " + name, error)
 

@@ -14,7 +14,7 @@ import time
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import leaf_prints, loader_facts, passes, samplers, wire
+from . import hooks, leaf_prints, loader_facts, passes, samplers, wire
 from .state import check_every, describers, guarded, here
 from .wrappers import standing_for
 
@@ -74,9 +74,8 @@ def patch(module: Any) -> None:
     """Hooks on torch.utils.data.dataloader, inside those that record batches and epochs as phases."""
     if not check_every():
         return
-    iterator = module._BaseDataLoaderIter
-    iterator._next_index = _drawing(iterator._next_index)
-    module.DataLoader.__iter__ = _opening(module.DataLoader.__iter__)
+    hooks.put(hooks.part(module, "_BaseDataLoaderIter"), "_next_index", _drawing)
+    hooks.put(module.DataLoader, "__iter__", _opening)
     here.on_end.append(settle_all)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=book.under_way.clear)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from typing import Any, List
+from typing import Any, Callable, List
 
-from . import replicas
+from . import hooks, replicas
 from .gradient_watch import Backward, Watch
 from .state import check_every, guarded, here
 from .tensor_looks import tensors_in
@@ -58,8 +58,18 @@ def patch_ddp(ddp: Any) -> None:
     """Have each forward of DDP prepare for the look."""
     if not check_every():
         return
-    original = ddp.forward
+    hooks.put(ddp, "forward", _looking)
+    hooks.put(hooks.part(sys.modules.get("torch.amp.grad_scaler"), "GradScaler"), "scale", _scaling)
+    _note_what_looks_need(sys.modules["torch"])
 
+
+def _note_what_looks_need(torch: Any) -> None:
+    hooks.has(torch._C, "_current_graph_task_id")
+    hooks.has(type(torch.autograd.Variable._execution_engine), "queue_callback")
+    hooks.has(torch.Tensor, "register_post_accumulate_grad_hook")
+
+
+def _looking(original: Callable[..., Any]) -> Callable[..., Any]:
     @standing_for(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         watch = _begin(self, (args, kwargs))
@@ -68,16 +78,17 @@ def patch_ddp(ddp: Any) -> None:
             _stand_by(watch, result)
         return result
 
-    ddp.forward = forward
-    _patch_scaler()
+    return forward
 
 
 def patch_autograd(module: Any) -> None:
     """Tell the hooks which backward runs."""
     if not check_every():
         return
-    original = module.backward
+    hooks.put(module, "backward", _telling)
 
+
+def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
     @standing_for(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
         if not _kept.watches:
@@ -88,21 +99,16 @@ def patch_autograd(module: Any) -> None:
         finally:
             _leave()
 
-    module.backward = backward
+    return backward
 
 
-def _patch_scaler() -> None:
-    scaler: Any = getattr(sys.modules.get("torch.amp.grad_scaler"), "GradScaler", None)
-    original = getattr(scaler, "scale", None)
-    if original is None:
-        return
-
+def _scaling(original: Callable[..., Any]) -> Callable[..., Any]:
     @standing_for(original)
     def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
         _kept.scaled = bool(getattr(self, "_enabled", False))
         return original(self, *args, **kwargs)
 
-    scaler.scale = scale
+    return scale
 
 
 @guarded("gradients")

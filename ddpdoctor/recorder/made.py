@@ -5,9 +5,11 @@ Nothing is kept of parameters that were there before the first optimizer, as mos
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any, Dict
 
+from . import hooks
 from .state import check_every, guarded, here
 from .wrappers import standing_for
 
@@ -25,14 +27,16 @@ def patch_optimizer(module: Any) -> None:
     """Count the optimizers that are made."""
     if not check_every():
         return
-    original = module.Optimizer.__init__
+    hooks.put(module.Optimizer, "__init__", _counting)
 
+
+def _counting(original: Any) -> Any:
     @standing_for(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for the original
         original(self, *args, **kwargs)
         _count(self)
 
-    module.Optimizer.__init__ = __init__
+    return __init__
 
 
 @guarded("optimizer made")
@@ -43,9 +47,10 @@ def _count(optimizer: Any) -> None:
     _made += 1
     _numbers[optimizer] = _made
     if _made == 1:
-        import torch
-
-        torch.nn.modules.module.register_module_parameter_registration_hook(_registered)
+        module = sys.modules["torch.nn.modules.module"]
+        if hooks.has(module, "register_module_parameter_registration_hook"):
+            module.register_module_parameter_registration_hook(_registered)
+            hooks.tell()
 
 
 def _registered(_module: Any, _name: str, parameter: Any) -> None:

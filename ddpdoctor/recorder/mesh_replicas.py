@@ -13,7 +13,7 @@ import sys
 import weakref
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 
-from . import frames, placements, print_wire
+from . import frames, hooks, placements, print_wire
 from .placements import Sharing
 from .replica_files import PrintFiles
 from .replica_moments import may_look, next_due
@@ -199,17 +199,17 @@ def _prints_of(rows: Rows) -> bytes:
 
 def patch_fully_shard(module: Any) -> None:
     """Note the modules that ``fully_shard`` is given."""
-    module.fully_shard = _noting(module.fully_shard)
+    hooks.put(module, "fully_shard", _noting)
 
 
 def patch_parallelize(module: Any) -> None:
     """Note the modules that ``parallelize_module`` is given, and on which mesh: it leaves plain parameters in them."""
-    module.parallelize_module = _noting(module.parallelize_module, leaves_plain=True)
+    hooks.put(module, "parallelize_module", functools.partial(_noting, leaves_plain=True))
 
 
 def patch_distribute(module: Any) -> None:
     """Note the modules that ``distribute_module`` is given."""
-    module.distribute_module = _noting(module.distribute_module)
+    hooks.put(module, "distribute_module", _noting)
 
 
 def _noting(original: Callable[..., Any], leaves_plain: bool = False) -> Callable[..., Any]:

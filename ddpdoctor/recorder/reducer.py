@@ -9,7 +9,7 @@ import time
 import weakref
 from typing import Any, Dict, List, Optional, Set
 
-from . import frames
+from . import frames, hooks
 from .state import guarded, here
 from .tensor_looks import tensors_in
 
@@ -32,6 +32,13 @@ _names: weakref.WeakKeyDictionary[Any, List[str]] = weakref.WeakKeyDictionary()
 _last: Any = None
 """A weak reference to the model whose forward, with a reduction to come, ran last."""
 _notes = 0
+
+
+def note_what_is_needed(native: Any) -> None:
+    """Note whether this torch has what is asked of DDP's reducer and of its timers, which are C++."""
+    hooks.has(native.Reducer, "_check_reducer_finalized")
+    for name in ("_get_ddp_logging_data", "set_runtime_stats_and_log"):
+        hooks.has(native.Logger, name)
 
 
 def keep_names(ddp: Any) -> None:

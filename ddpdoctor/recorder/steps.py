@@ -13,7 +13,7 @@ import threading
 import weakref
 from typing import Any, Callable
 
-from . import reductions, wire
+from . import hooks, reductions, wire
 from .lines import LineTable
 from .state import guarded, here
 from .stepclock import clock
@@ -31,15 +31,15 @@ def stepped(optimizer: Any) -> None:
 
 def patch_ddp(ddp: Any) -> None:
     """Measure forwards of DDP, and the wait for rank 0's buffers inside them."""
-    ddp.__init__ = then(ddp.__init__, _time_every_step)
-    ddp.forward = _forward(ddp.forward)
-    if hasattr(ddp, "_sync_buffers"):
-        ddp._sync_buffers = _waiting(ddp._sync_buffers)
+    if hooks.has(ddp, "_set_ddp_runtime_logging_sample_rate"):
+        hooks.put(ddp, "__init__", lambda original: then(original, _time_every_step))
+    hooks.put(ddp, "forward", _forward)
+    hooks.put(ddp, "_sync_buffers", _waiting)
 
 
 def patch_autograd(module: Any) -> None:
     """Measure torch.autograd.backward, through which Tensor.backward goes as well."""
-    module.backward = _backward(module.backward)
+    hooks.put(module, "backward", _backward)
 
 
 def then(original: Callable[..., Any], action: Callable[[Any], None]) -> Callable[..., Any]:

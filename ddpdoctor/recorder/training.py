@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
+import sys
 import time
 import weakref
 from typing import Any, Callable, Optional
@@ -11,8 +13,11 @@ from typing import Any, Callable, Optional
 from . import (
     calls,
     detail,
+    fetches,
     frames,
     groups,
+    hooks,
+    imports,
     loaders,
     local_gradients,
     made,
@@ -31,6 +36,7 @@ from .state import MASTER_VARIABLE, guarded, here
 from .waiting import enter_phase, leave_phase
 from .wrappers import standing_for
 
+FLIGHT_RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 MAX_BAD_ENDS = 64
 """Children that were no ranks whose bad end is noted. Ours: a pool that is terminated ends all of its workers badly."""
 
@@ -101,12 +107,28 @@ def patch_groups(module: Any) -> None:
     """Hooks on torch.distributed.distributed_c10d: collectives, and the making and ending of groups."""
     detail.keep_helpers(module)
     calls.patch(module)
-    module.init_process_group = phase(
-        "init_process_group", module.init_process_group, waits=True, before=_before_init, after=_after_init
+    around = functools.partial
+    hooks.put(
+        module,
+        "init_process_group",
+        around(phase, "init_process_group", waits=True, before=_before_init, after=_after_init),
     )
-    module.new_group = phase("new_group", module.new_group, waits=True)
-    module.destroy_process_group = phase("destroy_process_group", module.destroy_process_group, before=_before_destroy)
+    hooks.put(module, "new_group", around(phase, "new_group", waits=True))
+    hooks.put(module, "destroy_process_group", around(phase, "destroy_process_group", before=_before_destroy))
     detail.make_safe(module)
+    _note_what_evidence_needs(module)
+
+
+def _note_what_evidence_needs(module: Any) -> None:
+    """Note whether this torch has what is read of its groups when evidence is asked for."""
+    hooks.note_modules(sys.modules["torch"], [name for name in imports.patches if name.startswith("torch.")])
+    world = hooks.part(module, "_world")
+    for name in ("default_pg", "pg_group_ranks", "pg_map"):
+        hooks.has(type(world), name)
+    for name in ("_get_sequence_number_for_group", "_get_backend", "_device_types"):
+        hooks.has(module.ProcessGroup, name)
+    native = sys.modules["torch._C._distributed_c10d"]
+    hooks.note("flight recorder", any(hasattr(native, name) for name in FLIGHT_RECORDERS))
 
 
 def _before_destroy(group: Any = None) -> None:
@@ -181,10 +203,14 @@ def patch_ddp(module: Any) -> None:
 
     steps.patch_ddp(ddp)
     local_gradients.patch_ddp(ddp)
-    ddp.__init__ = phase("ddp_init", ddp.__init__, waits=True, before=before, after=_after_ddp, group=group_of)
-    ddp.forward = phase("ddp_forward", ddp.forward, before=_before_forward, name=_forward_name, group=_forward_group)
-    ddp._post_forward = steps.then(ddp._post_forward, replicas.forward_ended)
-    ddp._sync_buffers = steps.then(ddp._sync_buffers, replica_steps.buffers_synced)
+    around = functools.partial
+    made = around(phase, "ddp_init", waits=True, before=before, after=_after_ddp, group=group_of)
+    hooks.put(ddp, "__init__", made)
+    forward = around(phase, "ddp_forward", before=_before_forward, name=_forward_name, group=_forward_group)
+    hooks.put(ddp, "forward", forward)
+    hooks.put(ddp, "_post_forward", lambda original: steps.then(original, replicas.forward_ended))
+    hooks.put(ddp, "_sync_buffers", lambda original: steps.then(original, replica_steps.buffers_synced))
+    reducer.note_what_is_needed(sys.modules["torch._C._distributed_c10d"])
 
 
 def _before_forward(*args: Any, **kwargs: Any) -> None:
@@ -224,10 +250,10 @@ def patch_autograd(module: Any) -> None:
     """Put a record around torch.autograd.backward, through which Tensor.backward goes as well."""
     steps.patch_autograd(module)
     local_gradients.patch_autograd(module)
-    module.backward = phase(
-        "backward", module.backward, waits=True, before=_before_backward, after=replicas.backward_ended,
-        group=_backward_group,
-    )  # fmt: skip
+    around = functools.partial(
+        phase, "backward", waits=True, before=_before_backward, after=replicas.backward_ended, group=_backward_group
+    )
+    hooks.put(module, "backward", around)
 
 
 def patch_optimizer(module: Any) -> None:
@@ -248,19 +274,20 @@ def patch_optimizer(module: Any) -> None:
         mesh_replicas.after_step(optimizer)
 
     made.patch_optimizer(module)
-    module.register_optimizer_step_pre_hook(begins)
-    module.register_optimizer_step_pre_hook(replica_steps.before_step)
-    module.register_optimizer_step_pre_hook(mesh_replicas.before_step)
-    module.register_optimizer_step_pre_hook(local_gradients.before_step)
-    module.register_optimizer_step_post_hook(stepped)
+    if hooks.has(module, "register_optimizer_step_pre_hook"):
+        for before in (begins, replica_steps.before_step, mesh_replicas.before_step, local_gradients.before_step):
+            module.register_optimizer_step_pre_hook(before)
+    if hooks.has(module, "register_optimizer_step_post_hook"):
+        module.register_optimizer_step_post_hook(stepped)
 
 
 def patch_loader(module: Any) -> None:
     """Hooks on torch.utils.data.dataloader: batches and epochs."""
     loaders.patch(module)
-    iterator = module._BaseDataLoaderIter
-    iterator.__next__ = _next_batch(iterator.__next__)
-    module.DataLoader.__iter__ = phase("epoch", module.DataLoader.__iter__, after=lambda *a: count("epochs", _epochs))
+    hooks.put(hooks.part(module, "_BaseDataLoaderIter"), "__next__", _next_batch)
+    epoch = functools.partial(phase, "epoch", after=lambda *a: count("epochs", _epochs))
+    hooks.put(module.DataLoader, "__iter__", epoch)
+    fetches.note_what_is_needed(sys.modules.get(fetches.MODULE))
 
 
 def _next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -298,13 +325,15 @@ def _next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def patch_spawn(module: Any) -> None:
     """Note the exception of a rank that mp.spawn started: torch catches it and passes on its text."""
-    original = module._wrap
+    hooks.put(module, "_wrap", _noting_errors)
 
+
+def _noting_errors(original: Callable[..., Any]) -> Callable[..., Any]:
     @standing_for(original)
     def _wrap(function: Any, *args: Any, **kwargs: Any) -> Any:
         return original(_noting(function), *args, **kwargs)
 
-    module._wrap = _wrap
+    return _wrap
 
 
 def _noting(function: Any) -> Any:
@@ -356,17 +385,17 @@ def _was_rank(pid: int) -> bool:
 
 def patch_dynamo(module: Any) -> None:
     """Have torch.compile pass over the recorder's frames, as it does over torch's own."""
-    module.SKIP_DIRS.append(frames.HERE)
-    module._recompile_re()
+    if hooks.has(module, "SKIP_DIRS") and hooks.has(module, "_recompile_re"):
+        module.SKIP_DIRS.append(frames.HERE)
+        module._recompile_re()
 
 
 def flight_recorder() -> Any:
     """Return the last entries of torch's flight recorder, which also sees what DDP's C++ reducer starts."""
     import json
-    import sys
 
     native = sys.modules.get("torch._C._distributed_c10d")
-    dump = getattr(native, "_dump_fr_trace_json", None) or getattr(native, "_dump_nccl_trace_json", None)
+    dump = next((found for name in FLIGHT_RECORDERS if (found := getattr(native, name, None))), None)
     if dump is None or groups.default() is None:
         return []
     keep = ("process_group", "collective_seq_id", "p2p_seq_id", "is_p2p", "profiling_name", "input_sizes",
