@@ -65,7 +65,8 @@ def patch_ddp(ddp: Any) -> None:
 
 def _note_what_looks_need(torch: Any) -> None:
     hooks.has(torch._C, "_current_graph_task_id")
-    hooks.has(type(torch.autograd.Variable._execution_engine), "queue_callback")
+    engine = torch.autograd.Variable._execution_engine
+    hooks.note("autograd engine.queue_callback", hasattr(engine, "queue_callback"))
     hooks.has(torch.Tensor, "register_post_accumulate_grad_hook")
 
 

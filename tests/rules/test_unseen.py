@@ -68,3 +68,27 @@ def test_a_rank_that_keeps_the_recorder_out_says_why():
     assert finding.ranks == (1,)
     assert "-I" in finding.summary
     assert not found.certain
+
+
+def test_what_a_torch_lacks_is_said_once_with_what_is_lost():
+    ranks = [replace(in_call(n), lacks=("Work.wait",)) for n in range(3)]
+    (finding,) = of_kind(judge(job(*ranks)), "not-recorded")
+    assert finding.ranks == (0, 1, 2)
+    assert finding.summary == (
+        "ranks 0-2 could not be recorded in full: "
+        "this torch has no Work.wait, so waits for asynchronous collectives are not recorded"
+    )
+
+
+def test_several_missing_hooks_are_one_finding_with_a_line_each():
+    ranks = [replace(in_call(n), lacks=("Work.wait", "a hook of later") if n else ()) for n in range(3)]
+    (finding,) = of_kind(judge(job(*ranks)), "not-recorded")
+    assert finding.ranks == (1, 2)
+    assert finding.evidence == (
+        "Work.wait: waits for asynchronous collectives are not recorded",
+        "a hook of later: what it tells is not known",
+    )
+
+
+def test_a_torch_that_has_every_hook_is_not_spoken_of():
+    assert of_kind(judge(job(*(in_call(n) for n in range(3)))), "not-recorded") == []

@@ -12,22 +12,25 @@ from ddpdoctor.rules.registry import rule
 from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
+from .hook_losses import LOSSES, UNKNOWN
 from .scene import Cause, Scene
 from .words import verb
 
 
 @rule("DD901", "not-recorded", Severity.INFO, "A rank could not be recorded")
 def check_recorded(scene: Scene) -> Ruling:
-    """Report ranks that ran without a recorder, or with a damaged one.
+    """Report ranks that ran without a recorder, with a damaged one, or on a torch that lacks one of its hooks.
 
     ## What it means
 
-    Training was not disturbed, but of these ranks only the process itself was seen: a verdict knows less.
+    Training was not disturbed, but less was seen of these ranks, so a verdict knows less. Without a recorder only the
+    process itself was seen. Without one hook, only what that hook tells is lost: the finding names both.
 
     ## How it is recognised
 
     The recorder left word why it could not start, or a process ran and no record of it was found. Ranks of the world
-    that no process here stands for run elsewhere, unless the launcher has said that all are here.
+    that no process here stands for run elsewhere, unless the launcher has said that all are here. The recorder notes
+    each function of torch that it hooks into, and whether this torch has it.
 
     ## How sure
 
@@ -37,11 +40,14 @@ def check_recorded(scene: Scene) -> Ruling:
 
     Free space where the run folder and `/dev/shm` are. A rank that runs under `python -I`, `-E` or `-S`, or with
     another `PYTHONPATH`, does not load the recorder: start it without. For ranks elsewhere start `ddpdoctor wrap` there
-    too: each looks after its own host.
+    too: each looks after its own host. Where this torch lacks a hook, update ddpdoctor. docs/torch-versions.md lists
+    the versions of torch that it was tried with.
 
     ## Example
 
         rank 3 could not be recorded: no space left on device
+        ranks 0-7 could not be recorded in full: this torch has no Work.wait, so waits for asynchronous collectives are
+        not recorded
     """
     unseen: dict[str, list[int]] = {}
     for number in sorted(scene.states):
@@ -49,7 +55,31 @@ def check_recorded(scene: Scene) -> Ruling:
         if why:
             unseen.setdefault(why, []).append(number)
     found = [_finding(scene, why, tuple(ranks)) for why, ranks in unseen.items()]
-    return Ruling(findings=(*found, *_elsewhere(scene)))
+    return Ruling(findings=(*found, *_without_hooks(scene), *_elsewhere(scene)))
+
+
+def _without_hooks(scene: Scene) -> list[Finding]:
+    """Report what torch lacks, once for all ranks that lack the same."""
+    lacking: dict[tuple[str, ...], list[int]] = {}
+    for number in sorted(scene.states):
+        lacks = scene.rank(number).lacks
+        if lacks:
+            lacking.setdefault(lacks, []).append(number)
+    return [
+        replace(
+            _finding(scene, "", tuple(ranks)),
+            summary=f"{rank_list(ranks)} could not be recorded in full: this torch has {_lack_words(hooks)}",
+            evidence=tuple(f"{hook}: {LOSSES.get(hook, UNKNOWN)}" for hook in hooks) if len(hooks) > 1 else (),
+            fix="update ddpdoctor, or report the version of torch to it",
+        )
+        for hooks, ranks in lacking.items()
+    ]
+
+
+def _lack_words(hooks: tuple[str, ...]) -> str:
+    if len(hooks) == 1:
+        return f"no {hooks[0]}, so {LOSSES.get(hooks[0], UNKNOWN)}"
+    return f"no place for {len(hooks)} of the recorder's hooks: {', '.join(hooks)}"
 
 
 def _elsewhere(scene: Scene) -> list[Finding]:

@@ -1,0 +1,68 @@
+"""Tries ddpdoctor with versions of torch and Python, and writes docs/torch-versions.md.
+
+python -m tests.matrix                              every version, five minutes and 5 GB of download each
+python -m tests.matrix --torch 2.6,2.15 --python 3.10,3.11
+python -m tests.matrix --python 3.14=/opt/python3.14/bin/python3
+python -m tests.matrix --table                      only write the page again
+
+Results are kept in results.json beside this file, so that combinations can be tried one by one. An environment is
+removed after it was tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.matrix import environments
+from tests.matrix.table import render
+from tests.matrix.tried import try_all
+
+TORCH = ("2.6", "2.8", "2.10", "2.13", "2.14", "2.15")
+PYTHON = ("3.10", "3.11", "3.12", "3.13", "3.14")
+RESULTS = Path(__file__).with_name("results.json")
+PAGE = environments.ROOT / "docs" / "torch-versions.md"
+
+
+def main() -> None:
+    """Try the combinations that were asked for, one after another."""
+    options = _options()
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for torch in [] if options.table else options.torch.split(","):
+        for named in options.python.split(","):
+            version, _, path = named.partition("=")
+            print(f"torch {torch}, Python {version}", flush=True)
+            found = _try(torch, path or version, options.folder)
+            print(f"  {found.get('not_run', '')}{found.get('lacks', '')}", flush=True)
+            results[f"{torch} {version}"] = {"asked": [torch, version], **found}
+            RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    PAGE.write_text(render(list(results.values())))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.matrix", description="Try versions of torch and Python.")
+    parser.add_argument("--torch", default=",".join(TORCH), help="versions with commas between")
+    parser.add_argument("--python", default=",".join(PYTHON), help="versions, or VERSION=PATH, with commas between")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where environments are made")
+    parser.add_argument("--table", action="store_true", help="try nothing, write the page from what was tried before")
+    return parser.parse_args()
+
+
+def _try(torch: str, python: str, folder: Path) -> dict[str, Any]:
+    base = environments.find_python(python)
+    if base is None:
+        return {"not_run": "not run: this Python was not there"}
+    place = folder / f"torch-{torch}-{base.parent.parent.name}"
+    try:
+        return try_all(environments.make(base, torch, place))
+    except environments.NotMadeError as error:
+        return {"not_run": f"not run: {error}"}
+    finally:
+        environments.remove(place)
+
+
+if __name__ == "__main__":
+    main()
