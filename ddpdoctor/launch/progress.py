@@ -42,6 +42,8 @@ class Followed:
     heartbeat_changed_ns: int = 0
     frozen_since_ns: int | None = None
     """Since when it was stopped at every look; a watcher that was stopped itself begins anew."""
+    uses_nccl: bool | None = None
+    """Its host may wait anywhere for what a device has not completed; None while its group is not made."""
     ended_ns: int | None = None
     exit_code: int | None = None
     """A signal's number below zero; None where the kernel did not say."""
@@ -79,6 +81,8 @@ def follow(process: Followed, now_ns: int, interval_s: float, hang_timeout_s: fl
     """Look at one process again. ``below`` are the pids of its descendants."""
     cells = reading.read_cells(process.ring)
     old, process.cells = process.cells, cells
+    if process.uses_nccl is None and cells["initialized"]:
+        process.uses_nccl = reading.uses_nccl(process.ring)
     if not old or cells["heartbeat_ns"] != old["heartbeat_ns"]:
         process.heartbeat_changed_ns = now_ns
     has_new_child = bool(below - process.children)

@@ -41,6 +41,8 @@ class Headway:
     """For how long a living rank is in a call that needs others, the longest; None where none is."""
     stuck_s: float = 0.0
     """For how long one of those has made no progress in it, the longest."""
+    nccl_still_s: float | None = None
+    """For how long a living rank over NCCL has made no progress, wherever it stands, the longest; None without one."""
     still: int = 0
     """Living ranks without progress for the hang timeout."""
     idle: bool = False
@@ -72,6 +74,7 @@ def read_headway(
         begun=any(rank.cells.get("initialized") for rank in alive),
         waits_s=max(((now_ns - rank.waits_since_ns) / 1e9 for rank in waiting), default=None),
         stuck_s=max(((now_ns - max(r.waits_since_ns, r.last_progress_ns)) / 1e9 for r in waiting), default=0.0),
+        nccl_still_s=max(((now_ns - r.last_progress_ns) / 1e9 for r in alive if r.uses_nccl), default=None),
         still=len(still),
         idle=any(not rank.waits_since_ns for rank in still),
         ended_s=(now_ns - max(ended)) / 1e9 if ended and not is_stopping else None,
@@ -98,7 +101,15 @@ def suspicion_of(headways: Iterable[Headway], limit_s: float) -> Suspicion:
     still = sum(headway.still for headway in found) if waited_s is None or waited_s > limit_s else 0
     if still == alive or (still and waited_s is not None and any(headway.idle for headway in found)):
         return Suspicion.STRONG
-    return Suspicion.WEAK if still and waited_s is not None else Suspicion.NONE
+    is_weak = (still and waited_s is not None) or _may_wait_for_the_gone(found)
+    return Suspicion.WEAK if is_weak else Suspicion.NONE
+
+
+def _may_wait_for_the_gone(headways: list[Headway]) -> bool:
+    """Return whether a rank has ended and one over NCCL stands still: it may wait for its device, or export a model."""
+    ended = [headway.ended_s for headway in headways if headway.ended_s is not None]
+    still = [headway.nccl_still_s for headway in headways if headway.nccl_still_s is not None]
+    return bool(ended and still) and min(*ended, max(still)) > EARLY_EXIT_WAIT_S
 
 
 def _waits_for_the_gone(headways: list[Headway]) -> bool:

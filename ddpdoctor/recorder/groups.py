@@ -82,6 +82,11 @@ def default() -> Any:
     return None if c10d is None else c10d._world.default_pg
 
 
+def backends_of(group: Any) -> str:
+    """Return which backend serves which device, as torch has it: "cuda:nccl", also where the script named none."""
+    return str(c10d._world.pg_backend_config.get(group) or c10d.get_backend(group))
+
+
 def sequence_number(group: Any) -> int:
     """Return how many operations the group's backend has begun, those of C++ included; -1 where it does not say."""
     try:

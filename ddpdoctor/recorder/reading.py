@@ -99,6 +99,14 @@ def read_place(data: bytes) -> Optional[Tuple[str, int, str]]:
     return parts[2], int(parts[0]), parts[1]
 
 
+def uses_nccl(data: Any) -> bool:
+    """Return whether the default group of a process goes over NCCL, by a ring that is being written to."""
+    used = min(read_cells(data)["journal_used"], len(data) - wire.HEADER_SIZE)
+    notes = _read_journal(bytes(data[wire.HEADER_SIZE : wire.HEADER_SIZE + used]))[2]
+    told = next((str(note.get("backend")) for note in reversed(notes) if note["k"] == "initialized"), "")
+    return "nccl" in told.lower()
+
+
 def read_ring(data: bytes) -> RingContent:
     """Decode a whole ring.
 

@@ -174,7 +174,7 @@ def _after_init(*args: Any, **kwargs: Any) -> None:
     if here.ring is None:
         return
     world = {"rank": groups.c10d.get_rank(), "world_size": groups.c10d.get_world_size()}
-    torch_says = {"backend": str(groups.c10d.get_backend()), "debug_level": groups.c10d.get_debug_level().name}
+    torch_says = {"backend": groups.backends_of(groups.default()), "debug_level": groups.c10d.get_debug_level().name}
     here.ring.note(dict(world, k="initialized", at=time.monotonic_ns(), **torch_says))
     here.ring.set("initialized", 1)
 

@@ -29,6 +29,8 @@ EVEN_SHAPE = SAME_SHAPE | {"all_gather", "gather", "scatter", "reduce_scatter", 
 """Operations of which some backends allow other shapes on other ranks; a reason only where one does not complete."""
 ANY_SHAPE = EVEN_SHAPE | {"all_to_all", "all_to_all_single"}
 """Those too that are made for different splits; a reason only where a rank was aborted inside."""
+COALESCED = "coalesced"
+"""torch's name for a batch of calls, whatever they are."""
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_coalesced"})
 
@@ -130,7 +132,8 @@ def _first_unrecorded_difference(lines: list[Timeline]) -> int | None:
     told = {seq for line in lines for seq, entry in line.entries.items() if entry.unrecorded}
     for seq in sorted(told):
         entries = (line.entries.get(seq) for line in lines)
-        if len({entry.kind.op for entry in entries if entry is not None and not entry.native}) > 1:
+        told_ops = {entry.kind.op for entry in entries if entry is not None and not entry.native} - {COALESCED}
+        if len(told_ops) > 1:
             return seq
     return None
 

@@ -30,6 +30,9 @@ CASES = {
     "all stand still before their group is made": ([Headway(alive=1, still=1, idle=True)], Suspicion.WEAK),
     "one of them is at work": ([Headway(alive=2, still=1, idle=True)], Suspicion.NONE),
     "a rank of another node has ended": ([replace(WAITS, waits_s=2, stuck_s=2, still=0), GONE], Suspicion.STRONG),
+    "it has ended, and a rank over NCCL stands still": ([replace(TRAINS, nccl_still_s=2), GONE], Suspicion.WEAK),
+    "it has ended, and a rank over NCCL goes on": ([replace(TRAINS, nccl_still_s=0.2), GONE], Suspicion.NONE),
+    "a rank over NCCL stands still beside others": ([replace(TRAINS, nccl_still_s=5), TRAINS], Suspicion.NONE),
     "it has ended this moment": (
         [replace(WAITS, waits_s=2, stuck_s=2, still=0), replace(GONE, ended_s=0.1)],
         Suspicion.NONE,

@@ -127,3 +127,16 @@ def test_a_note_that_no_recorder_writes_is_left_out(tmp_path: Path, note: dict[s
     ring.note(note)
     ring.note({"k": "init", "rank": None, "at": 5})
     assert [found["k"] for found in reading.read_ring(Path(ring.path).read_bytes()).notes] == ["init"]
+
+
+@pytest.mark.parametrize(
+    ("backends", "expected"),
+    [([], False), (["cpu:gloo"], False), (["cpu:gloo,cuda:nccl"], True), (["cuda:nccl", "cpu:gloo,cuda:gloo"], False)],
+)
+def test_whether_the_group_goes_over_nccl_is_read_of_a_ring_in_use(
+    tmp_path: Path, backends: list[str], *, expected: bool
+) -> None:
+    ring = Ring(str(tmp_path), wire.ROLE_RANK, SHAPE, pid=42, start_ticks=7)
+    for backend in backends:
+        ring.note({"k": "initialized", "backend": backend, "at": 1})
+    assert reading.uses_nccl(Path(ring.path).read_bytes()) is expected
