@@ -70,14 +70,14 @@ STOPPED = bench("--max-size", "4KiB", "--iters", "3", "--warmup", "1", "--mode",
 ALONE = ("allreduce-bench", "--nproc-per-node", "1", "--budget", "5s", "--max-size", "1MiB", "--factor", "32")
 
 _JOBS = (
-    wrapped("flight_source", "flight_source", *HEALTHY, *OFF, ranks=1),
+    wrapped("flight_source", "flight_source", *HEALTHY, *OFF, ranks=1, env={"TORCH_NCCL_ENABLE_TIMING": "1"}),
     wrapped("sleeper_off", "sleeper", *HANG, *OFF, env={"SEEDED": "1"}),
-    wrapped("sleeper_healthy", "sleeper", *HEALTHY, *OFF, env={"SEEDED": "0"}),
+    wrapped("sleeper_healthy", "sleeper", *HEALTHY, env={"SEEDED": "0"}),
     wrapped("pending_oldest", "pending_oldest", *HANG, *OFF),
     wrapped("ddp_sleeper", "ddp_sleeper", *HANG, *OFF),
     wrapped("capture_async_allreduce", "capture_async_allreduce", *HEALTHY, *OFF, ranks=1),
     wrapped("ddp_whole_capture", "ddp_whole_capture", *HEALTHY, *OFF),
-    wrapped("no_sync", "no_sync", *HEALTHY, *OFF, ranks=1),
+    wrapped("no_sync", "no_sync", *HEALTHY, *OFF),
     wrapped("slow_kernel", "slow_kernel", "--hang-timeout", "15", "--on-hang", "auto", *OFF, limit_s=150),
     wrapped("early_exit", "early_exit", "--hang-timeout", "300", "--on-hang", "kill", *OFF),
     wrapped("watchdog", "watchdog", "--hang-timeout", "60", "--on-hang", "auto", *OFF, limit_s=150),
@@ -116,7 +116,5 @@ _JOBS = (
         "bench_too_large", "allreduce-bench", "--nproc-per-node", "1", "--min-size", "1MiB", "--max-size", "1TiB",
         "--factor", "1048576", "--iters", "3", "--warmup", "1", alone=True,
     ),
-    plain("overhead_plain_alone", "overhead", ranks=1, alone=True),
-    wrapped("overhead_off_alone", "overhead", *HEALTHY, *OFF, ranks=1, alone=True),
 )  # fmt: skip
 JOBS = {job.name: job for job in _JOBS}

@@ -52,3 +52,9 @@ def assert_recorded(report: dict[str, Any]) -> None:
 def outcomes(report: dict[str, Any]) -> dict[str, str]:
     """Return the outcome of each check."""
     return {check["id"]: check["outcome"] for check in report["checks"]}
+
+
+def assert_looked_at(done: Done) -> None:
+    """Fail unless the job was silent, and replicas and gradients were looked at."""
+    found = outcomes(assert_silent(done))
+    assert {found[code] for code in ("DD501", "DD503", "DD504", "DD505")} == {"passed"}, found

@@ -8,6 +8,7 @@ from tests.gpu.judging import Ran, report_of
 from tests.gpu.running import Done
 
 EXACT = {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8"}
+OF_LINKS = {"DD402", "DD403", "DD404", "DD405"}
 COLLECTIVES = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv"}
 
 
@@ -53,10 +54,11 @@ def test_bench_two(ran: Ran, *, dry: bool) -> None:
     rows = report["data"]["results"]
     assert {row["collective"] for row in rows} == COLLECTIVES
     assert all(row["wrong"] == 0 for row in rows), rows
-    assert not [one for one in report["findings"] if one["code"] in {"DD403", "DD405"}], report["findings"]
+    assert not [one for one in report["findings"] if one["code"] in OF_LINKS], report["findings"]
     if not dry:
-        transports = {name for log in report["data"]["nccl_logs"] for name in log["transports"]}
-        assert any("NET/Socket" in name for name in transports), report["data"]["nccl_logs"]
+        logs = report["data"]["nccl_logs"]
+        assert [log["network"] for log in logs] == ["Socket"] * 2, logs
+        assert all("NET/Socket" in log["transports"] for log in logs), logs
 
 
 @pytest.mark.gpu_job("bench_kill")

@@ -8,9 +8,11 @@ from tests.gpu.judging import Ran, assert_recorded, assert_silent, report_of
 
 
 @pytest.mark.gpu_job("sleeper_healthy")
-def test_sleeper_healthy(ran: Ran) -> None:
-    """Reductions and item() in turn, without DETAIL."""
-    assert_silent(ran("sleeper_healthy"))
+def test_sleeper_healthy(ran: Ran, *, dry: bool) -> None:
+    """Reductions and item() in turn. Where nobody asks for DETAIL, it is off over NCCL, and on over Gloo."""
+    done = ran("sleeper_healthy")
+    assert_silent(done)
+    assert done.result == {"level": "DETAIL" if dry else "OFF"}
 
 
 @pytest.mark.gpu_job("sleeper_detail_healthy")

@@ -1,11 +1,12 @@
-"""Makes 8 reductions, then asks each flight recorder of torch's, and ours, which of them it has."""
+"""Has 8 reductions pending behind a kernel, asks each flight recorder of torch's and ours, and again once all is done."""
 
 import json
+import time
 
 import torch
 import torch.distributed as dist
-from _ddpdoctor_recorder.state import describers
-from place import DEVICE, join, leave, settle
+from _ddpdoctor_recorder import state
+from place import DEVICE, DRY, join, leave, settle
 from torch._C import _distributed_c10d as native
 
 DUMPS = {
@@ -13,33 +14,39 @@ DUMPS = {
     "any": lambda: native._dump_fr_trace_json(),
     "nccl2": lambda: native._dump_fr_trace_json(backend="nccl2"),
 }
+CYCLES = 6_000_000_000
+"""About 3 s of an H200."""
+WATCHDOG_S = 3
+"""torch's watchdog notes what has completed every 0.1 s."""
 
 
 def told_by(dump):
-    """Return the names and states in a dump, or why there is none."""
+    """Return how many reductions a dump has, and the dump; or why there is none."""
     try:
         entries = json.loads(dump()).get("entries", [])
     except Exception as error:
         return {"error": "%s: %s" % (type(error).__name__, str(error)[:200])}
-    return {"names": sorted({entry["profiling_name"] for entry in entries}), "entries": entries[-10:]}
+    return {"reductions": sum("all_reduce" in entry["profiling_name"] for entry in entries), "entries": entries}
 
 
-def ours():
-    """Return what goes into the evidence."""
-    (describe,) = [describe for name, describe in describers.items() if name.startswith("flight")]
-    return describe()
+def told():
+    known = {**state.describers, **getattr(state, "queries", {})}
+    return {"torch": {name: told_by(dump) for name, dump in DUMPS.items()}, "ours": known["flight_recorder"]()}
 
 
 def main():
-    join()
-    value = torch.ones(4, device=DEVICE)
-    for _ in range(7):
-        dist.all_reduce(value)
+    join(at_once=True)
+    values = [torch.ones(number, device=DEVICE) for number in range(1, 9)]
     settle()
-    works = [dist.all_reduce(value, async_op=True)]
-    leave({"torch": {name: told_by(dump) for name, dump in DUMPS.items()}, "ours": ours()})
-    works[0].wait()
+    if not DRY:
+        torch.cuda._sleep(CYCLES)
+    works = [dist.all_reduce(value, async_op=True) for value in values]
+    pending = told()
+    for work in works:
+        work.wait()
     settle()
+    time.sleep(WATCHDOG_S)
+    leave({"pending": pending, "completed": told()})
     dist.destroy_process_group()
 
 

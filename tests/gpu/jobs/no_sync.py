@@ -17,7 +17,7 @@ CYCLES = 1_000_000_000
 
 
 def main():
-    join()
+    rank = join()
     torch.manual_seed(0)
     steps = {}
     for views in (False, True):
@@ -26,7 +26,9 @@ def main():
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         given = torch.randn(32, 256, device=DEVICE)
         steps["views" if views else "plain"] = [train(model, optimizer, given, step) for step in range(1, 17)]
-    leave(steps)
+    if rank == 0:
+        leave(steps)
+    dist.barrier()
     dist.destroy_process_group()
 
 

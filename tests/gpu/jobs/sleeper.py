@@ -4,7 +4,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from place import DEVICE, SEEDED, join
+from place import DEVICE, SEEDED, join, leave
 
 
 def main():
@@ -15,6 +15,8 @@ def main():
             time.sleep(1000)  # FAULT
         dist.all_reduce(value)
         value.sum().item()
+    if rank == 0:
+        leave({"level": dist.get_debug_level().name})
     dist.barrier()
     dist.destroy_process_group()
 
