@@ -205,6 +205,12 @@ def test_a_node_lost_before_this_attempt_has_no_part_in_it():
     assert verdict(found).kind == "crash"
 
 
+def test_a_node_lost_before_this_attempt_is_why_its_ranks_are_missing():
+    gone = node(1, SILENT, heard_ns=LONG_AGO - 150 * S, ranks=(2, 3))
+    finding = verdict(judge(of_nodes(*waiting(0, 1), nodes=(node(0), gone))))
+    assert (finding.code, finding.hosts) == ("DD605", ("node1",))
+
+
 def test_a_silent_node_is_nothing_after_a_job_that_ended_well():
     done = [ended(n, world=4) for n in (0, 1)]
     assert errors(judge(of_nodes(*done, nodes=(node(0), node(1, SILENT)), ended=True, launcher_status=0))) == []

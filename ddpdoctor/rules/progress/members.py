@@ -47,10 +47,17 @@ def never_came(job: Job) -> tuple[NodeSeen, ...]:
 def lost_nodes(job: Job, moment_ns: int) -> tuple[NodeSeen, ...]:
     """Return the members that came and of which nothing more was heard; also those that left badly and told nothing.
 
-    A node that was lost before the ranks of this attempt began has no part in it: the launcher went on without it.
+    A node that was lost before the ranks of this attempt began has no part in it, unless its ranks are still missing:
+    then the launcher went on without it.
     """
     began_ns = min((rank.started_ns for rank in job.ranks if rank.started_ns is not None), default=0) - BEATS_NS
-    return tuple(node for node in others_of(job) if _is_lost(node) and began_ns <= (node.heard_ns or 0) <= moment_ns)
+    missing = set(range(job.world_size or 0)) - {rank.rank for rank in job.ranks}
+
+    def has_part(node: NodeSeen) -> bool:
+        heard_ns = node.heard_ns or 0
+        return heard_ns <= moment_ns and (began_ns <= heard_ns or bool(missing & set(node.ranks)))
+
+    return tuple(node for node in others_of(job) if _is_lost(node) and has_part(node))
 
 
 def _is_lost(node: NodeSeen) -> bool:
