@@ -11,7 +11,7 @@ from ddpdoctor.collect.answers import Answers, dicts, read_answer, read_groups, 
 from ddpdoctor.collect.call_logs import read_log
 from ddpdoctor.collect.dumps import parse_stacks, split_fatal, struck_thread
 from ddpdoctor.collect.evidence import read_text
-from ddpdoctor.collect.flight import pending_on_device
+from ddpdoctor.collect.flight import device_times, pending_on_device, read_flight
 from ddpdoctor.collect.frames import read_frame, read_frames
 from ddpdoctor.collect.loaders import read_loaders
 from ddpdoctor.collect.models import read_models
@@ -145,6 +145,8 @@ def _from_ring(
     world: dict[str, Any] = next((n for n in reversed(notes) if n.get("k") in ("initialized", "init")), {})
     begun: dict[str, Any] = next((n for n in reversed(notes) if n.get("k") == "init"), {})
     leaving: dict[str, Any] = next((n for n in reversed(notes) if n.get("k") == "exit"), {})
+    groups = _groups(evidence, notes, log)
+    flight = read_flight(evidence)
     cells = content.cells
     return {
         "recorded": True,
@@ -160,9 +162,10 @@ def _from_ring(
         "fatal_place": _innermost_user(parse_stacks(struck_thread(fatal), process.get("main"), roots))
         or _innermost_user(parse_stacks(fatal, process.get("main"), roots)),
         "fatal_outside": bool(fatal) and not struck_thread(fatal),
-        "open_calls": (*log.open(), *pending_on_device(evidence.get("flight_recorder") or [], log)),
+        "open_calls": (*log.open(), *pending_on_device(flight, log, groups)),
+        "device_times": device_times(flight),
         "recent_calls": log.ended(),
-        "groups": _groups(evidence, notes, log),
+        "groups": groups,
         "looks": looks,
         "children": _children(watched, context),
         "causes": read_process_causes(watched.get("causes"), notes, evidence),

@@ -8,7 +8,7 @@ import sys
 import time
 
 from . import frames, imports, memory, reasons
-from .state import describers, guarded, here
+from .state import guarded, here
 from .wrappers import standing_for
 
 TYPE_CHECKING = False
@@ -103,9 +103,12 @@ def _text_of(error: BaseException) -> str:
 
 
 def _groups() -> Any:
-    """Say how far the groups had come when a call failed: afterwards nobody can ask."""
-    describe = describers.get("groups")
-    return describe() if describe is not None else []
+    """Say how far the groups had come when a call failed: afterwards nobody can ask.
+
+    The training thread asks the counters alone, and no device: that can block, and ends the capture of a CUDA graph.
+    """
+    groups = sys.modules.get((__package__ or "") + ".groups")
+    return groups.groups_now() if groups is not None else []
 
 
 def handled_now() -> Optional[Dict[str, Any]]:

@@ -15,7 +15,7 @@ import time
 from . import dump, frames, wire
 from .encode import to_json
 from .files import open_new, open_plain
-from .state import describers, guarded, here
+from .state import describers, guarded, here, queries
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -119,13 +119,20 @@ class Sampler:
             ring.set("new_functions", ring.get("new_functions") + 1)
 
     def answer(self, request: int) -> None:
-        """Write two looks, some time apart, and all that the hooks know; the first look is safe on disk at once."""
+        """Write two looks, some time apart, and all that the hooks know.
+
+        The first look is safe on disk at once, and both are before torch is asked: that may never come back, or not
+        give the GIL back.
+        """
         looks = [take_look()]
+        self.write(request, looks, {})
         extra = {name: _described(name, describe) for name, describe in describers.items()}
-        self.write(request, looks, extra)
         self.rests(LOOKS_APART_S)
         looks.append(take_look())
         self.write(request, looks, extra)
+        if here.is_rank:  # in a forked child of one, the locks of torch and CUDA may be held for ever
+            extra.update((name, _described(name, query)) for name, query in queries.items())
+        self.write(request, looks, dict(extra, complete=1))
 
     def write(self, request: int, looks: List[Any], extra: Dict[str, Any]) -> None:
         """Put the answer in place whole, so that no reader sees half of it."""

@@ -9,7 +9,7 @@ import os
 import sys
 
 from . import imports
-from .state import AGENT_VARIABLE, MASTER_VARIABLE, describers, guarded, here
+from .state import AGENT_VARIABLE, MASTER_VARIABLE, describers, guarded, here, queries
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -212,10 +212,10 @@ def _patch_groups(module: Any) -> None:
     from . import level
 
     level.patch(module)  # first: all ranks must decide alike, also one where a hook fails
-    from . import calls, training
+    from . import calls, flight, training
 
-    describers["groups"] = calls.groups_now
-    describers["flight_recorder"] = training.flight_recorder
+    queries["groups"] = calls.groups_now
+    queries["flight_recorder"] = flight.entries_now
     training.patch_groups(module)
 
 

@@ -36,7 +36,9 @@ _LAUNCH_VARIABLES = (
 """How launchers tell a process which of how many it is."""
 
 describers: Dict[str, Callable[[], Any]] = {}
-"""What else goes into the evidence, by key: functions that the hooks register."""
+"""What else goes into the evidence, by key: functions that the hooks register. None may ask torch."""
+queries: Dict[str, Callable[[], Any]] = {}
+"""Likewise, functions that ask torch, and through it a device: they can hold the GIL, or never come back."""
 
 
 class Recorder:

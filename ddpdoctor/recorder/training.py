@@ -14,6 +14,7 @@ from . import (
     calls,
     detail,
     fetches,
+    flight,
     frames,
     groups,
     hooks,
@@ -36,7 +37,6 @@ from .state import MASTER_VARIABLE, guarded, here
 from .waiting import enter_phase, leave_phase
 from .wrappers import standing_for
 
-FLIGHT_RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 MAX_BAD_ENDS = 64
 """Children that were no ranks whose bad end is noted. Ours: a pool that is terminated ends all of its workers badly."""
 
@@ -123,12 +123,12 @@ def _note_what_evidence_needs(module: Any) -> None:
     """Note whether this torch has what is read of its groups when evidence is asked for."""
     hooks.note_modules(sys.modules["torch"], [name for name in imports.patches if name.startswith("torch.")])
     world = hooks.part(module, "_world")
-    for name in ("default_pg", "pg_group_ranks", "pg_map"):
+    for name in ("default_pg", "pg_group_ranks", "pg_map", "pg_names"):
         hooks.has(type(world), name)
     for name in ("_get_sequence_number_for_group", "_get_backend", "_device_types"):
         hooks.has(module.ProcessGroup, name)
     native = sys.modules["torch._C._distributed_c10d"]
-    hooks.note("flight recorder", any(hasattr(native, name) for name in FLIGHT_RECORDERS))
+    hooks.note("flight recorder", any(hasattr(native, name) for name in flight.RECORDERS))
 
 
 def _before_destroy(group: Any = None) -> None:
@@ -145,6 +145,7 @@ def _before_init(*args: Any, **kwargs: Any) -> None:
     given.update(kwargs)
     _leave_agent_store(given.get("init_method"))
     here.promote()
+    flight.turn_on()
     if here.ring is None:
         return
     entry = {"k": "init", "at": time.monotonic_ns()}
@@ -388,17 +389,3 @@ def patch_dynamo(module: Any) -> None:
     if hooks.has(module, "SKIP_DIRS") and hooks.has(module, "_recompile_re"):
         module.SKIP_DIRS.append(frames.HERE)
         module._recompile_re()
-
-
-def flight_recorder() -> Any:
-    """Return the last entries of torch's flight recorder, which also sees what DDP's C++ reducer starts."""
-    import json
-
-    native = sys.modules.get("torch._C._distributed_c10d")
-    dump = next((found for name in FLIGHT_RECORDERS if (found := getattr(native, name, None))), None)
-    if dump is None or groups.default() is None:
-        return []
-    keep = ("process_group", "collective_seq_id", "p2p_seq_id", "is_p2p", "profiling_name", "input_sizes",
-            "input_dtypes", "state", "retired")  # fmt: skip
-    entries = json.loads(dump()).get("entries", [])
-    return [{k: entry.get(k) for k in keep} for entry in entries[-64:]]

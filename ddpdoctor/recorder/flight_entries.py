@@ -1,0 +1,113 @@
+"""Entries of torch's flight recorder: which are pending, and the oldest. Ranks and readers of dumps share this.
+
+Their form is that of FlightRecorderDetail.hpp, in torch 2.6 to 2.15. Nothing is taken on trust: dumps are files.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Container, Dict, List, Optional, Tuple
+
+    Lane = Tuple[str, str, str]
+
+HOOKED = ("nccl2", "nccl-lazy")
+"""Backends of torch 2.15 that do not record by themselves; torch keeps a recorder for each, by name. "nccl" is the
+first of them there, unless ``TORCH_DIST_USE_NCCL2=0``."""
+DEVICE_BACKENDS = ("nccl", *HOOKED)
+"""Backends whose calls return before the collective has completed. Gloo's entries never leave "scheduled"."""
+COALESCED = "coalesced"
+"""ProcessGroupNCCL::endCoalescing: the entry that ends a batch. Those before it have no event of their own."""
+MOST_PENDING = 256
+"""Ours: the oldest pending entry of so many groups, and of so many pairs of ranks point-to-point."""
+MOST_TIMED = 256
+"""Ours: completed entries that are kept, the last, where torch times them."""
+_KEPT = ("process_group", "collective_seq_id", "p2p_seq_id", "is_p2p", "profiling_name", "input_sizes", "input_dtypes",
+         "state", "retired", "time_created_ns", "duration_ms")  # fmt: skip
+_NUMBERS = ("collective_seq_id", "p2p_seq_id", "time_created_ns")
+
+
+def chosen(entries: Any, groups: Optional[Container[str]] = None) -> List[Dict[str, Any]]:
+    """Return the oldest pending entries, oldest first, and the last that torch has timed.
+
+    ``groups`` are the names of the groups that still are; what is left of others waits for nobody. A host runs ahead
+    of its device by a thousand collectives, all of which wait for the first: nothing is cut before that is found.
+    """
+    found = entries if isinstance(entries, list) else []
+    sound = [one for one in (dict(entry) for entry in found if isinstance(entry, dict)) if _is_sound(one)]
+    ours = [entry for entry in sound if groups is None or entry["process_group"][0] in groups]
+    timed = [entry for entry in ours if isinstance(entry.get("duration_ms"), (int, float)) and not entry["is_p2p"]]
+    kept = _oldest_pending(_settled(ours))[:MOST_PENDING] + timed[-MOST_TIMED:]
+    return [{name: entry[name] for name in _KEPT if name in entry} for entry in kept]
+
+
+def backend_of(entry: Dict[str, Any]) -> str:
+    """Return the backend that an entry names: "nccl:all_reduce"."""
+    return str(entry["profiling_name"]).partition(":")[0]
+
+
+def op_of(entry: Dict[str, Any]) -> str:
+    """Return the operation that an entry names, of point-to-point with its ranks in the group: "recv 1<-0"."""
+    return str(entry["profiling_name"]).partition(":")[2]
+
+
+def is_pending(entry: Dict[str, Any]) -> bool:
+    """Return whether an entry has not completed. Of hooked backends, one that was retired says nothing more."""
+    return entry["state"] != "completed" and not entry.get("retired")
+
+
+def _is_sound(entry: Dict[str, Any]) -> bool:
+    for counter in _NUMBERS:  # an earlier recorder kept the first alone
+        number = entry.setdefault(counter, 0)
+        if type(number) is not int or not 0 <= number < 2**63:
+            return False
+    group, name = entry.get("process_group"), entry.get("profiling_name")
+    texts = isinstance(name, str) and isinstance(entry.get("state"), str) and isinstance(group, (list, tuple))
+    if not texts or not group or not all(isinstance(part, str) for part in group):
+        return False
+    entry["is_p2p"] = bool(entry.get("is_p2p"))
+    return backend_of(entry) in DEVICE_BACKENDS
+
+
+def _settled(entries: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """Give the parts of a batch the state of the entry that ends it, which alone has events, and leave that out.
+
+    A part keeps "scheduled" for ever: batch_isend_irecv would seem to be pending long after it is done.
+    """
+    parts: Dict[Any, Any] = {}
+    found = []
+    for entry in entries:
+        if op_of(entry) != COALESCED:
+            found.append(entry)
+            if is_pending(entry):
+                parts.setdefault(_batch(entry), []).append(entry)
+            continue
+        batch = parts.pop(_batch(entry), ())
+        for part in batch:
+            part.update(state=entry["state"], retired=entry.get("retired"))
+        if not batch:
+            found.append(entry)
+    return found
+
+
+def _batch(entry: Dict[str, Any]) -> Tuple[Any, ...]:
+    """Return what the parts of a batch and its end have in common: sends and receives count by themselves."""
+    p2p = entry["is_p2p"]
+    return (*entry["process_group"], p2p, entry["p2p_seq_id" if p2p else "collective_seq_id"])
+
+
+def _oldest_pending(entries: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """Return the oldest pending entry of each lane. What is older than a completed one of its lane is done as well."""
+    oldest: Dict[Lane, Dict[str, Any]] = {}
+    for entry in entries:
+        lane = _lane(entry)
+        if entry["state"] == "completed":
+            oldest.pop(lane, None)
+        elif is_pending(entry):
+            oldest.setdefault(lane, entry)
+    return sorted(oldest.values(), key=lambda entry: int(entry["time_created_ns"]))
+
+
+def _lane(entry: Dict[str, Any]) -> Lane:
+    """Return what completes in order: a group's collectives, and each pair of ranks, which has a stream of its own."""
+    return entry["process_group"][0], backend_of(entry), op_of(entry) if entry["is_p2p"] else ""
