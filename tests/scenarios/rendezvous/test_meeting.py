@@ -22,6 +22,8 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 VERB = ("-m", "ddpdoctor", "check-rendezvous", "--format", "json")
 CHECK = (sys.executable, *VERB)
 LIMIT_S = 250
+PATIENT = ("--timeout", "120s")
+"""Where all nodes come, and a busy machine is slow to start them."""
 QUICK = ("--timeout", "8s")
 LONG_ENOUGH = ("--timeout", "20s")
 """For nodes to meet that start at the same time, where another one never comes."""
@@ -113,7 +115,7 @@ def test_under_torchrun_one_report_for_all_ranks(hosts):
 def test_an_endpoint_without_node_ranks(hosts):
     port = free_port()
     processes = [
-        start(hosts, number, *CHECK, "--nnodes", "1:2", "--rdzv-endpoint", f"dd0:{port}", "--rdzv-id", "job")
+        start(hosts, number, *CHECK, *PATIENT, "--nnodes", "1:2", "--rdzv-endpoint", f"dd0:{port}", "--rdzv-id", "job")
         for number in range(2)
     ]
     reports = [finish(process) for process in processes]
@@ -126,7 +128,7 @@ def test_an_endpoint_without_node_ranks(hosts):
 
 def test_in_a_slurm_step_nothing_else_is_to_be_said(slurm: Slurm):
     drop = {name: "" for name in os.environ if name.startswith(("DDPDOCTOR_", "SLURM_", "PET_", "MASTER_"))}
-    done = slurm.run("srun", "-N2", "--ntasks-per-node=2", *CHECK, check=False, **drop)
+    done = slurm.run("srun", "-N2", "--ntasks-per-node=2", *CHECK, *PATIENT, check=False, **drop)
     report = read(done.stdout)
 
     healthy(report)
@@ -138,7 +140,7 @@ def test_in_a_slurm_step_nothing_else_is_to_be_said(slurm: Slurm):
 def test_where_the_own_port_is_closed_the_nodes_meet_by_the_store(hosts, closed_ports):
     port = free_port()
     closed_ports(port + 1)
-    processes = [start(hosts, number, *CHECK, *by_number(number, port)) for number in range(2)]
+    processes = [start(hosts, number, *CHECK, *PATIENT, *by_number(number, port)) for number in range(2)]
     (report, status), (second, second_status) = [finish(process) for process in processes]
 
     healthy(report)
