@@ -14,6 +14,9 @@ from ddpdoctor.rules.registry import rule
 from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
+from .device import TIMING
+from .device_pace import LateDevice, find_late_device
+from .groups import group_words
 from .pace import COST_SHARE, MIN_STEPS, Late, find_late, find_pacings, slow_phase
 from .places import places
 from .scene import Cause, Scene
@@ -70,12 +73,14 @@ def check_straggler(scene: Scene) -> Ruling:
     change no median. Where the others' loader workers make batches without a pause, they could hardly be faster without
     the slow rank: the job is bound by its input, and nobody is named. How long a worker takes for a batch is measured
     in the worker. Waits for a single peer (send, recv) do not count: the stages of a pipeline are not compared. On a
-    GPU, where collectives return before they have begun, waits are not measured: the rule then says that it cannot
-    tell.
+    GPU, where collectives return before they have begun, waits are measured only where torch times its kernels
+    (`TORCH_NCCL_ENABLE_TIMING=1`): the rank whose kernels are the shortest has come last. Without timing, or where no
+    rank was asked for its evidence, the rule says that it cannot tell.
 
     ## How sure
 
     High where the time that it loses is seen in one phase of the step and at a line of the script, else medium.
+    Medium too where the kernels tell it.
 
     ## What to do
 
@@ -91,8 +96,8 @@ def check_straggler(scene: Scene) -> Ruling:
         return Ruling(skipped=scene.cause.value)
     pacings = find_pacings(scene.job)
     judged = [late for late in map(find_late, pacings) if late is not None]
-    if not judged and any(rank.step_times is not None and rank.step_times.unknown for rank in scene.job.ranks):
-        return Ruling(inconclusive="how long ranks waited for each other is not known: on a GPU it is not measured")
+    if not judged and (any(rank.device_times for rank in scene.job.ranks) or _is_unknown(scene)):
+        return _judge_devices(scene)
     if not pacings:
         return Ruling(skipped="no steps of two ranks were recorded")
     if not judged:
@@ -105,6 +110,41 @@ def check_straggler(scene: Scene) -> Ruling:
         return Ruling(findings=findings)
     numbers = sorted(number for late in bound for number in late.pacing.paces)
     return Ruling(skipped=f"the loader workers of {rank_list(numbers)} are at work all the time: none of these is slow")
+
+
+def _is_unknown(scene: Scene) -> bool:
+    """Return whether steps were left out because nobody knows how much of them was waiting, as on a GPU."""
+    return any(rank.step_times is not None and rank.step_times.unknown for rank in scene.job.ranks)
+
+
+def _judge_devices(scene: Scene) -> Ruling:
+    late = find_late_device(scene)
+    if late is not None:
+        return Ruling(findings=(_device_finding(scene, late),))
+    if any(rank.device_times for rank in scene.job.ranks):
+        return Ruling()
+    return Ruling(inconclusive=f"how long ranks waited for each other on their devices is not known without {TIMING}")
+
+
+def _device_finding(scene: Scene, late: LateDevice) -> Finding:
+    who = say.who(scene, (late.rank,))
+    group = group_words(late.group, scene.world)
+    return Finding(
+        code="DD610",
+        kind="straggler",
+        severity=Severity.WARNING,
+        confidence=Confidence.MEDIUM,
+        ranks=(late.rank,),
+        hosts=say.hosts_of(scene, (late.rank,)),
+        where=places(late.rank, [line.frame for line in scene.rank(late.rank).lines_seen[:1] if not line.in_child]),
+        summary=f"the others wait for {who} on their devices: it came last to {late.last_in} collectives of about "
+        f"{late.steps} steps",
+        evidence=(
+            f"in {group} its kernels ran {_ms(late.cost_ms)} shorter than any other's: who comes last waits for nobody",
+            f"a step takes {_ms(late.step_ms)} at most, with the start of the job in it",
+        ),
+        fix=_SAME_WORK,
+    )
 
 
 def _is_input_bound(scene: Scene, late: Late) -> bool:

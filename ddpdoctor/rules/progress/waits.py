@@ -120,10 +120,13 @@ def unanswered_peers(states: Mapping[int, State]) -> dict[int, int]:
 def met_peers(states: Mapping[int, State]) -> dict[int, int]:
     """Return the ranks that wait in one half of a transfer for one that waits in the other half, each with its peer."""
     calls = {n: state.call for n, state in states.items() if state.doing is Doing.PEER and state.call is not None}
+    pending = peer_calls(states.values())  # of a batch all parts are
     found: dict[int, int] = {}
     for number, call in calls.items():
         other_half = _RECEIVES if call.op in _SENDS else _SENDS
-        if call.peer in calls and calls[call.peer].peer == number and calls[call.peer].op in other_half:
+        if call.peer not in calls or calls[call.peer].peer != number:
+            continue
+        if pending.get((call.peer, number), frozenset()) & other_half:
             found[number] = call.peer
     return found
 

@@ -1,0 +1,241 @@
+"""Each kind of verdict over NCCL without DETAIL, from entries of the flight recorders of three builds of torch.
+
+Those of "nccl2" in torch 2.15 have the form of tests/data/flight-recorder/nccl2-2.15.json, where such a backend was
+stood in for. ProcessGroupNCCL, which is "nccl" in 2.6 and 2.13, needs a GPU: its form is that of FlightRecorder.cpp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from ddpdoctor.collect.flight import device_times, pending_on_device, read_flight
+from ddpdoctor.model.call_log import pack_calls
+from ddpdoctor.model.facts import GroupState
+from ddpdoctor.rules.progress.judge import judge
+
+from .build import LONG_AGO, NOW, S, backwards, call, crashed, ended, job, killed, line, look, moving, rank, stack
+
+WALL = 1_795_000_000 * S
+"""Where CLOCK_REALTIME is when CLOCK_MONOTONIC is 0."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """How a build of torch writes its entries."""
+
+    backend: str
+    timed: bool = False
+
+    def state(self, told):
+        """nccl2 never says that a kernel has started, nor does ProcessGroupNCCL without timing."""
+        return "scheduled" if told == "started" and not self.timed else told
+
+
+BUILDS = {
+    "2.6": Build("nccl"), "2.13": Build("nccl"), "2.15": Build("nccl2"),
+    "2.6 timed": Build("nccl", timed=True), "2.13 timed": Build("nccl", timed=True),
+}  # fmt: skip
+TIMED = [name for name, build in BUILDS.items() if build.timed]
+
+
+def entry(build, seq, op="all_reduce", told="completed", *, group="0", at_ns=LONG_AGO, **more):
+    """One entry. A completed one of nccl2 was retired before its state was looked at."""
+    done = told == "completed"
+    state = "scheduled" if done and build.backend == "nccl2" else build.state(told)
+    return {
+        "record_id": seq, "pg_id": int(group), "process_group": [group, "undefined"], "collective_seq_id": seq,
+        "p2p_seq_id": 0, "op_id": seq, "profiling_name": f"{build.backend}:{op}", "time_created_ns": WALL + at_ns + seq,
+        "input_sizes": [[16]], "input_dtypes": ["Float"], "output_sizes": [[16]], "output_dtypes": ["Float"],
+        "state": state, "time_discovered_started_ns": 0, "time_discovered_completed_ns": 0, "retired": done,
+        "timeout_ms": 600000, "is_p2p": False, **more,
+    }  # fmt: skip
+
+
+def p2p(build, name, told="scheduled"):
+    return entry(build, 7, name, told, is_p2p=True, p2p_seq_id=1)
+
+
+def run(build, done, *rest, told="started"):
+    """The entries of a rank of which so many all_reduces are complete, one is under way and the rest are queued."""
+    states = (told, *["scheduled"] * len(rest))
+    later = [entry(build, done + 1 + n, op, states[n]) for n, op in enumerate(rest)]
+    return [*(entry(build, n) for n in range(1, done + 1)), *later]
+
+
+def seen(build, number, entries, recorded, *, world=3, groups=None, **more):
+    """A rank whose host stands at a line such as ``loss.item()``, by its records and by torch's entries."""
+    groups = groups or (GroupState(name="0", ranks=tuple(range(world)), backend="nccl", enqueued=len(recorded)),)
+    answer = {"wall_ns": WALL + NOW, "at": NOW, "timed": int(build.timed), "entries": entries}
+    flight = read_flight({"flight_recorder": answer})
+    log = pack_calls(recorded)
+    more.setdefault("looks", (look(stack(line(40, "step"))),))
+    return rank(
+        number, world, recent_calls=log, groups=groups, open_calls=pending_on_device(flight, log, groups),
+        device_times=device_times(flight), **more,
+    )  # fmt: skip
+
+
+def made(*ops, group="0"):
+    return tuple(call(op, n, 20, index=n, group=group, open_=False) for n, op in enumerate(ops, start=1))
+
+
+def reduces(count):
+    return made(*["all_reduce"] * count)
+
+
+def waits(build, number, ahead=0, told="started", **more):
+    rest = ["all_reduce"] * (1 + ahead)
+    return seen(build, number, run(build, 6, *rest, told=told), reduces(7 + ahead), **more)
+
+
+def sleeps(build, number, **more):
+    return seen(build, number, run(build, 6), reduces(6), **more)
+
+
+def reducing(build, number, entries, enqueued):
+    """A rank of DDP: the reducer's buckets stand under the backwards that made them."""
+    groups = (GroupState(name="0", ranks=(0, 1, 2), backend="nccl", enqueued=enqueued),)
+    return seen(build, number, entries, backwards(3, last=enqueued), groups=groups)
+
+
+def stuck(b):
+    return [waits(b, 0, ahead=200), sleeps(b, 1), waits(b, 2)]
+
+
+def stuck_in_ddp(b):
+    pending = run(b, 6, "all_reduce")
+    return [reducing(b, 0, pending, 7), reducing(b, 1, run(b, 6), 6), reducing(b, 2, pending, 7)]
+
+
+def mismatch(b):
+    other = seen(
+        b, 1, run(b, 6, "broadcast", "all_reduce"), (*reduces(6), call("broadcast", 7, 33, index=7, open_=False))
+    )
+    return [waits(b, 0, ahead=9), other, waits(b, 2, ahead=4)]
+
+
+def mismatch_compiled(b):
+    return [seen(b, n, run(b, 6, "broadcast" if n == 1 else "all_reduce"), ()) for n in range(3)]
+
+
+def circle(b):
+    groups = [GroupState(name=name, ranks=(0, 1), backend="nccl", enqueued=6) for name in "01"]
+    own = (replace(groups[0], enqueued=7), groups[1]), (groups[0], replace(groups[1], enqueued=7))
+    logs = (*reduces(7),), (*reduces(6), call("all_reduce", 7, 20, index=9, group="1", open_=False))
+    return [
+        seen(b, n, [entry(b, 7, "all_reduce", "started", group=str(n))], logs[n], world=2, groups=own[n])
+        for n in (0, 1)
+    ]
+
+
+def both_receive(b):
+    return [
+        seen(b, 0, [p2p(b, "recv 0<-1")], reduces(6), world=2), seen(b, 1, [p2p(b, "recv 1<-0")], reduces(6), world=2),
+    ]  # fmt: skip
+
+
+def no_partner(b):
+    return [seen(b, 0, [p2p(b, "recv 0<-1")], reduces(6), world=2), sleeps(b, 1, world=2)]
+
+
+def exchange(b):
+    """A batch of a send and a receive on each rank: both have come, and neither ends."""
+    ends = [("send 0->1", "recv 0<-1"), ("send 1->0", "recv 1<-0")]
+    return [seen(b, n, [p2p(b, name) for name in ends[n]], reduces(6), world=2) for n in (0, 1)]
+
+
+def left(b):
+    return [waits(b, 0, ahead=3), ended(1, recent_calls=reduces(6)), waits(b, 2)]
+
+
+VERDICTS = {
+    "stuck": (stuck, "stuck", (1,), "high"),
+    "stuck, in DDP": (stuck_in_ddp, "stuck", (1,), "high"),
+    "mismatch": (mismatch, "mismatch", (1,), "high"),
+    "mismatch, in compiled code": (mismatch_compiled, "mismatch", (1,), "high"),
+    "deadlock": (circle, "deadlock", (0, 1), "medium"),
+    "deadlock, both receive": (both_receive, "deadlock", (0, 1), "medium"),
+    "stuck, a receive without a send": (no_partner, "stuck", (1,), "high"),
+    "deadlock, an exchange that does not end": (exchange, "deadlock", (0, 1), "low"),
+    "transport": (lambda b: [waits(b, n) for n in range(3)], "transport", (0, 1, 2), "low"),
+    "early-exit": (left, "early-exit", (1,), "high"),
+    "crash": (lambda b: [waits(b, 0), crashed(1), waits(b, 2)], "crash", (1,), "high"),
+    "killed": (lambda b: [waits(b, 0), killed(1, oom_killed=True), waits(b, 2)], "killed", (1,), "high"),
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+@pytest.mark.parametrize("build", BUILDS)
+def test_entries_of_every_build_bring_the_verdict(build, name):
+    make, kind, blamed, confidence = VERDICTS[name]
+    findings = judge(job(*make(BUILDS[build]))).findings
+    assert [(f.kind, f.ranks, f.confidence.value) for f in findings] == [(kind, blamed, confidence)]
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_only_kernels_that_run_make_it_certain_that_data_do_not_get_through(build):
+    judged = judge(job(*(waits(BUILDS[build], n) for n in range(3))))
+    assert (judged.certain, judged.proven) == (BUILDS[build].timed, False)
+
+
+@pytest.mark.parametrize("build", TIMED)
+def test_a_device_that_has_not_come_to_the_collective_is_named(build):
+    ranks = [waits(BUILDS[build], n, told="scheduled" if n == 2 else "started") for n in range(3)]
+    judged = judge(job(*ranks))
+    assert [(f.kind, f.ranks) for f in judged.findings] == [("stuck", (2,))]
+    assert not judged.certain
+
+
+def paced(b, durations_ms, count=120):
+    """Ranks whose completed collectives ran so long; every fourth is the first of a step, the rest wait for nobody."""
+    ranks = []
+    for number, first_ms in enumerate(durations_ms):
+        entries = [
+            entry(b, n, duration_ms=first_ms if n % 4 == 1 else 0.4, retired=True) for n in range(1, count + 1)
+        ]  # fmt: skip
+        ranks.append(seen(b, number, entries, reduces(count), steps=count // 4, started_ns=NOW - 6 * S))
+    return job(*map(moving, ranks))
+
+
+@pytest.mark.parametrize("build", TIMED)
+@pytest.mark.parametrize(
+    ("durations_ms", "count", "late"),
+    [
+        ((90.0, 0.5, 91.0), 120, (1,)),
+        ((90.0, 88.0, 91.0), 120, ()),
+        ((9.0, 0.5, 9.1), 120, ()),
+        ((0.5, 0.6, 91.0), 120, ()),
+        ((90.0, 0.5, 91.0), 60, ()),
+    ],
+)
+def test_the_rank_with_the_shortest_kernels_came_last(build, durations_ms, count, late):
+    found = paced(BUILDS[build], durations_ms, count)
+    assert [(f.kind, f.ranks, f.severity.value) for f in judge(found).findings] == [
+        ("straggler", late, "warning") for _ in late[:1]
+    ]  # fmt: skip
+
+
+def slow_kernel(b):
+    return [moving(waits(b, n, ahead=150, told="scheduled")) for n in range(3)]
+
+
+def compiles(b):
+    return [waits(b, 0), moving(sleeps(b, 1)), waits(b, 2)]
+
+
+def exchanged(b):
+    """The parts of a batch stay "scheduled" for ever: the entry that ends it has completed."""
+    parts = [p2p(b, "send 0->1"), p2p(b, "recv 0<-1"), p2p(b, "coalesced", "completed")]
+    return [moving(seen(b, 0, parts, reduces(6), world=2)), moving(sleeps(b, 1, world=2))]
+
+
+def exports(b):
+    return [moving(sleeps(b, 0)), ended(1, recent_calls=reduces(6)), ended(2, recent_calls=reduces(6))]
+
+
+@pytest.mark.parametrize("make", [slow_kernel, compiles, exchanged, exports])
+@pytest.mark.parametrize("build", BUILDS)
+def test_a_healthy_job_stays_silent(build, make):
+    assert judge(job(*make(BUILDS[build]))).findings == ()
