@@ -6,14 +6,18 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.collect.plain_pickle import MOST_BYTES, parse_plain_pickle
 from ddpdoctor.model.facts import Call, DeviceState, DeviceTime
+from ddpdoctor.recorder.files import read_plain
 from ddpdoctor.recorder.flight_entries import HOOKED, backend_of, chosen, is_pending, op_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from ddpdoctor.model.call_log import CallKind, CallLog
     from ddpdoctor.model.facts import GroupState
+    from ddpdoctor.recorder.reading import RingContent
 
 _POINT_TO_POINT = re.compile(r"(send|recv) \d+(?:->|<-)(\d+|\?)")
 """ProcessGroupNCCL.cpp and FlightRecorderHook.cpp: "recv 1<-0", ranks within the group, "?" for any source."""
@@ -55,6 +59,21 @@ def read_flight(evidence: dict[str, Any]) -> Recorded:
     wall, at = body.get("wall_ns"), body.get("at")
     ahead = wall - at if isinstance(wall, int) and isinstance(at, int) else None
     return Recorded(entries=tuple(chosen(body.get("entries"))), wall_ahead_ns=ahead, timed=body.get("timed") == 1)
+
+
+def read_dump(folder: Path, content: RingContent) -> Recorded | None:
+    """Return what torch dumped of a process when it aborted it; None where there is no dump, or a damaged one."""
+    for path in sorted((folder / "evidence").glob(f"{content.pid}-{content.start_ticks}.flight*")):
+        try:
+            body = parse_plain_pickle(read_plain(path, MOST_BYTES))
+        except (OSError, ValueError):
+            continue
+        if isinstance(body, dict):
+            ahead_ns = content.cells["started_wall_ns"] - content.cells["started_ns"]
+            entries = chosen(body.get("entries"))
+            timed = any(entry["state"] == "started" for entry in entries)
+            return Recorded(entries=tuple(entries), wall_ahead_ns=ahead_ns, timed=timed)
+    return None
 
 
 def pending_on_device(recorded: Recorded, log: CallLog, groups: Sequence[GroupState]) -> tuple[Call, ...]:

@@ -11,7 +11,7 @@ from ddpdoctor.collect.answers import Answers, dicts, read_answer, read_groups, 
 from ddpdoctor.collect.call_logs import read_log
 from ddpdoctor.collect.dumps import parse_stacks, split_fatal, struck_thread
 from ddpdoctor.collect.evidence import read_text
-from ddpdoctor.collect.flight import device_times, pending_on_device, read_flight
+from ddpdoctor.collect.flight import device_times, pending_on_device, read_dump, read_flight
 from ddpdoctor.collect.frames import read_frame, read_frames
 from ddpdoctor.collect.loaders import read_loaders
 from ddpdoctor.collect.models import read_models
@@ -146,7 +146,8 @@ def _from_ring(
     begun: dict[str, Any] = next((n for n in reversed(notes) if n.get("k") == "init"), {})
     leaving: dict[str, Any] = next((n for n in reversed(notes) if n.get("k") == "exit"), {})
     groups = _groups(evidence, notes, log)
-    flight = read_flight(evidence)
+    dumped = read_dump(context.folder, content) if _is_over(content, context) or not evidence else None
+    flight = dumped or read_flight(evidence)
     cells = content.cells
     return {
         "recorded": True,
@@ -185,6 +186,12 @@ def _from_ring(
         "batches": cells["batches"],
         "epochs": cells["epochs"],
     }
+
+
+def _is_over(content: reading.RingContent, context: Context) -> bool:
+    """Return whether a process has ended, so that what torch dumped of it is later than what it answered."""
+    watched = context.watched.get(str(content.pid)) or {}
+    return content.pid in context.ends or watched.get("ended_ns") is not None
 
 
 def _before_call(row: Any) -> BeforeCall | None:

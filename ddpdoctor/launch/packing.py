@@ -40,7 +40,7 @@ _KNOWN = re.compile(
     r"run\.json|agent\.jsonl|machine\.json|reached\.json|lost-\d+(-\d+)?"
     r"|(watch|consistency|moments)(-\d+)?\.json"
     r"|rings/\d+-\d+\.ring"
-    r"|evidence/\d+-\d+(-\d+\.json|\.(dump|term|held))"
+    r"|evidence/\d+-\d+(-\d+\.json|\.(dump|term|held|flight\d+))"
     r"|nccl/[\w.%-]{1,200}\.log"
 )
 """All that is read of a run folder when a job is judged."""

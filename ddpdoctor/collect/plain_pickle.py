@@ -1,0 +1,89 @@
+"""Reads pickles of plain values alone, as torch's flight recorder dumps them: nothing in one is imported or called.
+
+The values that torch writes there (jit/serialization/pickler.cpp) are dicts, lists, tuples, texts, numbers,
+booleans and None. Any other opcode ends the reading.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import struct
+from typing import Any
+
+MOST_OPCODES = 2**22
+"""Ours: a dump of 2,000 collectives with their stacks has some 200,000."""
+MOST_BYTES = 64 * 2**20
+_EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_VALUES = frozenset({"BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"})
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_PUT = frozenset({"BINPUT", "LONG_BINPUT"})
+_GET = frozenset({"BINGET", "LONG_BINGET"})
+_MARK = object()
+
+
+def parse_plain_pickle(data: bytes) -> Any:
+    """Return the value that a pickle holds.
+
+    Raises:
+        ValueError: it is damaged or too large, or holds more than plain values.
+    """
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES} bytes")
+    stack: list[Any] = []
+    known: dict[int, Any] = {}
+    try:
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+            if opcode.name == "STOP":
+                return stack.pop()
+            if count > MOST_OPCODES:
+                raise ValueError(f"it has more than {MOST_OPCODES} opcodes")
+            _run(opcode.name, argument, stack, known)
+    except (IndexError, KeyError, TypeError, AttributeError, struct.error, OverflowError, StopIteration) as error:
+        raise ValueError(f"it is damaged ({type(error).__name__})") from None
+    raise ValueError("it has no end")
+
+
+def _run(name: str, argument: Any, stack: list[Any], known: dict[int, Any]) -> None:
+    if name in _VALUES:
+        stack.append(argument)
+    elif name in _CONSTANTS:
+        stack.append(_CONSTANTS[name])
+    elif name in _EMPTY:
+        stack.append(_EMPTY[name]())
+    elif name in _PUT:
+        known[argument] = stack[-1]
+    elif name in _GET:
+        stack.append(known[argument])
+    elif name == "MARK":
+        stack.append(_MARK)
+    else:
+        _gather(name, stack)
+
+
+def _gather(name: str, stack: list[Any]) -> None:
+    """Put values into what contains them."""
+    if name in ("APPEND", "APPENDS"):
+        items = _taken(stack, 1 if name == "APPEND" else None)
+        stack[-1].extend(items)
+    elif name in ("SETITEM", "SETITEMS"):
+        items = _taken(stack, 2 if name == "SETITEM" else None)
+        stack[-1].update(zip(items[::2], items[1::2], strict=True))
+    elif name == "TUPLE" or name in _TUPLES:
+        stack.append(tuple(_taken(stack, _TUPLES.get(name))))
+    elif name != "PROTO":
+        raise ValueError(f"it holds more than plain values ({name})")
+
+
+def _taken(stack: list[Any], count: int | None) -> list[Any]:
+    """Take so many values off the stack; for None, all above the last mark, and the mark."""
+    if count is None:
+        count = next(at for at, value in enumerate(reversed(stack)) if value is _MARK)
+        values = stack[len(stack) - count :]
+        del stack[len(stack) - count - 1 :]
+        return values
+    values = stack[-count:]
+    if len(values) < count:
+        raise IndexError
+    del stack[-count:]
+    return values
