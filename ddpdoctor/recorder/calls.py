@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, Optional, Tuple
 
-from . import detail, groups, hooks, records, wire, works
+from . import capture, detail, groups, hooks, records, wire, works
 from .state import guarded, here
 from .stepclock import clock, ended_collective
 from .waiting import end_wait
@@ -23,7 +23,7 @@ COLLECTIVES = {
     "all_gather_coalesced": "input_tensor_list",
     "all_gather_into_tensor": "input_tensor",
     "gather": "tensor",
-    "gather_single": "input",
+    "gather_into_tensor": "tensor",
     "scatter": "tensor",
     "reduce_scatter": "output",
     "reduce_scatter_tensor": "output",
@@ -34,8 +34,12 @@ COLLECTIVES = {
 }  # type: Dict[str, Optional[str]]
 """Name of the call, and of the argument whose dtype and shape are recorded."""
 POINT_TO_POINT = {"send": "tensor", "recv": "tensor", "isend": "tensor", "irecv": "tensor", "batch_isend_irecv": None}
-RENAMED = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
-"""New names of collectives (torch 2.13) that are recorded under the old one: functional collectives keep that."""
+RENAMED = {
+    "all_gather_single": "all_gather_into_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "gather_single": "gather_into_tensor",
+}
+"""New names of collectives (torch 2.13 and 2.15), recorded under the old one, which functional collectives keep."""
 _PEER = ("dst", "src", "group_dst", "group_src")
 MONITORED = "monitored_barrier"
 """Made of sends and receives: it stands under the next number, as a collective would, and does not use it up."""
@@ -173,7 +177,7 @@ class _Hook:
             end_wait(waited_since, counts=False)
             return
         now = _now_ns()
-        if result is not None and hasattr(result, "is_completed"):
+        if result is not None and hasattr(result, "is_completed") and not capture.is_capturing():
             end_wait(waited_since, self.counted, now)
             works.hand_out(result, index)
         else:

@@ -12,7 +12,7 @@ import functools
 import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import calls, groups, hooks, records, wire
+from . import calls, capture, groups, hooks, records, wire
 from .state import guarded, here
 from .waiting import begin_wait, end_wait
 
@@ -36,7 +36,8 @@ OPERATORS = {
     "batch_p2p_ops": "batch_isend_irecv",
 }
 """By operator: the operation as ``calls`` records it. Ranks may make the same one in either way."""
-WAIT = "wait_tensor"
+WAITS = ("wait_tensor", "wait_tensors")
+"""Operators that wait for results: for one, and (torch 2.15) for those of one collective."""
 WAITING_OPERATORS = (("_dtensor", "shard_dim_alltoall", "all_to_all_single"),)
 """Operators that wait by themselves: namespace, name, operation."""
 MAX_OUTPUTS = 4096
@@ -125,6 +126,9 @@ class _Operator:
             return
         if self.p2p:
             groups.known(group).moved = groups.sequence_number(group) - begun
+        if capture.is_capturing():  # it runs when the graph is replayed, and nobody waits for it before
+            here.ring.end(index)
+            return
         here.ring.returned(index)
         for tensor in result if isinstance(result, (list, tuple)) else (result,):
             _keep(tensor, index)
@@ -180,7 +184,7 @@ def record(original: Callable[..., Any], operator: _Operator, waits: bool) -> Ca
 
 
 def record_wait(original: Callable[..., Any], arguments: List[str]) -> Callable[..., Any]:
-    """Return ``wait_tensor`` with a record of which collective is waited for."""
+    """Return ``wait_tensor``, or ``wait_tensors``, with a record of which collective is waited for."""
 
     def wait(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         call = _awaited(tensor) if _outputs else None
@@ -207,8 +211,12 @@ def _begin_wait(call: int) -> int:
 
 
 @guarded("wait_tensor")
-def _awaited(tensor: Any) -> int:
-    return _outputs.pop(tensor.untyped_storage()._cdata, 0) if _is_real(tensor) else 0
+def _awaited(about: Any) -> int:
+    """Return the record of the collective whose result, or results, are waited for; 0 where it has none."""
+    if not _is_real(about):
+        return 0
+    tensors = about if isinstance(about, (list, tuple)) else (about,)
+    return max([_outputs.pop(tensor.untyped_storage()._cdata, 0) for tensor in tensors])
 
 
 def patch(unused: Any) -> None:
@@ -224,7 +232,8 @@ def patch(unused: Any) -> None:
     ]
     for namespace, name, op in WAITING_OPERATORS:
         _patch_operator(torch, namespace, name, functools.partial(_recorded_as, op, True))
-    hooks.note("functional collectives", any(found) and _patch_operator(torch, NAMESPACES[0], WAIT, record_wait))
+    waits = [_patch_operator(torch, NAMESPACES[0], name, record_wait) for name in WAITS]
+    hooks.note("functional collectives", any(found) and any(waits))
 
 
 def _recorded_as(op: str, waits: bool, original: Callable[..., Any], arguments: List[str]) -> Callable[..., Any]:

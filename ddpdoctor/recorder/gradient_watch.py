@@ -14,20 +14,21 @@ import weakref
 from typing import Any, Deque, Dict, List, Tuple
 
 from . import frames
+from .capture import is_capturing
 from .gradient_arrivals import Arrivals
 from .gradient_findings import Findings, origin_of
 from .state import here
 from .tensor_looks import (
     Maxima,
-    first_ruined,
-    has_finite_sum,
+    Sound,
     have_finite_gradients,
     is_finite,
     is_observed,
     is_plain,
+    not_finite,
     pieces_of,
     quietly,
-    sample_of,
+    samples_of,
     tensors_in,
 )
 
@@ -56,12 +57,12 @@ class Backward:
 
 
 class _Input:
-    """A tensor that the model was given."""
+    """A tensor that the model was given, and its sample."""
 
-    def __init__(self, label: str, tensor: Any) -> None:
+    def __init__(self, label: str, tensor: Any, sample: Any) -> None:
         self.label = label
         self.tensor = weakref.ref(tensor)
-        self.sample = sample_of(tensor.detach())
+        self.sample = sample
 
     def holds(self, value: float) -> str:
         """Return what is wrong with it, given its sample: "NaN in 3 of 64 values"; empty where nothing is."""
@@ -103,12 +104,15 @@ class Watch:
         self._pieces = pieces_of(self._parameters[i] for i in self._late) if not self.off else []
         self._on_gpu = any(parameter.is_cuda for parameter in self._parameters)
         self._inputs: List[_Input] = []
+        self._losses: List[Any] = []
+        """Samples of the losses of backwards that were passed over."""
         self._reduces = True
+        self._waits_for_last = False
+        """Gradients are added up in several backwards for one reduction: a look at the last sees them all."""
         self._task = -1
         self._spoilt = False
         self._ahead: Deque[_Ahead] = collections.deque()
-        self._sound = [] if self.off else _sound(named)
-        self.findings = Findings(quietly(lambda: first_ruined(self._sound)))
+        self.findings = Findings(Sound([] if self.off else named).first_ruined)
 
     @quietly
     def begin_forward(self, ddp: Any, given: Any) -> None:
@@ -120,7 +124,9 @@ class Watch:
         args, kwargs = given
         found = [pair for i, value in enumerate(args) for pair in tensors_in(value, "argument %d of forward" % i)]
         found += [pair for name, value in kwargs.items() for pair in tensors_in(value, "argument %s of forward" % name)]
-        self._inputs = (self._inputs + [_Input(*pair) for pair in found[:MAX_INPUTS]])[-MAX_INPUTS:]
+        samples = samples_of([tensor.detach() for _, tensor in found[:MAX_INPUTS]])
+        inputs = [_Input(label, tensor, sample) for (label, tensor), sample in zip(found, samples)]
+        self._inputs = (self._inputs + inputs)[-MAX_INPUTS:]
 
     def begin_backward(self, backward: Backward) -> None:
         """Ask autograd to look when all gradients are there. To be called from within a backward, before any is."""
@@ -132,9 +138,17 @@ class Watch:
             return
         self._task = task
         self._spoilt = False
+        if self._on_gpu and self._waits_for_last and not self._reduces:
+            self._pass_over(backward)
+            return
         if self._arrivals is not None:
             self._arrivals.begin(ddp)
         torch.autograd.Variable._execution_engine.queue_callback(lambda: self._look(backward))
+
+    @quietly
+    def _pass_over(self, backward: Backward) -> None:
+        """Leave gradients that are added to, and not reduced yet, to the look at the backward that reduces them."""
+        self._losses = (self._losses + _loss_samples(backward))[-MAX_INPUTS:]
 
     def spoil(self) -> None:
         """Look at gradients one by one from here on: a backward has begun inside the one that is watched.
@@ -154,13 +168,16 @@ class Watch:
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             self.off = True
             here.failed("gradients", error)
-        self._inputs = []
+        self._waits_for_last = self._waits_for_last or self._reduces
+        self._inputs, self._losses = [], []
 
     @quietly
     def _look_at_all(self, backward: Backward) -> None:
         bad, maxima = self._arrivals.end() if self._arrivals is not None else ({}, [])
         if self._on_gpu:
-            self._send(maxima + self._late_gradients(), backward)
+            late = self._late_gradients()
+            samples = samples_of([grad for _, grad in late])
+            self._send(maxima + [(i, sample) for (i, _), sample in zip(late, samples)], backward)
         elif bad or not have_finite_gradients(self._pieces):
             bad.update((i, bool(grad.isnan().any())) for i, grad in self._late_gradients() if not is_finite(grad))
             values = [abs(known.sample.item()) for known in self._inputs]
@@ -206,25 +223,28 @@ class Watch:
 
     def _send(self, grads: List[Tuple[int, Any]], backward: Backward) -> None:
         """Have the greatest magnitudes of gradients, inputs and loss sent to the host, to be read when there."""
-        losses = [root.detach().float() for root in backward.roots if is_plain(root) and root.numel() == 1][:1]
-        tensors = [grad for _, grad in grads] + [known.sample for known in self._inputs] + losses
-        if not grads or (len(self._ahead) + 1) * 4 * len(tensors) > MAX_AHEAD_BYTES:
+        losses = self._losses + _loss_samples(backward)
+        if not grads or (len(self._ahead) + 1) * 8 * (len(grads) + len(self._inputs) + len(losses)) > MAX_AHEAD_BYTES:
             return
-        self._ahead.append(_Ahead(Maxima(tensors), [i for i, _ in grads], self._inputs, self._entry(backward)))
+        samples = [sample for _, sample in grads] + [known.sample for known in self._inputs] + losses
+        self._ahead.append(_Ahead(Maxima(samples), [i for i, _ in grads], self._inputs, self._entry(backward)))
 
     def catch_up(self) -> None:
         """Read what has come from GPUs meanwhile. Never waits."""
-        while self._ahead and self._ahead[0].maxima.have_come():
+        while self._ahead and not is_capturing() and self._ahead[0].maxima.have_come():
             ahead = self._ahead.popleft()
             values = ahead.maxima.values()
             count = len(ahead.indexes)
             bad = {i: math.isnan(value) for i, value in zip(ahead.indexes, values) if not math.isfinite(value)}
-            loss = (values[count + len(ahead.inputs) :] or [0.0])[0]
+            losses = values[count + len(ahead.inputs) :]
+            loss = next((value for value in losses if not math.isfinite(value)), 0.0)
             self._judge(bad, list(zip(ahead.inputs, values[count:])), loss, ahead.entry)
 
     def end_backward(self) -> None:
         """Forget a backward that has ended, or failed."""
         self._task = -1
+        if self._arrivals is not None:
+            self._arrivals.rest()
 
     def end(self) -> None:
         """Decide what is pending: no training follows. A GPU may still be at its last step, for a moment."""
@@ -235,6 +255,11 @@ class Watch:
             self.catch_up()
         self.findings.end()
 
+    def step_begins(self) -> None:
+        """Look at every backward again where a step is made with gradients that were passed over, and not reduced."""
+        if self._losses:
+            self._waits_for_last = False
+
     @quietly
     def before_step(self, optimizer: Any) -> None:
         """Note it where an optimizer is about to make its step with gradients that are not finite."""
@@ -242,8 +267,8 @@ class Watch:
         if skipped is not None and float(skipped):
             return
         own = {id(parameter) for parameter in self._parameters}
-        held = (p for group in optimizer.param_groups for p in group["params"] if id(p) in own)
-        if any(p.grad is not None and is_plain(p.grad) and not is_finite(p.grad) for p in held):
+        held = (p.grad for group in optimizer.param_groups for p in group["params"] if id(p) in own)
+        if next(not_finite(held), None) is not None:
             self.findings.was_used()
 
 
@@ -263,15 +288,12 @@ def _reduced_in_place(ddp: Any, parameters: List[Any]) -> Dict[int, Any]:
     return {i: parameter for i, parameter in enumerate(parameters) if id(parameter) in sparse}
 
 
-@quietly
-def _sound(named: List[Tuple[str, Any]]) -> List[Tuple[str, Any]]:
-    """Return the parameters that are finite from the start: to be inf may be the sense of one."""
-    if has_finite_sum(parameter for _, parameter in named):
-        return named
-    return [(name, parameter) for name, parameter in named if is_finite(parameter)]
-
-
 def _loss_of(roots: Tuple[Any, ...]) -> float:
     """Return the first root of a backward that is not finite, of a large one its sum; 0 where all are finite."""
-    values = [float(abs(sample_of(root.detach()).item())) for root in roots if is_plain(root)]
+    samples = samples_of([root.detach() for root in roots if is_plain(root)])
+    values = [float(abs(sample.item())) for sample in samples]
     return next((value for value in values if not math.isfinite(value)), 0.0)
+
+
+def _loss_samples(backward: Backward) -> List[Any]:
+    return samples_of([root.detach() for root in backward.roots if is_plain(root) and root.numel() == 1][:1])

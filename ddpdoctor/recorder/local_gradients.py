@@ -11,6 +11,7 @@ import weakref
 from typing import Any, Callable, List
 
 from . import hooks, replicas
+from .capture import is_capturing
 from .gradient_watch import Backward, Watch
 from .state import check_every, guarded, here
 from .tensor_looks import tensors_in
@@ -117,7 +118,7 @@ def _begin(ddp: Any, given: Any) -> Any:
     """Return what watches a model whose forward begins; None where nothing does."""
     import torch
 
-    replica = replicas.find(ddp) if torch.is_grad_enabled() else None
+    replica = replicas.find(ddp) if torch.is_grad_enabled() and not is_capturing() else None
     if replica is None:
         return None
     watch = _kept.watches.get(replica)
@@ -181,9 +182,10 @@ def _is_compiled() -> bool:
 @guarded("gradients")
 def before_step(optimizer: Any, *unused: Any) -> None:
     """Tell what is pending that an optimizer makes its step."""
-    if not replicas.is_recorded():
+    if not replicas.is_recorded() or is_capturing():
         return
     for watch in list(_kept.watches.values()):
+        watch.step_begins()
         watch.catch_up()
         if watch.findings.pending:
             watch.before_step(optimizer)

@@ -12,6 +12,7 @@ import weakref
 from typing import Any, Dict, List, Optional
 
 from . import frames, print_wire, replica_rows, unwrapped
+from .capture import is_capturing
 from .replica_files import PrintFiles
 from .replica_rows import Rows
 from .replica_values import fitted, model_values, optimizer_values
@@ -31,9 +32,7 @@ def next_due(number: int, every: int) -> int:
 def may_look() -> bool:
     """Return whether tensors can be read now: not in code that is being compiled, or captured as a graph of a GPU's."""
     torch: Any = sys.modules["torch"]
-    if torch.compiler.is_compiling():
-        return False
-    return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+    return not torch.compiler.is_compiling() and not is_capturing()
 
 
 class StepMoments:
@@ -200,6 +199,8 @@ class ModelMoments:
 def gpu_is_idle() -> bool:
     """Return whether the GPU has done, or does soon, all that it was given: then it can be read without a hang."""
     torch: Any = sys.modules["torch"]
+    if is_capturing():
+        return False
     if not torch.cuda.is_initialized():
         return True
     until = time.monotonic() + GPU_WAIT_S

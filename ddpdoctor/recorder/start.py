@@ -166,6 +166,7 @@ def _register_patches() -> None:
     imports.patches["torch.distributed.distributed_c10d"] = _patch_groups
     imports.patches["torch.distributed"] = _later("level", "turn_on")
     imports.patches["torch.distributed._functional_collectives"] = _later("functional", "patch")
+    imports.patches["torch.cuda.graphs"] = _later("capture", "patch")
     imports.patches["torch.utils.data.distributed"] = _later("epoch_calls", "patch")
     meshes = {
         "torch.distributed.fsdp._fully_shard._fully_shard": "patch_fully_shard",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from itertools import islice
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+
+from .capture import is_capturing
 
 SMALL = 8192
 """Elements up to which tensors are summed together, through a copy. Ours: above it a sum of its own costs less."""
@@ -39,12 +41,10 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_observed() -> bool:
-    """Return whether somebody counts or replaces each operation at the moment, or captures them as a CUDA graph."""
+    """Return whether somebody counts or replaces each operation at the moment, compiles them, or captures a graph."""
     import torch
 
-    if torch._C._len_torch_dispatch_stack():
-        return True
-    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+    return bool(torch._C._len_torch_dispatch_stack()) or torch.compiler.is_compiling() or is_capturing()
 
 
 def pieces_of(tensors: Iterable[Any]) -> List[List[Any]]:
@@ -100,11 +100,31 @@ def _sum_of(tensor: Any) -> Any:
     return tensor.sum()
 
 
-def sample_of(tensor: Any) -> Any:
-    """Return a number, on the tensor's own device, that is inf or NaN where the tensor holds such."""
+def samples_of(tensors: Sequence[Any]) -> List[Any]:
+    """Return a number for each tensor, on its own device, that is inf or NaN where the tensor holds such.
+
+    On a GPU the greatest magnitude, of all tensors of one device and type at once: nothing here waits for it.
+    """
     import torch
 
-    return torch._foreach_norm([tensor], math.inf)[0] if tensor.is_cuda else _sum_of(tensor)
+    found = [_empty_or_sum(tensor) if not (tensor.is_cuda and tensor.numel()) else None for tensor in tensors]
+    for indexes in _by_kind(tensors, [i for i, sample in enumerate(found) if sample is None]):
+        for i, sample in zip(indexes, torch._foreach_norm([tensors[i] for i in indexes], math.inf)):
+            found[i] = sample
+    return found
+
+
+def _empty_or_sum(tensor: Any) -> Any:
+    """Return the sum; of an empty tensor of a GPU 0, since it has no maximum, and torch raises."""
+    return _sum_of(tensor) if tensor.numel() or not tensor.is_cuda else tensor.new_zeros(())
+
+
+def _by_kind(tensors: Sequence[Any], indexes: Sequence[int]) -> List[List[int]]:
+    """Return indexes of tensors in groups of one device and type."""
+    kinds: Dict[Any, List[int]] = {}
+    for i in indexes:
+        kinds.setdefault((tensors[i].device, tensors[i].dtype), []).append(i)
+    return list(kinds.values())
 
 
 def is_finite(tensor: Any) -> bool:
@@ -112,39 +132,77 @@ def is_finite(tensor: Any) -> bool:
     return bool(tensor.isfinite().all())
 
 
-def first_ruined(named: Iterable[Tuple[str, Any]]) -> Optional[str]:
-    """Return the name of the first tensor that holds inf or NaN; None where there is none."""
-    return next((name for name, tensor in named if is_plain(tensor) and not is_finite(tensor)), None)
+def not_finite(tensors: Iterable[Any]) -> Iterator[int]:
+    """Return the places of the tensors that hold inf or NaN. Waits for GPUs, for each once."""
+    plain = [(i, tensor) for i, tensor in enumerate(tensors) if tensor is not None and is_plain(tensor)]
+    on_gpu = [(i, tensor) for i, tensor in plain if tensor.is_cuda]
+    yield from (i for i, tensor in plain if not tensor.is_cuda and not is_finite(tensor))
+    if on_gpu:
+        values = Maxima(samples_of([tensor for _, tensor in on_gpu])).wait()
+        yield from (i for (i, _), value in zip(on_gpu, values) if not math.isfinite(value))
+
+
+class Sound:
+    """The parameters that were finite from the start: to be inf may be the sense of one."""
+
+    def __init__(self, named: List[Tuple[str, Any]]) -> None:
+        self._named = named
+        self._at_first: Any = None
+        self._look()
+
+    @quietly
+    def _look(self) -> None:
+        """Look at all parameters; what GPUs hold is read when somebody asks."""
+        if any(tensor.is_cuda for _, tensor in self._named):
+            self._at_first = Maxima(samples_of([tensor.detach() for _, tensor in self._named]))
+        elif not has_finite_sum(tensor for _, tensor in self._named):
+            self._named = [(name, tensor) for name, tensor in self._named if is_finite(tensor)]
+
+    @quietly
+    def first_ruined(self) -> Optional[str]:
+        """Return the name of the first such parameter that holds inf or NaN now; None where there is none."""
+        at_first, self._at_first = self._at_first, None
+        if at_first is not None:
+            self._named = [pair for pair, value in zip(self._named, at_first.wait()) if math.isfinite(value)]
+        place = next(not_finite(tensor for _, tensor in self._named), None)
+        return None if place is None else self._named[place][0]
 
 
 class Maxima:
-    """The greatest magnitudes of tensors, on their way from GPUs to the host: inf or NaN where a tensor holds such."""
+    """Samples of tensors (``samples_of``) on their way from GPUs to the host: inf or NaN where a tensor holds such."""
 
-    def __init__(self, tensors: Sequence[Any]) -> None:
-        self.count = len(tensors)
-        kinds: Dict[Any, List[int]] = {}
-        for i, tensor in enumerate(tensors):
-            kinds.setdefault((tensor.device, tensor.dtype), []).append(i)
-        self._parts = [(indexes, _sent([tensors[i] for i in indexes])) for indexes in kinds.values()]
+    def __init__(self, samples: Sequence[Any]) -> None:
+        self.count = len(samples)
+        kinds = _by_kind(samples, range(len(samples)))
+        self._parts = [(indexes, _sent([samples[i] for i in indexes])) for indexes in kinds]
 
     def have_come(self) -> bool:
         """Return whether they are on the host. Never waits."""
         return all(event is None or event.query() for _, (_, event) in self._parts)
 
     def values(self) -> List[float]:
-        """Return them in the order of the tensors, once they have come."""
+        """Return them in the order of the samples, once they have come."""
         found = [0.0] * self.count
         for indexes, (host, _) in self._parts:
             for i, value in zip(indexes, host.tolist()):
                 found[i] = value
         return found
 
+    def wait(self) -> List[float]:
+        """Return them as soon as they have come."""
+        for _, (_, event) in self._parts:
+            if event is not None:
+                event.synchronize()
+        return self.values()
 
-def _sent(tensors: List[Any]) -> Tuple[Any, Any]:
-    """Return the maxima in memory of the host, and the event after which they are there; no event on the CPU."""
+
+def _sent(samples: List[Any]) -> Tuple[Any, Any]:
+    """Return samples in memory of the host, and the event after which they are there; no event on the CPU."""
     import torch
 
-    maxima = torch.stack(torch._foreach_norm(tensors, math.inf)).float()
+    maxima = torch.stack(samples)
+    # Of a finite float64 the float32 may be inf. The sum of complex numbers is one, and has no order.
+    maxima = (maxima.abs() if maxima.is_complex() else maxima).double()
     if not maxima.is_cuda:
         return maxima, None
     host = torch.empty(maxima.shape, dtype=maxima.dtype, device="cpu", pin_memory=True)

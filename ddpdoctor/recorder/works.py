@@ -8,7 +8,7 @@ import time
 import weakref
 from typing import Any, Callable, Dict, Tuple
 
-from . import records, wire
+from . import capture, records, wire
 from .state import here
 from .stepclock import clock
 from .waiting import begin_wait, end_wait
@@ -44,16 +44,29 @@ def hand_out(work: Any, index: int) -> None:
 
 
 def settle() -> None:
-    """End the records of asynchronous calls that have completed, oldest first, up to the first that has not."""
+    """End the records of asynchronous calls that have completed, oldest first, up to the first that has not.
+
+    Leaves all as they are while a CUDA graph is being captured.
+    """
     ring = here.ring
-    while _handed_out and ring is not None:
+    if not _handed_out or ring is None or capture.is_capturing():
+        return
+    while _handed_out:
         key = next(iter(_handed_out), 0)
         reference, index = _handed_out.get(key, _NOT_HANDED_OUT)  # the evidence is taken by another thread
         work = reference()
-        if work is not None and not work.is_completed():
+        if work is not None and not _has_ended(work):
             return
         if _handed_out.pop(key, None) is not None:
             ring.end(index)
+
+
+def _has_ended(work: Any) -> bool:
+    """Return whether a work has completed, or cannot tell: it was aborted, or its device fails. Others go on then."""
+    try:
+        return bool(work.is_completed())
+    except Exception:  # noqa: BLE001 - what it is waiting for has failed, and the script hears of it by itself
+        return True
 
 
 def wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,6 +119,6 @@ def _end(work: Any, index: int, since_ns: int, call: int) -> None:
     end_wait(since_ns, index > 0, now)
     if index and here.ring is not None:
         here.ring.end(index, ended_ns=now)
-        if work.is_completed():
+        if not capture.is_capturing() and _has_ended(work):
             _handed_out.pop(id(work), None)
             here.ring.end(call, ended_ns=now)

@@ -23,7 +23,9 @@ MOST_RECORDS = 4096
 """Records of a rank that are compared, where the group is small. As many as its ring holds."""
 ALL_RECORDS = 1 << 18
 """Records of all ranks of a group that are compared: 1,024 ranks are then judged within seconds."""
-SAME_SHAPE = frozenset({"all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor"})
+SAME_SHAPE = frozenset({
+    "all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "gather_into_tensor",
+})  # fmt: skip
 """Operations that need one shape on all ranks."""
 EVEN_SHAPE = SAME_SHAPE | {"all_gather", "gather", "scatter", "reduce_scatter", "all_gather_coalesced"}
 """Operations of which some backends allow other shapes on other ranks; a reason only where one does not complete."""
@@ -31,7 +33,7 @@ ANY_SHAPE = EVEN_SHAPE | {"all_to_all", "all_to_all_single"}
 """Those too that are made for different splits; a reason only where a rank was aborted inside."""
 COALESCED = "coalesced"
 """torch's name for a batch of calls, whatever they are."""
-ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+ROOTED = frozenset({"broadcast", "reduce", "gather", "gather_into_tensor", "scatter"})
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_coalesced"})
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .turning import Turning
 
 
-_TO_ROOT = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to"}
+_TO_ROOT = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to", "gather_into_tensor": "to"}
 SAME_OPTIONS = (
     "give DistributedDataParallel the same find_unused_parameters on all ranks: with it DDP makes one more collective"
 )

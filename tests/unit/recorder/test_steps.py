@@ -127,6 +127,7 @@ def test_the_waits_of_every_fourth_step_are_read_once_there_are_many(
         group_name = "7"
 
     class Model:
+        device_type = "cpu"
         logger = object()
         process_group = Group()
 

@@ -1,0 +1,63 @@
+"""Tells whether a CUDA graph is being captured.
+
+To query an event or a work, or to read a value, breaks a capture: one by the same thread, and in torch's usual mode one
+by any other thread of the process. So each of our looks at a device asks here first.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from . import hooks
+from .wrappers import standing_for
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Set
+
+_ENDS = ("capture_end_pre", "capture_end", "reset")
+"""What ends a capture; the first is torch 2.15's own part of the second."""
+_captured: Set[int] = set()
+"""Ids of the graphs that are being captured, by any thread."""
+
+
+def is_capturing() -> bool:
+    """Return whether this process captures a CUDA graph."""
+    if _captured:
+        return True
+    cuda = sys.modules.get("torch.cuda")
+    if cuda is None or not getattr(cuda, "_initialized", False) or not cuda.is_initialized():
+        return False
+    return bool(cuda.is_current_stream_capturing())
+
+
+def patch(module: Any) -> None:
+    """Follow the captures of torch.cuda.graphs.CUDAGraph: no thread can ask whether another one captures."""
+    graph = hooks.part(module, "CUDAGraph")
+    hooks.put(graph, "capture_begin", _beginning)
+    for name in _ENDS:
+        hooks.put(graph, name, _ending, is_api=name != "capture_end")
+
+
+def _beginning(original: Callable[..., Any]) -> Callable[..., Any]:
+    @standing_for(original)
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _captured.add(id(self))
+        try:
+            return original(self, *args, **kwargs)
+        except BaseException:
+            _captured.discard(id(self))
+            raise
+
+    return capture_begin
+
+
+def _ending(original: Callable[..., Any]) -> Callable[..., Any]:
+    @standing_for(original)
+    def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _captured.discard(id(self))
+
+    return capture_end
