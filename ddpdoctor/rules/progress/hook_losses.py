@@ -92,6 +92,12 @@ _LOSSES: Mapping[str, tuple[str, ...]] = {
         "trace_rules._recompile_re",
         "torch._dynamo.trace_rules",
     ),
+    "a look may break the capture of a CUDA graph that another thread makes": (
+        "graphs.CUDAGraph",
+        "CUDAGraph.capture_begin",
+        "CUDAGraph.capture_end",
+        "torch.cuda.graphs",
+    ),
     _SHARDS: (
         "_fully_shard.fully_shard",
         "api.parallelize_module",

@@ -27,7 +27,7 @@ class Graph:
         pass
 
 
-capture.patch(SimpleNamespace(CUDAGraph=Graph))
+capture.patch(SimpleNamespace(__name__="torch.cuda.graphs", CUDAGraph=Graph))
 
 
 class Work:
