@@ -62,7 +62,7 @@ def _jobs(ran: Sequence[Tried]) -> list[str]:
     ]
     failed = [f"- torch {one['torch']}, Python {one['python']}: {what}" for one in ran for what in one["failures"]]
     return [
-        "The jobs, each of which is right where `wrap` named the kind, exactly the ranks, and the line:\n",
+        "The jobs. `wrap` is right where it names the kind, exactly the ranks, and the line at fault, if any:\n",
         *(f"- {scenario.name}: {scenario.kind or 'no finding'}" for scenario in SCENARIOS),
         *(["\nWrong answers:\n", *wrong] if wrong else ["\nNo answer was wrong."]),
         *(["\nFailures of the recorder that it swallowed:\n", *failed] if failed else []),

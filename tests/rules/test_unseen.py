@@ -92,3 +92,20 @@ def test_several_missing_hooks_are_one_finding_with_a_line_each():
 
 def test_a_torch_that_has_every_hook_is_not_spoken_of():
     assert of_kind(judge(job(*(in_call(n) for n in range(3)))), "not-recorded") == []
+
+
+@pytest.mark.parametrize(
+    ("lost", "evidence"),
+    [
+        ("gradients: KeyError: x", ("gradients failed, so gradients that hold NaN or inf are not found",)),
+        (
+            "mesh step ends: KeyError: x; mesh step ends: y",
+            ("mesh step ends failed, so ranks of a device mesh are not compared",),
+        ),
+        ("no ring could be made: No space left on device", ()),
+    ],
+)  # fmt: skip
+def test_what_a_failing_part_costs_is_said(lost, evidence):
+    (finding,) = of_kind(judge(job(in_call(0), replace(in_call(1), lost=lost), in_call(2))), "not-recorded")
+    assert (finding.ranks, finding.evidence) == ((1,), evidence)
+    assert ("update ddpdoctor" if evidence else "free space") in finding.fix

@@ -137,5 +137,31 @@ def _by_hook() -> Iterator[tuple[str, str]]:
             yield hook, loss
 
 
+_PARTS: Mapping[str, str] = {
+    "steps": _STEPS,
+    "gradients": _GRADIENTS,
+    "loaders": _DATA,
+    "fetches": "it is not known whether loader workers are too slow",
+    "reducer": "parameters that a backward leaves without a gradient are not named",
+    "replica": "replicas of DDP are not compared",
+    "replicas": "replicas of DDP are not compared",
+    "mesh": _SHARDS,
+    "optimizer": "steps of optimizers are not counted",
+    "epoch": "samplers that no loader uses are not found",
+    "detail": _DETAIL,
+    "wait": "waits for asynchronous collectives are not recorded",
+    "wait_tensor": "waits for functional collectives are not recorded",
+    "evidence": "evidence of ranks that hang is incomplete",
+    "patch": "hooks in this module are missing",
+}
+"""By the first word of what failed."""
+
+
+def losses_of(failures: str) -> tuple[str, ...]:
+    """Return what is lost by failures of the recorder, one sentence each; ``failures`` is the text of a rank's."""
+    hooks = dict.fromkeys(failure.partition(":")[0] for failure in failures.split("; "))
+    return tuple(f"{hook} failed, so {loss}" for hook in hooks if (loss := _PARTS.get(hook.partition(" ")[0])))
+
+
 LOSSES: Mapping[str, str] = MappingProxyType(dict(_by_hook()))
 """By hook: what is lost without it."""

@@ -12,9 +12,11 @@ from ddpdoctor.rules.registry import rule
 from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
-from .hook_losses import LOSSES, UNKNOWN
+from .hook_losses import LOSSES, UNKNOWN, losses_of
 from .scene import Cause, Scene
 from .words import verb
+
+UPDATE = "update ddpdoctor; if that does not help, open an issue that names the version of torch"
 
 
 @rule("DD901", "not-recorded", Severity.INFO, "A rank could not be recorded")
@@ -70,7 +72,7 @@ def _without_hooks(scene: Scene) -> list[Finding]:
             _finding(scene, "", tuple(ranks)),
             summary=f"{rank_list(ranks)} could not be recorded in full: this torch has {_lack_words(hooks)}",
             evidence=tuple(f"{hook}: {LOSSES.get(hook, UNKNOWN)}" for hook in hooks) if len(hooks) > 1 else (),
-            fix="update ddpdoctor, or report the version of torch to it",
+            fix=UPDATE,
         )
         for hooks, ranks in lacking.items()
     ]
@@ -113,6 +115,7 @@ def _why(rank: Rank) -> str:
 
 
 def _finding(scene: Scene, why: str, ranks: tuple[int, ...]) -> Finding:
+    losses = losses_of(why)
     return Finding(
         code="DD901",
         kind="not-recorded",
@@ -121,5 +124,6 @@ def _finding(scene: Scene, why: str, ranks: tuple[int, ...]) -> Finding:
         ranks=ranks,
         hosts=say.hosts_of(scene, ranks),
         summary=f"{rank_list(ranks)} could not be recorded, at least not in full: {why}",
-        fix="free space where the run folder is, and start Python without -I, -E and -S",
+        evidence=losses,
+        fix=UPDATE if losses else "free space where the run folder is, and start Python without -I, -E and -S",
     )
