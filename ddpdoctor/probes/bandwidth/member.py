@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,15 +15,25 @@ from ddpdoctor.model.bandwidth import Member
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.variables import find_variable, select_variables
 from ddpdoctor.probes.bandwidth.gpu_sharing import Gpu, lets_share, nccl_host
+from ddpdoctor.probes.bandwidth.lifeline import ended_after
 from ddpdoctor.probes.bandwidth.nccl_watchdog import hold_watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from ddpdoctor.model.launch import Launch
 
 BEARING = frozenset({"nccl", "torch", "gloo", "cuda", "openmp"})
 """Whose variables bear on a measurement."""
+CUDA_LIMIT_S = 60.0
+"""Ours: without a persistence daemon CUDA takes some seconds for each GPU to start."""
+CUDA_HANGS = (
+    f"ddpdoctor: CUDA did not answer within {CUDA_LIMIT_S:g} s on {os.uname().nodename}: the NVIDIA driver or a GPU "
+    "hangs.\n"
+    "  See `sudo dmesg | grep -E 'NVRM|Xid'`; `ddpdoctor check-env` asks each GPU in a process of its own. Reboot if "
+    "`nvidia-smi` hangs too.\n"
+    "  Where it stood:"
+)
 DRIVER_VERSION = Path("/sys/module/nvidia/version")
 
 
@@ -69,11 +80,25 @@ def read_member(launch: Launch, env: Mapping[str, str]) -> Member:
 
 def read_gpu(local_rank: int, env: Mapping[str, str]) -> Gpu | None:
     """Return the GPU that this rank would use with NCCL; None where there is none for it."""
-    import torch
-    from torch import distributed
+    with _asking_cuda() as possible:
+        return _ask_for_gpu(local_rank, env) if possible else None
 
-    if not torch.cuda.is_available() or not distributed.is_nccl_available():
-        return None
+
+@contextmanager
+def _asking_cuda() -> Iterator[bool]:
+    """Say whether NCCL could run here. In a build that has it this asks the driver, which may hang."""
+    import torch
+
+    if not torch.distributed.is_nccl_available():
+        yield False
+        return
+    with ended_after(CUDA_LIMIT_S, CUDA_HANGS):
+        yield torch.cuda.is_available()
+
+
+def _ask_for_gpu(local_rank: int, env: Mapping[str, str]) -> Gpu | None:
+    import torch
+
     count = torch.cuda.device_count()
     # Where a launcher shows each task its own GPU only, that is number 0 for all.
     index = 0 if count == 1 else local_rank
@@ -90,9 +115,8 @@ def read_gpu(local_rank: int, env: Mapping[str, str]) -> Gpu | None:
 
 
 def _nccl_version(torch: Any) -> str | None:
-    if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
-        return None
-    return ".".join(str(part) for part in torch.cuda.nccl.version()[:3])
+    with _asking_cuda() as possible:
+        return ".".join(str(part) for part in torch.cuda.nccl.version()[:3]) if possible else None
 
 
 def _variables(env: Mapping[str, str]) -> dict[str, str]:

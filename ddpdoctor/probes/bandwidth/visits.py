@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -191,10 +192,31 @@ class _Groups:
         import torch.distributed as dist
 
         self._world.tracker.enter("new_group", self._world.ranks)
-        handle = dist.new_group(list(ranks), backend=self._world.backend)
+        with _unbound():
+            device = self._world.device if self._world.backend == "nccl" else None
+            handle = dist.new_group(list(ranks), backend=self._world.backend, device_id=device)
         self._world.tracker.leave()
         return handle
 
     def _group(self, ranks: tuple[int, ...]) -> Group:
         world = self._world
         return Group(self._handles[ranks], ranks, world.device, world.backend, world.tracker)
+
+
+@contextmanager
+def _unbound() -> Iterator[None]:
+    """Have groups made by their own ranks alone.
+
+    torch splits the communicator of a group that is bound to a device, and the split needs every rank of it. Ranks
+    outside the new group call ``perform_nocolor_split``, which holds the GIL for as long as another rank does not come.
+    """
+    import torch.distributed as dist
+
+    everybody = dist.group.WORLD
+    assert everybody is not None
+    bound = everybody.bound_device_id
+    everybody.bound_device_id = None
+    try:
+        yield
+    finally:
+        everybody.bound_device_id = bound

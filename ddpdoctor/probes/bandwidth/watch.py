@@ -7,6 +7,7 @@ once a second, and does nothing else that a timed call could notice.
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
 import time
@@ -18,6 +19,7 @@ from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.bandwidth import Ending
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.probes.bandwidth.alarm import Alarm, AlarmRoom, Told
+from ddpdoctor.probes.bandwidth.lifeline import Lifeline
 from ddpdoctor.probes.bandwidth.positions import Failure, describe_failure, take_position
 from ddpdoctor.probes.bandwidth.processes import Neighbours, read_home
 from ddpdoctor.probes.bandwidth.signals import CaughtSignals
@@ -47,6 +49,12 @@ a hang may have ended a little later there."""
 MEET_LIMIT_S = 5.0
 """Ours: the ranks have just agreed with each other, so that all are about to say which processes they are."""
 SOON_S = 0.05
+GIL_LIMIT_S = 80.0
+"""Ours: so much longer than the hang timeout no Python may run in a process before it ends itself: a start of CUDA may
+keep the GIL for a minute, and the end is put off now and then only."""
+PUT_OFF_EVERY_S = 10.0
+STOP_LIMIT_S = 200.0
+"""Ours: the same while a report is made, which takes 80 s at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +69,8 @@ class Watched:
     hang_timeout_s: float
     finish: Callable[[Stop], int]
     """Writes the report of what there is, and returns the exit status. Called in one rank, in the watcher's thread."""
+    gil_limit_s: float = GIL_LIMIT_S
+    """For how long beyond the hang timeout no Python may run here."""
     clean_up: Callable[[], None]
     """Called in every rank before a stop ends its process, past all contexts that the main thread is in."""
 
@@ -86,11 +96,14 @@ class Watcher:
         self._ended: set[int] = set()
         self._answered = 0
         self._ask_not_before_s = 0.0
+        self._lifeline = Lifeline(_NO_PYTHON.format(rank=watched.rank))
+        self._put_off_at_s = -math.inf
         self._thread = threading.Thread(target=self._run, name="ddpdoctor-watch", daemon=True)
 
     def __enter__(self) -> Self:
         """Start to watch."""
         self._signals.__enter__()
+        self._put_off()
         # Not in the thread: a rank that dies at once must have said which process it is.
         self._introduce()
         self._thread.start()
@@ -110,6 +123,7 @@ class Watcher:
         with contextlib.suppress(StoreError):
             self._room.say_ended(replace(self._position(), phase="end"))
         self._signals.__exit__()
+        self._lifeline.release()
         self._neighbours.close()
 
     def failed(self, error: BaseException) -> NoReturn:
@@ -124,6 +138,7 @@ class Watcher:
             caught = self._signals.wait(self._pause_s())
             if self._leaving:
                 return
+            self._put_off()
             alarm = self._look(caught)
             if alarm is not None and self._begins_to_stop():
                 self._stop(alarm)
@@ -132,6 +147,13 @@ class Watcher:
         """Return how long to rest: less at first, until the ranks of this host have said which processes they are."""
         meets = bool(self._unknown) and time.monotonic() < self._meet_until_s
         return SOON_S if meets else LOOK_EVERY_S
+
+    def _put_off(self) -> None:
+        """Put the end off that this process comes to where this thread does not run."""
+        now_s = time.monotonic()
+        if now_s - self._put_off_at_s >= min(PUT_OFF_EVERY_S, self._watched.gil_limit_s / 2):
+            self._put_off_at_s = now_s
+            self._lifeline.put_off(self._watched.hang_timeout_s + self._watched.gil_limit_s)
 
     def _introduce(self) -> None:
         home = read_home()
@@ -256,6 +278,7 @@ class Watcher:
 
     def _stop(self, alarm: Alarm) -> NoReturn:
         watched = self._watched
+        self._lifeline.put_off(STOP_LIMIT_S)
         reporting = Reporting(
             rank=watched.rank, members=watched.members, neighbours=self._neighbours, finish=watched.finish
         )
@@ -273,6 +296,15 @@ class Watcher:
             return call()
         except StoreError:
             return otherwise
+
+
+_NO_PYTHON = (
+    "ddpdoctor: rank {rank} ended itself: no Python could run in it any more, since a call into C++ or CUDA does not "
+    "return and holds the interpreter's lock.\n"
+    "  In a call of torch.distributed, another rank did not come to it: see what the other ranks report. In "
+    "torch.cuda, a GPU or the driver hangs: `ddpdoctor check-env` asks each.\n"
+    "  Its stacks:"
+)
 
 
 def _lives_beside(watched: Watched, member: Member) -> bool:

@@ -86,7 +86,7 @@ class Alone:
         """Return how the gradients of a step compare."""
         import torch
 
-        kept = torch.load(question.path, map_location=self._device, weights_only=True)
+        kept = torch.load(question.path, map_location="cpu", weights_only=True)
         try:
             batches = [self._batches.get(rank, self._world_size, question.step) for rank in range(self._world_size)]
             changed = [rank for rank, one in enumerate(batches) if batch_digest(one) != question.batches[rank]]
@@ -158,7 +158,7 @@ class Alone:
     def _compute(
         self, one: _Copy, kept: Any, batch: Any, step: int, rank: int, *, seed: int = 0
     ) -> tuple[dict[str, Any], float | None]:
-        """Return the gradients of a batch, dense and in float64, and the loss, from the state that was kept."""
+        """Return the gradients of a batch and the loss, from the state that was kept."""
         import torch
 
         with torch.no_grad():
@@ -166,8 +166,7 @@ class Alone:
                 tensor.copy_(kept["state"][name])
         set_seed(self._settings.seed + seed, STEP, step=step, rank=rank)
         loss = one.steps.run(one.ddp, map_tensors(batch, one.change), f"step {step}")
-        gradients = {name: p.grad for name, p in one.module.named_parameters() if p.grad is not None}
-        return {name: gradient.detach().to_dense().double().clone() for name, gradient in gradients.items()}, loss
+        return take_gradients(one.module), loss
 
     def _build(self) -> Built:
         set_seed(self._settings.seed, BUILD)
@@ -212,6 +211,17 @@ _IMPURE = (
     "the batch of rank {rank} at step {step} was another one when make_batch was called a second time: it must depend "
     "on (rank, world_size, step) alone"
 )
+
+
+def take_gradients(module: Any) -> dict[str, Any]:
+    """Return a copy of a model's gradients, dense and in float64: on the host, where there is room for many of them."""
+    import torch
+
+    gradients = {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
+    return {
+        name: gradient.detach().to_dense().to(device="cpu", dtype=torch.float64, copy=True)
+        for name, gradient in gradients.items()
+    }
 
 
 def is_batchnorm(module: Any) -> bool:

@@ -1,6 +1,6 @@
 """How DDP's gradient stands to those of one process, parameter by parameter, beside what rounding explains.
 
-All is computed in float64. Memory: a gradient of the model for the whole batch, each rank's part, twice.
+All is computed in float64, on the host. Memory: a gradient of the model for the whole batch, each rank's part, twice.
 """
 
 from __future__ import annotations

@@ -54,14 +54,14 @@ class Referee:
         self._send(start)
 
     def keep_state(self, module: Any) -> None:
-        """Remember what parameters and buffers are before a step."""
+        """Remember what parameters and buffers are before a step; on the host, as the rank needs its GPU itself."""
         tensors = [*module.named_parameters(), *module.named_buffers()]
-        self._state = {name: tensor.detach().clone() for name, tensor in tensors}
+        self._state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors}
 
     def keep_gradients(self, module: Any) -> None:
         """Remember the gradients that DDP left."""
         self._gradients = {
-            name: one.grad.detach().to_dense().clone()
+            name: one.grad.detach().to_dense().to("cpu", copy=True)
             for name, one in module.named_parameters()
             if one.grad is not None
         }

@@ -211,3 +211,14 @@ def test_a_report_that_fails_is_said_in_one_line(start):
     assert ranks.end(0, 1) == (
         [3, 3], "ddpdoctor: the report could not be written: RuntimeError: the disk is full\n",
     )  # fmt: skip
+
+
+def test_a_rank_in_which_no_python_runs_ends_itself_and_says_where_it_stood(start):
+    ranks = start("none", "gil", hang_timeout_s=2)
+    statuses, said = ranks.end(0, 1)
+
+    line = next(n for n, text in enumerate(RANK.read_text().splitlines(), 1) if text.endswith("# HOLDS THE GIL"))
+    assert statuses == [REPORTED, 1]
+    assert "ddpdoctor: rank 1 ended itself: no Python could run in it any more" in said
+    assert f'watched_rank.py", line {line} in act' in said
+    assert "Timeout (" not in said

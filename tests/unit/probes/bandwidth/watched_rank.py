@@ -8,6 +8,7 @@ before call 3.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.probes.bandwidth.room import Room
 from ddpdoctor.probes.bandwidth.tracker import Tracker
-from ddpdoctor.probes.bandwidth.watch import Watched, Watcher
+from ddpdoctor.probes.bandwidth.watch import GIL_LIMIT_S, Watched, Watcher
 
 FOLDER, RANK, WORLD, PORT, HANG_TIMEOUT_S, FAULT = Path(sys.argv[1]), *sys.argv[2:]
 RANK, WORLD, PORT, HANG_TIMEOUT_S = int(RANK), int(WORLD), int(PORT), float(HANG_TIMEOUT_S)
@@ -89,6 +90,8 @@ def act(room, tracker):
         wait_for_file("go")
     if FAULT == "end":
         return
+    if FAULT == "gil":
+        ctypes.PyDLL(None).sleep(3600)  # HOLDS THE GIL
     if FAULT == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -124,7 +127,7 @@ def main():
         members = tuple(Member(rank=rank, local_rank=rank, **more) for rank in EVERYBODY)
         watched = Watched(
             rank=RANK, members=members, tracker=tracker, room=room, hang_timeout_s=HANG_TIMEOUT_S, finish=finish,
-            clean_up=lambda: mark(f"clean-{RANK}"),
+            gil_limit_s=2.0 if FAULT == "gil" else GIL_LIMIT_S, clean_up=lambda: mark(f"clean-{RANK}"),
         )  # fmt: skip
         with Watcher(watched) as watcher:
             run(room, tracker, watcher)
