@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import GroupState
     from ddpdoctor.recorder.reading import RingContent
 
+_ROWS = ([str, int, str, float], [str, int, str, int])
+"""What a note of times holds: group, number, operation, milliseconds."""
 _POINT_TO_POINT = re.compile(r"(send|recv) \d+(?:->|<-)(\d+|\?)")
 """ProcessGroupNCCL.cpp and FlightRecorderHook.cpp: "recv 1<-0", ranks within the group, "?" for any source."""
 _OPS = {
@@ -97,6 +99,16 @@ def device_times(recorded: Recorded) -> tuple[DeviceTime, ...]:
         for entry in recorded.entries
         if entry["state"] == "completed" and 0 <= entry.get("duration_ms", -1) < 1e12
     )  # fmt: skip
+
+
+def noted_times(notes: Sequence[dict[str, Any]]) -> tuple[DeviceTime, ...]:
+    """Return how long the last collectives ran before the groups were destroyed, as the rank noted it."""
+    rows = next((note.get("rows") for note in reversed(notes) if note.get("k") == "device_times"), None)
+    sound = [row for row in rows or () if isinstance(row, list) and [*map(type, row)] in _ROWS and 0 <= row[3] < 1e12]
+    return tuple(
+        DeviceTime(group=group, seq=seq, op=str(_OPS.get(op, op)), duration_ns=round(ran_ms * 1e6))
+        for group, seq, op, ran_ms in sound
+    )
 
 
 def _as_call(entry: dict[str, Any], recorded: Recorded, log: CallLog, groups: Sequence[GroupState], index: int) -> Call:

@@ -11,7 +11,7 @@ from ddpdoctor.collect.answers import Answers, dicts, read_answer, read_groups, 
 from ddpdoctor.collect.call_logs import read_log
 from ddpdoctor.collect.dumps import parse_stacks, split_fatal, struck_thread
 from ddpdoctor.collect.evidence import read_text
-from ddpdoctor.collect.flight import device_times, pending_on_device, read_dump, read_flight
+from ddpdoctor.collect.flight import device_times, noted_times, pending_on_device, read_dump, read_flight
 from ddpdoctor.collect.frames import read_frame, read_frames
 from ddpdoctor.collect.loaders import read_loaders
 from ddpdoctor.collect.models import read_models
@@ -164,7 +164,7 @@ def _from_ring(
         or _innermost_user(parse_stacks(fatal, process.get("main"), roots)),
         "fatal_outside": bool(fatal) and not struck_thread(fatal),
         "open_calls": (*log.open(), *pending_on_device(flight, log, groups)),
-        "device_times": device_times(flight),
+        "device_times": device_times(flight) or noted_times(notes),
         "recent_calls": log.ended(),
         "groups": groups,
         "looks": looks,

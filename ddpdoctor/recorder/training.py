@@ -132,6 +132,8 @@ def _note_what_evidence_needs(module: Any) -> None:
 
 
 def _before_destroy(group: Any = None) -> None:
+    if group is None or group is groups.default():
+        flight.note_times()
     replica_steps.group_ends(group)
     loaders.settle_all()
     local_gradients.settle_all()

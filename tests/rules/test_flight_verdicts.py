@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from ddpdoctor.collect.flight import device_times, pending_on_device, read_flight
+from ddpdoctor.collect.flight import device_times, noted_times, pending_on_device, read_flight
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import GroupState
 from ddpdoctor.rules.progress.judge import judge
@@ -197,6 +197,15 @@ def paced(b, durations_ms, count=120):
         ]  # fmt: skip
         ranks.append(seen(b, number, entries, reduces(count), steps=count // 4, started_ns=NOW - 6 * S))
     return job(*map(moving, ranks))
+
+
+def test_what_a_rank_noted_before_it_ended_its_groups_is_read_and_damage_passed_over():
+    rows = [["0", 1, "all_reduce", 2.5], ["0", 2, "_all_gather_base", 3], ["0", "2", "x", 1.0], 7, ["0", 3, "y", -1.0]]
+    found = noted_times([{"k": "device_times", "rows": rows, "at": 1}])
+    assert [(one.seq, one.op, one.duration_ns) for one in found] == [
+        (1, "all_reduce", 2_500_000), (2, "all_gather_into_tensor", 3_000_000),
+    ]  # fmt: skip
+    assert noted_times([]) == noted_times([{"k": "device_times", "rows": None}]) == ()
 
 
 @pytest.mark.parametrize("build", TIMED)

@@ -74,8 +74,8 @@ def check_straggler(scene: Scene) -> Ruling:
     the slow rank: the job is bound by its input, and nobody is named. How long a worker takes for a batch is measured
     in the worker. Waits for a single peer (send, recv) do not count: the stages of a pipeline are not compared. On a
     GPU, where collectives return before they have begun, waits are measured only where torch times its kernels
-    (`TORCH_NCCL_ENABLE_TIMING=1`): the rank whose kernels are the shortest has come last. Without timing, or where no
-    rank was asked for its evidence, the rule says that it cannot tell.
+    (`TORCH_NCCL_ENABLE_TIMING=1`): the rank whose kernels are the shortest has come last. Without timing, or where the
+    ranks end without `destroy_process_group`, the rule says that it cannot tell.
 
     ## How sure
 
