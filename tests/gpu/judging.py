@@ -22,14 +22,15 @@ def report_of(done: Done) -> dict[str, Any]:
 
 
 def assert_blamed(done: Done, kind: str, ranks: list[int], script: str) -> dict[str, Any]:
-    """Fail unless the verdict blames these ranks for this, at the lines that the script marks; return the verdict."""
+    """Fail unless the verdict blames these ranks for this, each at a line that the script marks; return the verdict."""
     verdict = report_of(done)["verdict"]
     assert verdict is not None, f"no verdict\n{done.stderr[-3000:]}"
     assert (verdict["kind"], verdict["ranks"]) == (kind, ranks), verdict
     text = (JOBS / f"{script}.py").read_text().splitlines()
     marked = {number for number, line in enumerate(text, 1) if line.endswith("# FAULT")}
-    assert {place["line"] for place in verdict["where"]} <= marked, verdict
-    assert verdict["where"], verdict
+    first = {place["rank"]: place["line"] for place in reversed(verdict["where"])}
+    assert sorted(first) == ranks, verdict
+    assert set(first.values()) <= marked, verdict
     return dict(verdict)
 
 

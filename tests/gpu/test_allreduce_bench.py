@@ -21,7 +21,6 @@ def test_bench_one_gpu(ran: Ran, op: str) -> None:
     assert rows
     assert all(row["wrong"] == 0 and row["busbw_gb_s"] is None for row in rows), rows
     assert {row["dtype"] for row in rows} == (EXACT if op != "avg" else {name for name in EXACT if "float" in name})
-    assert not [note for note in report["data"]["notes"] if "clock" in note], report["data"]["notes"]
 
 
 @pytest.mark.gpu_job("bench_too_large")

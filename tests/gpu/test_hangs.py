@@ -60,9 +60,12 @@ def test_recv_without_send(ran: Ran) -> None:
 
 
 @pytest.mark.gpu_job("watchdog")
-def test_watchdog(ran: Ran) -> None:
-    """torch's watchdog aborts rank 0 at the group's limit. That is a consequence: rank 1 is stuck."""
-    assert_blamed(ran("watchdog"), "stuck", [1], "watchdog")
+def test_watchdog(ran: Ran, *, dry: bool) -> None:
+    """torch's watchdog aborts rank 0 at the group's limit. That is a consequence: rank 1 is stuck. Its dump is kept."""
+    done = ran("watchdog")
+    assert_blamed(done, "stuck", [1], "watchdog")
+    kept = [path.name for path in (done.folder / "run" / "evidence").iterdir()]
+    assert dry or any(".flight" in name for name in kept), kept
 
 
 @pytest.mark.gpu_job("mixed_backend_objects")

@@ -5,7 +5,7 @@ import time
 import torch
 from place import DEVICE, leave
 
-from ddpdoctor.recorder.tensor_looks import Maxima, is_plain
+from ddpdoctor.recorder.tensor_looks import Maxima, is_plain, samples_of
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
 CONTENTS = {"finite": [-3.0, 2.0], "nan": [1.0, float("nan")], "inf": [1.0, float("-inf")], "empty": [], "huge": None}
@@ -23,7 +23,7 @@ def main():
     kinds = [(dtype, name) for dtype in DTYPES for name in CONTENTS]
     tensors = [tensor_of(dtype, CONTENTS[name]) for dtype, name in kinds]
     assert all(map(is_plain, tensors))
-    maxima = Maxima(tensors)
+    maxima = Maxima(samples_of(tensors))
     limit = time.monotonic() + LIMIT_S
     while not maxima.have_come() and time.monotonic() < limit:
         time.sleep(0.01)

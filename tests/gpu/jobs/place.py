@@ -15,6 +15,7 @@ SEEDED = os.environ.get("SEEDED") == "1"
 # NCCL refuses two ranks on one GPU of one host. Told that they are two hosts, it uses sockets between them.
 os.environ["NCCL_HOSTID"] = "rank" + os.environ.get("RANK", "0")
 os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the host's name may resolve to nothing on a machine that is lent
 torch.set_num_threads(1)
 
 
