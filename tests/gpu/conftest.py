@@ -2,7 +2,8 @@
 
 ``--gpu-results DIR`` (or $OUT) is where everything is saved. ``--gpu-deadline`` is how long all jobs together may take:
 a test whose job was not begun by then is skipped as "not reached". ``--gpu-dry-run`` runs the jobs on the CPU over
-Gloo, to try the tests themselves, and keeps nothing.
+Gloo, to try the tests themselves, and keeps nothing. pytest knows these options where it is given this folder, or no
+path at all; with ``pytest tests`` it reads this file too late for them, and the defaults hold.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu_job(names): the jobs that a test looks at")
     config.addinivalue_line("markers", "timeout(seconds): read where pytest-timeout is installed")
-    if config.getoption("--gpu-dry-run") and config.getoption("--gpu-results"):
+    if config.getoption("--gpu-dry-run", default=False) and config.getoption("--gpu-results", default=None):
         raise pytest.UsageError("--gpu-dry-run shows nothing of a GPU: its results are not saved")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the tests into the order of their jobs, and skip what cannot run here."""
     own = [item for item in items if item.get_closest_marker("gpu_job") is not None]
-    reason = why_not(dry=config.getoption("--gpu-dry-run"))
+    reason = why_not(dry=config.getoption("--gpu-dry-run", default=False))
     for item in own:
-        item.add_marker(pytest.mark.timeout(config.getoption("--gpu-deadline") + 60))
+        item.add_marker(pytest.mark.timeout(config.getoption("--gpu-deadline", default=DEADLINE_S) + 60))
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
-        elif config.getoption("--gpu-dry-run") and any(JOBS[name].cuda_only for name in jobs_of(item)):
+        elif config.getoption("--gpu-dry-run", default=False) and any(JOBS[name].cuda_only for name in jobs_of(item)):
             item.add_marker(pytest.mark.skip(reason="a dry run shows nothing of this: it is about CUDA"))
     order = list(JOBS)
     own.sort(key=lambda item: max(order.index(name) for name in jobs_of(item)))
@@ -76,15 +77,15 @@ def why_not(*, dry: bool) -> str:
 @pytest.fixture(scope="session")
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Runner]:
     """Run the jobs of the tests that were selected."""
-    dry = request.config.getoption("--gpu-dry-run")
-    asked = None if dry else request.config.getoption("--gpu-results") or os.environ.get("OUT")
+    dry = request.config.getoption("--gpu-dry-run", default=False)
+    asked = None if dry else request.config.getoption("--gpu-results", default=None) or os.environ.get("OUT")
     results = Results(Path(asked) if asked else tmp_path_factory.mktemp("gpu-results"), read_machine())
     request.config.stash[RESULTS] = results
     wanted = {name for item in request.session.items if not _is_skipped(item) for name in jobs_of(item)}
     running = Runner(
         [job for name, job in JOBS.items() if name in wanted], tmp_path_factory.mktemp("jobs"),
         width=max(1, min(MOST_BESIDE, (os.cpu_count() or 1) // CORES_EACH)),
-        limit_s=request.config.getoption("--gpu-deadline"), ended=results.job_ended, dry=dry,
+        limit_s=request.config.getoption("--gpu-deadline", default=DEADLINE_S), ended=results.job_ended, dry=dry,
     )  # fmt: skip
     yield running
     running.close()
@@ -112,7 +113,7 @@ def ran(request: pytest.FixtureRequest, runner: Runner) -> Callable[[str], Done]
 @pytest.fixture
 def dry(request: pytest.FixtureRequest) -> bool:
     """Whether the jobs ran on the CPU."""
-    return bool(request.config.getoption("--gpu-dry-run"))
+    return bool(request.config.getoption("--gpu-dry-run", default=False))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -135,5 +136,5 @@ def _reason(report: pytest.TestReport) -> str:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     results = config.stash.get(RESULTS, None)
     if results is not None:
-        kept = "a dry run, not kept" if config.getoption("--gpu-dry-run") else "start with summary.md"
+        kept = "a dry run, not kept" if config.getoption("--gpu-dry-run", default=False) else "start with summary.md"
         terminalreporter.write_line(f"GPU tests: {results.folder} ({kept})")
