@@ -168,6 +168,11 @@ ABORTS = {
     "one rank was missed, and has gone with the job": (
         [aborted(0, pending()), replace(asleep(1), after_stop=True), on_device(2)], "stuck", (1,),
     ),
+    "one rank was missed, and told by the others' watchdogs to end": (
+        [aborted(0, pending()), aborted(1, recent_calls=SIX, open_calls=(), groups=(nccl(6),), fatal_place=line(12)),
+         aborted(2, pending())],
+        "stuck", (1,),
+    ),
     "another operation": (
         [aborted(0, pending()), aborted(2, pending()),
          aborted(1, pending("broadcast", peer=0), recent_calls=made(*["all_reduce"] * 6, "broadcast"))],
@@ -190,6 +195,14 @@ def test_without_entries_a_late_abort_from_outside_python_is_not_sure():
     found = judge(job(lone, asleep(1), asleep(2), ended=True, launcher_status=1)).findings[0]
     assert (found.kind, found.ranks, found.confidence) == ("killed", (0,), Confidence.LOW)
     assert any("NCCL's watchdog" in text for text in found.evidence)
+
+
+@pytest.mark.parametrize(("after_s", "confidence"), [(500, Confidence.LOW), (300, Confidence.HIGH)])
+def test_a_watchdog_that_stands_still_itself_is_ended_by_its_monitor(after_s, confidence):
+    calls = (call("all_reduce", 7, index=7, open_=False, started_ns=NOW - after_s * S),)
+    lone = killed(0, "SIGABRT", fatal_outside=True, ended_ns=NOW, recent_calls=calls, groups=(nccl(7, limit_s=1800),))
+    found = judge(job(lone, asleep(1), asleep(2), ended=True, launcher_status=1)).findings[0]
+    assert (found.kind, found.ranks, found.confidence) == ("killed", (0,), confidence)
 
 
 @pytest.mark.parametrize(("outside", "after_s"), [(False, LIMIT_S), (True, 5)])

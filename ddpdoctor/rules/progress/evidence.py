@@ -216,6 +216,8 @@ def how_words(failure: Failure) -> str:
     if failure.error is not None:
         text = first_line(failure.error.message)
         return f"{failure.error.type}: {text}" if text else failure.error.type
+    if rank.life is Life.SIGNALED and failure.call is not None and failure.call.device_state and failure.timed_out:
+        return f"{rank.signal} when torch's time limit had passed, as NCCL's watchdog does"
     if rank.life is Life.SIGNALED:
         return rank.signal or "a signal"
     return f"exit status {rank.exit_code}" if rank.exit_code is not None else "an end that nobody saw"

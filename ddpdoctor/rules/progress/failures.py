@@ -13,13 +13,12 @@ from .places import innermost_user, is_file
 from .states import (
     State,
     aborted_at_exit,
-    aborted_by_watchdog,
     call_at_failure,
     ended_well,
     final_error,
     has_failed,
-    waited_its_limit,
 )
+from .watchdog import aborted_by_watchdog, waited_its_limit
 from .words import first_line, without_numbers
 
 if TYPE_CHECKING:

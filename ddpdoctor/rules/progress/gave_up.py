@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from .states import NEARLY
+from .watchdog import NEARLY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .limits import limits_of
-from .states import NEARLY
+from .watchdog import NEARLY
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Frame

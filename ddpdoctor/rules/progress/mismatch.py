@@ -172,7 +172,7 @@ def _lines(scene: Scene, part: Part, turning: Turning | None) -> list[Frame | No
     """Return the lines that decided it, the line of the call, and that of the error because of which it was made."""
     rank = scene.rank(part.rank)
     error = innermost_user(rank.handled.frames) if rank.handled is not None else None
-    shown = part.site or rank.last_place
+    shown = part.site or rank.last_place or say.line_at(scene.states[part.rank])
     if turning is None:
         return [shown, error]
     if turning.loop_ended:

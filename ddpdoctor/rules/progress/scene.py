@@ -21,6 +21,7 @@ from .members import are_all_told, lost_nodes, without_stale
 from .places import is_file
 from .states import NATIVE_PHASES, OVER, Doing, State, final_error, settle, states_of
 from .waits import Waits, find_waits
+from .watchdog import without_pulled_down
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -158,7 +159,7 @@ def _is_quiet(job: Job, rank: Rank) -> bool:
 def build_scene(job: Job) -> Scene:
     """Work out the states, waits, conflicts and failures of a job."""
     lost = lost_nodes(job, moment(job))
-    job = without_stale(replace(job, ranks=tuple(map(settle, job.ranks))), lost)
+    job = without_stale(replace(job, ranks=without_pulled_down(map(settle, job.ranks))), lost)
     states = states_of(job)
     world = world_of(job)
     detail = job.debug_level.upper() == "DETAIL"

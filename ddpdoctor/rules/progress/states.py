@@ -42,10 +42,6 @@ _AUTOGRAD = ("/torch/autograd/",)
 _LOADER = "/torch/utils/data/"
 
 
-NEARLY = 0.9
-"""Ours: a call is noted a little after torch's own clock has begun to run."""
-
-
 class Doing(Enum):
     """What a rank does."""
 
@@ -356,20 +352,3 @@ def states_of(job: Job) -> dict[int, State]:
     for rank in sorted(job.ranks, key=lambda r: (r.rank, r.attempt, r.started_ns or 0)):
         states[rank.rank] = state_of(rank, job.stopping_since_ns)
     return states
-
-
-def waited_its_limit(rank: Rank, call: Call) -> bool:
-    """Return whether a rank ended when it had waited in a call for about as long as torch lets it."""
-    of_group = next((group.timeout_s for group in rank.groups if group.name == call.group), None)
-    limit_s = of_group if of_group is not None else rank.init_timeout_s
-    if limit_s is None or rank.ended_ns is None or call.started_ns <= 0:
-        return False
-    return rank.ended_ns - call.started_ns >= NEARLY * limit_s * 1e9
-
-
-def aborted_by_watchdog(rank: Rank) -> bool:
-    """Return whether a rank died as one does that NCCL's watchdog ends: not by a thread that runs Python, and late."""
-    if rank.signal != "SIGABRT" or not rank.fatal_outside:
-        return False
-    last = max((*rank.open_calls, *pack_calls(rank.recent_calls)[-1:]), key=lambda call: call.index, default=None)
-    return last is not None and waited_its_limit(rank, last)

@@ -113,8 +113,9 @@ def _behind(scene: Scene, blamed: tuple[int, ...]) -> Ruling:
     sites = {n: say.line_at(scene.states[n]) for n in blamed}
     where = tuple(place for n, frame in sites.items() for place in places(n, [frame])[:1])
     at = f" {place_words(where[0])}" if len({(p.file, p.line) for p in where}) == 1 else ""
+    mine = verb(blamed, "has queued its call", "have queued their calls")
     summary = (
-        f"{say.who(scene, blamed)} {verb(blamed, 'has', 'have')} queued its call{at}, and the device has not come to"
+        f"{say.who(scene, blamed)} {mine}{at}, and {verb(blamed, 'its device has', 'their devices have')} not come to"
     )
     finding = Finding(
         code="DD601",

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import faulthandler
+import subprocess
+import sys
 import tempfile
 import threading
+
+import pytest
 
 from ddpdoctor.collect.dumps import parse_stacks, split_fatal, struck_thread
 
@@ -56,3 +60,23 @@ def test_a_real_dump_of_this_process() -> None:
         stacks = parse_stacks(file.read(), threading.get_ident(), ROOTS)
     main = next(stack for stack in stacks if stack.is_main)
     assert main.frames[-1].function == "test_a_real_dump_of_this_process"
+
+
+ABORTS = {
+    "a thread of C++ alone, as NCCL's watchdog": """
+import ctypes, time
+libc, thread = ctypes.CDLL(None), ctypes.c_ulong()
+libc.pthread_create(ctypes.byref(thread), None, libc.abort, None)
+time.sleep(60)
+""",
+    "the main thread": "import os; os.abort()",
+}
+
+
+@pytest.mark.parametrize("who", ABORTS)
+def test_a_real_abort_tells_whether_python_sent_it(who: str) -> None:
+    program = f"import faulthandler; faulthandler.enable()\n{ABORTS[who]}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    fatal = split_fatal(done.stderr)[1]
+    assert fatal
+    assert bool(struck_thread(fatal)) is (who == "the main thread")

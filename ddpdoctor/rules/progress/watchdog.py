@@ -1,0 +1,76 @@
+"""Ends by NCCL's watchdog, which aborts a process whose call has waited for torch's own limit, and then all others.
+
+The abort comes from a thread that runs no Python. What the watchdog says goes to the script's stderr, which is not
+ours to read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.call_log import pack_calls
+from ddpdoctor.model.facts import Call, Life, Rank
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+NEARLY = 0.9
+"""Ours: a call is noted a little after torch's own clock has begun to run."""
+HEARTBEAT_S = 480.0
+"""``TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC``: after that a monitor aborts a process whose watchdog itself stands still."""
+
+
+def waited_its_limit(rank: Rank, call: Call) -> bool:
+    """Return whether a rank ended when it had waited in a call for about as long as torch lets it."""
+    limit_s, waited_s = _limit_s(rank, call), _waited_s(rank, call)
+    return limit_s is not None and waited_s is not None and waited_s >= NEARLY * limit_s
+
+
+def aborted_by_watchdog(rank: Rank) -> bool:
+    """Return whether a rank died as one does that NCCL's watchdog ends: not by a thread that runs Python, and late."""
+    if not _is_outside(rank):
+        return False
+    last = max((*rank.open_calls, *pack_calls(rank.recent_calls)[-1:]), key=lambda call: call.index, default=None)
+    if last is None:
+        return False
+    return waited_its_limit(rank, last) or (_waited_s(rank, last) or 0.0) >= HEARTBEAT_S
+
+
+def without_pulled_down(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
+    """Return ranks of which those are no failures that a peer's watchdog told to end: they waited for nothing.
+
+    They stand as they stood before, at the line that the dump of their end shows.
+    """
+    ranks = tuple(ranks)
+    victims = [rank.ended_ns for rank in ranks if _is_outside(rank) and _gave_up(rank)]
+    if not victims:
+        return ranks
+    return tuple(_pulled_down(rank) if _is_outside(rank) and not _on_device(rank) else rank for rank in ranks)
+
+
+def _pulled_down(rank: Rank) -> Rank:
+    return replace(rank, after_stop=True, last_place=rank.fatal_place or rank.last_place)
+
+
+def _is_outside(rank: Rank) -> bool:
+    aborted = rank.life is Life.SIGNALED and rank.signal == "SIGABRT" and not rank.after_stop
+    return aborted and rank.fatal_outside
+
+
+def _on_device(rank: Rank) -> tuple[Call, ...]:
+    return tuple(call for call in rank.open_calls if call.device_state is not None)
+
+
+def _gave_up(rank: Rank) -> bool:
+    return any(waited_its_limit(rank, call) for call in _on_device(rank))
+
+
+def _limit_s(rank: Rank, call: Call) -> float | None:
+    of_group = next((group.timeout_s for group in rank.groups if group.name == call.group), None)
+    return of_group if of_group is not None else rank.init_timeout_s
+
+
+def _waited_s(rank: Rank, call: Call) -> float | None:
+    known = rank.ended_ns is not None and call.started_ns > 0
+    return (rank.ended_ns - call.started_ns) / 1e9 if known and rank.ended_ns is not None else None
