@@ -20,17 +20,18 @@ from __future__ import annotations
 
 import array
 import struct
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
+from .capture import is_capturing
 from .print_wire import ABSENT, PRINT_SIZE, UNTOLD
 from .tensor_words import WORD, copy_range, in_order, plain_parts
 
-__all__ = ["ABSENT", "PRINT_SIZE", "UNTOLD", "prints"]
+__all__ = ["ABSENT", "PRINT_SIZE", "UNTOLD", "Prints", "prints"]
 
 COLUMNS = 509
-"""Words in a row. Part of the checksum, as is all that is written here in capitals but BATCH_WORDS and CHUNK_BLOCKS."""
+"""Words in a row. Part of the checksum, as is all that is written here in capitals but how much is done at once."""
 ROWS = 125
 """Rows of a block: half a MiB, which a core's cache holds between the two sums; the last block has fewer. Both odd."""
 SMALL_WORDS = 4 * COLUMNS
@@ -43,10 +44,12 @@ FACTOR = -0x00AE502812AA7333
 LENGTH = 0x2545F4914F6CDD1D
 """Odd, with bits like random ones: 2**64 over the golden ratio, murmur3's, and xorshift's. Signed, as torch's are."""
 
-BATCH_WORDS = 2**14
-"""So many words are mixed at once: 128 KiB, and three times that beside it. Ours."""
-CHUNK_BLOCKS = 32
-"""Blocks that one call adds up on an accelerator, to which half a MiB is nothing. Ours."""
+BATCH_WORDS, GPU_BATCH_WORDS = 2**14, 2**20
+"""So many words are mixed at once: on a CPU 128 KiB, and three times that beside it. On an accelerator a batch takes 20
+launches, whatever its size. Ours."""
+CHUNK_BLOCKS, WHOLE_BLOCKS = 32, 1024
+"""Blocks that one call adds up on an accelerator, to which half a MiB is nothing: where they are copied first, and
+where they are read in place. Their sums fit into a batch. Ours."""
 
 
 def prints(tensors: Sequence[Optional[torch.Tensor]]) -> bytes:
@@ -56,53 +59,108 @@ def prints(tensors: Sequence[Optional[torch.Tensor]]) -> bytes:
     sparse ones whose entries are still to be added up, those of classes that hide their data, all while torch.compile
     traces, and those on a GPU while a graph is captured. Shape and dtype are no part of it, the size in bytes is.
     """
-    if torch.compiler.is_compiling():
-        return b"".join([ABSENT if tensor is None else UNTOLD for tensor in tensors])
-    with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        try:
-            return _together(tensors)
-        except Exception:  # noqa: BLE001  # one bad tensor must not cost the others
-            return b"".join([_alone(tensor) for tensor in tensors])
+    return Prints(tensors).value()
 
 
-def _alone(tensor: Optional[torch.Tensor]) -> bytes:
+class Prints:
+    """Prints of tensors as they are when this is made, which waits for no GPU; ``value`` does, for each once."""
+
+    def __init__(self, tensors: Sequence[Optional[torch.Tensor]]) -> None:
+        self._parts: List[Any] = []
+        if torch.compiler.is_compiling():
+            self._parts = [_untold(tensor) for tensor in tensors]
+            return
+        with _Unseen():
+            try:
+                self._parts = [_Together(tensors)]
+            except Exception:  # noqa: BLE001  # one bad tensor must not cost the others
+                self._parts = [_alone(tensor) for tensor in tensors]
+
+    def value(self) -> bytes:
+        """Return 16 bytes a tensor."""
+        with _Unseen():
+            return b"".join([part.value() for part in self._parts])
+
+
+class _Unseen:
+    """Leaves no graph, and lets no mode of the caller's see the work."""
+
+    def __enter__(self) -> None:
+        self._guards = (torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch())
+        for guard in self._guards:
+            guard.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        for guard in reversed(self._guards):
+            guard.__exit__(*error)
+
+
+class _Known:
+    """A print without words to be read."""
+
+    def __init__(self, value: bytes) -> None:
+        self._value = value
+
+    def value(self) -> bytes:
+        return self._value
+
+
+def _untold(tensor: Optional[torch.Tensor]) -> _Known:
+    return _Known(ABSENT if tensor is None else UNTOLD)
+
+
+def _alone(tensor: Optional[torch.Tensor]) -> Any:
     try:
-        return _together([tensor])
+        return _Together([tensor])
     except Exception:  # noqa: BLE001  # a class of tensors that only looks like one, or no memory
-        return UNTOLD
+        return _Known(UNTOLD)
 
 
-def _together(tensors: Sequence[Optional[torch.Tensor]]) -> bytes:
-    readers: Dict[torch.device, Reader] = {}
-    sizes = [0] * len(tensors)
-    without: List[Tuple[int, bytes]] = []
-    for owner, tensor in enumerate(tensors):
-        parts = () if tensor is None else plain_parts(tensor)
-        if not parts:
-            without.append((owner, ABSENT if tensor is None else UNTOLD))
-        for i, part in enumerate(parts):
-            reader = readers.get(part.device)
-            if reader is None:
-                reader = readers[part.device] = Reader(part.device)
-            # One more, so that no size is nothing.
-            sizes[owner] += (reader.take(owner, i * PART_AT, part) + 1) * (2 * i + 1)
-    sums = torch.tensor((sizes, sizes), dtype=torch.int64, device="cpu").t() * LENGTH
-    for reader in readers.values():
-        reader.add_to(sums)
-    found = struct.pack("<%dq" % (2 * len(tensors)), *sums.reshape(-1).tolist())
-    for owner, value in without:
-        found = found[: owner * PRINT_SIZE] + value + found[(owner + 1) * PRINT_SIZE :]
-    return found
+class _Together:
+    """The prints of several tensors."""
+
+    def __init__(self, tensors: Sequence[Optional[torch.Tensor]]) -> None:
+        self._readers: Dict[torch.device, Reader] = {}
+        self._sizes = [0] * len(tensors)
+        self._without: List[Tuple[int, bytes]] = []
+        for owner, tensor in enumerate(tensors):
+            parts = () if tensor is None else plain_parts(tensor)
+            if not parts:
+                self._without.append((owner, ABSENT if tensor is None else UNTOLD))
+            for i, part in enumerate(parts):
+                reader = self._readers.get(part.device)
+                if reader is None:
+                    reader = self._readers[part.device] = Reader(part.device)
+                # One more, so that no size is nothing.
+                self._sizes[owner] += (reader.take(owner, i * PART_AT, part) + 1) * (2 * i + 1)
+        for reader in self._readers.values():
+            reader.end()
+
+    def value(self) -> bytes:
+        """Return them; where a device fails, that they are not known."""
+        count = len(self._sizes)
+        try:
+            sums = torch.tensor((self._sizes, self._sizes), dtype=torch.int64, device="cpu").t() * LENGTH
+            for reader in self._readers.values():
+                reader.add_to(sums)
+        except Exception:  # noqa: BLE001  # the script hears of it by itself
+            return UNTOLD * count
+        found = struct.pack("<%dq" % (2 * count), *sums.reshape(-1).tolist())
+        for owner, value in self._without:
+            found = found[: owner * PRINT_SIZE] + value + found[(owner + 1) * PRINT_SIZE :]
+        return found
 
 
 class Reader:
     """Takes the words of tensors of one device. One transfer brings all results."""
 
     def __init__(self, device: torch.device) -> None:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if device.type == "cuda" and is_capturing():
             raise RuntimeError("what is done now would become part of the graph")
         self._device = device
-        self._chunk_rows = ROWS if device.type == "cpu" else ROWS * CHUNK_BLOCKS
+        on_cpu = device.type == "cpu"
+        self._chunk_rows = ROWS if on_cpu else ROWS * CHUNK_BLOCKS
+        self._whole_rows = ROWS if on_cpu else ROWS * WHOLE_BLOCKS
         self._scratch: Optional[torch.Tensor] = None
         self._batches: Dict[torch.dtype, Batch] = {}
 
@@ -116,10 +174,14 @@ class Reader:
             self._batch(tensor.dtype).add(owner, position + COLUMNS_AT, piece, size)
         return size
 
-    def add_to(self, sums: torch.Tensor) -> None:
-        """Add to each owner's two sums what was taken."""
+    def end(self) -> None:
+        """Hold no tensor any more: its owner may change it."""
         for batch in self._batches.values():
             batch.mix()
+        self._scratch = None
+
+    def add_to(self, sums: torch.Tensor) -> None:
+        """Add to each owner's two sums what was taken."""
         mixed = [one for batch in self._batches.values() for one in batch.mixed]
         if mixed:
             owners = [owner for batch in self._batches.values() for owner in batch.owners]
@@ -132,8 +194,9 @@ class Reader:
         if rows % ROWS and rows % ROWS % 2 == 0:
             rows, left = rows - 1, left + width
         whole = in_order(tensor)
-        for row in range(0, rows, self._chunk_rows):
-            words = self._rows_of(tensor, row, min(self._chunk_rows, rows - row), width, whole)
+        step = self._whole_rows if whole else self._chunk_rows
+        for row in range(0, rows, step):
+            words = self._rows_of(tensor, row, min(step, rows - row), width, whole)
             # The rows first: so the caches are filled at the higher speed of the two.
             sums.add(owner, position + ROWS_AT + row, torch.sum(words, 1), words.shape[0] * WORD)
             at = position + COLUMNS_AT + row // ROWS * COLUMNS
@@ -167,9 +230,9 @@ def _columns(words: torch.Tensor) -> List[torch.Tensor]:
     blocks, left = divmod(words.shape[0], ROWS)
     if not blocks or (blocks == 1 and not left):
         return [torch.sum(words, 0)]
-    whole = words[: blocks * ROWS].view(blocks, ROWS, COLUMNS)
+    whole = words.narrow(0, 0, blocks * ROWS).view(blocks, ROWS, COLUMNS)
     found = [torch.sum(whole, 1).view(-1)]
-    return [*found, torch.sum(words[blocks * ROWS :], 0)] if left else found
+    return [*found, torch.sum(words.narrow(0, blocks * ROWS, left), 0)] if left else found
 
 
 def _rest_of(tensor: torch.Tensor, first: int, count: int, whole: bool) -> torch.Tensor:
@@ -185,7 +248,8 @@ class Batch:
     """Pieces of tensors, all of one dtype, that wait to be mixed together."""
 
     def __init__(self, kind: torch.dtype, device: torch.device) -> None:
-        self._pads = [torch.zeros(i, dtype=kind, device=device) for i in range(WORD)]
+        self._pad = torch.zeros(WORD, dtype=kind, device=device)
+        self._most_words = BATCH_WORDS if device.type == "cpu" else GPU_BATCH_WORDS
         self._pieces: List[torch.Tensor] = []
         self._starts: List[int] = []
         self._ends: List[int] = []
@@ -204,14 +268,14 @@ class Batch:
         words, over = divmod(size, WORD)
         if over:
             words += 1
-            self._pieces.append(self._pads[(WORD - over) // piece.element_size()])
+            self._pieces.append(self._pad.narrow(0, 0, (WORD - over) // piece.element_size()))
         self.owners.append(owner)
         self._starts.append(self._words)
         self._jumps.append(position - self._last)
         self._last = position + words - 1
         self._words += words
         self._ends.append(self._words - 1)
-        if self._words >= BATCH_WORDS:
+        if self._words >= self._most_words:
             self.mix()
 
     def mix(self) -> None:
@@ -243,5 +307,6 @@ def _mixed(words: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor, jumps:
     plain = torch.cumsum(words, 0, out=shifted).index_select(0, ends)
     weighted = torch.cumsum(places, 0, out=words).index_select(0, ends)
     sums = torch.stack((plain, weighted), 1)
-    sums[1:] -= sums[:-1].clone()
+    pieces = sums.shape[0] - 1
+    sums.narrow(0, 1, pieces).sub_(sums.narrow(0, 0, pieces).clone())
     return sums

@@ -46,7 +46,7 @@ class _Stepper:
         self.held: FrozenSet[int] = frozenset()
         """Ids of its parameters when ``shared`` was found; it holds them, so that no other tensor has their ids."""
         self.shared: Shared = {}
-        self.gradients: Dict[Sharing, Tuple[Rows, bytes]] = {}
+        self.gradients: Dict[Sharing, Tuple[Rows, Any]] = {}
         self.files: Dict[Sharing, PrintFiles] = {}
 
 
@@ -93,7 +93,7 @@ def _stepper_of(optimizer: Any) -> _Stepper:
 
 
 def _write(stepper: _Stepper, sharing: Sharing, named: List[Tuple[str, Any]], optimizer: Any) -> None:
-    gradients, taken = stepper.gradients.get(sharing, ([], b""))
+    gradients, taken = stepper.gradients.get(sharing, ([], None))
     rows = [_row(print_wire.PARAMETER, name, "", tensor, tensor) for name, tensor in named]
     for name, tensor in named:
         parts = optimizer.state.get(tensor)
@@ -106,7 +106,8 @@ def _write(stepper: _Stepper, sharing: Sharing, named: List[Tuple[str, Any]], op
     if files is None:
         files = stepper.files[sharing] = PrintFiles(_about(stepper, sharing))
     every = gradients + rows
-    files.write(stepper.steps, fitted(values), [row for row, _ in every], taken + _prints_of(rows))
+    prints = (taken.value() if taken is not None else b"") + _prints_of(rows).value()
+    files.write(stepper.steps, fitted(values), [row for row, _ in every], prints)
 
 
 def _about(stepper: _Stepper, sharing: Sharing) -> Dict[str, Any]:
@@ -191,10 +192,10 @@ def _row(what: str, name: str, part: str, like: Any, tensor: Any) -> Tuple[Row, 
     return (what, name, part, tuple(like.shape), str(like.dtype)[6:]), local  # without "torch."
 
 
-def _prints_of(rows: Rows) -> bytes:
-    from .fingerprint import prints
+def _prints_of(rows: Rows) -> Any:
+    from .fingerprint import Prints
 
-    return prints([tensor for _, tensor in rows])
+    return Prints([tensor for _, tensor in rows])
 
 
 def patch_fully_shard(module: Any) -> None:

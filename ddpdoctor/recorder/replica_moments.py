@@ -46,7 +46,8 @@ class StepMoments:
         self._untrained = Untrained()
         self._forwards, self._unreduced = replica.before_step
         self._gradients: Rows = []
-        self._prints: Optional[bytes] = None
+        self._prints: Any = None
+        """Those of the gradients: ``fingerprint.Prints``, read when the step has ended."""
         self._sample: Any = _nothing
         """A weak reference to one of the parameters that the optimizer changes."""
         self._left = (0, 0)
@@ -117,7 +118,7 @@ class StepMoments:
         """
         if self._prints is None:
             self.look_before(optimizer)
-        rows, taken = self._gradients, self._prints or b""
+        rows, gradients = self._gradients, self._prints
         self._gradients, self._prints = [], None
         replica = self.replica
         named = replica_rows.named_parameters(replica)
@@ -132,7 +133,7 @@ class StepMoments:
             site=frames.describe_user(frame),
         )
         values.update(optimizer_values(optimizer))
-        prints = _prints_of(after)
+        taken, prints = gradients.value(), _prints_of(after).value()
         values.update(self._untrained.look(named, prints, optimizer, optimizers))
         _write(self._own_files(), number, values, rows + after, taken + prints)
 
@@ -228,14 +229,15 @@ def _about(replica: Replica, clock: str, optimizer: int = 0) -> Dict[str, Any]:
     }
 
 
-def _prints_of(rows: Rows) -> bytes:
-    from .fingerprint import prints
+def _prints_of(rows: Rows) -> Any:
+    """Return the prints of rows as they are now, without a wait for a GPU."""
+    from .fingerprint import Prints
 
-    return prints([tensor for _, tensor in rows])
+    return Prints([tensor for _, tensor in rows])
 
 
 def _write_rows(files: PrintFiles, number: int, values: Dict[str, Any], rows: Rows) -> None:
-    _write(files, number, values, rows, _prints_of(rows))
+    _write(files, number, values, rows, _prints_of(rows).value())
 
 
 def _write(files: PrintFiles, number: int, values: Dict[str, Any], rows: Rows, taken: bytes) -> None:

@@ -15,16 +15,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddpdoctor.collect.nonfinite import read_nonfinite
 from ddpdoctor.recorder import gradient_findings, reading, wire
+from ddpdoctor.recorder.fingerprint import Reader
 from ddpdoctor.recorder.gradient_watch import Backward, Watch
 from ddpdoctor.recorder.ring import Ring
 from ddpdoctor.recorder.state import here
 from ddpdoctor.recorder.tensor_looks import Maxima, samples_of
+from ddpdoctor.recorder.tensor_words import _of_known_dtype
 
 NAN, INF = float("nan"), float("inf")
 PARAMETERS = 300
 WAITS = ("aten._local_scalar_dense.default", "aten.item.default", "aten.is_nonzero.default", "aten.equal.default")
 """Operations for which the host waits."""
-FREE = ("prim.device", "aten.detach", "aten.view", "aten.empty", "aten.unbind", "aten.select")
+FREE = (
+    "prim.device", "aten.detach", "aten.view", "aten.empty", "aten.unbind", "aten.select", "aten.slice", "aten.alias",
+    "aten.as_strided", "aten._reshape_alias", "aten.t.",
+)  # fmt: skip
 """Operations that launch nothing."""
 
 
@@ -284,3 +289,50 @@ def test_a_result_that_has_not_come_is_not_waited_for(make):
     Event.done = True
     job.watch.catch_up()
     assert job.watch.findings.pending["tensors"] == ["1.weight"]
+
+
+def taken(shapes, dtype=torch.float32):
+    """Return the operations that fingerprints of tensors on a GPU take, without the transfer of what they come to."""
+    with FakeTensorMode(allow_non_fake_inputs=True), Counting() as counted:
+        tensors = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
+        reader = Reader(torch.device("cuda"))
+        counted.seen.clear()
+        for owner, tensor in enumerate(tensors):
+            reader.take(owner, 0, tensor)
+        reader.end()
+    return counted
+
+
+@pytest.fixture
+def in_order(monkeypatch):
+    """A tensor without data has no address; let it be a good one."""
+    monkeypatch.setattr(torch.Tensor, "data_ptr", lambda _tensor: 0)
+
+
+@pytest.mark.usefixtures("in_order")
+def test_fingerprints_of_small_tensors_share_their_launches():
+    counted = taken([(32, 16)] * PARAMETERS)
+    assert counted.launches() <= 30, counted.seen
+    assert not counted.seen.keys() & set(WAITS)
+
+
+@pytest.mark.usefixtures("in_order")
+def test_fingerprints_of_large_tensors_take_few_launches_each_however_large():
+    few = taken([(1024, 1024)] * 20)
+    assert few.launches() <= 4 * 20 + 30, few.seen
+    large = taken([(11008, 4096)] * 20)
+    assert large.launches() <= 4 * 20 + 7 * 20, large.seen  # 3.6 GB: 4.5 million words, in batches of a million
+    assert not large.seen.keys() & set(WAITS)
+
+
+@pytest.mark.usefixtures("in_order")
+@pytest.mark.parametrize(
+    "name", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "complex64", "complex128", "bool", "int8"]
+)
+def test_every_kind_of_tensor_can_be_printed_an_empty_one_too(name):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        dtype = getattr(torch, name)
+        reader = Reader(torch.device("cuda"))
+        for shape in ((3, 5), (0,), (), (300, 301)):
+            reader.take(0, 0, _of_known_dtype(torch.empty(shape, dtype=dtype, device="cuda")))
+        reader.end()
