@@ -30,16 +30,21 @@ PAGE = environments.ROOT / "docs" / "torch-versions.md"
 def main() -> None:
     """Try the combinations that were asked for, one after another."""
     options = _options()
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for torch in [] if options.table else options.torch.split(","):
         for named in options.python.split(","):
             version, _, path = named.partition("=")
             print(f"torch {torch}, Python {version}", flush=True)
-            found = _try(torch, path or version, options.folder)
+            key = f"{torch} {version}"
+            before = _results().get(key, {}) if options.wrong else {}
+            found = _try(torch, path or version, options.folder, before)
             print(f"  {found.get('not_run', '')}{found.get('lacks', '')}", flush=True)
-            results[f"{torch} {version}"] = {"asked": [torch, version], **found}
+            results = _results() | {key: {"asked": [torch, version], **found}}
             RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-    PAGE.write_text(render(list(results.values())))
+    PAGE.write_text(render(list(_results().values())))
+
+
+def _results() -> dict[str, Any]:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
 
 
 def _options() -> argparse.Namespace:
@@ -47,17 +52,18 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--torch", default=",".join(TORCH), help="versions with commas between")
     parser.add_argument("--python", default=",".join(PYTHON), help="versions, or VERSION=PATH, with commas between")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where environments are made")
+    parser.add_argument("--wrong", action="store_true", help="leave out the jobs that were right before")
     parser.add_argument("--table", action="store_true", help="try nothing, write the page from what was tried before")
     return parser.parse_args()
 
 
-def _try(torch: str, python: str, folder: Path) -> dict[str, Any]:
+def _try(torch: str, python: str, folder: Path, before: dict[str, Any]) -> dict[str, Any]:
     base = environments.find_python(python)
     if base is None:
         return {"not_run": "not run: this Python was not there"}
     place = folder / f"torch-{torch}-{base.parent.parent.name}"
     try:
-        return try_all(environments.make(base, torch, place))
+        return try_all(environments.make(base, torch, place), before)
     except environments.NotMadeError as error:
         return {"not_run": f"not run: {error}"}
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ddpdoctor.recorder.calls import RENAMED
 from ddpdoctor.rules.progress.hook_losses import LOSSES
 from tests.matrix.scenarios import SCENARIOS
 
@@ -69,10 +70,16 @@ def _jobs(ran: Sequence[Tried]) -> list[str]:
     ]
 
 
+def _recorded(one: Tried) -> set[str]:
+    """Return the hooks that were found, and the old names of collectives that are recorded under a new one."""
+    found = set(one["found"])
+    return found | {f"distributed_c10d.{old}" for new, old in RENAMED.items() if f"distributed_c10d.{new}" in found}
+
+
 def _hooks(ran: Sequence[Tried]) -> list[str]:
     """Return what differs between versions, and what each hook is for."""
     every = {hook for one in ran for hook in one["found"]}
-    differing = {hook: [one for one in ran if hook not in one["found"]] for hook in sorted(every)}
+    differing = {hook: [one for one in ran if hook not in _recorded(one)] for hook in sorted(every)}
     rows = [
         f"| `{hook}` | {', '.join(dict.fromkeys(one['asked'][0] for one in without))} | "
         f"{LOSSES.get(hook, 'nothing: no script can call it there')} |"

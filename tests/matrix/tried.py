@@ -16,14 +16,18 @@ CHECK_ENV_LIMIT_S = 200
 VERSIONS = "import platform, torch; print(torch.__version__, platform.python_version())"
 
 
-def try_all(python: Path) -> dict[str, Any]:
-    """Return all that came of one combination, ready for JSON."""
+def try_all(python: Path, before: dict[str, Any]) -> dict[str, Any]:
+    """Return all that came of one combination, ready for JSON. What was right ``before`` is not run again."""
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         torch, version = _output(python, work, "-c", VERSIONS).split()
         results = {}
-        hooks: dict[str, list[str]] = {}
+        known = before.get("scenarios", {})
+        hooks = {name: before.get(name, []) for name in ("found", "lacks", "failures")}
         for number, scenario in enumerate(SCENARIOS):
+            if known.get(scenario.name) == "":
+                results[scenario.name] = ""
+                continue
             folder = work / str(number)
             wrong, _ = run_scenario(scenario, python, folder)
             results[scenario.name] = wrong
