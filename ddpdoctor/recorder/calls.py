@@ -80,6 +80,12 @@ def tensors_of(about: Any) -> Tuple[Any, Any, int]:
     return dtype, about.shape, tensors
 
 
+def is_on_cpu(about: Any) -> bool:
+    """Return whether a tensor, or the first of several, is on the CPU."""
+    about = about[0] if isinstance(about, (list, tuple)) and about else about
+    return bool(getattr(getattr(about, "device", None), "type", "") == "cpu")
+
+
 class _Hook:
     """What is known of one function of torch.distributed before it is called."""
 
@@ -98,6 +104,8 @@ class _Hook:
         self.is_batch = op == "batch_isend_irecv"
         self.group_at = self.at.get("group", _NOWHERE)
         self.tensor_at = self.at.get(tensor or "", _NOWHERE)
+        self.binds_device = "bound_device_id" in code.co_consts
+        """``barrier`` takes the device that the group was made for (torch 2.7 and later)."""
 
     def argument(self, name: str, args: Any, kwargs: Any) -> Any:
         """Return an argument by its name, None where it was not given."""
@@ -129,7 +137,7 @@ class _Hook:
         return None if peer == wire.NO_PEER else int(groups.c10d.get_group_rank(self.group(args, kwargs), peer))
 
     def begin(self, frame: Any, args: Any, kwargs: Any) -> Tuple[int, int, int, Any, int]:
-        """Record a call. Return its index, since when it waits, its line, its group and how many that had begun.
+        """Record a call. Return its index, since when it waits, its line, its group, and how many that had begun.
 
         Zeros, and no group, stand for what is not to be recorded.
         """
@@ -141,7 +149,7 @@ class _Hook:
         group, known, begun = groups.look_up(named)
         ring = here.ring
         if group is None or ring is None:
-            return 0, 0, 0, group, begun
+            return 0, 0, 0, known, begun
         is_main = _get_ident() == here.main_thread
         flags, redop, peer = self.main_flags if is_main else self.flags, "", _NO_PEER
         if kwargs or given > 1:
@@ -154,14 +162,27 @@ class _Hook:
             dtype, shape, tensors = about.dtype, about.shape, 1
         except AttributeError:
             dtype, shape, tensors = tensors_of(about)
-        name = known.id if known.ring is ring else groups.group_id(ring, group)
+        if known.aside is not None and self.is_aside(group, about, args, kwargs):
+            known, begun = known.aside, groups.begun_by(known.aside)
+        name = known.id if known.ring is ring else groups.name_id(ring, known)
         kind = records.kind_of(ring, frame, self.op, name, dtype, shape, tensors, redop, peer, flags)
         waits = is_main and not clock.waiting
         now = _now_ns()
         seq = begun + 1 if self.counted and begun >= 0 else _NO_SEQ
         index = ring.begin(kind.packed, seq, now, waits and not clock.phases)
         clock.waiting = clock.waiting or waits
-        return index, now if waits else 0, kind.site, group, begun
+        return index, now if waits else 0, kind.site, known, begun
+
+    def is_aside(self, group: Any, about: Any, args: Any, kwargs: Any) -> bool:
+        """Return whether Gloo makes a call of a group that has NCCL as well."""
+        if self.op == MONITORED:
+            return True
+        if self.op == "barrier":
+            bound = self.argument("device_ids", args, kwargs) or getattr(group, "bound_device_id", None)
+            return not (self.binds_device and bound)
+        if self.is_batch:
+            about = getattr(self.argument("p2p_op_list", args, kwargs)[0], "tensor", None)
+        return is_on_cpu(about)
 
     def end(self, call: Tuple[int, int, int, Any, int], result: Any) -> None:
         """Complete the record, or leave it to the work that was handed out.
@@ -169,9 +190,9 @@ class _Hook:
         A point-to-point call begins no collective, though it moves the backend's number; nor do two, where torch makes
         ``recv`` of ``irecv``.
         """
-        index, waited_since, site, group, begun = call
-        if self.moves and group is not None:
-            groups.known(group).moved = groups.sequence_number(group) - begun
+        index, waited_since, site, known, begun = call
+        if self.moves and known is not None:
+            known.moved += groups.begun_by(known) - begun
         ring = here.ring
         if not index or ring is None:
             end_wait(waited_since, counts=False)
@@ -214,7 +235,7 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
             call = _UNRECORDED
         try:
             if hook.rerouted and call[3] is not None:
-                result = _run(hook, call[3], original, args, kwargs)
+                result = _run(hook, call[3].reference(), original, args, kwargs)
             else:
                 result = original(*args, **kwargs)
         except BaseException as error:

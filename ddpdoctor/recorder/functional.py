@@ -96,22 +96,23 @@ class _Operator:
         return args[at] if at < len(args) else kwargs.get(self.arguments[at])
 
     def begin(self, frame: Any, args: Any, kwargs: Any) -> Tuple[int, Any, int]:
-        """Return the record's index, the group, and how many collectives it has begun; no group where torch traces."""
+        """Return the record's index, the group, and how many collectives that has begun; None where torch traces."""
         ring = here.ring
         about = self.given(self.about_at, args, kwargs)
         if ring is None or not _is_real(about):
             return 0, None, 0
         group = _group_of(self.given(self.group_at, args, kwargs))
-        begun = groups.sequence_number(group)
+        found = groups.known(group)
+        found = found.aside if found.aside is not None and calls.is_on_cpu(about) else found
+        begun = groups.begun_by(found)
         counts = begun >= 0 and not self.p2p
-        begun -= groups.known(group).moved
         redop = self.given(self.redop_at, args, kwargs)
         flags = (wire.FLAG_P2P if self.p2p else 0) | (wire.FLAG_MAIN if _thread.get_ident() == here.main_thread else 0)
         kind = records.kind_of(
-            ring, frame, self.op, groups.group_id(ring, group), *calls.tensors_of(about),
+            ring, frame, self.op, groups.name_id(ring, found), *calls.tensors_of(about),
             redop.upper() if isinstance(redop, str) else "", self._peer(group, args, kwargs), flags,
         )  # fmt: skip
-        return ring.begin(kind.packed, begun + 1 if counts else wire.NO_SEQ), group, begun
+        return ring.begin(kind.packed, begun + 1 if counts else wire.NO_SEQ), found, begun
 
     def _peer(self, group: Any, args: Any, kwargs: Any) -> int:
         """Return the other rank, or the root, by its global number. Of a broadcast torch takes the one in the group."""
@@ -120,12 +121,12 @@ class _Operator:
             return wire.NO_PEER
         return value if self.p2p else int(groups.c10d.get_global_rank(group, value))
 
-    def end(self, index: int, group: Any, begun: int, result: Any) -> None:
+    def end(self, index: int, found: Any, begun: int, result: Any) -> None:
         """Leave the record to whoever waits for the result."""
-        if group is None or here.ring is None:
+        if found is None or here.ring is None:
             return
         if self.p2p:
-            groups.known(group).moved = groups.sequence_number(group) - begun
+            found.moved += groups.begun_by(found) - begun
         if capture.is_capturing():  # it runs when the graph is replayed, and nobody waits for it before
             here.ring.end(index)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from typing import Any, Dict, Optional, Tuple
 
@@ -18,11 +19,16 @@ _known: Dict[int, Known] = {}
 class Known:
     """What is kept of one group."""
 
-    __slots__ = ("desc", "id", "moved", "name", "reference", "ring")
+    __slots__ = ("aside", "desc", "device", "id", "moved", "name", "reference", "ring")
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, device: str = "") -> None:
         self.reference = weakref.ref(group, functools.partial(_forget, _known, id(group)))
-        self.name = str(group.group_name)
+        self.device = device
+        """Of ``aside``: the device whose backend counts by itself."""
+        self.name = str(group.group_name) + (":gloo" if device else "")
+        self.aside: Optional[Known] = Known(group, "cpu") if not device and _is_mixed(group) else None
+        """What is kept of Gloo's part of a group of Gloo and NCCL, as if it were a group: torch tells of NCCL's
+        counter alone, and that stands still while Gloo's moves."""
         self.desc = str(getattr(group, "group_desc", None) or "")
         """What its maker says it is for; a device mesh names its dimension here."""
         self.moved = 0
@@ -38,6 +44,23 @@ def known(group: Any) -> Known:
     if found is None:
         found = _known[id(group)] = Known(group)
     return found
+
+
+def _is_mixed(group: Any) -> bool:
+    """Return whether a group has Gloo for tensors of the CPU, and NCCL for those of GPUs."""
+    config = getattr(getattr(c10d, "_world", None), "pg_backend_config", {}).get(group)
+    parts = str(config or "").split(",")
+    return "cpu:gloo" in parts and any(part.partition(":")[2].startswith("nccl") for part in parts)
+
+
+def begun_by(found: Known) -> int:
+    """Return how many collectives a group has begun, or Gloo's part of one, those of C++ included; -1: not known."""
+    try:
+        group: Any = found.reference()
+        counter = group._get_backend(sys.modules["torch"].device(found.device)) if found.device else group
+        return int(counter._get_sequence_number_for_group()) - found.moved
+    except Exception:  # noqa: BLE001 - not every backend counts
+        return -1
 
 
 def look_up(group: Any) -> Tuple[Any, Any, int]:
@@ -71,7 +94,11 @@ def _forget(kept: Dict[int, Known], key: int, gone: Any) -> None:
 
 def group_id(ring: Any, group: Any) -> int:
     """Return the interned name of a group."""
-    found = known(group)
+    return name_id(ring, known(group))
+
+
+def name_id(ring: Any, found: Known) -> int:
+    """Return the interned name of a group, or of Gloo's part of one."""
     if found.ring is not ring:
         found.id, found.ring = ring.intern(found.name), ring
     return found.id
@@ -85,14 +112,6 @@ def default() -> Any:
 def backends_of(group: Any) -> str:
     """Return which backend serves which device, as torch has it: "cuda:nccl", also where the script named none."""
     return str(c10d._world.pg_backend_config.get(group) or c10d.get_backend(group))
-
-
-def sequence_number(group: Any) -> int:
-    """Return how many operations the group's backend has begun, those of C++ included; -1 where it does not say."""
-    try:
-        return int(group._get_sequence_number_for_group())
-    except Exception:  # noqa: BLE001 - not every backend counts
-        return -1
 
 
 def begun_in(group: Any) -> Tuple[int, int]:
@@ -118,16 +137,18 @@ def groups_now() -> Any:
     for group, ranks in list(world.pg_group_ranks.items()):
         if isinstance(group, int):  # stands for a group that this rank is no member of
             continue
-        found.append(
-            {
-                "name": known(group).name,
-                "desc": known(group).desc,
-                "ranks": sorted(int(r) for r in ranks),
-                "backend": str(world.pg_map[group][0]) if group in world.pg_map else "",
-                "enqueued": sequence_number(group) - known(group).moved,
-                "timeout_s": _timeout_s(group),
-            }
-        )
+        own = known(group)
+        entry = {
+            "name": own.name,
+            "desc": own.desc,
+            "ranks": sorted(int(r) for r in ranks),
+            "backend": str(world.pg_map[group][0]) if group in world.pg_map else "",
+            "enqueued": begun_by(own),
+            "timeout_s": _timeout_s(group),
+        }
+        found.append(entry)
+        if own.aside is not None:
+            found.append(dict(entry, name=own.aside.name, backend="gloo", enqueued=begun_by(own.aside)))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -75,3 +76,29 @@ def test_an_import_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "a_module_of_the_test", types.ModuleType("a_module_of_the_test"))
     sampler.look_at_imports(ring)
     assert ring.get("new_functions") == before + 1
+
+
+ASKED = """
+import os
+os.mkdir(os.environ["DDPDOCTOR_RUN"] + "/evidence")
+from ddpdoctor.recorder import sampler, state, wire
+state.here.role = wire.ROLE_RANK
+one = sampler.Sampler(0.1)
+state.queries["groups"] = lambda: os._exit(7)  # as a query that never comes back
+one.answer(1)
+"""
+
+
+def test_both_looks_are_on_disk_before_torch_is_asked(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", ASKED], env={"DDPDOCTOR_RUN": str(tmp_path)}, check=False)
+    (answer,) = (json.loads(path.read_text()) for path in (tmp_path / "evidence").glob("*.json"))
+    assert done.returncode == 7
+    assert len(answer["looks"]) == 2
+    assert "complete" not in answer
+
+
+def test_torch_is_not_asked_in_a_child_of_a_rank(tmp_path: Path) -> None:
+    program = ASKED.replace("ROLE_RANK", "ROLE_CHILD")
+    subprocess.run([sys.executable, "-c", program], env={"DDPDOCTOR_RUN": str(tmp_path)}, check=True)
+    (answer,) = (json.loads(path.read_text()) for path in (tmp_path / "evidence").glob("*.json"))
+    assert answer["complete"] == 1
