@@ -7,8 +7,8 @@ import pytest
 from tests.gpu.judging import Ran, assert_looked_at, assert_silent
 from tests.gpu.running import Done
 
-MOST_A_BUCKET = 10
-"""Launches that a look at gradients may add."""
+MOST_A_BUCKET, MOST_A_STEP = 10, 10
+"""Launches that a look at gradients may add: for each bucket, and once for inputs, loss, and the copy to the host."""
 LAUNCHES = ("LaunchKernel", "Memcpy", "Memset")
 WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize")
 
@@ -28,7 +28,7 @@ def assert_few_more(alone: Done, watched: Done, gradients: str) -> None:
     one, other = alone.result[gradients], watched.result[gradients]
     more = launches(other["counts"]) - launches(one["counts"])
     assert launches(one["counts"]) > one["parameters"], "the profiler saw no launches"
-    assert more <= MOST_A_BUCKET * max(1, other["buckets"]), (one, other)
+    assert more <= MOST_A_BUCKET * max(1, other["buckets"]) + MOST_A_STEP, (one, other)
     assert waits(other["counts"]) <= waits(one["counts"]), (one, other)
 
 

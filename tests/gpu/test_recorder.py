@@ -64,6 +64,15 @@ def test_no_sync(ran: Ran, *, dry: bool) -> None:
         assert all(step["ran_ahead"] for step in quiet), steps
 
 
+@pytest.mark.gpu_job("straggler")
+def test_straggler(ran: Ran) -> None:
+    """A rank that is late to each step is told by the times of NCCL's kernels, where torch takes them."""
+    report = report_of(ran("straggler"))
+    found = [finding for finding in report["findings"] if finding["kind"] == "straggler"]
+    assert [finding["ranks"] for finding in found] == [[1]], report["checks"]
+    assert report["job"]["status"] == "finished"
+
+
 @pytest.mark.gpu_job("bucket_view_nan")
 def test_bucket_view_nan(ran: Ran) -> None:
     """With gradients that are views of DDP's buckets, the NaN of rank 1 is found before it is mixed, over NCCL."""
