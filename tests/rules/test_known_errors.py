@@ -118,3 +118,16 @@ def test_each_has_a_source_and_can_be_told_from_those_before_it():
         == len({known.pattern for known in KNOWN_ERRORS})
         == len(KNOWN_ERRORS)
     )
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000",
+        "Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1 to enable this",
+    ],
+)
+def test_a_shared_gpu_is_known_as_nccl_words_it_before_and_since_2_30(message):
+    known = find_known(f"DistBackendError: NCCL error: invalid usage\nLast error:\n{message}")
+    assert known is not None
+    assert known.shown.startswith("Duplicate GPU")

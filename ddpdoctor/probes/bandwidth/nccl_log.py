@@ -28,8 +28,9 @@ WAY = re.compile(
 )
 """A channel to another rank: "[send] via NET/IB/3/GDRDMA", where 3 is the card, or "NET/IB/3(5)" through rank 5."""
 CARDS = re.compile(r"NCCL INFO NET/IB : Using (.*?)(?:; OOB.*)?$", re.MULTILINE)
-CARD = re.compile(r"([\w.-]+:\d+)/(?:IB|RoCE)")
-"""In "[0]mlx5_0:1/IB", and in "[0]={[0] mlx5_2:1/RoCE, [1] mlx5_3:1/RoCE}" where NCCL makes one of two ports."""
+CARD = re.compile(r"([\w.-]+:\d+)(?=[/\s,}]|$)")
+"""In "[0]mlx5_0:1/IB", since 2.30 "[0]mlx5_0:1", and in "[0]={[0] mlx5_2:1/RoCE, [1] mlx5_3:1/RoCE}" where NCCL
+makes one of two ports."""
 SOCKETS = re.compile(r"NCCL INFO NET/Socket : Using (.*)$", re.MULTILINE)
 INTERFACE = re.compile(r"\[\d+\]([^\s:]+):")
 MULTICAST = re.compile(r"NCCL INFO NVLS multicast support is (not )?available")

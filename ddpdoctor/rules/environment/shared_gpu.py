@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 NAMED = 4
 """So many shared devices are named one by one."""
 SHARING_ALLOWED = "NCCL_MULTI_RANK_GPU_ENABLE"
+HOST_ID = "NCCL_HOSTID"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,8 @@ def check_dup_gpu(fleet: Fleet) -> Answer:
     ## What else looks like it
 
     Slurm may confine each task to a GPU that is number 0 for every one of them: numbers are then not compared. With
-    `NCCL_MULTI_RANK_GPU_ENABLE=1` (NCCL 2.30.3 and later) sharing is allowed, and this is a warning.
+    `NCCL_MULTI_RANK_GPU_ENABLE=1` (NCCL 2.30.3 and later), or another `NCCL_HOSTID` for each rank, sharing is allowed,
+    and this is a warning.
     More ranks than GPUs, with all ranks seeing the same ones, is `gpu-count`.
 
     ## What to do
@@ -98,10 +100,11 @@ def _problem(shared: list[list[_Use]]) -> Problem:
     ranks = tuple(sorted({use.process.rank for uses in shared for use in uses if use.process.rank is not None}))
     named = [f"{_rank_words(uses)} on {_device_words(uses[0])}" for uses in shared[:NAMED]]
     more = [f"and so {len(shared) - NAMED} more GPUs"] if len(shared) > NAMED else []
-    allowed = all(use.process.variables.get(SHARING_ALLOWED) == "1" for uses in shared for use in uses)
+    allowed = all(_is_allowed(uses) for uses in shared)
     first = shared[0][0].process
+    refuses = "" if allowed else ", which NCCL refuses"
     return Problem(
-        summary=f"Several ranks come to one GPU, which NCCL refuses: {'; '.join([*named, *more])}",
+        summary=f"Several ranks come to one GPU{refuses}: {'; '.join([*named, *more])}",
         evidence=(f"rank {first.rank}: {_reason(first)}: {shared[0][0].device}",),
         fix=f"the same {VARIABLE} with all GPUs for every rank of a node, and "
         'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) in the script',
@@ -109,6 +112,14 @@ def _problem(shared: list[list[_Use]]) -> Problem:
         ranks=ranks,
         hosts=tuple(dict.fromkeys(use.node.host for uses in shared for use in uses)),
     )
+
+
+def _is_allowed(uses: list[_Use]) -> bool:
+    """Say whether NCCL lets these ranks share: it is told to, or takes them for ranks of different hosts."""
+    if all(use.process.variables.get(SHARING_ALLOWED) == "1" for use in uses):
+        return True
+    hosts = {use.process.variables.get(HOST_ID) for use in uses}
+    return None not in hosts and len(hosts) == len(uses)
 
 
 def _reason(process: Process) -> str:

@@ -276,7 +276,7 @@ KNOWN_ERRORS = (
         source=_TORCHRUN,
     ),
     KnownError(
-        pattern=r"Duplicate GPU detected",
+        pattern=r"Duplicate GPU detected|Multiple Ranks are using the same GPU/Partition",
         shown="Duplicate GPU detected : rank 1 and rank 0 both on CUDA device …",
         means="two ranks use one GPU, and NCCL allows one rank a GPU",
         fault=SCRIPT,

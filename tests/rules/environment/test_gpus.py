@@ -227,7 +227,20 @@ def test_two_containers_of_one_machine():
 
 def test_sharing_that_is_allowed_is_a_warning():
     processes = ranks_with(["0", "0"], NCCL_MULTI_RANK_GPU_ENABLE="1")
-    assert one_of(job(node(processes=processes, gpus=gpus_of())), "dup-gpu").severity is Severity.WARNING
+    finding = one_of(job(node(processes=processes, gpus=gpus_of())), "dup-gpu")
+    assert finding.severity is Severity.WARNING
+    assert "refuses" not in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("ids", "severity"), [(("0", "1"), Severity.WARNING), (("0", "0"), Severity.ERROR), ((None, "1"), Severity.ERROR)]
+)
+def test_ranks_that_nccl_takes_for_ranks_of_different_hosts(ids, severity):
+    processes = tuple(
+        process(n, local_rank=n, **{CVD: "0"}, **({} if one is None else {"NCCL_HOSTID": one}))
+        for n, one in enumerate(ids)
+    )
+    assert one_of(job(node(processes=processes, gpus=gpus_of())), "dup-gpu").severity is severity
 
 
 @pytest.mark.parametrize(

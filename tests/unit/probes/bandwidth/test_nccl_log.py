@@ -44,6 +44,14 @@ def test_a_log(name, expected):
     assert seen(name) == expected
 
 
+def test_cards_as_nccl_2_30_names_them():
+    text = (
+        "n1:8:8 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1 [1]mlx5_1:1 [RO]; OOB eth0:10.0.0.1<0>\n"
+        "n1:8:8 [0] NCCL INFO Using network IB\n"
+    )
+    assert parse_nccl_log(text, 3) == log("IB", ("mlx5_0:1", "mlx5_1:1"), {})
+
+
 @pytest.mark.parametrize("text", ["", "\n\n", "NCCL version 2.26.2+cuda12.8\n", "\0\0 Using network IB"])
 def test_a_log_that_says_nothing_of_the_network(text):
     assert parse_nccl_log(text, 0) is None
