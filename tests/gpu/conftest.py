@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.gpu.catalog import JOBS
-from tests.gpu.running import Done, Runner
+from tests.gpu.running import CUT_OFF, NOT_REACHED, Done, Runner
 from tests.gpu.saving import Results, read_machine
 
 DEADLINE_S = 540.0
@@ -102,8 +102,8 @@ def ran(request: pytest.FixtureRequest, runner: Runner) -> Callable[[str], Done]
     def one(name: str) -> Done:
         assert name in jobs_of(request.node), f"{name} is not among the jobs that this test is marked with"
         done = runner(name)
-        if done.problem == "not reached":
-            pytest.skip("not reached: the time was over before its job could begin")
+        if done.problem in {NOT_REACHED, CUT_OFF}:
+            pytest.skip(f"{done.problem}: the time for all jobs was over")
         assert not done.problem, f"{done.problem}: {done.stderr[-2000:]}"
         return done
 

@@ -26,6 +26,8 @@ DRY_VARIABLE = "GPU_TESTS_DRY_RUN"
 """Set to 1, the jobs run on the CPU over Gloo. Only ``--gpu-dry-run`` sets it."""
 LEAST_S = 20.0
 """A job that has less time left is not begun: CUDA and NCCL take half of it to start."""
+NOT_REACHED, CUT_OFF = "not reached", "cut off"
+"""Why a job has no exit status: the time for all jobs was over before it began, or before its own limit."""
 GRACE_S = 8.0
 """How long a job that ran past its limit may take to save what it saw."""
 
@@ -62,7 +64,7 @@ class Done:
     """After the first job of all."""
     took_s: float
     problem: str = ""
-    """Why there is no exit status; "not reached" where the time was over."""
+    """Why there is no exit status: NOT_REACHED, CUT_OFF, or that it ran past its own limit."""
 
     @property
     def stdout(self) -> str:
@@ -89,10 +91,19 @@ class Runner:
     """Runs jobs until the time is over."""
 
     def __init__(
-        self, jobs: Sequence[Job], root: Path, *, width: int, limit_s: float, ended: Callable[[Done], None], dry: bool
+        self,
+        jobs: Sequence[Job],
+        root: Path,
+        *,
+        width: int,
+        limit_s: float,
+        ended: Callable[[Done], None],
+        dry: bool,
+        least_s: float = LEAST_S,
     ) -> None:
         """``width`` jobs run at a time. ``ended`` is called for each, from any thread. Nothing begins yet."""
         self._jobs, self._root, self._width, self._ended, self._dry = jobs, root, width, ended, dry
+        self._least_s = least_s
         self._began = time.monotonic()
         self._deadline = self._began + limit_s
         self._futures: dict[str, Future[Done]] = {}
@@ -130,10 +141,12 @@ class Runner:
         folder.mkdir(parents=True)
         began = time.monotonic()
         left_s = self._deadline - began
-        if left_s < LEAST_S:
-            status, problem = None, "not reached"
+        if left_s < self._least_s:
+            status, problem = None, NOT_REACHED
         else:
             status, problem = self._run_within(job, folder, min(job.limit_s, left_s - GRACE_S))
+            if problem and left_s - GRACE_S < job.limit_s:
+                problem = CUT_OFF
         done = Done(
             job=job, folder=folder, status=status, problem=problem, began_s=began - self._began,
             took_s=time.monotonic() - began,

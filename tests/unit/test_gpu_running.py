@@ -12,8 +12,8 @@ import time
 import pytest
 
 from tests.gpu.catalog import JOBS
+from tests.gpu.running import GRACE_S, ROOT, Job, Runner
 from tests.gpu.running import JOBS as SCRIPTS
-from tests.gpu.running import ROOT, Job, Runner
 from tests.gpu.saving import Results
 from tests.scenarios.running import pids_with
 
@@ -26,9 +26,9 @@ time.sleep(60)
 """
 
 
-def run(folder, *jobs, limit_s=60.0):
+def run(folder, *jobs, limit_s=60.0, **more):
     results = Results(folder / "results", {"machine": "this"})
-    runner = Runner(jobs, folder / "jobs", width=2, limit_s=limit_s, ended=results.job_ended, dry=True)
+    runner = Runner(jobs, folder / "jobs", width=2, limit_s=limit_s, ended=results.job_ended, dry=True, **more)
     return results, [runner(job.name) for job in jobs]
 
 
@@ -65,6 +65,11 @@ def test_a_held_rank_is_sent_its_signal(tmp_path):
 def test_a_job_for_which_no_time_is_left_is_not_begun(tmp_path):
     _, (done,) = run(tmp_path, Job(name="late", command=("-c", SLEEP)), limit_s=5.0)
     assert (done.status, done.problem) == (None, "not reached")
+
+
+def test_a_job_that_the_end_of_all_time_stops_is_no_failure_of_its_own(tmp_path):
+    _, (done,) = run(tmp_path, Job(name="last", command=("-c", SLEEP)), limit_s=GRACE_S + 1, least_s=0.0)
+    assert (done.status, done.problem) == (None, "cut off")
 
 
 def test_a_job_that_measures_time_runs_by_itself(tmp_path):
