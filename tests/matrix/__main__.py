@@ -40,7 +40,7 @@ def main() -> None:
             print(f"  {found.get('not_run', '')}{found.get('lacks', '')}", flush=True)
             results = _results() | {key: {"asked": [torch, version], **found}}
             RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-    PAGE.write_text(render(list(_results().values())))
+    PAGE.write_text(render(list(_results().values()), [(torch, python) for torch in TORCH for python in PYTHON]))
 
 
 def _results() -> dict[str, Any]:

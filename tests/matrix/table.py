@@ -18,7 +18,7 @@ HEAD = """<!-- Made by python -m tests.matrix: run it again after a change. -->
 ddpdoctor supports torch 2.6 and later, on Python 3.10 and later. Each combination below was installed from the package
 index and tried by `python -m tests.matrix`: `check-env`, ten jobs of two to four ranks on Gloo under `wrap`, and a
 look at which of the recorder's hooks found their place in torch. CUDA builds ran without a GPU, so nothing here speaks
-of NCCL.
+of NCCL. Where a combination was given fewer than ten jobs, the table says how many.
 """
 HOOKS_HEAD = """## Hooks
 
@@ -28,11 +28,13 @@ the others work, and a report says once what is lost
 """
 
 
-def render(tried: Sequence[Tried]) -> str:
-    """Return the page."""
+def render(tried: Sequence[Tried], wanted: Sequence[tuple[str, str]]) -> str:
+    """Return the page; combinations that are ``wanted`` and were not tried are named on it."""
     ordered = sorted(tried, key=_order)
     ran = [one for one in ordered if "scenarios" in one]
-    return "\n".join([HEAD, *_combinations(ordered), "", *_jobs(ran), "", HOOKS_HEAD, *_hooks(ran), ""])
+    return "\n".join(
+        [HEAD, *_combinations(ordered), "", *_missing(ordered, wanted), *_jobs(ran), "", HOOKS_HEAD, *_hooks(ran), ""]
+    )
 
 
 def _order(one: Tried) -> list[list[int]]:
@@ -52,6 +54,16 @@ def _combinations(tried: Sequence[Tried]) -> list[str]:
         cells = (one["torch"], one["python"], jobs, str(len(one["found"])), lacks, one["check_env"])
         rows.append(f"| {' | '.join(cells)} |")
     return rows
+
+
+def _missing(tried: Sequence[Tried], wanted: Sequence[tuple[str, str]]) -> list[str]:
+    known = {tuple(one["asked"]) for one in tried}
+    left: dict[str, list[str]] = {}
+    for torch, python in wanted:
+        if (torch, python) not in known:
+            left.setdefault(torch, []).append(python)
+    rows = [f"- torch {torch}: Python {', '.join(pythons)}" for torch, pythons in left.items()]
+    return ["Not tried yet:\n", *rows, ""] if rows else []
 
 
 def _jobs(ran: Sequence[Tried]) -> list[str]:
