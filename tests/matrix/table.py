@@ -10,15 +10,17 @@ from ddpdoctor.rules.progress.hook_losses import LOSSES
 from tests.matrix.scenarios import SCENARIOS
 
 Tried = dict[str, Any]
+COLLECTIVES = ("distributed_c10d.", "_c10d_functional.")
 
 HEAD = """<!-- Made by python -m tests.matrix: run it again after a change. -->
 
 # Versions of torch and Python
 
-ddpdoctor supports torch 2.6 and later, on Python 3.10 and later. Each combination below was installed from the package
-index and tried by `python -m tests.matrix`: `check-env`, ten jobs of two to four ranks on Gloo under `wrap`, and a
-look at which of the recorder's hooks found their place in torch. CUDA builds ran without a GPU, so nothing here speaks
-of NCCL. Where a combination was given fewer than ten jobs, the table says how many.
+ddpdoctor supports torch 2.6 and later, on Python 3.10 and later. Each combination below was tried by
+`python -m tests.matrix`: `check-env`, ten jobs of two to four ranks on Gloo under `wrap`, and a look at which of the
+recorder's hooks found their place in torch. CUDA builds ran without a GPU, so nothing here speaks of NCCL. Where a
+combination was given fewer than ten jobs, the table says how many. Counts of hooks differ where the recorder had fewer
+hooks at the time.
 """
 HOOKS_HEAD = """## Hooks
 
@@ -85,19 +87,20 @@ def _jobs(ran: Sequence[Tried]) -> list[str]:
 def _recorded(one: Tried) -> set[str]:
     """Return the hooks that were found, and the old names of collectives that are recorded under a new one."""
     found = set(one["found"])
+    # An earlier recorder did not look for every hook of today's: only what was looked for can be missing.
+    found |= LOSSES.keys() - set(one["lacks"])
     return found | {f"distributed_c10d.{old}" for new, old in RENAMED.items() if f"distributed_c10d.{new}" in found}
 
 
 def _hooks(ran: Sequence[Tried]) -> list[str]:
-    """Return what differs between versions, and what each hook is for."""
-    every = {hook for one in ran for hook in one["found"]}
-    differing = {hook: [one for one in ran if hook not in _recorded(one)] for hook in sorted(every)}
+    """Return the collectives that some versions lack. A version has what any combination with it has found."""
+    by_torch: dict[str, set[str]] = {}
+    for one in ran:
+        by_torch.setdefault(one["asked"][0], set()).update(_recorded(one))
+    every = sorted(hook for hook in set().union(*by_torch.values()) if hook.startswith(COLLECTIVES))
     rows = [
-        f"| `{hook}` | {', '.join(dict.fromkeys(one['asked'][0] for one in without))} | "
-        f"{LOSSES.get(hook, 'nothing: no script can call it there')} |"
-        for hook, without in differing.items()
-        if without
+        f"| `{hook}` | {', '.join(torch for torch, found in by_torch.items() if hook not in found)} |"
+        for hook in every
+        if any(hook not in found for found in by_torch.values())
     ]
-    table = ["| hook | not in torch | what is lost |", "|---|---|---|", *rows] if rows else []
-    same = sum(not without for without in differing.values())
-    return [*table, "", f"{same} hooks are found in every version that was tried."]
+    return ["| collective | not in torch |", "|---|---|", *rows] if rows else []
