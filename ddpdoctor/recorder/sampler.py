@@ -26,8 +26,9 @@ CHILD_TICK_S = 0.4
 LOOKS_APART_S = 0.3
 STOP_LIMIT_S = 0.05
 """How long the end of a process waits for the thread. It needs a thousandth of that, unless it is at work."""
-STACK_BYTES = 2**20
-"""Ours: the default of 8 MiB counts in full under ``ulimit -v``. musl gives a thread an eighth of this."""
+STACK_BYTES = 4 * 2**20
+"""Ours: the default of 8 MiB counts in full under ``ulimit -v``. An error in torch's C++ that a query meets needs more
+than 1 MiB on CUDA builds (2.15), and ended the rank by SIGSEGV."""
 MAX_FUNCTIONS = 1024
 """Functions kept in mind between two calls: a bound for scripts that make functions at run time."""
 
