@@ -76,10 +76,12 @@ def _jobs(ran: Sequence[Tried]) -> list[str]:
         if what
     ]
     failed = [f"- torch {one['torch']}, Python {one['python']}: {what}" for one in ran for what in one["failures"]]
+    notes = [f"- torch {one['torch']}, Python {one['python']}: {one['note']}" for one in ran if one.get("note")]
     return [
         "The jobs. `wrap` is right where it names the kind, exactly the ranks, and the line at fault, if any:\n",
         *(f"- {scenario.name}: {scenario.kind or 'no finding'}" for scenario in SCENARIOS),
-        *(["\nWrong answers:\n", *wrong] if wrong else ["\nNo answer was wrong."]),
+        *(["\nNotes:\n", *notes] if notes else []),
+        *(["\nWrong answers:\n", *wrong] if wrong else ["\nNo other answer was wrong."]),
         *(["\nFailures of the recorder that it swallowed:\n", *failed] if failed else []),
     ]
 
