@@ -94,7 +94,7 @@ def device_times(recorded: Recorded) -> tuple[DeviceTime, ...]:
     return tuple(
         DeviceTime(
             group=entry["process_group"][0], seq=entry["collective_seq_id"], op=_op(entry),
-            duration_ns=round(entry["duration_ms"] * 1e6),
+            ran_ms=float(entry["duration_ms"]),
         )
         for entry in recorded.entries
         if entry["state"] == "completed" and 0 <= entry.get("duration_ms", -1) < 1e12
@@ -106,7 +106,7 @@ def noted_times(notes: Sequence[dict[str, Any]]) -> tuple[DeviceTime, ...]:
     rows = next((note.get("rows") for note in reversed(notes) if note.get("k") == "device_times"), None)
     sound = [row for row in rows or () if isinstance(row, list) and [*map(type, row)] in _ROWS and 0 <= row[3] < 1e12]
     return tuple(
-        DeviceTime(group=group, seq=seq, op=str(_OPS.get(op, op)), duration_ns=round(ran_ms * 1e6))
+        DeviceTime(group=group, seq=seq, op=str(_OPS.get(op, op)), ran_ms=float(ran_ms))
         for group, seq, op, ran_ms in sound
     )
 

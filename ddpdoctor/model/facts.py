@@ -147,7 +147,7 @@ class DeviceTime:
     group: str
     seq: int
     op: str
-    duration_ns: int
+    ran_ms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -202,8 +202,8 @@ def paced(b, durations_ms, count=120):
 def test_what_a_rank_noted_before_it_ended_its_groups_is_read_and_damage_passed_over():
     rows = [["0", 1, "all_reduce", 2.5], ["0", 2, "_all_gather_base", 3], ["0", "2", "x", 1.0], 7, ["0", 3, "y", -1.0]]
     found = noted_times([{"k": "device_times", "rows": rows, "at": 1}])
-    assert [(one.seq, one.op, one.duration_ns) for one in found] == [
-        (1, "all_reduce", 2_500_000), (2, "all_gather_into_tensor", 3_000_000),
+    assert [(one.seq, one.op, one.ran_ms) for one in found] == [
+        (1, "all_reduce", 2.5), (2, "all_gather_into_tensor", 3.0),
     ]  # fmt: skip
     assert noted_times([]) == noted_times([{"k": "device_times", "rows": None}]) == ()
 

@@ -55,7 +55,7 @@ def _times(scene: Scene) -> dict[Group, dict[int, dict[int, float]]]:
         for time in rank.device_times:
             group = table.get((rank.rank, time.group))
             if group is not None and len(group.members) > 1:
-                found[group][time.seq][rank.rank] = time.duration_ns / 1e6
+                found[group][time.seq][rank.rank] = time.ran_ms
     return found
 
 
