@@ -70,7 +70,9 @@ class Prints:
         if torch.compiler.is_compiling():
             self._parts = [_untold(tensor) for tensor in tensors]
             return
-        with _Unseen():
+        # No graph is left, and no mode of the caller's sees the work. Dynamo must see these by name: a class of ours
+        # around them left gradients off after a compiled function.
+        with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             try:
                 self._parts = [_Together(tensors)]
             except Exception:  # noqa: BLE001  # one bad tensor must not cost the others
@@ -78,21 +80,7 @@ class Prints:
 
     def value(self) -> bytes:
         """Return 16 bytes a tensor."""
-        with _Unseen():
-            return b"".join([part.value() for part in self._parts])
-
-
-class _Unseen:
-    """Leaves no graph, and lets no mode of the caller's see the work."""
-
-    def __enter__(self) -> None:
-        self._guards = (torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch())
-        for guard in self._guards:
-            guard.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        for guard in reversed(self._guards):
-            guard.__exit__(*error)
+        return b"".join([part.value() for part in self._parts])
 
 
 class _Known:
@@ -139,13 +127,14 @@ class _Together:
     def value(self) -> bytes:
         """Return them; where a device fails, that they are not known."""
         count = len(self._sizes)
-        try:
-            sums = torch.tensor((self._sizes, self._sizes), dtype=torch.int64, device="cpu").t() * LENGTH
-            for reader in self._readers.values():
-                reader.add_to(sums)
-        except Exception:  # noqa: BLE001  # the script hears of it by itself
-            return UNTOLD * count
-        found = struct.pack("<%dq" % (2 * count), *sums.reshape(-1).tolist())
+        with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            try:
+                sums = torch.tensor((self._sizes, self._sizes), dtype=torch.int64, device="cpu").t() * LENGTH
+                for reader in self._readers.values():
+                    reader.add_to(sums)
+                found = struct.pack("<%dq" % (2 * count), *sums.reshape(-1).tolist())
+            except Exception:  # noqa: BLE001  # the script hears of it by itself
+                return UNTOLD * count
         for owner, value in self._without:
             found = found[: owner * PRINT_SIZE] + value + found[(owner + 1) * PRINT_SIZE :]
         return found

@@ -499,6 +499,7 @@ def test_in_a_compiled_function_it_is_told_or_not_and_never_something_else():
 
     tensor = torch.randn(3)
     assert step(tensor)[1] in {UNTOLD, prints([tensor])}
+    assert torch.is_grad_enabled()
 
 
 ROOM = """
