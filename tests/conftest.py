@@ -29,6 +29,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
 
 
+@pytest.fixture(autouse=True)
+def _own_environment() -> Iterator[None]:
+    """Give each test the environment that it found: verbs and torch set variables, which later commands inherit."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
 @contextlib.contextmanager
 def _in_room(*, alone: bool) -> Iterator[None]:
     with contextlib.ExitStack() as room:
