@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ddpdoctor.report
+from ddpdoctor.recorder.reading import DamagedRingError, read_ring
 
 JOBS = Path(__file__).parent / "jobs"
 SCHEMA = json.loads((Path(ddpdoctor.report.__file__).parent / "schema.json").read_text())
@@ -139,6 +140,15 @@ def wait_for(condition: Any, limit_s: float = 200) -> bool:
         if condition():
             return True
         time.sleep(0.05)
+    return False
+
+
+def has_called(folder: Path, op: str) -> bool:
+    """Return whether any rank of a job has called an operation."""
+    for path in (folder / "rings").glob("*.ring"):
+        with contextlib.suppress(DamagedRingError):  # it is just being made
+            if any(op in text for text in read_ring(path.read_bytes()).strings.values()):
+                return True
     return False
 
 
