@@ -204,9 +204,13 @@ def _stop(process: Any) -> None:
 
 
 def _kill_marked(mark: str) -> None:
-    for pid in pids_with(mark):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    """Kill what is left of a job and wait until it is gone: a killed process lives on for a moment."""
+    limit = time.monotonic() + GRACE_S
+    while (pids := pids_with(mark)) and time.monotonic() < limit:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
 
 
 def _text(file: Path) -> str:
