@@ -9,9 +9,7 @@ from typing import NoReturn
 from ddpdoctor.cli.defects import show_defect
 from ddpdoctor.cli.output import show_error
 from ddpdoctor.model.errors import UserError
-
-DEFECT = 3
-INTERRUPTED = 130
+from ddpdoctor.model.exit_status import ExitStatus
 
 
 def main() -> NoReturn:
@@ -22,12 +20,12 @@ def main() -> NoReturn:
         show_error(error)
         sys.exit(error.status)
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        sys.exit(ExitStatus.INTERRUPTED)
     except Exception as error:  # noqa: BLE001  the outermost wall: no traceback ever reaches the terminal
         if came_of_interrupt(error):
-            sys.exit(INTERRUPTED)
+            sys.exit(ExitStatus.INTERRUPTED)
         show_defect(error)
-        sys.exit(DEFECT)
+        sys.exit(ExitStatus.DEFECT)
     sys.exit(status)
 
 

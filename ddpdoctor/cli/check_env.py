@@ -90,8 +90,9 @@ def _run(
     wanted: Wanted, output_format: ReportFormat, fail_on: str | None, report_dir: Path | None, *, verbose: bool
 ) -> int:
     from ddpdoctor.cli.output import save_report, show_report
-    from ddpdoctor.diagnose.check_env import check_environment, exit_status
+    from ddpdoctor.diagnose.check_env import check_environment
     from ddpdoctor.launch.report_dir import make_report_dir
+    from ddpdoctor.model.exit_status import report_status
     from ddpdoctor.model.findings import Severity
 
     report = check_environment(wanted, os.environ)
@@ -101,7 +102,7 @@ def _run(
     show_report(report, output_format, sys.stdout, report_dir, verbose=verbose, fail_on=least)
     if report_dir is not None:
         save_report(make_report_dir(report_dir), report)
-    return exit_status(report, least)
+    return report_status(report, least)
 
 
 def _print_list(entries: tuple[Entry, ...]) -> None:

@@ -135,12 +135,12 @@ def _finish(
 ) -> int:
     """Save and show what one node has to say; return its exit status, which is the same on all that were judged."""
     from ddpdoctor.cli.output import save_report, show_report
-    from ddpdoctor.diagnose.check_env import exit_status
     from ddpdoctor.launch.report_dir import REPORT_NAME
+    from ddpdoctor.model.exit_status import report_status
 
     if report_dir is not None:
         name = REPORT_NAME if checked.judged else f"node-{checked.number}.json"
         save_report(report_dir, checked.report, name)
     if checked.shows:
         show_report(checked.report, output_format, sys.stdout, report_dir, verbose=verbose, fail_on=least)
-    return exit_status(checked.report, least)
+    return report_status(checked.report, least)

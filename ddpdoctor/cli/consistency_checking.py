@@ -153,14 +153,14 @@ def _show(asked: Asked, report: Report, usual: Severity) -> int:
 
     Save first what is to be saved: a reader who has seen enough may close the pipe.
     """
-    from ddpdoctor.diagnose.check_env import exit_status
+    from ddpdoctor.model.exit_status import report_status
 
     asked_for = usual if asked.fail_on is None else asked.fail_on
     least = None if asked_for == "never" else Severity(asked_for)
     if asked.report_dir is not None:
         save_report(asked.report_dir, report)
     show_report(report, asked.format, sys.stdout, asked.report_dir, fail_on=least)
-    return exit_status(report, least)
+    return report_status(report, least)
 
 
 def _compare_files(asked: Asked) -> int:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.cli.output import save_report, show_report
-from ddpdoctor.diagnose.check_env import exit_status
 from ddpdoctor.launch.report_dir import make_report_dir
+from ddpdoctor.model.exit_status import report_status
 from ddpdoctor.model.findings import Severity
 
 if TYPE_CHECKING:
@@ -34,4 +34,4 @@ def show_check(report: Report, shown: Shown) -> int:
     if folder is not None:
         save_report(folder, report)
     show_report(report, shown.format, sys.stdout, shown.report_dir, verbose=shown.verbose, fail_on=least)
-    return exit_status(report, least)
+    return report_status(report, least)

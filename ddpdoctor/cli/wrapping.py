@@ -10,17 +10,15 @@ from ddpdoctor.cli.durations import parse_duration
 from ddpdoctor.cli.running import Request, outcome_report, prepare, run_and_show, run_under_outer
 from ddpdoctor.launch.nested import find_outer_run
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.exit_status import ExitStatus, has_found
 from ddpdoctor.model.findings import Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.cli.plain import Asked
-    from ddpdoctor.launch.options import FailOn
-    from ddpdoctor.model.findings import Report
 
 MAX_DIGITS = 9
 """Of a number of steps. Ours: no training has more."""
 MAX_PORT = 65_535
-FOUND_STATUS = 1
 
 
 def run_wrap(asked: Asked) -> int:
@@ -48,16 +46,10 @@ def run_wrap(asked: Asked) -> int:
     if outer is not None:
         run_under_outer(options)
     outcome = run_and_show(options)
-    if outcome.exit_status == 0 and has_found(outcome_report(options, outcome), asked.fail_on):
-        return FOUND_STATUS
+    least = None if asked.fail_on == "never" else Severity(asked.fail_on)
+    if outcome.exit_status == 0 and has_found(outcome_report(options, outcome), least):
+        return ExitStatus.FOUND
     return outcome.exit_status
-
-
-def has_found(report: Report, fail_on: FailOn) -> bool:
-    """Return whether a report has a finding at least as severe as ``fail_on``."""
-    if fail_on == "never":
-        return False
-    return any(finding.severity.order <= Severity(fail_on).order for finding in report.findings)
 
 
 def parse_check_every(text: str) -> int:

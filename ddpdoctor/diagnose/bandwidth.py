@@ -9,9 +9,10 @@ import ddpdoctor
 from ddpdoctor.diagnose.answers import found, outcome
 from ddpdoctor.diagnose.bandwidth_reasons import find_reasons
 from ddpdoctor.diagnose.bandwidth_stop import describe_rank, stop_findings
-from ddpdoctor.diagnose.check_env import DEFECT, FOUND, UNTOLD, now
+from ddpdoctor.diagnose.check_env import now
 from ddpdoctor.model.bandwidth import Ending
 from ddpdoctor.model.codec import encode
+from ddpdoctor.model.exit_status import ExitStatus, report_status
 from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outcome, RankRow, Report, Severity
 from ddpdoctor.model.reading import known
 from ddpdoctor.recorder.secrets import hide_secrets
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.bandwidth.compare import Baseline
     from ddpdoctor.rules.registry import Rule
 
-INTERRUPTED = 130
-"""Exit status of the design's table."""
 GROUP = "bandwidth"
 """Under which the checks of this verb are shown."""
 
@@ -91,13 +90,9 @@ def exit_status(report: Report, fail_on: Severity | None) -> int:
     """
     status = None if report.job is None else report.job.status
     if status is JobStatus.INTERRUPTED:
-        return INTERRUPTED
-    if fail_on is not None and any(finding.severity.order <= fail_on.order for finding in report.findings):
-        return FOUND
-    outcomes = {check.outcome for check in report.checks}
-    if Outcome.CRASHED in outcomes:
-        return DEFECT
-    return UNTOLD if Outcome.INCONCLUSIVE in outcomes or status is not JobStatus.FINISHED else 0
+        return ExitStatus.INTERRUPTED
+    found = report_status(report, fail_on)
+    return found if found or status is JobStatus.FINISHED else ExitStatus.INCONCLUSIVE
 
 
 def _set_scene(bench: Bench, wanted: Wanted, crashed: list[Check]) -> Scene:

@@ -15,7 +15,7 @@ from ddpdoctor.diagnose.fleet import gather
 from ddpdoctor.diagnose.redact import redact
 from ddpdoctor.diagnose.selection import choose_rules, sections_of
 from ddpdoctor.model.codec import encode
-from ddpdoctor.model.findings import Outcome, Report, Severity
+from ddpdoctor.model.findings import Report
 from ddpdoctor.recorder.secrets import hide_secrets
 from ddpdoctor.rules.verdict import pick_verdict
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.child import Child
     from ddpdoctor.model.node import Fleet
     from ddpdoctor.rules.registry import Rule
-
-FOUND, DEFECT, UNTOLD = 1, 3, 4
-"""Exit statuses of the design's table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,16 +91,6 @@ def check_environment(wanted: Wanted, env: Mapping[str, str]) -> Report | None:
     )
     fleet = gather(launch, System(env=env), plan, wanted.timeout_s)
     return None if fleet is None else build_checkup(fleet, rules, wanted, started_at, env)
-
-
-def exit_status(report: Report, fail_on: Severity | None) -> int:
-    """Return 1 for findings at or above ``fail_on``, else 3 or 4 where a check crashed or could not tell, else 0."""
-    if fail_on is not None and any(finding.severity.order <= fail_on.order for finding in report.findings):
-        return FOUND
-    outcomes = {check.outcome for check in report.checks}
-    if Outcome.CRASHED in outcomes:
-        return DEFECT
-    return UNTOLD if Outcome.INCONCLUSIVE in outcomes else 0
 
 
 def build_checkup(

@@ -28,6 +28,7 @@ from ddpdoctor.exchange.store import Prefixed, Store, StoreError, wait_for
 from ddpdoctor.exchange.ticks import Ticker, measure_offset
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.node import Fleet, Launcher
 from ddpdoctor.model.reading import Unread
 
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.model.node import Node, Process
 
-INCONCLUSIVE = 4
-"""Exit status of the design's table."""
 FQDN_LIMIT_S = 2.0
 LOOK_EVERY_S = 0.05
 LEAVE_LIMIT_S = 2.0
@@ -322,5 +321,7 @@ def _unreachable(launch: Launch, error: StoreError) -> UserError:
         what = f"rank {launch.rank} cannot reach rank 0 at {place}: {error}"
         advice = f"Is the command running on rank 0's host? Does a firewall there close port {launch.port}?"
     return UserError(
-        what, help=f"{advice} Without a launcher, ddpdoctor check-env checks this host alone.", status=INCONCLUSIVE
+        what,
+        help=f"{advice} Without a launcher, ddpdoctor check-env checks this host alone.",
+        status=ExitStatus.INCONCLUSIVE,
     )

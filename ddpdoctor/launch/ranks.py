@@ -23,6 +23,7 @@ from ddpdoctor.exchange.hub import Hub
 from ddpdoctor.exchange.token import VARIABLE as TOKEN_VARIABLE
 from ddpdoctor.exchange.token import token_bytes
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.exit_status import ExitStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,10 +31,8 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 0.05
 REPORT_GRACE_S = 60.0
 """Ours: how long the others may take to notice that a rank has failed and to report, before they are ended."""
-INCONCLUSIVE = 4
-"""As in the design's table of statuses: a check that was needed could not run."""
-OURS = range(1, INCONCLUSIVE + 1)
-"""The statuses of that table with which a rank ends once something was told."""
+REPORTED = {ExitStatus.FOUND, ExitStatus.WRONG_USE, ExitStatus.DEFECT, ExitStatus.INCONCLUSIVE}
+"""The statuses with which a rank ends once it has said why."""
 END_GRACE_S = 5.0
 """Ours: between SIGTERM and SIGKILL."""
 KILLED_LIMIT_S = 10.0
@@ -79,7 +78,7 @@ def run_ranks(arguments: Sequence[str], count: int, env: Mapping[str, str]) -> i
         raise UserError(
             f"{lost}, and rank 0 waited for it in vain",
             help="What it was doing is in its own messages, if it left any; `dmesg` tells of a kill for memory.",
-            status=INCONCLUSIVE,
+            status=ExitStatus.INCONCLUSIVE,
         )
     statuses = [process.returncode for process in ranks.running]
     return choose_status([-signal.SIGKILL if status is None else status for status in statuses])
@@ -98,7 +97,7 @@ def describe_lost(statuses: Sequence[int | None]) -> str:
 
     And empty where a rank has ended with a status of ours: it has told why, as of a rank 0 that is stopped.
     """
-    if statuses[0] is not None or any(status in OURS for status in statuses):
+    if statuses[0] is not None or any(status in REPORTED for status in statuses):
         return ""
     return " and ".join(f"rank {rank} {_ending(status)}" for rank, status in enumerate(statuses) if status)
 

@@ -24,6 +24,7 @@ from ddpdoctor.launch.starting import job_mark, start_launcher
 from ddpdoctor.launch.stopping import STOP_GRACE_S, is_in_foreground, stop_job, stop_tree
 from ddpdoctor.launch.telling import cause_of, hangs
 from ddpdoctor.launch.watch import Watch
+from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.facts import shell_status
 from ddpdoctor.model.findings import Judgement, Severity
 from ddpdoctor.recorder.files import write_whole
@@ -43,8 +44,6 @@ LOOK_EVERY_S = 0.1
 LAUNCHER_TAKES_OVER_S = 0.5
 ELASTIC_RESTART_S = 60.0
 """Ours: a job that may go on with fewer nodes does so once torch has given one up (15 s) and waited for more (30 s)."""
-HUNG_STATUS = 124
-INTERRUPTED_STATUS = 130
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OTHER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 """Batch systems send these to the process that they know, which is ``wrap``, and mean the job (``srun --signal``)."""
@@ -343,9 +342,9 @@ class Session:
 
     def _outcome(self, status: int | None, judgement: Judgement | None = None) -> Outcome:
         hung = self.hang is not None
-        exit_status = HUNG_STATUS if hung else shell_status(status or 0)
+        exit_status = ExitStatus.HUNG if hung else shell_status(status or 0)
         if self.watch.interrupted_by == "SIGINT":
-            exit_status = INTERRUPTED_STATUS
+            exit_status = ExitStatus.INTERRUPTED
         found = judgement or self.hang or Judgement(findings=(), checks=(), certain=False)
         return Outcome(
             folder=self.watch.readable(), run_dir=self.run_dir, judgement=found, hung=hung,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-WRONG_USE = 2
-"""Exit status for wrong use or configuration, as in the design's table."""
+from ddpdoctor.model.exit_status import ExitStatus
 
 
 class UserError(Exception):
     """Something that the user can put right: what is wrong, what to do about it, and the exit status."""
 
-    def __init__(self, message: str, *, help: str = "", status: int = WRONG_USE) -> None:  # noqa: A002
+    def __init__(self, message: str, *, help: str = "", status: int = ExitStatus.WRONG_USE) -> None:  # noqa: A002
         """Keep ``message`` (what is wrong), ``help`` (what to do, may be empty) and the exit ``status``."""
         super().__init__(message)
         self.message = message

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ddpdoctor.exchange.meeting import Meeting
 from ddpdoctor.exchange.store import StoreError, wait_for
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.probes.bandwidth.connect import open_store
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 Kind = TypeVar("Kind")
 
-DEFECT, UNTOLD = 3, 4
-"""Exit statuses of the design's table."""
 MEET_LIMIT_S = 60.0
 """Ours: how long a rank tries to reach the store. Importing torch on a busy host takes tens of seconds."""
 LEAVE_LIMIT_S = 5.0
@@ -91,10 +90,10 @@ class Together:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on nothing is left that it should cut short
         with suppress(StoreError):  # rank 0 may have waited long enough
             self._room.add("left", 1)
-        return UNTOLD if told is None else int(told)
+        return ExitStatus.INCONCLUSIVE if told is None else int(told)
 
     def _lead(self, room: Room, decide: Callable[[], int]) -> int:
-        status = DEFECT
+        status: int = ExitStatus.DEFECT
         try:
             status = decide()
         except UserError as error:
@@ -132,9 +131,11 @@ def unreachable(launch: Launch, error: Any) -> UserError:
     place = f"{launch.hosts[0]}:{launch.port}"
     if launch.rank == 0:
         advice = "Did a rank fail before it came here? Is the command the same on every rank?"
-        return UserError(f"the ranks cannot go on together at {place}: {error}", help=advice, status=UNTOLD)
+        return UserError(
+            f"the ranks cannot go on together at {place}: {error}", help=advice, status=ExitStatus.INCONCLUSIVE
+        )
     return UserError(
         f"rank {launch.rank} cannot go on without rank 0 at {place}: {error}",
         help="Is the command running on rank 0's host? Check MASTER_ADDR, MASTER_PORT and firewalls.",
-        status=UNTOLD,
+        status=ExitStatus.INCONCLUSIVE,
     )

@@ -11,7 +11,8 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.errors import WRONG_USE, UserError
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.probes.bandwidth.gpu_sharing import Gpu, check_backend, count_sharers
 from ddpdoctor.probes.bandwidth.possible import check_possible
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 """A proposal's backend where the user chose none."""
-UNTOLD = 4
-"""Exit status of the design's table: a rank that never came leaves nothing to measure."""
 LOOK_EVERY_S = 0.02
 NOTHING_TO_WAIT_FOR_S = 3.0
 """Ours: how long rank 0 waits for the others where its own command line is wrong already."""
@@ -60,7 +59,7 @@ class Verdict:
     agreed: Agreed | None
     problem: str = ""
     help: str = ""
-    status: int = WRONG_USE
+    status: int = ExitStatus.WRONG_USE
 
 
 class Disagreement(UserError):  # noqa: N818 - says what it is
@@ -120,7 +119,7 @@ def judge(proposals: Sequence[Proposal], world_size: int, limit_s: float) -> Agr
         raise UserError(
             f"{rank_list(missing)} did not come within {limit_s:g} s",
             help="Start the command on every rank; --timeout gives the slowest more time.",
-            status=UNTOLD,
+            status=ExitStatus.INCONCLUSIVE,
         )
     settings = proposals[0].settings
     assert settings is not None

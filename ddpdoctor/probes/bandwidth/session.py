@@ -12,6 +12,7 @@ from ddpdoctor.exchange.meeting import Meeting
 from ddpdoctor.exchange.store import StoreError, wait_for
 from ddpdoctor.model.bandwidth import describe_shared_gpus
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.probes.bandwidth.agreement import Disagreement, Proposal, agree
 from ddpdoctor.probes.bandwidth.log import Log
 from ddpdoctor.probes.bandwidth.member import name_member, read_gpu, read_member
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Bench, Settings
     from ddpdoctor.model.launch import Launch
 
-DEFECT, UNTOLD = 3, 4
-"""Exit statuses of the design's table."""
 REPORT_LIMIT_S = 120.0
 """Ours: how long rank 0 may take to judge and draw; a first import of a plotting library takes several seconds."""
 LEAVE_LIMIT_S = 5.0
@@ -164,7 +163,7 @@ def _report(job: Job, room: Room, log: Log) -> int:
     try:
         return job.report(log.bench())
     except Exception:
-        room.set("status", b"%d" % DEFECT)
+        room.set("status", b"%d" % ExitStatus.DEFECT)
         raise
 
 
@@ -180,7 +179,7 @@ def _leave(launch: Launch, room: Room, status: int) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with suppress(StoreError):  # rank 0 may have waited long enough
         room.add("left", 1)
-    return UNTOLD if told is None else int(told)
+    return ExitStatus.INCONCLUSIVE if told is None else int(told)
 
 
 def _see_off(room: Room) -> None:
@@ -194,10 +193,12 @@ def _unreachable(launch: Launch, error: StoreError) -> UserError:
     place = f"{launch.hosts[0]}:{launch.port}"
     if launch.rank == 0:
         return UserError(
-            f"the ranks cannot meet at {place}: {error}", help="Choose another MASTER_PORT.", status=UNTOLD
+            f"the ranks cannot meet at {place}: {error}",
+            help="Choose another MASTER_PORT.",
+            status=ExitStatus.INCONCLUSIVE,
         )
     return UserError(
         f"rank {launch.rank} cannot go on without rank 0 at {place}: {error}",
         help="Is the command running on rank 0's host? Check MASTER_ADDR, MASTER_PORT and firewalls.",
-        status=UNTOLD,
+        status=ExitStatus.INCONCLUSIVE,
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.bandwidth import Ending, Stop
+from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.probes.bandwidth.processes import EXITED, FROZEN, GONE
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ HEAR_LIMIT_S = 2.0
 LOOK_EVERY_S = 0.05
 SOON_S = 0.01
 """Often enough to see how a process ended, before its parent has taken notice."""
-FOUND, DEFECT, INTERRUPTED = 1, 3, 130
-"""Exit statuses of a rank that cannot learn the reporter's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +141,7 @@ def _hear_status(room: AlarmRoom, alarm: Alarm) -> int:
 
 
 def _untold(alarm: Alarm) -> int:
-    return INTERRUPTED if alarm.ending is Ending.INTERRUPTED else FOUND
+    return ExitStatus.INTERRUPTED if alarm.ending is Ending.INTERRUPTED else ExitStatus.FOUND
 
 
 def _report(reporting: Reporting, alarm: Alarm, positions: Sequence[Position]) -> int:
@@ -151,7 +150,7 @@ def _report(reporting: Reporting, alarm: Alarm, positions: Sequence[Position]) -
         return reporting.finish(stop)
     except Exception as error:  # noqa: BLE001 - the process must end, and nobody else can say why
         print(f"ddpdoctor: the report could not be written: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
-        return DEFECT
+        return ExitStatus.DEFECT
 
 
 def _ending(alarm: Alarm, positions: Sequence[Position]) -> Ending:

@@ -6,7 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.errors import WRONG_USE, UserError
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.trial import TrialSettings
 from ddpdoctor.probes.bandwidth.agreement import AUTO, Proposal, choose_backend, settle
@@ -38,7 +39,7 @@ class Word:
     members: tuple[Member, ...] = ()
     problem: str = ""
     help: str = ""
-    status: int = WRONG_USE
+    status: int = ExitStatus.WRONG_USE
 
 
 def wish_of(launch: Launch, env: Mapping[str, str], settings: TrialSettings) -> Wish:

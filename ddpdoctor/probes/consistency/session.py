@@ -11,6 +11,7 @@ from ddpdoctor.exchange.meeting import Meeting
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.consistency import Consistency
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.trial import Participant, Rerun, Trial, TrialSettings
 from ddpdoctor.probes.bandwidth.connect import open_store
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 ABOVE_OURS = 3
 """torch's own time limit is this many of ours: the trial looks first, and says more."""
-DEFECT = 3
-"""Exit status of the design's table."""
 REPORT_LIMIT_S = 120.0
 """Ours: how long rank 0 may take to judge and draw."""
 
@@ -97,7 +96,7 @@ def _take_part(job: Job, room: Room) -> int:
         except StoreError:
             raise
         except Exception as error:
-            watch.fail(UserError(f"a defect of ddpdoctor: {type(error).__name__}: {error}", status=DEFECT))
+            watch.fail(UserError(f"a defect of ddpdoctor: {type(error).__name__}: {error}", status=ExitStatus.DEFECT))
             raise
     return peers.end(lambda: job.report(trial) if trial is not None else 0, REPORT_LIMIT_S)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.exchange.store import StoreError, wait_for
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.probes.user_code import is_installed
 
@@ -35,8 +36,6 @@ PLACES_LIMIT_S = 3.0
 STATUS_LIMIT_S = 15.0
 """Ours: how long the others wait for rank 0's word."""
 LEAVE_LIMIT_S = 5.0
-UNTOLD = 4
-"""Exit status of the design's table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +179,7 @@ def _standstill(rank: int, limit_s: float) -> Trouble:
         rank=rank,
         message=f"the ranks did not get on for {limit_s:g} s",
         help="Run the script under `ddpdoctor wrap`, which says who is to blame; --timeout gives slow ranks more time.",
-        status=UNTOLD,
+        status=ExitStatus.INCONCLUSIVE,
         still=True,
     )
 

@@ -1,0 +1,50 @@
+"""Exit statuses, all in one place: what the commands return, and what the documents and --help say of them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.findings import Report, Severity
+
+
+class ExitStatus(IntEnum):
+    """An exit status of ddpdoctor. ``wrap`` otherwise returns the status of the launcher."""
+
+    OK = 0
+    FOUND = 1
+    WRONG_USE = 2
+    DEFECT = 3
+    INCONCLUSIVE = 4
+    HUNG = 124
+    INTERRUPTED = 130
+
+
+MEANINGS = {
+    ExitStatus.OK: "nothing found",
+    ExitStatus.FOUND: "findings",
+    ExitStatus.WRONG_USE: "wrong use or configuration",
+    ExitStatus.DEFECT: "a defect of ddpdoctor",
+    ExitStatus.INCONCLUSIVE: "inconclusive: a check that was needed could not run",
+    ExitStatus.HUNG: "`wrap` stopped a hung job, as timeout(1) does",
+    ExitStatus.INTERRUPTED: "interrupted",
+}
+"""The README's table."""
+
+
+def has_found(report: Report, fail_on: Severity | None) -> bool:
+    """Return whether a report has a finding at least as severe as ``fail_on``; None stands for "never"."""
+    return fail_on is not None and any(finding.severity.order <= fail_on.order for finding in report.findings)
+
+
+def report_status(report: Report, fail_on: Severity | None) -> ExitStatus:
+    """Return the status for a report: findings first, then checks that crashed, then checks that could not tell."""
+    from ddpdoctor.model.findings import Outcome
+
+    if has_found(report, fail_on):
+        return ExitStatus.FOUND
+    outcomes = {check.outcome for check in report.checks}
+    if Outcome.CRASHED in outcomes:
+        return ExitStatus.DEFECT
+    return ExitStatus.INCONCLUSIVE if Outcome.INCONCLUSIVE in outcomes else ExitStatus.OK
