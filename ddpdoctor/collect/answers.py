@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.evidence import DAMAGED, load_json
 from ddpdoctor.collect.frames import read_frames
-from ddpdoctor.model.facts import GroupState, Look, Stack
+from ddpdoctor.model.facts import GroupState
+from ddpdoctor.model.stacks import Look, Stack
 
 if TYPE_CHECKING:
     from pathlib import Path

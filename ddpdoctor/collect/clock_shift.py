@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ddpdoctor.model.data import LoaderSeen
-    from ddpdoctor.model.facts import BeforeCall, Call, Child, Look, Raised, Rank
+    from ddpdoctor.model.facts import BeforeCall, Call, Child, Raised, Rank
+    from ddpdoctor.model.stacks import Look
 
 Kind = TypeVar("Kind")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpdoctor.collect.addresses import parse_end
-from ddpdoctor.model.transport import Connection, Connections
+from ddpdoctor.model.causes import Connection, Connections
 
 PROC = Path("/proc")
 ESTABLISHED, ASKING, LISTENING = "01", "02", "0A"

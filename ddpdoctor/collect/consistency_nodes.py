@@ -16,7 +16,7 @@ from ddpdoctor.collect.print_rows import RowsRead
 from ddpdoctor.collect.print_streams import StreamSeen
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.consistency import Consistency, Difference, Stream, Values, What
-from ddpdoctor.model.moments import NodeMoments, StreamKept
+from ddpdoctor.model.replica_records import NodeStreams, StreamKept
 from ddpdoctor.recorder.files import write_whole
 
 if TYPE_CHECKING:
@@ -37,17 +37,17 @@ def joint_name(attempt: int | None = None) -> str:
     return "joint.json" if attempt is None else f"joint-{attempt}.json"
 
 
-def save_moments(path: Path, kept: NodeMoments) -> None:
+def save_moments(path: Path, kept: NodeStreams) -> None:
     """Write moments, whole or not at all; raises OSError."""
     write_whole(path, json.dumps(encode(kept)))
 
 
-def read_moments(path: Path) -> NodeMoments:
+def read_moments(path: Path) -> NodeStreams:
     """Return what a file holds; nothing where it is not there, too large or damaged."""
     try:
-        return decode(NodeMoments, load_json(path))
+        return decode(NodeStreams, load_json(path))
     except UNREADABLE:
-        return NodeMoments()
+        return NodeStreams()
 
 
 def unite_consistency(
@@ -147,7 +147,7 @@ def _united_values(streams: Iterable[Stream]) -> tuple[tuple[int, tuple[Values, 
     )
 
 
-def _named(moments: NodeMoments, name: str) -> StreamKept | None:
+def _named(moments: NodeStreams, name: str) -> StreamKept | None:
     return next((one for one in moments.streams if one.name == name), None)
 
 

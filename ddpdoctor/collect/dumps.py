@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ddpdoctor.model.facts import Frame, Stack
+from ddpdoctor.model.stacks import Frame, Stack
 from ddpdoctor.recorder import wire
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x([0-9a-fA-F]+)[^\n]*\(most recent call first\)")

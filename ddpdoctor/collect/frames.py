@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpdoctor.model.facts import Frame
+from ddpdoctor.model.stacks import Frame
 
 
 def read_frame(entry: Any) -> Frame | None:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.transport import NcclLine
+from ddpdoctor.model.causes import NcclLine
 from ddpdoctor.recorder.files import make_folder, read_end, write_whole
 from ddpdoctor.recorder.secrets import hide_in_text
 

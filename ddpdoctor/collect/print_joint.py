@@ -10,7 +10,7 @@ from ddpdoctor.collect.print_ledger import BEFORE_ALL
 from ddpdoctor.collect.print_parcels import pack_stream, unpack_moments
 from ddpdoctor.collect.print_rows import RowsRead
 from ddpdoctor.collect.print_streams import StreamSeen
-from ddpdoctor.model.moments import NodeMoments, RootsHeard
+from ddpdoctor.model.replica_records import NodeStreams, RootsRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.print_ledger import Ledger, StreamLedger
     from ddpdoctor.collect.print_parcels import Moments
     from ddpdoctor.collect.print_sides import Seen
-    from ddpdoctor.model.moments import StreamKept, StreamRoot
+    from ddpdoctor.model.replica_records import StreamKept, StreamRoot
 
 FIRST_REST_S = 2.0
 LONGEST_REST_S = 300.0
@@ -167,24 +167,24 @@ class Joint:
                 any_news |= stream.look(now_s)
         return any_news
 
-    def word(self) -> RootsHeard:
+    def word(self) -> RootsRequest:
         """Return what all other nodes are to know."""
         wanted = tuple(sorted(name for name, stream in self._streams.items() if stream.asked_s is not None))
         self.turn += bool(set(wanted) - self._wanted)
         self._wanted = set(wanted)
         settled = {name: stream.compared_upto for name, stream in self._streams.items() if stream.told}
-        return RootsHeard(turn=self.turn, wanted=wanted, settled=settled)
+        return RootsRequest(turn=self.turn, wanted=wanted, settled=settled)
 
-    def answered(self, member: int, sent: NodeMoments) -> None:
+    def answered(self, member: int, sent: NodeStreams) -> None:
         """Take the contents that another node has sent; what is damaged counts as an answer without any."""
         for kept in sent.streams:
             stream = self._stream(kept.name)
             if stream is not None and stream.asked_s is not None:
                 stream.answered(member, self._unpack(member, kept))
 
-    def found(self) -> NodeMoments:
+    def found(self) -> NodeStreams:
         """Return what was found over all nodes so far."""
-        return NodeMoments(streams=tuple(_found(one) for one in self._streams.values() if one.told))
+        return NodeStreams(streams=tuple(_found(one) for one in self._streams.values() if one.told))
 
     def _unpack(self, member: int, kept: StreamKept) -> Moments:
         try:

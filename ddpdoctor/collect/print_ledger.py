@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.print_rows import ROOT_SIZE, root_of
 from ddpdoctor.collect.print_sides import Seen
-from ddpdoctor.model.moments import StreamRoot
+from ddpdoctor.model.replica_records import StreamRoot
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

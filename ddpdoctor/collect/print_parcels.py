@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect.print_rows import StreamKey
 from ddpdoctor.collect.print_sides import Seen
 from ddpdoctor.model.consistency import What
-from ddpdoctor.model.moments import MomentKept, SideKept, StreamKept
+from ddpdoctor.model.replica_records import SideKept, StepKept, StreamKept
 from ddpdoctor.recorder import print_wire
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ Moments = dict[int, dict[int, Seen]]
 def pack_stream(ledger: StreamLedger, found: Stream) -> StreamKept:
     """Return a stream as it is sent: its moments, the oldest first, as many as fit, and what was ``found`` in it."""
     tables: dict[int, tuple[int, Rows]] = {}
-    moments: list[MomentKept] = []
+    moments: list[StepKept] = []
     room = MAX_PARCEL_BYTES
     for one in ledger.moments:
         moment = _pack_moment(one, tables)
@@ -73,12 +73,12 @@ def unpack_moments(kept: StreamKept, rows_read: RowsRead) -> Moments:
     return {one.number: _unpack_moment(one, tables, sizes, set(kept.members)) for one in kept.moments}
 
 
-def _pack_moment(one: Kept, tables: dict[int, tuple[int, Rows]]) -> MomentKept:
+def _pack_moment(one: Kept, tables: dict[int, tuple[int, Rows]]) -> StepKept:
     sides: dict[tuple[int, bytes], list[int]] = {}
     for rank, seen in one.seen.items():
         tables.setdefault(id(seen.rows), (len(tables), seen.rows))
         sides.setdefault((tables[id(seen.rows)][0], seen.prints), []).append(rank)
-    return MomentKept(
+    return StepKept(
         number=one.number,
         sides=tuple(
             SideKept(
@@ -108,7 +108,7 @@ def _as_written(row: TensorRow) -> list[Any]:
 
 
 def _unpack_moment(
-    moment: MomentKept, tables: list[Rows], sizes: list[int], members: set[int]
+    moment: StepKept, tables: list[Rows], sizes: list[int], members: set[int]
 ) -> dict[int, Seen]:  # fmt: skip
     found: dict[int, Seen] = {}
     for side in moment.sides:

@@ -20,7 +20,8 @@ from ddpdoctor.collect.reducer import read_reducer, read_unfinished
 from ddpdoctor.collect.saved_causes import read_process_causes
 from ddpdoctor.collect.sources import Source, process_note
 from ddpdoctor.collect.steps import read_fetches, read_lines, read_steps
-from ddpdoctor.model.facts import BeforeCall, Child, Frame, GroupState, Life, Look, Raised, Rank, Stack
+from ddpdoctor.model.facts import BeforeCall, Child, GroupState, Life, Raised, Rank
+from ddpdoctor.model.stacks import Frame, Look, Stack
 from ddpdoctor.recorder.secrets import hide_in_text
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.frames import read_frame
-from ddpdoctor.model.facts import Frame
+from ddpdoctor.model.stacks import Frame
 from ddpdoctor.model.steps import FetchTimes, LineSeen, Phase, StepEnd, StepTimes
 from ddpdoctor.recorder import wire
 

@@ -10,8 +10,7 @@ from ddpdoctor.collect.nodes import read_job
 from ddpdoctor.collect.runfolder import JUDGED_ATTEMPTS, read_run
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.diagnose.rows import rank_row
-from ddpdoctor.model.attempts import Attempt, restarted_words
-from ddpdoctor.model.findings import Finding, JobStatus, Judgement, Severity
+from ddpdoctor.model.findings import Attempt, Finding, JobStatus, Judgement, Severity, restarted_words
 from ddpdoctor.rules.verdict import order_findings, pick_verdict
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import ddpdoctor
 from ddpdoctor.model.bandwidth import Ending
-from ddpdoctor.model.facts import Call, Frame, GroupState, Job, Life, Look, Raised, Rank, Stack
+from ddpdoctor.model.facts import Call, GroupState, Job, Life, Raised, Rank
+from ddpdoctor.model.stacks import Frame, Look, Stack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,8 +22,8 @@ from ddpdoctor.rules.verdict import order_findings, pick_verdict
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ddpdoctor.model.attempts import Attempt
     from ddpdoctor.model.consistency import Consistency
+    from ddpdoctor.model.findings import Attempt
 
 
 def build_report(  # noqa: PLR0913 - what a report says of a run, each under its name

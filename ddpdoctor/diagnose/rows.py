@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from ddpdoctor.model.facts import Frame, Life, Rank
+from ddpdoctor.model.facts import Life, Rank
 from ddpdoctor.model.findings import Place, RankRow
 from ddpdoctor.rules.progress.states import final_error
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.stacks import Frame
 
 PHASE_WORDS = {
     "init_process_group": "in init_process_group",

@@ -15,7 +15,7 @@ from ddpdoctor.exchange.large import receive_large, send_large
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.launch.node_messages import find, leave
 from ddpdoctor.model.codec import WrongValue, decode, encode
-from ddpdoctor.model.moments import NodeMoments, RootsHeard, RootsTold
+from ddpdoctor.model.replica_records import NodeStreams, RootsReport, RootsRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -64,8 +64,8 @@ class ReplicaExchange:
         self._shared, self._member, self._token = shared, member, token
         self._turn = 0
         """The last time that contents were asked for that this node has answered."""
-        self._told: RootsTold | None = None
-        self._word: RootsHeard | None = None
+        self._told: RootsReport | None = None
+        self._word: RootsRequest | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ddpdoctor-replicas", daemon=True)
 
@@ -103,7 +103,7 @@ class ReplicaExchange:
         if told != self._told:
             leave(room, f"{ROOTS}/{number}", told, self._token)
             self._told = told
-        word = find(room, WORD, RootsHeard, self._token)
+        word = find(room, WORD, RootsRequest, self._token)
         if word is None:
             return
         self._shared.heed(word)
@@ -116,7 +116,7 @@ class ReplicaExchange:
     def _hear(self, room: Room) -> None:
         others = list(self._member.others())
         for number in others:
-            told = find(room, f"{ROOTS}/{number}", RootsTold, self._token)
+            told = find(room, f"{ROOTS}/{number}", RootsReport, self._token)
             if told is not None:
                 self._shared.hear(number, told)
         word = self._shared.word()
@@ -135,4 +135,4 @@ class ReplicaExchange:
         with contextlib.suppress(StoreError):  # damaged: it counts as an answer that says nothing
             packed = receive_large(room, key, SEND_LIMIT_S) or b""
         with contextlib.suppress(WrongValue, BadMessage):
-            self._shared.receive(number, decode(NodeMoments, unpack(packed, self._token)))
+            self._shared.receive(number, decode(NodeStreams, unpack(packed, self._token)))

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.moments import NodeMoments, RootsHeard, RootsTold
+from ddpdoctor.model.replica_records import NodeStreams, RootsReport, RootsRequest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,12 +39,12 @@ class SharedReplicas:
         self._comparer = comparer
         return self._joint is not None and self._joint.look(time.monotonic())
 
-    def told(self) -> RootsTold:
+    def told(self) -> RootsReport:
         """Return what the first node is to know."""
         with self.lock:
-            return RootsTold(roots=self._ledger.told() if self._ledger is not None else ())
+            return RootsReport(roots=self._ledger.told() if self._ledger is not None else ())
 
-    def heed(self, word: RootsHeard) -> None:
+    def heed(self, word: RootsRequest) -> None:
         """Forget what the first node has found to be equal everywhere."""
         with self.lock:
             streams = self._ledger.streams if self._ledger is not None else {}
@@ -52,30 +52,30 @@ class SharedReplicas:
                 if name in streams:
                     streams[name].forget(upto)
 
-    def kept(self, names: tuple[str, ...] | None = None) -> NodeMoments:
+    def kept(self, names: tuple[str, ...] | None = None) -> NodeStreams:
         """Return the moments that are kept: of streams that were asked for, or of all that other nodes write too."""
         from ddpdoctor.collect.print_parcels import pack_stream
 
         with self.lock:
             ledger, comparer = self._ledger, self._comparer
             if ledger is None or comparer is None:
-                return NodeMoments()
+                return NodeStreams()
             chosen = [one for one in ledger.shared() if names is None or one.name in names]
-            return NodeMoments(streams=tuple(pack_stream(one, comparer.found_here(one.key)) for one in chosen))
+            return NodeStreams(streams=tuple(pack_stream(one, comparer.found_here(one.key)) for one in chosen))
 
-    def hear(self, member: int, told: RootsTold) -> None:
+    def hear(self, member: int, told: RootsReport) -> None:
         """Take what another node says, on the first node."""
         with self.lock:
             joint = self._of_all()
             if joint is not None:
                 joint.hear(member, told.roots, time.monotonic())
 
-    def word(self) -> RootsHeard:
+    def word(self) -> RootsRequest:
         """Return what all other nodes are to know, on the first node."""
         with self.lock:
-            return self._joint.word() if self._joint is not None else RootsHeard()
+            return self._joint.word() if self._joint is not None else RootsRequest()
 
-    def receive(self, member: int, sent: NodeMoments) -> None:
+    def receive(self, member: int, sent: NodeStreams) -> None:
         """Take the contents that another node was asked for."""
         with self.lock:
             if self._joint is not None:

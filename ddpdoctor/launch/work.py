@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.collect import proc
 from ddpdoctor.collect.connections import read_sockets
 from ddpdoctor.collect.received import read_received
-from ddpdoctor.model.work import Receiving, Work, WorkingChild
+from ddpdoctor.model.causes import Receiving, Work, WorkingChild
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

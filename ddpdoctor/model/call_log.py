@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, overload
 
-from ddpdoctor.model.facts import PHASES, Call, Frame
+from ddpdoctor.model.facts import PHASES, Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from ddpdoctor.model.stacks import Frame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,7 @@
-"""What was seen of a process that may explain why it stands still or died: system call, locks, children, memory."""
+"""What was seen of a process that may explain why it stands still or died.
+
+System call, locks, children, memory, connections, and how much work it did over some seconds.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.facts import Frame
-    from ddpdoctor.model.transport import Connections
-    from ddpdoctor.model.work import Receiving, Work, WorkingChild
+    from ddpdoctor.model.stacks import Frame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +150,77 @@ class AtError:
     devices: tuple[DeviceMemory, ...] = ()
     shared_memory: Space | None = None
     """The file system at /dev/shm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """An established TCP connection whose data the other end does not acknowledge. Ends are "10.0.0.4:29500"."""
+
+    local: str
+    remote: str
+    unsent_bytes: int
+    """Written by the process and not acknowledged."""
+    retries: int
+    """How often the kernel has sent the oldest of them again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connections:
+    """The TCP connections of one process; established ones, where nothing else is said."""
+
+    by_address: tuple[tuple[str, int], ...] = ()
+    """Own addresses, and how many connections each has, most first."""
+    ends: tuple[str, ...] = ()
+    """Own ends of all of them, by which a peer's connection is known to lead here."""
+    stalled: tuple[Connection, ...] = ()
+    unanswered: tuple[str, ...] = ()
+    """Other ends that it has asked for a connection and that have not answered."""
+    listening: tuple[str, ...] = ()
+    """Addresses at which any process of the same network takes connections, "0.0.0.0:29500"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclLine:
+    """A warning of NCCL's log."""
+
+    pid: int | None
+    """The process that wrote it; None where the line does not say."""
+    source: str
+    """Where in NCCL: "transport/net_ib.cc:123"; empty where it does not say."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What one process did, as rates over the time that it was looked at."""
+
+    over_s: float
+    cores: float
+    """CPUs that all its threads used together."""
+    wanted: float | None
+    """The share of the time for which its main thread ran or waited for a core; None where the kernel does not say."""
+    read_bytes_s: float | None
+    """Of files and pipes, cached or not; None where that may not be read."""
+    written_bytes_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkingChild:
+    """A process below a rank that does something."""
+
+    pid: int
+    name: str
+    """The command without secrets, or what the kernel calls a Python process."""
+    work: Work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receiving:
+    """A connection over which a process receives."""
+
+    remote: str
+    """"10.0.0.4:443"."""
+    bytes_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.facts import Frame
+    from ddpdoctor.model.stacks import Frame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpdoctor.model.causes import HostCauses, ProcessCauses
+    from ddpdoctor.model.causes import HostCauses, NcclLine, ProcessCauses
     from ddpdoctor.model.consistency import Consistency, NonFinite
     from ddpdoctor.model.control_flow import ControlFlow
     from ddpdoctor.model.data import LoaderSeen
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.nodes import NodesSeen
     from ddpdoctor.model.reaching import Connecting
     from ddpdoctor.model.reducer import ReducerSaid
+    from ddpdoctor.model.stacks import Frame, Look
     from ddpdoctor.model.steps import FetchTimes, LineSeen, StepTimes
-    from ddpdoctor.model.transport import NcclLine
 
 
 class Life(str, Enum):
@@ -37,36 +37,6 @@ class Life(str, Enum):
     """The job's world has this rank, and no process of it was ever seen."""
     GONE = "gone"
     """Ended, and nobody could say how."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
-    """One line of a Python stack."""
-
-    file: str
-    line: int
-    function: str
-    user: bool
-    """True for the user's own code: neither the standard library, nor an installed package, nor ddpdoctor."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
-    """The frames of one thread, outermost first."""
-
-    thread: str
-    is_main: bool
-    is_daemon: bool
-    frames: tuple[Frame, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """All stacks of a process at one moment. ``by`` is "sampler", or "signal" where only a signal got an answer."""
-
-    time_ns: int
-    by: str
-    stacks: tuple[Stack, ...]
 
 
 class DeviceState(str, Enum):

@@ -125,6 +125,23 @@ class RankRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One attempt of a job that its launcher restarted: ``data.sections`` of a report. Times are ISO 8601, UTC."""
+
+    attempt: int
+    """Counted from 0, as torchrun does."""
+    started_at: str | None
+    ended_at: str | None
+    seconds: float | None
+    """From the start of its first rank to the end of its last."""
+    status: JobStatus
+    """Of one that was restarted: failed, or interrupted where nothing was wrong with it, as when a node has joined."""
+    verdict: Finding | None
+    findings: tuple[Finding, ...]
+    ranks: tuple[RankRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary:
     """How the job as a whole ended."""
 
@@ -148,3 +165,8 @@ class Report:
     ranks: tuple[RankRow, ...]
     data: dict[str, Any] = field(default_factory=dict)
     tool_version: str = ""
+
+
+def restarted_words(attempt: int) -> str:
+    """Return how the summary of a finding begins that an earlier attempt had."""
+    return f"attempt {attempt}, since restarted: "

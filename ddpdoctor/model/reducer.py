@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.facts import Frame
+    from ddpdoctor.model.stacks import Frame
 
 
 class Fault(str, Enum):

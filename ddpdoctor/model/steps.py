@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.facts import Frame
+    from ddpdoctor.model.stacks import Frame
 
 
 class Phase(IntEnum):

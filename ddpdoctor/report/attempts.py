@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.attempts import Attempt, restarted_words
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.findings import Attempt, restarted_words
 from ddpdoctor.report.classes import merge_places
 from ddpdoctor.report.findings import STYLES
 from ddpdoctor.report.rank_table import add_ranks

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddpdoctor.model.facts import Call, Child, Frame, GroupState, Job, Life, Look, ModelSeen, Raised, Rank, Stack
+from ddpdoctor.model.facts import Call, Child, GroupState, Job, Life, ModelSeen, Raised, Rank
+from ddpdoctor.model.stacks import Frame, Look, Stack
 
 S = 1_000_000_000
 NOW = 1000 * S

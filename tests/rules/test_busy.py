@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.model.causes import Blocked, FileLock, LostChild, ProcessCauses
+from ddpdoctor.model.causes import Blocked, FileLock, LostChild, ProcessCauses, Receiving, Work, WorkingChild
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.model.work import Receiving, Work, WorkingChild
 from ddpdoctor.rules.progress.judge import judge
 
 from .build import LONG_AGO, NOW, S, in_call, in_user, job, line

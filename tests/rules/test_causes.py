@@ -20,8 +20,8 @@ from ddpdoctor.model.causes import (
     ProcessCauses,
     Space,
 )
-from ddpdoctor.model.facts import Frame
 from ddpdoctor.model.findings import Confidence
+from ddpdoctor.model.stacks import Frame
 from ddpdoctor.rules.progress.judge import judge
 
 from .build import LOCK, NOW, QUEUE, S, crashed, error, in_call, in_user, job, killed, line, look, stack

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.model.facts import Frame, Life
+from ddpdoctor.model.facts import Life
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.stacks import Frame
 from ddpdoctor.rules.progress.judge import judge
 from ddpdoctor.rules.progress.words import MAX_TEXT
 

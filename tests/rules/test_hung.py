@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.model.facts import Frame, Life
+from ddpdoctor.model.facts import Life
 from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.stacks import Frame
 from ddpdoctor.rules.progress.judge import judge
 
 from .build import (

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.model.causes import Blocked, Owner, ProcessCauses, StoreSought
+from ddpdoctor.model.causes import Blocked, Connections, Owner, ProcessCauses, StoreSought
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.model.transport import Connections
 from ddpdoctor.rules.progress.judge import judge
 from tests.rules.build import C10D, LONG_AGO, NOW, S, in_user, job, line, look, moving, phase, rank, stack
 

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.model.causes import ProcessCauses
+from ddpdoctor.model.causes import Connection, Connections, NcclLine, ProcessCauses
 from ddpdoctor.model.facts import GroupState
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.model.transport import Connection, Connections, NcclLine
 from ddpdoctor.rules.progress.judge import judge
 
 from .build import LONG_AGO, NOW, S, failed_in, in_backward, in_call, in_user, job

@@ -8,8 +8,9 @@ import pytest
 
 from ddpdoctor.collect.control_flow import read_control_flow
 from ddpdoctor.model.control_flow import ControlFlow
-from ddpdoctor.model.facts import Frame, Job, Rank
+from ddpdoctor.model.facts import Job, Rank
 from ddpdoctor.model.findings import Finding, Severity
+from ddpdoctor.model.stacks import Frame
 from ddpdoctor.rules.progress.judge import judge
 
 from .build import AUTOGRAD, C10D, LONG_AGO, ended, group, job, line, look, phase, stack

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ddpdoctor.model.consistency import NonFinite
-    from ddpdoctor.model.facts import Frame, Job, Rank
+    from ddpdoctor.model.facts import Job, Rank
+    from ddpdoctor.model.stacks import Frame
 
 NOT_LOOKED = "local gradients were not looked at"
 

@@ -15,7 +15,8 @@ from .shared import NOT_TRAINED, Shared, shared_loaders, was_trained
 
 if TYPE_CHECKING:
     from ddpdoctor.model.data import EpochSeen, LoaderSeen
-    from ddpdoctor.model.facts import Frame, Job
+    from ddpdoctor.model.facts import Job
+    from ddpdoctor.model.stacks import Frame
 
 MIN_DRAWN = 2
 """A pass of a single index has one order only."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from ddpdoctor.model.call_log import CallKind
-    from ddpdoctor.model.facts import Frame
+    from ddpdoctor.model.stacks import Frame
 
     from .timeline import Timeline
 

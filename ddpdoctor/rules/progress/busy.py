@@ -12,9 +12,8 @@ from .words import file_name, seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.causes import ProcessCauses
+    from ddpdoctor.model.causes import ProcessCauses, Work
     from ddpdoctor.model.facts import Rank
-    from ddpdoctor.model.work import Work
 
     from .scene import Scene
 

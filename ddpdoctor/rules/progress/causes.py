@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ddpdoctor.model.causes import Blocked, LostChild, ProcessCauses
-    from ddpdoctor.model.facts import Frame, Rank
+    from ddpdoctor.model.facts import Rank
+    from ddpdoctor.model.stacks import Frame
 
     from .busy import Busy
     from .scene import Scene

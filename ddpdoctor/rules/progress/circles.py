@@ -19,7 +19,7 @@ from .wait_graph import find_circles, find_met_pairs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpdoctor.model.facts import Frame
+    from ddpdoctor.model.stacks import Frame
 
     from .scene import Scene
     from .states import State

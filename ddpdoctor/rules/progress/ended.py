@@ -22,7 +22,8 @@ from .turning import AT_THE_END, find_turning, fix_of_turning, turning_words
 from .words import place_words, verb
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.facts import Call, Frame, Rank
+    from ddpdoctor.model.facts import Call, Rank
+    from ddpdoctor.model.stacks import Frame
 
     from .turning import Turning
 

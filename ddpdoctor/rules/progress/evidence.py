@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
-from ddpdoctor.model.facts import Frame, Life, Rank
+from ddpdoctor.model.facts import Life, Rank
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.majority import host_list
 
@@ -18,6 +18,8 @@ from .words import call_words, first_line, line_of, peer_words, place_words, sec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from ddpdoctor.model.stacks import Frame
 
     from .failures import Failure
 

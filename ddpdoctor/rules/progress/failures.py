@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
-from ddpdoctor.model.facts import Call, Frame, Job, Life, Raised, Rank
+from ddpdoctor.model.facts import Call, Job, Life, Raised, Rank
 
 from .places import innermost_user, is_file
 from .states import (
@@ -23,6 +23,8 @@ from .words import first_line, without_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from ddpdoctor.model.stacks import Frame
 
 _WORKER_HANDLER = "/torch/utils/data/_utils/signal_handling.py"
 TOGETHER_NS = 5_000_000_000

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.call_log import CallKind
     from ddpdoctor.model.control_flow import ControlFlow
-    from ddpdoctor.model.facts import Frame, Rank
+    from ddpdoctor.model.facts import Rank
+    from ddpdoctor.model.stacks import Frame
 
     from .blame import Part
     from .states import State

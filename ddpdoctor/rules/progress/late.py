@@ -8,7 +8,7 @@ from .limits import limits_of
 from .watchdog import NEARLY
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.facts import Frame
+    from ddpdoctor.model.stacks import Frame
 
     from .failures import Failure
     from .groups import Position

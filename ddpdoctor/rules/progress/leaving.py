@@ -19,7 +19,8 @@ from .states import Doing, aborted_at_exit
 from .words import place_words, seconds, verb
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.facts import Child, Frame, Rank
+    from ddpdoctor.model.facts import Child, Rank
+    from ddpdoctor.model.stacks import Frame
 
 QUEUES_FILE = "/multiprocessing/queues.py"
 """Where the interpreter, at its end, waits until all that was put into a queue has been read."""

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.causes import FileLock, LockFile, ProcessCauses
-    from ddpdoctor.model.facts import Rank, Stack
+    from ddpdoctor.model.facts import Rank
+    from ddpdoctor.model.stacks import Stack
 
     from .scene import Scene
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ddpdoctor.model.control_flow import ControlFlow
-    from ddpdoctor.model.facts import Frame, Rank
+    from ddpdoctor.model.facts import Rank
+    from ddpdoctor.model.stacks import Frame
 
     from .groups import Group, Position
     from .states import State

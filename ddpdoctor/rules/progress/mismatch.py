@@ -20,7 +20,7 @@ from .words import call_words, line_of, verb
 
 if TYPE_CHECKING:
     from ddpdoctor.model.call_log import CallKind
-    from ddpdoctor.model.facts import Frame
+    from ddpdoctor.model.stacks import Frame
 
     from .blame import Part
     from .conflicts import Conflict

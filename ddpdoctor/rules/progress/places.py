@@ -11,7 +11,8 @@ from ddpdoctor.model.findings import Place
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpdoctor.model.facts import Child, Frame, Look, Rank, Stack
+    from ddpdoctor.model.facts import Child, Rank
+    from ddpdoctor.model.stacks import Frame, Look, Stack
 
 MAX_PLACES = 2
 """Places that one rank may have in a finding."""

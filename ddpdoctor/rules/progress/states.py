@@ -8,12 +8,14 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
-from ddpdoctor.model.facts import PHASES, POINT_TO_POINT, Call, Frame, Job, Life, Raised, Rank
+from ddpdoctor.model.facts import PHASES, POINT_TO_POINT, Call, Job, Life, Raised, Rank
 
 from .places import is_file, last_main_stack, waits_in_library, without_stale_looks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from ddpdoctor.model.stacks import Frame
 
 WORK_WAIT = "work_wait"
 """Phase: ``Work.wait`` was called, for the oldest open asynchronous call of its group."""

@@ -25,7 +25,8 @@ from .words import place_words, verb
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpdoctor.model.facts import Frame, Rank
+    from ddpdoctor.model.facts import Rank
+    from ddpdoctor.model.stacks import Frame
     from ddpdoctor.model.steps import LineSeen
 
 SECOND_LINE = 0.25

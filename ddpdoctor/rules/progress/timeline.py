@@ -15,7 +15,8 @@ from .states import NATIVE_PHASES, Doing, State, is_collective_op
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
-    from ddpdoctor.model.facts import Call, Frame
+    from ddpdoctor.model.facts import Call
+    from ddpdoctor.model.stacks import Frame
 
 MAX_GAP = 4096
 """Numbers in a row that one phase may have taken; more is a damaged record."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.call_log import CallKind
     from ddpdoctor.model.control_flow import ControlFlow, Statement
-    from ddpdoctor.model.facts import Frame
+    from ddpdoctor.model.stacks import Frame
 
     from .blame import Part
     from .states import State

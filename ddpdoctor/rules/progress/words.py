@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ddpdoctor.model.call_log import CallKind
-    from ddpdoctor.model.facts import Call, Frame
+    from ddpdoctor.model.facts import Call
     from ddpdoctor.model.findings import Place
+    from ddpdoctor.model.stacks import Frame
 
 _DIGITS = re.compile(r"\d+")
 _WAYS = {"send": "to", "isend": "to", "recv": "from", "irecv": "from"}

@@ -8,7 +8,7 @@ import random
 from dataclasses import replace
 
 from ddpdoctor.model.data import EpochSeen, LoaderSeen, SamplerSeen
-from ddpdoctor.model.facts import Frame
+from ddpdoctor.model.stacks import Frame
 from ddpdoctor.rules.data.replicas import Replicas
 
 TORCHS = "torch.utils.data.distributed.DistributedSampler"

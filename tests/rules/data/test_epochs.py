@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.model.data import EpochCall
-from ddpdoctor.model.facts import Frame
+from ddpdoctor.model.stacks import Frame
 from ddpdoctor.rules.data.epochs import unset_epochs
 
 from .seen import LINE, broken_off, drawn, loader, outcome, replicas, sampler, share

@@ -15,7 +15,7 @@ from ddpdoctor.collect.consistency_nodes import (
     unite_consistency,
 )
 from ddpdoctor.model.consistency import Consistency, Difference, Split, Stream, StreamClock, TensorRow, What
-from ddpdoctor.model.moments import NodeMoments, StreamKept
+from ddpdoctor.model.replica_records import NodeStreams, StreamKept
 
 STREAM = Stream(
     clock=StreamClock.STEP, group="0", model=1, optimizer=1, ranks=(0, 1), compared=4, last_number=4, unchanged=3
@@ -29,12 +29,12 @@ def difference(number: int, *sides: tuple[int, ...]) -> Difference:
     )  # fmt: skip
 
 
-def kept(found: Stream) -> NodeMoments:
+def kept(found: Stream) -> NodeStreams:
     one = StreamKept(
         name="s", clock=found.clock, group="0", members=(0, 1, 2, 3), model=1, optimizer=1, tables=(), moments=(),
         found=found,
     )  # fmt: skip
-    return NodeMoments(streams=(one,))
+    return NodeStreams(streams=(one,))
 
 
 def node(folder: Path, found: Stream) -> Consistency:
@@ -82,7 +82,7 @@ def test_the_first_node_knows_of_all_before_their_records_have_come(tmp_path: Pa
 def test_a_damaged_file_is_one_without_moments(tmp_path: Path, text: str) -> None:
     found = [node(tmp_path / "a", STREAM), node(tmp_path / "b", replace(STREAM, ranks=(2, 3)))]
     (tmp_path / "b" / moments_name()).write_text(text)
-    assert read_moments(tmp_path / "b" / moments_name()) == NodeMoments()
+    assert read_moments(tmp_path / "b" / moments_name()) == NodeStreams()
     united = unite_consistency(tmp_path / "a", None, [(tmp_path / "b", None)], found)
     assert united is not None
     assert {rank for stream in united.streams for rank in stream.ranks} == {0, 1, 2, 3}

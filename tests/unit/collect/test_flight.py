@@ -10,7 +10,8 @@ import pytest
 
 from ddpdoctor.collect.flight import Recorded, device_times, pending_on_device, read_flight
 from ddpdoctor.model.call_log import pack_calls
-from ddpdoctor.model.facts import Call, DeviceState, Frame, GroupState
+from ddpdoctor.model.facts import Call, DeviceState, GroupState
+from ddpdoctor.model.stacks import Frame
 
 DATA = Path(__file__).parents[2] / "data" / "flight-recorder"
 SITE = Frame(file="train.py", line=7, function="main", user=True)

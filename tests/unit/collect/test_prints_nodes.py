@@ -18,7 +18,7 @@ from ddpdoctor.collect.print_streams import StreamSeen
 from ddpdoctor.collect.prints import Comparer
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.consistency import Consistency, Stream, StreamClock, What
-from ddpdoctor.model.moments import NodeMoments, StreamRoot
+from ddpdoctor.model.replica_records import NodeStreams, StreamRoot
 from tests.prints import FakeRank, row
 
 NAMES = ("w", "b")
@@ -44,13 +44,13 @@ class FakeNode:
     def told(self) -> tuple[StreamRoot, ...]:
         return tuple(decode(StreamRoot, json.loads(json.dumps(encode(one)))) for one in self.ledger.told())
 
-    def kept(self, names: Sequence[str] | None = None) -> NodeMoments:
+    def kept(self, names: Sequence[str] | None = None) -> NodeStreams:
         packed = [
             pack_stream(one, self.comparer.found_here(one.key))
             for one in self.ledger.shared()
             if names is None or one.name in names
         ]
-        return decode(NodeMoments, json.loads(json.dumps(encode(NodeMoments(streams=tuple(packed))))))
+        return decode(NodeStreams, json.loads(json.dumps(encode(NodeStreams(streams=tuple(packed))))))
 
     def save(self, joint: Joint | None = None) -> Consistency:
         found = self.comparer.close()
@@ -247,7 +247,7 @@ def test_contents_that_are_damaged_or_do_not_come_end_nothing(tmp_path: Path) ->
         job.joint.hear(member, node.told(), 0)
     wanted = job.joint.word().wanted
     text = json.dumps(encode(job.nodes[1].kept(wanted))).replace('"table": 0', '"table": 9')
-    job.joint.answered(1, decode(NodeMoments, json.loads(text)))
+    job.joint.answered(1, decode(NodeStreams, json.loads(text)))
     assert not job.joint.look(1), "the other is waited for"
     assert not job.joint.look(ANSWER_LIMIT_S + 1)
     assert 1 in job.joint.unread
@@ -308,4 +308,4 @@ def test_a_stream_that_two_processes_write_as_one_rank_is_left_out(tmp_path: Pat
     twin = FakeRank(tmp_path / "prints", 0, range(2), pid=900).open(list(NAMES))
     twin.write(1, "w", "b")
     node.comparer.look([node.ranks[0].process(), twin.process()])
-    assert (node.told(), node.kept()) == ((), NodeMoments())
+    assert (node.told(), node.kept()) == ((), NodeStreams())

@@ -9,8 +9,7 @@ from ddpdoctor.collect.nccl_warnings import keep_users_logs, read_warnings
 from ddpdoctor.collect.proc import Process
 from ddpdoctor.collect.saved_causes import read_host_causes, read_process_causes
 from ddpdoctor.launch.causes import CausesSeen
-from ddpdoctor.model.causes import Memory
-from ddpdoctor.model.transport import NcclLine
+from ddpdoctor.model.causes import Memory, NcclLine
 
 MIB = 2**20
 

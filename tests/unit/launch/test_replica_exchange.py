@@ -18,7 +18,7 @@ from ddpdoctor.launch.replica_exchange import CONTENTS, ROOTS, WORD, ReplicaExch
 from ddpdoctor.launch.replicas import Replicas
 from ddpdoctor.launch.shared_replicas import SharedReplicas
 from ddpdoctor.model.consistency import Consistency
-from ddpdoctor.model.moments import RootsTold
+from ddpdoctor.model.replica_records import RootsReport
 from ddpdoctor.recorder import wire
 from tests.prints import TICKS, FakeRank
 
@@ -166,7 +166,7 @@ def test_what_others_send_amiss_ends_nothing(nodes: list[Node]) -> None:
         room.set(key, b"junk")
     first.exchange.exchange()
     second.exchange.exchange()
-    leave(room, f"{ROOTS}/1", RootsTold(roots=()), b"another secret")
+    leave(room, f"{ROOTS}/1", RootsReport(roots=()), b"another secret")
     first.exchange.exchange()
     turn(nodes)
     first.follow()

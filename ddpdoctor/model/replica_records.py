@@ -1,6 +1,6 @@
-"""What nodes tell each other of the states of their replicas: roots again and again, contents only when asked.
+"""What nodes send each other about their replicas: roots every few seconds, contents only on request.
 
-Contents are 16 bytes a tensor, as hexadecimal digits. Numbers of moments are those of the stream's clock.
+Contents are 16 bytes a tensor, as hexadecimal digits. Points in time have the numbers of their stream's clock.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRoot:
-    """What a node's ranks had at all moments of one stream in a range, in a few bytes."""
+    """A digest of what a node's ranks had in one stream, over a range of points in time."""
 
     stream: str
     """Which; equal on all nodes."""
     ranks: tuple[int, ...]
     """Which ranks of the node wrote them."""
     since: int
-    """The moments after this number,"""
+    """The first point is the one after this number."""
     upto: int
-    """and up to this one."""
+    """The last point."""
     root: str
-    """Equal where numbers and contents are."""
+    """Equal where numbers and contents are equal."""
     random: str = ""
-    """Equal where random states are; empty where the node's own ranks differ in it."""
+    """Equal where random states are equal; empty where the node's own ranks differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideKept:
-    """Ranks of a node that had the same at one moment."""
+    """Ranks of a node that had the same contents at one point in time."""
 
     ranks: tuple[int, ...]
     table: int
-    """Which of the tables of ``StreamKept`` its contents are of."""
+    """Index into the tables of ``StreamKept``: which tensors the contents are of."""
     prints: str
     texts: tuple[str, ...]
     """What each of them wrote beside it, as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MomentKept:
-    """What a node's ranks had at one moment."""
+class StepKept:
+    """What a node's ranks had at one point in time."""
 
     number: int
     sides: tuple[SideKept, ...]
@@ -52,42 +52,42 @@ class MomentKept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamKept:
-    """The last moments of one stream: those that were not yet compared with the other nodes'."""
+    """The last points of one stream, which were not yet compared with those of other nodes."""
 
     name: str
-    """As of ``StreamRoot.stream``."""
+    """The same as ``StreamRoot.stream``."""
     clock: StreamClock
     group: str
     members: tuple[int, ...]
     model: int
     optimizer: int
     tables: tuple[tuple[TensorRow, ...], ...]
-    moments: tuple[MomentKept, ...]
+    moments: tuple[StepKept, ...]
     found: Stream
-    """What comparing has found so far: among the ranks of one node, which may be one rank, or among those of all."""
+    """What the comparison has found so far, within one node or over all nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeMoments:
-    """All that a node keeps for the others, of one attempt."""
+class NodeStreams:
+    """All that a node keeps for the others in one attempt."""
 
     streams: tuple[StreamKept, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RootsTold:
-    """What a node says every few seconds."""
+class RootsReport:
+    """What a node sends to the first node every few seconds."""
 
     roots: tuple[StreamRoot, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RootsHeard:
-    """What the first node says to all others every few seconds."""
+class RootsRequest:
+    """What the first node sends to all others every few seconds."""
 
     turn: int = 0
-    """Counts how often contents were asked for."""
+    """How often contents were asked for."""
     wanted: tuple[str, ...] = ()
     """The streams whose contents are asked for."""
     settled: dict[str, int] = field(default_factory=dict)
-    """By stream up to which moment nobody needs to keep contents."""
+    """By stream: the last point whose contents nobody needs to keep."""
