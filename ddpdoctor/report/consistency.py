@@ -164,6 +164,6 @@ def _healthy(trial: Trial, report: Report) -> str:
     parts = [f"the replicas stayed equal over {plural(trial.settings.steps, 'step')}"]
     checks: dict[str, Any] = {check.id: check.outcome.value for check in report.checks}
     if trial.reference is not None:
-        passed = checks.get("DD509") == "passed"
+        passed = checks.get("reference-gradient") == "passed"
         parts.append("DDP's gradient is that of one process" if passed else "the reference could not be told")
     return ", ".join(parts)

@@ -103,7 +103,7 @@ def _add_checks(page: Page, report: Report) -> None:
         return
     page.gap()
     for check in checks:
-        page.add(f"{check.id}: {words[check.outcome]}: {check.reason}", first="  ")
+        page.add(f"{check.code} {check.id}".strip() + f": {words[check.outcome]}: {check.reason}", first="  ")
 
 
 def _add_others(page: Page, findings: tuple[Finding, ...]) -> None:

@@ -44,12 +44,13 @@ def run_rule(rule: Rule, facts: Any) -> tuple[Ruling, Check]:
         ruling: Ruling = rule.check(facts)
     except Exception as error:  # noqa: BLE001 - the wall around a rule
         return Ruling(), crashed(rule, error)
-    return ruling, Check(id=rule.code, outcome=_outcome(ruling), reason=ruling.skipped or ruling.inconclusive)
+    reason = ruling.skipped or ruling.inconclusive
+    return ruling, Check(id=rule.kind, code=rule.code, outcome=_outcome(ruling), reason=reason)
 
 
 def crashed(rule: Rule, error: Exception) -> Check:
     """Return the outcome of a rule that raised."""
-    return Check(id=rule.code, outcome=Outcome.CRASHED, reason=f"{type(error).__name__}: {error}")
+    return Check(id=rule.kind, code=rule.code, outcome=Outcome.CRASHED, reason=f"{type(error).__name__}: {error}")
 
 
 def _outcome(ruling: Ruling) -> Outcome:

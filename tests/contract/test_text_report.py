@@ -170,17 +170,17 @@ def test_a_job_that_failed_without_known_cause_never_reads_like_one_that_ended_w
 
 
 def test_a_crashed_check_is_said_even_of_a_job_that_ended_well():
-    crashed = Check(id="DD601", outcome=Outcome.CRASHED, reason="KeyError")
+    crashed = Check(id="stuck", code="DD601", outcome=Outcome.CRASHED, reason="KeyError")
     assert "no findings, 1 check crashed;" in render(replace(FINISHED, checks=(crashed,)))
 
 
 def test_could_not_tell_does_not_read_like_passed():
     checks = (
-        Check(id="DD605", outcome=Outcome.PASSED),
-        Check(id="DD607", outcome=Outcome.INCONCLUSIVE, reason="no node 1"),
+        Check(id="killed", code="DD605", outcome=Outcome.PASSED),
+        Check(id="missing", code="DD607", outcome=Outcome.INCONCLUSIVE, reason="no node 1"),
     )
     text = render(report(checks=checks))
-    assert "  DD607: could not tell: no node 1\n" in text
+    assert "  DD607 missing: could not tell: no node 1\n" in text
     assert "DD605" not in text
 
 

@@ -349,7 +349,7 @@ def test_a_rank_that_arrives_late_at_init_is_given_the_whole_timeout():
     early = rank(0, 2, initialized=False, open_calls=(waits,))
     found = judge(job(early, before_init(1, 2)))
     assert found.findings == ()
-    assert {c.id for c in found.checks if c.outcome == "inconclusive"} == {"DD601"}
+    assert {c.code for c in found.checks if c.outcome == "inconclusive"} == {"DD601"}
 
 
 def test_missing_nodes_are_named_and_never_certain():

@@ -72,7 +72,7 @@ def straggler(found):
 
 
 def outcome(found):
-    return next(check for check in judge(found).checks if check.id == "DD610")
+    return next(check for check in judge(found).checks if check.code == "DD610")
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def check(ranks: int, *options: str, **env: str) -> tuple[int, dict[str, Any], s
 
 
 def outcomes(report: dict[str, Any]) -> dict[str, str]:
-    return {check["id"]: check["outcome"] for check in report["checks"]}
+    return {check["code"]: check["outcome"] for check in report["checks"]}
 
 
 def test_a_healthy_model_is_one_model_with_the_gradient_of_one_process_and_the_same_bits_twice():

@@ -74,14 +74,14 @@ def test_of_two_ranks_it_cannot_be_told_which(tmp_path: Path) -> None:
 def test_the_same_done_right_stays_silent(tmp_path: Path) -> None:
     report = run("replicas", tmp_path, *PATIENT, ranks=3, args=("right", *ALL)).report
     assert report["findings"] == []
-    outcomes = {check["id"]: check["outcome"] for check in report["checks"]}
+    outcomes = {check["code"]: check["outcome"] for check in report["checks"]}
     assert {outcomes[f"DD50{n}"] for n in (1, 2, 3, 5, 7, 8)} == {"passed"}, report["checks"]
 
 
 def test_differences_that_are_meant_are_no_alarm(tmp_path: Path) -> None:
     report = run("clean_meant", tmp_path, "--allow-different", "own.*", *PATIENT, ranks=3).report
     assert report["findings"] == []
-    outcomes = {check["id"]: check["outcome"] for check in report["checks"]}
+    outcomes = {check["code"]: check["outcome"] for check in report["checks"]}
     assert {outcomes[f"DD50{n}"] for n in (1, 3, 5)} == {"passed"}, report["checks"]
 
 

@@ -41,7 +41,7 @@ def test_no_way_to_share_out_well_gives_an_alarm(tmp_path: Path) -> None:
     ran = run(WELL, tmp_path, "--debug-level", "OFF", *PATIENT, ranks=2)
     assert ran.report["job"]["status"] == "finished", ran.stderr
     assert ran.report["findings"] == []
-    outcomes = {check["id"]: check["outcome"] for check in ran.report["checks"] if check["id"].startswith("DD7")}
+    outcomes = {check["code"]: check["outcome"] for check in ran.report["checks"] if check["code"].startswith("DD7")}
     assert outcomes == dict.fromkeys(("DD701", "DD702", "DD703", "DD704"), "passed")
 
 

@@ -38,20 +38,20 @@ def judge_diff(facts: DiffFacts) -> tuple[list[Finding], list[Check]]:
         unequal = [one for one in facts.unequal if one.kind in kinds]
         if unequal:
             findings.append(_finding(facts, unequal, code, kind, severity))
-        checks.append(_check(facts, code, failed=bool(unequal)))
+        checks.append(_check(facts, code, kind, failed=bool(unequal)))
     findings += _other_values(facts)
     return findings, checks
 
 
-def _check(facts: DiffFacts, code: str, *, failed: bool) -> Check:
+def _check(facts: DiffFacts, code: str, kind: str, *, failed: bool) -> Check:
     if failed:
-        return Check(id=code, outcome=Outcome.FAILED)
+        return Check(id=kind, code=code, outcome=Outcome.FAILED)
     if facts.untold and code == "DD501":
         reason = f"{len(facts.untold)} tensors are of a kind that cannot be compared, the first {facts.untold[0]}"
-        return Check(id=code, outcome=Outcome.INCONCLUSIVE, reason=reason)
+        return Check(id=kind, code=code, outcome=Outcome.INCONCLUSIVE, reason=reason)
     if not facts.tensors:
-        return Check(id=code, outcome=Outcome.SKIPPED, reason="the files hold no tensors")
-    return Check(id=code, outcome=Outcome.PASSED)
+        return Check(id=kind, code=code, outcome=Outcome.SKIPPED, reason="the files hold no tensors")
+    return Check(id=kind, code=code, outcome=Outcome.PASSED)
 
 
 def _finding(facts: DiffFacts, unequal: Sequence[Unequal], code: str, kind: str, severity: Severity) -> Finding:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.reaching import Contact
-from ddpdoctor.rules.registry import Group, find_rule
+from ddpdoctor.rules.registry import Group
 from ddpdoctor.rules.rendezvous.large import check_payloads
 from ddpdoctor.rules.rendezvous.mesh import check_mesh, failure_of
 from ddpdoctor.rules.rendezvous.scene import Scene
@@ -43,12 +43,8 @@ def judge_rendezvous(rendezvous: Rendezvous, found: Iterable[Finding] = ()) -> t
 
 def _in_group(check: Check, rendezvous: Rendezvous) -> Check:
     """Return the outcome of a rule as those of the checks of each machine are: under its kind, with what was seen."""
-    rule = find_rule(check.id)
-    assert rule is not None
     ran = check.outcome in {Outcome.PASSED, Outcome.FAILED}
-    return replace(
-        check, id=rule.kind, code=rule.code, group=Group.NETWORK.value, seen=_seen(rule.kind, rendezvous) if ran else ""
-    )
+    return replace(check, group=Group.NETWORK.value, seen=_seen(check.id, rendezvous) if ran else "")
 
 
 def _seen(kind: str, rendezvous: Rendezvous) -> str:

@@ -80,7 +80,7 @@ def job(*streams, ranks=2, steps=100, **more):
 def judged(*streams, **more):
     """Return the findings by code, and how each check came out."""
     findings, checks = judge(job(*streams, **more))
-    return findings, {check.id: check for check in checks}
+    return findings, {check.code: check for check in checks}
 
 
 def codes(*streams, **more):

@@ -51,7 +51,7 @@ def one(*differences, **more):
 
 
 def outcomes(*differences, **more):
-    return {check.id: check.outcome for check in judge(*differences, **more)[1]}
+    return {check.code: check.outcome for check in judge(*differences, **more)[1]}
 
 
 PASSED = {"DD501": Outcome.PASSED, "DD502": Outcome.PASSED, "DD505": Outcome.PASSED}

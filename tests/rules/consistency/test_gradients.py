@@ -204,7 +204,7 @@ def test_an_edit_that_ends_equal_is_an_alarm():
 def test_without_facts_nothing_has_passed():
     none = replace(job(), consistency=None)
     checks = judge(none)[1]
-    assert {(check.outcome, check.reason) for check in checks if check.id != "DD504"} == {
+    assert {(check.outcome, check.reason) for check in checks if check.code != "DD504"} == {
         (Outcome.SKIPPED, "replicas were not compared")
     }
     assert outcome("DD503") == (Outcome.SKIPPED, "no DDP model was trained on two ranks or more that could be seen")
@@ -217,7 +217,7 @@ def test_what_was_turned_off_or_could_not_be_read_has_not_passed():
         ({"streams": (), "unread": ("a is damaged",)}, "a is damaged"),
     ):
         checks = judge(replace(facts, consistency=replace(facts.consistency, **more)))[1]
-        assert {(check.outcome, check.reason) for check in checks if check.id in ("DD503", "DD508")} == {
+        assert {(check.outcome, check.reason) for check in checks if check.code in ("DD503", "DD508")} == {
             (Outcome.SKIPPED, reason)
         }
 

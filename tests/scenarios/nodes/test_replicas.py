@@ -101,7 +101,7 @@ def test_ranks_of_both_nodes_tell_which_one_differs(hosts: Hosts, tmp_path: Path
 def test_equal_replicas_on_both_nodes_stay_silent(hosts: Hosts, tmp_path: Path) -> None:
     report = run(hosts, tmp_path, "replicas", "right", "rate", "clipped", "one_steps", "dropped", "stale", each=1)
     assert report["findings"] == []
-    outcomes = {check["id"]: check["outcome"] for check in report["checks"]}
+    outcomes = {check["code"]: check["outcome"] for check in report["checks"]}
     assert {outcomes[f"DD50{n}"] for n in (1, 3, 5, 7, 8)} == {"passed"}, report["checks"]
 
 

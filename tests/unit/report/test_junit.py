@@ -24,7 +24,8 @@ def report(status, *found, exit_status=0):
         Finding(code=code, kind=kind, severity=severity, confidence=Confidence.HIGH, summary="it is wrong")
         for code, kind, severity in found
     )
-    checks = [Check(id=code, outcome=Outcome.PASSED) for code in ("DD601", "DD610", "DD612")]
+    kinds = {"DD601": "stuck", "DD610": "straggler", "DD612": "exit-abort"}
+    checks = [Check(id=kind, code=code, outcome=Outcome.PASSED) for code, kind in kinds.items()]
     return Report(
         command=("ddpdoctor",), started_at="2026-01-02T03:04:05Z", ended_at="2026-01-02T03:04:06Z",
         job=JobSummary(world_size=2, nnodes=1, status=status, exit_status=exit_status), verdict=None,
@@ -37,9 +38,9 @@ def report(status, *found, exit_status=0):
     [
         (report(JobStatus.FINISHED), Severity.INFO, []),
         (report(JobStatus.HUNG, ("DD601", "stuck", Severity.ERROR), exit_status=124), Severity.ERROR,
-         ["the job finishes", "DD601"]),
+         ["the job finishes", "DD601 stuck"]),
         (report(JobStatus.FAILED, exit_status=1), Severity.ERROR, ["the job finishes"]),
-        (report(JobStatus.FINISHED, ("DD610", "straggler", Severity.WARNING)), Severity.WARNING, ["DD610"]),
+        (report(JobStatus.FINISHED, ("DD610", "straggler", Severity.WARNING)), Severity.WARNING, ["DD610 straggler"]),
         (report(JobStatus.FINISHED, ("DD610", "straggler", Severity.WARNING)), Severity.ERROR, []),
         (report(JobStatus.FINISHED, ("DD612", "exit-abort", Severity.INFO)), Severity.ERROR, []),
     ],
