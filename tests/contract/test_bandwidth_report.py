@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -18,7 +16,7 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Check, JobStatus, Outcome, Severity
 from ddpdoctor.report.bandwidth.text import render_bandwidth
 from ddpdoctor.report.json_format import parse_report, render_json
-from tests import benches
+from tests import benches, forking
 
 SCREENS = Path(__file__).parents[1] / "data" / "allreduce-bench"
 SCHEMA = json.loads((files("ddpdoctor.report") / "schema.json").read_text(encoding="utf-8"))
@@ -180,8 +178,7 @@ def test_a_damaged_file_is_a_clear_error(damage, said):
 
 
 def run_report(*arguments):
-    command = [sys.executable, "-m", "ddpdoctor", "report", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    return forking.run("-m", "ddpdoctor", "report", *arguments)
 
 
 @pytest.mark.parametrize("form", ["text", "csv", "nccl-tests", "markdown"])

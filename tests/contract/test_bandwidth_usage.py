@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ddpdoctor.cli.allreduce_bench import allreduce_bench
+from tests import forking
 from tests.scenarios.running import clean_environment
 
 ROOT = Path(__file__).parents[2]
@@ -21,11 +20,8 @@ def run(tmp_path):
     """Run the command in an empty folder, outside any launcher."""
 
     def run_in(*args):
-        command = [sys.executable, "-m", "ddpdoctor", "allreduce-bench", *args]
-        return subprocess.run(
-            command, cwd=tmp_path, env=clean_environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True,
-            timeout=200, check=False,
-        )  # fmt: skip
+        env = clean_environment(PYTHONPATH=str(ROOT))
+        return forking.run("-m", "ddpdoctor", "allreduce-bench", *args, cwd=tmp_path, env=env)
 
     return run_in
 

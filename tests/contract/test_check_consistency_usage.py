@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from ddpdoctor.cli.check_consistency import check_consistency
+from tests import forking
 from tests.scenarios.running import SCHEMA, clean_environment
 
 ROOT = Path(__file__).parents[2]
@@ -21,11 +20,8 @@ def run(tmp_path):
     """Run the command in an empty folder, outside any launcher."""
 
     def run_in(*args, **env):
-        command = [sys.executable, "-m", "ddpdoctor", "check-consistency", *args]
-        return subprocess.run(
-            command, cwd=tmp_path, env=clean_environment(PYTHONPATH=str(ROOT), **env), capture_output=True, text=True,
-            timeout=200, check=False,
-        )  # fmt: skip
+        env = clean_environment(PYTHONPATH=str(ROOT), **env)
+        return forking.run("-m", "ddpdoctor", "check-consistency", *args, cwd=tmp_path, env=env)
 
     return run_in
 

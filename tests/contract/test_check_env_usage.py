@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import jsonschema
 import pytest
+
+from tests import forking
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "ddpdoctor" / "report" / "schema.json").read_text())
@@ -24,11 +24,8 @@ def run(tmp_path):
 
     def run_in(*args, **env):
         clean = {name: value for name, value in os.environ.items() if not LAUNCHERS.search(name)}
-        command = [sys.executable, "-m", "ddpdoctor", "check-env", *map(str, args)]
         environment = {**clean, "PYTHONPATH": str(ROOT), **env}
-        return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False
-        )
+        return forking.run("-m", "ddpdoctor", "check-env", *args, cwd=tmp_path, env=environment)
 
     return run_in
 
@@ -121,8 +118,7 @@ def test_junit_and_markdown_hold_the_finding(run):
 
 def test_a_saved_report_is_drawn_again(run, tmp_path):
     shown = run("env-unknown", "--report-dir", tmp_path / "saved", NCCL_IB_TIMEOT="1")
-    command = [sys.executable, "-m", "ddpdoctor", "report", str(tmp_path / "saved")]
-    again = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True, cwd=tmp_path)
+    again = forking.run("-m", "ddpdoctor", "report", tmp_path / "saved", cwd=tmp_path)
 
     assert shown.stdout == again.stdout
     assert run("env-unknown", "--report-dir", tmp_path / "saved").returncode == 2

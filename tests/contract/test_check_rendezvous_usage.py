@@ -12,6 +12,7 @@ import time
 import jsonschema
 import pytest
 
+from tests import forking
 from tests.scenarios.running import SCHEMA, clean_environment, free_port
 
 COMMAND = (sys.executable, "-m", "ddpdoctor", "check-rendezvous")
@@ -27,10 +28,7 @@ WRONG = {
 
 
 def run(*arguments):
-    return subprocess.run(
-        [*COMMAND, *arguments], check=False, capture_output=True, text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL,
-        env=clean_environment(OMP_NUM_THREADS="1"),
-    )  # fmt: skip
+    return forking.run("-m", "ddpdoctor", "check-rendezvous", *arguments, env=clean_environment())
 
 
 @pytest.mark.parametrize("name", WRONG)

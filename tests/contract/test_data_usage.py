@@ -12,6 +12,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from tests import forking
+
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "ddpdoctor" / "report" / "schema.json").read_text())
 LAUNCHERS = re.compile(r"^(DDPDOCTOR|SLURM|PET|TORCHELASTIC|MASTER)_|^(RANK|WORLD_SIZE|LOCAL_RANK|COLUMNS)$")
@@ -38,8 +40,10 @@ MODEL = "import torch\ndef build(): return torch.nn.Linear(4, 2)\n"
 def run(tmp_path):
     def run_in(*args, **env):
         clean = {name: value for name, value in os.environ.items() if not LAUNCHERS.search(name)}
-        command = [sys.executable, "-m", "ddpdoctor", *map(str, args)]
         environment = {**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env}
+        if not env:
+            return forking.run("-m", "ddpdoctor", *args, cwd=tmp_path, env=environment)
+        command = [sys.executable, "-m", "ddpdoctor", *map(str, args)]
         return subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False
         )
@@ -127,7 +131,7 @@ def test_a_loader_is_asked_without_a_launcher_and_its_lines_stay_off_stdout(run,
 
 
 def test_checkpoints_are_told_apart(run, tmp_path):
-    subprocess.run([sys.executable, "-c", SAVE], cwd=tmp_path, check=True, timeout=200)
+    assert forking.run("-c", SAVE, cwd=tmp_path).returncode == 0
     (tmp_path / "model.py").write_text(MODEL)
     sound = run("check-checkpoint", "sound.pt", "--model", "model:build", "--fail-on", "info")
     wrapped = run("check-checkpoint", "wrapped.pt", "--model", "model:build", "--format", "json")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forking
+
 ROOT = Path(__file__).parents[2]
 CLEARED = ("TORCH_DISTRIBUTED_DEBUG", "NO_COLOR", "COLUMNS", "PET_NPROC_PER_NODE")
 
@@ -21,8 +23,10 @@ def run(tmp_path):
     def run_in(*args, **env):
         clean = {name: value for name, value in os.environ.items() if not name.startswith("DDPDOCTOR_")}
         clean = {name: value for name, value in clean.items() if name not in CLEARED}
-        command = [sys.executable, "-m", "ddpdoctor", *map(str, args)]
         clean = {**clean, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), **env}
+        if not any(name.startswith("PYTHON") for name in env):
+            return forking.run("-m", "ddpdoctor", *args, cwd=tmp_path, env=clean)
+        command = [sys.executable, "-m", "ddpdoctor", *map(str, args)]
         return subprocess.run(
             command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=200, check=False
         )
@@ -198,9 +202,7 @@ def test_a_damaged_report_names_the_file(run, tmp_path, damage):
 def test_a_defect_of_ours_is_status_3_and_its_traceback_goes_to_a_file(tmp_path):
     code = "import sys; from ddpdoctor.cli import app, verbs; verbs.app = lambda **_: 1 / 0; app.main()"
     env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=200, check=False
-    )
+    done = forking.run("-c", code, env=env)
     assert done.returncode == 3
     assert "a defect of ddpdoctor: ZeroDivisionError" in done.stderr
     assert "Traceback (" not in done.stderr
@@ -212,9 +214,7 @@ def test_a_defect_of_ours_is_status_3_and_its_traceback_goes_to_a_file(tmp_path)
 def test_an_interrupt_is_status_130_without_a_traceback():
     code = "from ddpdoctor.cli import app, verbs\ndef stop(**_): raise KeyboardInterrupt\nverbs.app = stop; app.main()"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=200, check=False
-    )
+    done = forking.run("-c", code, env=env)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
