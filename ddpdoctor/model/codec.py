@@ -1,23 +1,25 @@
-"""Frozen dataclasses to plain JSON values and back, by their type hints: nothing that arrives is ever run.
+"""The codec of all records: frozen dataclasses to plain JSON values and back, by their type hints.
 
-Known are str, int, float, bool, None, Enum with plain values, tuples of one kind (``tuple[X, ...]``) and of fixed
-length, ``dict[str, X]``, dataclasses, and unions of which JSON can tell the members apart. ``Unread`` in a union has
-a tag.
+It is used for reports, for the files of a run folder, and for messages between processes. Known types are str, int,
+float, bool, None, Enum with plain values, tuples of one kind (``tuple[X, ...]``) and of fixed length, ``dict[str, X]``,
+dataclasses, ``Any`` for plain JSON, and unions of which JSON can tell the members apart (``Unread`` has a tag).
 
 Versions may differ between hosts: fields that this version does not know are left out, and missing ones take their
-default. Everything else that is not as the hints say raises ``WrongValue``, which names the place.
+default. Any other value that does not match its hint raises ``WrongValue``, which names the place. Nothing that
+arrives is ever run. ``docs/design/0008-codec.md`` compares this with msgspec and cattrs.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
-import pkgutil
+import re
 import types
 import typing
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ddpdoctor.model
@@ -33,6 +35,8 @@ Kind = TypeVar("Kind")
 UNREAD_TAG = "~unread"
 _INTEGERS = range(-(2**63), 2**64)
 """What is counted or timed fits 64 bits; JSON knows no limit, and arithmetic on the rest raises far from here."""
+_MOST_LEVELS = 40
+"""Ours, of plain JSON: the facts of a node, the deepest data of a report, have a dozen levels."""
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -71,7 +75,7 @@ def decode(kind: type[Kind], plain: Any) -> Kind:
 def _encoder(hint: Any) -> Convert:
     origin = typing.get_origin(hint)
     if hint in _PLAIN:
-        return _encode_float if hint is float else _same
+        return {float: _encode_float, Any: _encode_any}.get(hint, _same)
     if origin is tuple:
         return _tuple_encoder(typing.get_args(hint))
     if origin is dict:
@@ -92,6 +96,17 @@ def _same(value: Any) -> Any:
 
 def _encode_float(value: float) -> float | str:
     return value if math.isfinite(value) else str(float(value))
+
+
+def _encode_any(value: Any) -> Any:
+    """Make plain values of tuples and enums, and null of what JSON has no number for."""
+    if isinstance(value, dict):
+        return {str(key): _encode_any(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_encode_any(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _tuple_encoder(members: tuple[Any, ...]) -> Convert:
@@ -172,7 +187,19 @@ def _decode_float(plain: Any) -> float:
     raise _wrong("a number", plain)
 
 
+def _decode_any(plain: Any) -> Any:
+    """Return plain JSON, unless it is nested so deeply that to copy or show it would exhaust the stack."""
+    level = [plain]
+    for _ in range(_MOST_LEVELS):
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [value for values in inner for value in values]
+        if not level:
+            return plain
+    raise WrongValue("it is nested too deeply")
+
+
 _PLAIN: dict[Any, Convert] = {
+    Any: _decode_any,
     str: _plain_decoder(str, "a text"),
     int: _decode_int,
     bool: _plain_decoder(bool, "true or false"),
@@ -320,18 +347,32 @@ def _value_hint(hint: Any) -> Any:
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
     """Return the type hints of a dataclass's fields, with the names that its module imports for type checkers only."""
-    found = typing.get_type_hints(kind, localns=_model_names())
-    return {one.name: found[one.name] for one in fields(kind)}
+    names: dict[str, Any] = {}
+    while True:
+        try:
+            found = typing.get_type_hints(kind, localns=names)
+        except NameError as missing:
+            name = str(missing.name)
+            names[name] = _find_class(name)
+        else:
+            return {one.name: found[one.name] for one in fields(kind)}
+
+
+def _find_class(name: str) -> Any:
+    """Return a class of ``ddpdoctor.model``; to import all of its modules would take longer than to read them."""
+    module = _modules_by_class().get(name)
+    if module is None:
+        raise TypeError(f"there is no class {name} in ddpdoctor.model")
+    return getattr(importlib.import_module(f"ddpdoctor.model.{module}"), name)
 
 
 @cache
-def _model_names() -> dict[str, Any]:
-    """Return every class of ``ddpdoctor.model``; no two of its modules have one of the same name."""
-    names: dict[str, Any] = {}
-    for module in pkgutil.iter_modules(ddpdoctor.model.__path__, "ddpdoctor.model."):
-        found = vars(importlib.import_module(module.name))
-        names |= {name: one for name, one in found.items() if isinstance(one, type) and one.__module__ == module.name}
-    return names
+def _modules_by_class() -> dict[str, str]:
+    """Return which module has which class; no two of them have one of the same name."""
+    sources = {path.stem: path.read_text() for folder in ddpdoctor.model.__path__ for path in Path(folder).glob("*.py")}
+    return {
+        name: module for module, text in sources.items() for name in re.findall(r"^class (\w+)", text, re.MULTILINE)
+    }
 
 
 def _wrong(expected: str, plain: Any) -> WrongValue:

@@ -9,7 +9,7 @@ from enum import Enum
 
 from ddpdoctor.collect.clock_shift import shift_rank
 from ddpdoctor.model.call_log import CallLog, pack_calls
-from ddpdoctor.model.codec import _model_names
+from ddpdoctor.model.codec import _find_class, _modules_by_class
 from ddpdoctor.model.facts import Call, Rank
 
 AHEAD = 1_000_000
@@ -19,7 +19,7 @@ def fill(kind, name=""):
     """Return a value of a type: every time is 5 s, and every tuple and optional has something in it."""
     inner = [one for one in typing.get_args(kind) if one not in {type(None), Ellipsis}]
     if dataclasses.is_dataclass(kind):
-        names = {**vars(typing), **_model_names()}
+        names = {**vars(typing), **{name: _find_class(name) for name in _modules_by_class()}}
         hints = typing.get_type_hints(kind, localns=names)
         return kind(**{field.name: fill(hints[field.name], field.name) for field in dataclasses.fields(kind)})
     if inner:

@@ -7,9 +7,11 @@ import json
 import math
 import pkgutil
 import random
+import subprocess
+import sys
 import types
 import typing
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 
 import pytest
@@ -17,9 +19,14 @@ import pytest
 import ddpdoctor.model
 from ddpdoctor.exchange.facts import Facts, Head, Hello, Tick
 from ddpdoctor.model.codec import WrongValue, _hints, decode, encode
+from ddpdoctor.model.findings import Report
 from ddpdoctor.model.limits import Clock, Limit
 from ddpdoctor.model.node import Node, Process
 from ddpdoctor.model.reading import Unread, Why
+
+EMPTY = Report(
+    command=(), started_at="", ended_at="", job=None, verdict=None, findings=(), checks=(), ranks=(), tool_version="1"
+)  # fmt: skip
 
 
 class Maker:
@@ -132,6 +139,27 @@ def test_fields_of_a_newer_version_are_left_out_and_missing_ones_take_their_defa
     made = decode(Process, {**PROCESS, "mood": ["good"]})
     assert made.under_wrap is False
     assert not hasattr(made, "mood")
+
+
+def test_plain_json_is_passed_on_and_what_json_has_no_number_for_becomes_null():
+    report = replace(EMPTY, data={"table": (1, math.nan, Why.DENIED, None, {"a": [True]})})
+    assert there_and_back(report).data == {"table": [1, None, "denied", None, {"a": [True]}]}
+
+
+def test_plain_json_that_is_nested_too_deeply_is_refused():
+    deep: typing.Any = 1
+    for _ in range(50):
+        deep = [deep]
+    with pytest.raises(WrongValue, match=r"data\['a'\]: it is nested too deeply"):
+        decode(Report, {**encode(EMPTY), "data": {"a": deep}})
+
+
+def test_the_codec_imports_only_the_modules_whose_records_it_meets():
+    """To import all of ``model`` took half a second, which the ranks of a job would wait for."""
+    program = "import sys; from ddpdoctor.model.codec import encode; from ddpdoctor.model.node import Node; "
+    program += "encode(Node(host='n')); print('ddpdoctor.model.bandwidth' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "False"
 
 
 def test_unread_is_told_from_a_section():
