@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pynvml
 
-from ddpdoctor.collect.nvml_calls import Nvml
+from ddpdoctor.collect.gpu.nvml_calls import Nvml
 from tests.machines import DATA
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.collect.print_columns import Writer
-from ddpdoctor.recorder.print_file import PrintWriter
+from ddpdoctor.collect.fingerprints.columns import Writer
+from ddpdoctor.recorder.storage.fingerprint_writing import PrintWriter
 
 TICKS = 7
 

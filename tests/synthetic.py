@@ -18,8 +18,8 @@ from typing import Any
 
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
-from ddpdoctor.recorder import wire
-from ddpdoctor.recorder.ring import Ring
+from ddpdoctor.recorder.storage import ring_layout
+from ddpdoctor.recorder.storage.ring_writing import Ring
 
 S = 1_000_000_000
 LAUNCHED = 1000 * S
@@ -331,7 +331,7 @@ def watched(job: Job, now: int) -> dict[str, Any]:
 def write_ring(folder: Path, job: Job, rank: int, tape: Tape, place: Place) -> None:
     """Write a rank's ring as its recorder would have left it."""
     launched = place.launched_ns
-    ring = Ring(str(folder / "rings"), wire.ROLE_RANK, wire.RANK_SHAPE, place.pid(rank), 7)
+    ring = Ring(str(folder / "rings"), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, place.pid(rank), 7)
     ring.note({"k": "process", "ppid": 1, "main": 1, "roots": ["/usr/lib/python3.11/"], "env": {}, "at": launched})
     ring.note({"k": "init", "rank": rank, "world_size": job.world, "at": launched})
     ring.note({"k": "initialized", "rank": rank, "world_size": job.world, "backend": "gloo", "at": launched})
@@ -345,8 +345,8 @@ def write_ring(folder: Path, job: Job, rank: int, tape: Tape, place: Place) -> N
     for name, value in cells.items():
         ring.set(name, value)
     parts = {
-        wire.RANK_SHAPE.slots_at: pack_slots(ring, job, rank, tape, launched),
-        wire.RANK_SHAPE.steps_at: pack_steps(job, ring.intern("0"), launched),
+        ring_layout.RANK_SHAPE.slots_at: pack_slots(ring, job, rank, tape, launched),
+        ring_layout.RANK_SHAPE.steps_at: pack_steps(job, ring.intern("0"), launched),
     }
     fd = os.open(ring.path, os.O_RDWR)
     try:
@@ -378,19 +378,19 @@ def raised(tape: Tape, launched: int) -> dict[str, Any]:
 
 def pack_steps(job: Job, group: int, launched: int) -> bytes:
     """Return the records of a job's steps, the oldest overwritten; all ranks are equally fast."""
-    room = wire.RANK_SHAPE.steps
-    data = bytearray(min(job.steps, room) * wire.STEP_SIZE)
+    room = ring_layout.RANK_SHAPE.steps
+    data = bytearray(min(job.steps, room) * ring_layout.STEP_SIZE)
     for number in range(max(1, job.steps - room + 1), job.steps + 1):
-        at = (number - 1) % room * wire.STEP_SIZE
+        at = (number - 1) % room * ring_layout.STEP_SIZE
         ended = launched + number * 7 * CALL_NS
-        wire.STEP.pack_into(data, at, number, ended, group, wire.STEP_REDUCED, *STEP_US, *STEP_WAITS_US)
+        ring_layout.STEP.pack_into(data, at, number, ended, group, ring_layout.STEP_REDUCED, *STEP_US, *STEP_WAITS_US)
     return bytes(data)
 
 
 def pack_slots(ring: Ring, job: Job, rank: int, tape: Tape, launched: int) -> bytes:
     """Return the records of a tape, the oldest overwritten where there are more than a ring holds."""
-    count = wire.RANK_SHAPE.slots
-    data = bytearray(min(len(tape.records), count) * wire.SLOT_SIZE)
+    count = ring_layout.RANK_SHAPE.slots
+    data = bytearray(min(len(tape.records), count) * ring_layout.SLOT_SIZE)
     last = len(tape.records)
     float32 = ring.intern("torch.float32")
     kinds: dict[int, tuple[int, ...]] = {}
@@ -403,19 +403,19 @@ def pack_slots(ring: Ring, job: Job, rank: int, tape: Tape, launched: int) -> by
             site = ring.known_site(key) or ring.intern_site(key, frame(*key, "main", 1))
             op = ring.intern(event.op)
             group = ring.intern(job.name(rank, event.kind or "world")) if event.kind or event.op in DDP_PHASES else 0
-            dims = (*event.dims, 0, 0, 0, 0, 0, 0)[: wire.MAX_DIMS]
+            dims = (*event.dims, 0, 0, 0, 0, 0, 0)[: ring_layout.MAX_DIMS]
             tensors = 1 if event.dims else 0
             redop = ring.intern("SUM") if event.op == "all_reduce" else 0
             known = kinds[id(event)] = (
-                op, op, group, site, redop, float32 if event.dims else 0, wire.NO_PEER, tensors, wire.FLAG_MAIN,
-                len(event.dims), *dims,
+                op, op, group, site, redop, float32 if event.dims else 0, ring_layout.NO_PEER, tensors,
+                ring_layout.FLAG_MAIN, len(event.dims), *dims,
             )  # fmt: skip
         began = launched + index * CALL_NS
         ended = 0 if tape.open and index == last else began + CALL_NS // 2
         if tape.failed and index == last:
-            known = (*known[:8], known[8] | wire.FLAG_FAILED, *known[9:])
-        at = ((index - 1) % count) * wire.SLOT_SIZE
-        wire.SLOT.pack_into(data, at, index, began, ended, seq, *known)
+            known = (*known[:8], known[8] | ring_layout.FLAG_FAILED, *known[9:])
+        at = ((index - 1) % count) * ring_layout.SLOT_SIZE
+        ring_layout.SLOT.pack_into(data, at, index, began, ended, seq, *known)
     return bytes(data)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ddpdoctor.cli.help import Verb
-from ddpdoctor.launch.options import FailOn
+from ddpdoctor.launch.command.options import FailOn
 
 BenchFormat = Literal["text", "json", "csv", "markdown", "nccl-tests"]
 ModeChoice = Literal["latency", "throughput", "both"]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def check_files(asked: Asked) -> None:
     """Raise ``UserError`` for what cannot be written, or not be drawn here. Makes the report folder."""
-    from ddpdoctor.launch.report_dir import make_report_dir
+    from ddpdoctor.launch.folders.report_dir import make_report_dir
 
     if asked.plot is not None:
         from ddpdoctor.report.plots import check_plot

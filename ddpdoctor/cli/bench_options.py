@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.cli.allreduce_bench import Backend, BenchFormat, ModeChoice
-    from ddpdoctor.launch.options import FailOn
+    from ddpdoctor.launch.command.options import FailOn
 
 ALL = "all"
 MODES = {"latency": (Mode.LATENCY,), "throughput": (Mode.THROUGHPUT,), "both": (Mode.LATENCY, Mode.THROUGHPUT)}

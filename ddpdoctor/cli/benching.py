@@ -13,7 +13,7 @@ from ddpdoctor.cli.output import save_report, say, show_error, show_report
 from ddpdoctor.cli.progress import ShownProgress
 from ddpdoctor.diagnose.bandwidth import build_report, exit_status
 from ddpdoctor.diagnose.bandwidth_machines import MachineReader, find_launch
-from ddpdoctor.launch.ranks import choose_ranks, end_with_parent, run_ranks
+from ddpdoctor.launch.processes.ranks import choose_ranks, end_with_parent, run_ranks
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.node import Launcher

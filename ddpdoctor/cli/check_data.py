@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ddpdoctor.launch.options import FailOn, ReportFormat
+from ddpdoctor.launch.command.options import FailOn, ReportFormat
 
 
 def check_data(

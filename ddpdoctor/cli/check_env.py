@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.launch.options import FailOn, ReportFormat
+from ddpdoctor.launch.command.options import FailOn, ReportFormat
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.check_env import Entry, Wanted
@@ -91,7 +91,7 @@ def _run(
 ) -> int:
     from ddpdoctor.cli.output import save_report, show_report
     from ddpdoctor.diagnose.check_env import check_environment
-    from ddpdoctor.launch.report_dir import make_report_dir
+    from ddpdoctor.launch.folders.report_dir import make_report_dir
     from ddpdoctor.model.exit_status import report_status
     from ddpdoctor.model.findings import Severity
 

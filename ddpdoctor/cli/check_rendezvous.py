@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.launch.options import FailOn, ReportFormat
+from ddpdoctor.launch.command.options import FailOn, ReportFormat
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.rendezvous.wanted import RendezvousChecked
@@ -83,7 +83,7 @@ def check_rendezvous(
     from ddpdoctor.cli.durations import parse_duration
     from ddpdoctor.diagnose.rendezvous.check import check_rendezvous as check
     from ddpdoctor.diagnose.rendezvous.wanted import RendezvousWanted
-    from ddpdoctor.launch.report_dir import make_private
+    from ddpdoctor.launch.folders.report_dir import make_private
     from ddpdoctor.model.findings import Severity
     from ddpdoctor.model.launch import NodeOptions
 
@@ -135,7 +135,7 @@ def _finish(
 ) -> int:
     """Save and show what one node has to say; return its exit status, which is the same on all that were judged."""
     from ddpdoctor.cli.output import save_report, show_report
-    from ddpdoctor.launch.report_dir import REPORT_NAME
+    from ddpdoctor.launch.folders.report_dir import REPORT_NAME
     from ddpdoctor.model.exit_status import report_status
 
     if report_dir is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.cli.durations import parse_duration
 from ddpdoctor.cli.output import save_report, say, show_error, show_report
-from ddpdoctor.launch.report_dir import make_report_dir
+from ddpdoctor.launch.folders.report_dir import make_report_dir
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.node import Launcher
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ddpdoctor.launch.options import FailOn, ReportFormat
+    from ddpdoctor.launch.command.options import FailOn, ReportFormat
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.model.trial import Trial
@@ -59,7 +59,7 @@ def run(asked: Asked, env: Mapping[str, str]) -> int:
     if asked.diff:
         return _compare_files(asked)
     from ddpdoctor.diagnose.bandwidth_machines import find_launch
-    from ddpdoctor.launch.ranks import end_with_parent
+    from ddpdoctor.launch.processes.ranks import end_with_parent
     from ddpdoctor.probes.bandwidth.member import load_torch
 
     launch = find_launch(env)
@@ -119,7 +119,7 @@ def _refuse(launch: Launch, env: Mapping[str, str], error: UserError) -> int:
 
 def _start_ranks(asked: Asked, settings: TrialSettings, launch: Launch, env: Mapping[str, str]) -> int:
     """Start ranks on this machine, unless this one is enough."""
-    from ddpdoctor.launch.ranks import choose_ranks, run_ranks
+    from ddpdoctor.launch.processes.ranks import choose_ranks, run_ranks
     from ddpdoctor.probes.bandwidth.member import load_torch
 
     count, note = (asked.nproc, "") if asked.nproc is not None else choose_ranks(env)

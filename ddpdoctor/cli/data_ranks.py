@@ -11,7 +11,7 @@ from ddpdoctor.cli.showing import Shown, show_check
 from ddpdoctor.diagnose.bandwidth_machines import find_launch
 from ddpdoctor.diagnose.check_data import drawn_report
 from ddpdoctor.diagnose.check_env import now
-from ddpdoctor.launch.ranks import end_with_parent, run_ranks
+from ddpdoctor.launch.processes.ranks import end_with_parent, run_ranks
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.probes.data.session import Wanted, run_rank

@@ -10,7 +10,7 @@ from ddpdoctor.cli.plain import DEBUG_VARIABLE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.launch.options import ChosenLevel
+    from ddpdoctor.launch.command.options import ChosenLevel
 
 MIN_FILES = 128
 """Ours: DETAIL opens five descriptors a rank and group more, and twice that with each further rank."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ddpdoctor.launch.options import WrapOptions
+    from ddpdoctor.launch.command.options import WrapOptions
 
 FAULTS = ("stuck", "crash", "killed", "early-exit", "mismatch", "exit-hang", "stopped")
 """The kinds that the demo can seed, each a script in ``cli/demos``."""
@@ -75,7 +75,7 @@ def _make_options(fault: str, ranks: int) -> WrapOptions:
     import tempfile
 
     from ddpdoctor.cli.running import Request, prepare
-    from ddpdoctor.launch.command import SplitCommand
+    from ddpdoctor.launch.command.command_line import SplitCommand
 
     folder = Path(tempfile.mkdtemp(prefix="ddpdoctor-demo-"))
     script = folder / f"{fault.replace('-', '_')}.py"

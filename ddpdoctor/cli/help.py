@@ -97,7 +97,7 @@ def _write_section(formatter: Any, title: str, rows: Iterable[tuple[str, str]]) 
 
 def write_torchrun_options(formatter: Any) -> None:
     """Write the names of torchrun's options."""
-    from ddpdoctor.launch.torchrun_table import TORCHRUN_OPTIONS
+    from ddpdoctor.launch.command.torchrun_table import TORCHRUN_OPTIONS
 
     with formatter.section("torchrun's options, passed on to it"):
         names = " ".join(name for name in TORCHRUN_OPTIONS if name.startswith("--"))

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from ddpdoctor.recorder.files import write_whole
+from ddpdoctor.recorder.storage.files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.launch.options import SavedFormat
+    from ddpdoctor.launch.command.options import SavedFormat
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.findings import Report, Severity
 

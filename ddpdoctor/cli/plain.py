@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ddpdoctor.launch.command import HELP_OPTIONS, split_command
+from ddpdoctor.launch.command.command_line import HELP_OPTIONS, split_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ddpdoctor.launch.command import SplitCommand
-    from ddpdoctor.launch.options import DebugLevel, FailOn, OnHang, OutputFormat
+    from ddpdoctor.launch.command.command_line import SplitCommand
+    from ddpdoctor.launch.command.options import DebugLevel, FailOn, OnHang, OutputFormat
 
 DEBUG_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpdoctor.launch.options import SavedFormat
+from ddpdoctor.launch.command.options import SavedFormat
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
@@ -96,7 +96,7 @@ def read_run(path: Path) -> Report:
 
 def _read_file(file: Path) -> Report:
     from ddpdoctor.model.errors import UserError
-    from ddpdoctor.recorder.files import check_json, read_plain
+    from ddpdoctor.recorder.storage.files import check_json, read_plain
     from ddpdoctor.report.json_format import parse_report
 
     try:

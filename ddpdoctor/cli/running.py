@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, NoReturn
 from ddpdoctor.cli.debug_level import choose_debug_level, debug_note, has_room_for_detail
 from ddpdoctor.cli.defects import show_defect
 from ddpdoctor.cli.output import save_report, say, show_error, show_report
-from ddpdoctor.launch.member_folder import MemberFolder, Starter, make_member_folder
-from ddpdoctor.launch.options import WrapOptions
-from ddpdoctor.launch.own_host import number_first
-from ddpdoctor.launch.placement import Style
-from ddpdoctor.launch.placing import place
-from ddpdoctor.launch.report_dir import REPORT_NAME
-from ddpdoctor.launch.script import check_command, check_script, choose_ranks, locate_module, refuse_launcher
-from ddpdoctor.launch.shared_folder import has_room
-from ddpdoctor.launch.telling import Telling, hangs
+from ddpdoctor.launch.command.options import WrapOptions
+from ddpdoctor.launch.command.placement import Style
+from ddpdoctor.launch.command.placing import place
+from ddpdoctor.launch.command.script import check_command, check_script, choose_ranks, locate_module, refuse_launcher
+from ddpdoctor.launch.folders.member_folder import MemberFolder, Starter, make_member_folder
+from ddpdoctor.launch.folders.report_dir import REPORT_NAME
+from ddpdoctor.launch.folders.shared_folder import has_room
+from ddpdoctor.launch.nodes.own_host import number_first
+from ddpdoctor.launch.progress_lines import Telling, hangs
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import rank_list
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ddpdoctor.launch.command import SplitCommand
-    from ddpdoctor.launch.options import ChosenLevel, OnHang, OutputFormat
+    from ddpdoctor.launch.command.command_line import SplitCommand
+    from ddpdoctor.launch.command.options import ChosenLevel, OnHang, OutputFormat
+    from ddpdoctor.launch.command.placement import Placement
     from ddpdoctor.launch.outcome import Outcome
-    from ddpdoctor.launch.placement import Placement
     from ddpdoctor.launch.session import Judge
     from ddpdoctor.model.findings import Finding, Judgement, Report
 
@@ -110,7 +110,7 @@ def prepare(request: Request, env: Mapping[str, str], outer: Path | None = None)
 
 def run_under_outer(options: WrapOptions) -> NoReturn:
     """Become the launcher: the ``wrap`` around this one watches the job, and reports of it."""
-    from ddpdoctor.launch.nested import become_launcher
+    from ddpdoctor.launch.processes.nested import become_launcher
 
     if not options.quiet:
         folder = options.report_dir

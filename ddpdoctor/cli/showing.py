@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.cli.output import save_report, show_report
-from ddpdoctor.launch.report_dir import make_report_dir
+from ddpdoctor.launch.folders.report_dir import make_report_dir
 from ddpdoctor.model.exit_status import report_status
 from ddpdoctor.model.findings import Severity
 
 if TYPE_CHECKING:
-    from ddpdoctor.launch.options import FailOn, ReportFormat
+    from ddpdoctor.launch.command.options import FailOn, ReportFormat
     from ddpdoctor.model.findings import Report
 
 

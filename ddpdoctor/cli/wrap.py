@@ -9,12 +9,12 @@ import typer
 
 from ddpdoctor.cli.help import Verb, write_torchrun_options
 from ddpdoctor.cli.plain import DEBUG_VARIABLE
-from ddpdoctor.launch.options import DebugLevel, FailOn, OnHang, OutputFormat
+from ddpdoctor.launch.command.options import DebugLevel, FailOn, OnHang, OutputFormat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.launch.command import SplitCommand
+    from ddpdoctor.launch.command.command_line import SplitCommand
 
 USAGE = "[OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]... | [OPTIONS] -- COMMAND [ARGS]..."
 _SPLIT = "ddpdoctor.split"
@@ -25,7 +25,7 @@ class WrapCommand(Verb):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Split the command line first, and leave the rest of it in ``ctx.meta``."""
-        from ddpdoctor.launch.command import split_command
+        from ddpdoctor.launch.command.command_line import split_command
 
         split = split_command(args, self._own_options(ctx))
         ctx.meta[_SPLIT] = split

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.cli.durations import parse_duration
 from ddpdoctor.cli.running import Request, outcome_report, prepare, run_and_show, run_under_outer
-from ddpdoctor.launch.nested import find_outer_run
+from ddpdoctor.launch.processes.nested import find_outer_run
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus, has_found
 from ddpdoctor.model.findings import Severity

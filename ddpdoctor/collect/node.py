@@ -55,20 +55,20 @@ class Collector:
 
 
 COLLECTORS = {
-    "conf_files": Collector(module="ddpdoctor.collect.variables", function="read_conf_files"),
-    "software": Collector(module="ddpdoctor.collect.software", function="read_software"),
-    "torch": Collector(module="ddpdoctor.collect.torch_build", function="read_torch", limit_s=TORCH_LIMIT_S),
-    "limits": Collector(module="ddpdoctor.collect.limits", function="read_limits", limit_s=10.0),
-    "clock": Collector(module="ddpdoctor.collect.clock", function="read_clock"),
-    "names": Collector(module="ddpdoctor.collect.names", function="read_names", limit_s=12.0),
-    "network": Collector(module="ddpdoctor.collect.network", function="read_network", limit_s=5.0),
-    "gpus": Collector(module="ddpdoctor.collect.nvml", function="read_gpus", limit_s=45.0),
-    "kernel_log": Collector(module="ddpdoctor.collect.kernel_log", function="read_kernel_log"),
-    "stuck_processes": Collector(module="ddpdoctor.collect.stuck", function="read_stuck", limit_s=5.0),
-    "gpu_trial": Collector(module="ddpdoctor.collect.gpu_trial", function="read_gpu_trial", limit_s=TRIAL_LIMIT_S),
-    "pci": Collector(module="ddpdoctor.collect.pci", function="read_pci", limit_s=5.0),
-    "rdma": Collector(module="ddpdoctor.collect.rdma", function="read_rdma", limit_s=5.0),
-    "load": Collector(module="ddpdoctor.collect.load", function="read_load", alone=True),
+    "conf_files": Collector(module="ddpdoctor.collect.machine.nccl_conf", function="read_conf_files"),
+    "software": Collector(module="ddpdoctor.collect.machine.software", function="read_software"),
+    "torch": Collector(module="ddpdoctor.collect.machine.torch_build", function="read_torch", limit_s=TORCH_LIMIT_S),
+    "limits": Collector(module="ddpdoctor.collect.machine.limits", function="read_limits", limit_s=10.0),
+    "clock": Collector(module="ddpdoctor.collect.machine.clock", function="read_clock"),
+    "names": Collector(module="ddpdoctor.collect.network.names", function="read_names", limit_s=12.0),
+    "network": Collector(module="ddpdoctor.collect.network.interfaces", function="read_network", limit_s=5.0),
+    "gpus": Collector(module="ddpdoctor.collect.gpu.nvml", function="read_gpus", limit_s=45.0),
+    "kernel_log": Collector(module="ddpdoctor.collect.gpu.kernel_log", function="read_kernel_log"),
+    "stuck_processes": Collector(module="ddpdoctor.collect.gpu.stuck", function="read_stuck", limit_s=5.0),
+    "gpu_trial": Collector(module="ddpdoctor.collect.gpu.trial", function="read_gpu_trial", limit_s=TRIAL_LIMIT_S),
+    "pci": Collector(module="ddpdoctor.collect.gpu.pci", function="read_pci", limit_s=5.0),
+    "rdma": Collector(module="ddpdoctor.collect.network.rdma", function="read_rdma", limit_s=5.0),
+    "load": Collector(module="ddpdoctor.collect.machine.load", function="read_load", alone=True),
 }
 """By section. Each holds its own look-ups, commands and children to shorter limits of their own, so that one dead
 server costs one fact and not the section."""

@@ -173,19 +173,19 @@ class LiveCalls:
 
     def interface_addresses(self) -> dict[str, tuple[str, ...]]:
         """Return the addresses of every interface."""
-        from ddpdoctor.collect import sockets
+        from ddpdoctor.collect.network import sockets
 
         return sockets.list_addresses()
 
     def interface_states(self) -> dict[str, InterfaceState]:
         """Return every interface, as psutil has it."""
-        from ddpdoctor.collect import sockets
+        from ddpdoctor.collect.network import sockets
 
         return sockets.list_states()
 
     def bind(self, port: int, *, reuse: bool) -> None:
         """Bind a TCP port for a moment; raises OSError where that cannot be."""
-        from ddpdoctor.collect import sockets
+        from ddpdoctor.collect.network import sockets
 
         sockets.try_bind(port, reuse=reuse)
 
@@ -201,7 +201,7 @@ class LiveCalls:
 
     def clock_unsynchronised(self) -> bool:
         """Ask the kernel, which anybody may; raises OSError where it has no such call."""
-        from ddpdoctor.collect.clock import read_clock_status
+        from ddpdoctor.collect.machine.clock import read_clock_status
 
         return bool(read_clock_status() & STA_UNSYNC)
 

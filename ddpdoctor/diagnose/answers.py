@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import ddpdoctor
 from ddpdoctor.diagnose.check_env import now
 from ddpdoctor.model.findings import Check, Finding, Outcome, Report
-from ddpdoctor.recorder.secrets import hide_secrets
+from ddpdoctor.recorder.storage.secrets import hide_secrets
 from ddpdoctor.rules.answers import outcome_of
 from ddpdoctor.rules.verdict import order_findings, pick_verdict
 

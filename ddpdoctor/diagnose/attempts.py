@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.nodes import read_job
-from ddpdoctor.collect.runfolder import JUDGED_ATTEMPTS, read_run
+from ddpdoctor.collect.run.nodes import read_job
+from ddpdoctor.collect.run.runfolder import JUDGED_ATTEMPTS, read_run
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.diagnose.rows import rank_row
 from ddpdoctor.model.findings import Attempt, Finding, JobStatus, Judgement, Severity, restarted_words

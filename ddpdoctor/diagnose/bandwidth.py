@@ -15,7 +15,7 @@ from ddpdoctor.model.codec import encode
 from ddpdoctor.model.exit_status import ExitStatus, report_status
 from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outcome, RankRow, Report, Severity
 from ddpdoctor.model.reading import known
-from ddpdoctor.recorder.secrets import hide_secrets
+from ddpdoctor.recorder.storage.secrets import hide_secrets
 from ddpdoctor.rules.answers import Answer
 from ddpdoctor.rules.bandwidth.compare import compare
 from ddpdoctor.rules.bandwidth.curve import build_curves

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.launches import seen_ranks
+from ddpdoctor.collect.launch.launchers import seen_ranks
 from ddpdoctor.collect.node import SECTIONS_FOR_BENCH, Plan
 from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.fleet import gather_over

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import ddpdoctor
-from ddpdoctor.collect.launches import ByHand, seen_launch
+from ddpdoctor.collect.launch.launchers import ByHand, seen_launch
 from ddpdoctor.collect.node import Plan
 from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.environment import judge_fleet
@@ -16,7 +16,7 @@ from ddpdoctor.diagnose.redact import redact
 from ddpdoctor.diagnose.selection import choose_rules, sections_of
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import Report
-from ddpdoctor.recorder.secrets import hide_secrets
+from ddpdoctor.recorder.storage.secrets import hide_secrets
 from ddpdoctor.rules.verdict import pick_verdict
 
 if TYPE_CHECKING:

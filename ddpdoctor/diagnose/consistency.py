@@ -10,7 +10,7 @@ from ddpdoctor.diagnose.check_env import now
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.facts import GroupState, Job, Life, Rank
 from ddpdoctor.model.findings import JobStatus, JobSummary, RankRow, Report
-from ddpdoctor.recorder.secrets import hide_secrets
+from ddpdoctor.recorder.storage.secrets import hide_secrets
 from ddpdoctor.rules.consistency import judge as consistency
 from ddpdoctor.rules.consistency import trial as trials
 from ddpdoctor.rules.consistency.files import judge_diff

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import ddpdoctor
 from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.launch.this_process import read_identity, read_process
 from ddpdoctor.collect.node import read_node
-from ddpdoctor.collect.processes import read_identity, read_process
 from ddpdoctor.diagnose.assembly import assemble, describe_missing, missing_ranks
 from ddpdoctor.exchange.facts import Facts, Head, Hello
 from ddpdoctor.exchange.framing import BadMessage
@@ -35,8 +35,8 @@ from ddpdoctor.model.reading import Unread
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ddpdoctor.collect.launch.this_process import Identity
     from ddpdoctor.collect.node import Plan
-    from ddpdoctor.collect.processes import Identity
     from ddpdoctor.collect.system import System
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.model.node import Node, Process

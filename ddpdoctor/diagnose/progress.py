@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.nodes import read_job
+from ddpdoctor.collect.run.nodes import read_job
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Check, Judgement, Outcome
 from ddpdoctor.rules.consistency import judge as consistency

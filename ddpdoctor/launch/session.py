@@ -9,33 +9,33 @@ import time
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.launch.examining import Examining, has_errors
-from ddpdoctor.launch.guardian import Guardian
-from ddpdoctor.launch.nodes import join_nodes
+from ddpdoctor.launch.command.placement import Style
+from ddpdoctor.launch.folders.report_dir import refuse
+from ddpdoctor.launch.folders.run_file import write_run_file
+from ddpdoctor.launch.folders.shared_folder import choose_folder, copy_back
+from ddpdoctor.launch.nodes.joining import join_nodes
 from ddpdoctor.launch.outcome import Outcome
-from ddpdoctor.launch.placement import Style
-from ddpdoctor.launch.replica_exchange import ReplicaExchange
-from ddpdoctor.launch.replicas import Replicas
-from ddpdoctor.launch.report_dir import refuse
-from ddpdoctor.launch.run_file import write_run_file
-from ddpdoctor.launch.shared_folder import choose_folder, copy_back
-from ddpdoctor.launch.shared_replicas import SharedReplicas
-from ddpdoctor.launch.starting import job_mark, start_launcher
-from ddpdoctor.launch.stopping import STOP_GRACE_S, is_in_foreground, stop_job, stop_tree
-from ddpdoctor.launch.telling import cause_of, hangs
-from ddpdoctor.launch.watch import Watch
+from ddpdoctor.launch.processes.guardian import Guardian
+from ddpdoctor.launch.processes.starting import job_mark, start_launcher
+from ddpdoctor.launch.processes.stopping import STOP_GRACE_S, is_in_foreground, stop_job, stop_tree
+from ddpdoctor.launch.progress_lines import cause_of, hangs
+from ddpdoctor.launch.replicas.comparing import Replicas
+from ddpdoctor.launch.replicas.exchange import ReplicaExchange
+from ddpdoctor.launch.replicas.shared import SharedReplicas
+from ddpdoctor.launch.watching.examining import Examining, has_errors
+from ddpdoctor.launch.watching.watch import Watch
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.facts import shell_status
 from ddpdoctor.model.findings import Judgement, Severity
-from ddpdoctor.recorder.files import write_whole
+from ddpdoctor.recorder.storage.files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
     from types import FrameType
 
-    from ddpdoctor.launch.options import WrapOptions
-    from ddpdoctor.launch.telling import Cause, Telling
+    from ddpdoctor.launch.command.options import WrapOptions
+    from ddpdoctor.launch.progress_lines import Cause, Telling
 
     Judge = Callable[[Path, int | None], Judgement]
     """Reads a run folder and says what is wrong with an attempt, by default the last. Launch itself knows no rules."""

@@ -1,7 +1,7 @@
 """Says in two lines of JSON what `import torch` gives here: first the build, then what CUDA finds.
 
-Run by ``collect.torch_child``. It imports torch and what torch imports anyway, and leaves by ``os._exit``: it has to be
-as quick as ``python -c "import torch"``. The second line is missing where CUDA did not come to an end.
+Run by ``collect.machine.torch_process``. It imports torch and what torch imports anyway, and leaves by ``os._exit``: it
+has to be as quick as ``python -c "import torch"``. The second line is missing where CUDA did not come to an end.
 """
 
 from __future__ import annotations

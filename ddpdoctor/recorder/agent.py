@@ -10,9 +10,10 @@ import sys
 import time
 from typing import Any, Set
 
-from . import hooks, wire
-from .files import open_plain
+from . import hooks
 from .state import AGENT_VARIABLE, guarded, here
+from .storage import ring_layout
+from .storage.files import open_plain
 from .wrappers import standing_for
 
 PAUSE_S = 1.2
@@ -81,7 +82,7 @@ def _leave_quietly() -> None:
 @guarded("agent stop")
 def _is_stopped_by_watcher() -> bool:
     with open(os.path.join(here.folder, "control"), "rb") as file:
-        return bool(wire.CELL.unpack_from(file.read(wire.CONTROL_SIZE), wire.CONTROL_STOPPING)[0])
+        return bool(ring_layout.CELL.unpack_from(file.read(ring_layout.CONTROL_SIZE), ring_layout.CONTROL_STOPPING)[0])
 
 
 def patch_meetings(module: Any) -> None:
@@ -188,12 +189,12 @@ def _closing(context: Any) -> None:
     _log.write(k="closing", running=[pid for pid, code in codes.items() if code is None])
     fd = open_plain(os.path.join(here.folder, "control"), os.O_RDWR)
     try:
-        control = mmap.mmap(fd, wire.CONTROL_SIZE)
+        control = mmap.mmap(fd, ring_layout.CONTROL_SIZE)
     finally:
         os.close(fd)
     began = time.monotonic_ns()
-    wire.CELL.pack_into(control, wire.CONTROL_CLOSING, began)
+    ring_layout.CELL.pack_into(control, ring_layout.CONTROL_CLOSING, began)
     limit = began + int(PAUSE_S * 1e9)
-    while time.monotonic_ns() < limit and wire.CELL.unpack_from(control, wire.CONTROL_ACK)[0] < began:
+    while time.monotonic_ns() < limit and ring_layout.CELL.unpack_from(control, ring_layout.CONTROL_ACK)[0] < began:
         time.sleep(POLL_S)
     control.close()

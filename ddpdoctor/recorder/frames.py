@@ -8,7 +8,7 @@ import sys
 from itertools import accumulate, chain, islice, repeat, starmap
 from operator import attrgetter
 
-from . import wire
+from .storage import ring_layout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _look(file: str) -> bool:
         return False
     if file.startswith("<"):
         return file in ("<stdin>", "<string>")
-    return file.startswith(_main_package()) or not wire.is_library_path(file, STDLIB)
+    return file.startswith(_main_package()) or not ring_layout.is_library_path(file, STDLIB)
 
 
 def _main_package() -> Tuple[str, ...]:

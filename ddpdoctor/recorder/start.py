@@ -56,12 +56,12 @@ def install() -> None:
 
 
 def _start_parts() -> None:
-    from . import errors, sampler
+    from .stacks import errors, sampler
 
     errors.install()
     sampler.start()
     if here.is_rank and not os.environ.get(AGENT_VARIABLE):
-        from . import last_words
+        from .stacks import last_words
 
         last_words.start()
 
@@ -134,7 +134,7 @@ def _forked() -> None:
     had_ring = here.ring is not None
     here.forked()
     if had_ring:
-        from . import dump
+        from .stacks import dump
 
         dump.forget()
         here.start_child()
@@ -143,7 +143,7 @@ def _forked() -> None:
 
 def _time_fetches() -> None:
     """Have a child time the batches that it makes, in case it is a loader's worker."""
-    from . import fetches
+    from .data import fetches
 
     imports.when_there(fetches.MODULE, fetches.patch)
 
@@ -162,19 +162,19 @@ def _register_patches() -> None:
         "multiprocessing.popen_fork": "patch_popen",
         "torch._dynamo.trace_rules": "patch_dynamo",
     }
-    imports.patches.update({module: _later("training", name) for module, name in training.items()})
+    imports.patches.update({module: _later("training.patches", name) for module, name in training.items()})
     imports.patches["torch.distributed.distributed_c10d"] = _patch_groups
-    imports.patches["torch.distributed"] = _later("level", "turn_on")
-    imports.patches["torch.distributed._functional_collectives"] = _later("functional", "patch")
+    imports.patches["torch.distributed"] = _later("calls.debug_level", "turn_on")
+    imports.patches["torch.distributed._functional_collectives"] = _later("calls.functional", "patch")
     imports.patches["torch.cuda.graphs"] = _later("capture", "patch")
-    imports.patches["torch.utils.data.distributed"] = _later("epoch_calls", "patch")
+    imports.patches["torch.utils.data.distributed"] = _later("data.epoch_calls", "patch")
     meshes = {
         "torch.distributed.fsdp._fully_shard._fully_shard": "patch_fully_shard",
         "torch.distributed.tensor.parallel.api": "patch_parallelize",
         "torch.distributed.tensor._api": "patch_distribute",
     }
-    imports.patches.update({module: _later("mesh_replicas", name) for module, name in meshes.items()})
-    imports.patches["multiprocessing.process"] = _later("errors", "note_processes")
+    imports.patches.update({module: _later("replicas.mesh", name) for module, name in meshes.items()})
+    imports.patches["multiprocessing.process"] = _later("stacks.errors", "note_processes")
     describers["lock"] = _lock
     describers["store"] = _store_sought
     describers["handled"] = _handled_now
@@ -192,30 +192,31 @@ def _later(part: str, name: str) -> Callable[[Any], None]:
 
 
 def _lock() -> Any:
-    from . import waits
+    from .stacks import lock_waits
 
-    return waits.lock()
+    return lock_waits.lock()
 
 
 def _store_sought() -> Any:
-    from . import store_sought
+    from .stacks import store_address as store_sought
 
     return store_sought.sought()
 
 
 def _handled_now() -> Any:
-    from . import errors
+    from .stacks import errors
 
     return errors.handled_now()
 
 
 def _patch_groups(module: Any) -> None:
-    from . import level
+    from .calls import debug_level
 
-    level.patch(module)  # first: all ranks must decide alike, also one where a hook fails
-    from . import calls, flight, training
+    debug_level.patch(module)  # first: all ranks must decide alike, also one where a hook fails
+    from .calls import collectives, flight
+    from .training import patches as training
 
-    queries["groups"] = calls.groups_now
+    queries["groups"] = collectives.groups_now
     queries["flight_recorder"] = flight.entries_now
     training.patch_groups(module)
 

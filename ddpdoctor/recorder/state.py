@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional
 
-    from .ring import Ring
+    from .storage.ring_writing import Ring
 
 FOLDER_VARIABLE = "DDPDOCTOR_RUN"
 """Names the run's folder on this host. Without it every hook returns at once."""
@@ -48,7 +48,7 @@ class Recorder:
         self.folder = os.environ.get(FOLDER_VARIABLE, "")
         self.ring: Optional[Ring] = None
         self.role = 0
-        """``wire.ROLE_RANK``, ``wire.ROLE_CHILD``, or 0 as long as there is no ring."""
+        """``ring_layout.ROLE_RANK``, ``ring_layout.ROLE_CHILD``, or 0 as long as there is no ring."""
         self.ticks = 0
         """When this process started, in clock ticks since boot; with the pid it names the process for good."""
         self.main_thread = _main_thread()
@@ -65,30 +65,31 @@ class Recorder:
     @property
     def is_rank(self) -> bool:
         """Whether this process is recorded as a rank."""
-        from . import wire
+        from .storage import ring_layout
 
-        return self.role == wire.ROLE_RANK
+        return self.role == ring_layout.ROLE_RANK
 
     def start_rank(self) -> None:
         """Record this process as a rank."""
-        from . import wire
+        from .storage import ring_layout
 
-        self.start(wire.ROLE_RANK)
+        self.start(ring_layout.ROLE_RANK)
 
     def start_child(self) -> None:
         """Record this process as one that belongs to a rank."""
-        from . import wire
+        from .storage import ring_layout
 
-        self.start(wire.ROLE_CHILD)
+        self.start(ring_layout.ROLE_CHILD)
 
     def start(self, role: int) -> None:
         """Make the ring. Where that fails the process goes on without one, and a note says why."""
-        from . import frames, wire
-        from .ring import Ring
+        from . import frames
+        from .storage import ring_layout
+        from .storage.ring_writing import Ring
 
         self.ticks = start_ticks()
         try:
-            shape = wire.RANK_SHAPE if role == wire.ROLE_RANK else wire.CHILD_SHAPE
+            shape = ring_layout.RANK_SHAPE if role == ring_layout.ROLE_RANK else ring_layout.CHILD_SHAPE
             ring = Ring(os.path.join(self.folder, "rings"), role, shape, os.getpid(), self.ticks)
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             self.role = role
@@ -111,12 +112,12 @@ class Recorder:
 
     def promote(self) -> None:
         """Give a process that turned out to be a rank (under mp.spawn) the ring of a rank."""
-        from . import wire
+        from .storage import ring_layout
 
-        if self.role == wire.ROLE_RANK and self.ring is not None:
+        if self.role == ring_layout.ROLE_RANK and self.ring is not None:
             return
         self._drop_ring()
-        self.start(wire.ROLE_RANK)
+        self.start(ring_layout.ROLE_RANK)
 
     def demote(self) -> None:
         """Take back the ring of a process that was taken for a rank, and starts ranks."""
@@ -144,10 +145,10 @@ class Recorder:
 
         There may be thousands of children of a rank, and nobody asks for theirs.
         """
-        from . import wire
-        from .files import open_plain
+        from .storage import ring_layout
+        from .storage.files import open_plain
 
-        if self.role == wire.ROLE_CHILD:
+        if self.role == ring_layout.ROLE_CHILD:
             return
         try:
             path = os.path.join(self.folder, "lost-%d-%d" % (os.getpid(), self.ticks))

@@ -32,15 +32,16 @@ def measure_as_rank() -> None:
     """Print what the record of a call costs."""
     import torch
     import torch.distributed as dist
-    from _ddpdoctor_recorder import calls, wire
-    from _ddpdoctor_recorder.stepclock import clock
+    from _ddpdoctor_recorder.calls import collectives
+    from _ddpdoctor_recorder.storage import ring_layout
+    from _ddpdoctor_recorder.training.step_clock import clock
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     ranks, tensor = dist.get_world_size(), torch.zeros(1)
     plain = dist.all_reduce.__wrapped__
     wait, plain_wait = dist.Work.wait, dist.Work.wait.__wrapped__
-    nothing = calls.wrap("all_reduce", _call_nothing, "tensor", p2p=False)
+    nothing = collectives.wrap("all_reduce", _call_nothing, "tensor", p2p=False)
 
     def compare(name: str, ours: Callable[[], Any], theirs: Callable[[], Any]) -> None:
         def timed(method: Any, call: Callable[[], Any]) -> float:
@@ -58,7 +59,7 @@ def measure_as_rank() -> None:
     if ranks == 1:
         compare("the record alone", lambda: nothing(tensor), lambda: _call_nothing(tensor))
     compare("all_reduce", lambda: dist.all_reduce(tensor), lambda: plain(tensor))
-    clock.level = wire.STEP_OPTIMIZER
+    clock.level = ring_layout.STEP_OPTIMIZER
     compare("all_reduce in training", lambda: dist.all_reduce(tensor), lambda: plain(tensor))
     compare(
         "asynchronous all_reduce in training, and its wait",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ddpdoctor.recorder.fingerprint import prints
+from ddpdoctor.recorder.replicas.fingerprint import prints
 from tests.bench.pairs import measure, spread
 
 PAIRS = 31

@@ -15,9 +15,9 @@ from pathlib import Path
 from torch.distributed import TCPStore
 
 import ddpdoctor
-from ddpdoctor.collect.gpu_facts import read_gpu_facts
+from ddpdoctor.collect.gpu.facts import read_gpu_facts
+from ddpdoctor.collect.launch.this_process import read_process
 from ddpdoctor.collect.node import Plan, read_node
-from ddpdoctor.collect.processes import read_process
 from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.environment import judge_fleet
 from ddpdoctor.diagnose.fleet import gather

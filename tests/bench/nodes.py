@@ -21,11 +21,11 @@ from pathlib import Path
 
 from ddpdoctor.diagnose.progress import judge_folder
 from ddpdoctor.exchange.room import OwnPort
-from ddpdoctor.launch.first_node import FirstNode
-from ddpdoctor.launch.nodes import save_nodes
-from ddpdoctor.launch.other_node import OtherNode
-from ddpdoctor.launch.packing import pack_folder
-from ddpdoctor.launch.placement import Placement
+from ddpdoctor.launch.command.placement import Placement
+from ddpdoctor.launch.nodes.first_node import FirstNode
+from ddpdoctor.launch.nodes.joining import save_nodes
+from ddpdoctor.launch.nodes.other_node import OtherNode
+from ddpdoctor.launch.nodes.packing import pack_folder
 from tests.synthetic import SITUATIONS, Job, steps_for, write_hosts
 
 NODES, RANKS_A_NODE, RECORDS = 64, 8, 2000

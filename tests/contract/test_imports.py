@@ -14,7 +14,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "ddpdoctor"
 HEAVY = ("torch", "rich", "psutil", "pynvml", "numpy", "matplotlib")
-WITH_TORCH = {PACKAGE / "recorder" / name for name in ("fingerprint.py", "tensor_words.py")}
+WITH_TORCH = {PACKAGE / "recorder" / "replicas" / name for name in ("fingerprint.py", "tensor_words.py")}
 """All they do is done with torch; who needs them loads them in a function, once the script has loaded torch."""
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "demos" not in path.relative_to(PACKAGE).parts)
 
@@ -109,9 +109,9 @@ def test_finds_an_import_at_start_and_not_one_in_a_function() -> None:
 
 
 def imported_beside(tree: ast.Module) -> set[str]:
-    """Return the modules of the same package that are loaded together with a file."""
-    found = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level == 1]
-    return {node.module or alias.name for node in found for alias in node.names}
+    """Return the names of modules of ours that are loaded together with a file of the recorder."""
+    found = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level]
+    return {name for node in found for name in ((node.module or "").rpartition(".")[2], *(a.name for a in node.names))}
 
 
 def test_what_needs_torch_is_loaded_in_functions() -> None:

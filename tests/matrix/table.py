@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddpdoctor.recorder.calls import RENAMED
+from ddpdoctor.recorder.calls.collectives import RENAMED
 from ddpdoctor.rules.progress.hook_losses import LOSSES
 from tests.matrix.scenarios import SCENARIOS
 

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.recorder import reading
+from ddpdoctor.recorder.storage import ring_reading
 from tests.matrix.scenarios import EVERY_HOOK, SCENARIOS, run_scenario
 from tests.scenarios.running import clean_environment
 
@@ -41,7 +41,7 @@ def try_all(python: Path, before: dict[str, Any]) -> dict[str, Any]:
 
 def read_hooks(folder: Path) -> dict[str, list[str]]:
     """Return the hooks that were found, those that were missing, and the recorder's failures, of launcher and ranks."""
-    notes = [note for ring in (folder / "rings").glob("*.ring") for note in reading.read_ring_file(ring).notes]
+    notes = [note for ring in (folder / "rings").glob("*.ring") for note in ring_reading.read_ring_file(ring).notes]
     log = folder / "agent.jsonl"
     notes += [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     told = [note for note in notes if note.get("k") == "hooks"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.control_flow import read_control_flow
+from ddpdoctor.collect.run.control_flow import read_control_flow
 from ddpdoctor.rules.progress.detours import Route, find_detours
 from ddpdoctor.rules.progress.turning import NO_LINE
 

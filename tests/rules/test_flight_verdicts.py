@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from ddpdoctor.collect.flight import device_times, noted_times, pending_on_device, read_flight
+from ddpdoctor.collect.rank.flight import device_times, noted_times, pending_on_device, read_flight
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import GroupState
 from ddpdoctor.rules.progress.judge import judge

@@ -13,7 +13,7 @@ from ddpdoctor.model.facts import Call, Life
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.progress.judge import judge
 
-from .build import (
+from .build import (  # fmt: skip
     call,
     crashed,
     ended,
@@ -27,7 +27,7 @@ from .build import (
     moving,
     phase,
     rank,
-)  # fmt: skip
+)
 
 
 def count_entries(ranks, code=None):

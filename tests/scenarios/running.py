@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ddpdoctor.report
-from ddpdoctor.recorder.reading import DamagedRingError, read_ring
+from ddpdoctor.recorder.storage.ring_reading import DamagedRingError, read_ring
 
 JOBS = Path(__file__).parent / "jobs"
 SCHEMA = json.loads((Path(ddpdoctor.report.__file__).parent / "schema.json").read_text())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddpdoctor.recorder import reading
+from ddpdoctor.recorder.storage import ring_reading
 from ddpdoctor.rules.progress.hook_losses import LOSSES
 from tests.scenarios.running import PATIENT, run
 
@@ -17,7 +17,7 @@ def hooks_of(folder: Path) -> tuple[set[str], set[str]]:
     found: set[str] = set()
     lacks: set[str] = set()
     for path in (folder / "rings").iterdir():
-        for note in reading.read_ring_file(path).notes:
+        for note in ring_reading.read_ring_file(path).notes:
             found.update(note["found"] if note["k"] == "hooks" else ())
             lacks.update(note["lacks"] if note["k"] == "hooks" else ())
     return found, lacks

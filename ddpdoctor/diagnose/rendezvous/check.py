@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.node_launches import read_node_launch, told_environment
+from ddpdoctor.collect.launch.nodes import read_node_launch, told_environment
 from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.check_env import now
 from ddpdoctor.diagnose.rendezvous.alone import check_alone

@@ -12,7 +12,7 @@ from ddpdoctor.diagnose.rendezvous.messages import Sentence
 from ddpdoctor.diagnose.rendezvous.option_names import as_typed
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import JobStatus, JobSummary, Report
-from ddpdoctor.recorder.secrets import hide_secrets
+from ddpdoctor.recorder.storage.secrets import hide_secrets
 from ddpdoctor.rules.rendezvous.judge import judge_rendezvous
 from ddpdoctor.rules.verdict import order_findings, pick_verdict
 

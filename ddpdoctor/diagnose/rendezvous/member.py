@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import ddpdoctor
 from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.launch.this_process import read_identity, read_process
 from ddpdoctor.collect.node import Plan, read_node
-from ddpdoctor.collect.processes import read_identity, read_process
 from ddpdoctor.diagnose.rendezvous.messages import Arrived, Seen
 from ddpdoctor.diagnose.selection import sections_of
 from ddpdoctor.exchange.clocks import measure_clocks
@@ -22,7 +22,7 @@ from ddpdoctor.rules.registry import Group, environment_rules
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.collect.processes import Identity
+    from ddpdoctor.collect.launch.this_process import Identity
     from ddpdoctor.collect.system import System
     from ddpdoctor.diagnose.rendezvous.room import Conversation
     from ddpdoctor.model.launch import NodeLaunch

@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.checkpoint import OddValues
-from ddpdoctor.recorder.fingerprint import prints
+from ddpdoctor.recorder.replicas.fingerprint import prints
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -10,7 +10,7 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.tensor_names import align_names
 from ddpdoctor.probes.consistency.apart import measure_apart
 from ddpdoctor.probes.consistency.saved import read_saved
-from ddpdoctor.recorder.fingerprint import PRINT_SIZE, UNTOLD, prints
+from ddpdoctor.recorder.replicas.fingerprint import PRINT_SIZE, UNTOLD, prints
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -57,7 +57,7 @@ def look(rows: Iterable[Row]) -> tuple[Seen, ...]:
     """Return rows with their prints. Tensors that cannot be read on one rank alone, as shards, are left out."""
     import torch
 
-    from ddpdoctor.recorder.fingerprint import prints
+    from ddpdoctor.recorder.replicas.fingerprint import prints
 
     listed = list(rows)
     unread = prints([torch.empty(1, device="meta")]).hex()

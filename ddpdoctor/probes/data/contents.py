@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.recorder.fingerprint import prints
+from ddpdoctor.recorder.replicas.fingerprint import prints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SLOW_S = 1.0
 """Ours: a healthy name server answers in milliseconds; torch's store looks a name up at every connection."""
 FOREVER_S = 2.0
-"""What took so long was cut off (collect/names.py)."""
+"""What took so long was cut off (collect/network/names.py)."""
 
 
 @fleet_rule(

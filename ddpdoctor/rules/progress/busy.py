@@ -22,7 +22,7 @@ BUSY_CORES = 0.3
 BUSY_WANTED = 0.5
 """Ours: a thread that polls with short sleeps wants a core for less of the time, however crowded the machine."""
 BUSY_BYTES_S = 64 * 1024
-"""As for progress (``launch.progress``): a loop that polls a small file stays below."""
+"""As for progress (``launch.watching.progress``): a loop that polls a small file stays below."""
 
 _CHILD = "its child"
 

@@ -10,14 +10,7 @@ from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Call, Job, Life, Raised, Rank
 
 from .places import innermost_user, is_file
-from .states import (
-    State,
-    aborted_at_exit,
-    call_at_failure,
-    ended_well,
-    final_error,
-    has_failed,
-)
+from .states import State, aborted_at_exit, call_at_failure, ended_well, final_error, has_failed
 from .watchdog import aborted_by_watchdog, waited_its_limit
 from .words import first_line, without_numbers
 

@@ -5,7 +5,7 @@ import time
 import torch
 from place import DEVICE, leave
 
-from ddpdoctor.recorder.tensor_looks import Maxima, is_plain, samples_of
+from ddpdoctor.recorder.gradients.finite_checks import Maxima, is_plain, samples_of
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
 CONTENTS = {"finite": [-3.0, 2.0], "nan": [1.0, float("nan")], "inf": [1.0, float("-inf")], "empty": [], "huge": None}

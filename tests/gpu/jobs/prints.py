@@ -3,8 +3,8 @@
 import torch
 from place import DEVICE, DRY, leave, settle
 
-from ddpdoctor.recorder.fingerprint import prints
-from ddpdoctor.recorder.print_wire import PRINT_SIZE, UNTOLD
+from ddpdoctor.recorder.replicas.fingerprint import prints
+from ddpdoctor.recorder.storage.fingerprint_layout import PRINT_SIZE, UNTOLD
 
 FP8 = [name for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz") if hasattr(torch, name)]
 

@@ -10,19 +10,7 @@ from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.rules.consistency.judge import judge
 
-from .build import (
-    PASSED,
-    against,
-    apart,
-    codes,
-    difference,
-    everywhere,
-    job,
-    judged,
-    outcome,
-    stream,
-    verdict,
-)
+from .build import PASSED, against, apart, codes, difference, everywhere, job, judged, outcome, stream, verdict
 
 FIRST = difference(What.GRADIENT, 1, None)
 LATER = difference(What.GRADIENT, 50, 32)

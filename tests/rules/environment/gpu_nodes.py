@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from ddpdoctor.collect.gpu_facts import read_gpu_facts
+from ddpdoctor.collect.gpu.facts import read_gpu_facts
 from ddpdoctor.model.links import Pci, PciDevice
 from ddpdoctor.model.software import TorchBuild, TorchDevice
 from tests.machines import load_machine

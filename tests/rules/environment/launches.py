@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpdoctor.collect.processes import read_process
+from ddpdoctor.collect.launch.this_process import read_process
 from ddpdoctor.model.network import Interface, Lookup, Names, Network
 from ddpdoctor.model.node import Fleet, Launcher
 from ddpdoctor.model.variables import select_variables

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.collect.names import read_names
-from ddpdoctor.collect.network import read_network
+from ddpdoctor.collect.network.interfaces import read_network
+from ddpdoctor.collect.network.names import read_names
 from ddpdoctor.collect.node import Plan
 from ddpdoctor.diagnose.environment import judge_fleet
 from ddpdoctor.model.findings import Outcome

@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
+from ddpdoctor.collect.machine.nccl_conf import read_conf_files
 from ddpdoctor.collect.node import Plan
 from ddpdoctor.collect.system import System
-from ddpdoctor.collect.variables import read_conf_files
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.node import ConfFile
 from ddpdoctor.model.reading import Unread, Why

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.gpu_facts import read_gpu_facts
+from ddpdoctor.collect.gpu.facts import read_gpu_facts
+from ddpdoctor.collect.launch.this_process import read_process
 from ddpdoctor.collect.node import Plan, read_node
-from ddpdoctor.collect.processes import read_process
 from ddpdoctor.diagnose.environment import judge_fleet
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.node import SECTIONS, Fleet

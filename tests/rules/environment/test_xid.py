@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.collect.kernel_log import read_kernel_log
+from ddpdoctor.collect.gpu.kernel_log import read_kernel_log
 from ddpdoctor.collect.node import Plan
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.gpus import KernelView, Xid

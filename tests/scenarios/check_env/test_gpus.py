@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.collect.child import Child, run_child
-from ddpdoctor.collect.gpus import GpuCount, count_gpus
+from ddpdoctor.collect.gpu.count import GpuCount, count_gpus
+from ddpdoctor.collect.gpu.nvml import gpus_of, read_gpus, read_uuids
 from ddpdoctor.collect.node import Plan
-from ddpdoctor.collect.nvml import gpus_of, read_gpus, read_uuids
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import NotRead, Why
 
-MODULE = "ddpdoctor.collect.nvml"
+MODULE = "ddpdoctor.collect.gpu.nvml"
 SOURCE = Path(__file__).parent / "fake_nvml.c"
 KMSG = Path("/dev/kmsg")
 
@@ -158,7 +158,7 @@ os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0,
 """
 LOOK = """
 import time
-from ddpdoctor.collect.stuck import find_stuck
+from ddpdoctor.collect.gpu.stuck import find_stuck
 from ddpdoctor.collect.system import System
 print([(one.pid, one.name) for one in find_stuck(System(), time.sleep)])
 """

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import ddpdoctor.recorder
-from ddpdoctor.recorder import wire
-from ddpdoctor.recorder.reading import RingContent, read_ring
+from ddpdoctor.recorder.storage import ring_layout
+from ddpdoctor.recorder.storage.ring_reading import RingContent, read_ring
 from tests.scenarios.running import clean_environment, free_port
 
 RECORDER = Path(ddpdoctor.recorder.__file__).parent
@@ -32,7 +32,7 @@ def make_folder(path: Path) -> Path:
     """Make the folder that the watcher makes for recorders."""
     for name in ("rings", "evidence"):
         (path / name).mkdir(parents=True)
-    (path / "control").write_bytes(bytes(wire.CONTROL_SIZE))
+    (path / "control").write_bytes(bytes(ring_layout.CONTROL_SIZE))
     return path
 
 
@@ -48,7 +48,7 @@ def run_recorded(folder: Path, *args: str, recorder: Path = RECORDER, **env: str
     return _run(args, {**_variables(), **ours, **env})
 
 
-def read_rings(folder: Path, role: int = wire.ROLE_RANK) -> list[RingContent]:
+def read_rings(folder: Path, role: int = ring_layout.ROLE_RANK) -> list[RingContent]:
     """Return what processes of a role left."""
     contents = [read_ring(path.read_bytes()) for path in sorted((folder / "rings").glob("*.ring"))]
     return [content for content in contents if content.role == role]

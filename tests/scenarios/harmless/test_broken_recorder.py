@@ -19,15 +19,15 @@ TRAINS = Path(__file__).parent / "trains.py"
 AT_START = (
     "start",
     "state",
-    "ring",
-    "encode",
+    "storage/ring_writing",
+    "storage/encode",
     "frames",
     "imports",
-    "errors",
-    "sampler",
-    "dump",
+    "stacks/errors",
+    "stacks/sampler",
+    "stacks/dump",
     "wrappers",
-    "last_words",
+    "stacks/last_words",
 )
 """The files that a rank loads before its script begins."""
 WALLS = frozenset({"Recorder.failed", "Recorder._noted_defect", "guarded", "standing_for", "apply"})
@@ -73,7 +73,9 @@ def test_a_script_that_never_imports_torch_runs_whatever_fails(part: str, tmp_pa
 
 
 def test_a_recorder_that_cannot_start_says_so(tmp_path: Path) -> None:
-    for number, (part, name) in enumerate((("start", "install"), ("ring", "Ring.__init__"), ("errors", "install"))):
+    for number, (part, name) in enumerate(
+        (("start", "install"), ("storage/ring_writing", "Ring.__init__"), ("stacks/errors", "install"))
+    ):
         work = tmp_path / str(number)
         folder = make_folder(work / "run")
         copy = broken_copy(work, part, name, "_broken", "OSError")

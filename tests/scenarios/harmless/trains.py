@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from _ddpdoctor_recorder import sampler, stepclock
+from _ddpdoctor_recorder.stacks import sampler
 from _ddpdoctor_recorder.state import here
+from _ddpdoctor_recorder.training import step_clock
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -139,7 +140,7 @@ def main():
                 got = traceback.format_exc()
                 with contextlib.suppress(Exception):
                     dist.destroy_process_group()
-        stepclock.clock.phases, stepclock.clock.waiting = 0, False
+        step_clock.clock.phases, step_clock.clock.waiting = 0, False
         if got != expected:
             print(
                 "HARMED by",

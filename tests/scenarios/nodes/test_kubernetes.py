@@ -13,8 +13,8 @@ import jsonschema
 import pytest
 import yaml
 
-from ddpdoctor.launch.command import split_command
-from ddpdoctor.launch.placing import place
+from ddpdoctor.launch.command.command_line import split_command
+from ddpdoctor.launch.command.placing import place
 from tests.scenarios.running import JOBS, SCHEMA, clean_environment, free_port, kill_job
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"

@@ -77,7 +77,7 @@ def test_wrong_use_is_told_as_ever() -> None:
 def test_choices_are_those_of_the_types() -> None:
     from typing import get_args
 
-    from ddpdoctor.launch.options import DebugLevel, FailOn, OnHang, OutputFormat
+    from ddpdoctor.launch.command.options import DebugLevel, FailOn, OnHang, OutputFormat
 
     types = {"--on-hang": OnHang, "--debug-level": DebugLevel, "--format": OutputFormat, "--fail-on": FailOn}
     assert {name: option.choices for name, option in OPTIONS.items() if option.choices} == {

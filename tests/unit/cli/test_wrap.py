@@ -8,8 +8,8 @@ from ddpdoctor.cli.debug_level import choose_debug_level, debug_note
 from ddpdoctor.cli.running import _patience_note, keep_errors
 from ddpdoctor.cli.wrapping import parse_check_every
 from ddpdoctor.collect.system import System
-from ddpdoctor.launch.nccl_log import has_gpu_driver
-from ddpdoctor.launch.starting import debug_environment
+from ddpdoctor.launch.processes.starting import debug_environment
+from ddpdoctor.launch.watching.nccl_log import has_gpu_driver
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Confidence, Finding, Report, Severity
 

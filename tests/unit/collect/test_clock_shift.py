@@ -7,7 +7,7 @@ import types
 import typing
 from enum import Enum
 
-from ddpdoctor.collect.clock_shift import shift_rank
+from ddpdoctor.collect.run.clock_shift import shift_rank
 from ddpdoctor.model.call_log import CallLog, pack_calls
 from ddpdoctor.model.codec import _find_class, _modules_by_class
 from ddpdoctor.model.facts import Call, Rank

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.consistency_nodes import (
+from ddpdoctor.collect.fingerprints.saved_nodes import (
     joint_name,
     moments_name,
     read_moments,

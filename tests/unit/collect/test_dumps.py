@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from ddpdoctor.collect.dumps import parse_stacks, split_fatal, struck_thread
+from ddpdoctor.collect.rank.dumps import parse_stacks, split_fatal, struck_thread
 
 FATAL = """Fatal Python error: Segmentation fault
 

@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from ddpdoctor.collect.ends import find_ends, interruption_ns, stop_of_others
-from ddpdoctor.collect.exits import read_exit_code
-from ddpdoctor.collect.proc import read_process
-from ddpdoctor.collect.sources import Source
-from ddpdoctor.recorder.reading import read_ring_file
-from ddpdoctor.recorder.ring import Ring
-from ddpdoctor.recorder.wire import RANK_SHAPE, ROLE_RANK
+from ddpdoctor.collect.process.exits import read_exit_code
+from ddpdoctor.collect.process.proc import read_process
+from ddpdoctor.collect.run.ends import find_ends, interruption_ns, stop_of_others
+from ddpdoctor.collect.run.sources import Source
+from ddpdoctor.recorder.storage.ring_layout import RANK_SHAPE, ROLE_RANK
+from ddpdoctor.recorder.storage.ring_reading import read_ring_file
+from ddpdoctor.recorder.storage.ring_writing import Ring
 
 PID = 100
 GONE = 5_000_000_000

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.collect.firewall import read_firewall
+from ddpdoctor.collect.network.firewall import read_firewall
 from ddpdoctor.collect.system import System
 from tests.machines import RecordedCalls
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.collect.flight import Recorded, device_times, pending_on_device, read_flight
+from ddpdoctor.collect.rank.flight import Recorded, device_times, pending_on_device, read_flight
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Call, DeviceState, GroupState
 from ddpdoctor.model.stacks import Frame

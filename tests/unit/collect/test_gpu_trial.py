@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ddpdoctor.collect.child import Ended
-from ddpdoctor.collect.gpu_trial import PROBE, read_gpu_trial, run_child, try_gpus
+from ddpdoctor.collect.gpu.trial import PROBE, read_gpu_trial, run_child, try_gpus
 from ddpdoctor.collect.node import Plan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.gpus import GpuWork, PeerCopy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.collect.gpus import GpuCount, count_gpus
+from ddpdoctor.collect.gpu.count import GpuCount, count_gpus
 from ddpdoctor.model.visible_devices import read_visible
 
 UUIDS = ("GPU-aa11", "GPU-aa22", "GPU-bb33")

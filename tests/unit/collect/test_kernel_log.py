@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from ddpdoctor.collect import kernel_log
-from ddpdoctor.collect.kernel_log import read_kernel_log, read_lines
+from ddpdoctor.collect.gpu import kernel_log
+from ddpdoctor.collect.gpu.kernel_log import read_kernel_log, read_lines
 from ddpdoctor.collect.node import Plan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import NotRead, Why
@@ -81,7 +81,7 @@ def test_a_log_that_is_denied_says_how_it_is_granted():
         pytest.skip("needs root, setpriv and kernel.dmesg_restrict=1")
     code = (
         "from ddpdoctor.collect.system import System\n"
-        "from ddpdoctor.collect.kernel_log import read_lines\n"
+        "from ddpdoctor.collect.gpu.kernel_log import read_lines\n"
         "from ddpdoctor.model.reading import NotRead\n"
         "try:\n    read_lines(System()); print('read')\n"
         "except NotRead as missing:\n    print(missing.unread.why.value, missing.unread.reason)\n"

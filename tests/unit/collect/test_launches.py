@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.collect.launches import ByHand, seen_launch, seen_ranks
+from ddpdoctor.collect.launch.launchers import ByHand, seen_launch, seen_ranks
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import Launcher

@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from ddpdoctor.collect.clock import read_clock
-from ddpdoctor.collect.limits import read_limits
+from ddpdoctor.collect.machine.clock import read_clock
+from ddpdoctor.collect.machine.limits import read_limits
+from ddpdoctor.collect.machine.software import cuda_of_wheel, read_software
+from ddpdoctor.collect.machine.volumes import measure_writing, mount_of
 from ddpdoctor.collect.node import Plan
-from ddpdoctor.collect.software import cuda_of_wheel, read_software
 from ddpdoctor.collect.system import System
-from ddpdoctor.collect.volumes import measure_writing, mount_of
 from ddpdoctor.model.limits import Clock, Limit
 from tests.machines import RecordedCalls, load_machine
 

@@ -11,7 +11,7 @@ from subprocess import PIPE
 
 import pytest
 
-from ddpdoctor.collect.load import (
+from ddpdoctor.collect.machine.load import (
     OwnTimes,
     find_busy,
     own_work,
@@ -129,7 +129,7 @@ def test_what_is_read_can_be_sent():
 
 READER = """
 import json, sys
-from ddpdoctor.collect.load import own_pids
+from ddpdoctor.collect.machine.load import own_pids
 from ddpdoctor.collect.system import System
 print("ready", flush=True)
 sys.stdin.readline()

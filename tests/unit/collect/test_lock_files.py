@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.file_locks import read_lines
-from ddpdoctor.collect.file_system import file_system_of
-from ddpdoctor.collect.lock_files import lock_of, read_lock_file, read_lock_files
+from ddpdoctor.collect.machine.file_system import file_system_of
+from ddpdoctor.collect.process.file_locks import read_lines
+from ddpdoctor.collect.process.lock_files import lock_of, read_lock_file, read_lock_files
 from ddpdoctor.model.causes import LockFile, LockKind
 
 NOBODY: frozenset[int] = frozenset()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.meetings import BEATS_NS, NotThere, attempt_elsewhere, came_later, was_gone
-from ddpdoctor.collect.nodes import read_job
+from ddpdoctor.collect.run.attempts import BEATS_NS, NotThere, attempt_elsewhere, came_later, was_gone
+from ddpdoctor.collect.run.nodes import read_job
 from tests.synthetic import Job, write_gathered
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from ddpdoctor.collect.models import read_models, unpack
-from ddpdoctor.recorder import models
+from ddpdoctor.collect.rank.ddp_constructor import read_models, unpack
+from ddpdoctor.recorder.training import ddp_constructor
 
 
-def note(module, *, with_buffers=True, room=models.MAX_ROWS_BYTES):
-    rows = models._rows(module, with_buffers)
-    text = models._text(rows)
+def note(module, *, with_buffers=True, room=ddp_constructor.MAX_ROWS_BYTES):
+    rows = ddp_constructor._rows(module, with_buffers)
+    text = ddp_constructor._text(rows)
     return {
-        "k": "ddp", "group": "0", "count": len(rows), "digest": models._digest(text),
-        "rows": models._packed(rows, text, room), "frame": {"f": "train.py", "l": 7, "n": "main", "u": 1},
+        "k": "ddp", "group": "0", "count": len(rows), "digest": ddp_constructor._digest(text),
+        "rows": ddp_constructor._packed(rows, text, room), "frame": {"f": "train.py", "l": 7, "n": "main", "u": 1},
     }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from ddpdoctor.collect.names import host_of, master_name, read_names
+from ddpdoctor.collect.network.names import host_of, master_name, read_names
 from ddpdoctor.collect.node import Plan
 from ddpdoctor.collect.system import LiveCalls, System
 from tests.machines import load_machine

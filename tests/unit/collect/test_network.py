@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from ddpdoctor.collect.network import read_network
+from ddpdoctor.collect.network.interfaces import read_network
 from ddpdoctor.collect.node import Plan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import Unread, Why

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.collect.node_launches import read_node_launch, told_environment
+from ddpdoctor.collect.launch.nodes import read_node_launch, told_environment
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import NodeOptions
 from ddpdoctor.model.node import Launcher

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from ddpdoctor.collect.nodes import read_job
+from ddpdoctor.collect.run.nodes import read_job
 from ddpdoctor.diagnose.progress import judge_folder
 from tests.synthetic import SITUATIONS, Job, S, write_folder, write_gathered
 

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from ddpdoctor.collect import gpu_facts
 from ddpdoctor.collect.child import Ended, run_child
-from ddpdoctor.collect.gpu_facts import HUNG, P2P, read_gpu_facts
+from ddpdoctor.collect.gpu import facts
+from ddpdoctor.collect.gpu.facts import HUNG, P2P, read_gpu_facts
+from ddpdoctor.collect.gpu.nvml import gpus_of, is_nvidia_here, read_gpus
 from ddpdoctor.collect.node import Plan
-from ddpdoctor.collect.nvml import gpus_of, is_nvidia_here, read_gpus
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.gpus import GpuProcess, NvLink
 from ddpdoctor.model.reading import NotRead, Why
@@ -196,7 +196,7 @@ def test_nvidia_shows_itself(tmp_path, trace):
 
 def test_the_child_runs_here():
     """Whatever this machine has: the child ends, and what it says is understood."""
-    ended = run_child("ddpdoctor.collect.nvml", (), {}, 60.0)
+    ended = run_child("ddpdoctor.collect.gpu.nvml", (), {}, 60.0)
     absent = None
     try:
         assert gpus_of(ended, 60.0).driver
@@ -221,7 +221,7 @@ def test_a_child_that_fails_says_how():
 
 def test_the_names_that_are_used_are_pynvmls():
     """A name that is misspelt would read as "not supported" for ever."""
-    source = Path(gpu_facts.__file__).read_text(encoding="utf-8")
+    source = Path(facts.__file__).read_text(encoding="utf-8")
     used = set(re.findall(r'"(nvml[A-Z]\w+|c_nvml\w+|NVML_\w+)"', source))
     asked = {key.split()[0] for key in load_nvml("nvlink8")._module._devices[0]}
     assert len(used) > 30
@@ -239,20 +239,20 @@ def test_the_names_that_are_used_are_pynvmls():
     [("00000000:1B:00.0", "0000:1b:00.0"), ("00010000:C3:00.0", "10000:c3:00.0"), ("", ""), ("N/A", "")],
 )
 def test_bus_ids_are_as_sysfs_writes_them(text, bus_id):
-    assert gpu_facts._bus_id(SimpleNamespace(busId=text)) == bus_id
-    assert gpu_facts._bus_id(SimpleNamespace(busId=text.encode())) == bus_id
+    assert facts._bus_id(SimpleNamespace(busId=text)) == bus_id
+    assert facts._bus_id(SimpleNamespace(busId=text.encode())) == bus_id
 
 
 def test_the_codes_are_those_of_nvml():
-    assert pynvml.nvmlMemory_v2 == gpu_facts.MEMORY_V2
-    assert gpu_facts.P2P[pynvml.NVML_P2P_STATUS_DISABLED_BY_REGKEY] == "disabled by a registry key"
-    assert gpu_facts.FABRIC_STATES[pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS] == "in-progress"
-    assert gpu_facts.COMPUTE_MODES[pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS] == "exclusive-process"
-    assert gpu_facts.ANCESTORS[pynvml.NVML_TOPOLOGY_HOSTBRIDGE] == "hostbridge"
-    assert pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED == gpu_facts.UNCORRECTED
-    assert pynvml.NVML_AGGREGATE_ECC == gpu_facts.AGGREGATE
-    assert pynvml.NVML_CLOCK_SM == gpu_facts.SM_CLOCK
-    assert pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN == gpu_facts.SLOWDOWN_THRESHOLD
-    assert gpu_facts.NVLINK_ERRORS[-1] == pynvml.NVML_NVLINK_ERROR_DL_CRC_DATA
-    for name in gpu_facts.ABSENT.keys() | gpu_facts.GONE:
+    assert pynvml.nvmlMemory_v2 == facts.MEMORY_V2
+    assert facts.P2P[pynvml.NVML_P2P_STATUS_DISABLED_BY_REGKEY] == "disabled by a registry key"
+    assert facts.FABRIC_STATES[pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS] == "in-progress"
+    assert facts.COMPUTE_MODES[pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS] == "exclusive-process"
+    assert facts.ANCESTORS[pynvml.NVML_TOPOLOGY_HOSTBRIDGE] == "hostbridge"
+    assert pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED == facts.UNCORRECTED
+    assert pynvml.NVML_AGGREGATE_ECC == facts.AGGREGATE
+    assert pynvml.NVML_CLOCK_SM == facts.SM_CLOCK
+    assert pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN == facts.SLOWDOWN_THRESHOLD
+    assert facts.NVLINK_ERRORS[-1] == pynvml.NVML_NVLINK_ERROR_DL_CRC_DATA
+    for name in facts.ABSENT.keys() | facts.GONE:
         assert hasattr(pynvml, f"NVML_ERROR_{name}")

@@ -2,8 +2,8 @@ import sys
 
 import pytest
 
+from ddpdoctor.collect.gpu.pci import parse_acs, parse_cpu_list, parse_speed, read_pci
 from ddpdoctor.collect.node import Plan
-from ddpdoctor.collect.pci import parse_acs, parse_cpu_list, parse_speed, read_pci
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import NotRead, Why
 from tests.machines import load_machine

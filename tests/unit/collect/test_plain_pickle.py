@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.flight import read_dump
-from ddpdoctor.collect.plain_pickle import parse_plain_pickle
-from ddpdoctor.recorder import wire
-from ddpdoctor.recorder.reading import RingContent, read_ring_file
-from ddpdoctor.recorder.ring import Ring
+from ddpdoctor.collect.rank.flight import read_dump
+from ddpdoctor.collect.rank.plain_pickle import parse_plain_pickle
 from ddpdoctor.recorder.state import start_ticks
+from ddpdoctor.recorder.storage import ring_layout
+from ddpdoctor.recorder.storage.ring_reading import RingContent, read_ring_file
+from ddpdoctor.recorder.storage.ring_writing import Ring
 
 DATA = Path(__file__).parents[2] / "data" / "flight-recorder"
 DUMP = (DATA / "nccl2-2.15.pickle").read_bytes()
@@ -60,7 +60,7 @@ def ring_of(folder: Path) -> RingContent:
     """Return what is in the ring of this process, as its reader has it."""
     (folder / "rings").mkdir()
     (folder / "evidence").mkdir()
-    ring = Ring(str(folder / "rings"), wire.ROLE_RANK, wire.RANK_SHAPE, os.getpid(), start_ticks())
+    ring = Ring(str(folder / "rings"), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, os.getpid(), start_ticks())
     return read_ring_file(ring.path)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.print_pairing import MAX_AHEAD
-from ddpdoctor.collect.prints import Comparer
+from ddpdoctor.collect.fingerprints.pairing import MAX_AHEAD
+from ddpdoctor.collect.fingerprints.within_host import Comparer
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.consistency import Consistency, Stream, StreamClock, What
 from tests.prints import FakeRank, row, write_job

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.collect.prints import Comparer
+from ddpdoctor.collect.fingerprints.within_host import Comparer
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.consistency import Consistency
-from ddpdoctor.recorder import print_wire
+from ddpdoctor.recorder.storage import fingerprint_layout
 from tests.prints import TICKS, FakeRank, row
 
 
@@ -42,7 +42,7 @@ def cut_to_nothing(_data: bytes) -> bytes:
 
 
 def cut_in_table(data: bytes) -> bytes:
-    return data[: print_wire.HEADER_SIZE + 5]
+    return data[: fingerprint_layout.HEADER_SIZE + 5]
 
 
 def other_version(data: bytes) -> bytes:
@@ -53,19 +53,19 @@ def identity(**changes: int) -> Callable[[bytes], bytes]:
     names = ("magic", "version", "rows", "table", "slots_at", "size", "slots", "pid", "ticks")
 
     def change(data: bytes) -> bytes:
-        values = dict(zip(names, print_wire.IDENTITY.unpack_from(data), strict=True)) | changes
-        return print_wire.IDENTITY.pack(*values.values()) + data[print_wire.IDENTITY.size :]
+        values = dict(zip(names, fingerprint_layout.IDENTITY.unpack_from(data), strict=True)) | changes
+        return fingerprint_layout.IDENTITY.pack(*values.values()) + data[fingerprint_layout.IDENTITY.size :]
 
     return change
 
 
 def table(**changes: Any) -> Callable[[bytes], bytes]:
     def change(data: bytes) -> bytes:
-        magic, version, rows, size, slots_at, *rest = print_wire.IDENTITY.unpack_from(data)
-        start = print_wire.HEADER_SIZE
+        magic, version, rows, size, slots_at, *rest = fingerprint_layout.IDENTITY.unpack_from(data)
+        start = fingerprint_layout.HEADER_SIZE
         made = zlib.compress(json.dumps(json.loads(zlib.decompress(data[start : start + size])) | changes).encode())
         moved = start + len(made)
-        head = print_wire.IDENTITY.pack(magic, version, rows, len(made), moved, *rest)
+        head = fingerprint_layout.IDENTITY.pack(magic, version, rows, len(made), moved, *rest)
         return head + data[len(head) : start] + made + data[slots_at:]
 
     return change
@@ -153,7 +153,7 @@ def test_a_text_that_is_nested_without_end_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / f"101-{TICKS}-0.prints"
     data = path.read_bytes()
     at = data.index(b'{"steps"')
-    path.write_bytes(data[:at] + b"[" * print_wire.TEXT_SIZE + data[at + print_wire.TEXT_SIZE :])
+    path.write_bytes(data[:at] + b"[" * fingerprint_layout.TEXT_SIZE + data[at + fingerprint_layout.TEXT_SIZE :])
     assert compare(tmp_path, ranks).streams[0].compared == 2
 
 

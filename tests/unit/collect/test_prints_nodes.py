@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.consistency_nodes import joint_name, moments_name, save_moments, unite_consistency
-from ddpdoctor.collect.print_joint import ANSWER_LIMIT_S, Joint
-from ddpdoctor.collect.print_ledger import MAX_KEPT_BYTES, Ledger
-from ddpdoctor.collect.print_parcels import MAX_PARCEL_BYTES, pack_stream
-from ddpdoctor.collect.print_rows import RowsRead, StreamKey
-from ddpdoctor.collect.print_sides import Seen
-from ddpdoctor.collect.print_streams import StreamSeen
-from ddpdoctor.collect.prints import Comparer
+from ddpdoctor.collect.fingerprints.across_nodes import ANSWER_LIMIT_S, Joint
+from ddpdoctor.collect.fingerprints.batches import MAX_PARCEL_BYTES, pack_stream
+from ddpdoctor.collect.fingerprints.differences import Seen
+from ddpdoctor.collect.fingerprints.index import MAX_KEPT_BYTES, Ledger
+from ddpdoctor.collect.fingerprints.saved_nodes import joint_name, moments_name, save_moments, unite_consistency
+from ddpdoctor.collect.fingerprints.streams import StreamSeen
+from ddpdoctor.collect.fingerprints.tables import RowsRead, StreamKey
+from ddpdoctor.collect.fingerprints.within_host import Comparer
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.consistency import Consistency, Stream, StreamClock, What
 from ddpdoctor.model.replica_records import NodeStreams, StreamRoot

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect import proc
+from ddpdoctor.collect.process import proc
 from tests.scenarios.running import wait_for
 
 

@@ -8,13 +8,14 @@ import sys
 
 import pytest
 
-from ddpdoctor.collect.processes import read_identity, read_process
+from ddpdoctor.collect.launch.this_process import read_identity, read_process
 from ddpdoctor.collect.system import System
 from tests.machines import RecordedCalls
 from tests.scenarios.hosts import require
 
 IDENTITY = (
-    "from ddpdoctor.collect.processes import read_identity as r; from ddpdoctor.collect.system import System as S;"
+    "from ddpdoctor.collect.launch.this_process import read_identity as r;"
+    "from ddpdoctor.collect.system import System as S;"
     "i = r(S()); print(i.host, i.machine, i.container)"
 )
 STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}

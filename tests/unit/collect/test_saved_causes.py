@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from ddpdoctor.collect.machine import load_machine
-from ddpdoctor.collect.nccl_warnings import keep_users_logs, read_warnings
-from ddpdoctor.collect.proc import Process
-from ddpdoctor.collect.saved_causes import read_host_causes, read_process_causes
-from ddpdoctor.launch.causes import CausesSeen
+from ddpdoctor.collect.process.proc import Process
+from ddpdoctor.collect.rank.saved_causes import read_host_causes, read_process_causes
+from ddpdoctor.collect.run.machine import load_machine
+from ddpdoctor.collect.run.nccl_warnings import keep_users_logs, read_warnings
+from ddpdoctor.launch.watching.causes import CausesSeen
 from ddpdoctor.model.causes import Memory, NcclLine
 
 MIB = 2**20

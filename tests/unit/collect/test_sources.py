@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.collect.sources import Seen, find_ranks, is_on_one_host
-from ddpdoctor.recorder.reading import RingContent
-from ddpdoctor.recorder.wire import CELL_NAMES, ROLE_CHILD, ROLE_RANK
+from ddpdoctor.collect.run.sources import Seen, find_ranks, is_on_one_host
+from ddpdoctor.recorder.storage.ring_layout import CELL_NAMES, ROLE_CHILD, ROLE_RANK
+from ddpdoctor.recorder.storage.ring_reading import RingContent
 
 
 def ring(pid, *, ppid=1, began=10, joined=None, role=ROLE_RANK, **env):

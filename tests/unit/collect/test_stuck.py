@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.collect.gpu.stuck import find_stuck, read_stuck
 from ddpdoctor.collect.node import Plan
-from ddpdoctor.collect.stuck import find_stuck, read_stuck
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.gpus import StuckProcess
 from ddpdoctor.model.reading import NotRead, Why

@@ -10,10 +10,10 @@ import pytest
 
 import ddpdoctor
 from ddpdoctor.collect.child import Child
+from ddpdoctor.collect.machine.torch_build import read_torch, torch_build, wait_for_torch
+from ddpdoctor.collect.machine.torch_process import PROBE, start_torch_child
 from ddpdoctor.collect.node import Plan, read_node
 from ddpdoctor.collect.system import System
-from ddpdoctor.collect.torch_build import read_torch, torch_build, wait_for_torch
-from ddpdoctor.collect.torch_child import PROBE, start_torch_child
 from ddpdoctor.model.reading import NotRead, Why
 from ddpdoctor.model.software import TorchBuild, TorchDevice
 

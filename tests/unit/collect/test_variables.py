@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.collect.machine.nccl_conf import read_conf_files
 from ddpdoctor.collect.node import Plan
 from ddpdoctor.collect.system import LiveCalls, System
-from ddpdoctor.collect.variables import read_conf_files
 from tests.machines import RecordedCalls
 
 PLAN = Plan(sections=frozenset({"conf_files"}))

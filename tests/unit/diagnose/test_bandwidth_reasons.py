@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.gpu_facts import read_gpu_facts
+from ddpdoctor.collect.gpu.facts import read_gpu_facts
+from ddpdoctor.collect.launch.this_process import read_process
 from ddpdoctor.collect.node import COLLECTORS, SECTIONS_FOR_BENCH, Plan, read_node
-from ddpdoctor.collect.processes import read_process
 from ddpdoctor.diagnose.bandwidth_reasons import CHECKS, find_reasons, reason_rules
 from ddpdoctor.diagnose.selection import sections_of
 from ddpdoctor.model.limits import Limits

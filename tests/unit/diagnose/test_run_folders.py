@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.collect.runfolder import read_job
+from ddpdoctor.collect.run.runfolder import read_job
 from ddpdoctor.diagnose.build import rebuild_report
 from ddpdoctor.diagnose.progress import judge_folder
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Finding, Outcome, Report
-from ddpdoctor.recorder import wire
+from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.report.text import render_text
 from tests.synthetic import (
     FIRST_PID,
@@ -107,7 +107,7 @@ def cut_short(path: Path) -> None:
 
 def make_version_1(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    struct.pack_into("<I", data, len(wire.MAGIC), 1)
+    struct.pack_into("<I", data, len(ring_layout.MAGIC), 1)
     path.write_bytes(data)
 
 
@@ -150,8 +150,10 @@ def test_of_two_processes_with_one_pid_the_later_counts(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "stuck", world=4)
     ring = next((folder / "rings").glob(f"{FIRST_PID}-*.ring"))
     data = bytearray(ring.read_bytes())
-    wire.IDENTITY.pack_into(data, 0, *wire.IDENTITY.unpack_from(data)[:9], 3, *wire.IDENTITY.unpack_from(data)[10:])
-    data[wire.SLOT_SIZE * 50 :] = bytes(len(data) - wire.SLOT_SIZE * 50)
+    ring_layout.IDENTITY.pack_into(
+        data, 0, *ring_layout.IDENTITY.unpack_from(data)[:9], 3, *ring_layout.IDENTITY.unpack_from(data)[10:]
+    )
+    data[ring_layout.SLOT_SIZE * 50 :] = bytes(len(data) - ring_layout.SLOT_SIZE * 50)
     (folder / "rings" / f"{FIRST_PID}-3.ring").write_bytes(data)
     assert worst(folder).ranks == (1,)
 
@@ -179,7 +181,9 @@ def spoil(dice: random.Random, path: Path) -> None:
         path.write_text("\n".join(lines))
     elif path.suffix == ".ring" and dice.random() < 0.8:
         spoilt = bytearray(data)
-        first = dice.choice([0, 128, 1024, wire.HEADER_SIZE, wire.RANK_SHAPE.slots_at, wire.RANK_SHAPE.steps_at])
+        first = dice.choice(
+            [0, 128, 1024, ring_layout.HEADER_SIZE, ring_layout.RANK_SHAPE.slots_at, ring_layout.RANK_SHAPE.steps_at]
+        )
         for _ in range(dice.choice([1, 5, 50])):
             spoilt[dice.randrange(first, first + 2000)] = dice.randrange(256)
         path.write_bytes(spoilt)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.launch.command import SplitCommand, split_command
-from ddpdoctor.launch.torchrun_table import TORCHRUN_OPTIONS, ask_torchrun
+from ddpdoctor.launch.command.command_line import SplitCommand, split_command
+from ddpdoctor.launch.command.torchrun_table import TORCHRUN_OPTIONS, ask_torchrun
 from ddpdoctor.model.errors import UserError
 
 OWN = {"--hang-timeout": True, "--on-hang": True, "--quiet": False, "--help": False}

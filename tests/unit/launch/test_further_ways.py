@@ -16,12 +16,12 @@ import pytest
 from ddpdoctor.exchange.job_store import open_job_store
 from ddpdoctor.exchange.room import ByWord, OwnPort, open_room
 from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.launch.first_node import FirstNode
-from ddpdoctor.launch.further_ways import DOOR, PREFIX, Door, further_ways
-from ddpdoctor.launch.node_messages import leave
-from ddpdoctor.launch.other_node import OtherNode
-from ddpdoctor.launch.own_host import MOST_ADDRESSES, own_addresses
-from ddpdoctor.launch.placement import Placement, Style
+from ddpdoctor.launch.command.placement import Placement, Style
+from ddpdoctor.launch.nodes.first_node import FirstNode
+from ddpdoctor.launch.nodes.further_ways import DOOR, PREFIX, Door, further_ways
+from ddpdoctor.launch.nodes.node_messages import leave
+from ddpdoctor.launch.nodes.other_node import OtherNode
+from ddpdoctor.launch.nodes.own_host import MOST_ADDRESSES, own_addresses
 from tests.scenarios.running import free_port, wait_for
 
 STORE = """
@@ -110,12 +110,12 @@ def test_a_member_that_lost_its_connection_finds_the_door_without_the_store(stor
 def test_the_store_is_left_in_peace_while_nobody_is_missed(store, tmp_path, monkeypatch):
     _, port = store
     number = free_port()
-    monkeypatch.setattr("ddpdoctor.launch.first_node.FURTHER_AFTER_S", 1000.0)
+    monkeypatch.setattr("ddpdoctor.launch.nodes.first_node.FURTHER_AFTER_S", 1000.0)
     first = FirstNode(place(0, number, port), "node0", tmp_path)
     assert not first.serve()
     other = member(place(1, number, port), tmp_path)
     assert wait_for(has_come(first, tmp_path))
-    monkeypatch.setattr("ddpdoctor.launch.first_node.FURTHER_AFTER_S", 0.0)
+    monkeypatch.setattr("ddpdoctor.launch.nodes.first_node.FURTHER_AFTER_S", 0.0)
     looked = open_job_store("127.0.0.1", port, PREFIX, 60)
     assert not wait_for(lambda: looked.look(DOOR) is not None, 2.5)
     other.close()
@@ -153,7 +153,7 @@ def test_a_word_of_very_many_addresses_starts_no_thread_for_each(store, taken, t
 
 def test_the_addresses_of_the_interface_that_the_job_uses_come_first(monkeypatch):
     monkeypatch.setattr(
-        "ddpdoctor.collect.sockets.list_addresses",
+        "ddpdoctor.collect.network.sockets.list_addresses",
         lambda: {
             "lo": ("127.0.0.1/8", "::1/128"), "docker0": ("172.17.0.1/16",),
             "eth0": ("10.0.0.4/24", "fe80::1/64"), "ib0": ("192.168.7.4/24", "2001:db8::4/64"),

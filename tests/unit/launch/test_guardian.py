@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch.guardian import Guardian
+from ddpdoctor.launch.processes.guardian import Guardian
 from tests.scenarios.running import wait_for
 
 SLEEPS = "import os, time; os.write({fd}, b'here '); time.sleep(600)"

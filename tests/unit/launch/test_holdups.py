@@ -6,17 +6,17 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.launch.holdups import HoldUps
-from ddpdoctor.launch.progress import Followed, open_rings
-from ddpdoctor.recorder import reading, wire
-from ddpdoctor.recorder.ring import Ring
+from ddpdoctor.launch.watching.holdups import HoldUps
+from ddpdoctor.launch.watching.progress import Followed, open_rings
+from ddpdoctor.recorder.storage import ring_layout, ring_reading
+from ddpdoctor.recorder.storage.ring_writing import Ring
 
 
 class Rank:
     """A rank whose place and waits a test sets."""
 
     def __init__(self, folder: Path) -> None:
-        self.ring = Ring(str(folder), wire.ROLE_RANK, wire.CHILD_SHAPE, pid=os.getpid(), start_ticks=5)
+        self.ring = Ring(str(folder), ring_layout.ROLE_RANK, ring_layout.CHILD_SHAPE, pid=os.getpid(), start_ticks=5)
         known: dict[int, Followed] = {}
         open_rings(folder, known, 0)
         self.followed = known[os.getpid()]
@@ -26,7 +26,7 @@ class Rank:
         for name, value in cells.items():
             self.ring.set(name, value)
         self.ring.place("train.py", line, "main")
-        self.followed.cells = reading.read_cells(self.followed.ring)
+        self.followed.cells = ring_reading.read_cells(self.followed.ring)
         for _ in range(times):
             self.seen.follow([self.followed])
 

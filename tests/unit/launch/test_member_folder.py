@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch.member_folder import MemberFolder, Starter, make_member_folder
-from ddpdoctor.launch.placement import Placement
+from ddpdoctor.launch.command.placement import Placement
+from ddpdoctor.launch.folders.member_folder import MemberFolder, Starter, make_member_folder
 from ddpdoctor.model.errors import UserError
 
 NOW = datetime(2026, 3, 4, 5, 6, 7)  # noqa: DTZ001  a name, not a moment

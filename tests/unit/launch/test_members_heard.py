@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.exchange.presence import Heard
-from ddpdoctor.launch.members_heard import BROKEN_NS, FRESH_NS, SILENT_NS, MembersHeard
-from ddpdoctor.launch.node_messages import LAST, Greeting, Pulse, write_pulse
-from ddpdoctor.launch.placement import Placement
-from ddpdoctor.launch.suspicion import Headway
+from ddpdoctor.launch.command.placement import Placement
+from ddpdoctor.launch.nodes.members_heard import BROKEN_NS, FRESH_NS, SILENT_NS, MembersHeard
+from ddpdoctor.launch.nodes.node_messages import LAST, Greeting, Pulse, write_pulse
+from ddpdoctor.launch.watching.suspicion import Headway
 from ddpdoctor.model.nodes import Presence
 
 S = 1_000_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.collect.system import System
-from ddpdoctor.launch.nccl_log import nccl_log_environment
+from ddpdoctor.launch.watching.nccl_log import nccl_log_environment
 
 
 def machine(root, env, *devices, conf=""):

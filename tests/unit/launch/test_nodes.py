@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from ddpdoctor.exchange.room import OwnPort
-from ddpdoctor.launch.examining import Examining
-from ddpdoctor.launch.first_node import FOLDER, FirstNode
-from ddpdoctor.launch.other_node import OtherNode
-from ddpdoctor.launch.packing import pack_folder
-from ddpdoctor.launch.placement import Placement, Style
-from ddpdoctor.launch.suspicion import Headway
+from ddpdoctor.launch.command.placement import Placement, Style
+from ddpdoctor.launch.nodes.first_node import FOLDER, FirstNode
+from ddpdoctor.launch.nodes.other_node import OtherNode
+from ddpdoctor.launch.nodes.packing import pack_folder
+from ddpdoctor.launch.watching.examining import Examining
+from ddpdoctor.launch.watching.suspicion import Headway
 from ddpdoctor.model.findings import Confidence, Finding, Judgement, Severity
 from tests.scenarios.running import free_port, wait_for
 
 if TYPE_CHECKING:
-    from ddpdoctor.launch.watch import Watch
+    from ddpdoctor.launch.watching.watch import Watch
 
 NOTHING = Judgement(findings=(), checks=(), certain=True)
 Pair = tuple[FirstNode, OtherNode]

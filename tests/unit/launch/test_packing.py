@@ -8,7 +8,14 @@ import zlib
 
 import pytest
 
-from ddpdoctor.launch.packing import MAX_FILE_BYTES, MAX_FILES, MAX_PLAIN_BYTES, BadPack, pack_folder, unpack_folder
+from ddpdoctor.launch.nodes.packing import (
+    MAX_FILE_BYTES,
+    MAX_FILES,
+    MAX_PLAIN_BYTES,
+    BadPack,
+    pack_folder,
+    unpack_folder,
+)
 from tests.synthetic import Job, write_hosts
 
 PIECE = 64 * 1024

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.collect.launches import ByHand, seen_launch
-from ddpdoctor.collect.slurm_task import EXCHANGE_PORTS
+from ddpdoctor.collect.launch.launchers import ByHand, seen_launch
+from ddpdoctor.collect.launch.slurm_task import EXCHANGE_PORTS
 from ddpdoctor.exchange.token import job_token
-from ddpdoctor.launch.command import split_command
-from ddpdoctor.launch.own_host import is_own_host, number_first
-from ddpdoctor.launch.placement import Placement, Style
-from ddpdoctor.launch.placing import place
+from ddpdoctor.launch.command.command_line import split_command
+from ddpdoctor.launch.command.placement import Placement, Style
+from ddpdoctor.launch.command.placing import place
+from ddpdoctor.launch.nodes.own_host import is_own_host, number_first
 from ddpdoctor.model.errors import UserError
 
 OPERATOR = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}

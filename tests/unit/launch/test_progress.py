@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch.progress import FAMILIAR_PATIENCE, IO_BYTES_PER_S, Followed, follow, open_rings
-from ddpdoctor.recorder import wire
-from ddpdoctor.recorder.ring import Ring
+from ddpdoctor.launch.watching.progress import FAMILIAR_PATIENCE, IO_BYTES_PER_S, Followed, follow, open_rings
+from ddpdoctor.recorder.storage import ring_layout
+from ddpdoctor.recorder.storage.ring_writing import Ring
 
 SECOND = 10**9
 TIMEOUT_S = 4.0
@@ -18,7 +18,7 @@ TIMEOUT_S = 4.0
 
 @pytest.fixture
 def ring(tmp_path: Path) -> Ring:
-    return Ring(str(tmp_path), wire.ROLE_RANK, wire.CHILD_SHAPE, pid=os.getpid(), start_ticks=5)
+    return Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.CHILD_SHAPE, pid=os.getpid(), start_ticks=5)
 
 
 @pytest.fixture
@@ -95,9 +95,9 @@ def test_a_ring_that_replaces_another_is_followed_from_its_start(ring: Ring, tmp
     open_rings(tmp_path, known, 1)
     assert known[os.getpid()] is first
     ring.remove()
-    Ring(str(tmp_path), wire.ROLE_RANK, wire.RANK_SHAPE, pid=os.getpid(), start_ticks=5)
+    Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=os.getpid(), start_ticks=5)
     open_rings(tmp_path, known, 2)
-    assert len(known[os.getpid()].ring) == wire.RANK_SHAPE.total_bytes
+    assert len(known[os.getpid()].ring) == ring_layout.RANK_SHAPE.total_bytes
     assert isinstance(first.ring, mmap.mmap)
 
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from ddpdoctor.launch.ranks import choose_status, describe_lost
+from ddpdoctor.launch.processes.ranks import choose_status, describe_lost
 
 
 @pytest.mark.parametrize(

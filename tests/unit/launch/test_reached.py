@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from ddpdoctor.collect.reached import FILE, load_reached
-from ddpdoctor.launch.placement import Placement
-from ddpdoctor.launch.reached import note_reached, places_to_try, try_places
+from ddpdoctor.collect.run.reached import FILE, load_reached
+from ddpdoctor.launch.command.placement import Placement
+from ddpdoctor.launch.watching.reached import note_reached, places_to_try, try_places
 from ddpdoctor.model.findings import Confidence, Finding, Judgement, Severity
 from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
 from ddpdoctor.model.reaching import Contact

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.consistency import read_consistency
-from ddpdoctor.collect.consistency_nodes import moments_name, unite_consistency
+from ddpdoctor.collect.fingerprints.saved import read_consistency
+from ddpdoctor.collect.fingerprints.saved_nodes import moments_name, unite_consistency
 from ddpdoctor.exchange.asking import Room
 from ddpdoctor.exchange.room import HostedRoom
-from ddpdoctor.launch.node_messages import leave
-from ddpdoctor.launch.progress import Followed
-from ddpdoctor.launch.replica_exchange import CONTENTS, ROOTS, WORD, ReplicaExchange
-from ddpdoctor.launch.replicas import Replicas
-from ddpdoctor.launch.shared_replicas import SharedReplicas
+from ddpdoctor.launch.nodes.node_messages import leave
+from ddpdoctor.launch.replicas.comparing import Replicas
+from ddpdoctor.launch.replicas.exchange import CONTENTS, ROOTS, WORD, ReplicaExchange
+from ddpdoctor.launch.replicas.shared import SharedReplicas
+from ddpdoctor.launch.watching.progress import Followed
 from ddpdoctor.model.consistency import Consistency
 from ddpdoctor.model.replica_records import RootsReport
-from ddpdoctor.recorder import wire
+from ddpdoctor.recorder.storage import ring_layout
 from tests.prints import TICKS, FakeRank
 
 TOKEN = b"secret"
@@ -64,7 +64,7 @@ class Node:
 
     def follow(self, attempt: int = 0, meeting: int | None = None) -> None:
         ring = mmap.mmap(-1, 1)
-        followed = Followed(pid=self.rank.pid, ticks=TICKS, role=wire.ROLE_RANK, ring=ring)
+        followed = Followed(pid=self.rank.pid, ticks=TICKS, role=ring_layout.ROLE_RANK, ring=ring)
         self.replicas.follow(attempt, [followed], meeting)
 
     def found(self) -> Consistency | None:

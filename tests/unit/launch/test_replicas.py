@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.consistency import file_name, read_consistency
-from ddpdoctor.launch.progress import Followed
-from ddpdoctor.launch.replicas import Replicas
+from ddpdoctor.collect.fingerprints.saved import file_name, read_consistency
+from ddpdoctor.launch.replicas.comparing import Replicas
+from ddpdoctor.launch.watching.progress import Followed
 from ddpdoctor.model.consistency import Consistency
-from ddpdoctor.recorder import wire
+from ddpdoctor.recorder.storage import ring_layout
 from tests.prints import TICKS, FakeRank
 
 RUN = {"check_every": 50, "allow_different": ["head.*"]}
@@ -31,7 +31,7 @@ def start(folder: Path, first_pid: int = 100) -> list[FakeRank]:
 
 
 def followed(ranks: Sequence[FakeRank]) -> list[Followed]:
-    return [Followed(pid=rank.pid, ticks=TICKS, role=wire.ROLE_RANK, ring=mmap.mmap(-1, 1)) for rank in ranks]
+    return [Followed(pid=rank.pid, ticks=TICKS, role=ring_layout.ROLE_RANK, ring=mmap.mmap(-1, 1)) for rank in ranks]
 
 
 def write(ranks: Sequence[FakeRank], number: int, *contents: str) -> None:

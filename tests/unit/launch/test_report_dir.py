@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from ddpdoctor.launch.report_dir import make_default_dir, make_report_dir
+from ddpdoctor.launch.folders.report_dir import make_default_dir, make_report_dir
 from ddpdoctor.model.errors import UserError
 
 NOW = datetime(2026, 3, 4, 5, 6, 7)  # noqa: DTZ001  a name, not a moment

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.launch.run_file import launch_shape
+from ddpdoctor.launch.folders.run_file import launch_shape
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,15 @@ import zipfile
 
 import pytest
 
-from ddpdoctor.collect.gpus import GpuCount
-from ddpdoctor.launch.script import check_command, check_script, choose_nproc, choose_ranks, locate_module, starts_ranks
+from ddpdoctor.collect.gpu.count import GpuCount
+from ddpdoctor.launch.command.script import (
+    check_command,
+    check_script,
+    choose_nproc,
+    choose_ranks,
+    locate_module,
+    starts_ranks,
+)
 from ddpdoctor.model.errors import UserError
 
 

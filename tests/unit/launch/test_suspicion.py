@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.launch.suspicion import EARLY_EXIT_WAIT_S, Headway, Suspicion, suspicion_of
+from ddpdoctor.launch.watching.suspicion import EARLY_EXIT_WAIT_S, Headway, Suspicion, suspicion_of
 
 LIMIT_S = 10.0
 LONG, SHORT = LIMIT_S + 1, LIMIT_S - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.launch.unrecorded import why_unrecorded
+from ddpdoctor.launch.watching.unrecorded import why_unrecorded
 
 LOADED = {"DDPDOCTOR_RUN": "/run", "PYTHONPATH": "/x/ddpdoctor/recorder/bootstrap:/mine"}
 

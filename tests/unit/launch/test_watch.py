@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.agent_log import AgentLog
-from ddpdoctor.launch.progress import Followed
-from ddpdoctor.launch.replicas import Replicas
-from ddpdoctor.launch.suspicion import Suspicion, suspicion_of
-from ddpdoctor.launch.watch import Watch
-from ddpdoctor.recorder import wire
+from ddpdoctor.collect.run.agent_log import AgentLog
+from ddpdoctor.launch.replicas.comparing import Replicas
+from ddpdoctor.launch.watching.progress import Followed
+from ddpdoctor.launch.watching.suspicion import Suspicion, suspicion_of
+from ddpdoctor.launch.watching.watch import Watch
+from ddpdoctor.recorder.storage import ring_layout
 
 TIMEOUT_S = 10.0
 LONG_NS = 1000 * 10**9
@@ -38,6 +38,6 @@ def test_a_launcher_idles_from_the_end_of_its_last_rank_on(tmp_path: Path, gone_
     pid = os.getpid()
     watch.agent = AgentLog(started={pid: {"at": now_ns - LONG_NS, "rank": 0}})
     watch.followed[pid] = Followed(
-        pid=pid, ticks=1, role=wire.ROLE_RANK, ring=mmap.mmap(-1, 1), ended_ns=now_ns - int(gone_s * 1e9)
+        pid=pid, ticks=1, role=ring_layout.ROLE_RANK, ring=mmap.mmap(-1, 1), ended_ns=now_ns - int(gone_s * 1e9)
     )
     assert suspicion_of([watch.headway()], TIMEOUT_S) is expected

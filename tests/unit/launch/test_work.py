@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.collect.proc import Process
-from ddpdoctor.launch.work import Receptions, WorkSeen
+from ddpdoctor.collect.process.proc import Process
+from ddpdoctor.launch.watching.work import Receptions, WorkSeen
 
 S = 1_000_000_000
 RANK = Process(pid=os.getpid(), ppid=1, state="R", start_ticks=1, cpu_ticks=100, name="python")

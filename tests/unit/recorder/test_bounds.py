@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddpdoctor.recorder import wire
-from ddpdoctor.recorder.reading import read_ring
-from ddpdoctor.recorder.ring import Ring
+from ddpdoctor.recorder.storage import ring_layout
+from ddpdoctor.recorder.storage.ring_reading import read_ring
+from ddpdoctor.recorder.storage.ring_writing import Ring
 from tests.scenarios.harmless.alone import defects, make_folder, read_rings, run_recorded
 
 CHILDREN = """
@@ -24,13 +24,13 @@ if __name__ == "__main__":
 """
 SITES = """
 import gc, sys, weakref
-from _ddpdoctor_recorder import calls
+from _ddpdoctor_recorder.calls import collectives
 from _ddpdoctor_recorder.state import here
 codes = []
 for number in range(20000):
     names = {}
     source = "def f():\\n" + "\\n" * number + " return begin('all_reduce')"
-    exec(compile(source, "made.py", "exec"), {"begin": lambda op: calls.begin(op)}, names)
+    exec(compile(source, "made.py", "exec"), {"begin": lambda op: collectives.begin(op)}, names)
     names["f"]()
     codes.append(weakref.ref(names["f"].__code__))
 names = None
@@ -53,7 +53,7 @@ for number in range(300):
     dist.all_reduce(tensor, group=group)
     dist.destroy_process_group(group)
 del group
-from _ddpdoctor_recorder import groups
+from _ddpdoctor_recorder.calls import groups
 print(seen[-1] - seen[0], len(groups._known))
 """
 
@@ -65,7 +65,7 @@ def raised(folder: Path) -> list[str]:
 
 def folder_size(folder: Path) -> int:
     sizes = [path.stat().st_size for path in folder.rglob("*.ring")]
-    return sum(size for size in sizes if size > wire.CHILD_SHAPE.total_bytes)
+    return sum(size for size in sizes if size > ring_layout.CHILD_SHAPE.total_bytes)
 
 
 def test_ends_of_many_children_leave_room_for_the_crash(tmp_path: Path) -> None:
@@ -93,11 +93,11 @@ def test_calls_and_groups_leave_nothing_behind(tmp_path: Path) -> None:
     grown, groups = map(int, done.stdout.split())
     assert grown < 2 * 2**20
     assert groups < 20
-    assert folder_size(folder) == wire.RANK_SHAPE.total_bytes
+    assert folder_size(folder) == ring_layout.RANK_SHAPE.total_bytes
 
 
 def test_the_last_room_is_for_what_a_verdict_rests_on(tmp_path: Path) -> None:
-    ring = Ring(str(tmp_path), wire.ROLE_RANK, wire.RANK_SHAPE, pid=1, start_ticks=1)
+    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=1, start_ticks=1)
     while ring.note({"k": "filler", "text": "x" * 500}):
         pass
     assert ring.intern("n" * 600) == 0
@@ -106,10 +106,10 @@ def test_the_last_room_is_for_what_a_verdict_rests_on(tmp_path: Path) -> None:
 
 
 def test_a_process_that_calls_exec_takes_its_ring_along(tmp_path: Path) -> None:
-    first = Ring(str(tmp_path), wire.ROLE_RANK, wire.RANK_SHAPE, pid=1, start_ticks=1)
+    first = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=1, start_ticks=1)
     first.note({"k": "before"})
     inode = Path(first.path).stat().st_ino
-    second = Ring(str(tmp_path), wire.ROLE_RANK, wire.RANK_SHAPE, pid=1, start_ticks=1)
+    second = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=1, start_ticks=1)
     assert (Path(second.path).stat().st_ino, read_ring(Path(second.path).read_bytes()).notes) == (inode, [])
-    third = Ring(str(tmp_path), wire.ROLE_CHILD, wire.CHILD_SHAPE, pid=1, start_ticks=1)
+    third = Ring(str(tmp_path), ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid=1, start_ticks=1)
     assert Path(third.path).stat().st_ino != inode

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch.distributed.distributed_c10d as c10d
 
 import ddpdoctor.recorder
-from ddpdoctor.recorder import calls
-from ddpdoctor.recorder.reading import read_ring
+from ddpdoctor.recorder.calls import collectives
+from ddpdoctor.recorder.storage.ring_reading import read_ring
 
 BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
 MADE_OF_OTHERS = {
@@ -58,18 +58,26 @@ print(json.dumps(made))
 
 
 def test_every_function_that_talks_to_other_ranks_is_known():
-    known = {*calls.COLLECTIVES, *calls.RENAMED, *calls.POINT_TO_POINT, *MADE_OF_OTHERS, *PHASES, *UNRECORDED, *ALONE}
+    known = {
+        *collectives.COLLECTIVES,
+        *collectives.RENAMED,
+        *collectives.POINT_TO_POINT,
+        *MADE_OF_OTHERS,
+        *PHASES,
+        *UNRECORDED,
+        *ALONE,
+    }
     public = {
         name
         for name, value in vars(c10d).items()
         if not name.startswith("_") and inspect.isfunction(value) and value.__module__ == c10d.__name__
     }
-    assert not public - known, "new in this torch: record it (recorder/calls.py), or say here why not"
+    assert not public - known, "new in this torch: record it (recorder/calls/collectives.py), or say here why not"
 
 
 def test_what_a_call_is_given_is_found_where_it_is_expected():
-    expected = {name: calls.COLLECTIVES[op] for name, op in calls.RENAMED.items()}
-    for name, tensor in {**calls.COLLECTIVES, **calls.POINT_TO_POINT, **expected}.items():
+    expected = {name: collectives.COLLECTIVES[op] for name, op in collectives.RENAMED.items()}
+    for name, tensor in {**collectives.COLLECTIVES, **collectives.POINT_TO_POINT, **expected}.items():
         arguments = inspect.signature(getattr(c10d, name)).parameters if hasattr(c10d, name) else {}
         assert not arguments or tensor is None or tensor in arguments, name
 
@@ -85,6 +93,6 @@ def test_a_call_is_recorded_once_whatever_it_is_called(tmp_path):
     (path,) = (tmp_path / "rings").glob("*")
     ring = read_ring(path.read_bytes())
     old = {"_all_gather_base": "all_gather_into_tensor", "_reduce_scatter_base": "reduce_scatter_tensor"}
-    expected = Counter((old | calls.RENAMED).get(name, name) for name in made)
+    expected = Counter((old | collectives.RENAMED).get(name, name) for name in made)
     assert Counter(slot.op for slot in ring.slots if slot.op in expected) == expected
     assert not [note for note in ring.notes if note["k"] == "defect"]

@@ -11,9 +11,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ddpdoctor.recorder import calls, capture, reading, reductions, replica_moments, tensor_looks, wire, works
-from ddpdoctor.recorder.ring import Ring
+from ddpdoctor.recorder import capture
+from ddpdoctor.recorder.calls import collectives, works
+from ddpdoctor.recorder.gradients import finite_checks
+from ddpdoctor.recorder.replicas import fingerprinting
 from ddpdoctor.recorder.state import here
+from ddpdoctor.recorder.storage import ring_layout, ring_reading
+from ddpdoctor.recorder.storage.ring_writing import Ring
+from ddpdoctor.recorder.training import reductions
 
 
 class Graph:
@@ -49,7 +54,7 @@ class Work:
 
 @pytest.fixture
 def ring(tmp_path, monkeypatch):
-    ring = Ring(str(tmp_path), wire.ROLE_RANK, wire.RANK_SHAPE, pid=42, start_ticks=7)
+    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=42, start_ticks=7)
     monkeypatch.setattr(here, "ring", ring)
     monkeypatch.setattr(here, "main_thread", threading.get_ident())
     yield ring
@@ -78,11 +83,11 @@ capturing = pytest.mark.parametrize("captures", [by_torchs_class, by_the_stream]
 
 
 def slots(ring):
-    return list(reading.read_ring(Path(ring.path).read_bytes()).slots)
+    return list(ring_reading.read_ring(Path(ring.path).read_bytes()).slots)
 
 
 def hand_out(ring, work):
-    index = ring.begin(calls.records.kind_of(ring, sys._getframe(), "all_reduce").packed)
+    index = ring.begin(collectives.records.kind_of(ring, sys._getframe(), "all_reduce").packed)
     works.hand_out(work, index)
 
 
@@ -119,7 +124,7 @@ def test_a_captured_call_ends_at_once(ring, captures):
     work = Work()
 
     with captures():
-        calls.wrap(
+        collectives.wrap(
             "all_reduce",
             lambda tensor, group, async_op: work,  # noqa: ARG005 - as torch calls them
             "tensor",
@@ -144,14 +149,14 @@ def test_a_work_that_raises_holds_up_no_other(ring):
     hand_out(ring, after)
     works.settle()
     assert [bool(slot.ended_ns) for slot in slots(ring)] == [True, True]
-    assert not [note for note in reading.read_ring(Path(ring.path).read_bytes()).notes if note["k"] == "defect"]
+    assert not [note for note in ring_reading.read_ring(Path(ring.path).read_bytes()).notes if note["k"] == "defect"]
 
 
 @capturing
 def test_no_tensor_is_looked_at_while_a_graph_is_captured(captures):
     with captures():
-        assert not replica_moments.may_look()
-        assert tensor_looks.is_observed()
+        assert not fingerprinting.may_look()
+        assert finite_checks.is_observed()
 
 
 @capturing
@@ -159,7 +164,7 @@ def test_the_last_look_asks_no_stream_while_a_graph_is_captured(monkeypatch, cap
     asked = []
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: asked.append(1))
     with captures():
-        assert not replica_moments.gpu_is_idle()
+        assert not fingerprinting.gpu_is_idle()
     assert not asked
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from ddpdoctor.recorder import errors
+from ddpdoctor.recorder.stacks import errors
 from ddpdoctor.recorder.state import here
 
 

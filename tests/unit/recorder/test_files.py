@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from ddpdoctor.recorder import files
+from ddpdoctor.recorder.storage import files
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o777])

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddpdoctor.recorder import fingerprint
-from ddpdoctor.recorder.fingerprint import prints
-from ddpdoctor.recorder.print_wire import ABSENT, PRINT_SIZE, UNTOLD
+from ddpdoctor.recorder.replicas import fingerprint
+from ddpdoctor.recorder.replicas.fingerprint import prints
+from ddpdoctor.recorder.storage.fingerprint_layout import ABSENT, PRINT_SIZE, UNTOLD
 
 NAMES = [
     *(
@@ -507,7 +507,7 @@ import json
 import sys
 import torch
 from torch.profiler import ProfilerActivity, profile
-from ddpdoctor.recorder.fingerprint import prints
+from ddpdoctor.recorder.replicas.fingerprint import prints
 
 large = [torch.randn(10_000_000)]
 turned = [torch.randn(4000, 2500).t()]

@@ -28,7 +28,7 @@ if build["nccl"]:
 torch = types.ModuleType("torch")
 torch.__version__ = build["version"]
 sys.modules.update({"torch": torch, "torch._C._distributed_c10d": native})
-from ddpdoctor.recorder import flight, groups
+from ddpdoctor.recorder.calls import flight, groups
 world = types.SimpleNamespace(default_pg=object(), pg_names={1: "0", 2: "1"})
 groups.c10d = types.SimpleNamespace(_world=world)
 flight.turn_on()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ddpdoctor.recorder.reading import read_ring_file
+from ddpdoctor.recorder.storage.ring_reading import read_ring_file
 
 PROGRAM = """
 import json, sys, types
@@ -15,8 +15,9 @@ from types import SimpleNamespace as NS
 torch = types.ModuleType("torch")
 torch.device = lambda name: name
 sys.modules["torch"] = torch
-from ddpdoctor.recorder import calls, groups, wire
-from ddpdoctor.recorder.ring import Ring
+from ddpdoctor.recorder.calls import collectives, groups
+from ddpdoctor.recorder.storage import ring_layout
+from ddpdoctor.recorder.storage.ring_writing import Ring
 from ddpdoctor.recorder.state import here
 
 class Counter:
@@ -35,7 +36,7 @@ config = sys.argv[2]
 world = NS(default_pg=group, pg_backend_config={group: config}, pg_group_ranks={group: {0: 0, 1: 1}}, pg_map={})
 groups.c10d = NS(_world=world)
 
-here.ring = ring = Ring(sys.argv[1], wire.ROLE_RANK, wire.RANK_SHAPE, 1, 1)
+here.ring = ring = Ring(sys.argv[1], ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, 1, 1)
 
 def tensor(device):
     return NS(dtype="torch.float32", shape=(4,), device=NS(type=device))
@@ -47,8 +48,8 @@ def all_reduce(tensor, op=None, group=None, async_op=False):
 def barrier(group=None, async_op=False, device_ids=None):
     (world.default_pg if config == "nccl" else Group.gloo).number += 1
 
-all_reduce = calls.wrap("all_reduce", all_reduce, "tensor", p2p=False)
-barrier = calls.wrap("barrier", barrier, None, p2p=False)
+all_reduce = collectives.wrap("all_reduce", all_reduce, "tensor", p2p=False)
+barrier = collectives.wrap("barrier", barrier, None, p2p=False)
 all_reduce(tensor("cuda"))
 all_reduce(tensor("cpu"))
 all_reduce(tensor("cpu"))

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddpdoctor.recorder.level import backends_of
+from ddpdoctor.recorder.calls.debug_level import backends_of
 
 from .test_start import BOOTSTRAP
 

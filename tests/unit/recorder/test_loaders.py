@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import ddpdoctor.recorder
-from ddpdoctor.collect.loaders import read_loaders
-from ddpdoctor.recorder.loaders import MAX_BYTES, MAX_PASSES
-from ddpdoctor.recorder.reading import read_ring
+from ddpdoctor.collect.rank.loaders import read_loaders
+from ddpdoctor.recorder.data.loaders import MAX_BYTES, MAX_PASSES
+from ddpdoctor.recorder.storage.ring_reading import read_ring
 
 if TYPE_CHECKING:
     from ddpdoctor.model.data import EpochSeen, LoaderSeen

@@ -8,14 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddpdoctor.collect.nonfinite import read_nonfinite
+from ddpdoctor.collect.rank.nonfinite import read_nonfinite
 from ddpdoctor.model.consistency import Origin
-from ddpdoctor.recorder import gradient_findings, reading, wire
-from ddpdoctor.recorder.gradient_findings import LONG_ROW, MAX_NOTED
-from ddpdoctor.recorder.gradient_watch import Backward, Watch
-from ddpdoctor.recorder.ring import Ring
+from ddpdoctor.recorder.gradients import findings
+from ddpdoctor.recorder.gradients.findings import LONG_ROW, MAX_NOTED
+from ddpdoctor.recorder.gradients.finite_checks import has_finite_sum, tensors_in
+from ddpdoctor.recorder.gradients.watch import Backward, Watch
 from ddpdoctor.recorder.state import here
-from ddpdoctor.recorder.tensor_looks import has_finite_sum, tensors_in
+from ddpdoctor.recorder.storage import ring_layout, ring_reading
+from ddpdoctor.recorder.storage.ring_writing import Ring
 
 torch = pytest.importorskip("torch")
 NAN, INF = float("nan"), float("inf")
@@ -67,16 +68,16 @@ class Trained:
 
     def found(self):
         self.watch.end()
-        notes = reading.read_ring(Path(self._ring.path).read_bytes()).notes
+        notes = ring_reading.read_ring(Path(self._ring.path).read_bytes()).notes
         assert not [note for note in notes if note["k"] == "defect"]
         return read_nonfinite([*notes, {"k": "gradients"}])
 
 
 @pytest.fixture
 def make(tmp_path, monkeypatch):
-    ring = Ring(str(tmp_path), wire.ROLE_RANK, wire.RANK_SHAPE, pid=42, start_ticks=7)
+    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=42, start_ticks=7)
     monkeypatch.setattr(here, "ring", ring)
-    monkeypatch.setattr(gradient_findings, "_noted", {False: 0, True: 0})
+    monkeypatch.setattr(findings, "_noted", {False: 0, True: 0})
     return lambda **options: Trained(ring, **options)
 
 

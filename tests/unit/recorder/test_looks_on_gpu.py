@@ -13,14 +13,15 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddpdoctor.collect.nonfinite import read_nonfinite
-from ddpdoctor.recorder import gradient_findings, reading, wire
-from ddpdoctor.recorder.fingerprint import Reader
-from ddpdoctor.recorder.gradient_watch import Backward, Watch
-from ddpdoctor.recorder.ring import Ring
+from ddpdoctor.collect.rank.nonfinite import read_nonfinite
+from ddpdoctor.recorder.gradients import findings
+from ddpdoctor.recorder.gradients.finite_checks import Maxima, samples_of
+from ddpdoctor.recorder.gradients.watch import Backward, Watch
+from ddpdoctor.recorder.replicas.fingerprint import Reader
+from ddpdoctor.recorder.replicas.tensor_words import _of_known_dtype
 from ddpdoctor.recorder.state import here
-from ddpdoctor.recorder.tensor_looks import Maxima, samples_of
-from ddpdoctor.recorder.tensor_words import _of_known_dtype
+from ddpdoctor.recorder.storage import ring_layout, ring_reading
+from ddpdoctor.recorder.storage.ring_writing import Ring
 
 NAN, INF = float("nan"), float("inf")
 PARAMETERS = 300
@@ -159,16 +160,16 @@ class Trained:
 
     def found(self):
         self.watch.end()
-        notes = reading.read_ring(Path(self.ring.path).read_bytes()).notes
+        notes = ring_reading.read_ring(Path(self.ring.path).read_bytes()).notes
         assert not [note for note in notes if note["k"] == "defect"]
         return read_nonfinite([*notes, {"k": "gradients"}])
 
 
 @pytest.fixture
 def make(tmp_path, monkeypatch, streams, world):  # noqa: ARG001 - they are needed, not used
-    ring = Ring(str(tmp_path), wire.ROLE_RANK, wire.RANK_SHAPE, pid=42, start_ticks=7)
+    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=42, start_ticks=7)
     monkeypatch.setattr(here, "ring", ring)
-    monkeypatch.setattr(gradient_findings, "_noted", {False: 0, True: 0})
+    monkeypatch.setattr(findings, "_noted", {False: 0, True: 0})
     return lambda **options: Trained(monkeypatch, ring, **options)
 
 

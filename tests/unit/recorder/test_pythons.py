@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import ddpdoctor.recorder
-from ddpdoctor.recorder import reading
+from ddpdoctor.recorder.storage import ring_reading
 
 RECORDER = Path(ddpdoctor.recorder.__file__).parent
 FILES = sorted(RECORDER.rglob("*.py"))
@@ -26,10 +26,12 @@ SCRIPT = """
 import importlib, os, threading
 import _ddpdoctor_recorder
 home = _ddpdoctor_recorder.__path__[0]
-for file in os.listdir(home):
-    needs_torch = file.endswith(".py") and "import torch" in open(os.path.join(home, file)).read().splitlines()
-    if file.endswith(".py") and file != "__init__.py" and not needs_torch:
-        importlib.import_module("_ddpdoctor_recorder." + file[:-3])
+for folder, _, files in os.walk(home):
+    for file in [] if folder.endswith("bootstrap") else files:
+        needs_torch = file.endswith(".py") and "import torch" in open(os.path.join(folder, file)).read().splitlines()
+        if file.endswith(".py") and file != "__init__.py" and not needs_torch:
+            name = os.path.relpath(os.path.join(folder, file), home)[:-3].replace(os.sep, ".")
+            importlib.import_module("_ddpdoctor_recorder." + name)
 thread = threading.Thread(target=print, args=("trained",))
 thread.start(); thread.join()
 if hasattr(os, "fork") and os.fork() == 0:
@@ -97,7 +99,7 @@ def test_a_file_is_python_3_8(path: Path) -> None:
 
 def run_as_rank(
     python: str | Path, code: str, folder: Path
-) -> tuple[subprocess.CompletedProcess[str], list[reading.RingContent]]:
+) -> tuple[subprocess.CompletedProcess[str], list[ring_reading.RingContent]]:
     """Run code as a rank that is recorded; return how that went, and the rings of it and its children."""
     for name in ("rings", "evidence"):
         (folder / name).mkdir()
@@ -107,7 +109,7 @@ def run_as_rank(
     env |= {"DDPDOCTOR_RUN": str(folder), "DDPDOCTOR_AGENT": str(os.getpid()), "RANK": "0"}
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, env=env, check=False, cwd=folder)
     assert list(folder.glob("lost-*")) == []
-    return done, [reading.read_ring(path.read_bytes()) for path in (folder / "rings").iterdir()]
+    return done, [ring_reading.read_ring(path.read_bytes()) for path in (folder / "rings").iterdir()]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the recorder is for Linux")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.recorder import errors
-from ddpdoctor.recorder.reasons import reason_of
+from ddpdoctor.recorder.stacks import errors
+from ddpdoctor.recorder.stacks.reasons import reason_of
 
 LIBRARY = "/usr/lib/site-packages/torch/distributed/library.py"
 WRAPPING = """

@@ -9,22 +9,23 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.recorder import reading, records, wire
-from ddpdoctor.recorder.ring import Ring
+from ddpdoctor.recorder.calls import records
+from ddpdoctor.recorder.storage import ring_layout, ring_reading
+from ddpdoctor.recorder.storage.ring_writing import Ring
 
 
 @pytest.fixture
 def ring(tmp_path: Path) -> Ring:
-    return Ring(str(tmp_path), wire.ROLE_RANK, wire.RANK_SHAPE, pid=42, start_ticks=7)
+    return Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=42, start_ticks=7)
 
 
-def call(ring: Ring, op: str = "all_reduce", shape: Any = (), redop: str = "", peer: int = wire.NO_PEER) -> None:
-    kind = records.kind_of(ring, sys._getframe(1), op, 0, "float32", shape, 1, redop, peer, wire.FLAG_MAIN)
+def call(ring: Ring, op: str = "all_reduce", shape: Any = (), redop: str = "", peer: int = ring_layout.NO_PEER) -> None:
+    kind = records.kind_of(ring, sys._getframe(1), op, 0, "float32", shape, 1, redop, peer, ring_layout.FLAG_MAIN)
     ring.end(ring.begin(kind.packed))
 
 
-def slots(ring: Ring) -> list[reading.Slot]:
-    return list(reading.read_ring(Path(ring.path).read_bytes()).slots)
+def slots(ring: Ring) -> list[ring_reading.Slot]:
+    return list(ring_reading.read_ring(Path(ring.path).read_bytes()).slots)
 
 
 def test_a_call_that_comes_again_is_worked_out_once(ring: Ring) -> None:

@@ -14,14 +14,20 @@ from typing import Any
 import pytest
 
 import ddpdoctor.recorder
-from ddpdoctor.recorder import print_wire, replica_moments
-from ddpdoctor.recorder.print_reading import PrintFile
-from ddpdoctor.recorder.reading import read_ring
+from ddpdoctor.recorder.replicas import fingerprinting
+from ddpdoctor.recorder.storage import fingerprint_layout
+from ddpdoctor.recorder.storage.fingerprint_reading import PrintFile
+from ddpdoctor.recorder.storage.ring_reading import read_ring
 
 BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
 JOB = Path(__file__).parent / "replica_job.py"
 CHECK_EVERY = 4
-STEP, FORWARD, SYNC, END = print_wire.STEP, print_wire.FORWARD, print_wire.SYNC, print_wire.END
+STEP, FORWARD, SYNC, END = (
+    fingerprint_layout.STEP,
+    fingerprint_layout.FORWARD,
+    fingerprint_layout.SYNC,
+    fingerprint_layout.END,
+)
 
 FIRST_HALF = (
     "ordinary", "own_buffers", "accumulated", "forward_only_in_no_sync", "backward_twice", "two_forwards_one_backward",
@@ -111,7 +117,7 @@ def names_in(file: PrintFile, what: str) -> list[str]:
 def test_powers_of_two_are_due_and_then_multiples(every: int, due: list[int]) -> None:
     found = [0]
     while len(found) <= len(due):
-        found.append(replica_moments.next_due(found[-1], every))
+        found.append(fingerprinting.next_due(found[-1], every))
     assert found[1:] == due
 
 
@@ -128,24 +134,24 @@ def test_an_ordinary_model(jobs: list[Ran]) -> None:
     assert file.table["ranks"] == [0, 1, 2, 3]
     assert file.table["rank"] == 0
     names = ["0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias"]
-    assert names_in(file, print_wire.PARAMETER) == names_in(file, print_wire.GRADIENT) == names
-    assert names_in(file, print_wire.STATE)[:3] == ["0.weight step", "0.weight exp_avg", "0.weight exp_avg_sq"]
-    assert names_in(file, print_wire.BUFFER) == [], "BatchNorm's are its own after a step, until DDP sends them"
-    assert file.rows[0] == [print_wire.GRADIENT, "0.weight", "", [8, 4], "float32"]
+    assert names_in(file, fingerprint_layout.PARAMETER) == names_in(file, fingerprint_layout.GRADIENT) == names
+    assert names_in(file, fingerprint_layout.STATE)[:3] == ["0.weight step", "0.weight exp_avg", "0.weight exp_avg_sq"]
+    assert names_in(file, fingerprint_layout.BUFFER) == [], "BatchNorm's are its own after a step, until DDP sends them"
+    assert file.rows[0] == [fingerprint_layout.GRADIENT, "0.weight", "", [8, 4], "float32"]
     (synced,) = files_of(jobs, "ordinary", SYNC)
-    assert names_in(synced, print_wire.BUFFER) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    assert names_in(synced, fingerprint_layout.BUFFER) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
     (end,) = files_of(jobs, "ordinary", END)
-    assert {row[0] for row in end.rows} == {print_wire.PARAMETER}
+    assert {row[0] for row in end.rows} == {fingerprint_layout.PARAMETER}
     assert Path(end.path).stat().st_size < 4096, "there is one record, and room for one"
 
 
 def test_what_changes_has_other_prints(jobs: list[Ran]) -> None:
     records = records_of(jobs, "ordinary", STEP)
-    rows = len(records[0].prints) // print_wire.PRINT_SIZE
+    rows = len(records[0].prints) // fingerprint_layout.PRINT_SIZE
     for row in range(rows):
-        at = slice(row * print_wire.PRINT_SIZE, (row + 1) * print_wire.PRINT_SIZE)
+        at = slice(row * fingerprint_layout.PRINT_SIZE, (row + 1) * fingerprint_layout.PRINT_SIZE)
         assert len({record.prints[at] for record in records}) == len(records)
-        assert print_wire.ABSENT not in {record.prints[at] for record in records}
+        assert fingerprint_layout.ABSENT not in {record.prints[at] for record in records}
 
 
 def test_values_beside_the_tensors(jobs: list[Ran]) -> None:
@@ -167,7 +173,7 @@ def test_values_beside_the_tensors(jobs: list[Ran]) -> None:
 def test_buffers_that_ddp_does_not_send_are_looked_at_with_the_rest(jobs: list[Ran]) -> None:
     names = ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
     (step,), (end,) = files_of(jobs, "own_buffers", STEP), files_of(jobs, "own_buffers", END)
-    assert names_in(step, print_wire.BUFFER) == names_in(end, print_wire.BUFFER) == names
+    assert names_in(step, fingerprint_layout.BUFFER) == names_in(end, fingerprint_layout.BUFFER) == names
     assert files_of(jobs, "own_buffers", SYNC) == []
 
 
@@ -208,8 +214,8 @@ def test_a_model_and_an_optimizer_make_a_stream(jobs: list[Ran]) -> None:
         assert numbers_of(jobs, "one_optimizer_for_two_models", STEP, model, optimizer=1) == [1, 2]
     for optimizer, own in ((1, ["0.weight", "0.bias"]), (2, ["2.weight", "2.bias"])):
         (file,) = files_of(jobs, "two_optimizers_for_one_model", STEP, optimizer=optimizer)
-        assert names_in(file, print_wire.GRADIENT) == own
-        assert names_in(file, print_wire.PARAMETER) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+        assert names_in(file, fingerprint_layout.GRADIENT) == own
+        assert names_in(file, fingerprint_layout.PARAMETER) == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert values_of(jobs, "two_optimizers_for_one_model", STEP, "unheld")[0] == 2, "the second has not stepped yet"
 
 
@@ -223,7 +229,7 @@ def test_without_an_optimizer_that_holds_parameters_forwards_count(jobs: list[Ra
     assert numbers_of(jobs, case, FORWARD)[:2] == [1, 2]
     assert files_of(jobs, case, STEP) == []
     (file,) = files_of(jobs, case, FORWARD)
-    assert {row[0] for row in file.rows} == {print_wire.PARAMETER}
+    assert {row[0] for row in file.rows} == {fingerprint_layout.PARAMETER}
     assert values_of(jobs, case, FORWARD, "steps")[:2] == [0, 0]
     assert len(numbers_of(jobs, case, END)) == 1
 
@@ -247,20 +253,22 @@ def test_a_layer_that_was_replaced_after_the_optimizer_was_made_shows(jobs: list
 def test_names(jobs: list[Ran]) -> None:
     (file,) = files_of(jobs, "ignored", STEP)
     assert (
-        names_in(file, print_wire.PARAMETER) == names_in(file, print_wire.GRADIENT) == ["0.bias", "2.weight", "2.bias"]
+        names_in(file, fingerprint_layout.PARAMETER)
+        == names_in(file, fingerprint_layout.GRADIENT)
+        == ["0.bias", "2.weight", "2.bias"]
     )
     (file,) = files_of(jobs, "tied", STEP)
-    assert names_in(file, print_wire.PARAMETER) == ["0.weight", "0.bias", "1.bias"]
+    assert names_in(file, fingerprint_layout.PARAMETER) == ["0.weight", "0.bias", "1.bias"]
     for case in ("compiled_around", "compiled_within"):
         (file,) = files_of(jobs, case, STEP)
-        assert names_in(file, print_wire.PARAMETER) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+        assert names_in(file, fingerprint_layout.PARAMETER) == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
 def test_what_was_unfrozen_after_wrapping_is_named_and_has_rows_from_then_on(jobs: list[Ran]) -> None:
     before, after = files_of(jobs, "unfrozen", STEP)
-    assert names_in(before, print_wire.GRADIENT) == ["2.weight", "2.bias"]
-    assert names_in(after, print_wire.GRADIENT) == ["0.weight", "0.bias", "2.weight", "2.bias"]
-    assert names_in(before, print_wire.PARAMETER) == names_in(after, print_wire.PARAMETER)
+    assert names_in(before, fingerprint_layout.GRADIENT) == ["2.weight", "2.bias"]
+    assert names_in(after, fingerprint_layout.GRADIENT) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert names_in(before, fingerprint_layout.PARAMETER) == names_in(after, fingerprint_layout.PARAMETER)
     assert before.read_since(0)[-1].text.get("unreduced") is None
     (record,) = after.read_since(0)
     assert record.text["unreduced"] == ["0.weight", "0.bias"]
@@ -269,12 +277,13 @@ def test_what_was_unfrozen_after_wrapping_is_named_and_has_rows_from_then_on(job
 
 def test_absent_gradients_are_zeros(jobs: list[Ran]) -> None:
     (file,) = files_of(jobs, "unused_parameters", STEP)
-    size = print_wire.PRINT_SIZE
+    size = fingerprint_layout.PRINT_SIZE
     for record in file.read_since(0):
         absent = {
             row[1]
             for i, row in enumerate(file.rows)
-            if row[0] == print_wire.GRADIENT and record.prints[i * size : (i + 1) * size] == print_wire.ABSENT
+            if row[0] == fingerprint_layout.GRADIENT
+            and record.prints[i * size : (i + 1) * size] == fingerprint_layout.ABSENT
         }
         assert absent == {"2.weight", "2.bias", "spare.weight", "spare.bias"}
 
@@ -287,14 +296,14 @@ def test_a_step_counts_once(jobs: list[Ran], case: str) -> None:
 def test_state_that_is_sharded_is_left_out(jobs: list[Ran]) -> None:
     (file,) = files_of(jobs, "sharded_optimizer", STEP)
     assert [record.number for record in file.read_since(0)] == [1, 2]
-    assert names_in(file, print_wire.STATE) == []
-    assert len(names_in(file, print_wire.PARAMETER)) == len(names_in(file, print_wire.GRADIENT)) == 4
+    assert names_in(file, fingerprint_layout.STATE) == []
+    assert len(names_in(file, fingerprint_layout.PARAMETER)) == len(names_in(file, fingerprint_layout.GRADIENT)) == 4
 
 
 def test_gradients_of_a_closure_are_those_of_its_own_step(jobs: list[Ran]) -> None:
     (file,) = files_of(jobs, "closures", STEP)
-    gradients = 4 * print_wire.PRINT_SIZE
-    assert all(print_wire.ABSENT not in record.prints[:gradients] for record in file.read_since(0))
+    gradients = 4 * fingerprint_layout.PRINT_SIZE
+    assert all(fingerprint_layout.ABSENT not in record.prints[:gradients] for record in file.read_since(0))
 
 
 def test_a_step_that_raised_does_not_hide_those_of_others(jobs: list[Ran]) -> None:

@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.recorder import reading, wire
-from ddpdoctor.recorder.ring import Ring
+from ddpdoctor.recorder.storage import ring_layout, ring_reading
+from ddpdoctor.recorder.storage.ring_writing import Ring
 
 
-def make(tmp_path: Path, shape: wire.Shape = wire.CHILD_SHAPE) -> Ring:
-    return Ring(str(tmp_path), wire.ROLE_RANK, shape, pid=42, start_ticks=7)
+def make(tmp_path: Path, shape: ring_layout.Shape = ring_layout.CHILD_SHAPE) -> Ring:
+    return Ring(str(tmp_path), ring_layout.ROLE_RANK, shape, pid=42, start_ticks=7)
 
 
-def read(ring: Ring) -> reading.RingContent:
-    return reading.read_ring(Path(ring.path).read_bytes())
+def read(ring: Ring) -> ring_reading.RingContent:
+    return ring_reading.read_ring(Path(ring.path).read_bytes())
 
 
 def record(ring: Ring, op: str = "all_reduce", seq: int = 1, dims: tuple[int, ...] = (4, 8)) -> int:
     site = ring.intern_site(("f.py", 3), {"f": "f.py", "l": 3, "n": "main", "u": 1})
     names = (ring.intern(op), 0, ring.intern("0"), site, 0, ring.intern("torch.float32"))
-    return ring.begin(wire.pack_kind(*names, peer=-1, tensors=1, flags=4, dims=dims), seq)
+    return ring.begin(ring_layout.pack_kind(*names, peer=-1, tensors=1, flags=4, dims=dims), seq)
 
 
 def test_a_call_is_there_before_it_ends_and_complete_after(tmp_path: Path) -> None:
@@ -35,10 +35,10 @@ def test_a_call_is_there_before_it_ends_and_complete_after(tmp_path: Path) -> No
     assert slot.site is not None
     assert slot.site["l"] == 3
     assert slot.ended_ns == 0
-    ring.end(index, wire.FLAG_FAILED)
+    ring.end(index, ring_layout.FLAG_FAILED)
     (slot,) = read(ring).slots
     assert slot.ended_ns >= slot.started_ns > 0
-    assert slot.flags & wire.FLAG_FAILED
+    assert slot.flags & ring_layout.FLAG_FAILED
 
 
 def test_the_oldest_calls_are_overwritten_and_the_file_keeps_its_size(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_the_oldest_calls_are_overwritten_and_the_file_keeps_its_size(tmp_path: 
     content = read(ring)
     assert [slot.seq for slot in content.slots] == list(range(69, 101))
     assert content.cells["calls_done"] == 100
-    assert Path(ring.path).stat().st_size == size == wire.CHILD_SHAPE.total_bytes
+    assert Path(ring.path).stat().st_size == size == ring_layout.CHILD_SHAPE.total_bytes
 
 
 def test_ending_a_call_that_was_overwritten_changes_nothing(tmp_path: Path) -> None:
@@ -74,8 +74,8 @@ def test_a_full_journal_drops_and_counts_and_calls_go_on(tmp_path: Path) -> None
 
 
 def test_all_blocks_are_allocated_at_the_start(tmp_path: Path) -> None:
-    ring = make(tmp_path, wire.RANK_SHAPE)
-    assert Path(ring.path).stat().st_blocks * 512 >= wire.RANK_SHAPE.total_bytes
+    ring = make(tmp_path, ring_layout.RANK_SHAPE)
+    assert Path(ring.path).stat().st_blocks * 512 >= ring_layout.RANK_SHAPE.total_bytes
 
 
 def test_no_room_is_an_error_at_the_start_and_leaves_no_file(tmp_path: Path) -> None:
@@ -83,11 +83,11 @@ def test_no_room_is_an_error_at_the_start_and_leaves_no_file(tmp_path: Path) -> 
         "import resource, sys; sys.path.insert(0, sys.argv[2]);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
         "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        "from ddpdoctor.recorder import ring, wire\n"
-        "try: ring.Ring(sys.argv[1], 1, wire.CHILD_SHAPE, 1, 1)\n"
+        "from ddpdoctor.recorder.storage import ring_layout, ring_writing\n"
+        "try: ring_writing.Ring(sys.argv[1], 1, ring_layout.CHILD_SHAPE, 1, 1)\n"
         "except OSError as e: print('refused')"
     )
-    root = str(Path(wire.__file__).parents[2])
+    root = str(Path(ring_layout.__file__).parents[3])
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path), root], capture_output=True, text=True, check=False
     )
@@ -96,7 +96,7 @@ def test_no_room_is_an_error_at_the_start_and_leaves_no_file(tmp_path: Path) -> 
 
 
 def test_many_threads_lose_no_call(tmp_path: Path) -> None:
-    ring = make(tmp_path, wire.RANK_SHAPE)
+    ring = make(tmp_path, ring_layout.RANK_SHAPE)
 
     def work() -> None:
         for _ in range(200):
@@ -126,10 +126,10 @@ def test_the_last_place(tmp_path: Path) -> None:
     assert read(ring).place == ("/home/u/träin.py", 13, "main")
 
 
-@pytest.mark.parametrize("data", [b"", b"x" * 5000, wire.MAGIC + b"\0" * 5000, bytes(9000)])
+@pytest.mark.parametrize("data", [b"", b"x" * 5000, ring_layout.MAGIC + b"\0" * 5000, bytes(9000)])
 def test_what_is_no_ring_is_refused(data: bytes) -> None:
-    with pytest.raises(reading.DamagedRingError):
-        reading.read_ring(data)
+    with pytest.raises(ring_reading.DamagedRingError):
+        ring_reading.read_ring(data)
 
 
 def test_a_truncated_ring_is_refused_and_a_damaged_line_is_passed_over(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_truncated_ring_is_refused_and_a_damaged_line_is_passed_over(tmp_path:
     ring.note({"k": "first"})
     ring.note({"k": "second"})
     data = bytearray(Path(ring.path).read_bytes())
-    with pytest.raises(reading.DamagedRingError, match="truncated"):
-        reading.read_ring(bytes(data[:-1]))
-    data[wire.HEADER_SIZE + 2] = 0xFF
-    assert [note["k"] for note in reading.read_ring(bytes(data)).notes] == ["second"]
+    with pytest.raises(ring_reading.DamagedRingError, match="truncated"):
+        ring_reading.read_ring(bytes(data[:-1]))
+    data[ring_layout.HEADER_SIZE + 2] = 0xFF
+    assert [note["k"] for note in ring_reading.read_ring(bytes(data)).notes] == ["second"]

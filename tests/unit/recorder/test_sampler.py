@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.proc import read_io
-from ddpdoctor.recorder import wire
-from ddpdoctor.recorder.ring import Ring
-from ddpdoctor.recorder.sampler import Sampler, write_quietly
+from ddpdoctor.collect.process.proc import read_io
+from ddpdoctor.recorder.stacks.sampler import Sampler, write_quietly
+from ddpdoctor.recorder.storage import ring_layout
+from ddpdoctor.recorder.storage.ring_writing import Ring
 
 
 def test_what_is_written_quietly_is_there_and_counts_as_no_progress(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_stacks_of_a_thread_that_runs_are_read_without_harm() -> None:
 
 
 def test_an_import_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ring = Ring(str(tmp_path), wire.ROLE_RANK, wire.RANK_SHAPE, os.getpid(), 1)
+    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, os.getpid(), 1)
     sampler = Sampler(1.0)
     sampler.look_at_imports(ring)
     before = ring.get("new_functions")
@@ -81,8 +81,10 @@ def test_an_import_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 ASKED = """
 import os
 os.mkdir(os.environ["DDPDOCTOR_RUN"] + "/evidence")
-from ddpdoctor.recorder import sampler, state, wire
-state.here.role = wire.ROLE_RANK
+from ddpdoctor.recorder import state
+from ddpdoctor.recorder.stacks import sampler
+from ddpdoctor.recorder.storage import ring_layout
+state.here.role = ring_layout.ROLE_RANK
 one = sampler.Sampler(0.1)
 state.queries["groups"] = lambda: os._exit(7)  # as a query that never comes back
 one.answer(1)

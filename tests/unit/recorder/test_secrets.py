@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.recorder.secrets import hide_in_text, hide_secrets
+from ddpdoctor.recorder.storage.secrets import hide_in_text, hide_secrets
 
 RANDOM = "q7Rk2LmZ9xVt4Bn8Wc1Ys6"
 COMMIT = "1b866ed0c5f2a94d7e3b8f6a1c0d9e8f7a6b5c4d"

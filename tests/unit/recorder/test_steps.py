@@ -8,23 +8,27 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddpdoctor.collect.steps import fetch_cells, find_children, read_fetches, read_lines, read_steps
-from ddpdoctor.launch.workers import WorkersSeen
+from ddpdoctor.collect.rank.steps import fetch_cells, find_children, read_fetches, read_lines, read_steps
+from ddpdoctor.launch.watching.workers import WorkersSeen
 from ddpdoctor.model.steps import FetchTimes, Phase, StepEnd
-from ddpdoctor.recorder import fetches, lines, reading, reductions, stepclock, wire
-from ddpdoctor.recorder.ring import Ring
+from ddpdoctor.recorder.data import fetches
 from ddpdoctor.recorder.state import here
-from ddpdoctor.recorder.stepclock import StepClock
+from ddpdoctor.recorder.storage import ring_layout, ring_reading
+from ddpdoctor.recorder.storage.ring_writing import Ring
+from ddpdoctor.recorder.training import lines, reductions, step_clock
+from ddpdoctor.recorder.training.step_clock import StepClock
 
-ENDS = [wire.STEP_COLLECTIVE, wire.STEP_BACKWARD, wire.STEP_REDUCED, wire.STEP_OPTIMIZER]
+ENDS = [ring_layout.STEP_COLLECTIVE, ring_layout.STEP_BACKWARD, ring_layout.STEP_REDUCED, ring_layout.STEP_OPTIMIZER]
 
 
-def make(tmp_path: Path, role: int = wire.ROLE_RANK, shape: wire.Shape = wire.RANK_SHAPE, pid: int = 42) -> Ring:
+def make(
+    tmp_path: Path, role: int = ring_layout.ROLE_RANK, shape: ring_layout.Shape = ring_layout.RANK_SHAPE, pid: int = 42
+) -> Ring:
     return Ring(str(tmp_path), role, shape, pid=pid, start_ticks=7)
 
 
-def read(ring: Ring) -> reading.RingContent:
-    return reading.read_ring(Path(ring.path).read_bytes())
+def read(ring: Ring) -> ring_reading.RingContent:
+    return ring_reading.read_ring(Path(ring.path).read_bytes())
 
 
 def ends(*events: tuple[int, str]) -> list[int]:
@@ -34,12 +38,12 @@ def ends(*events: tuple[int, str]) -> list[int]:
 
 
 def test_the_first_end_that_comes_again_ends_each_step() -> None:
-    a, b = (wire.STEP_COLLECTIVE, "a"), (wire.STEP_COLLECTIVE, "b")
+    a, b = (ring_layout.STEP_COLLECTIVE, "a"), (ring_layout.STEP_COLLECTIVE, "b")
     assert ends(a, b, a, b, a, b) == [0, 2, 4]
 
 
 def test_an_end_that_does_not_come_again_gives_way() -> None:
-    setup, a, b = ((wire.STEP_COLLECTIVE, name) for name in ("setup", "a", "b"))
+    setup, a, b = ((ring_layout.STEP_COLLECTIVE, name) for name in ("setup", "a", "b"))
     assert ends(setup, a, b, a, b, a) == [0, 3, 5]
 
 
@@ -49,7 +53,11 @@ def test_a_better_mark_of_steps_takes_over() -> None:
 
 
 def test_two_models_with_an_optimizer_each_make_one_step() -> None:
-    reduced, first, second = (wire.STEP_REDUCED, "d"), (wire.STEP_OPTIMIZER, "d"), (wire.STEP_OPTIMIZER, "g")
+    reduced, first, second = (
+        (ring_layout.STEP_REDUCED, "d"),
+        (ring_layout.STEP_OPTIMIZER, "d"),
+        (ring_layout.STEP_OPTIMIZER, "g"),
+    )
     iteration = (reduced, first, reduced, second)
     assert ends(*iteration, *iteration, *iteration) == [0, 1, 5, 9]
 
@@ -59,10 +67,10 @@ def test_steps_are_counted_anew_under_a_better_mark(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(here, "ring", ring)
     clock = StepClock()
     for _ in range(7):
-        assert clock.ends_step(wire.STEP_COLLECTIVE, "site")
+        assert clock.ends_step(ring_layout.STEP_COLLECTIVE, "site")
         clock.write_step()
     for _ in range(3):
-        assert clock.ends_step(wire.STEP_OPTIMIZER, 1)
+        assert clock.ends_step(ring_layout.STEP_OPTIMIZER, 1)
         clock.write_step()
     times = read_steps(read(ring))
     assert times is not None
@@ -71,7 +79,13 @@ def test_steps_are_counted_anew_under_a_better_mark(tmp_path: Path, monkeypatch:
 
 def test_time_goes_to_the_phase_in_which_it_passed() -> None:
     clock = StepClock()
-    for phase in (wire.BEFORE, wire.FORWARD, wire.BETWEEN, wire.BACKWARD, wire.BEFORE):
+    for phase in (
+        ring_layout.BEFORE,
+        ring_layout.FORWARD,
+        ring_layout.BETWEEN,
+        ring_layout.BACKWARD,
+        ring_layout.BEFORE,
+    ):
         clock.enter(phase)
     began = clock.begin_wait()
     assert clock.begin_wait() == 0, "a wait inside a wait counts once"
@@ -79,11 +93,11 @@ def test_time_goes_to_the_phase_in_which_it_passed() -> None:
     clock.end_wait(began)
     assert not clock.waiting
     clock.end_wait(clock.begin_wait(), counts=False)
-    waited = clock.waits[wire.BEFORE]
+    waited = clock.waits[ring_layout.BEFORE]
     ended = clock.take()
     assert all(spent > 0 for spent in ended.spent)
     assert ended.waits == [waited, 0, 0, 0]
-    assert 0 < waited <= ended.spent[wire.BEFORE]
+    assert 0 < waited <= ended.spent[ring_layout.BEFORE]
     assert clock.spent == clock.waits == [0, 0, 0, 0]
 
 
@@ -91,7 +105,7 @@ def test_a_ring_keeps_the_last_steps(tmp_path: Path) -> None:
     ring = make(tmp_path)
     group = ring.intern("7")
     for number in range(1, 301):
-        ring.step(number, number * 10, group, wire.STEP_REDUCED, [number, 2, 3, 2**32 - 1], [0, 0, 0, number])
+        ring.step(number, number * 10, group, ring_layout.STEP_REDUCED, [number, 2, 3, 2**32 - 1], [0, 0, 0, number])
     times = read_steps(read(ring))
     assert times is not None
     assert (times.ends_with, times.group, times.numbers) == (StepEnd.REDUCTION, "7", tuple(range(45, 301)))
@@ -101,14 +115,14 @@ def test_a_ring_keeps_the_last_steps(tmp_path: Path) -> None:
 
 def test_a_ring_without_steps_tells_none(tmp_path: Path) -> None:
     assert read_steps(read(make(tmp_path))) is None
-    child = make(tmp_path, wire.ROLE_CHILD, wire.CHILD_SHAPE, pid=43)
+    child = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid=43)
     child.step(1, 1, 0, 0, [0] * 4, [0] * 4)
     assert read_steps(read(child)) is None
 
 
 def test_a_step_whose_wait_is_not_known_is_left_out_and_counted(tmp_path: Path) -> None:
     ring = make(tmp_path)
-    for number, flags in ((1, wire.STEP_REDUCED), (2, wire.STEP_REDUCED | wire.STEP_WAIT_UNKNOWN)):
+    for number, flags in ((1, ring_layout.STEP_REDUCED), (2, ring_layout.STEP_REDUCED | ring_layout.STEP_WAIT_UNKNOWN)):
         ring.step(number, number, 0, flags, [1] * 4, [0] * 4)
     times = read_steps(read(ring))
     assert times is not None
@@ -117,7 +131,7 @@ def test_a_step_whose_wait_is_not_known_is_left_out_and_counted(tmp_path: Path) 
 
 def test_on_a_gpu_no_wait_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.cuda", SimpleNamespace(is_initialized=lambda: True))  # type: ignore[arg-type]
-    assert StepClock().take().flags & wire.STEP_WAIT_UNKNOWN
+    assert StepClock().take().flags & ring_layout.STEP_WAIT_UNKNOWN
 
 
 def test_the_waits_of_every_fourth_step_are_read_once_there_are_many(
@@ -152,13 +166,13 @@ def at(line: int, function: str = "load") -> tuple[str, int, str]:
 def test_lines_are_counted_by_phase_outside_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = StepClock()
     monkeypatch.setattr(lines, "clock", clock)
-    monkeypatch.setattr(here, "role", wire.ROLE_RANK)
+    monkeypatch.setattr(here, "role", ring_layout.ROLE_RANK)
     ring, table = make(tmp_path), lines.LineTable()
     table.count(ring, at(1))  # before the first step: imports, setup
     clock.number = 1
     for _ in range(3):
         table.count(ring, at(2))
-    clock.phase = wire.BACKWARD
+    clock.phase = ring_layout.BACKWARD
     table.count(ring, at(2))
     clock.waiting = True
     table.count(ring, at(3))
@@ -167,23 +181,23 @@ def test_lines_are_counted_by_phase_outside_waits(tmp_path: Path, monkeypatch: p
 
 
 def test_a_full_table_gives_up_its_rarest_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(here, "role", wire.ROLE_CHILD)
-    ring, table = make(tmp_path, wire.ROLE_CHILD, wire.CHILD_SHAPE), lines.LineTable()
-    for line in range(1, wire.CHILD_SHAPE.lines + 2):
+    monkeypatch.setattr(here, "role", ring_layout.ROLE_CHILD)
+    ring, table = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE), lines.LineTable()
+    for line in range(1, ring_layout.CHILD_SHAPE.lines + 2):
         for _ in range(1 if line == 5 else 2):
             table.count(ring, at(line))
     seen = {s.frame.line for s in read_lines(read(ring), ())}
-    assert seen == set(range(1, wire.CHILD_SHAPE.lines + 2)) - {5}
+    assert seen == set(range(1, ring_layout.CHILD_SHAPE.lines + 2)) - {5}
 
 
 def test_a_forked_child_counts_for_itself_and_belongs_to_its_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(here, "role", wire.ROLE_CHILD)
+    monkeypatch.setattr(here, "role", ring_layout.ROLE_CHILD)
     table, rank = lines.LineTable(), make(tmp_path)
     for _ in range(5):
         table.count(rank, at(1))
-    child = make(tmp_path, wire.ROLE_CHILD, wire.CHILD_SHAPE, pid=43)
+    child = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid=43)
     child.note({"k": "process", "ppid": 42})
     table.count(child, at(1))
     contents = {42: read(rank), 43: read(child)}
@@ -192,7 +206,7 @@ def test_a_forked_child_counts_for_itself_and_belongs_to_its_parent(
 
 
 def test_children_of_a_fork_server_work_for_the_rank_that_started_it(tmp_path: Path) -> None:
-    server, worker = (make(tmp_path, wire.ROLE_CHILD, wire.CHILD_SHAPE, pid=pid) for pid in (43, 44))
+    server, worker = (make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid=pid) for pid in (43, 44))
     server.note({"k": "process", "ppid": 42})
     worker.note({"k": "process", "ppid": 43})
     worker.fetched(3, 3_000_000, 1_000_000)
@@ -208,11 +222,11 @@ def test_children_of_a_fork_server_work_for_the_rank_that_started_it(tmp_path: P
 
 
 def test_no_pause_of_a_worker_counts_for_more_than_the_batch_after_it(tmp_path: Path) -> None:
-    ring, times = make(tmp_path, wire.ROLE_CHILD, wire.CHILD_SHAPE), fetches.Times()
+    ring, times = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE), fetches.Times()
     for began_ns, ended_ns in ((0, 10), (15, 25), (1000, 1020)):
         times.add(ring, began_ns, ended_ns)
     assert fetch_cells(read(ring)) == (3, 40, 25)
-    forked = make(tmp_path, wire.ROLE_CHILD, wire.CHILD_SHAPE, pid=43)
+    forked = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid=43)
     times.add(forked, 2000, 2010)
     assert fetch_cells(read(forked)) == (1, 10, 0)
 
@@ -234,16 +248,16 @@ def test_batches_are_timed_once_and_errors_read_as_without_us() -> None:
 
 
 def test_durations_that_32_bits_do_not_hold_are_cut() -> None:
-    assert stepclock._us([1999, 0, 10**18, 5000]) == [1, 0, 2**32 - 1, 5]
+    assert step_clock._us([1999, 0, 10**18, 5000]) == [1, 0, 2**32 - 1, 5]
 
 
 def test_the_lines_of_ended_children_are_kept_without_their_rings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(here, "role", wire.ROLE_CHILD)
+    monkeypatch.setattr(here, "role", ring_layout.ROLE_CHILD)
     kept = WorkersSeen()
     for pid in (43, 44):
-        ring, table = make(tmp_path, wire.ROLE_CHILD, wire.CHILD_SHAPE, pid=pid), lines.LineTable()
+        ring, table = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid=pid), lines.LineTable()
         ring.note({"k": "process", "ppid": 42})
         table.count(ring, at(17))
         ring.fetched(1, 10, 2)

@@ -1,0 +1,1 @@
+"""Fingerprints of replicas: reads them, and compares them between ranks and nodes."""

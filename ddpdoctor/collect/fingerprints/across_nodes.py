@@ -1,0 +1,209 @@
+"""Compares the replicas of all nodes, by roots; by contents of the moments where those differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.fingerprints.batches import pack_stream, unpack_moments
+from ddpdoctor.collect.fingerprints.columns import DAMAGED
+from ddpdoctor.collect.fingerprints.index import BEFORE_ALL
+from ddpdoctor.collect.fingerprints.streams import StreamSeen
+from ddpdoctor.collect.fingerprints.tables import RowsRead
+from ddpdoctor.model.replica_records import NodeStreams, RootsRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ddpdoctor.collect.fingerprints.batches import Moments
+    from ddpdoctor.collect.fingerprints.differences import Seen
+    from ddpdoctor.collect.fingerprints.index import Ledger, StreamLedger
+    from ddpdoctor.model.replica_records import StreamKept, StreamRoot
+
+FIRST_REST_S = 2.0
+LONGEST_REST_S = 300.0
+"""How long contents are not asked for again; twice as long each time. Ours: what has parted once stays so, mostly."""
+ANSWER_LIMIT_S = 10.0
+"""How long contents are waited for. Ours: a member that is silent for so long is held for gone."""
+
+
+@dataclass(slots=True, kw_only=True)
+class JointStream:
+    """One stream on all nodes, as the first of them knows it."""
+
+    own: StreamLedger
+    found: StreamSeen
+    told: dict[int, StreamRoot] = field(default_factory=dict)
+    """What each other node said last."""
+    equal: dict[int, int] = field(default_factory=dict)
+    """Up to which moment each other node is known to have the same, or was compared."""
+    same_random: bool = True
+    compared_upto: int = BEFORE_ALL
+    received: dict[int, Moments] = field(default_factory=dict)
+    asked_s: float | None = None
+    """Since when contents are waited for."""
+    rests_until_s: float = 0.0
+    rest_s: float = FIRST_REST_S
+
+    def hear(self, member: int, told: StreamRoot, now_s: float) -> None:
+        """Take what another node says."""
+        self.told[member] = told
+        self._judge(member, now_s)
+
+    def look(self, now_s: float) -> bool:
+        """Go on with what this node has written since; return whether a kind was seen to differ for the first time."""
+        for member in self.told:
+            self._judge(member, now_s)
+        if self.asked_s is not None:
+            is_late = now_s - self.asked_s > ANSWER_LIMIT_S
+            return self._compare_contents(now_s) if self.received and (is_late or self._has_all()) else False
+        if self._is_complete():
+            self._pass(min(self.equal.get(member, BEFORE_ALL) for member in self.told))
+        return False
+
+    def answered(self, member: int, moments: Moments) -> None:
+        """Take the contents that another node has sent."""
+        self.received[member] = moments
+
+    def compare(self, theirs: Iterable[Moments], upto: int) -> bool:
+        """Compare contents up to a moment; return whether a kind was seen to differ for the first time."""
+        own = {kept.number: dict(kept.seen) for kept in self.own.moments}
+        return compare_moments(self.found, [own, *theirs], range(self.compared_upto + 1, upto + 1))
+
+    def ranks(self) -> set[int]:
+        """Return the ranks that were heard of."""
+        return self.own.ranks.union(*(told.ranks for told in self.told.values()))
+
+    def _judge(self, member: int, now_s: float) -> None:
+        """Hold the root of another node against the own moments, once this node has written them too."""
+        told = self.told[member]
+        if told.upto > self.own.upto or told.upto <= self.equal.get(member, BEFORE_ALL):
+            return
+        if self.asked_s is not None or now_s < self.rests_until_s:
+            return
+        if told.since < self.compared_upto:
+            return  # it has not heard yet how far all have come, and will tell of what came after that
+        root, random = self.own.root(told.since, told.upto)
+        if root == told.root and self.own.since <= told.since:
+            self.equal[member] = told.upto
+            self.same_random = self.same_random and random == told.random != ""
+        else:
+            self.asked_s = now_s
+            self.received = {}
+
+    def _is_complete(self) -> bool:
+        """Return whether all ranks of the group were heard of."""
+        return bool(self.told) and self.ranks().issuperset(self.own.key.members)
+
+    def _has_all(self) -> bool:
+        return self.told.keys() <= self.received.keys()
+
+    def _pass(self, upto: int) -> None:
+        """Go past moments that are equal on all nodes: the own ranks' stand for all."""
+        for kept in self.own.moments:
+            if self.compared_upto < kept.number <= upto:
+                self.found.compare(kept.number, kept.seen)
+        self._settle(upto)
+
+    def _compare_contents(self, now_s: float) -> bool:
+        any_news = False
+        lasts = [max(moments) for moments in self.received.values() if moments]
+        if lasts:
+            upto = min(self.own.upto, *lasts)
+            any_news = self.compare(self.received.values(), upto)
+            self.equal |= {member: max(upto, self.equal.get(member, BEFORE_ALL)) for member in self.received}
+            self._settle(upto)
+        self.asked_s, self.received = None, {}
+        self.rests_until_s = now_s + self.rest_s
+        self.rest_s = min(self.rest_s * 2, LONGEST_REST_S)
+        return any_news
+
+    def _settle(self, upto: int) -> None:
+        self.compared_upto = max(self.compared_upto, upto)
+        self.own.forget(self.compared_upto)
+
+
+def compare_moments(found: StreamSeen, nodes: Iterable[Moments], within: range) -> bool:
+    """Compare contents moment by moment; return whether a kind was seen to differ for the first time."""
+    by_number: dict[int, dict[int, Seen]] = {}
+    for moments in nodes:
+        for number, seen in moments.items():
+            if number in within:
+                by_number.setdefault(number, {}).update(seen)
+    any_news = False
+    for number in sorted(by_number):
+        if len(by_number[number]) > 1:
+            any_news |= found.compare(number, by_number[number])
+    return any_news
+
+
+class Joint:
+    """The comparison of one attempt over all nodes, on the first of them."""
+
+    def __init__(self, own: Ledger, allowed: Sequence[str]) -> None:
+        """Take what this node's ranks write, and patterns of names that may differ."""
+        self._own = own
+        self._rows_read = RowsRead(allowed)
+        self._streams: dict[str, JointStream] = {}
+        self._wanted: set[str] = set()
+        self.turn = 0
+        """How often contents were asked for."""
+        self.unread: dict[int, str] = {}
+        """Nodes whose contents could not be read, and why."""
+
+    def hear(self, member: int, told: Iterable[StreamRoot], now_s: float) -> None:
+        """Take what another node says of its streams."""
+        for root in told:
+            stream = self._stream(root.stream)
+            if stream is not None:
+                stream.hear(member, root, now_s)
+
+    def look(self, now_s: float) -> bool:
+        """Go on with what this node has written since; return whether a kind was seen to differ for the first time."""
+        any_news = False
+        for name in list(self._own.streams):
+            stream = self._stream(name)
+            if stream is not None:
+                any_news |= stream.look(now_s)
+        return any_news
+
+    def word(self) -> RootsRequest:
+        """Return what all other nodes are to know."""
+        wanted = tuple(sorted(name for name, stream in self._streams.items() if stream.asked_s is not None))
+        self.turn += bool(set(wanted) - self._wanted)
+        self._wanted = set(wanted)
+        settled = {name: stream.compared_upto for name, stream in self._streams.items() if stream.told}
+        return RootsRequest(turn=self.turn, wanted=wanted, settled=settled)
+
+    def answered(self, member: int, sent: NodeStreams) -> None:
+        """Take the contents that another node has sent; what is damaged counts as an answer without any."""
+        for kept in sent.streams:
+            stream = self._stream(kept.name)
+            if stream is not None and stream.asked_s is not None:
+                stream.answered(member, self._unpack(member, kept))
+
+    def found(self) -> NodeStreams:
+        """Return what was found over all nodes so far."""
+        return NodeStreams(streams=tuple(_found(one) for one in self._streams.values() if one.told))
+
+    def _unpack(self, member: int, kept: StreamKept) -> Moments:
+        try:
+            return unpack_moments(kept, self._rows_read)
+        except DAMAGED as error:
+            self.unread[member] = str(error) or type(error).__name__
+            return {}
+
+    def _stream(self, name: str) -> JointStream | None:
+        own = self._own.streams.get(name)
+        if own is None:
+            self._streams.pop(name, None)
+            return None
+        if name not in self._streams:
+            self._streams[name] = JointStream(own=own, found=StreamSeen(own.key))
+        return self._streams[name]
+
+
+def _found(one: JointStream) -> StreamKept:
+    stream = one.found.stream(())
+    stream = replace(stream, ranks=tuple(sorted(one.ranks())), same_random=stream.same_random * one.same_random)
+    return replace(pack_stream(one.own, stream), moments=(), tables=())

@@ -1,0 +1,132 @@
+"""Moments of a stream on their way between nodes, or in a file: to plain records, and carefully back."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.fingerprints.differences import Seen
+from ddpdoctor.collect.fingerprints.tables import StreamKey
+from ddpdoctor.model.consistency import What
+from ddpdoctor.model.replica_records import SideKept, StepKept, StreamKept
+from ddpdoctor.recorder.storage import fingerprint_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpdoctor.collect.fingerprints.index import Kept, StreamLedger
+    from ddpdoctor.collect.fingerprints.tables import Rows, RowsRead
+    from ddpdoctor.model.consistency import Stream, TensorRow
+
+MAX_PARCEL_BYTES = 4 * 2**20
+"""Of one stream. Ours: 64 nodes' are sent within seconds. One moment is sent in any case."""
+_LETTERS = {
+    What.PARAMETER: fingerprint_layout.PARAMETER,
+    What.GRADIENT: fingerprint_layout.GRADIENT,
+    What.BUFFER: fingerprint_layout.BUFFER,
+    What.STATE: fingerprint_layout.STATE,
+}
+Moments = dict[int, dict[int, Seen]]
+"""What ranks had, by number of the moment."""
+
+
+def pack_stream(ledger: StreamLedger, found: Stream) -> StreamKept:
+    """Return a stream as it is sent: its moments, the oldest first, as many as fit, and what was ``found`` in it."""
+    tables: dict[int, tuple[int, Rows]] = {}
+    moments: list[StepKept] = []
+    room = MAX_PARCEL_BYTES
+    for one in ledger.moments:
+        moment = _pack_moment(one, tables)
+        room -= sum(len(side.prints) + sum(map(len, side.texts)) for side in moment.sides)
+        if room < 0 and moments:
+            break
+        moments.append(moment)
+    key = ledger.key
+    return StreamKept(
+        name=ledger.name,
+        clock=key.clock,
+        group=key.group,
+        members=key.members,
+        model=key.model,
+        optimizer=key.optimizer,
+        tables=tuple(_rows_in_order(rows) for _, rows in tables.values()),
+        moments=tuple(moments),
+        found=found,
+    )
+
+
+def read_stream_key(kept: StreamKept) -> StreamKey:
+    """Return which stream it is."""
+    return StreamKey(
+        clock=kept.clock, group=kept.group, members=kept.members, model=kept.model, optimizer=kept.optimizer
+    )
+
+
+def unpack_moments(kept: StreamKept, rows_read: RowsRead) -> Moments:
+    """Return the moments by number.
+
+    Raises:
+        ValueError, TypeError: they are damaged.
+    """
+    tables = [rows_read.read([_as_written(row) for row in table]) for table in kept.tables]
+    sizes = [len(table) * fingerprint_layout.PRINT_SIZE for table in kept.tables]
+    return {one.number: _unpack_moment(one, tables, sizes, set(kept.members)) for one in kept.moments}
+
+
+def _pack_moment(one: Kept, tables: dict[int, tuple[int, Rows]]) -> StepKept:
+    sides: dict[tuple[int, bytes], list[int]] = {}
+    for rank, seen in one.seen.items():
+        tables.setdefault(id(seen.rows), (len(tables), seen.rows))
+        sides.setdefault((tables[id(seen.rows)][0], seen.prints), []).append(rank)
+    return StepKept(
+        number=one.number,
+        sides=tuple(
+            SideKept(
+                ranks=tuple(ranks),
+                table=table,
+                prints=_prints_in_order(one.seen[ranks[0]]).hex(),
+                texts=tuple(json.dumps(one.seen[rank].text) for rank in ranks),
+            )
+            for (table, _), ranks in sides.items()
+        ),
+    )
+
+
+def _rows_in_order(rows: Rows) -> tuple[TensorRow, ...]:
+    return tuple(row for kind in rows.kinds.values() for _, row in kind.rows.values())
+
+
+def _prints_in_order(seen: Seen) -> bytes:
+    """Return the prints of the rows that are compared, without those that may differ."""
+    starts = (at for kind in seen.rows.kinds.values() for at, _ in kind.rows.values())
+    return b"".join(seen.prints[at : at + fingerprint_layout.PRINT_SIZE] for at in starts)
+
+
+def _as_written(row: TensorRow) -> list[Any]:
+    """Return a row as a rank writes it into its table."""
+    return [_LETTERS[row.what], row.name, row.part, list(row.shape), row.dtype]
+
+
+def _unpack_moment(
+    moment: StepKept, tables: list[Rows], sizes: list[int], members: set[int]
+) -> dict[int, Seen]:  # fmt: skip
+    found: dict[int, Seen] = {}
+    for side in moment.sides:
+        if not 0 <= side.table < len(tables) or len(side.texts) != len(side.ranks):
+            raise ValueError("a side without a table, or without texts")
+        prints = bytes.fromhex(side.prints)
+        if len(prints) != sizes[side.table] or not members.issuperset(side.ranks):
+            raise ValueError("a side whose prints are not those of its table, or whose ranks are not in its group")
+        found |= {rank: Seen(tables[side.table], prints, _text(text)) for rank, text in _pairs(side)}
+    return found
+
+
+def _pairs(side: SideKept) -> Iterable[tuple[int, str]]:
+    return zip(side.ranks, side.texts, strict=True)
+
+
+def _text(text: str) -> dict[str, Any]:
+    read = json.loads(text)
+    if not isinstance(read, dict):
+        raise TypeError("a text that is no object")
+    return read

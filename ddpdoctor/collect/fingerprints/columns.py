@@ -1,0 +1,104 @@
+"""Reads what one rank writes of one stream: a file, and another when its rows change."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.fingerprints.differences import Seen
+from ddpdoctor.collect.fingerprints.tables import StreamKey, read_key
+from ddpdoctor.recorder.storage.fingerprint_reading import PrintFile
+
+if TYPE_CHECKING:
+    from ddpdoctor.collect.fingerprints.tables import Rows, RowsRead
+    from ddpdoctor.recorder.storage.fingerprint_reading import PrintRecord
+
+DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError, struct.error)
+"""What a file of prints from elsewhere, cut short or of another version, can lead to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writer:
+    """A process that may write prints. Times are CLOCK_MONOTONIC."""
+
+    pid: int
+    ticks: int
+    """When it was started; with the pid it names the process for good."""
+    began_ns: int = 0
+    ended_ns: int | None = None
+    """None while it lives, and where its end is not known."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Source:
+    """An open file of prints, and how far it was read."""
+
+    file: PrintFile
+    key: StreamKey
+    rank: int
+    rows: Rows
+    index: int = 0
+
+
+def open_source(path: Path, rows_read: RowsRead) -> Source:
+    """Open a file of prints.
+
+    Raises:
+        OSError: it cannot be read.
+        DAMAGED: it is no such file, or not whole.
+    """
+    file = PrintFile(str(path))
+    key, rank = read_key(file.table)
+    source = Source(file=file, key=key, rank=rank, rows=rows_read.read(file.rows))
+    file.rows.clear()  # equal ones are kept once, and not by each rank
+    return source
+
+
+class Column:
+    """The records of one rank in one stream, in the order in which it wrote them."""
+
+    def __init__(self, writer: Writer) -> None:
+        """Begin without a file."""
+        self.writer = writer
+        self.latest = -1
+        """The last moment that was read."""
+        self.is_over = False
+        """Nothing more will come."""
+        self.bytes_written = 0
+        self.failed: tuple[str, str] | None = None
+        """A file that can no longer be read, and why."""
+        self._sources: list[Source] = []
+
+    def add(self, source: Source) -> None:
+        """Add a later file of this rank."""
+        self._sources.append(source)
+        self.bytes_written += source.file.head_bytes
+
+    def read(self, most: int, *, closing: bool) -> list[tuple[int, Seen]]:
+        """Return the moments that were written since, at most so many. ``closing``: nobody writes any more."""
+        found: list[tuple[int, Seen]] = []
+        while len(found) < most:
+            source = self._sources[0]
+            records = self._records(source, most - len(found))
+            for record in records:
+                self.bytes_written += (record.index - source.index) * source.file.record_bytes
+                source.index = record.index
+                if record.number > self.latest:
+                    self.latest = record.number
+                    found.append((record.number, Seen(source.rows, record.prints, record.text)))
+            if records:
+                continue
+            if len(self._sources) == 1:
+                self.is_over = closing or self.failed is not None or self.writer.ended_ns is not None
+                break
+            del self._sources[0]  # a rank writes to its last file only
+        return found
+
+    def _records(self, source: Source, most: int) -> list[PrintRecord]:
+        try:
+            return source.file.read_since(source.index, most)
+        except (OSError, *DAMAGED) as error:
+            self.failed = (Path(source.file.path).name, str(error) or type(error).__name__)
+            return []

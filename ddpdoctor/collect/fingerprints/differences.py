@@ -1,0 +1,95 @@
+"""Finds which tensors differ between ranks at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.model.consistency import Split, TensorRow, What
+from ddpdoctor.recorder.storage import fingerprint_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from ddpdoctor.collect.fingerprints.tables import Kind, Name, Rows
+
+Token = tuple[bytes, tuple[int, ...], str] | None
+"""What must be equal: contents, shape and dtype; None where a rank has no such tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a rank wrote at one moment."""
+
+    rows: Rows
+    prints: bytes
+    text: dict[str, Any]
+
+
+def has_any(seen: Mapping[int, Seen], what: What) -> bool:
+    """Return whether a rank has a tensor of this kind."""
+    return any(
+        one.prints[run].count(0) < run.stop - run.start
+        for one in seen.values()
+        if what in one.rows.kinds
+        for run in one.rows.kinds[what].runs
+    )
+
+
+def count_present(one: Seen) -> int:
+    """Return how many tensors a rank had."""
+    starts = (at for kind in one.rows.kinds.values() for at, _ in kind.rows.values())
+    return sum(one.prints[at : at + fingerprint_layout.PRINT_SIZE] != fingerprint_layout.ABSENT for at in starts)
+
+
+def are_equal(seen: Mapping[int, Seen], what: What) -> bool:
+    """Return whether all tensors of a kind are equal on all ranks that wrote."""
+    first, *others = seen.values()
+    if any(one.rows is not first.rows for one in others):
+        return next(_differing(seen, what), None) is None
+    runs = first.rows.kinds[what].runs if what in first.rows.kinds else ()
+    return all(one.prints[run] == first.prints[run] for run in runs for one in others)
+
+
+def find_splits(seen: Mapping[int, Seen], what: What, most: int) -> tuple[tuple[Split, ...], int, int]:
+    """Return the first tensors of a kind that differ, how many do, and how many there are on any rank."""
+    found = list(_differing(seen, what))
+    present = sum(any(tokens.values()) for _, tokens in _tokens(seen, what))
+    return tuple(_split(row, tokens) for row, tokens in found[:most]), len(found), present
+
+
+def _differing(seen: Mapping[int, Seen], what: What) -> Iterator[tuple[TensorRow, dict[int, Token]]]:
+    return ((row, tokens) for row, tokens in _tokens(seen, what) if len(set(tokens.values())) > 1)
+
+
+def _tokens(seen: Mapping[int, Seen], what: What) -> Iterator[tuple[TensorRow, dict[int, Token]]]:
+    """Give each tensor, and what each rank has of it."""
+    kinds = {rank: one.rows.kinds.get(what) for rank, one in seen.items()}
+    for name, row in _all_rows(kind for kind in kinds.values() if kind is not None).items():
+        yield row, {rank: _token(seen[rank].prints, kind, name) for rank, kind in kinds.items()}
+
+
+def _all_rows(kinds: Iterable[Kind]) -> dict[Name, TensorRow]:
+    """Return the tensors of all ranks: in the order of the one that has the most, then what only others have."""
+    different = {id(kind): kind for kind in kinds}.values()
+    rows: dict[Name, TensorRow] = {}
+    for kind in sorted(different, key=lambda kind: len(kind.rows), reverse=True):
+        for name, (_, row) in kind.rows.items():
+            rows.setdefault(name, row)
+    return rows
+
+
+def _token(prints: bytes, kind: Kind | None, name: Name) -> Token:
+    if kind is None or name not in kind.rows:
+        return None
+    at, row = kind.rows[name]
+    contents = prints[at : at + fingerprint_layout.PRINT_SIZE]
+    return None if contents == fingerprint_layout.ABSENT else (contents, row.shape, row.dtype)
+
+
+def _split(row: TensorRow, tokens: Mapping[int, Token]) -> Split:
+    sides: dict[Token, list[int]] = {}
+    for rank in sorted(tokens):
+        sides.setdefault(tokens[rank], []).append(rank)
+    ordered = sorted(sides.values(), key=lambda ranks: (-len(ranks), ranks[0]))
+    return Split(row=row, sides=tuple(map(tuple, ordered)), absent_on=tuple(sides.get(None, ())))

@@ -1,0 +1,89 @@
+"""Brings together what the ranks wrote of one stream: records of equal moments, never the latest ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.fingerprints.streams import StreamSeen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpdoctor.collect.fingerprints.columns import Column
+    from ddpdoctor.collect.fingerprints.differences import Seen
+    from ddpdoctor.collect.fingerprints.index import Ledger
+    from ddpdoctor.collect.fingerprints.tables import StreamKey
+    from ddpdoctor.model.consistency import Stream
+
+MAX_AHEAD = 8
+"""Moments of a rank that are kept until others have written theirs; further ones wait in its file. Ours: ranks that
+reduce gradients together are a step apart at most, so a rank that is further behind does not take part."""
+
+
+class Paired:
+    """The moments of one stream: those that wait for more ranks, and what was found in all before them."""
+
+    def __init__(self, key: StreamKey, ledger: Ledger | None = None) -> None:
+        """Begin without ranks. A ``ledger`` keeps all moments for other nodes."""
+        self.key = key
+        self._ledger = ledger
+        self.seen = StreamSeen(key)
+        self.columns: dict[int, Column] = {}
+        self._pending: dict[int, dict[int, Seen]] = {}
+        self._settled = -1
+        self._left: set[int] = set()
+        """Ranks that are no longer waited for, until they write again."""
+        self._waits_for_new = True
+
+    def read(self, *, closing: bool) -> bool:
+        """Read a few moments of each rank; return whether there were any."""
+        any_read = False
+        for rank, column in self.columns.items():
+            for number, seen in column.read(self._room(rank), closing=closing):
+                any_read = True
+                self._left.discard(rank)
+                if number > self._settled:
+                    self._pending.setdefault(number, {})[rank] = seen
+        return any_read
+
+    def settle(self, *, others_may_come: bool) -> None:
+        """Compare the moments that have all their ranks.
+
+        ``others_may_come``: a rank that has written nothing of this stream may yet do so.
+        """
+        if others_may_come and self._waits_for_new:
+            return
+        for number in sorted(self._pending):
+            if not all(self._needs_no_more(rank, number) for rank in self.columns):
+                break
+            self._compare(number)
+
+    def stream(self, writers: Iterable[int]) -> Stream:
+        """Return what was found among ranks of this node: nothing where one wrote alone, and others elsewhere may."""
+        own = self.seen if len(self.seen.ranks) > 1 else StreamSeen(self.key)
+        return own.stream(writers)
+
+    def oldest_of_full(self) -> int | None:
+        """Return the oldest moment that waits, where a rank has no room for another; else None."""
+        return min(self._pending) if any(self._room(rank) <= 0 for rank in self.columns) else None
+
+    def give_up_waiting(self) -> None:
+        """Go on without the ranks for which the oldest moment waits."""
+        oldest = min(self._pending)
+        self._waits_for_new = False
+        self._left |= {rank for rank in self.columns if not self._needs_no_more(rank, oldest)}
+
+    def _room(self, rank: int) -> int:
+        return MAX_AHEAD - sum(rank in seen for seen in self._pending.values())
+
+    def _needs_no_more(self, rank: int, number: int) -> bool:
+        column = self.columns[rank]
+        return column.latest >= number or column.is_over or rank in self._left
+
+    def _compare(self, number: int) -> None:
+        seen = self._pending.pop(number)
+        self._settled = number
+        if self._ledger is not None:
+            self._ledger.note(self.key, number, seen)
+        if len(seen) > 1 or (self._ledger is not None and len(self.columns) == 1):
+            self.seen.compare(number, seen)

@@ -1,0 +1,161 @@
+"""Puts together what several nodes found of their replicas, from the run folder of the one that reports."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.fingerprints.across_nodes import compare_moments
+from ddpdoctor.collect.fingerprints.batches import Moments, read_stream_key, unpack_moments
+from ddpdoctor.collect.fingerprints.columns import DAMAGED
+from ddpdoctor.collect.fingerprints.index import BEFORE_ALL
+from ddpdoctor.collect.fingerprints.streams import StreamSeen
+from ddpdoctor.collect.fingerprints.tables import RowsRead
+from ddpdoctor.collect.run.evidence import DAMAGED as UNREADABLE
+from ddpdoctor.collect.run.evidence import load_json
+from ddpdoctor.model.codec import decode, encode
+from ddpdoctor.model.consistency import Consistency, Difference, Stream, Values, What
+from ddpdoctor.model.replica_records import NodeStreams, StreamKept
+from ddpdoctor.recorder.storage.files import write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+MAX_NUMBER = 2**62
+"""No moment has a higher number."""
+
+
+def moments_name(attempt: int | None = None) -> str:
+    """Return where a node keeps what it has for the others: of an attempt that was restarted, else of the last."""
+    return "moments.json" if attempt is None else f"moments-{attempt}.json"
+
+
+def joint_name(attempt: int | None = None) -> str:
+    """Return where the first node keeps what it found over all nodes."""
+    return "joint.json" if attempt is None else f"joint-{attempt}.json"
+
+
+def save_moments(path: Path, kept: NodeStreams) -> None:
+    """Write moments, whole or not at all; raises OSError."""
+    write_whole(path, json.dumps(encode(kept)))
+
+
+def read_moments(path: Path) -> NodeStreams:
+    """Return what a file holds; nothing where it is not there, too large or damaged."""
+    try:
+        return decode(NodeStreams, load_json(path))
+    except UNREADABLE:
+        return NodeStreams()
+
+
+def unite_consistency(
+    folder: Path, attempt: int | None, nodes: Sequence[tuple[Path, int | None]], found: Sequence[Consistency | None]
+) -> Consistency | None:
+    """Return what was found of the replicas of all nodes.
+
+    ``folder`` is that of the node that reports, with the attempt that is meant, ``nodes`` are those of the others with
+    theirs, and ``found`` is what each node found by itself, the one that reports first.
+    """
+    own, known = found[0], [one for one in found if one is not None]
+    joint = {one.name: one for one in read_moments(folder / joint_name(attempt)).streams}
+    if own is None or (len(known) < 2 and not joint):
+        return own
+    kept = [read_moments(where / moments_name(number)) for where, number in ((folder, attempt), *nodes)]
+    shared = {one.name: one for moments in kept for one in moments.streams}
+    joined = [_join(joint.get(name), [_named(moments, name) for moments in kept], own.allowed) for name in shared]
+    streams = [stream for stream in joined if stream.compared]
+    alone = [stream for one in known for stream in one.streams if not _is_covered(stream, streams)]
+    return replace(
+        own,
+        streams=(*streams, *alone),
+        bytes_written=max(one.bytes_written for one in known),
+        unread=tuple(dict.fromkeys(why for one in known for why in one.unread)),
+    )
+
+
+def _join(joint: StreamKept | None, nodes: Sequence[StreamKept | None], allowed: tuple[str, ...]) -> Stream:
+    """Return what all nodes together have of one stream: what was found so far, and then what they still keep."""
+    there = [node for node in nodes if node is not None]
+    before = joint.found if joint is not None else None
+    since = BEFORE_ALL if before is None or before.last_number is None else before.last_number
+    seen = StreamSeen(read_stream_key(there[0]))
+    rows_read = RowsRead(allowed)
+    compare_moments(seen, [_unpack(node, rows_read) for node in there], range(since + 1, MAX_NUMBER))
+    stream = seen.stream(())
+    whole = stream if before is None else _continued(before, stream)
+    return _with_own(whole, [node.found for node in there])
+
+
+def _unpack(kept: StreamKept, rows_read: RowsRead) -> Moments:
+    try:
+        return unpack_moments(kept, rows_read)
+    except DAMAGED:
+        return {}
+
+
+def _continued(before: Stream, after: Stream) -> Stream:
+    """Return what was found in moments that come one after another."""
+    known = {one.what for one in before.differences}
+    later = tuple(_since(before, one) for one in after.differences if one.what not in known)
+    return replace(
+        before,
+        ranks=tuple(sorted({*before.ranks, *after.ranks})),
+        compared=before.compared + after.compared,
+        last_number=before.last_number if after.last_number is None else after.last_number,
+        tensors=after.tensors or before.tensors,
+        kinds=tuple(what for what in What if what in before.kinds or what in after.kinds),
+        differences=(*before.differences, *later),
+        values=_united_values([before, after]),
+        same_random=before.same_random + after.same_random,
+    )
+
+
+def _since(before: Stream, difference: Difference) -> Difference:
+    """Return a difference with the last moment before it at which all were equal, which may be of the first part."""
+    if difference.last_equal is not None or difference.what not in before.kinds:
+        return difference
+    return replace(difference, last_equal=before.last_number)
+
+
+def _with_own(whole: Stream, own: Sequence[Stream]) -> Stream:
+    """Return a stream with what each node knows of its own ranks."""
+    written = {rank for one in own for rank in one.ranks}
+    never_changed = all(one.unchanged == one.compared - 1 for one in own if one.compared)
+    unchanged = min((one.unchanged for one in own if one.compared), default=0)
+    differences = {one.what: one for one in whole.differences}
+    for one in (difference for stream in own if len(stream.ranks) > 1 for difference in stream.differences):
+        if one.what not in differences or one.number < differences[one.what].number:
+            differences[one.what] = one
+    return replace(
+        whole,
+        differences=tuple(differences[what] for what in What if what in differences),
+        values=_united_values([whole, *own]),
+        unchanged=max(whole.compared - 1, 0) if never_changed else min(unchanged, max(whole.compared - 1, 0)),
+        unpaired=tuple(sorted(written - set(whole.ranks))),
+    )
+
+
+def _united_values(streams: Iterable[Stream]) -> tuple[tuple[int, tuple[Values, ...]], ...]:
+    by_number: dict[int, dict[int, Values]] = {}
+    for stream in streams:
+        for number, values in stream.values:
+            by_number.setdefault(number, {}).update({one.rank: one for one in values})
+    return tuple(
+        (number, tuple(one for _, one in sorted(by_rank.items()))) for number, by_rank in sorted(by_number.items())
+    )
+
+
+def _named(moments: NodeStreams, name: str) -> StreamKept | None:
+    return next((one for one in moments.streams if one.name == name), None)
+
+
+def _identity(stream: Stream) -> tuple[object, ...]:
+    return stream.clock, stream.group, stream.model, stream.optimizer, (*stream.ranks, *stream.unpaired)
+
+
+def _is_covered(stream: Stream, shared: Iterable[Stream]) -> bool:
+    """Return whether a node's own view of a stream is part of what all nodes together have."""
+    mine = {*stream.ranks, *stream.unpaired}
+    return any(_identity(one)[:4] == _identity(stream)[:4] and mine <= {*one.ranks, *one.unpaired} for one in shared)

@@ -1,0 +1,116 @@
+"""Keeps what was found so far in the moments of one stream, whose records come moment by moment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.fingerprints.differences import are_equal, count_present, find_splits, has_any
+from ddpdoctor.collect.fingerprints.tables import root_of
+from ddpdoctor.collect.fingerprints.values import read_values
+from ddpdoctor.model.consistency import Difference, Stream, Values, What
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ddpdoctor.collect.fingerprints.differences import Seen
+    from ddpdoctor.collect.fingerprints.tables import StreamKey
+
+MAX_SPLITS = 16
+"""Tensors of a difference that are kept by name. Ours: a report names a few, and counts the rest."""
+
+_Texts = dict[int, dict[str, object]]
+_Moment = tuple[int, _Texts]
+
+
+class StreamSeen:
+    """What was found in the moments of one stream. Moments come in their order, each once."""
+
+    def __init__(self, key: StreamKey) -> None:
+        """Begin with nothing compared."""
+        self.key = key
+        self.ranks: set[int] = set()
+        self.compared = 0
+        self.differences: dict[What, Difference] = {}
+        self._kept: dict[int, _Texts] = {}
+        self._last: _Moment | None = None
+        self._lowest: Seen | None = None
+        self._last_equal: dict[What, _Moment] = {}
+        self._same_random = 0
+        self._unchanged = 0
+        self._parameters: dict[int, bytes] = {}
+
+    def compare(self, number: int, seen: Mapping[int, Seen]) -> bool:
+        """Compare what two or more ranks wrote at one moment; return whether a kind was seen to differ first."""
+        moment = (number, {rank: seen[rank].text for rank in sorted(seen)})
+        known = len(self.differences)
+        same = _same(seen)
+        for what in What:
+            if what not in self.differences and has_any(seen, what):
+                if same or are_equal(seen, what):
+                    self._last_equal[what] = moment
+                else:
+                    self._note_difference(what, moment, seen)
+        self._follow(moment, seen)
+        return len(self.differences) > known
+
+    def stream(self, writers: Iterable[int]) -> Stream:
+        """Return what was found. ``writers`` are the ranks that wrote anything of this model."""
+        moments = self._kept | dict([self._last] if self._last else [])
+        return Stream(
+            clock=self.key.clock,
+            group=self.key.group,
+            model=self.key.model,
+            optimizer=self.key.optimizer,
+            ranks=tuple(sorted(self.ranks)),
+            compared=self.compared,
+            last_number=self._last[0] if self._last else None,
+            tensors=count_present(self._lowest) if self._lowest else 0,
+            kinds=tuple(what for what in What if what in self._last_equal or what in self.differences),
+            differences=tuple(self.differences.values()),
+            values=tuple((number, _values(moments[number])) for number in sorted(moments)),
+            unchanged=self._unchanged,
+            same_random=self._same_random,
+            unpaired=tuple(sorted(set(writers) - self.ranks)),
+        )
+
+    def _note_difference(self, what: What, moment: _Moment, seen: Mapping[int, Seen]) -> None:
+        number, texts = moment
+        equal = self._last_equal.get(what)
+        splits, differing, of = find_splits(seen, what, MAX_SPLITS)
+        self.differences[what] = Difference(
+            what=what,
+            number=number,
+            last_equal=equal[0] if equal else None,
+            splits=splits,
+            differing=differing,
+            of=of,
+        )
+        self._kept |= dict(one for one in (self._last, equal) if one) | {number: texts}
+
+    def _follow(self, moment: _Moment, seen: Mapping[int, Seen]) -> None:
+        """Keep what later moments are held against."""
+        number, texts = moment
+        if not self.compared:
+            self._kept[number] = texts
+        self.compared += 1
+        self.ranks.update(seen)
+        random = {str(text.get("random") or "") for text in texts.values()}
+        self._same_random += len(random) == 1 and "" not in random
+        parameters = {rank: root_of(one.rows, one.prints, (What.PARAMETER,)) for rank, one in seen.items()}
+        stood_still = has_any(seen, What.PARAMETER) and all(
+            self._parameters.get(rank) == root for rank, root in parameters.items()
+        )
+        self._unchanged = self._unchanged + 1 if stood_still else 0
+        self._parameters = parameters
+        self._last = moment
+        self._lowest = seen[min(seen)]
+
+
+def _same(seen: Mapping[int, Seen]) -> bool:
+    """Return whether ranks wrote the same at all: of nearly all moments the only question."""
+    first, *others = seen.values()
+    return all(one.rows is first.rows and one.prints == first.prints for one in others)
+
+
+def _values(texts: _Texts) -> tuple[Values, ...]:
+    return tuple(read_values(rank, text) for rank, text in texts.items())

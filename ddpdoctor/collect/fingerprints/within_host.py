@@ -1,0 +1,177 @@
+"""Compares what the ranks of this host write of their replicas, moment by moment, while they go on writing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.fingerprints.columns import DAMAGED, Column, Writer, open_source
+from ddpdoctor.collect.fingerprints.pairing import Paired
+from ddpdoctor.collect.fingerprints.tables import RowsRead
+from ddpdoctor.model.consistency import Consistency
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from ddpdoctor.collect.fingerprints.columns import Source
+    from ddpdoctor.collect.fingerprints.index import Ledger
+    from ddpdoctor.collect.fingerprints.tables import StreamKey
+    from ddpdoctor.model.consistency import Stream
+
+MAX_ROUNDS = 128
+"""Of reading a few moments of each rank, in one look. Ours: all that a rank's files of one stream can hold."""
+MAX_REASONS = 8
+"""Files that could not be read, of which it is kept why."""
+
+
+class Comparer:
+    """The comparison of one attempt of a job; of its ranks, while they write or later, all files count together."""
+
+    def __init__(
+        self, folder: Path, *, check_every: int, allowed: tuple[str, ...] = (), ledger: Ledger | None = None
+    ) -> None:
+        """Take the folder of prints, and patterns of names that may differ. A ``ledger`` keeps all for other nodes."""
+        self._folder = folder
+        self._check_every = check_every
+        self._allowed = allowed
+        self._ledger = ledger
+        self._rows_read = RowsRead(allowed)
+        self._writers: dict[tuple[int, int], Writer] = {}
+        self._opened: set[Path] = set()
+        self._unread: dict[str, str] = {}
+        self._ranks: dict[tuple[int, int], int] = {}
+        self._streams: dict[StreamKey, Paired] = {}
+        self._torn: set[StreamKey] = set()
+
+    def look(self, writers: Iterable[Writer]) -> bool:
+        """Compare what was written since; return whether tensors of a kind were seen to differ for the first time.
+
+        ``writers`` are the processes whose files count. One that is named no longer counts as it was.
+        """
+        self._writers |= {(writer.pid, writer.ticks): writer for writer in writers}
+        known = self._count_differences()
+        full = {key: paired.oldest_of_full() for key, paired in self._streams.items()}
+        self._read(closing=False)
+        for key, oldest in full.items():
+            paired = self._streams.get(key)
+            if paired is not None and oldest is not None and paired.oldest_of_full() == oldest:
+                paired.give_up_waiting()
+                paired.settle(others_may_come=False)
+        return self._count_differences() > known
+
+    def close(self) -> Consistency:
+        """Compare what is left, now that nothing more is written: of each moment what two or more ranks have."""
+        self._read(closing=True)
+        return self.consistency()
+
+    def consistency(self) -> Consistency:
+        """Return what was found so far."""
+        return Consistency(
+            check_every=self._check_every,
+            streams=tuple(
+                paired.stream(rank for rank in self._ranks.values() if rank in key.members)
+                for key, paired in self._streams.items()
+            ),
+            allowed=self._allowed,
+            bytes_written=self._bytes_written(),
+            unread=tuple(f"{name}: {why}" for name, why in sorted(self._all_unread().items())[:MAX_REASONS]),
+        )
+
+    def found_here(self, key: StreamKey) -> Stream:
+        """Return what the ranks of this node wrote of a stream: of one rank too, where it has no other."""
+        paired = self._streams[key]
+        return paired.seen.stream(paired.columns)
+
+    def remove_files(self) -> None:
+        """Remove the files of all processes that counted: what they say is known."""
+        for path in self._paths():
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _read(self, *, closing: bool) -> None:
+        for paired in self._streams.values():
+            for column in paired.columns.values():
+                column.writer = self._writers[column.writer.pid, column.writer.ticks]
+        self._open_new()
+        for _ in range(MAX_ROUNDS):
+            any_read = [paired.read(closing=closing) for paired in self._streams.values()]
+            for key, paired in self._streams.items():
+                paired.settle(others_may_come=not closing and self._may_come(key))
+            if not any(any_read):
+                break
+
+    def _may_come(self, key: StreamKey) -> bool:
+        """Return whether a process lives that may be a rank of which this stream has nothing yet."""
+        missing = set(key.members) - self._streams[key].columns.keys()
+        return bool(missing) and any(
+            writer.ended_ns is None and (who not in self._ranks or self._ranks[who] in missing)
+            for who, writer in self._writers.items()
+        )
+
+    def _open_new(self) -> None:
+        for path in self._paths():
+            if path in self._opened:
+                continue
+            self._unread.pop(path.name, None)
+            try:
+                source = open_source(path, self._rows_read)
+            except OSError as error:
+                self._unread[path.name] = error.strerror or "not to be read"
+            except DAMAGED as error:  # or its rank is about to write it: it is looked at again
+                self._unread[path.name] = str(error) or type(error).__name__
+            else:
+                self._opened.add(path)
+                self._add(source)
+
+    def _paths(self) -> list[Path]:
+        """Return the files of the processes that count, of each in the order in which they were made."""
+        found = []
+        for path in self._folder.glob("*.prints"):
+            numbers = path.stem.split("-")
+            if len(numbers) == 3 and all(number.isdecimal() for number in numbers):
+                pid, ticks, position = map(int, numbers)
+                if (pid, ticks) in self._writers:
+                    found.append(((pid, ticks, position), path))
+        return [path for _, path in sorted(found)]
+
+    def _add(self, source: Source) -> None:
+        who = (source.file.pid, source.file.start_ticks)
+        writer = self._writers.get(who)
+        if writer is None or source.key in self._torn:
+            return
+        paired = self._streams.get(source.key)
+        before = paired.columns.get(source.rank) if paired is not None else None
+        if paired is None or (before is not None and _ended_before(before.writer, writer)):
+            if self._ledger is not None:
+                self._ledger.restart(source.key)
+            paired = self._streams[source.key] = Paired(source.key, self._ledger)  # of several jobs in a row, the last
+        elif before is not None and before.writer != writer:
+            self._torn.add(source.key)
+            del self._streams[source.key]
+            if self._ledger is not None:
+                self._ledger.restart(source.key)
+            self._unread[f"{source.file.pid}"] = f"several processes at a time are rank {source.rank}"
+            return
+        self._ranks[who] = source.rank
+        paired.columns.setdefault(source.rank, Column(writer)).add(source)
+
+    def _all_unread(self) -> dict[str, str]:
+        columns = (column for paired in self._streams.values() for column in paired.columns.values())
+        return self._unread | dict(column.failed for column in columns if column.failed is not None)
+
+    def _count_differences(self) -> int:
+        return sum(len(paired.seen.differences) for paired in self._streams.values())
+
+    def _bytes_written(self) -> int:
+        """Return what the rank that wrote the most has written."""
+        by_rank: defaultdict[int, int] = defaultdict(int)
+        for paired in self._streams.values():
+            for rank, column in paired.columns.items():
+                by_rank[rank] += column.bytes_written
+        return max(by_rank.values(), default=0)
+
+
+def _ended_before(earlier: Writer, later: Writer) -> bool:
+    return earlier.ended_ns is not None and earlier.ended_ns <= later.began_ns

@@ -1,0 +1,149 @@
+"""Asks NVML, in a child process: a GPU that died leaves its caller in a sleep that nothing ends.
+
+The only file that imports pynvml. What NVML answers becomes facts in ``gpu_facts``, which is handed pynvml or a
+recording of it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.child import Ended, run_child
+from ddpdoctor.collect.gpu.facts import read_gpu_facts
+from ddpdoctor.collect.gpu.nvml_calls import Nvml, NvmlError
+from ddpdoctor.collect.system import System
+from ddpdoctor.model.gpus import Gpu, GpuOnBus, GpuPair, GpuProcess, Gpus, NvLink
+from ddpdoctor.model.reading import NotRead, Unread, Why
+
+if TYPE_CHECKING:
+    from ddpdoctor.collect.node import Plan
+
+CHILD_LIMIT_S = 40.0
+"""Ours: without a persistence daemon the first call wakes every GPU, which takes some seconds for each."""
+COUNT_LIMIT_S = 20.0
+"""Ours: the same for a command that only counts GPUs, and that somebody waits for."""
+WITHOUT_LIMIT_S = 1.0
+"""Ours: by so much the child has to be done before its section is given up, so that what it said counts."""
+UUIDS = "uuids"
+"""The argument with which the child says which GPUs there are, and no more."""
+HANGS = "the NVIDIA driver or a GPU hangs. See `sudo dmesg | grep -E 'NVRM|Xid'`; reboot if `nvidia-smi` hangs too"
+NO_DRIVER = Unread(why=Why.ABSENT, reason="there is no NVIDIA driver here")
+NO_DRIVER_ERRORS = {"DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND"}
+MODULE = "ddpdoctor.collect.gpu.nvml"
+LIBRARY = "libnvidia-ml.so.1"
+LIBRARY_FOLDERS = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib/wsl/lib",
+    "/usr/local/nvidia/lib64",
+    "/run/opengl-driver/lib",
+)
+"""Where distributions, WSL, Google's Kubernetes and NixOS put the driver's libraries."""
+DRIVER_TRACES = ("/proc/driver/nvidia", "/dev/nvidiactl")
+
+
+def is_nvidia_here(system: System) -> bool:
+    """Say whether anything of NVIDIA's driver shows, without loading any of it."""
+    if any(system.exists(path) for path in DRIVER_TRACES):
+        return True
+    folders = (*LIBRARY_FOLDERS, *system.env.get("LD_LIBRARY_PATH", "").split(":"))
+    return any(system.exists(f"{folder}/{LIBRARY}") for folder in folders if folder.startswith("/"))
+
+
+def read_gpus(system: System, plan: Plan) -> Gpus:
+    """Return what NVML says; raises ``NotRead`` where there is no driver, or where it did not answer at all."""
+    limit_s = CHILD_LIMIT_S if plan.limit_s is None else min(CHILD_LIMIT_S, plan.limit_s - WITHOUT_LIMIT_S)
+    if not is_nvidia_here(system):
+        raise NotRead(NO_DRIVER)
+    if not system.live:
+        raise NotRead(Unread(why=Why.ABSENT, reason="a recorded machine has no NVML"))
+    return gpus_of(run_child(MODULE, (), system.env, limit_s), limit_s)
+
+
+def read_uuids(system: System, limit_s: float = COUNT_LIMIT_S) -> tuple[str, ...]:
+    """Return the UUIDs of all GPUs, in NVML's order; raises ``NotRead`` where there is no driver, or no answer."""
+    if not is_nvidia_here(system):
+        raise NotRead(NO_DRIVER)
+    said = _last_words(run_child(MODULE, (UUIDS,), system.env, limit_s), limit_s)
+    return tuple(said[UUIDS])
+
+
+def gpus_of(ended: Ended, limit_s: float) -> Gpus:
+    """Turn the lines of the child into facts: each is all that it knew by then, and the last one counts."""
+    return _decode(_last_words(ended, limit_s))
+
+
+def _last_words(ended: Ended, limit_s: float) -> dict[str, Any]:
+    lines = [line for line in ended.out.splitlines() if line.startswith("{") and line.endswith("}")]
+    if lines:
+        said: dict[str, Any] = json.loads(lines[-1])
+        if "absent" in said:
+            raise NotRead(Unread(why=Why.ABSENT, reason=said["absent"]))
+        return said
+    if ended.status is None:
+        reason = f"NVML did not answer within {limit_s:.0f} s: {HANGS}"
+        raise NotRead(Unread(why=Why.TIMEOUT, reason=reason))
+    raise NotRead(Unread(why=Why.ERROR, reason=f"NVML could not be asked: {ended.last_error}"))
+
+
+def _decode(said: dict[str, Any]) -> Gpus:
+    devices = tuple(_decode_gpu(gpu) for gpu in said.pop("devices"))
+    pairs = tuple(GpuPair(**pair) for pair in said.pop("pairs"))
+    on_bus = tuple(GpuOnBus(**gpu) for gpu in said.pop("on_bus"))
+    return Gpus(devices=devices, pairs=pairs, on_bus=on_bus, **said)
+
+
+def _decode_gpu(said: dict[str, Any]) -> Gpu:
+    processes, links = said.pop("processes"), said.pop("nvlinks")
+    return Gpu(
+        processes=None if processes is None else tuple(GpuProcess(**process) for process in processes),
+        nvlinks=None if links is None else tuple(NvLink(**link) for link in links),
+        **said,
+    )
+
+
+def _list_uuids(nvml: Nvml) -> list[str]:
+    """Return the UUIDs; one that is not told is told apart by its number. Raises ``NotRead``."""
+    try:
+        nvml.call("nvmlInit")
+        count = nvml.call("nvmlDeviceGetCount")
+    except NvmlError as error:
+        if error.name in NO_DRIVER_ERRORS:
+            raise NotRead(NO_DRIVER) from error
+        sys.exit(f"it says {error.name}")
+    return [_uuid(nvml, index) for index in range(count)]
+
+
+def _uuid(nvml: Nvml, index: int) -> str:
+    try:
+        return str(nvml.call("nvmlDeviceGetUUID", nvml.call("nvmlDeviceGetHandleByIndex", index)))
+    except NvmlError:
+        return f"GPU {index}"
+
+
+def main(arguments: list[str]) -> None:
+    """Write, a line at a time, all that is known so far: a device that hangs costs what comes after it."""
+    try:
+        import pynvml
+    except ImportError as error:
+        sys.exit(f"the package nvidia-ml-py cannot be imported: {error}")
+    try:
+        if arguments == [UUIDS]:
+            _say({UUIDS: _list_uuids(Nvml(pynvml))})
+            return
+        for gpus in read_gpu_facts(Nvml(pynvml), System()):
+            _say(asdict(gpus))
+    except NotRead as missing:
+        _say({"absent": missing.unread.reason})
+
+
+def _say(facts: dict[str, Any]) -> None:
+    print(json.dumps(facts), flush=True)  # noqa: T201 - what the parent reads
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

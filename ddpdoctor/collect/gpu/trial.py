@@ -1,0 +1,81 @@
+"""Has every GPU do some work, each in a process of its own that may hang or crash (--deep)."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.child import Ended, run_child
+from ddpdoctor.collect.gpu.nvml import NO_DRIVER, is_nvidia_here
+from ddpdoctor.model.gpus import GpuTrial, GpuWork, PeerCopy
+from ddpdoctor.model.reading import NotRead, Unread, Why
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddpdoctor.collect.node import Plan
+    from ddpdoctor.collect.system import System
+
+    Run = Callable[[tuple[str, ...], float], Ended]
+
+PROBE = "ddpdoctor.probes.gpu_trial"
+WORK_LIMIT_S = 60.0
+"""Ours: to import torch from a slow disk, to make a context, and seconds of work."""
+COPIES_LIMIT_S = 120.0
+"""Ours: 56 pairs of eight GPUs, each a fraction of a second."""
+
+
+def read_gpu_trial(system: System, plan: Plan) -> GpuTrial:
+    """Return what every GPU made of its work; raises ``NotRead`` without --deep, and where there is no GPU."""
+    if not plan.deep:
+        raise NotRead(Unread(why=Why.NOT_ASKED, reason="GPUs are given work with --deep only"))
+    if not is_nvidia_here(system) or not system.live:
+        raise NotRead(NO_DRIVER)
+    return try_gpus(lambda arguments, limit_s: run_child(PROBE, arguments, system.env, limit_s))
+
+
+def try_gpus(run: Run) -> GpuTrial:
+    """Try all GPUs side by side, then the copies between them."""
+    count = _count(run(("count",), WORK_LIMIT_S))
+    with ThreadPoolExecutor(max_workers=count, thread_name_prefix="ddpdoctor-trial") as pool:
+        work = tuple(pool.map(lambda index: _work(run, index), range(count)))
+    copies = _copies(run(("copies",), COPIES_LIMIT_S)) if count > 1 and all(one.ok for one in work) else ()
+    return GpuTrial(work=work, copies=copies)
+
+
+def _count(ended: Ended) -> int:
+    said = _said(ended)
+    if not said and ended.status is None:
+        raise NotRead(Unread(why=Why.TIMEOUT, reason=f"torch did not count the GPUs within {WORK_LIMIT_S:.0f} s"))
+    if not said:
+        raise NotRead(Unread(why=Why.ERROR, reason=f"torch could not count the GPUs: {ended.last_error}"))
+    if not said[0]["count"]:
+        raise NotRead(Unread(why=Why.ABSENT, reason="torch sees no GPU"))
+    return int(said[0]["count"])
+
+
+def _work(run: Run, index: int) -> GpuWork:
+    started = time.monotonic()
+    ended = run(("work", f"cuda:{index}"), WORK_LIMIT_S)
+    said = _said(ended)
+    if said:
+        return GpuWork(index=index, timed_out=False, **said[-1])
+    error = f"no result within {WORK_LIMIT_S:.0f} s" if ended.status is None else ended.last_error
+    return GpuWork(
+        index=index, ok=False, error=error, timed_out=ended.status is None, seconds=time.monotonic() - started
+    )
+
+
+def _copies(ended: Ended) -> tuple[PeerCopy, ...]:
+    """Return the pairs that were tried; of one at which the process ended or hung nothing is known but that."""
+    found = tuple(PeerCopy(**result) for result in _said(ended))
+    if ended.status == 0 or found:
+        return found
+    reason = f"no copy was done within {COPIES_LIMIT_S:.0f} s" if ended.status is None else ended.last_error
+    return (PeerCopy(source=0, target=1, ok=False, error=reason, gb_s=None),)
+
+
+def _said(ended: Ended) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in ended.out.splitlines() if line.startswith("{") and line.endswith("}")]

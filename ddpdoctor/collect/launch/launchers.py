@@ -1,0 +1,141 @@
+"""Who started this process: torchrun, a Slurm step, or a hand on every node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.launch.slurm_task import EXCHANGE_PORTS, read_slurm_task, read_step_hosts
+from ddpdoctor.collect.launch.this_process import number, read_local_rank
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.launch import Launch
+from ddpdoctor.model.node import Launcher
+from ddpdoctor.model.rendezvous import is_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_PORT = 29500
+"""torchrun's own default."""
+OWN_VARIABLE = "DDPDOCTOR_RANKS"
+"""Set in ranks that ddpdoctor started: the process id of that ddpdoctor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByHand:
+    """What --nnodes, --node-rank, --master-addr and --master-port say."""
+
+    nnodes: int | None = None
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+
+
+def seen_launch(env: Mapping[str, str], by_hand: ByHand) -> Launch:
+    """Return the launch that the environment or the options show; without a launcher, one process alone.
+
+    torchrun wins inside of a Slurm step, and over the options. RANK, WORLD_SIZE and MASTER_ADDR without a launcher are
+    no launch: they are judged where they stand. Raises ``UserError`` for options that do not go together.
+    """
+    return _torchrun(env) or _by_hand(env, by_hand) or _slurm(env) or Launch()
+
+
+def seen_ranks(env: Mapping[str, str]) -> Launch:
+    """Return the launch of a program that is itself what the job runs: who sets RANK and the like started its ranks."""
+    return _own(env) or _torchrun(env) or _environment(env) or _slurm(env) or Launch(nnodes=1, hosts=("127.0.0.1",))
+
+
+def _own(env: Mapping[str, str]) -> Launch | None:
+    starter, launch = number(env, OWN_VARIABLE), _environment(env)
+    if starter is None or launch is None:
+        return None
+    return replace(launch, launcher=Launcher.OWN, nnodes=1, run=str(starter), agent_store=True)
+
+
+def _environment(env: Mapping[str, str]) -> Launch | None:
+    rank, world_size, port = number(env, "RANK"), number(env, "WORLD_SIZE"), number(env, "MASTER_PORT")
+    address = env.get("MASTER_ADDR", "").strip()
+    if rank is None or world_size is None or port is None or not address or rank >= world_size:
+        return None
+    local_rank, one_host = read_local_rank(env), is_loopback(address)
+    return Launch(
+        launcher=Launcher.ENVIRONMENT,
+        rank=rank,
+        world_size=world_size,
+        local_rank=rank if local_rank is None and one_host else local_rank,
+        nnodes=1 if one_host else None,
+        hosts=(address,),
+        port=port,
+        run=f"{address}:{port}",
+    )
+
+
+def _torchrun(env: Mapping[str, str]) -> Launch | None:
+    rank, world_size, port = number(env, "RANK"), number(env, "WORLD_SIZE"), number(env, "MASTER_PORT")
+    run_id, address = env.get("TORCHELASTIC_RUN_ID"), env.get("MASTER_ADDR", "")
+    if run_id is None or rank is None or world_size is None or port is None or not address or rank >= world_size:
+        return None
+    return Launch(
+        launcher=Launcher.TORCHRUN,
+        rank=rank,
+        world_size=world_size,
+        local_rank=number(env, "LOCAL_RANK"),
+        nnodes=number(env, "GROUP_WORLD_SIZE"),
+        hosts=(address,),
+        port=port,
+        run=f"{run_id}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}",
+        agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def _by_hand(env: Mapping[str, str], options: ByHand) -> Launch | None:
+    if options.nnodes is None:
+        if options.node_rank is not None:
+            raise UserError("--node-rank needs --nnodes", help="Start the command on every node with both.")
+        return None
+    if options.nnodes == 1:
+        return None
+    address = options.master_addr or env.get("MASTER_ADDR")
+    if options.node_rank is None or not address:
+        raise UserError(
+            "--nnodes needs --node-rank and --master-addr",
+            help="On node 0 of 2: ddpdoctor check-env --nnodes 2 --node-rank 0 --master-addr HOST_OF_NODE_0",
+        )
+    if options.node_rank >= options.nnodes:
+        raise UserError(
+            f"--node-rank {options.node_rank} is not below --nnodes {options.nnodes}", help="Nodes count from 0."
+        )
+    return Launch(
+        launcher=Launcher.NNODES,
+        rank=options.node_rank,
+        world_size=options.nnodes,
+        local_rank=0,
+        nnodes=options.nnodes,
+        hosts=(address,),
+        port=options.master_port or number(env, "MASTER_PORT") or DEFAULT_PORT,
+        run=f"nnodes {options.nnodes}",
+    )
+
+
+def _slurm(env: Mapping[str, str]) -> Launch | None:
+    found = read_slurm_task(env)
+    if found is None or found.tasks == 1:
+        return None
+    return Launch(
+        launcher=Launcher.SLURM,
+        rank=found.task,
+        world_size=found.tasks,
+        local_rank=number(env, "SLURM_LOCALID"),
+        nnodes=found.nodes,
+        hosts=_slurm_hosts(env, found.nodes),
+        port=found.port(EXCHANGE_PORTS),
+        run=f"slurm {found.name}",
+    )
+
+
+def _slurm_hosts(env: Mapping[str, str], nnodes: int | None) -> tuple[str, ...]:
+    """Return where rank 0 may be reached: MASTER_ADDR, which may be what is wrong, and the first host of the step."""
+    if nnodes == 1:
+        return ("127.0.0.1",)
+    named = (env.get("MASTER_ADDR", ""), *read_step_hosts(env)[:1])
+    return tuple(dict.fromkeys(host for host in named if host)) or ("127.0.0.1",)

@@ -1,0 +1,228 @@
+"""What the environment and the options say of a job whose nodes are to meet: who this node is, of how many, and where.
+
+Options become the variables that stand for them (PET_*), as torchrun itself reads them, so that whatever looks at
+variables sees what was said. Of several that say something the first counts: torchrun that has started us, options and
+PET_* variables, a Slurm step, and last RANK, WORLD_SIZE and MASTER_ADDR of an operator.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.launch.launchers import DEFAULT_PORT
+from ddpdoctor.collect.launch.slurm_task import EXCHANGE_PORTS, STORE_PORTS, read_slurm_task, read_step_hosts
+from ddpdoctor.collect.launch.this_process import is_slurm_step, number, read_local_rank
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.launch import EXCHANGE_PORT, Launch, NodeLaunch
+from ddpdoctor.model.node import Launcher
+from ddpdoctor.model.reaching import JobTold
+from ddpdoctor.model.rendezvous import nodes_range, parse_endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.model.launch import NodeOptions
+
+C10D_PORT = 29400
+"""Of an endpoint without a port (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py)."""
+MAX_PORT = 65_535
+_TRUE, _FALSE = {"1", "true", "t", "yes", "y"}, {"0", "false", "f", "no", "n"}
+"""As torch reads is_host (torch/distributed/elastic/rendezvous/api.py, get_as_bool)."""
+
+
+def told_environment(env: Mapping[str, str], options: NodeOptions) -> dict[str, str]:
+    """Return the environment with the options in it, and without what they overrule."""
+    given = options.variables()
+    overruled = set()
+    if options.master_addr or options.rdzv_endpoint:
+        overruled = {"MASTER_ADDR", "MASTER_PORT", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_RDZV_ENDPOINT"}
+    return {name: value for name, value in env.items() if name not in overruled} | given
+
+
+def read_node_launch(env: Mapping[str, str]) -> NodeLaunch:
+    """Return what this node is told; raises ``UserError`` where that is not enough to meet the others."""
+    found = _torchrun(env) or _by_options(env) or _slurm(env) or _operator(env)
+    if found is None:
+        raise UserError(
+            "nothing says which nodes are to meet",
+            help="On node 0 of 2: ddpdoctor check-rendezvous --nnodes 2 --node-rank 0 --master-addr HOST_OF_NODE_0; "
+            "or start the command by srun or torchrun.",
+        )
+    return found
+
+
+def _torchrun(env: Mapping[str, str]) -> NodeLaunch | None:
+    run_id, address, port = env.get("TORCHELASTIC_RUN_ID"), _text(env, "MASTER_ADDR"), number(env, "MASTER_PORT")
+    rank, world_size = number(env, "RANK"), number(env, "WORLD_SIZE")
+    if run_id is None or not address or port is None or rank is None or world_size is None:
+        return None
+    nnodes = number(env, "GROUP_WORLD_SIZE") or 1
+    launch = Launch(
+        launcher=Launcher.TORCHRUN,
+        rank=rank,
+        world_size=world_size,
+        local_rank=number(env, "LOCAL_RANK"),
+        nnodes=nnodes,
+        hosts=(address,),
+        port=_exchange_port(env, port + 1),
+        run=f"{run_id}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}",
+        agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+    told = JobTold(
+        node_rank=number(env, "GROUP_RANK"), nnodes=nnodes, world_size=world_size, run_id=run_id,
+        endpoint=f"{address}:{port}",
+    )  # fmt: skip
+    return NodeLaunch(launch=launch, told=told, host=address, port=port, fewest=nnodes, most=nnodes, own_screen=False)
+
+
+def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:
+    """Return what options or the PET_* variables of an operator say, which torchrun reads in the place of options."""
+    nodes = _text(env, "PET_NNODES")
+    if not nodes:
+        if _text(env, "PET_NODE_RANK"):
+            raise UserError("--node-rank needs --nnodes", help="Start the command on every node with both.")
+        return None
+    counts = nodes_range(nodes)
+    if counts is None or not 1 <= counts[0] <= counts[1]:
+        raise UserError(f"--nnodes {nodes} is no number of nodes", help='Such as "2", or "1:4" of an elastic job.')
+    by_number = _text(env, "PET_RDZV_BACKEND") in {"", "static"}
+    host, port = _endpoint(env, by_number=by_number)
+    rank = _node_rank(env)
+    _refuse_unnumbered(rank, counts[1], by_number=by_number)
+    in_step = is_slurm_step(env)
+    launch = Launch(
+        launcher=Launcher.NNODES,
+        rank=rank or 0,
+        world_size=counts[1],
+        local_rank=read_local_rank(env),
+        nnodes=counts[1],
+        hosts=tuple(dict.fromkeys((host, *_slurm_names(env)[:1]))),
+        port=_exchange_port(env, port + 1),
+        run=_text(env, "PET_RDZV_ID"),
+    )
+    told = JobTold(
+        node_rank=rank, nnodes=counts[1], run_id=_text(env, "PET_RDZV_ID"), endpoint=f"{host}:{port}",
+        world_size=_world_size(env, counts[1]),
+    )  # fmt: skip
+    return NodeLaunch(
+        launch=launch, told=told, host=host, port=port, fewest=counts[0], most=counts[1], hosts=_slurm_names(env),
+        by_number=by_number, is_host=_is_host(_text(env, "PET_RDZV_CONF")), own_screen=not in_step,
+    )  # fmt: skip
+
+
+def _endpoint(env: Mapping[str, str], *, by_number: bool) -> tuple[str, int]:
+    """Return host and port of the store. Raises ``UserError`` where none is given, or the port is none."""
+    given = parse_endpoint(_text(env, "PET_RDZV_ENDPOINT"), "PET_RDZV_ENDPOINT")
+    if given is not None:
+        return given.host, _port(given.port, DEFAULT_PORT if by_number else C10D_PORT)
+    host = _text(env, "PET_MASTER_ADDR") or _text(env, "MASTER_ADDR") or next(iter(_slurm_names(env)), "")
+    if not host:
+        raise UserError(
+            "--nnodes needs --master-addr or --rdzv-endpoint",
+            help="On node 0 of 2: ddpdoctor check-rendezvous --nnodes 2 --node-rank 0 --master-addr HOST_OF_NODE_0",
+        )
+    return host, _port(number(env, "PET_MASTER_PORT", "MASTER_PORT"), DEFAULT_PORT)
+
+
+def _port(given: int | None, default: int) -> int:
+    if given is None:
+        return default
+    if not 0 < given <= MAX_PORT:
+        raise UserError(f"{given} is no port", help=f"A port is from 1 to {MAX_PORT}.")
+    return given
+
+
+def _node_rank(env: Mapping[str, str]) -> int | None:
+    """Return the number of this node: torchrun's, or else of the scheduler or operator that numbers pods or nodes."""
+    names = ["PET_NODE_RANK", "NODE_RANK", "GROUP_RANK"]
+    if is_slurm_step(env):
+        names.append("SLURM_NODEID")
+    if read_local_rank(env) is None:
+        names.append("RANK")
+    return number(env, *names)
+
+
+def _refuse_unnumbered(rank: int | None, nnodes: int, *, by_number: bool) -> None:
+    if rank is None and by_number and nnodes > 1:
+        raise UserError(
+            "--nnodes with --master-addr needs --node-rank",
+            help="Number the nodes from 0, each with its own; or give all --rdzv-endpoint HOST:PORT instead.",
+        )
+
+
+def _world_size(env: Mapping[str, str], nnodes: int) -> int | None:
+    ranks = number(env, "PET_NPROC_PER_NODE")
+    return None if ranks is None else ranks * nnodes
+
+
+def _is_host(conf: str) -> bool | None:
+    """Return what is_host says in "is_host=1,read_timeout=60"; None where it does not."""
+    pairs = (part.partition("=") for part in conf.split(","))
+    given = {name.strip(): value.strip().lower() for name, _, value in pairs}
+    if given.get("is_host") in _TRUE:
+        return True
+    return False if given.get("is_host") in _FALSE else None
+
+
+def _slurm(env: Mapping[str, str]) -> NodeLaunch | None:
+    found = read_slurm_task(env)
+    if found is None or found.nodes is None:
+        return None
+    names = _slurm_names(env)
+    host = _text(env, "MASTER_ADDR") or next(iter(names), "127.0.0.1")
+    port = _port(number(env, "MASTER_PORT"), found.port(STORE_PORTS))
+    launch = Launch(
+        launcher=Launcher.SLURM,
+        rank=found.task,
+        world_size=found.tasks,
+        local_rank=number(env, "SLURM_LOCALID"),
+        nnodes=found.nodes,
+        hosts=tuple(dict.fromkeys((host, *names[:1]))),
+        port=_exchange_port(env, found.port(EXCHANGE_PORTS)),
+        run=f"slurm {found.name}",
+    )
+    told = JobTold(
+        node_rank=number(env, "SLURM_NODEID"), nnodes=found.nodes, run_id=found.name, endpoint=f"{host}:{port}",
+        world_size=number(env, "WORLD_SIZE"),
+    )  # fmt: skip
+    return NodeLaunch(
+        launch=launch, told=told, host=host, port=port, fewest=found.nodes, most=found.nodes, hosts=names,
+        own_screen=False,
+    )  # fmt: skip
+
+
+def _slurm_names(env: Mapping[str, str]) -> tuple[str, ...]:
+    return read_step_hosts(env) if is_slurm_step(env) else ()
+
+
+def _operator(env: Mapping[str, str]) -> NodeLaunch | None:
+    """Return what RANK, WORLD_SIZE and MASTER_ADDR say: one process is a node, unless it has a local rank."""
+    rank, world_size, host = number(env, "RANK"), number(env, "WORLD_SIZE"), _text(env, "MASTER_ADDR")
+    if rank is None or world_size is None or not host or not world_size:
+        return None
+    port = _port(number(env, "MASTER_PORT"), DEFAULT_PORT)
+    local_rank = read_local_rank(env)
+    a_node = 1 if local_rank is None else number(env, "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE") or 1
+    nnodes = -(-world_size // a_node)
+    launch = Launch(
+        launcher=Launcher.ENVIRONMENT,
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        nnodes=nnodes,
+        hosts=(host,),
+        port=_exchange_port(env, port + 1),
+        run=f"{host}:{port}",
+    )
+    told = JobTold(node_rank=rank // a_node, nnodes=nnodes, world_size=world_size, endpoint=f"{host}:{port}")
+    return NodeLaunch(launch=launch, told=told, host=host, port=port, fewest=nnodes, most=nnodes)
+
+
+def _exchange_port(env: Mapping[str, str], default: int) -> int:
+    """Return the port of ddpdoctor's own; the one beside the store's, or below it where there is none above."""
+    given = number(env, EXCHANGE_PORT)
+    return _port(given, default if default <= MAX_PORT else default - 2)
+
+
+def _text(env: Mapping[str, str], name: str) -> str:
+    return env.get(name, "").strip()

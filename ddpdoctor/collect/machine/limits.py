@@ -1,0 +1,80 @@
+"""Reads what the shell, the control groups and the machine allow a job."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.machine.cgroups import read_cpu_quota, read_memory_limit, read_task_limit
+from ddpdoctor.collect.machine.shared_memory import read_shared_memory
+from ddpdoctor.collect.machine.tasks import Tasks, read_tasks
+from ddpdoctor.collect.machine.volumes import read_volumes
+from ddpdoctor.collect.system import UNLIMITED
+from ddpdoctor.model.limits import Limit, Limits
+
+if TYPE_CHECKING:
+    from ddpdoctor.collect.node import Plan
+    from ddpdoctor.collect.system import System
+
+
+def read_limits(system: System, plan: Plan) -> Limits:
+    """Return all limits; what this system does not have is None."""
+    proc, groups = system.path("/proc"), system.path("/sys/fs/cgroup")
+    tasks, task_limit = read_tasks(system), read_task_limit(proc, groups)
+    total, available, swap = _memory(system)
+    limit = read_memory_limit(proc, groups)
+    cpus = system.calls.cpus()
+    return Limits(
+        nofile=_limit(system, "NOFILE"),
+        memlock=_limit(system, "MEMLOCK"),
+        nproc=_limit(system, "NPROC"),
+        user_processes=tasks.of_user if tasks is not None else None,
+        pids_max=task_limit.max if task_limit is not None else None,
+        pids_current=task_limit.current if task_limit is not None else None,
+        cpus_online=_count(system.text_or("/sys/devices/system/cpu/online")) or len(cpus),
+        cpus_allowed=cpus,
+        cpu_quota=read_cpu_quota(proc, groups),
+        memory_total_bytes=total,
+        memory_available_bytes=available,
+        swap_total_bytes=swap,
+        memory_limit_bytes=limit.limit_bytes if limit is not None else None,
+        memory_used_bytes=limit.used_bytes if limit is not None else None,
+        oom_kills=limit.oom_kills if limit is not None else None,
+        shm=read_shared_memory(system, tasks or Tasks(), deep=plan.deep),
+        volumes=read_volumes(system, deep=plan.deep),
+        somaxconn=system.number_or_none("/proc/sys/net/core/somaxconn"),
+        numa_nodes=sum(bool(re.fullmatch(r"node\d+", name)) for name in system.names("/sys/devices/system/node")),
+        numa_balancing=system.number_or_none("/proc/sys/kernel/numa_balancing"),
+        nproc_applies=tasks is None or tasks.uid != 0,
+    )
+
+
+def _limit(system: System, name: str) -> Limit | None:
+    try:
+        soft, hard = system.calls.rlimit(name)
+    except OSError:
+        return None
+    return Limit(soft=None if soft == UNLIMITED else soft, hard=None if hard == UNLIMITED else hard)
+
+
+def _count(cpus: str) -> int:
+    """Count the CPUs of a list such as "0-3,8"."""
+    spans = [part.partition("-") for part in cpus.split(",") if part]
+    return sum(int(last or first) - int(first) + 1 for first, _, last in spans)
+
+
+def _memory(system: System) -> tuple[int | None, int | None, int | None]:
+    """Return total, available and swap in bytes."""
+    lines = re.findall(r"^(\w+):\s+(\d+) kB", system.text_or("/proc/meminfo"), re.MULTILINE)
+    found = {name: int(kib) * 1024 for name, kib in lines}
+    if not found and system.live:
+        return _memory_elsewhere()
+    return found.get("MemTotal"), found.get("MemAvailable"), found.get("SwapTotal")
+
+
+def _memory_elsewhere() -> tuple[int, int, int]:
+    """Return the same on a system without /proc, such as macOS."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return memory.total, memory.available, psutil.swap_memory().total

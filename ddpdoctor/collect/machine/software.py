@@ -1,0 +1,156 @@
+"""Reads versions from files and package metadata, without importing what they are versions of."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+import sys
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.machine.containers import container_image, container_kind
+from ddpdoctor.model.software import Software
+
+if TYPE_CHECKING:
+    from ddpdoctor.collect.node import Plan
+    from ddpdoctor.collect.system import System
+
+DRIVER_VERSION = "/proc/driver/nvidia/version"
+LIBRARY_FOLDERS = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/lib64",
+    "/usr/local/nvidia/lib64",
+    "/run/opengl-driver/lib",
+)
+"""Where distributions, NVIDIA's container runtime, GKE and NixOS put the driver's libraries."""
+_NVML = re.compile(r"libnvidia-ml\.so\.\d{3}\.[\d.]+")
+_GPU_DEVICE = re.compile(r"nvidia\d+|kfd|dxg")
+_TORCH_CUDA = re.compile(
+    r"^(?:nvidia-cuda-runtime(?:-cu\d+)?|cuda-toolkit(?:\[[^\]]*\])?)\s*\(?==\s*(\d+\.\d+)", re.IGNORECASE
+)
+"""What the wheels of PyPI require, which have no "+cu130" in their version."""
+MOST_HOSTS_LINES = 1024
+"""Ours: a list of all hosts of a large cluster, and no file of blocked addresses."""
+_LOOPBACK = ("127.", "::1", "fe00::", "ff00::", "ff02::")
+
+
+def read_software(system: System, plan: Plan) -> Software:  # noqa: ARG001 - the form of every collector
+    """Return what is installed."""
+    driver, is_open = read_driver(system)
+    torch_version, torch_cuda, nccl_wheel = _wheels() if system.live else (None, None, None)
+    kernel = _kernel(system)
+    hosts_lines, hosts_own = _digest_hosts(system)
+    return Software(
+        python=platform.python_version(),
+        executable=sys.executable,
+        kernel=kernel,
+        os_name=_os_name(system),
+        platform=system.calls.platform(),
+        wsl="microsoft" in kernel.lower() or system.exists("/proc/sys/fs/binfmt_misc/WSLInterop"),
+        container=container_kind(system),
+        image=container_image(system),
+        torch_version=torch_version,
+        nccl_wheel=nccl_wheel,
+        driver=driver,
+        driver_is_open=is_open,
+        nvml_libraries=_nvml_libraries(system),
+        ofed=_ofed(system),
+        torch_cuda=torch_cuda,
+        gpu_devices=tuple(f"/dev/{name}" for name in system.names("/dev") if _GPU_DEVICE.fullmatch(name)),
+        hosts_lines=hosts_lines,
+        hosts_own=hosts_own,
+    )
+
+
+def _kernel(system: System) -> str:
+    try:
+        return system.calls.kernel()
+    except OSError:
+        return system.text_or("/proc/sys/kernel/osrelease")
+
+
+def _os_name(system: System) -> str:
+    for name in ("/etc/os-release", "/usr/lib/os-release"):
+        match = re.search(r'^PRETTY_NAME="?([^"\n]*)', system.text_or(name), re.MULTILINE)
+        if match:
+            return match.group(1)
+    return ""
+
+
+def read_driver(system: System) -> tuple[str | None, bool | None]:
+    """Return the version of NVIDIA's kernel driver, and whether it is the open one; None where none is loaded."""
+    line = next(iter(system.text_or(DRIVER_VERSION).splitlines()), "")
+    match = re.search(r"\s(\d{3}\.\d+(?:\.\d+)?)\s", f"{line} ")
+    if not match:
+        return None, None
+    return match.group(1), "Open Kernel Module" in line
+
+
+def _nvml_libraries(system: System) -> tuple[str, ...]:
+    """Return the libraries themselves, not the links to them; a folder that is a link to another is read once."""
+    folders = {system.path(folder).resolve(): folder for folder in reversed(LIBRARY_FOLDERS)}
+    found = (
+        f"{folder}/{name}" for folder in folders.values() for name in system.names(folder) if _NVML.fullmatch(name)
+    )
+    return tuple(sorted(found))
+
+
+def _ofed(system: System) -> str | None:
+    """Return the version of NVIDIA's (Mellanox's) own drivers; the kernel's own have none."""
+    version = system.text_or("/sys/module/mlx5_core/version")
+    kernel_own = not version or version == system.text_or("/proc/sys/kernel/osrelease")
+    return None if kernel_own else version
+
+
+def _digest_hosts(system: System) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    """Return a digest of each line of /etc/hosts, and of those that name this host; None where there is no file."""
+    try:
+        text = system.text("/etc/hosts")
+        own = system.calls.hostname()
+    except OSError:
+        return None, ()
+    lines, own_lines = set(), set()
+    for line in text.splitlines():
+        address, *names = line.partition("#")[0].split() or [""]
+        if names and not address.startswith(_LOOPBACK):
+            digest = hashlib.sha256(f"{address} {' '.join(names)}".encode()).hexdigest()[:12]
+            lines.add(digest)
+            if own in names or own in names[0].split("."):
+                own_lines.add(digest)
+    return tuple(sorted(lines)[:MOST_HOSTS_LINES]), tuple(sorted(own_lines))
+
+
+def _wheels() -> tuple[str | None, str | None, str | None]:
+    """Return the version of torch, of the CUDA that it asks for, and of NCCL's wheel."""
+    from importlib import metadata
+
+    try:
+        torch = metadata.distribution("torch")
+    except metadata.PackageNotFoundError:
+        return None, None, None
+    return torch.version, cuda_of_wheel(torch.version, torch.requires or ()), _nccl_wheel()
+
+
+def cuda_of_wheel(version: str, requires: list[str] | tuple[str, ...]) -> str | None:
+    """Return the CUDA version of a wheel: from "2.13.0+cu130", else from what it requires; None for another build."""
+    local = re.search(r"\+cu(\d{2})(\d)$", version)
+    if local:
+        return f"{local.group(1)}.{local.group(2)}"
+    if "+" in version:
+        return None
+    matches = (_TORCH_CUDA.match(requirement) for requirement in requires)
+    return next((match.group(1) for match in matches if match), None)
+
+
+def _nccl_wheel() -> str | None:
+    from importlib import metadata
+
+    for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None

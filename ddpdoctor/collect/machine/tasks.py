@@ -1,0 +1,45 @@
+"""Counts what runs here: threads of this user, and workers that load data."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.process.proc import read_status
+
+if TYPE_CHECKING:
+    from ddpdoctor.collect.system import System
+
+LOADER_WORKER = "pt_data_worker"
+"""The name that torch gives to the workers of a DataLoader (torch/utils/data/_utils/worker.py, since 2.6)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tasks:
+    """What can be seen of processes. In a container this is what runs in it."""
+
+    uid: int | None = None
+    of_user: int | None = None
+    """Threads of this user: what RLIMIT_NPROC counts."""
+    loader_workers: int = 0
+
+
+def read_tasks(system: System) -> Tasks | None:
+    """Count processes by /proc/PID/status; None on a system without /proc."""
+    proc = system.path("/proc")
+    uid = _uid(read_status("self", proc))
+    if uid is None:
+        return None
+    found = [read_status(name, proc) for name in system.names("/proc") if name.isdecimal()]
+    return Tasks(
+        uid=uid,
+        of_user=sum(int(status.get("Threads", "0")) for status in found if _uid(status) == uid),
+        loader_workers=sum(status.get("Name") == LOADER_WORKER for status in found),
+    )
+
+
+def _uid(status: dict[str, str]) -> int | None:
+    """Return the real user, whose limit it is."""
+    match = re.match(r"\d+", status.get("Uid", ""))
+    return int(match.group()) if match else None

@@ -1,0 +1,100 @@
+"""Reads what `import torch` gives from a child process, which may crash or hang without harm."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.machine.torch_process import start_torch_child
+from ddpdoctor.model.reading import NotRead, Unread, Why
+from ddpdoctor.model.software import PeerAccess, TorchBuild, TorchDevice
+
+if TYPE_CHECKING:
+    from ddpdoctor.collect.child import Child
+    from ddpdoctor.collect.node import Plan
+    from ddpdoctor.collect.system import System
+
+MARK = "ddpdoctor-torch-facts:"
+"""As ``probes.torch_facts`` has it, which is not imported here: collectors load no code that loads torch."""
+CHILD_LIMIT_S = 55.0
+"""Ours: a cold import from a network file system on a busy cluster, and CUDA without a persistence daemon, which takes
+some seconds a GPU. Below the limit of the section, so that what was said before a hang is not lost."""
+
+
+def read_torch(system: System, plan: Plan) -> TorchBuild:
+    """Return what the child says; raises ``NotRead`` where it was not asked or the import did not end."""
+    if not plan.use_torch:
+        raise NotRead(Unread(why=Why.NOT_ASKED, reason="torch is not imported (--no-torch)"))
+    if not system.live:
+        raise NotRead(Unread(why=Why.ABSENT, reason="a recorded machine cannot import torch"))
+    child = plan.torch_child if plan.torch_child is not None else start_torch_child(system.env)
+    return wait_for_torch(child, CHILD_LIMIT_S)
+
+
+def wait_for_torch(child: Child, limit_s: float) -> TorchBuild:
+    """Wait for a child that was started, and turn what it says into facts."""
+    ended = child.wait(limit_s)
+    out, err, status = ended.out, ended.err, ended.status
+    said = [json.loads(line.removeprefix(MARK)) for line in out.splitlines() if line.startswith(MARK)]
+    if not said and status is None:
+        raise NotRead(Unread(why=Why.TIMEOUT, reason=f"`import torch` took longer than {limit_s:.0f} s"))
+    if not said:
+        return torch_build({"import_error": _how_it_ended(status, err)})
+    facts: dict[str, Any] = {key: value for part in said for key, value in part.items()}
+    if len(said) == 1 and "import_error" not in facts:
+        facts["cuda_error"] = _how_cuda_ended(status, limit_s)
+    return torch_build(facts)
+
+
+def _how_it_ended(status: int | None, err: str) -> str:
+    """Say what an interpreter died of that could say nothing itself."""
+    if status is not None and status < 0:
+        hint = ": the wheel is built for another processor" if -status == signal.SIGILL else ""
+        return f"the interpreter was killed by {_signal(status)} while it imported torch{hint}"
+    lines = [line.strip() for line in err.splitlines() if line.strip()]
+    last = f": {lines[-1]}" if lines else ""
+    return f"the interpreter ended with status {status} while it imported torch{last}"
+
+
+def _how_cuda_ended(status: int | None, limit_s: float) -> str:
+    if status is None:
+        return f"CUDA was not initialised within {limit_s:.0f} s"
+    if status < 0:
+        return f"the process was killed by {_signal(status)} while it initialised CUDA"
+    return f"the process ended with status {status} while it initialised CUDA"
+
+
+def _signal(status: int) -> str:
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"
+
+
+def torch_build(said: dict[str, Any]) -> TorchBuild:
+    """Make the section of what the child said; what it did not say is empty."""
+    return TorchBuild(
+        version=said.get("version", ""),
+        import_error=said.get("import_error"),
+        cuda=said.get("cuda"),
+        hip=said.get("hip"),
+        cuda_available=said.get("cuda_available", False),
+        cuda_error=said.get("cuda_error"),
+        device_count=said.get("device_count", 0),
+        devices=tuple(_device(device) for device in said.get("devices", ())),
+        arch_list=tuple(said.get("arch_list", ())),
+        nccl=said.get("nccl"),
+        nccl_libraries=tuple(said.get("nccl_libraries", ())),
+        gloo=said.get("gloo", False),
+        peers=tuple(PeerAccess(**peer) for peer in said.get("peers", ())),
+        path=said.get("path"),
+        nccl_loaded=said.get("nccl_loaded"),
+        nccl_found_by=said.get("nccl_found_by"),
+        cuda_library=said.get("cuda_library"),
+    )
+
+
+def _device(said: dict[str, Any]) -> TorchDevice:
+    major, minor = said["capability"]
+    return TorchDevice(**{**said, "capability": (major, minor)})

@@ -1,0 +1,1 @@
+"""The network as this machine sees it: interfaces, names, ports, packet filter, RDMA."""

@@ -1,0 +1,140 @@
+"""Reads whether the port of the store can be listened on here, and which process is in the way."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.network.names import master_name
+from ddpdoctor.model.network import PortUse
+from ddpdoctor.model.reading import Unread, Why
+from ddpdoctor.model.rendezvous import parse_endpoint
+from ddpdoctor.recorder.storage.secrets import hide_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ddpdoctor.collect.system import System
+
+LIMIT_S = 2.0
+SEARCH_S = 5.0
+"""Ours: so long the descriptors of all processes are gone through for the owner of a port that is taken. It takes some
+tenths of a second for a few thousand of them, and many times that on a machine whose CPUs are busy."""
+SHOWN = 120
+"""Characters of a command line."""
+NODE_RANKS = ("RANK", "PET_NODE_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_NODEID")
+"""The first of these that is set says whether this is where rank 0 would run."""
+_LISTEN, _TIME_WAIT = "0A", "06"
+
+
+def read_master_port(system: System, addresses: Mapping[str, tuple[str, ...]]) -> PortUse | Unread:
+    """Try to bind MASTER_PORT where this host would serve the store, and nothing of this job does so already."""
+    text = _port_text(system.env)
+    if not text:
+        return Unread(why=Why.ABSENT, reason="MASTER_PORT is not set")
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 65536):
+        return Unread(why=Why.ABSENT, reason="MASTER_PORT is no port number")
+    if system.env.get("TORCHELASTIC_RUN_ID"):
+        return Unread(why=Why.NEEDLESS, reason="the store of the very job that runs this command listens on it")
+    if not _serves_store(system, addresses):
+        return Unread(why=Why.NEEDLESS, reason="the store would be on another host")
+    return _try_port(system, int(text))
+
+
+def _port_text(env: Mapping[str, str]) -> str:
+    """Return the port of the store, by torch's variable or by those that stand for torchrun's options."""
+    for name in ("MASTER_PORT", "PET_MASTER_PORT"):
+        if env.get(name, "").strip():
+            return env[name].strip()
+    endpoint = parse_endpoint(env.get("PET_RDZV_ENDPOINT", ""), "PET_RDZV_ENDPOINT")
+    return "" if endpoint is None or endpoint.port is None else str(endpoint.port)
+
+
+def _serves_store(system: System, addresses: Mapping[str, tuple[str, ...]]) -> bool:
+    """Say whether rank 0 would run here: by its number, else by whether the master's address is one of this host."""
+    told = next((system.env[name].strip() for name in NODE_RANKS if system.env.get(name, "").strip()), None)
+    if told is not None:
+        return told == "0"
+    master = master_name(system.env)
+    if not master or master == "localhost":
+        return True
+    reply = ask_side_by_side({"master": lambda: system.calls.resolve(master)}, LIMIT_S)["master"]
+    own = {str(ipaddress.ip_interface(one).ip) for those in addresses.values() for one in those}
+    return any(address in own or ipaddress.ip_address(address).is_loopback for address in reply.value or ())
+
+
+def _try_port(system: System, port: int) -> PortUse | Unread:
+    error = _bind(system, port, reuse=False)
+    if error is None:
+        return _use(port, free=True)
+    if error.errno != errno.EADDRINUSE:
+        return _use(port, error=error.strerror or str(error))
+    if _bind(system, port, reuse=True) is None:
+        return _use(port, free=True, time_wait=any(_sockets(system, port, _TIME_WAIT)))
+    pid, owner = _find_owner(system, port)
+    if system.live and pid == os.getpid():
+        return Unread(why=Why.NEEDLESS, reason="this command listens on it, to gather what all nodes have seen")
+    return _use(port, error=error.strerror or str(error), pid=pid, owner=owner)
+
+
+def _use(
+    port: int,
+    *,
+    free: bool = False,
+    error: str | None = None,
+    time_wait: bool = False,
+    pid: int | None = None,
+    owner: str | None = None,
+) -> PortUse:
+    return PortUse(port=port, free=free, error=error, time_wait=time_wait, owner_pid=pid, owner=owner)
+
+
+def _bind(system: System, port: int, *, reuse: bool) -> OSError | None:
+    try:
+        system.calls.bind(port, reuse=reuse)
+    except OSError as error:
+        return error
+    return None
+
+
+def _sockets(system: System, port: int, state: str) -> Iterator[tuple[str, int]]:
+    """Yield inode and user of every TCP socket on a local port in a state, as /proc/net/tcp has it."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in system.text_or(table).splitlines()[1:]:
+            fields = line.split()
+            if len(fields) >= 10 and fields[3] == state and int(fields[1].rpartition(":")[2], 16) == port:
+                yield fields[9], int(fields[7])
+
+
+def _find_owner(system: System, port: int) -> tuple[int | None, str | None]:
+    """Return process id and command of who listens; of another user's process, its user at least."""
+    sockets = dict(_sockets(system, port, _LISTEN))
+    wanted = {f"socket:[{inode}]" for inode in sockets}
+    deadline = time.monotonic() + SEARCH_S
+    for name in system.names("/proc") if wanted else ():
+        if time.monotonic() > deadline:
+            break
+        if name.isdecimal() and not wanted.isdisjoint(_descriptors(system, name)):
+            return int(name), _command(system, name)
+    return None, f"a process of user {next(iter(sockets.values()))}" if sockets else None
+
+
+def _descriptors(system: System, pid: str) -> Iterator[str]:
+    for number in system.names(f"/proc/{pid}/fd"):
+        try:
+            yield str(system.path(f"/proc/{pid}/fd/{number}").readlink())
+        except OSError:
+            continue
+
+
+def _command(system: System, pid: str) -> str | None:
+    words = [word for word in system.text_or(f"/proc/{pid}/cmdline").split("\0") if word]
+    if not words:
+        return system.text_or(f"/proc/{pid}/comm") or None
+    shown = " ".join(hide_secrets((Path(words[0]).name, *words[1:])))
+    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"

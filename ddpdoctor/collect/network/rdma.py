@@ -1,0 +1,174 @@
+"""Reads RDMA devices, their ports, counters and addresses, and what a process needs to use them."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.gpu.pci import BUS_ID
+from ddpdoctor.model.links import Gid, Rdma, RdmaDevice, RdmaPort
+from ddpdoctor.model.reading import NotRead, Unread, Why
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddpdoctor.collect.node import Plan
+    from ddpdoctor.collect.system import System
+
+DEVICES = "/sys/class/infiniband"
+FILES = "/dev/infiniband"
+
+COUNTERS = ("link_downed", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors", "symbol_error")
+COUNTER_LIMIT_S = 1.0
+"""The firmware of the card is asked for each."""
+BETWEEN_LOOKS_S = 0.5
+"""Ours: long enough to see a link that fails all the time, short enough for a check before every job."""
+
+PEER_MODULES = frozenset({"nvidia_peermem", "nv_peer_mem"})
+PEER_FILES = (
+    "/sys/module/nvidia_peermem",
+    "/sys/kernel/mm/memory_peers/nv_mem",
+    "/sys/kernel/mm/memory_peers/nv_mem_nc",
+)
+"""Where NCCL looks for them (src/transport/net_ib/gdr.cc)."""
+DMABUF_KERNEL = (5, 12)
+"""The first kernel whose RDMA core takes memory of other devices (ib_umem_dmabuf_get)."""
+CAP_IPC_LOCK = 14
+
+Counters = dict[str, dict[str, int]]
+"""Of every port, by its folder."""
+
+
+def read_rdma(system: System, plan: Plan, pause: Callable[[float], None] = time.sleep) -> Rdma:  # noqa: ARG001
+    """Read all RDMA devices, and the error counters of ports that are up twice."""
+    names = system.names(DEVICES)
+    if not names:
+        raise NotRead(Unread(why=Why.ABSENT, reason="there is no RDMA device"))
+    ports = [(name, port) for name in names for port in system.names(f"{DEVICES}/{name}/ports") if port.isdecimal()]
+    first = _read_counters(system, ports)
+    later: Counters = {}
+    if any(_worded(system, f"{DEVICES}/{name}/ports/{port}/state") == "ACTIVE" for name, port in ports):
+        pause(BETWEEN_LOOKS_S)
+        later = _read_counters(system, ports)
+    files = [name for name in system.names(FILES) if name.startswith("uverbs")]
+    usable = [name for name in files if system.calls.readable(f"{FILES}/{name}")]
+    return Rdma(
+        devices=tuple(_read_device(system, name, first, later) for name in names),
+        peermem=_has_peermem(system),
+        dmabuf=_has_dmabuf(system),
+        uverbs=tuple(usable),
+        uverbs_denied=tuple(name for name in files if name not in usable),
+        rdma_cm=system.exists(f"{FILES}/rdma_cm"),
+        ipc_lock=_may_lock(system),
+    )
+
+
+def _read_counters(system: System, ports: list[tuple[str, str]]) -> Counters:
+    """Ask all ports at once; one that does not answer has no counters."""
+    folders = [f"{DEVICES}/{name}/ports/{port}" for name, port in ports]
+    replies = ask_side_by_side({folder: partial(_port_counters, system, folder) for folder in folders}, COUNTER_LIMIT_S)
+    return {folder: reply.value or {} for folder, reply in replies.items()}
+
+
+def _port_counters(system: System, folder: str) -> dict[str, int]:
+    values = {counter: system.number_or_none(f"{folder}/counters/{counter}") for counter in COUNTERS}
+    return {counter: value for counter, value in values.items() if value is not None}
+
+
+def _read_device(system: System, name: str, first: Counters, later: Counters) -> RdmaDevice:
+    folder = f"{DEVICES}/{name}"
+    bus_id = os.path.basename(os.path.realpath(system.path(f"{folder}/device")))  # noqa: PTH119 - a name alone
+    numbers = [int(port) for port in system.names(f"{folder}/ports") if port.isdecimal()]
+    return RdmaDevice(
+        name=name,
+        bus_id=bus_id if BUS_ID.fullmatch(bus_id) else None,
+        board=system.text_or(f"{folder}/board_id") or None,
+        firmware=system.text_or(f"{folder}/fw_ver") or None,
+        ports=tuple(_read_port(system, name, port, first, later) for port in sorted(numbers)),
+        uverbs=_device_file(system, name),
+        netdevs=system.names(f"{folder}/device/net"),
+        virtual_function=system.exists(f"{folder}/device/physfn"),
+    )
+
+
+def _device_file(system: System, name: str) -> str | None:
+    folder = "/sys/class/infiniband_verbs"
+    for uverbs in system.names(folder):
+        if system.text_or(f"{folder}/{uverbs}/ibdev") == name:
+            return uverbs
+    return None
+
+
+def _read_port(system: System, device: str, number: int, first: Counters, later: Counters) -> RdmaPort:
+    folder = f"{DEVICES}/{device}/ports/{number}"
+    rate = system.text_or(f"{folder}/rate")
+    return RdmaPort(
+        device=device,
+        port=number,
+        state=_worded(system, f"{folder}/state"),
+        phys_state=_worded(system, f"{folder}/phys_state"),
+        link_layer=system.text_or(f"{folder}/link_layer", "Unspecified"),
+        rate_gb_s=parse_rate(rate),
+        gids=_read_gids(system, folder),
+        counters=first.get(folder, {}),
+        counters_later=later.get(folder, {}),
+        rate_text=rate,
+    )
+
+
+def _worded(system: System, name: str) -> str:
+    """Return the word of "4: ACTIVE"."""
+    number, found, word = system.text_or(name).partition(": ")
+    return word if found else number
+
+
+def parse_rate(text: str) -> float | None:
+    """Return gigabits a second of "400 Gb/sec (4X NDR)" and "2.5 Gb/sec (1X SDR)"."""
+    found = re.match(r"(\d+(?:\.\d+)?) Gb/sec", text)
+    return float(found[1]) if found else None
+
+
+def _read_gids(system: System, port: str) -> tuple[Gid, ...]:
+    """Read the entries that are in use: a table has hundreds, and the attributes of an empty one cannot be read."""
+    found = []
+    for index in sorted(int(name) for name in system.names(f"{port}/gids") if name.isdecimal()):
+        gid = system.text_or(f"{port}/gids/{index}")
+        if not gid.strip("0:"):
+            continue
+        kind = system.text_or(f"{port}/gid_attrs/types/{index}")
+        netdev = system.text_or(f"{port}/gid_attrs/ndevs/{index}") or None
+        found.append(Gid(index=index, gid=gid, type=kind, netdev=netdev))
+    return tuple(found)
+
+
+def _has_peermem(system: System) -> bool:
+    loaded = {line.split(" ", 1)[0] for line in system.text_or("/proc/modules").splitlines()}
+    return bool(loaded & PEER_MODULES) or any(system.exists(name) for name in PEER_FILES)
+
+
+def _has_dmabuf(system: System) -> bool | None:
+    """Say whether kernel and driver can hand the GPU's memory to the HCA; None where their kind is not known."""
+    driver = system.text_or("/proc/driver/nvidia/version")
+    release = system.calls.kernel()
+    version = re.match(r"(\d+)\.(\d+)", release)
+    if not driver or version is None:
+        return None
+    if "Open Kernel Module" not in driver:
+        return False
+    if (int(version[1]), int(version[2])) >= DMABUF_KERNEL:
+        return True
+    # Red Hat carries the RDMA core of later kernels in its 4.18.
+    return None if ".el8" in release else False
+
+
+def _may_lock(system: System) -> bool | None:
+    """Say whether CAP_IPC_LOCK is held in the first user namespace, which is the one that the kernel asks about."""
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)", system.text_or("/proc/self/status"), re.MULTILINE)
+    if found is None:
+        return None
+    whole = system.text_or("/proc/self/uid_map", "0 0 4294967295").split() == ["0", "0", "4294967295"]
+    return whole and bool(int(found[1], 16) >> CAP_IPC_LOCK & 1)

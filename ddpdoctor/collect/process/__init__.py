@@ -1,0 +1,1 @@
+"""Other processes: their state, connections and locks, and how they ended."""

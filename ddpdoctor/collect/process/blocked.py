@@ -1,0 +1,117 @@
+"""Reads in which system call the main thread of a process sleeps, and on which file or connection.
+
+/proc/PID/syscall may be read of processes that one may trace: one's own user's, and below Yama's ptrace_scope 1 only
+of those that one started oneself, as the watcher has started the ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from pathlib import Path
+
+from ddpdoctor.collect.process.addresses import parse_end
+from ddpdoctor.model.causes import Blocked
+
+PROC = Path("/proc")
+CALLS = {
+    "x86_64": {
+        0: "read", 1: "write", 7: "poll", 17: "pread64", 19: "readv", 23: "select", 35: "nanosleep", 42: "connect",
+        43: "accept", 44: "sendto", 45: "recvfrom", 46: "sendmsg", 47: "recvmsg", 61: "wait4", 72: "fcntl",
+        73: "flock", 74: "fsync", 75: "fdatasync", 202: "futex", 230: "clock_nanosleep", 232: "epoll_wait",
+        247: "waitid", 257: "openat", 262: "newfstatat", 270: "pselect6", 271: "ppoll", 281: "epoll_pwait",
+        288: "accept4", 332: "statx",
+    },
+    "aarch64": {
+        22: "epoll_pwait", 25: "fcntl", 32: "flock", 56: "openat", 63: "read", 64: "write", 65: "readv",
+        67: "pread64", 72: "pselect6", 73: "ppoll", 79: "newfstatat", 82: "fsync", 83: "fdatasync", 95: "waitid",
+        98: "futex", 101: "nanosleep", 115: "clock_nanosleep", 202: "accept", 203: "connect", 206: "sendto",
+        207: "recvfrom", 211: "sendmsg", 212: "recvmsg", 242: "accept4", 260: "wait4", 291: "statx",
+    },
+}  # fmt: skip
+"""Numbers of the calls that a process can sleep in for long: asm/unistd_64.h and asm-generic/unistd.h of Linux."""
+OF_A_FILE = frozenset({
+    "read", "write", "pread64", "readv", "connect", "accept", "accept4", "sendto", "recvfrom", "sendmsg", "recvmsg",
+    "fcntl", "flock", "fsync", "fdatasync",
+})  # fmt: skip
+"""Calls whose first argument is a file descriptor."""
+POLLS = frozenset({"poll", "ppoll"})
+POLL_FD = struct.Struct("<ihh")
+"""struct pollfd: the descriptor, what is waited for, what came. It lies in the process's memory."""
+WAITS_FOR_INPUT = frozenset({"read", "readv", "poll", "ppoll"})
+SELECTS = frozenset({"select", "pselect6"})
+"""Their first argument is the highest descriptor plus one: 1 is descriptor 0 alone, as readline waits for a key."""
+MOST_SOCKETS = 1 << 20
+"""Characters of /proc/PID/net/tcp that are looked through. Ours: some seven thousand connections."""
+_KINDS = re.compile(r"(?:anon_inode:\[?)?(pipe|socket|eventfd|eventpoll)\b")
+
+
+def read_blocked(pid: int, proc: Path = PROC, machine: str | None = None) -> Blocked | None:
+    """Return the call that the main thread sleeps in; None where it runs, or where that may not be read."""
+    words = _text(proc / str(pid) / "syscall").split()
+    if len(words) < 2 or not words[0].isdigit():
+        return None
+    call = CALLS.get(machine or os.uname().machine, {}).get(int(words[0]))
+    if call is None:
+        return None
+    first = int(words[1], 16)
+    fd = _polled_fd(pid, first, int(words[2], 16), proc) if call in POLLS and len(words) > 2 else first & 0xFFFFFFFF
+    if fd is None or call not in OF_A_FILE | POLLS:
+        return Blocked(call=call, alone_on_fd0=call in SELECTS and first == 1)
+    target = _link(proc / str(pid) / "fd" / str(fd))
+    kind = _KINDS.match(target)
+    return Blocked(
+        call=call,
+        fd=fd,
+        file=kind[1] if kind else target or None,
+        remote=_remote(target, pid, proc),
+        alone_on_fd0=fd == 0 and call in WAITS_FOR_INPUT,
+    )
+
+
+def _polled_fd(pid: int, address: int, count: int, proc: Path) -> int | None:
+    """Return the one descriptor that poll(2) was given; None where there are several, or that may not be read."""
+    if count != 1:
+        return None
+    try:
+        with (proc / str(pid) / "mem").open("rb", buffering=0) as memory:
+            memory.seek(address)
+            found: int = POLL_FD.unpack(memory.read(POLL_FD.size))[0]
+    except (OSError, ValueError, OverflowError, struct.error):
+        return None
+    return found if found >= 0 else None
+
+
+def read_kernel_function(pid: int, proc: Path = PROC) -> str | None:
+    """Return the function of the kernel in which the main thread sleeps; None where it runs or that is kept secret."""
+    name = _text(proc / str(pid) / "wchan").strip()
+    return name if name not in {"", "0"} else None
+
+
+def _remote(target: str, pid: int, proc: Path) -> str | None:
+    """Return the other end of a TCP connection by the inode of its socket, from /proc/PID/net/tcp and tcp6."""
+    inode = target.removeprefix("socket:[").rstrip("]")
+    if not target.startswith("socket:["):
+        return None
+    for table in ("tcp", "tcp6"):
+        for line in _text(proc / str(pid) / "net" / table, MOST_SOCKETS).splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 9 and fields[9] == inode:
+                return parse_end(fields[2])
+    return None
+
+
+def _link(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
+
+
+def _text(path: Path, most: int = 4096) -> str:
+    try:
+        with path.open(errors="replace") as file:
+            return file.read(most)
+    except OSError:
+        return ""

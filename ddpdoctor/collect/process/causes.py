@@ -1,0 +1,92 @@
+"""Reads what may explain why a rank stands still: its system call, locks, ended children, commands that it runs."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.process.blocked import read_blocked, read_kernel_function
+from ddpdoctor.collect.process.connections import Row, find_listener, read_connections, read_rows
+from ddpdoctor.collect.process.file_locks import Line, awaited_lock, locks_of_others, read_lines
+from ddpdoctor.collect.process.proc import read_command
+from ddpdoctor.model.causes import Blocked, LockFile, LostChild, Owner, ProcessCauses
+
+if TYPE_CHECKING:
+    from ddpdoctor.collect.process.proc import Process
+
+MOST_COMMANDS = 3
+PYTHON_NAMES = ("python", "pt_data_worker", "pt_main_thread", "resource_tracke")
+"""How the kernel calls processes that run Python code of the job's own: their stacks tell more than their command."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What is read once for all ranks of one look."""
+
+    family: frozenset[int] = frozenset()
+    """The processes of the job."""
+    locks: tuple[Line, ...] = field(default_factory=read_lines)
+    connections: tuple[Row, ...] = ()
+    """Of the network that all of them are in; none: each is asked for its own."""
+    lock_files: dict[int, LockFile] = field(default_factory=dict)
+    """By pid: the lock files that ranks poll for."""
+
+
+def read_causes(pid: int, below: tuple[Process, ...], look: Look) -> ProcessCauses:
+    """Return what is to be seen of one living process; ``below`` are its descendants."""
+    awaited = awaited_lock(pid, look.locks)
+    blocked = read_blocked(pid)
+    rows = look.connections or read_rows(pid)
+    return ProcessCauses(
+        blocked=blocked,
+        store_port=_store_port(pid) if blocked is not None and blocked.remote else None,
+        kernel_function=read_kernel_function(pid),
+        waits_for_lock=awaited,
+        locks_of_others=() if awaited is not None else locks_of_others(pid, look.family, look.locks),
+        lost_children=tuple(lost_child(child) for child in below if child.state == "Z"),
+        connections=read_connections(pid, rows),
+        lock_file=look.lock_files.get(pid),
+        listener=_listener(blocked, rows),
+        commands=tuple((child.pid, read_command(child.pid)) for child in _commands(pid, below)),
+    )
+
+
+def _listener(blocked: Blocked | None, rows: tuple[Row, ...]) -> Owner | None:
+    """Return who serves the connection that a process sleeps in, where that is a process of this host."""
+    pid = find_listener(blocked.remote, rows) if blocked is not None and blocked.remote else None
+    return None if pid is None else Owner(pid=pid, command=read_command(pid))
+
+
+def lost_child(child: Process) -> LostChild:
+    """Return how a child ended that its parent has not asked about yet."""
+    if child.exit_status is None:
+        return LostChild(pid=child.pid, name=child.name)
+    number = child.exit_status & 0x7F
+    if number:
+        return LostChild(pid=child.pid, name=child.name, signal=signal_name(number))
+    return LostChild(pid=child.pid, name=child.name, exit_code=child.exit_status >> 8 & 0xFF)
+
+
+def signal_name(number: int) -> str:
+    """Return "SIGKILL" for 9; "signal 34" where Python has no name for it."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _store_port(pid: int) -> int | None:
+    """Return MASTER_PORT of the environment that a process began with: of the others nothing is kept."""
+    try:
+        pairs = (Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    port = next((pair.partition(b"=")[2] for pair in pairs if pair.startswith(b"MASTER_PORT=")), b"")
+    return int(port) if port.isdigit() else None
+
+
+def _commands(pid: int, below: tuple[Process, ...]) -> list[Process]:
+    own = [child for child in below if child.ppid == pid and child.state not in "ZX"]
+    return [child for child in own if not child.name.startswith(PYTHON_NAMES)][:MOST_COMMANDS]

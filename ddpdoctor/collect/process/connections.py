@@ -1,0 +1,121 @@
+"""Reads the TCP connections of a process: over which addresses they go, and which do not get their data through.
+
+/proc/PID/net/tcp has all connections of the network namespace; those of the process are found by the inodes of its
+sockets. Data that were sent and are not acknowledged stay in the send queue, and the kernel counts how often it has
+tried again: that tells a dead link from a peer that is merely slow to read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddpdoctor.collect.process.addresses import parse_end
+from ddpdoctor.model.causes import Connection, Connections
+
+PROC = Path("/proc")
+ESTABLISHED, ASKING, LISTENING = "01", "02", "0A"
+"""States of include/net/tcp_states.h that are looked at."""
+MOST_BYTES = 4 * 2**20
+"""Of /proc/PID/net/tcp. Ours: some thirty thousand connections."""
+MOST_STALLED = 16
+MOST_LISTENING = 256
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A connection of some process, or a socket that takes connections."""
+
+    inode: int
+    state: str
+    local: str
+    remote: str
+    unsent_bytes: int
+    retries: int
+
+
+def read_rows(pid: int, proc: Path = PROC) -> tuple[Row, ...]:
+    """Return the connections in the network of a process."""
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in _text(proc / str(pid) / "net" / table).splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 9 and fields[3] in (ESTABLISHED, ASKING, LISTENING):
+                found.append(_row(fields))
+    return tuple(row for row in found if row is not None)
+
+
+def _row(fields: list[str]) -> Row | None:
+    """Read "sl local remote state tx:rx timer:when retries uid timeout inode": queues and retries are hexadecimal."""
+    local, remote = parse_end(fields[1]), parse_end(fields[2])
+    if local is None or remote is None:
+        return None
+    queue = int(fields[4].partition(":")[0], 16)
+    return Row(
+        inode=int(fields[9]), state=fields[3], local=local, remote=remote, unsent_bytes=queue,
+        retries=int(fields[6], 16),
+    )  # fmt: skip
+
+
+def read_connections(pid: int, rows: tuple[Row, ...], proc: Path = PROC) -> Connections | None:
+    """Return what the connections of one process show; None where its open files may not be read."""
+    inodes = read_sockets(pid, proc)
+    if inodes is None:
+        return None
+    mine = [row for row in rows if row.inode in inodes]
+    own = [row for row in mine if row.state == ESTABLISHED]
+    stalled = [
+        Connection(local=row.local, remote=row.remote, unsent_bytes=row.unsent_bytes, retries=row.retries)
+        for row in own
+        if row.unsent_bytes and row.retries
+    ]
+    return Connections(
+        by_address=tuple(Counter(row.local.rpartition(":")[0] for row in own).most_common()),
+        ends=tuple(row.local for row in own),
+        stalled=tuple(stalled[:MOST_STALLED]),
+        unanswered=tuple(row.remote for row in mine if row.state == ASKING)[:MOST_STALLED],
+        listening=tuple(row.local for row in rows if row.state == LISTENING)[:MOST_LISTENING],
+    )
+
+
+def find_listener(remote: str, rows: tuple[Row, ...], proc: Path = PROC) -> int | None:
+    """Return who takes the connections at the other end of one; None where that is not of this network, or not seen."""
+    if all(row.local != remote for row in rows):
+        return None
+    port = remote.rpartition(":")[2]
+    inodes = {row.inode for row in rows if row.state == LISTENING and row.local.rpartition(":")[2] == port}
+    pids = sorted(int(name) for name in os.listdir(proc) if name.isdigit()) if inodes else []  # noqa: PTH208 - names
+    return next((pid for pid in pids if inodes & (read_sockets(pid, proc) or frozenset())), None)
+
+
+def read_sockets(pid: int, proc: Path = PROC) -> frozenset[int] | None:
+    """Return the inodes of a process's sockets; None where its open files may not be read."""
+    folder = proc / str(pid) / "fd"
+    found = set()
+    try:
+        for name in os.listdir(folder):  # noqa: PTH208 - names alone are wanted
+            match = _SOCKET.match(_link(folder / name))
+            if match:
+                found.add(int(match[1]))
+    except OSError:
+        return None
+    return frozenset(found)
+
+
+def _link(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open(errors="replace") as file:
+            return file.read(MOST_BYTES)
+    except OSError:
+        return ""

@@ -1,0 +1,106 @@
+"""Reads who holds which lock on which file, and who waits for it, from /proc/locks.
+
+A line is "1: FLOCK  ADVISORY  WRITE 6620 fe:00:2148269 0 EOF"; one with "->" behind the number waits for the lock of
+that number. The kernel shows no paths: those come from the open files of the holder or the waiter, by device and inode.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddpdoctor.collect.process.proc import read_command
+from ddpdoctor.model.causes import FileLock
+
+PROC = Path("/proc")
+KINDS = {"FLOCK": "flock", "POSIX": "fcntl", "OFDLCK": "ofd"}
+_LINE = re.compile(
+    r"^(?P<number>\d+): +(?P<waits>->\s+)?(?P<kind>\w+) +\w+ +\w+ +(?P<pid>-?\d+) "
+    r"(?P<major>[0-9a-f]+):(?P<minor>[0-9a-f]+):(?P<inode>\d+) "
+)
+MOST_OTHERS = 8
+"""Locks of other processes that are kept for one that polls. Ours: more tell nobody anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of /proc/locks."""
+
+    number: int
+    waits: bool
+    kind: str
+    pid: int
+    file: tuple[int, int]
+    """Device and inode."""
+
+
+def read_lines(proc: Path = PROC) -> tuple[Line, ...]:
+    """Return all locks that this process may see."""
+    try:
+        text = (proc / "locks").read_text(errors="replace")
+    except OSError:
+        return ()
+    found = (_LINE.match(line) for line in text.splitlines())
+    return tuple(
+        Line(
+            number=int(one["number"]),
+            waits=one["waits"] is not None,
+            kind=KINDS[one["kind"]],
+            pid=int(one["pid"]),
+            file=(os.makedev(int(one["major"], 16), int(one["minor"], 16)), int(one["inode"])),
+        )
+        for one in found
+        if one is not None and one["kind"] in KINDS
+    )
+
+
+def awaited_lock(pid: int, lines: tuple[Line, ...], proc: Path = PROC) -> FileLock | None:
+    """Return the lock that the kernel has a process wait for, and who holds it; None where it waits for none."""
+    mine = next((line for line in lines if line.waits and line.pid == pid), None)
+    if mine is None:
+        return None
+    held = next((line for line in lines if line.number == mine.number and not line.waits), None)
+    holder = held.pid if held is not None and held.pid > 0 else None
+    return FileLock(path=_path_of(mine.file, pid, proc), kind=mine.kind, holder_pid=holder, holder=_name(holder, proc))
+
+
+def locks_of_others(
+    pid: int, family: frozenset[int], lines: tuple[Line, ...], proc: Path = PROC
+) -> tuple[FileLock, ...]:  # fmt: skip
+    """Return the locks that processes of ``family`` other than ``pid`` hold on files whose path can be told."""
+    found = []
+    for line in lines:
+        if line.waits or line.pid == pid or line.pid not in family:
+            continue
+        path = _path_of(line.file, line.pid, proc)
+        if path is not None:
+            found.append(FileLock(path=path, kind=line.kind, holder_pid=line.pid, holder=_name(line.pid, proc)))
+    return tuple(found[:MOST_OTHERS])
+
+
+def _path_of(file: tuple[int, int], pid: int, proc: Path) -> str | None:
+    """Return the path under which a process has a file open."""
+    try:
+        entries = os.listdir(proc / str(pid) / "fd")  # noqa: PTH208 - names alone are wanted
+    except OSError:
+        return None
+    for name in entries:
+        path = proc / str(pid) / "fd" / name
+        try:
+            stat = path.stat()
+            if stat.st_ino == file[1] and _is_device(stat.st_dev, file[0]):
+                return str(path.readlink())
+        except OSError:
+            continue
+    return None
+
+
+def _is_device(seen: int, told: int) -> bool:
+    """Say whether stat's device is that of /proc/locks; overlay and btrfs show others: there the inode must do."""
+    return seen == told or os.major(told) == 0
+
+
+def _name(pid: int | None, proc: Path) -> str:
+    return "" if pid is None else read_command(pid, proc)

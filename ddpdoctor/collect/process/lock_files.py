@@ -1,0 +1,127 @@
+"""Looks at a lock file that ranks poll for: whether it is there, how old it is, and whether its owner lives."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.machine.file_system import is_shared
+from ddpdoctor.collect.process.proc import read_command
+from ddpdoctor.model.causes import LockFile, LockKind, Owner
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.collect.process.file_locks import Line
+
+PROC = Path("/proc")
+MOST_HOLDERS = 4
+MOST_BYTES = 256
+"""Of what stands in the file: a process's number, and perhaps a host's name."""
+_OWNER = re.compile(r"\s*(?:pid\W{0,3})?(?P<pid>\d{1,8})(?:\s*\n(?P<host>[A-Za-z][\w.-]*))?(?=\s|$)", re.IGNORECASE)
+"""The number of a process, alone in its line, and in the next line perhaps its host, as filelock writes them."""
+
+
+def lock_of(evidence: dict[str, Any]) -> tuple[str | None, LockKind]:
+    """Return the lock file that a rank polls for, and what it is to it; earlier recorders told the path alone."""
+    lock = evidence.get("lock")
+    if isinstance(lock, dict) and isinstance(lock.get("path"), str):
+        known = {kind.value: kind for kind in LockKind}
+        return lock["path"], known.get(str(lock.get("kind")), LockKind.KERNEL)
+    path = evidence.get("lock_path")
+    return (str(path) if path else None), LockKind.KERNEL
+
+
+def read_lock_files(answers: Mapping[int, dict[str, Any]], lines: tuple[Line, ...]) -> dict[int, LockFile]:
+    """Return, by pid, the lock files that ranks poll for, as they answered; each file is looked at once."""
+    polled = {pid: lock_of(answer) for pid, answer in answers.items()}
+    waiting = frozenset(pid for pid, (path, _) in polled.items() if path is not None)
+    found: dict[str, LockFile] = {}
+    for path, kind in polled.values():
+        if path is not None and path not in found:
+            found[path] = read_lock_file(path, kind, lines, waiting)
+    return {pid: found[path] for pid, (path, _) in polled.items() if path is not None}
+
+
+def read_lock_file(path: str, kind: LockKind, lines: tuple[Line, ...], waiting: frozenset[int]) -> LockFile:
+    """Return what is to be seen of a lock file. ``waiting`` are processes that poll for it, and do not own it."""
+    try:
+        seen = os.stat(path)  # noqa: PTH116 - a string, as all paths of facts
+    except OSError:
+        return LockFile(path=path, kind=kind, exists=False)
+    holders, unseen = _holders(seen, {line.pid for line in lines if line.file[1] == seen.st_ino}, waiting)
+    pid, host = _named_owner(path) if stat.S_ISREG(seen.st_mode) else (None, None)
+    elsewhere = host is not None and host != os.uname().nodename
+    shared = is_shared(Path(path))
+    known = pid is not None and not elsewhere and not (shared and host is None)
+    return LockFile(
+        path=path,
+        kind=kind,
+        exists=True,
+        age_s=max(0.0, time.time() - seen.st_mtime),
+        holders=tuple(Owner(pid=pid, command=read_command(pid)) for pid in holders[:MOST_HOLDERS]),
+        unseen=unseen,
+        named_pid=pid,
+        named_lives=(PROC / str(pid)).exists() if known else None,
+        named_host=host if elsewhere else None,
+        shared=shared,
+    )
+
+
+def _holders(seen: os.stat_result, locking: set[int], waiting: frozenset[int]) -> tuple[list[int], int]:
+    """Return who has the file open or locked, and how many processes of its owner could not be looked into."""
+    found, unseen = [], 0
+    for name in os.listdir(PROC):  # noqa: PTH208 - names alone are wanted
+        if not name.isdigit() or int(name) in waiting:
+            continue
+        opened = _has_open(name, seen)
+        if opened or int(name) in locking:
+            found.append(int(name))
+        elif opened is None and _owner_of(name) == seen.st_uid:
+            unseen += 1
+    return found, unseen
+
+
+def _has_open(pid: str, seen: os.stat_result) -> bool | None:
+    """Return whether a process has the file open; None where that may not be read."""
+    folder = PROC / pid / "fd"
+    try:
+        numbers = os.listdir(folder)  # noqa: PTH208 - names alone are wanted
+    except PermissionError:
+        return None
+    except OSError:
+        return False
+    for number in numbers:
+        try:
+            one = (folder / number).stat()
+        except OSError:
+            continue
+        if (one.st_dev, one.st_ino) == (seen.st_dev, seen.st_ino):
+            return True
+    return False
+
+
+def _owner_of(pid: str) -> int | None:
+    try:
+        return (PROC / pid).stat().st_uid
+    except OSError:
+        return None
+
+
+def _named_owner(path: str) -> tuple[int | None, str | None]:
+    """Return the process that the file names, as many lock files do, and its host where that is named too."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None, None
+    try:
+        match = _OWNER.match(os.read(fd, MOST_BYTES).decode(errors="replace"))
+    except OSError:
+        return None, None
+    finally:
+        os.close(fd)
+    return (int(match["pid"]), match["host"]) if match else (None, None)

@@ -1,0 +1,173 @@
+"""Reads processes from /proc: state, parents, I/O, and what the kernel says of its out-of-memory killer."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.machine import cgroups as cgroups_of
+from ddpdoctor.recorder.storage.secrets import hide_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A process as /proc/PID/stat shows it. ``start_ticks`` tells it from a later one of the same pid."""
+
+    pid: int
+    ppid: int
+    state: str
+    start_ticks: int
+    cpu_ticks: int
+    """Time that its threads have run so far, in clock ticks of 1/100 s on Linux."""
+    name: str
+    rss_bytes: int = 0
+    """Memory that it has resident; 0 for one that has ended and was not waited for."""
+    exit_status: int | None = None
+    """Of a zombie, as wait(2) would give it; None where that may not be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IoBytes:
+    """Bytes that went through read(2) and write(2), of files, pipes and terminals, from a disk or a cache."""
+
+    read: int
+    written: int
+
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+MOST_COMMAND = 200
+"""Characters of a command line that are kept."""
+
+
+def read_process(pid: int, proc: Path = Path("/proc")) -> Process | None:
+    """Return a process, or None where there is none of that pid."""
+    try:
+        text = (proc / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    head, _, tail = text.rpartition(")")
+    fields = tail.split()
+    if len(fields) < 20:
+        return None
+    return Process(
+        pid=pid,
+        ppid=int(fields[1]),
+        state=fields[0],
+        start_ticks=int(fields[19]),
+        cpu_ticks=int(fields[11]) + int(fields[12]),
+        name=head.partition("(")[2],
+        rss_bytes=max(0, int(fields[21])) * PAGE_BYTES if len(fields) > 21 else 0,
+        exit_status=int(fields[49]) if fields[0] == "Z" and len(fields) > 49 else None,
+    )
+
+
+def read_wanted_ns(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """Return for how long a process's main thread has run, or waited for a core to run on; None where it is not said.
+
+    Of /proc/PID/schedstat (Documentation/scheduler/sched-stats.rst): a kernel without CONFIG_SCHED_INFO has none.
+    """
+    try:
+        ran, waited, *_ = (proc / str(pid) / "schedstat").read_text().split()
+        return int(ran) + int(waited)
+    except (OSError, ValueError):
+        return None
+
+
+def read_processes(proc: Path = Path("/proc")) -> dict[int, Process]:
+    """Return all processes by pid."""
+    found = (read_process(int(name), proc) for name in os.listdir(proc) if name.isdigit())  # noqa: PTH208 - names alone, four times a second
+    return {process.pid: process for process in found if process is not None}
+
+
+def descendants(pid: int, processes: dict[int, Process]) -> tuple[Process, ...]:
+    """Return all processes below ``pid``, nearest first."""
+    return below(pid, by_parent(processes))
+
+
+def by_parent(processes: dict[int, Process]) -> dict[int, list[Process]]:
+    """Return the children of each process: made once, it serves for many processes."""
+    children: dict[int, list[Process]] = {}
+    for process in processes.values():
+        children.setdefault(process.ppid, []).append(process)
+    return children
+
+
+def below(pid: int, children: dict[int, list[Process]]) -> tuple[Process, ...]:
+    """Return all processes below ``pid``, nearest first, by the children of each."""
+    found = list(children.get(pid, ()))
+    for process in found:
+        found.extend(children.get(process.pid, ()))
+    return tuple(found)
+
+
+def read_command(pid: int, proc: Path = Path("/proc")) -> str:
+    """Return a process's command line without secrets, cut to ``MOST_COMMAND``; empty where it cannot be read."""
+    try:
+        words = (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return ""
+    text = " ".join(hide_secrets(tuple(word for word in words if word)))
+    return text if len(text) <= MOST_COMMAND else text[: MOST_COMMAND - 1] + "…"
+
+
+def has_variables(pid: int, variables: Mapping[str, str], proc: Path = Path("/proc")) -> bool:
+    """Return whether a process was started with some environment variables; False where that may not be read."""
+    try:
+        environment = (proc / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return all(os.fsencode(f"{name}={value}") in environment for name, value in variables.items())
+
+
+def read_io(pid: int, proc: Path = Path("/proc")) -> IoBytes | None:
+    """Return the bytes that a process has read and written so far, or None where that may not be read."""
+    try:
+        lines = (proc / str(pid) / "io").read_text().splitlines()
+    except OSError:
+        return None
+    values = dict(line.split(": ") for line in lines if ": " in line)
+    return IoBytes(read=int(values.get("rchar", 0)), written=int(values.get("wchar", 0)))
+
+
+def read_status(pid: int | str, proc: Path = Path("/proc")) -> dict[str, str]:
+    """Return the fields of /proc/PID/status ("self" is a pid too), or nothing where the process has gone."""
+    try:
+        lines = (proc / str(pid) / "status").read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def catches_signal(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal, so that sending it cannot end the process."""
+    mask = read_status(pid).get("SigCgt", "0")
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def read_oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return how often the kernel has killed for memory in our cgroup, or None where that cannot be read."""
+    counts = (cgroups_of.read_oom_kills(folder) for folder in cgroups_of.cgroup_folders("memory", proc, cgroups))
+    return next((count for count in counts if count is not None), None)
+
+
+def read_kernel_oom_pids() -> frozenset[int] | None:
+    """Return the pids that the kernel log says were killed for memory, or None where the log is not readable."""
+    try:
+        fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    pids: set[int] = set()
+    try:
+        while True:
+            record = os.read(fd, 8192).decode(errors="replace")
+            pids.update(int(pid) for pid in re.findall(r"Killed process (\d+)", record))
+    except OSError:
+        return frozenset(pids)
+    finally:
+        os.close(fd)

@@ -1,0 +1,1 @@
+"""What one rank recorded, and what else a run folder says of it."""

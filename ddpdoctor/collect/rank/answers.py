@@ -1,0 +1,109 @@
+"""Reads what processes answered when they were asked for evidence."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.rank.frames import read_frames
+from ddpdoctor.collect.run.evidence import DAMAGED, load_json
+from ddpdoctor.model.facts import GroupState
+from ddpdoctor.model.stacks import Look, Stack
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_MESH = "mesh_"
+_MESH_OF_ALL = "mesh_default"
+Answers = dict[tuple[int, int], list[tuple[int, str]]]
+"""By pid and start ticks: the number of each request that was answered, and the file with the answer."""
+
+
+def find_answers(folder: Path) -> Answers:
+    """Return the answers in the folder of the evidence: one look at it serves all ranks."""
+    found: Answers = {}
+    for name in _names(folder):
+        stem, dot, kind = name.partition(".")
+        numbers = stem.split("-")
+        if dot and kind == "json" and len(numbers) == 3 and all(number.isdigit() for number in numbers):
+            pid, ticks, request = map(int, numbers)
+            found.setdefault((pid, ticks), []).append((request, str(folder / name)))
+    return found
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208 - thousands of names, of which no path is needed
+    except OSError:
+        return []
+
+
+def read_answer(answers: Answers, pid: int, ticks: int) -> dict[str, Any]:
+    """Return the latest answer of a process that can be read, or nothing."""
+    for _, path in sorted(answers.get((pid, ticks), ()), reverse=True):
+        try:
+            body = load_json(path)
+        except DAMAGED:
+            continue
+        if isinstance(body, dict):
+            return body
+    return {}
+
+
+def read_looks(answer: dict[str, Any]) -> tuple[Look, ...]:
+    """Return the looks of an answer."""
+    return tuple(
+        Look(time_ns=_time_of(look), by="sampler", stacks=tuple(map(_read_stack, dicts(look.get("stacks")))))
+        for look in dicts(answer.get("looks"))
+    )
+
+
+def _time_of(look: dict[str, Any]) -> int:
+    moment = look.get("at")
+    return moment if isinstance(moment, int) else 0
+
+
+def _read_stack(entry: dict[str, Any]) -> Stack:
+    return Stack(
+        thread=str(entry.get("thread")),
+        is_main=bool(entry.get("main")),
+        is_daemon=bool(entry.get("daemon")),
+        frames=read_frames(entry.get("frames")),
+    )
+
+
+def read_groups(entries: Any) -> tuple[GroupState, ...]:
+    """Return the process groups that a rank told of."""
+    return tuple(
+        GroupState(
+            name=str(entry["name"]),
+            ranks=tuple(entry["ranks"]),
+            backend=str(entry.get("backend", "")),
+            enqueued=entry["enqueued"],
+            mesh_dim=_mesh_dim(entry.get("desc")),
+            timeout_s=read_seconds(entry.get("timeout_s")),
+        )
+        for entry in dicts(entries)
+        if "name" in entry and isinstance(entry.get("enqueued"), int) and _are_ranks(entry.get("ranks"))
+    )
+
+
+def _mesh_dim(desc: Any) -> str:
+    """Return the dimension that torch's device mesh has written into a group's description."""
+    known = isinstance(desc, str) and desc.startswith(_MESH) and desc != _MESH_OF_ALL
+    return str(desc).removeprefix(_MESH) if known else ""
+
+
+def read_seconds(value: Any) -> float | None:
+    """Return a length of time as a recorder wrote it; None where it is none."""
+    return float(value) if type(value) in {int, float} and 0 < value < math.inf else None
+
+
+def _are_ranks(value: Any) -> bool:
+    return isinstance(value, list) and set(map(type, value)) <= {int}
+
+
+def dicts(value: Any) -> list[dict[str, Any]]:
+    """Return the objects of a list that was read as JSON; what is none is damaged, and left out."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []

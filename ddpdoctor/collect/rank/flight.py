@@ -1,0 +1,207 @@
+"""Reads torch's flight recorder, which alone knows whether a collective of NCCL has completed on the device."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.rank.plain_pickle import MOST_BYTES, parse_plain_pickle
+from ddpdoctor.model.facts import Call, DeviceState, DeviceTime
+from ddpdoctor.recorder.storage.files import read_plain
+from ddpdoctor.recorder.storage.flight_entries import HOOKED, backend_of, chosen, is_pending, op_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ddpdoctor.model.call_log import CallKind, CallLog
+    from ddpdoctor.model.facts import GroupState
+    from ddpdoctor.recorder.storage.ring_reading import RingContent
+
+_ROWS = ([str, int, str, float], [str, int, str, int])
+"""What a note of times holds: group, number, operation, milliseconds."""
+_POINT_TO_POINT = re.compile(r"(send|recv) \d+(?:->|<-)(\d+|\?)")
+"""ProcessGroupNCCL.cpp and FlightRecorderHook.cpp: "recv 1<-0", ranks within the group, "?" for any source."""
+_OPS = {
+    "_all_gather_base": "all_gather_into_tensor",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "allgather_coalesced": "all_gather_coalesced",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "all_reduce_barrier": "barrier",
+    "all_reduce_sparse": "all_reduce",
+    "_broadcast_oop": "broadcast",
+    "_reduce_oop": "reduce",
+}
+"""What the recorder calls an operation, where torch's profiler calls it something else."""
+_DTYPES = {
+    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
+    "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool", "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128", "ComplexHalf": "complex32",
+}  # fmt: skip
+"""c10/core/ScalarType.h, where its names differ from Python's; the rest are Python's with a capital letter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What the flight recorders of one rank hold: the oldest pending entries, and the last that were timed."""
+
+    entries: tuple[dict[str, Any], ...] = ()
+    wall_ahead_ns: int | None = None
+    """By how much the clock of its times, CLOCK_REALTIME, is ahead of CLOCK_MONOTONIC; None where that is not known."""
+    timed: bool = False
+    """torch knows when a kernel starts, so "scheduled" means queued."""
+
+
+def read_flight(evidence: dict[str, Any]) -> Recorded:
+    """Return what a rank answered of its flight recorders; earlier recorders wrote the bare entries."""
+    body = evidence.get("flight_recorder")
+    if not isinstance(body, dict):
+        return Recorded(entries=tuple(chosen(body)))
+    wall, at = body.get("wall_ns"), body.get("at")
+    ahead = wall - at if isinstance(wall, int) and isinstance(at, int) else None
+    return Recorded(entries=tuple(chosen(body.get("entries"))), wall_ahead_ns=ahead, timed=body.get("timed") == 1)
+
+
+def read_dump(folder: Path, content: RingContent) -> Recorded | None:
+    """Return what torch dumped of a process when it aborted it; None where there is no dump, or a damaged one."""
+    for path in sorted((folder / "evidence").glob(f"{content.pid}-{content.start_ticks}.flight*")):
+        try:
+            body = parse_plain_pickle(read_plain(path, MOST_BYTES))
+        except (OSError, ValueError):
+            continue
+        if isinstance(body, dict):
+            ahead_ns = content.cells["started_wall_ns"] - content.cells["started_ns"]
+            entries = chosen(body.get("entries"))
+            timed = any(entry["state"] == "started" for entry in entries)
+            return Recorded(entries=tuple(entries), wall_ahead_ns=ahead_ns, timed=timed)
+    return None
+
+
+def pending_on_device(recorded: Recorded, log: CallLog, groups: Sequence[GroupState]) -> tuple[Call, ...]:
+    """Return what has not completed on a device: the oldest collective of each group, and of each pair of ranks.
+
+    They stand oldest first. The oldest has the highest index: it is what holds the rank up. A recorded call lends its
+    call site, dtype and shape; what C++ made, such as DDP's reducer, has none.
+    """
+    pending = [entry for entry in recorded.entries if is_pending(entry)]
+    last = max(log.indexes, default=0)
+    return tuple(_as_call(entry, recorded, log, groups, last + len(pending) - at) for at, entry in enumerate(pending))
+
+
+def device_times(recorded: Recorded) -> tuple[DeviceTime, ...]:
+    """Return how long the last completed collectives ran on the device."""
+    return tuple(
+        DeviceTime(
+            group=entry["process_group"][0], seq=entry["collective_seq_id"], op=_op(entry),
+            ran_ms=float(entry["duration_ms"]),
+        )
+        for entry in recorded.entries
+        if entry["state"] == "completed" and 0 <= entry.get("duration_ms", -1) < 1e12
+    )  # fmt: skip
+
+
+def noted_times(notes: Sequence[dict[str, Any]]) -> tuple[DeviceTime, ...]:
+    """Return how long the last collectives ran before the groups were destroyed, as the rank noted it."""
+    rows = next((note.get("rows") for note in reversed(notes) if note.get("k") == "device_times"), None)
+    sound = [row for row in rows or () if isinstance(row, list) and [*map(type, row)] in _ROWS and 0 <= row[3] < 1e12]
+    return tuple(
+        DeviceTime(group=group, seq=seq, op=str(_OPS.get(op, op)), ran_ms=float(ran_ms))
+        for group, seq, op, ran_ms in sound
+    )
+
+
+def _as_call(entry: dict[str, Any], recorded: Recorded, log: CallLog, groups: Sequence[GroupState], index: int) -> Call:
+    group, ahead_ns = entry["process_group"][0], recorded.wall_ahead_ns
+    created_ns = None if ahead_ns is None else entry["time_created_ns"] - ahead_ns
+    peer = _peer(entry, group, groups)
+    known = _known_call(entry, log, peer, created_ns)
+    dtype, shape, tensors = _tensors(entry)
+    return Call(
+        index=index,
+        op=known.op if known and not entry["is_p2p"] else _op(entry),
+        api=known.api if known else "",
+        group=group,
+        seq=None if entry["is_p2p"] else entry["collective_seq_id"],
+        dtype=known.dtype if known else dtype,
+        shape=known.shape if known else shape,
+        tensors=known.tensors if known else tensors,
+        peer=peer if entry["is_p2p"] else known.peer if known else None,
+        redop=known.redop if known else None,
+        site=known.site if known else None,
+        started_ns=created_ns if created_ns is not None else known.started_ns if known else 0,
+        ended_ns=None,
+        is_async=False,
+        failed=False,
+        thread_is_main=True,
+        device_state=_state(entry, timed=recorded.timed),
+        native=known is None,
+    )
+
+
+def _op(entry: dict[str, Any]) -> str:
+    name = op_of(entry)
+    match = _POINT_TO_POINT.fullmatch(name)
+    return match[1] if match else _OPS.get(name, name)
+
+
+def _state(entry: dict[str, Any], *, timed: bool) -> DeviceState:
+    if entry["state"] == "started":
+        return DeviceState.STARTED
+    queued = entry["state"] == "scheduled" and timed and backend_of(entry) not in HOOKED
+    return DeviceState.SCHEDULED if queued else DeviceState.UNKNOWN
+
+
+def _peer(entry: dict[str, Any], group: str, groups: Sequence[GroupState]) -> int | None:
+    """Return the global rank at the other end; None for any source, and where the group's ranks are not known."""
+    match = _POINT_TO_POINT.fullmatch(op_of(entry))
+    if match is None or not match[2].isdigit():
+        return None
+    place = int(match[2])
+    ranks = next((state.ranks for state in groups if state.name == group), ())
+    return ranks[place] if place < len(ranks) else None
+
+
+def _tensors(entry: dict[str, Any]) -> tuple[str | None, tuple[int, ...] | None, int]:
+    """Return dtype and shape of the first input, in the recorder's words, and how many there are."""
+    sizes, dtypes = entry.get("input_sizes"), entry.get("input_dtypes")
+    if not isinstance(sizes, list) or not isinstance(dtypes, list) or not sizes or not dtypes:
+        return None, None, 0
+    shape = sizes[0] if isinstance(sizes[0], list) and set(map(type, sizes[0])) <= {int} else None
+    name = str(dtypes[0])
+    return f"torch.{_DTYPES.get(name, name.lower())}", None if shape is None else tuple(shape), len(sizes)
+
+
+def _known_call(entry: dict[str, Any], log: CallLog, peer: int | None, created_ns: int | None) -> Call | None:
+    """Return the recorded call that made an entry, None where C++ did."""
+    if entry["is_p2p"]:
+        return _known_exchange(entry, log, peer, created_ns)
+    number, group = entry["collective_seq_id"], entry["process_group"][0]
+    hooked = backend_of(entry) in HOOKED
+
+    def made_it(kind: CallKind) -> bool:
+        # A hook counts by itself, and its number may be another than the group's.
+        return kind.numbered and kind.group == group and (not hooked or _is_same_op(kind.op, _op(entry)))
+
+    return _last_of(log, made_it, lambda at: log.numbers[at] == number)
+
+
+def _known_exchange(entry: dict[str, Any], log: CallLog, peer: int | None, created_ns: int | None) -> Call | None:
+    """Return the last call that sends to, or receives from, this peer, and that was begun before the entry was made."""
+    op, group = _op(entry), entry["process_group"][0]
+
+    def made_it(kind: CallKind) -> bool:
+        alone = kind.op in (op, f"i{op}") and kind.peer == peer
+        return kind.group == group and (alone or kind.op == "batch_isend_irecv")
+
+    return _last_of(log, made_it, lambda at: created_ns is None or log.started_ns[at] <= created_ns)
+
+
+def _last_of(log: CallLog, made_it: Any, fits: Any) -> Call | None:
+    kinds = {place for place, kind in enumerate(log.kinds) if made_it(kind)}
+    places = range(len(log) - 1, -1, -1) if kinds else ()
+    return next((log[at] for at in places if log.which[at] in kinds and fits(at)), None)
+
+
+def _is_same_op(recorded: str, told: str) -> bool:
+    return recorded.removesuffix("_single") == told.removesuffix("_single")

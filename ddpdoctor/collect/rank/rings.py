@@ -1,0 +1,43 @@
+"""Reads the rings of a run folder, whole ones and those that are not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.recorder.storage import ring_reading
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rings:
+    """What the processes of a run wrote, by pid."""
+
+    contents: dict[int, ring_reading.RingContent]
+    """The rings, the latest where a pid came back."""
+    damaged: dict[int, str]
+    """Why a ring cannot be read, of processes of which none can."""
+
+
+def read_rings(folder: Path) -> Rings:
+    """Return the rings of a run folder; what was kept of one before a signal counts in its place."""
+    contents: dict[int, ring_reading.RingContent] = {}
+    damaged: dict[int, str] = {}
+    for path in (*sorted((folder / "rings").glob("*.ring")), *sorted((folder / "evidence").glob("*.held"))):
+        try:
+            content = ring_reading.read_ring_file(path)
+        except (OSError, ring_reading.DamagedRingError) as error:
+            pid = path.name.partition("-")[0]
+            if pid.isdigit():
+                damaged[int(pid)] = f"its record cannot be read: {_why(error)}"
+            continue
+        known = contents.get(content.pid)
+        if known is None or known.start_ticks <= content.start_ticks:
+            contents[content.pid] = content
+    return Rings(contents=contents, damaged={pid: why for pid, why in damaged.items() if pid not in contents})
+
+
+def _why(error: OSError | ring_reading.DamagedRingError) -> str:
+    return (error.strerror or "not to be read") if isinstance(error, OSError) else str(error)

@@ -1,0 +1,107 @@
+"""Puts together what watch.json, a rank's notes and its evidence say of why it stands still or died."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ddpdoctor.collect.process.causes import signal_name
+from ddpdoctor.collect.process.lock_files import lock_of
+from ddpdoctor.collect.rank.frames import read_frame
+from ddpdoctor.model.causes import (
+    AtError,
+    DeviceMemory,
+    HostCauses,
+    LostChild,
+    Memory,
+    ProcessCauses,
+    Space,
+    StoreSought,
+)
+from ddpdoctor.model.codec import WrongValue, decode
+
+MOST_CHILDREN = 16
+"""Ended children that are kept of a rank, the latest: a DataLoader without persistent workers ends some each epoch."""
+
+
+def read_process_causes(
+    saved: Any, notes: list[dict[str, Any]], evidence: dict[str, Any]
+) -> ProcessCauses | None:  # fmt: skip
+    """Return all that is known of one rank; None where nothing was seen. ``saved`` is its part of watch.json."""
+    seen = _decoded(ProcessCauses, saved)
+    reaped = _reaped(notes)
+    at_error = _at_error(notes)
+    path = lock_of(evidence)[0]
+    store = _store(evidence.get("store"))
+    if seen is None and not reaped and at_error is None and not path and store is None:
+        return None
+    seen = seen or ProcessCauses()
+    ended = {child.pid: child for child in (*seen.lost_children, *reaped)}
+    return replace(
+        seen,
+        lost_children=tuple(ended.values())[-MOST_CHILDREN:],
+        lock_path=path,
+        store=store,
+        at_error=at_error,
+    )
+
+
+def read_host_causes(saved: Any) -> HostCauses | None:
+    """Return what was seen of the host, from its part of watch.json."""
+    found: HostCauses | None = _decoded(HostCauses, saved)
+    return found
+
+
+def _decoded(kind: Any, saved: Any) -> Any:
+    if not isinstance(saved, dict):
+        return None
+    try:
+        return decode(kind, saved)
+    except WrongValue:
+        return None
+
+
+def _store(entry: Any) -> StoreSought | None:
+    """Return the store that a rank is connecting to, as its recorder says."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("port"), int) or not isinstance(entry.get("rank"), int):
+        return None
+    given = entry.get("given")
+    return StoreSought(
+        host=str(entry.get("host")), port=entry["port"], rank=entry["rank"], method=str(entry.get("method", "")),
+        of_agent=bool(entry.get("agent")), given=str(given) if given else None, set_at=read_frame(entry.get("set")),
+    )  # fmt: skip
+
+
+def _reaped(notes: list[dict[str, Any]]) -> list[LostChild]:
+    """Return the children of multiprocessing that the rank has waited for: a negative code is a signal."""
+    found = []
+    for note in notes:
+        if note.get("k") == "child_end" and isinstance(note.get("code"), int):
+            code = note["code"]
+            ended = {"exit_code": code} if code >= 0 else {"signal": signal_name(-code)}
+            found.append(LostChild(pid=int(note["pid"]), name="", reaped=True, **ended))
+    return found
+
+
+def _at_error(notes: list[dict[str, Any]]) -> AtError | None:
+    """Return what the rank had left when its last exception was noted, where that was about memory."""
+    note = next((n.get("memory") for n in reversed(notes) if n.get("k") == "raised" and n.get("memory")), None)
+    if not isinstance(note, dict):
+        return None
+    resident, devices = note.get("resident"), note.get("devices")
+    return AtError(
+        memory=Memory(used_bytes=resident[0], most_bytes=resident[1]) if resident else None,
+        address_space=_space(note.get("address_space")),
+        devices=tuple(
+            DeviceMemory(
+                device=row[0], allocated_bytes=row[1], most_allocated_bytes=row[2], reserved_bytes=row[3],
+                most_reserved_bytes=row[4],
+            )
+            for row in devices or ()
+        ),
+        shared_memory=_space(note.get("shared_memory")),
+    )  # fmt: skip
+
+
+def _space(pair: Any) -> Space | None:
+    return Space(limit_bytes=pair[0], used_bytes=pair[1]) if pair else None

@@ -1,0 +1,108 @@
+"""Reads what a ring says of training steps, and of the lines that the main thread was met at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.rank.frames import read_frame
+from ddpdoctor.model.stacks import Frame
+from ddpdoctor.model.steps import FetchTimes, LineSeen, Phase, StepEnd, StepTimes
+from ddpdoctor.recorder.storage import ring_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from ddpdoctor.recorder.storage.ring_reading import RingContent
+
+_ENDS = {
+    ring_layout.STEP_COLLECTIVE: StepEnd.COLLECTIVE,
+    ring_layout.STEP_BACKWARD: StepEnd.BACKWARD,
+    ring_layout.STEP_OPTIMIZER: StepEnd.OPTIMIZER,
+    ring_layout.STEP_REDUCED: StepEnd.REDUCTION,
+}
+FETCH_CELLS = 3
+_FIRST_PHASE = 4
+_COLUMNS = _FIRST_PHASE + 2 * len(Phase)
+"""Of a row of ``ring_layout.STEP``: number, end, group and flags, then the phases, then the waits in them."""
+
+
+def read_steps(content: RingContent) -> StepTimes | None:
+    """Return the last steps that ended in the same way as the latest one; None where there is none."""
+    if not content.steps:
+        return None
+    _, _, group, flags, *_ = content.steps[-1]
+    kind = flags & ring_layout.STEP_KIND
+    alike = [row for row in content.steps if row[3] == kind and row[2] == group]
+    columns = tuple(zip(*alike, strict=True)) or ((),) * _COLUMNS
+    return StepTimes(
+        ends_with=_ENDS[kind],
+        group=content.strings.get(group, ""),
+        unknown=sum(row[3] == kind | ring_layout.STEP_WAIT_UNKNOWN for row in content.steps),
+        numbers=columns[0],
+        phases_us=columns[_FIRST_PHASE : _FIRST_PHASE + len(Phase)],
+        waits_us=columns[_FIRST_PHASE + len(Phase) :],
+    )
+
+
+def read_lines(
+    content: RingContent, children: Iterable[RingContent], ended: Iterable[Sequence[Any]] = ()
+) -> tuple[LineSeen, ...]:
+    """Return the lines at which a rank and its children were met, the most frequent first.
+
+    ``ended`` is what the watcher kept of children that have ended: file, line, function and count.
+    """
+    found = [*_lines(content, in_child=False)]
+    for child in children:
+        found += _lines(child, in_child=True)
+    for file, line, function, times in ended:
+        frame = Frame(file=file, line=line, function=function, user=True)
+        found.append(LineSeen(frame=frame, phase=Phase.BEFORE, times=times, in_child=True))
+    return tuple(sorted(found, key=lambda line: -line.times))
+
+
+def _lines(content: RingContent, *, in_child: bool) -> Iterable[LineSeen]:
+    for line in content.lines:
+        frame = read_frame(line.site)
+        if frame is not None and line.phase < len(Phase):
+            yield LineSeen(frame=frame, phase=Phase(line.phase), times=line.times, in_child=in_child)
+
+
+def read_fetches(children: Iterable[RingContent], ended: Any = None) -> FetchTimes | None:
+    """Return what a rank's loader workers have done; ``ended`` is what the watcher kept of those that have ended."""
+    known = isinstance(ended, list) and len(ended) == FETCH_CELLS and all(type(value) is int for value in ended)
+    rows = [ended if known else (0,) * FETCH_CELLS, *map(fetch_cells, children)]
+    batches, making_ns, pauses_ns = map(sum, zip(*rows, strict=True))
+    return FetchTimes(batches=batches, making_ms=making_ns / 1e6, pauses_ms=pauses_ns / 1e6) if batches else None
+
+
+def fetch_cells(content: RingContent) -> tuple[int, int, int]:
+    """Return how many batches a child has made, how long that took, and how long it paused, in nanoseconds."""
+    cells = content.cells
+    return cells["fetches"], cells["fetching_ns"], cells["fetch_pauses_ns"]
+
+
+def find_children(contents: Mapping[int, RingContent]) -> dict[int, list[RingContent]]:
+    """Return the recorded children of each process, by its pid. Those of a fork server are its parent's."""
+    found: dict[int, list[RingContent]] = {}
+    for content in contents.values():
+        parent = owner_of(content, contents.get)
+        if parent is not None:
+            found.setdefault(parent, []).append(content)
+    return found
+
+
+def owner_of(content: RingContent, find: Callable[[int], RingContent | None]) -> int | None:
+    """Return the pid of the process that a child works for; None for a rank. ``find`` returns the ring of a pid.
+
+    A fork server starts children for the process that has started it.
+    """
+    parent = parent_of(content)
+    between = find(parent) if parent is not None else None
+    return (parent_of(between) or parent) if between is not None else parent
+
+
+def parent_of(content: RingContent) -> int | None:
+    """Return the pid of the process that started a child; None for a rank."""
+    process: dict[str, Any] = next((note for note in content.notes if note.get("k") == "process"), {})
+    parent = process.get("ppid")
+    return parent if content.role == ring_layout.ROLE_CHILD and isinstance(parent, int) else None

@@ -1,0 +1,1 @@
+"""A run folder and what stands in it for the whole job."""

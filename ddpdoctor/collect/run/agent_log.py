@@ -1,0 +1,95 @@
+"""Reads what the hook in torch's elastic agent logged: who was started, how each ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.run.evidence import read_text
+from ddpdoctor.collect.run.watched import is_sound
+from ddpdoctor.recorder.storage.files import check_json
+from ddpdoctor.recorder.storage.parsing import parse_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+AGENT_NUMBERS = {
+    "rank": ("pid", "rank", "local_rank", "world_size", "at"),
+    "end": ("pid", "code", "at"),
+    "closing": ("at",),
+}
+"""Fields that the agent's lines must have, by what they tell."""
+MOST_ATTEMPTS = 2**16
+"""Ours: a launcher does not start again more often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentLog:
+    """What torch's elastic agent said of one attempt."""
+
+    attempt: int = -1
+    started: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """By pid: rank, local_rank, world_size, at."""
+    ends: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """By pid: code, at."""
+    closing_ns: int | None = None
+    superseded_ns: int | None = None
+    """When the next attempt began."""
+    lacks: tuple[str, ...] = ()
+    """What hooks of the recorder this torch's agent has no place for."""
+    meeting: int | None = None
+    """A number that the agents of all nodes give this attempt; None where they say none."""
+
+
+def read_agent_log(path: Path, attempt: int | None = None) -> AgentLog:
+    """Return what the agent logged of one attempt, by default the last."""
+    entries = _entries(path)
+    wanted = max((int(e.get("attempt", -1)) for e in entries), default=-1) if attempt is None else attempt
+    mine = [e for e in entries if e.get("attempt") == wanted]
+    return AgentLog(
+        attempt=wanted,
+        started={int(e["pid"]): e for e in mine if e.get("k") == "rank"},
+        ends={int(e["pid"]): e for e in mine if e.get("k") == "end"},
+        closing_ns=next((int(e["at"]) for e in mine if e.get("k") == "closing"), None),
+        lacks=read_lacks(entries),
+        meeting=next((e["meeting"] for e in mine if type(e.get("meeting")) is int), None),
+        superseded_ns=min((int(e["at"]) for e in entries if int(e.get("attempt", -1)) == wanted + 1), default=None),
+    )
+
+
+def read_meetings(path: Path) -> dict[int, int]:
+    """Return the numbers that the agents of all nodes give the attempts of this one, where they say any."""
+    return {e.get("attempt", -1): e["meeting"] for e in reversed(_entries(path)) if type(e.get("meeting")) is int}
+
+
+def read_lacks(entries: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+    """Return the hooks that the recorder found no place for in torch, as a ring's notes or an agent's log tell them."""
+    told = [entry.get("lacks") for entry in entries if entry.get("k") == "hooks"]
+    return tuple(sorted({str(hook) for hooks in told if isinstance(hooks, list) for hook in hooks}))
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    text = read_text(path)
+    try:
+        check_json(text.encode())
+    except ValueError:
+        return []
+    entries = []
+    for line in text.splitlines():
+        try:
+            entry = parse_json(line.encode())
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and _is_agents(entry):
+            entries.append(entry)
+    return entries
+
+
+def _is_agents(entry: dict[str, Any]) -> bool:
+    needed = AGENT_NUMBERS.get(str(entry.get("k")), ())
+    numbers = [entry.get(name) for name in needed]
+    attempt = entry.get("attempt", -1)
+    return (
+        all(is_sound(number, (int,)) for number in numbers) and type(attempt) is int and -1 <= attempt < MOST_ATTEMPTS
+    )

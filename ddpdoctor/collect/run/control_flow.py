@@ -1,0 +1,92 @@
+"""Reads where the user's files branch, loop and jump, and keeps it with the run: the files may change later."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.run.evidence import DAMAGED, load_json
+from ddpdoctor.model.call_log import pack_calls
+from ddpdoctor.model.codec import decode, encode
+from ddpdoctor.model.control_flow import ControlFlow, Statement
+from ddpdoctor.recorder.storage.files import read_plain, write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.model.facts import Job
+
+FILE = "control_flow.json"
+MAX_FILES = 64
+MAX_SOURCE_BYTES = 2 * 2**20
+_KINDS: dict[type[ast.AST], str] = {
+    ast.FunctionDef: "function",
+    ast.AsyncFunctionDef: "function",
+    ast.If: "if",
+    ast.For: "for",
+    ast.AsyncFor: "for",
+    ast.While: "while",
+    ast.Try: "try",
+    ast.ExceptHandler: "except",
+    ast.Continue: "continue",
+    ast.Break: "break",
+    ast.Return: "return",
+}
+
+
+def save_control_flow(folder: Path, job: Job) -> bool:
+    """Write down how control flows through the files of the job's calls; return whether there was any to read."""
+    with contextlib.suppress(OSError):
+        began_s = (folder / "run.json").stat().st_mtime
+        flows = [flow for file in _files_of(job) if (flow := read_control_flow(Path(file), began_s)) is not None]
+        if flows:
+            write_whole(folder / FILE, json.dumps([encode(flow) for flow in flows]))
+            return True
+    return False
+
+
+def load_control_flow(folder: Path) -> tuple[ControlFlow, ...]:
+    """Return what was saved with a run; nothing where that is missing or damaged."""
+    try:
+        return decode(tuple[ControlFlow, ...], load_json(folder / FILE))
+    except DAMAGED:
+        return ()
+
+
+def read_control_flow(path: Path, unchanged_since_s: float) -> ControlFlow | None:
+    """Return the statements of a source file that decide which lines run; None where it is not the one that ran."""
+    try:
+        file = path.resolve(strict=True)
+        if file.stat().st_mtime > unchanged_since_s:
+            return None
+        tree = ast.parse(read_plain(file, MAX_SOURCE_BYTES))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return ControlFlow(file=str(path), statements=tuple(sorted(_statements(tree), key=lambda one: one.line)))
+
+
+def _files_of(job: Job) -> list[str]:
+    """Return the user's files in which the ranks made calls."""
+    sites = [kind.site for rank in job.ranks for kind in pack_calls(rank.recent_calls).kinds]
+    sites += [call.site for rank in job.ranks for call in rank.open_calls]
+    return list(dict.fromkeys(site.file for site in sites if site is not None))[:MAX_FILES]
+
+
+def _statements(tree: ast.AST) -> Iterator[Statement]:
+    for node in ast.walk(tree):
+        kind = _KINDS.get(type(node))
+        if kind is not None:
+            place: Any = node
+            fixed = isinstance(node, ast.For) and _is_fixed(node.iter)
+            yield Statement(
+                kind="fixed-for" if fixed else kind, line=place.lineno, last_line=place.end_lineno or place.lineno
+            )
+
+
+def _is_fixed(iterated: ast.expr) -> bool:
+    """Return whether a loop runs as often on all ranks: over a range of constants."""
+    named = isinstance(iterated, ast.Call) and isinstance(iterated.func, ast.Name) and iterated.func.id == "range"
+    return named and isinstance(iterated, ast.Call) and all(isinstance(one, ast.Constant) for one in iterated.args)

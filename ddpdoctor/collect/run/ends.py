@@ -1,0 +1,147 @@
+"""How processes ended: as their parent, the kernel, their own last words or the launcher's status tell it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.run.evidence import read_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from ddpdoctor.collect.run.sources import Source
+    from ddpdoctor.recorder.storage.ring_reading import RingContent
+
+SHELL_SIGNAL = 128
+"""A shell's status for a command that a signal ended is this and the signal's number."""
+LAST_SIGNAL = 64
+SIGTERM = 15
+TOLD_TOGETHER_NS = 30_000_000
+"""Ranks that are told to end within this time are told by one launcher. Ours: writing its stack takes a rank 16 ms."""
+SAME_SIGNAL_NS = 1_000_000_000
+"""A signal to the whole process group reaches ranks at most this much sooner than ``wrap``. Ours."""
+_FATAL = {
+    "Segmentation fault": 11,
+    "Aborted": 6,
+    "Bus error": 7,
+    "Floating-point exception": 8,
+    "Illegal instruction": 4,
+}  # fmt: skip
+"""What faulthandler calls the signals that it dumps at."""
+
+End = dict[str, Any]
+"""``code``: an exit status, or a signal's number below zero; ``at``: when."""
+
+
+def find_ends(
+    sources: Iterable[Source],
+    contents: Mapping[int, RingContent],
+    folder: Path,
+    watch: Mapping[str, Any],
+    known: Mapping[int, End],
+) -> dict[int, End]:
+    """Return how processes ended, by pid. ``known`` is what their parents said; the rest is worked out."""
+    ends = dict(known)
+    watched = watch.get("processes") or {}
+    unexplained = []
+    for source in sources:
+        row = watched.get(str(source.pid)) or {}
+        shell = known.get(source.stands_for or 0)
+        gone_ns = row.get("ended_ns") or (shell["at"] if shell else None)
+        if source.pid in ends or gone_ns is None:
+            continue
+        code = row.get("code")
+        if code is None:
+            code = _code_of(contents.get(source.pid), folder, shell)
+        if code is None:
+            unexplained.append((source.pid, gone_ns))
+        else:
+            ends[source.pid] = {"code": code, "at": gone_ns}
+    signal = _signal_in(watch.get("launcher_status"))
+    if len(unexplained) == 1 and signal is not None:
+        pid, gone_ns = unexplained[0]
+        ends[pid] = {"code": -signal, "at": gone_ns}
+    return ends
+
+
+def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: Mapping[str, Any]) -> int | None:
+    """Return when a launcher that says nothing of it began to stop the ranks; None if it did not.
+
+    A rank that gets SIGTERM first, while no other has ended, was killed: the launcher stops the others after it.
+    """
+    told, others = [], []
+    watched = watch.get("processes") or {}
+    for source in sources:
+        end = ends.get(source.pid)
+        if end is not None and end["code"] == -SIGTERM:
+            told.append(int((watched.get(str(source.pid)) or {}).get("told_ns") or end["at"]))
+        elif end is not None and end["code"] != 0:
+            others.append(int(end["at"]))
+    told.sort()
+    if not told:
+        return None
+    if others and min(others) < told[0]:
+        return told[0]
+    if len(told) == 1:
+        return None
+    return told[1] if told[1] - told[0] > TOLD_TOGETHER_NS else told[0]
+
+
+def interruption_ns(sources: Iterable[Source], ends: Mapping[int, End], watch: Mapping[str, Any]) -> int | None:
+    """Return when somebody interrupted the job; None if nobody did.
+
+    Ctrl-C and ``scancel`` send the signal to the whole process group, so ranks may die of it before ``wrap`` acts.
+    """
+    noted = watch.get("interrupted_ns")
+    if not noted:
+        return None
+    watched = watch.get("processes") or {}
+    moments = [int(noted)]
+    for source in sources:
+        end, row = ends.get(source.pid), watched.get(str(source.pid)) or {}
+        if end is not None and end["code"] == -SIGTERM:
+            moments.append(min(filter(None, (row.get("told_ns"), row.get("ended_ns"), end["at"]))))
+    return min(moment for moment in moments if moment > noted - SAME_SIGNAL_NS)
+
+
+def _code_of(content: RingContent | None, folder: Path, shell: End | None) -> int | None:
+    """Return an exit status or signal from what the process itself left, or from the shell that waited for it."""
+    if content is None:
+        return _of_shell(shell)
+    name = f"{content.pid}-{content.start_ticks}"
+    fatal = re.search(r"^Fatal Python error: (.*)$", read_text(folder / "evidence" / f"{name}.dump"), re.MULTILINE)
+    if fatal is not None and fatal.group(1) in _FATAL:
+        return -_FATAL[fatal.group(1)]
+    if read_text(folder / "evidence" / f"{name}.term"):
+        return -SIGTERM
+    left = _left_by_itself(content)
+    return left if left is not None else _of_shell(shell)
+
+
+def _left_by_itself(content: RingContent) -> int | None:
+    """Return the status of a process that raised, called an exit, or came to the end of its script."""
+    if any(n.get("k") == "raised" and n.get("uncaught") and n.get("main") for n in content.notes):
+        return 1
+    leaving = next((note for note in reversed(content.notes) if note.get("k") == "exit"), None)
+    if leaving is not None:
+        asked = str(leaving.get("status"))
+        return int(asked) if asked.isdecimal() else int(asked not in ("None", "False"))
+    return 0 if content.cells["main_ended_ns"] or content.cells["exited_ns"] else None
+
+
+def _of_shell(shell: End | None) -> int | None:
+    if shell is None:
+        return None
+    signal = _signal_in(shell["code"])
+    return -signal if signal is not None else int(shell["code"])
+
+
+def _signal_in(status: int | None) -> int | None:
+    """Return the signal that a status speaks of: a shell's, or that of a process that a signal ended."""
+    if status is None or status == 0:
+        return None
+    if status < 0:
+        return -status
+    return status - SHELL_SIGNAL if SHELL_SIGNAL < status <= SHELL_SIGNAL + LAST_SIGNAL else None

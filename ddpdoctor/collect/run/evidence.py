@@ -1,0 +1,44 @@
+"""Opens what is in a run folder, for all who read one: regular files only, no link, no more than a limit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.model.codec import WrongValue
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.recorder.storage.files import is_folder, read_plain
+from ddpdoctor.recorder.storage.parsing import parse_json
+
+if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
+DAMAGED = (OSError, ValueError, OverflowError, RecursionError, WrongValue)
+"""What a file raises that is not there, cannot be opened, or does not hold what it should."""
+MAX_TEXT_BYTES = 16 * 2**20
+"""Ours: of stacks and other plain text. The stacks of a process with 100 threads take 100 KiB."""
+FOLDERS = ("rings", "prints", "evidence", "nccl", "nodes", "gathered")
+
+
+def load_json(path: str | os.PathLike[str]) -> Any:
+    """Return what a file of JSON says; raises one of ``DAMAGED``."""
+    return parse_json(read_plain(path))
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Return a file of plain text; nothing where it cannot be read."""
+    try:
+        return read_plain(path, MAX_TEXT_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def check_folders(folder: Path) -> None:
+    """Raise ``UserError`` where a part of a run folder is a link, which could lead anywhere."""
+    for name in FOLDERS:
+        part = folder / name
+        if part.is_symlink() or (part.exists() and not is_folder(part)):
+            raise UserError(
+                f"{folder} is damaged: {name} in it is no folder, or a link",
+                help="Copy the run folder with the files themselves, such as by `cp -rL` or tar.",
+            )

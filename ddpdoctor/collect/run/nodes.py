@@ -1,0 +1,157 @@
+"""Reads a job of many nodes from the run folder of the one that reports, with what the others recorded and sent it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.fingerprints.saved_nodes import unite_consistency
+from ddpdoctor.collect.run import runfolder
+from ddpdoctor.collect.run.attempts import NotThere, attempt_elsewhere, came_later, was_gone
+from ddpdoctor.collect.run.clock_shift import shift_rank
+from ddpdoctor.collect.run.evidence import DAMAGED, load_json
+from ddpdoctor.model.codec import decode
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.facts import HostSeen
+from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
+from ddpdoctor.recorder.storage.files import is_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from ddpdoctor.model.facts import Job, Rank
+
+FILE = "nodes.json"
+FOLDERS = ("gathered", "nodes")
+"""In the run folder, by number: what each other node sent; else what it recorded there itself, where it sees it too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Node:
+    """What another node recorded, its times by the clock of the one that reports."""
+
+    seen: NodeSeen
+    folder: Path
+    attempt: int | None
+    """As this node counts."""
+    job: Job
+
+
+def read_job(folder: Path, attempt: int | None = None) -> Job:
+    """Return the facts of one attempt (by default the last) of the job that a run folder holds, of all nodes.
+
+    Raises:
+        UserError: see ``runfolder.read_run``.
+    """
+    own = runfolder.read_job(folder, attempt)
+    members = read_nodes(folder)
+    if members is None:
+        return own
+    members = replace(members, nodes=tuple(one for one in members.nodes if _took_part(folder, one, members, attempt)))
+    others = [node for seen in members.nodes if (node := _read_node(folder, seen, members, attempt)) is not None]
+    return _unite(own, members, others, folder, attempt)
+
+
+def read_nodes(folder: Path) -> NodesSeen | None:
+    """Return the nodes that were seen; None where the job had one, or the file cannot be read."""
+    try:
+        return decode(NodesSeen, load_json(folder / FILE))
+    except DAMAGED:
+        return None
+
+
+def _read_node(folder: Path, seen: NodeSeen, members: NodesSeen, attempt: int | None) -> _Node | None:
+    """Return what another node recorded; None where nothing of it is here, or it cannot be read."""
+    place = _place(folder, seen)
+    if place is None or seen.number == members.own:
+        return None
+    try:
+        there = attempt_elsewhere(folder, place, attempt)
+        job = runfolder.read_job(place, there)
+    except (UserError, NotThere):
+        return None
+    return _Node(seen=seen, folder=place, attempt=there, job=_shift_job(job, seen))
+
+
+def _took_part(folder: Path, seen: NodeSeen, members: NodesSeen, attempt: int | None) -> bool:
+    """Return whether a node belongs to an attempt: in an elastic job nodes leave, and others come."""
+    if seen.number == members.own:
+        return True
+    place = _place(folder, seen)
+    if place is not None and came_later(folder, place, attempt):
+        return False
+    return not was_gone(folder, seen.heard_ns, attempt)
+
+
+def _place(folder: Path, seen: NodeSeen) -> Path | None:
+    places = (folder / name / str(seen.number) for name in FOLDERS)
+    return next((place for place in places if is_folder(place) and (place / "run.json").is_file()), None)
+
+
+def _shift_job(job: Job, seen: NodeSeen) -> Job:
+    ahead_ns = seen.clock_offset_ns or 0
+    stopping_ns = job.stopping_since_ns
+    return replace(
+        job,
+        now_ns=job.now_ns - ahead_ns,
+        launched_ns=job.launched_ns - ahead_ns,
+        stopping_since_ns=None if stopping_ns is None else stopping_ns - ahead_ns,
+        ranks=tuple(shift_rank(rank, ahead_ns) for rank in job.ranks),
+    )
+
+
+def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, attempt: int | None) -> Job:
+    jobs = [own, *(node.job for node in others)]
+    jobs_by_number = {node.seen.number: node.job for node in others}
+    stop_ns = min((job.stopping_since_ns for job in jobs if job.stopping_since_ns is not None), default=None)
+    error_ns = max((node.seen.clock_error_ns or 0 for node in others), default=0)
+    number = max((rank.attempt for rank in own.ranks), default=attempt or 0)
+    ranks = _known_to_all(
+        [replace(_judged_by(rank, stop_ns, error_ns), attempt=number) for job in jobs for rank in job.ranks]
+    )
+    statuses = [own.launcher_status, *(node.status for node in members.nodes if node.presence is Presence.LEFT)]
+    return replace(
+        own,
+        ranks=tuple(sorted(ranks, key=lambda rank: (rank.rank, rank.host))),
+        world_size=next((job.world_size for job in jobs if job.world_size is not None), None),
+        nnodes=max(own.nnodes, len({node.host for node in members.nodes if node.host})),
+        now_ns=max(job.now_ns for job in jobs),  # a launcher that has ended here was seen last before others still run
+        stopping_since_ns=stop_ns,
+        interrupted_by=next((job.interrupted_by for job in jobs if job.interrupted_by), None),
+        launcher_status=next((status for status in statuses if status), own.launcher_status),
+        nccl_lines=tuple(line for job in jobs for line in job.nccl_lines),
+        consistency=unite_consistency(
+            folder, attempt, [(node.folder, node.attempt) for node in others], [job.consistency for job in jobs]
+        ),
+        members=replace(
+            members,
+            nodes=tuple(
+                _with_facts(node, own if node.number == members.own else jobs_by_number.get(node.number))
+                for node in members.nodes
+            ),
+        ),
+        elsewhere=tuple(_host_seen(node.job) for node in others),
+    )
+
+
+def _judged_by(rank: Rank, stop_ns: int | None, error_ns: int) -> Rank:
+    """Return a rank's end by when somebody began to stop the job on any node, as far as clocks can tell."""
+    if stop_ns is None or rank.ended_ns is None or rank.ended_ns <= stop_ns + error_ns:
+        return rank
+    return replace(rank, after_stop=True)
+
+
+def _known_to_all(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
+    return runfolder.share_groups(tuple(ranks))
+
+
+def _with_facts(node: NodeSeen, job: Job | None) -> NodeSeen:
+    """Return a member with the ranks that its records hold, and whether there are any."""
+    if job is None:
+        return replace(node, gathered=False)
+    return replace(node, gathered=True, ranks=tuple(sorted({rank.rank for rank in job.ranks})) or node.ranks)
+
+
+def _host_seen(job: Job) -> HostSeen:
+    return HostSeen(host=job.host, causes=job.host_causes, machine=job.machine, reached=job.reached)

@@ -1,0 +1,271 @@
+"""Reads a run folder, live or years later, into the facts of a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.fingerprints.columns import Writer
+from ddpdoctor.collect.fingerprints.saved import read_consistency
+from ddpdoctor.collect.rank import ranks
+from ddpdoctor.collect.rank.answers import find_answers
+from ddpdoctor.collect.rank.rings import read_rings
+from ddpdoctor.collect.rank.saved_causes import read_host_causes
+from ddpdoctor.collect.rank.steps import find_children
+from ddpdoctor.collect.run.agent_log import AgentLog, read_agent_log
+from ddpdoctor.collect.run.control_flow import load_control_flow
+from ddpdoctor.collect.run.ends import find_ends, interruption_ns, stop_of_others
+from ddpdoctor.collect.run.evidence import DAMAGED, check_folders, load_json, read_text
+from ddpdoctor.collect.run.machine import load_machine
+from ddpdoctor.collect.run.nccl_warnings import read_warnings
+from ddpdoctor.collect.run.reached import load_reached
+from ddpdoctor.collect.run.run_format import RUN_FORMAT, RUN_VERSION
+from ddpdoctor.collect.run.sources import Seen, Source, find_ranks, is_on_one_host
+from ddpdoctor.collect.run.watched import is_sound, read_watch
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.facts import GroupState, Job, Rank
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from ddpdoctor.recorder.storage import ring_reading
+
+JUDGED_ATTEMPTS = 10
+"""Earlier attempts that are judged: with more, a report would take as long as a launcher goes on restarting."""
+RUN_FIELDS: dict[str, tuple[type, ...]] = {
+    "command": (list, NoneType),
+    "launched_ns": (int, NoneType),
+    "hang_timeout_s": (int, float, NoneType),
+    "nproc": (int, NoneType),
+    "nnodes": (int, NoneType),
+    "node_rank": (int, NoneType),
+    "world_size": (int, NoneType),
+}
+"""What run.json must hold in these fields, where it has them."""
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Return run.json: what was started, when and how.
+
+    Raises:
+        UserError: the folder is no run folder, or its run.json is damaged.
+    """
+    check_folders(folder)
+    run = _load(folder / "run.json")
+    if not isinstance(run, dict) or run.get("format") != RUN_FORMAT:
+        raise UserError(
+            f"{folder} is not a run folder of ddpdoctor",
+            help="give the folder that `ddpdoctor wrap` named at its end (--report-dir)",
+        )
+    if run.get("version") != RUN_VERSION:
+        raise UserError(f"{folder} has version {run.get('version')!r}, this ddpdoctor reads {RUN_VERSION}")
+    wrong = [name for name, kinds in RUN_FIELDS.items() if not is_sound(run.get(name), kinds)]
+    if wrong:
+        raise UserError(f"{folder}: run.json is damaged: {', '.join(wrong)} cannot be read")
+    return run
+
+
+def read_job(folder: Path, attempt: int | None = None) -> Job:
+    """Return the facts of one attempt (by default the last) of the job that a run folder holds.
+
+    Raises:
+        UserError: see ``read_run``.
+    """
+    run = read_run(folder)
+    try:
+        return _read_job(folder, run, attempt)
+    except Exception as error:  # the wall around a collector
+        told = f"{type(error).__name__}: {error}"
+        raise UserError(f"{folder} is damaged, and cannot be judged ({told})") from error
+
+
+def _read_job(folder: Path, run: dict[str, Any], attempt: int | None) -> Job:
+    watch = read_watch(folder, attempt)
+    agent = read_agent_log(folder / "agent.jsonl", attempt)
+    processes = _read_processes(folder, agent, watch)
+    stop_ns = _stop_ns(agent, watch, processes)
+    found = _read_ranks(folder, agent, watch, run, processes, stop_ns)
+    now_ns = int(watch.get("now_ns") or max([r.ended_ns or r.last_progress_ns or 0 for r in found], default=0))
+    shape = _read_shape(run, agent, processes)
+    return Job(
+        now_ns=now_ns,
+        hang_timeout_s=float(run.get("hang_timeout_s") or 300),
+        ranks=share_groups(found),
+        world_size=ranks.believed(shape.world_size) if shape.world_size != 1 or not found else None,
+        nnodes=shape.nnodes,
+        local_ranks_expected=shape.local_ranks,
+        may_run_elsewhere=shape.may_run_elsewhere,
+        ended=bool(watch.get("ended", True)),
+        launcher_status=watch.get("launcher_status"),
+        launched_ns=int(run.get("launched_ns") or 0),
+        stopping_since_ns=stop_ns,
+        interrupted_by=watch.get("interrupted_by"),
+        node_rank=run.get("node_rank"),
+        debug_level=_debug_level(run, processes.contents.values()),
+        torch_version=run.get("torch_version"),
+        host_causes=read_host_causes(watch.get("host_causes")),
+        machine=load_machine(folder),
+        control_flow=load_control_flow(folder),
+        consistency=read_consistency(folder, run, attempt, _writers(processes, watch)),
+        nccl_lines=read_warnings(folder),
+        host=str(run.get("host") or ""),
+        reached=load_reached(folder),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Processes:
+    """The processes of one attempt: what they wrote, which of them stand for ranks, and how they ended."""
+
+    contents: dict[int, ring_reading.RingContent]
+    damaged: dict[int, str]
+    sources: list[Source]
+    ends: dict[int, dict[str, Any]]
+
+
+def _read_processes(folder: Path, agent: AgentLog, watch: dict[str, Any]) -> _Processes:
+    rings = read_rings(folder)
+    contents = rings.contents
+    watched = watch.get("processes") or {}
+    sources = find_ranks(
+        Seen(started=agent.started, contents=contents, watched=watched, until_ns=agent.superseded_ns)
+    )  # fmt: skip
+    told = agent.ends | _child_ends(contents) | _launcher_end(watch)
+    return _Processes(
+        contents=contents,
+        damaged=rings.damaged,
+        sources=sources,
+        ends=find_ends(sources, contents, folder, watch, told),
+    )
+
+
+def _debug_level(run: dict[str, Any], contents: Iterable[ring_reading.RingContent]) -> str:
+    """Return torch's debug level as a rank found it when its group was made; before that, and long ago, as chosen."""
+    notes = [note for content in contents for note in content.notes if note.get("k") == "initialized"]
+    told = [str(note["debug_level"]) for note in notes if note.get("debug_level")]
+    chosen = str(run.get("debug_level") or "OFF")
+    return told[-1] if told else "OFF" if chosen == "AUTO" else chosen
+
+
+def _launcher_end(watch: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """Return the end of the command itself, which may be a rank."""
+    pid, code = watch.get("launcher_pid"), watch.get("launcher_status")
+    if not isinstance(pid, int) or not isinstance(code, int):
+        return {}
+    row = (watch.get("processes") or {}).get(str(pid)) or {}
+    return {pid: {"code": code, "at": row.get("ended_ns") or watch.get("now_ns") or 0}}
+
+
+def _stop_ns(agent: AgentLog, watch: dict[str, Any], processes: _Processes) -> int | None:
+    """Return when somebody began to stop the ranks: the agent, ddpdoctor, the user, or another launcher."""
+    interrupted = interruption_ns(processes.sources, processes.ends, watch)
+    moments = [watch.get("stopping_since_ns"), interrupted, agent.closing_ns]
+    if not agent.started:
+        moments.append(stop_of_others(processes.sources, processes.ends, watch))
+    return min((int(moment) for moment in moments if moment), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """How many ranks a job has, and on how many hosts."""
+
+    world_size: int | None
+    nnodes: int
+    local_ranks: int | None
+    may_run_elsewhere: bool
+
+
+def _read_shape(run: dict[str, Any], agent: AgentLog, processes: _Processes) -> _Shape:
+    """Return the shape as torchrun was asked for, as its agent tells it, or as the ranks were told.
+
+    A rank that is the only one of its launcher stands for a node of its own, and says how many there are in all.
+    """
+    nproc, nnodes = run.get("nproc"), int(run.get("nnodes") or 1)
+    if run.get("launcher") != "command":
+        local = nproc if isinstance(nproc, int) else None
+        world = run.get("world_size") or (None if local is None else local * nnodes)
+        elsewhere = nnodes > 1 or (world is not None and world != local)
+        return _Shape(world_size=world, nnodes=nnodes, local_ranks=local, may_run_elsewhere=elsewhere)
+    if agent.started:
+        local = len(agent.started)
+        world = max(local, *(int(entry.get("world_size") or 0) for entry in agent.started.values()))
+        nnodes = -(-world // local)
+        return _Shape(world_size=world, nnodes=nnodes, local_ranks=local, may_run_elsewhere=nnodes > 1)
+    here = is_on_one_host(processes.contents.values())
+    return _Shape(world_size=None, nnodes=1, local_ranks=None, may_run_elsewhere=not here)
+
+
+def _read_ranks(
+    folder: Path,
+    agent: AgentLog,
+    watch: dict[str, Any],
+    run: dict[str, Any],
+    processes: _Processes,
+    stop_ns: int | None,
+) -> tuple[Rank, ...]:
+    contents = processes.contents
+    context = ranks.Context(
+        folder=folder,
+        host=str(run.get("host") or "localhost"),
+        attempt=max(agent.attempt, 0),
+        ends=processes.ends,
+        stop_ns=stop_ns,
+        watched=watch.get("processes") or {},
+        contents=contents,
+        children=find_children(contents),
+        answers=find_answers(folder / "evidence"),
+        lost=processes.damaged | _read_lost(folder),
+        agent_lacks=agent.lacks,
+    )
+    return tuple(sorted((ranks.read_rank(source, context) for source in processes.sources), key=lambda rank: rank.rank))
+
+
+def _writers(processes: _Processes, watch: dict[str, Any]) -> list[Writer]:
+    """Return the processes that stand for ranks and wrote down what their replicas are like."""
+    watched = watch.get("processes") or {}
+    found = [processes.contents[source.pid] for source in processes.sources if source.pid in processes.contents]
+    return [
+        Writer(
+            pid=content.pid,
+            ticks=content.start_ticks,
+            began_ns=content.cells["started_ns"],
+            ended_ns=(watched.get(str(content.pid)) or {}).get("ended_ns"),
+        )
+        for content in found
+    ]
+
+
+def _child_ends(contents: dict[int, ring_reading.RingContent]) -> dict[int, dict[str, Any]]:
+    notes = (note for content in contents.values() for note in content.notes if note.get("k") == "child_end")
+    return {int(note["pid"]): note for note in notes}
+
+
+def _read_lost(folder: Path) -> dict[int, str]:
+    """Return by pid why a process could not be recorded."""
+    found = {}
+    for path in folder.glob("lost-*"):
+        pid = path.name.split("-")[1]
+        if pid.isascii() and pid.isdecimal():
+            found[int(pid)] = read_text(path).partition("\n")[2] or "no reason given"
+    return found
+
+
+def share_groups(found: tuple[Rank, ...]) -> tuple[Rank, ...]:
+    """Give groups whose members only some ranks could tell to all ranks that used them."""
+    members = {group.name: group.ranks for rank in found for group in rank.groups if group.ranks}
+    shared = {ranks: ranks for ranks in members.values()}  # a thousand ranks would keep a thousand equal lists
+
+    def complete(group: GroupState) -> GroupState:
+        ranks = group.ranks or members.get(group.name, ())
+        return replace(group, ranks=shared.get(ranks, ranks))
+
+    return tuple(replace(rank, groups=tuple(complete(group) for group in rank.groups)) for rank in found)
+
+
+def _load(path: Path) -> Any:
+    try:
+        return load_json(path)
+    except DAMAGED:
+        return None

@@ -1,0 +1,214 @@
+"""Tells which processes stand for ranks, whoever has started them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.recorder.storage import ring_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ddpdoctor.recorder.storage.ring_reading import RingContent
+
+RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+LOCAL_RANK_NAMES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+WORLD_SIZE_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""Without Slurm's: a batch script that starts one process has the number of all tasks in its environment too."""
+LOCAL_SIZE_NAMES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+MAX_ANCESTORS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Which process stands for a rank."""
+
+    pid: int
+    rank: int
+    local_rank: int | None
+    world_size: int | None
+    stands_for: int | None = None
+    """The process that the agent knows in its place: a shell, which ends as it does or with 128 and the signal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the search for ranks goes by."""
+
+    started: Mapping[int, dict[str, Any]]
+    """What torch's elastic agent started in this attempt, by pid; empty where another launcher starts the ranks."""
+    contents: Mapping[int, RingContent]
+    watched: Mapping[str, Any]
+    """What the watcher saw of processes, by pid as text."""
+
+    until_ns: int | None = None
+    """When the agent began the next attempt."""
+
+    @property
+    def begun_ns(self) -> int:
+        """When the agent began this attempt."""
+        return min((int(entry["at"]) for entry in self.started.values()), default=0)
+
+    def covers(self, moment_ns: int) -> bool:
+        """Return whether a moment lies in this attempt."""
+        return self.begun_ns <= moment_ns and (self.until_ns is None or moment_ns < self.until_ns)
+
+
+def find_ranks(seen: Seen) -> list[Source]:
+    """Return the processes that stand for ranks.
+
+    With torch's elastic agent these are its children, or the world that one of those made: a child of the agent that
+    started ranks itself (mp.spawn) and joined no group is their launcher, and no rank. With any other launcher they
+    are the processes that were given a number or joined a group, those that have no recorder included.
+    """
+    return _of_agent(seen) if seen.started else [*_numbered(seen), *_unrecorded(seen)]
+
+
+def is_on_one_host(contents: Iterable[RingContent]) -> bool:
+    """Return whether a launcher has said that all its ranks are on this host."""
+    for content in contents:
+        env = _environment(content)
+        local, world = _number(env, LOCAL_SIZE_NAMES), _number(env, WORLD_SIZE_NAMES)
+        if (local is not None and local == world) or (env.get("SLURM_NNODES") == "1" and "SLURM_PROCID" in env):
+            return True
+    return False
+
+
+def process_note(content: RingContent) -> dict[str, Any]:
+    """Return what a process noted of itself at its start."""
+    return next((note for note in content.notes if note.get("k") == "process"), {})
+
+
+def _of_agent(seen: Seen) -> list[Source]:
+    contents, started = seen.contents, seen.started
+    later = {pid: c for pid, c in contents.items() if pid not in started and seen.covers(_began(c))}
+    spawned = {pid: c for pid, c in later.items() if _made_world(c)}
+    launchers = {ancestor for content in spawned.values() for ancestor in _ancestors(content, contents)}
+    candidates = [c for pid, c in later.items() if c.role == ring_layout.ROLE_RANK and pid not in launchers]
+    sources = []
+    for pid, entry in started.items():
+        number = int(entry["rank"])
+        behind = None if pid in contents else _behind_shell(number, candidates)
+        if behind is not None:
+            spawned.pop(behind.pid, None)
+        elif pid in launchers and not (pid in contents and _made_world(contents[pid])):
+            continue
+        content = behind or contents.get(pid)
+        joined = _joined_as(content) if content is not None else None
+        sources.append(
+            Source(
+                pid=pid if behind is None else behind.pid,
+                rank=number if joined is None else joined,
+                local_rank=entry.get("local_rank"),
+                world_size=entry.get("world_size"),
+                stands_for=pid if behind is not None else None,
+            )
+        )
+    return [*sources, *_spawned(spawned.values())]
+
+
+def _spawned(contents: Iterable[RingContent]) -> list[Source]:
+    sources = []
+    for position, content in enumerate(sorted(contents, key=lambda c: c.pid)):
+        joined = _joined_as(content)
+        rank = position if joined is None else joined
+        sources.append(Source(pid=content.pid, rank=rank, local_rank=rank, world_size=None))
+    return sources
+
+
+def _behind_shell(number: int, candidates: Iterable[RingContent]) -> RingContent | None:
+    """Return the Python that a shell runs as the rank of this number: one that joined a group, else the latest."""
+    mine = [c for c in candidates if _number(_environment(c), RANK_NAMES) == number]
+    return max(mine, key=lambda c: (_made_world(c), _began(c)), default=None)
+
+
+def _numbered(seen: Seen) -> list[Source]:
+    """Return the ranks of a launcher that is not torch's elastic agent."""
+    ranks = [c for c in seen.contents.values() if c.role == ring_layout.ROLE_RANK]
+    launchers = {ancestor for content in ranks for ancestor in _ancestors(content, seen.contents)}
+    by_rank: dict[int, list[RingContent]] = {}
+    for content in ranks:
+        if content.pid not in launchers or _made_world(content):
+            by_rank.setdefault(_rank_of(content), []).append(content)
+    return [_source(c) for number in sorted(by_rank) for c in _of_last_job(by_rank[number], seen.watched)]
+
+
+def _of_last_job(same: list[RingContent], watched: Mapping[str, Any]) -> list[RingContent]:
+    """Leave out processes of one number that had ended when the last began (a script that trains twice), and helpers.
+
+    What is left is one process, or several that do have the same number.
+    """
+    last = max(map(_began, same))
+    left = [c for c in same if _began(c) == last or not _ended_before(last, watched.get(str(c.pid)))]
+    return [c for c in left if _made_world(c)] or left
+
+
+def _ended_before(moment_ns: int, row: dict[str, Any] | None) -> bool:
+    ended_ns = (row or {}).get("ended_ns")
+    return ended_ns is not None and int(ended_ns) < moment_ns
+
+
+def _source(content: RingContent) -> Source:
+    env = _environment(content)
+    return Source(
+        pid=content.pid,
+        rank=_rank_of(content),
+        local_rank=_number(env, LOCAL_RANK_NAMES),
+        world_size=_number(env, WORLD_SIZE_NAMES),
+    )
+
+
+def _unrecorded(seen: Seen) -> list[Source]:
+    """Return the ranks that the watcher saw and that have no recorder."""
+    sources = []
+    for pid, row in seen.watched.items():
+        env = row.get("unrecorded")
+        rank = _number(env, RANK_NAMES) if isinstance(env, dict) else None
+        if rank is not None and int(pid) not in seen.contents:
+            local, world = _number(env, LOCAL_RANK_NAMES), _number(env, WORLD_SIZE_NAMES)
+            sources.append(Source(pid=int(pid), rank=rank, local_rank=local, world_size=world))
+    return sources
+
+
+def _rank_of(content: RingContent) -> int:
+    joined = _joined_as(content)
+    return joined if joined is not None else _number(_environment(content), RANK_NAMES) or 0
+
+
+def _joined_as(content: RingContent) -> int | None:
+    """Return the number by which a process joined its world, None where it has not."""
+    for kind in ("initialized", "init"):
+        for note in content.notes:
+            if note.get("k") == kind and isinstance(note.get("rank"), int):
+                return int(note["rank"])
+    return None
+
+
+def _made_world(content: RingContent) -> bool:
+    return any(note.get("k") in ("init", "initialized") for note in content.notes)
+
+
+def _began(content: RingContent) -> int:
+    return content.cells["started_ns"]
+
+
+def _ancestors(content: RingContent, contents: Mapping[int, RingContent]) -> list[int]:
+    found: list[int] = []
+    step: RingContent | None = content
+    while step is not None and len(found) < MAX_ANCESTORS:
+        ppid = process_note(step).get("ppid")
+        if not isinstance(ppid, int) or ppid in found:
+            break
+        found.append(ppid)
+        step = contents.get(ppid)
+    return found
+
+
+def _environment(content: RingContent) -> dict[str, str]:
+    env = process_note(content).get("env")
+    return env if isinstance(env, dict) else {}
+
+
+def _number(env: Mapping[str, str], names: Iterable[str]) -> int | None:
+    return next((int(env[name]) for name in names if str(env.get(name, "")).isdecimal()), None)

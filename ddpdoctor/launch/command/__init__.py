@@ -1,0 +1,1 @@
+"""What the command line, the environment and Slurm ask for."""

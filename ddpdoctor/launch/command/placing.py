@@ -1,0 +1,121 @@
+"""Finds the place of a ``wrap`` in its job from options, Slurm or an operator's variables; asks the machine nothing.
+
+What a job of one node has no use for is imported where it is needed: its ranks wait for this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.launch.command.placement import Placement, Style
+from ddpdoctor.launch.command.torchrun_nodes import SHAPE, TorchrunTold, told_by_command
+from ddpdoctor.model.rendezvous import is_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.launch.command.command_line import SplitCommand
+
+MAX_PORT = 65_535
+
+
+def place(split: SplitCommand, env: Mapping[str, str], exchange_port: int | None = None) -> Placement:
+    """Return the place that options, Slurm or an operator's variables give to this process.
+
+    What the command line says of nodes goes before Slurm's word, and that before RANK and WORLD_SIZE. Raises
+    ``UserError`` where each of several tasks of a node would start the ranks of the whole node.
+    """
+    placed = _place(split, told_by_command(split, env), env)
+    if placed.alone:
+        return placed
+    return replace(placed, port=exchange_port or placed.port, token=_token(placed, env))
+
+
+def _place(split: SplitCommand, told: TorchrunTold | None, env: Mapping[str, str]) -> Placement:
+    style = Style.COMMAND if split.is_command else Style.TORCHRUN
+    if told is not None and (told.standalone or told.nnodes == (1, 1)):
+        return Placement(style=style)
+    if "SLURM_JOB_ID" in env and (task := _in_step(split, told, env)):
+        return task
+    if told is not None and told.nnodes is not None:
+        return _by_torchrun(style, told, told.nnodes)
+    return _by_variables(split, told, env) or Placement(style=style, note=_idle_note(env))
+
+
+def _in_step(split: SplitCommand, told: TorchrunTold | None, env: Mapping[str, str]) -> Placement | None:
+    from ddpdoctor.launch.command.slurm_placing import place_task
+    from ddpdoctor.launch.command.slurm_step import read_step
+
+    step = read_step(env)
+    return None if step is None else place_task(split, told, step, env)
+
+
+def _idle_note(env: Mapping[str, str]) -> str | None:
+    if "SLURM_JOB_ID" not in env:
+        return None
+    from ddpdoctor.launch.command.slurm_placing import idle_note
+
+    return idle_note(env)
+
+
+def _by_torchrun(style: Style, told: TorchrunTold, nnodes: tuple[int, int]) -> Placement:
+    """Place a node by what torchrun is told. Only a static rendezvous goes by --node-rank."""
+    host, port = told.endpoint or ("", 0)
+    one_host = is_loopback(host)
+    return Placement(
+        style=style,
+        number=(told.number("--node-rank") or 0) if told.backend == "static" else None,
+        expected=nnodes[0],
+        most=nnodes[1],
+        hosts=("127.0.0.1",) if one_host else tuple(filter(None, (host,))),
+        port=_beside(port),
+        one_host=one_host,
+        store=told.endpoint,
+    )
+
+
+def _by_variables(split: SplitCommand, told: TorchrunTold | None, env: Mapping[str, str]) -> Placement | None:
+    """Place a rank by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which an operator or another launcher has set."""
+    if not env.get("RANK") or not env.get("WORLD_SIZE"):
+        return None
+    from ddpdoctor.collect.launch.this_process import number
+
+    rank, size, port = (number(env, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    host = env.get("MASTER_ADDR", "").strip()
+    if rank is None or size is None or port is None or not host or not rank < size or size < 2:
+        return None
+    if told is not None and (split.is_command or split.torchrun or any(map(told.text, SHAPE))):
+        return None
+    note = f"becoming rank {rank} of {size}, as RANK and WORLD_SIZE say; with --nproc-per-node torchrun starts ranks"
+    one_host = is_loopback(host)
+    return Placement(
+        style=Style.COMMAND if split.is_command else Style.RANK,
+        number=rank,
+        expected=size,
+        most=size,
+        of_ranks=True,
+        nodes=1 if one_host else -(-size // (number(env, "LOCAL_WORLD_SIZE") or 1)),
+        hosts=("127.0.0.1",) if one_host else (host,),
+        port=_beside(port),
+        one_host=one_host,
+        store=(host, port),
+        note=None if split.is_command or rank else note,
+    )
+
+
+def _token(placed: Placement, env: Mapping[str, str]) -> bytes | None:
+    """Return the job's secret; of a Slurm step the one that every other verb has in it."""
+    from ddpdoctor.exchange.token import job_token
+    from ddpdoctor.model.launch import Launch
+    from ddpdoctor.model.node import Launcher
+
+    launcher = Launcher.SLURM if placed.batch_job else Launcher.NNODES
+    return job_token(Launch(launcher=launcher, run=f"slurm {placed.batch_job}"), env)
+
+
+def _beside(port: int) -> int:
+    """Return the port next to the store's; 0 where none is known."""
+    if not port:
+        return 0
+    return port + 1 if port < MAX_PORT else port - 1

@@ -1,0 +1,153 @@
+"""Places a task of a Slurm step: as a node's torchrun where there is one task a node, else as a rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.launch.this_process import number
+from ddpdoctor.launch.command.placement import Placement, Style
+from ddpdoctor.launch.command.slurm_step import SlurmStep, idle_nodes
+from ddpdoctor.launch.command.torchrun_nodes import SHAPE, TorchrunTold, variable_of
+from ddpdoctor.model.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.launch.command.command_line import SplitCommand
+
+
+def place_task(split: SplitCommand, told: TorchrunTold | None, step: SlurmStep, env: Mapping[str, str]) -> Placement:
+    """Return a task's place, with what its torchrun or its rank needs to be told.
+
+    ``told`` is what torchrun is told, None where the command is none. Raises ``UserError`` where each of several tasks
+    of a node would start the ranks of the whole node.
+    """
+    placed = _task(step)
+    if told is None or split.is_command:
+        return replace(placed, style=Style.COMMAND)
+    if step.place.tasks == step.nodes or told.nnodes == (step.place.tasks, step.place.tasks):
+        return _node_task(placed, told, step)
+    if given := _shape_given(split, told):
+        raise _too_many_tasks(step, given)
+    note = _rank_note(step) if step.place.task == 0 else None
+    return replace(placed, style=Style.RANK, variables=_rank_variables(step, env), note=note)
+
+
+def idle_note(env: Mapping[str, str]) -> str | None:
+    """Say that nodes stand idle, where a batch script runs on one node what was meant for all."""
+    idle = idle_nodes(env)
+    if not idle:
+        return None
+    nodes = "the other node stands" if idle == 1 else f"the other {idle} nodes stand"
+    return f"this runs on one node of the Slurm allocation, and {nodes} idle; `srun ddpdoctor wrap` runs on all"
+
+
+def _task(step: SlurmStep) -> Placement:
+    """Return what holds for every task of a step, whatever it starts."""
+    one_host = step.nodes == 1
+    hosts = ("127.0.0.1",) if one_host else (step.master, *step.hosts[:1])
+    return Placement(
+        number=step.place.task,
+        expected=step.place.tasks,
+        most=step.place.tasks,
+        hosts=tuple(dict.fromkeys(filter(None, hosts))),
+        port=step.own_port,
+        names=step.task_hosts,
+        one_host=one_host,
+        store=step.store,
+        batch_job=step.place.name,
+        of_ranks=step.place.tasks > step.nodes,
+        nodes=step.nodes,
+    )
+
+
+def _node_task(placed: Placement, told: TorchrunTold, step: SlurmStep) -> Placement:
+    """Add to torchrun's options what the user left out: the nodes, and where they meet under which name."""
+    fewest, most = told.nnodes or (step.place.tasks, step.place.tasks)
+    added = [] if told.nnodes else [f"--nnodes={step.place.tasks}"]
+    by_address = any(told.text(name) for name in ("--master-addr", "--node-rank", "--rdzv-endpoint"))
+    if told.is_c10d or not (told.text("--rdzv-backend") or by_address):
+        added += _c10d_args(told, step)
+    elif told.backend == "static":
+        added += _static_args(told, step)
+    return replace(
+        placed,
+        expected=fewest,
+        most=most,
+        of_ranks=False,
+        store=told.also(added).endpoint,
+        torchrun_args=tuple(added),
+        note=_nnodes_note(told, step) if step.place.task == 0 else None,
+    )
+
+
+def _c10d_args(told: TorchrunTold, step: SlurmStep) -> list[str]:
+    host, port = step.store
+    args = [] if told.is_c10d else ["--rdzv-backend=c10d"]
+    if not told.text("--rdzv-id"):
+        # A straggler of the start before a requeue must not be let in.
+        args.append(f"--rdzv-id=slurm-{step.place.name}-{step.restarts}")
+    if told.text("--rdzv-endpoint"):
+        return args
+    args.append(f"--rdzv-endpoint={host}:{port}")
+    # Slurm's name of a node need not be its host name, by which torch would find out who serves the store.
+    if not told.text("--rdzv-conf") and host in {"127.0.0.1", *step.hosts[:1]}:
+        args.append(f"--rdzv-conf=is_host={int(step.place.task == 0)}")
+    return args
+
+
+def _static_args(told: TorchrunTold, step: SlurmStep) -> list[str]:
+    host, port = step.store
+    args = [] if told.text("--node-rank") else [f"--node-rank={step.place.task}"]
+    if told.text("--rdzv-endpoint"):
+        return args
+    args += [] if told.text("--master-addr") else [f"--master-addr={host}"]
+    return args + ([] if told.text("--master-port") else [f"--master-port={port}"])
+
+
+def _rank_variables(step: SlurmStep, env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return what init_process_group reads, and LOCAL_RANK; a rank that the job's script has chosen stays."""
+    host, port = step.store
+    rank, size = number(env, "RANK"), number(env, "WORLD_SIZE")
+    chosen = rank is not None and size == step.place.tasks and rank < size
+    variables = [
+        ("RANK", rank if chosen else step.place.task),
+        ("WORLD_SIZE", step.place.tasks),
+        ("LOCAL_RANK", step.local_task),
+        ("NODE_RANK", step.node),
+        ("MASTER_ADDR", host),
+        ("MASTER_PORT", port),
+    ]
+    if step.local_tasks is not None:
+        variables.append(("LOCAL_WORLD_SIZE", step.local_tasks))
+    return tuple((name, str(value)) for name, value in variables)
+
+
+def _shape_given(split: SplitCommand, told: TorchrunTold) -> str:
+    """Name an option or variable that speaks to torchrun; empty where there is none."""
+    if split.torchrun:
+        return split.torchrun[0].partition("=")[0]
+    return next((variable_of(name) for name in SHAPE if told.text(name)), "")
+
+
+def _too_many_tasks(step: SlurmStep, given: str) -> UserError:
+    nodes = "one node" if step.nodes == 1 else f"{step.nodes} nodes"
+    return UserError(
+        f"this Slurm step has {step.place.tasks} tasks on {nodes}, and {given} makes each of them start torchrun, "
+        "which starts all ranks of a node",
+        help="Nothing was started. Either one task a node, `srun --ntasks-per-node=1 ddpdoctor wrap --nproc-per-node N "
+        "SCRIPT`, or one task a rank and no option of torchrun, `srun --ntasks-per-node=N ddpdoctor wrap SCRIPT`.",
+    )
+
+
+def _rank_note(step: SlurmStep) -> str:
+    nodes = "one node" if step.nodes == 1 else f"{step.nodes} nodes"
+    became = f"each of the {step.place.tasks} Slurm tasks on {nodes} becomes a rank"
+    return f"{became}; `srun --ntasks-per-node=1` starts torchrun"
+
+
+def _nnodes_note(told: TorchrunTold, step: SlurmStep) -> str | None:
+    if told.nnodes is None or told.nnodes[0] <= step.place.tasks <= told.nnodes[1]:
+        return None
+    return f"--nnodes is {told.text('--nnodes')}, and this Slurm step has {step.place.tasks} tasks, one a node"

@@ -1,0 +1,95 @@
+"""The Slurm step that this process is a task of, as its variables tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.launch.slurm_task import EXCHANGE_PORTS, STORE_PORTS, SlurmTask, read_slurm_task, read_step_hosts
+from ddpdoctor.collect.launch.this_process import is_slurm_step, number
+from ddpdoctor.model.rendezvous import is_loopback
+from ddpdoctor.model.slurm import expand_counts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmStep:
+    """One step of a job, and this process's place in it."""
+
+    place: SlurmTask
+    nodes: int
+    node: int
+    local_task: int
+    local_tasks: int | None
+    """Tasks of the step on this node; None where Slurm does not say."""
+    hosts: tuple[str, ...]
+    """Of the nodes, in Slurm's order; empty where the list cannot be read."""
+    task_hosts: tuple[str, ...]
+    """Of each task; empty where that cannot be told, as where tasks are dealt out to the nodes in turn."""
+    restarts: int
+    """How often the job was requeued before."""
+    master: str
+    """Where the job's script wants the store, in MASTER_ADDR; empty where it says nothing, or this host."""
+    master_port: int | None
+
+    @property
+    def own_port(self) -> int:
+        """Where ddpdoctor's processes meet."""
+        return self.place.port(EXCHANGE_PORTS)
+
+    @property
+    def store(self) -> tuple[str, int]:
+        """Where the store of the job is to be: MASTER_ADDR and MASTER_PORT, else the first node and a derived port."""
+        first = "127.0.0.1" if self.nodes == 1 else next(iter(self.hosts), "127.0.0.1")
+        return self.master or first, self.master_port or self.place.port(STORE_PORTS)
+
+
+def read_step(env: Mapping[str, str]) -> SlurmStep | None:
+    """Return the step of more than one task that srun started this process in; None where there is none."""
+    place = read_slurm_task(env)
+    if place is None or place.tasks == 1:
+        return None
+    nodes, node = place.nodes or 1, number(env, "SLURM_NODEID") or 0
+    counts, hosts, master = _counts(env, nodes), read_step_hosts(env), env.get("MASTER_ADDR", "").strip()
+    return SlurmStep(
+        place=place,
+        nodes=nodes,
+        node=node,
+        local_task=number(env, "SLURM_LOCALID") or 0,
+        local_tasks=counts[node] if node < len(counts) else None,
+        hosts=hosts,
+        task_hosts=_task_hosts(env, hosts, counts, (place.task, place.tasks)),
+        restarts=number(env, "SLURM_RESTART_COUNT") or 0,
+        master="" if nodes > 1 and is_loopback(master) else master,
+        master_port=number(env, "MASTER_PORT"),
+    )
+
+
+def idle_nodes(env: Mapping[str, str]) -> int:
+    """Return how many nodes of an allocation the shell of sbatch or salloc leaves idle by running here what it runs."""
+    if is_slurm_step(env) or number(env, "SLURM_JOB_ID", "SLURM_JOBID") is None:
+        return 0
+    return max((number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1) - 1, 0)
+
+
+def _counts(env: Mapping[str, str], nodes: int) -> tuple[int, ...]:
+    try:
+        counts = expand_counts(env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE", ""))
+    except ValueError:
+        return ()
+    return counts if len(counts) == nodes else ()
+
+
+def _task_hosts(
+    env: Mapping[str, str], hosts: tuple[str, ...], counts: tuple[int, ...], place: tuple[int, int]
+) -> tuple[str, ...]:
+    """Return each task's host, for tasks that fill one node after another, which is Slurm's default for many."""
+    task, tasks = place
+    if len(hosts) != len(counts) or sum(counts) != tasks:
+        return ()
+    found = tuple(host for host, count in zip(hosts, counts, strict=True) for _ in range(count))
+    dealt = env.get("SLURM_DISTRIBUTION", "block")
+    own = env.get("SLURMD_NODENAME", found[task])
+    return found if (dealt.startswith("block") or tasks == len(hosts)) and found[task] == own else ()

@@ -1,0 +1,117 @@
+"""What torchrun is told of the nodes of a job: by its options, else by its PET_* variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpdoctor.launch.command.command_line import split_command
+from ddpdoctor.launch.command.torchrun_table import TORCHRUN_OPTIONS, canonical
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.rendezvous import nodes_range, parse_endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ddpdoctor.launch.command.command_line import SplitCommand
+
+STATIC_PORT = 29_500
+C10D_PORT = 29_400
+"""torch's defaults: ``run`` in torch/distributed/run.py, DEFAULT_PORT in c10d_rendezvous_backend.py."""
+SHAPE = (
+    "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--master-addr", "--node-rank", "--standalone",
+)  # fmt: skip
+"""Options each of which says that torchrun is to start ranks here."""
+_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch"})
+
+
+class TorchrunTold:
+    """The options of one torchrun by their names, as ``--nnodes``; the command line goes before the variables."""
+
+    def __init__(self, words: tuple[str, ...], env: Mapping[str, str]) -> None:
+        """Take torchrun's options, and the environment that it will see."""
+        self._words, self._env = words, env
+        self._options = _read_options(words)
+
+    def also(self, words: Iterable[str]) -> TorchrunTold:
+        """Return what it is told with more options in front."""
+        return TorchrunTold((*words, *self._words), self._env)
+
+    def text(self, name: str) -> str:
+        """Return what an option says; empty where neither it nor its variable is there."""
+        return self._options.get(name) or self._env.get(variable_of(name), "").strip()
+
+    def number(self, name: str) -> int | None:
+        """Return an option that is a whole number and not negative; None for all else."""
+        text = self.text(name)
+        return int(text) if text.isascii() and text.isdecimal() else None
+
+    @property
+    def nnodes(self) -> tuple[int, int] | None:
+        """The fewest and the most nodes; None where nothing, or nothing of sense, is told."""
+        return nodes_range(self.text("--nnodes"))
+
+    @property
+    def standalone(self) -> bool:
+        """Whether this node is the whole job by its own word."""
+        return "--standalone" in self._options or self.number("--standalone") not in {None, 0}
+
+    @property
+    def backend(self) -> str:
+        """The rendezvous backend, which is static unless another is told."""
+        return self.text("--rdzv-backend") or "static"
+
+    @property
+    def is_c10d(self) -> bool:
+        """Whether nodes are numbered by the rendezvous, and one of them serves its store."""
+        return self.backend == "c10d"
+
+    @property
+    def endpoint(self) -> tuple[str, int] | None:
+        """Host and port of the store that a node of the job serves; None where none does (etcd)."""
+        if self.backend not in {"static", "c10d"}:
+            return None
+        default = C10D_PORT if self.is_c10d else STATIC_PORT
+        told = parse_endpoint(self.text("--rdzv-endpoint"), "--rdzv-endpoint")
+        if told is not None:
+            return told.host, told.port or default
+        if self.is_c10d:
+            return "localhost", default
+        return self.text("--master-addr") or "127.0.0.1", self.number("--master-port") or default
+
+
+def variable_of(option: str) -> str:
+    """Return the variable that stands for an option of torchrun (torch/distributed/argparse_util.py)."""
+    return "PET_" + option[2:].replace("-", "_").upper()
+
+
+def told_by_command(split: SplitCommand, env: Mapping[str, str]) -> TorchrunTold | None:
+    """Return what torchrun is told: before a script, or as the command itself.
+
+    Of another command an operator's variables tell on how many nodes it was started; None where they do not.
+    """
+    if not split.is_command:
+        return TorchrunTold(split.torchrun, env)
+    words = split.script_args
+    if Path(split.script).name.startswith("python") and words[:1] == ("-m",) and set(words[1:2]) & _MODULES:
+        words = words[2:]
+    elif Path(split.script).name != "torchrun":
+        return TorchrunTold((), env) if env.get("PET_NNODES") else None
+    try:
+        # To ask torch for an option that is not known would keep the ranks waiting for seconds.
+        return TorchrunTold(split_command(words, {}, dict).torchrun, env)
+    except UserError:  # torchrun's to complain about
+        return None
+
+
+def _read_options(words: tuple[str, ...]) -> dict[str, str]:
+    """Return each long option with its value, the last one given; flags have none."""
+    options: dict[str, str] = {}
+    rest = iter(words)
+    for word in rest:
+        name, attached, value = word.partition("=")
+        name = canonical(name)
+        if not attached and TORCHRUN_OPTIONS.get(name, False):
+            value = next(rest, "")
+        options[name] = value
+    return options

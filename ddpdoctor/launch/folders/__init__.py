@@ -1,0 +1,1 @@
+"""Makes and finds the folders that a run is written to."""

@@ -1,0 +1,184 @@
+"""Gives each member of a job a run folder of its own, where several may see one file system and a job may start again.
+
+The first member's is the folder that was asked for. Member 3 of the job has ``nodes/3`` in it, and writes its report
+beside them as ``node-3.json``. A job that a batch system or Kubernetes starts again has all of that in ``restart-1``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.launch.folders.report_dir import (
+    PARENT,
+    REPORT_NAME,
+    make_default_dir,
+    make_private,
+    make_report_dir,
+    name_stem,
+)
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.recorder.storage.files import check_json, read_plain
+from ddpdoctor.recorder.storage.secrets import hide_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+    from pathlib import Path
+
+    from ddpdoctor.launch.command.placement import Placement
+
+RUN_NAME = "run.json"
+NODES = "nodes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberFolder:
+    """Where a member records, and the file that its report becomes."""
+
+    folder: Path
+    report: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starter:
+    """What tells one start from another."""
+
+    script: str
+    is_module: bool
+    command: tuple[str, ...]
+    host: str
+    env: Mapping[str, str]
+    now: datetime
+
+
+def make_member_folder(asked: Path | None, placement: Placement, starter: Starter) -> MemberFolder:
+    """Make the run folder of this member, and private; ``asked`` is --report-dir.
+
+    Raises ``UserError`` where it holds another run, or cannot be written to.
+    """
+    label = _label(placement, starter.host)
+    if asked is None:
+        asked = _batch_folder(placement, label, starter)
+    if asked is None:
+        folder = make_default_dir(starter.script, is_module=starter.is_module, now=starter.now, label=label)
+        return MemberFolder(folder=folder, report=folder / _report_name(label))
+    base = _find_start(asked, label, starter)
+    if not label or (placement.one_host and placement.number is None and _claim(base)):
+        return MemberFolder(folder=make_report_dir(base), report=base / REPORT_NAME)
+    _refuse_other_job(base, starter.env)
+    make_private(base)
+    make_private(base / NODES)
+    own = _own_name(base / NODES, label) if placement.number is None else label
+    return MemberFolder(folder=make_report_dir(base / NODES / own), report=base / _report_name(own))
+
+
+def _label(placement: Placement, host: str) -> str:
+    """Return what this member's files are called by; empty for the first. Without a number it is the host's name."""
+    if placement.alone or placement.number == 0:
+        return ""
+    return re.sub(r"[^\w.-]", "_", host) if placement.number is None else str(placement.number)
+
+
+def _report_name(label: str) -> str:
+    return f"node-{label}.json" if label else REPORT_NAME
+
+
+def _batch_folder(placement: Placement, label: str, starter: Starter) -> Path | None:
+    """Return the folder of a step, which all its members find by its number; None where an older job left it."""
+    if not placement.batch_job:
+        return None
+    stem = name_stem(starter.script, is_module=starter.is_module)
+    base = PARENT / f"slurm-{placement.batch_job}-{stem}"
+    former = _read_run(_own(base, label))
+    return base if former is None or _is_former_start(former, starter) else None
+
+
+def _own(base: Path, label: str) -> Path:
+    return base / NODES / label if label else base
+
+
+def _find_start(asked: Path, label: str, starter: Starter) -> Path:
+    """Return the folder of this start of the job: the one asked for, or one in it where that has a former start.
+
+    Members that share it come at any time, so they must not move what they find, and all must choose alike.
+    """
+    found = [run for run in (_read_run(asked), _read_run(_own(asked, label))) if run is not None]
+    if not any(_is_former_start(run, starter) for run in found):
+        return asked
+    if restarts := _restarts(starter.env):
+        return asked / f"restart-{restarts}"
+    numbers = itertools.count(1)
+    return next(base for i in numbers if _read_run(_own(base := asked / f"restart-{i}", label)) is None)
+
+
+def _is_former_start(run: dict[str, Any], starter: Starter) -> bool:
+    """Say whether a run is this very job before it was requeued, or this container before it was started again."""
+    env = starter.env
+    stored = run.get("environment")
+    stored = stored if isinstance(stored, dict) else {}
+    if job := env.get("SLURM_JOB_ID"):
+        return stored.get("SLURM_JOB_ID") == job and _restarts(stored) < _restarts(env)
+    same = (run.get("host"), run.get("command")) == (starter.host, list(hide_secrets(starter.command)))
+    return "KUBERNETES_SERVICE_HOST" in env and same
+
+
+def _restarts(env: Mapping[str, Any]) -> int:
+    """Return how often Slurm has started a job again."""
+    text = str(env.get("SLURM_RESTART_COUNT", ""))
+    return int(text) if text.isascii() and text.isdecimal() else 0
+
+
+def _refuse_other_job(base: Path, env: Mapping[str, str]) -> None:
+    """Keep a member's files out of the folder of another Slurm job, which the first member would refuse too."""
+    run, job = _read_run(base), env.get("SLURM_JOB_ID")
+    stored = (run or {}).get("environment")
+    other = stored.get("SLURM_JOB_ID") if isinstance(stored, dict) else None
+    if job and run is not None and other != job:
+        raise UserError(
+            f"the report folder {base} already holds another run",
+            help="Nothing was started. Choose another folder with --report-dir.",
+        )
+
+
+def _own_name(nodes: Path, host: str) -> str:
+    """Return a name for a member without a number: its host's, with a number where another member there has it."""
+    for i in itertools.count(1):
+        name = host if i == 1 else f"{host}-{i}"
+        if _claim(nodes / name):
+            return name
+    raise AssertionError  # pragma: no cover: count() has no end
+
+
+def _claim(folder: Path) -> bool:
+    """Take a folder for as long as this process lives; False where another process on this host has it.
+
+    The lock stands for nothing more: no descriptor is closed, and none is inherited. A file system without such locks
+    is no reason to refuse.
+    """
+    make_private(folder)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _read_run(folder: Path) -> dict[str, Any] | None:
+    """Return a folder's run.json; None where there is none, an empty record where it cannot be read."""
+    try:
+        run = json.loads(check_json(read_plain(folder / RUN_NAME)))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return run if isinstance(run, dict) else {}

@@ -1,0 +1,161 @@
+"""Makes the run folder before anything is started: new, private, and known to be writable."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pwd
+import re
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.recorder.storage.files import open_new, remove
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+PARENT = Path("ddpdoctor-report")
+PRIVATE = 0o700
+REPORT_NAME = "report.json"
+RUN_MARKS = (REPORT_NAME, "run.json")
+"""A folder that holds one of these is another run's; a run that was cut short has no report yet."""
+RUN_FILES = (
+    *RUN_MARKS, "agent.jsonl", "consistency.json", "control", "joint.json", "machine.json", "moments.json",
+    "nodes.json", "reached.json", "reserve", "verdict.txt", "watch.json",
+)  # fmt: skip
+RUN_FOLDERS = ("evidence", "gathered", "nccl", "nodes", "prints", "rings")
+"""What a run writes into, which must be neither links nor another user's."""
+_HELP = "Nothing was started. Choose another folder with --report-dir."
+_HELP_OWN = "Nothing was started. With --report-dir, name a folder that is not there yet: it is made, and yours."
+
+
+def make_default_dir(script: str, *, is_module: bool, now: datetime, label: str = "") -> Path:
+    """Make ``ddpdoctor-report/<time>-<script>`` below the working directory, with a number where it is taken.
+
+    ``label`` tells one member of a job from others, whose clocks may show the same.
+    """
+    base = f"{now:%Y%m%d-%H%M%S}-{name_stem(script, is_module=is_module)}{f'-node-{label}' if label else ''}"
+    try:
+        _make_parent()
+        for number in itertools.count(1):
+            path = PARENT / (base if number == 1 else f"{base}-{number}")
+            if _make_new(path):
+                _check_parent(path)
+                return path
+    except OSError as error:
+        raise refuse(PARENT, error) from error
+    raise AssertionError  # pragma: no cover: count() has no end
+
+
+def name_stem(script: str, *, is_module: bool) -> str:
+    """Return what a folder is called after a script or module."""
+    name = script.rpartition(".")[2] if is_module else Path(script).stem
+    return re.sub(r"[^\w.-]", "_", name) or "job"
+
+
+def make_private(path: Path) -> None:
+    """Make a folder that only its owner may read; one with something in it stays as it is.
+
+    Raises ``UserError`` where it cannot be written to, is a link or another user's, or has links where a run writes.
+    """
+    try:
+        if path.parent == PARENT:
+            _make_parent()
+        if path.is_symlink():
+            raise UserError(f"the report folder {path} is a link to {path.readlink()}", help=_HELP)
+        path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+        owner = _try_writing(path)
+        _check_owner(path, owner)
+        for name in (*RUN_FILES, *RUN_FOLDERS):
+            _check_planted(path / name, owner)
+        if not any(path.iterdir()):
+            path.chmod(PRIVATE)
+        if path.parent == PARENT:
+            _check_parent(path)
+    except OSError as error:
+        raise refuse(path, error) from error
+
+
+def make_report_dir(path: Path) -> Path:
+    """Make the folder that the user named; one that is there already may be used unless it holds a run."""
+    make_private(path)
+    if any((path / name).exists() for name in RUN_FILES) or any(map(_is_used, (path / "rings", path / "evidence"))):
+        raise UserError(f"the report folder {path} already holds another run", help=_HELP)
+    return path
+
+
+def _is_used(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def _make_parent() -> None:
+    PARENT.mkdir(mode=PRIVATE, exist_ok=True)
+
+
+def _check_parent(made: Path) -> None:
+    """Refuse a ``ddpdoctor-report`` of somebody who could not replace the whole working directory anyway."""
+    trusted = {made.lstat().st_uid, 0, Path().stat().st_uid}
+    if not {PARENT.lstat().st_uid, PARENT.stat().st_uid} <= trusted:
+        raise UserError(f"the folder {PARENT} belongs to another user ({_user(PARENT.lstat().st_uid)})", help=_HELP)
+
+
+def _try_writing(path: Path) -> int:
+    """Write a file and take it away again: permissions alone do not tell (read-only mounts, full disks, quotas).
+
+    Returns who owns what this process makes there, which a network file system or a container may map to another user.
+    """
+    trial = path / f".writable-{os.getpid()}-{os.urandom(4).hex()}"
+    try:
+        with os.fdopen(open_new(trial), "wb") as file:
+            file.write(b"ddpdoctor")
+            file.flush()
+            return os.fstat(file.fileno()).st_uid
+    finally:
+        remove(trial)
+
+
+def _check_owner(path: Path, owner: int) -> None:
+    """Refuse what another user could swap for a link while the job runs; root's own may be used by root only."""
+    seen = path.lstat().st_uid
+    if seen != owner:
+        raise UserError(f"the report folder {path} belongs to another user ({_user(seen)})", help=_HELP_OWN)
+
+
+def _check_planted(path: Path, owner: int) -> None:
+    """Refuse what stands where a run would write, and is no file or folder of this user's own."""
+    try:
+        seen = path.lstat()
+    except FileNotFoundError:
+        return
+    wanted = stat.S_ISDIR if path.name in RUN_FOLDERS else stat.S_ISREG
+    if stat.S_ISLNK(seen.st_mode):
+        what = f"is a link to {path.readlink()}"
+    elif not wanted(seen.st_mode):
+        what = "is no folder" if path.name in RUN_FOLDERS else "is no file"
+    elif seen.st_uid != owner:
+        what = f"belongs to another user ({_user(seen.st_uid)})"
+    else:
+        return
+    raise UserError(f"{path.name} in the report folder {path.parent} {what}", help=_HELP)
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"uid {number}"
+
+
+def _make_new(path: Path) -> bool:
+    try:
+        path.mkdir(mode=PRIVATE)
+    except FileExistsError:
+        return False
+    return True
+
+
+def refuse(path: Path, error: OSError) -> UserError:
+    """Return what to say where a run folder cannot be written to."""
+    return UserError(f"the report folder {path} is not writable: {error.strerror}", help=_HELP)

@@ -1,0 +1,88 @@
+"""Writes run.json: what was started, when and how. The first file of a run folder, and the mark of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.run.run_format import RUN_FORMAT, RUN_VERSION
+from ddpdoctor.launch.command.placement import Style
+from ddpdoctor.recorder.storage.files import write_whole
+from ddpdoctor.recorder.storage.secrets import hide_secrets
+
+if TYPE_CHECKING:
+    from ddpdoctor.launch.command.options import WrapOptions
+
+STORED_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NCCL_DEBUG",
+    "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SOCKET_IFNAME", "NODE_RANK", "OMP_NUM_THREADS", "RANK",
+    "SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_RESTART_COUNT", "TORCH_DISTRIBUTED_DEBUG",
+    "WORLD_SIZE",
+)  # fmt: skip
+"""The only environment variables that a run folder holds."""
+
+
+def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched_ns: int) -> None:
+    """Write run.json: what was started, when and how."""
+    level = options.debug_level or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF")
+    environment = {**os.environ, **dict(options.placement.variables)}
+    run = {
+        "format": RUN_FORMAT,
+        "version": RUN_VERSION,
+        "command": hide_secrets(options.command),
+        "started_at": started_at,
+        "launched_ns": launched_ns,
+        "hang_timeout_s": options.hang_timeout_s,
+        "debug_level": level.upper(),
+        "check_every": options.check_every,
+        "allow_different": list(options.allow_different),
+        "host": socket.gethostname(),
+        "torch_version": _torch_version(),
+        "environment": {name: environment[name] for name in STORED_VARIABLES if name in environment},
+        "launcher": options.placement.style.value,
+        **_shape(options),
+    }
+    write_whole(folder / "run.json", json.dumps(run, indent=1))
+
+
+def _shape(options: WrapOptions) -> dict[str, int | None]:
+    """Return how many ranks are asked for, here and in all; of a command nothing, which will tell by what it starts."""
+    placement = options.placement
+    if placement.style is Style.TORCHRUN:
+        return launch_shape(options.torchrun_args)
+    if placement.style is Style.RANK:
+        return {
+            "nproc": 1, "nnodes": placement.nodes, "node_rank": placement.number, "world_size": placement.expected,
+        }  # fmt: skip
+    return {}
+
+
+def launch_shape(torchrun_args: tuple[str, ...]) -> dict[str, int | None]:
+    """Return nproc, nnodes and node_rank as far as the options say them in numbers."""
+    values: dict[str, str] = {}
+    for i, argument in enumerate(torchrun_args):
+        name, sep, value = argument.partition("=")
+        following = torchrun_args[i + 1] if i + 1 < len(torchrun_args) else ""
+        values[name.replace("_", "-")] = value if sep else following
+    numbers = {
+        "nproc": values.get("--nproc-per-node", os.environ.get("PET_NPROC_PER_NODE", "")),
+        "nnodes": values.get("--nnodes", os.environ.get("PET_NNODES", "1")).split(":")[0],
+        "node_rank": values.get("--node-rank", os.environ.get("PET_NODE_RANK", "")),
+    }
+    return {name: int(value) if value.isdigit() else None for name, value in numbers.items()}
+
+
+def _torch_version() -> str | None:
+    """Return what torch calls itself. To import it takes a second, and importlib.metadata long enough to be felt."""
+    found = find_spec("torch")
+    try:
+        text = (Path(found.origin).parent / "version.py").read_text() if found and found.origin else ""
+    except (OSError, UnicodeDecodeError):
+        return None
+    said = re.search(r"^__version__ = ['\"]([^'\"]+)", text, re.MULTILINE)
+    return said[1] if said else None

@@ -1,0 +1,70 @@
+"""Finds a folder of this host for the record of a job whose run folder is shared, has no room, or fails later."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.machine.file_system import is_shared
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PREFIX = "ddpdoctor-"
+MIN_FREE_BYTES = 8 * 2**20
+"""Ours: what is set aside for evidence, and the rings of three ranks."""
+MIN_FREE_FILES = 64
+"""Ours: what a job of eight ranks writes."""
+
+
+def choose_folder(run_dir: Path) -> Path:
+    """Return where recorders write: the run folder, or one of this host's where that is shared or has no room."""
+    shared = is_shared(run_dir)
+    if not shared and has_room(run_dir):
+        return run_dir
+    try:
+        local = Path(tempfile.mkdtemp(prefix=PREFIX))
+    except OSError:
+        return run_dir
+    if shared or has_room(local):
+        return local
+    local.rmdir()
+    return run_dir
+
+
+def has_room(folder: Path) -> bool:
+    """Return whether a record fits where a folder is; True where that cannot be told."""
+    try:
+        free = os.statvfs(folder)
+    except OSError:
+        return True
+    has_files = not free.f_files or free.f_favail >= MIN_FREE_FILES  # one that does not count its files says 0 of 0
+    has_bytes = free.f_bavail * free.f_frsize >= MIN_FREE_BYTES
+    return has_files and has_bytes and not free.f_flag & os.ST_RDONLY
+
+
+def copy_back(folder: Path, run_dir: Path) -> None:
+    """Put what was recorded elsewhere into the run folder, where there is room for it."""
+    if folder != run_dir and has_room(run_dir):
+        with contextlib.suppress(OSError):
+            shutil.copytree(folder, run_dir, dirs_exist_ok=True)
+
+
+def copy_elsewhere(folder: Path, files: Mapping[str, str]) -> Path | None:
+    """Return a copy of a run folder with some files that could not be written to it; None where there is no room."""
+    try:
+        copy = Path(tempfile.mkdtemp(prefix=PREFIX))
+    except OSError:
+        return None
+    try:
+        shutil.copytree(folder, copy, dirs_exist_ok=True)
+        for name, text in files.items():
+            (copy / name).write_text(text)
+    except OSError:
+        shutil.rmtree(copy, ignore_errors=True)
+        return None
+    return copy

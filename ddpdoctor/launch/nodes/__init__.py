@@ -1,0 +1,1 @@
+"""A job of several nodes: who takes part, and what they send each other."""

@@ -1,0 +1,200 @@
+"""What the first member has heard of the others: who is here, how their ranks get on, what they have sent."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.launch.command.placement import Style
+from ddpdoctor.launch.nodes.node_messages import LAST, Greeting, Pulse, read_pulse
+from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.exchange.presence import Heard
+    from ddpdoctor.launch.command.placement import Placement
+    from ddpdoctor.launch.watching.suspicion import Headway
+
+SILENT_NS = 10_000_000_000
+"""After so long without a word, a node counts as cut off: each node's own verdict is final then."""
+BROKEN_NS = 5_000_000_000
+"""Ours: who lives connects again with the next beat, and has 3 s for it."""
+FRESH_NS = 3_000_000_000
+"""Ours: who was heard within three beats is waited for."""
+
+
+class MembersHeard:
+    """Filled by the thread that hears, read by the session."""
+
+    def __init__(self, placement: Placement, host: str) -> None:
+        """Take where the first member stands, and what its host is called."""
+        self._placement, self._host = placement, host
+        self._lock = threading.Lock()
+        self._heard: dict[int, Heard] = {}
+        self._greetings: dict[int, Greeting] = {}
+        self._pulses: dict[int, Pulse] = {}
+        self._received: dict[int, int] = {}
+        self._packed: dict[int, bytes] = {}
+        self._gathered: set[int] = set()
+
+    def hear(self, heard: Mapping[str, Heard]) -> None:
+        """Take what the room has heard, by number as text."""
+        with self._lock:
+            for name, one in heard.items():
+                if not (name.isascii() and name.isdecimal() and len(name) < 6):
+                    continue
+                number = int(name)
+                self._heard[number] = one
+                pulse = read_pulse(one.said)
+                if pulse is not None:
+                    self._pulses[number] = pulse
+
+    def greet(self, number: int, greeting: Greeting) -> None:
+        """Take who a member is."""
+        with self._lock:
+            self._greetings[number] = greeting
+
+    def receive(self, number: int, request: int, packed: bytes) -> None:
+        """Take what a member has sent in answer to a request."""
+        with self._lock:
+            self._received[number] = request
+            self._packed[number] = packed
+
+    def take_packed(self) -> dict[int, bytes]:
+        """Return what came since the last call."""
+        with self._lock:
+            packed, self._packed = self._packed, {}
+        return packed
+
+    def note_gathered(self, number: int) -> None:
+        """Take that what a member recorded is in the run folder."""
+        with self._lock:
+            self._gathered.add(number)
+
+    def numbers(self) -> list[int]:
+        """Return the members that were heard and have not left."""
+        with self._lock:
+            return [number for number, heard in self._heard.items() if heard.left is None]
+
+    def unknown(self) -> list[int]:
+        """Return the members of which it is not known who they are."""
+        with self._lock:
+            return [number for number in self._heard if number not in self._greetings]
+
+    def unread(self) -> list[tuple[int, int]]:
+        """Return the members whose answer is to be fetched, with the number of the request that it answers."""
+        with self._lock:
+            return [
+                (number, pulse.answered)
+                for number, pulse in self._pulses.items()
+                if pulse.answered > self._received.get(number, 0)
+            ]
+
+    def headways(self) -> list[Headway]:
+        """Return how the ranks of the others get on, of those that are not silent."""
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            there = [number for number in self._heard if self._presence(number, now_ns) is not Presence.SILENT]
+            return [_headway_of(self._pulses[number]) for number in there if number in self._pulses]
+
+    def have_come(self) -> bool:
+        """Return whether all that are expected were heard."""
+        with self._lock:
+            return len({0, *self._heard}) >= self._placement.expected
+
+    def have_answered(self, request: int, *, late: bool) -> bool:
+        """Return whether all have answered a request, or have left, or are silent.
+
+        Who was not heard for some beats is neither here nor silent yet: that is waited for. Who beats and does not
+        answer is waited for until it is ``late``.
+        """
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            return not any(
+                (not late or now_ns - heard.heard_ns > FRESH_NS) and self._presence(number, now_ns) is Presence.HERE
+                for number, heard in self._heard.items()
+                if self._received.get(number, 0) < request
+            )
+
+    def have_heard(self, verdict: int) -> bool:
+        """Return whether all that are here have a verdict."""
+        return all(pulse.heard >= verdict for pulse in self._pulses_here())
+
+    def have_ended(self) -> bool:
+        """Return whether the launchers of all have ended, and what they recorded has come, or they are silent."""
+        return self.have_answered(LAST, late=False) and not self.unread()
+
+    def have_moved(self) -> bool:
+        """Return whether ranks of a member have made progress since they were asked."""
+        with self._lock:
+            return any(pulse.moved and self._heard[number].left is None for number, pulse in self._pulses.items())
+
+    def _pulses_here(self) -> list[Pulse]:
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            here = [number for number in self._heard if self._presence(number, now_ns) is Presence.HERE]
+            return [self._pulses[number] for number in here if number in self._pulses]
+
+    def seen(self) -> NodesSeen:
+        """Return all members as they are now."""
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            numbers = sorted({0, *range(self._placement.expected), *self._heard})
+            nodes = tuple(self._node(number, now_ns) for number in numbers)
+        return NodesSeen(
+            expected=self._placement.expected, own=0, nodes=nodes, of_ranks=self._placement.style is Style.RANK
+        )
+
+    def _node(self, number: int, now_ns: int) -> NodeSeen:
+        if number == 0:
+            return NodeSeen(
+                number=0, host=self._host, presence=Presence.HERE, heard_ns=now_ns, clock_offset_ns=0,
+                clock_error_ns=0, wall_offset_s=0.0, gathered=True,
+            )  # fmt: skip
+        greeting, pulse, heard = self._greetings.get(number), self._pulses.get(number), self._heard.get(number)
+        names = self._placement.names
+        return NodeSeen(
+            number=number,
+            host=greeting.host if greeting else names[number] if number < len(names) else "",
+            presence=self._presence(number, now_ns),
+            heard_ns=heard.heard_ns if heard else None,
+            status=_status(heard, pulse),
+            clock_offset_ns=greeting.clock_offset_ns if greeting else None,
+            clock_error_ns=greeting.clock_error_ns if greeting else None,
+            wall_offset_s=greeting.wall_offset_s if greeting else None,
+            gathered=number in self._gathered,
+            ranks=tuple(range(pulse.ranks[0], pulse.ranks[1] + 1)) if pulse and pulse.ranks else (),
+            why=_why(number, greeting),
+        )
+
+    def _presence(self, number: int, now_ns: int) -> Presence:
+        heard = self._heard.get(number)
+        if heard is None:
+            return Presence.ABSENT
+        if heard.left is not None:
+            return Presence.LEFT
+        is_broken = heard.broken_ns is not None and now_ns - heard.broken_ns > BROKEN_NS
+        return Presence.SILENT if is_broken or now_ns - heard.heard_ns > SILENT_NS else Presence.HERE
+
+
+def _headway_of(pulse: Pulse) -> Headway:
+    """Return how the ranks of a member get on; where its launcher has failed, nobody waits for it in vain for long."""
+    return replace(pulse.headway, ended_s=None) if pulse.status else pulse.headway
+
+
+def _status(heard: Heard | None, pulse: Pulse | None) -> int | None:
+    """Return the status of a member's launcher, from its last word, or from its pulse."""
+    try:
+        return int(json.loads(heard.left)) if heard and heard.left else pulse.status if pulse else None
+    except (ValueError, TypeError):
+        return None
+
+
+def _why(number: int, greeting: Greeting | None) -> str:
+    if greeting is None or greeting.told in {None, number}:
+        return ""
+    return f"it was started as number {greeting.told}, as another one was"

@@ -1,0 +1,191 @@
+"""Packs what a node recorded, so that the first can judge it; and unpacks it there, taking only files that it knows.
+
+Layout: the length of the index (4 bytes, big-endian), the index as JSON, ``[[name, size, [piece, …]], …]``, then those
+pieces of 64 KiB of each file that are not all zeros, one after another; all of it compressed by zlib. Rings are mostly
+zeros: without them unpacking takes a fifth of the time. What arrives is data from elsewhere: names must be those of
+files that a run folder has, and sizes are limited before and after decompression.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import struct
+import zlib
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import lt
+from typing import TYPE_CHECKING
+
+from ddpdoctor.recorder.storage.files import check_json, open_new, read_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MAX_PACKED_BYTES = 64 * 2**20
+"""Ours: what the room takes of one value. A rank's record packs to some 100 KiB."""
+MAX_FILE_BYTES = 64 * 2**20
+MAX_PLAIN_BYTES = 512 * 2**20
+"""Ours: 256 ranks of a node with rings of a mebibyte and stacks of as much."""
+MAX_FILES = 8192
+LEVEL = 1
+"""Of zlib: somebody waits."""
+_LENGTH = struct.Struct("!I")
+_PIECE_BYTES = 64 * 1024
+
+_KNOWN = re.compile(
+    r"run\.json|agent\.jsonl|machine\.json|reached\.json|lost-\d+(-\d+)?"
+    r"|(watch|consistency|moments)(-\d+)?\.json"
+    r"|rings/\d+-\d+\.ring"
+    r"|evidence/\d+-\d+(-\d+\.json|\.(dump|term|held|flight\d+))"
+    r"|nccl/[\w.%-]{1,200}\.log"
+)
+"""All that is read of a run folder when a job is judged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Packed:
+    """A file as it arrived."""
+
+    name: str
+    size: int
+    pieces: dict[int, memoryview]
+    """By their places, those that are not all zeros."""
+
+
+class BadPack(Exception):  # noqa: N818 - says what it is
+    """What arrived is no packed run folder, or one that must not be unpacked: a phrase."""
+
+
+def pack_folder(folder: Path) -> bytes:
+    """Return what a run folder holds for the judgement of its job, packed.
+
+    Files that do not fit are left out, the largest first. Raises OSError where the folder is gone.
+    """
+    files = _fitting([(path, str(path.relative_to(folder))) for path in _files(folder)])
+    read = [(name, _read(path)) for path, name in files]
+    pieces = [_pieces(content) for _, content in read]
+    named = zip(read, pieces, strict=True)
+    index = json.dumps([[name, len(content), list(kept)] for (name, content), kept in named]).encode()
+    packer = zlib.compressobj(LEVEL)
+    parts = [packer.compress(_LENGTH.pack(len(index)) + index)]
+    parts += [packer.compress(piece) for kept in pieces for piece in kept.values()]
+    return b"".join([*parts, packer.flush()])
+
+
+def unpack_folder(packed: bytes, folder: Path) -> None:
+    """Write a packed run folder in the place of ``folder``; raises ``BadPack``, and OSError of this disk."""
+    plain = _decompress(packed)
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    for one in _contents(plain):
+        file = part / one.name
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write_sparse(file, one)
+    shutil.rmtree(folder, ignore_errors=True)
+    part.replace(folder)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Give the files of a run folder that count: of each process its last answer, and its ring as it was then."""
+    answers: dict[str, tuple[int, Path]] = {}
+    kept = {path.stem for path in (folder / "evidence").glob("*.held")}
+    for path in sorted((*folder.glob("*"), *folder.glob("*/*"))):
+        name = str(path.relative_to(folder))
+        if not _KNOWN.fullmatch(name) or path.is_symlink() or not path.is_file():
+            continue
+        if name.startswith("rings/") and path.stem in kept:
+            continue
+        if name.startswith("evidence/") and name.endswith(".json"):
+            process, _, request = path.stem.rpartition("-")
+            answers[process] = max(answers.get(process, (-1, path)), (int(request), path))
+        else:
+            yield path
+    yield from (path for _, path in answers.values())
+
+
+def _fitting(files: list[tuple[Path, str]]) -> list[tuple[Path, str]]:
+    """Return the files of which the sizes are within the limits together."""
+    sizes = {name: _size(path) for path, name in files}
+    left = MAX_PLAIN_BYTES - 2**20
+    kept = []
+    for path, name in sorted(files, key=lambda file: sizes[file[1]])[:MAX_FILES]:
+        left -= sizes[name]
+        if sizes[name] <= MAX_FILE_BYTES and left >= 0:
+            kept.append((path, name))
+    return kept
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read(path: Path) -> bytes:
+    """Return what is in a file; nothing where it has gone meanwhile, as those of loader workers do."""
+    try:
+        return read_plain(path, MAX_FILE_BYTES)
+    except OSError:
+        return b""
+
+
+def _decompress(packed: bytes) -> bytes:
+    unpacker = zlib.decompressobj()
+    try:
+        plain = unpacker.decompress(packed, MAX_PLAIN_BYTES)
+    except zlib.error as error:
+        raise BadPack(f"it is damaged ({error})") from None
+    if unpacker.unconsumed_tail or not unpacker.eof or unpacker.unused_data:
+        raise BadPack(f"it is damaged, or unpacks to more than {MAX_PLAIN_BYTES} bytes")
+    return plain
+
+
+def _contents(plain: bytes) -> tuple[_Packed, ...]:
+    """Return all files; raises ``BadPack``."""
+    try:
+        (length,) = _LENGTH.unpack_from(plain)
+        index = json.loads(check_json(plain[_LENGTH.size : _LENGTH.size + length]))
+        named = [(str(name), int(size), list(map(int, pieces))) for name, size, pieces in index]
+    except (struct.error, ValueError, TypeError, RecursionError):
+        raise BadPack("its index cannot be read") from None
+    if len(named) > MAX_FILES or not all(map(_is_known, named)) or sum(size for _, size, _ in named) > MAX_PLAIN_BYTES:
+        raise BadPack("it holds what no run folder does")
+    view, at = memoryview(plain), _LENGTH.size + length
+    found = []
+    for name, size, pieces in named:
+        ends = list(accumulate((min(_PIECE_BYTES, size - number * _PIECE_BYTES) for number in pieces), initial=at))
+        parts = {number: view[begin:end] for number, (begin, end) in zip(pieces, pairwise(ends), strict=True)}
+        found.append(_Packed(name=name, size=size, pieces=parts))
+        at = ends[-1]
+    if at != len(plain):
+        raise BadPack("it is not as long as its index says")
+    return tuple(found)
+
+
+def _is_known(file: tuple[str, int, list[int]]) -> bool:
+    """Say whether this is a file that a run folder has, and its pieces are within it and in order."""
+    name, size, pieces = file
+    places = range(-(-size // _PIECE_BYTES))
+    in_order = all(number in places for number in pieces) and all(map(lt, pieces, pieces[1:]))
+    return _KNOWN.fullmatch(name) is not None and 0 <= size <= MAX_FILE_BYTES and in_order
+
+
+def _pieces(content: bytes) -> dict[int, bytes]:
+    """Return the pieces of a file that are not all zeros, by their places."""
+    zeros = bytes(_PIECE_BYTES)
+    pieces = (content[at : at + _PIECE_BYTES] for at in range(0, len(content), _PIECE_BYTES))
+    return {number: piece for number, piece in enumerate(pieces) if piece != zeros[: len(piece)]}
+
+
+def _write_sparse(file: Path, packed: _Packed) -> None:
+    """Write a file with holes where it is all zeros: of a thousand ranks, whole rings would be a gigabyte."""
+    with os.fdopen(open_new(file), "wb") as out:
+        for number, piece in packed.pieces.items():
+            out.seek(number * _PIECE_BYTES)
+            out.write(piece)
+        out.truncate(packed.size)

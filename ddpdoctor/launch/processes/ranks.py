@@ -1,0 +1,196 @@
+"""Starts ranks of a command of our own on this machine, without torchrun, and waits for them.
+
+The ranks meet over a hub that this process serves, so that those that are left can still talk when one has died.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.gpu.count import count_gpus
+from ddpdoctor.collect.launch.launchers import OWN_VARIABLE
+from ddpdoctor.collect.process.proc import read_process
+from ddpdoctor.exchange.hub import Hub
+from ddpdoctor.exchange.token import VARIABLE as TOKEN_VARIABLE
+from ddpdoctor.exchange.token import token_bytes
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.exit_status import ExitStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+LOOK_EVERY_S = 0.05
+REPORT_GRACE_S = 60.0
+"""Ours: how long the others may take to notice that a rank has failed and to report, before they are ended."""
+REPORTED = {ExitStatus.FOUND, ExitStatus.WRONG_USE, ExitStatus.DEFECT, ExitStatus.INCONCLUSIVE}
+"""The statuses with which a rank ends once it has said why."""
+END_GRACE_S = 5.0
+"""Ours: between SIGTERM and SIGKILL."""
+KILLED_LIMIT_S = 10.0
+"""Ours: how long a killed rank may take to end. To free the memory of a large process takes seconds."""
+PR_SET_PDEATHSIG = 1
+"""prctl(2), linux/prctl.h."""
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def choose_ranks(env: Mapping[str, str]) -> tuple[int, str]:
+    """Return how many ranks to start where the user did not say, and a sentence about it."""
+    found, cores = count_gpus(env), len(os.sched_getaffinity(0))
+    gpus, how = found.count, "choose with --nproc-per-node"
+    if found.unknown:
+        count = 2 if cores > 1 else 1
+        return count, f"starting {'2 ranks' if count > 1 else '1 rank'}; {how}. GPUs are unknown: {found.unknown}"
+    if gpus:
+        return gpus, f"starting {gpus} ranks, one a GPU; {how}" if gpus > 1 else f"starting 1 rank, for the GPU; {how}"
+    if cores > 1:
+        return 2, f"starting 2 ranks, because no GPU was found; {how}"
+    return 1, f"starting 1 rank, because there is neither a GPU nor a second core; {how}"
+
+
+def run_ranks(arguments: Sequence[str], count: int, env: Mapping[str, str]) -> int:
+    """Run ``python -m ddpdoctor`` with ``arguments`` in each of ``count`` ranks; return the status to end with.
+
+    Streams are inherited. Signals are passed on; a second one ends all ranks at once. Raises ``UserError`` where a rank
+    has failed and rank 0 does not end by itself, so that nobody reports.
+    """
+    token = env.get(TOKEN_VARIABLE) or secrets.token_hex(16)
+    hub = Hub(0, token_bytes(token), one_host=True)
+    ranks = _Ranks()
+    try:
+        with _passing_on(ranks):
+            for rank in range(count):
+                ranks.running.append(_start(arguments, _variables(env, rank, count, hub.port, token)))
+            _wait(ranks)
+            lost = "" if ranks.signals else describe_lost([process.poll() for process in ranks.running])
+    finally:
+        _end(ranks)
+        hub.close()
+    if lost:
+        raise UserError(
+            f"{lost}, and rank 0 waited for it in vain",
+            help="What it was doing is in its own messages, if it left any; `dmesg` tells of a kill for memory.",
+            status=ExitStatus.INCONCLUSIVE,
+        )
+    statuses = [process.returncode for process in ranks.running]
+    return choose_status([-signal.SIGKILL if status is None else status for status in statuses])
+
+
+def choose_status(statuses: Sequence[int]) -> int:
+    """Return rank 0's own verdict; where a signal ended it, that of the first rank that still had one."""
+    verdicts = [status for status in statuses if status >= 0]
+    if statuses[0] < 0:
+        verdicts = [status for status in verdicts if status > 0]
+    return verdicts[0] if verdicts else 128 - statuses[0]
+
+
+def describe_lost(statuses: Sequence[int | None]) -> str:
+    """Say which ranks have failed for which rank 0 still waits, None the status of one that runs; empty without.
+
+    And empty where a rank has ended with a status of ours: it has told why, as of a rank 0 that is stopped.
+    """
+    if statuses[0] is not None or any(status in REPORTED for status in statuses):
+        return ""
+    return " and ".join(f"rank {rank} {_ending(status)}" for rank, status in enumerate(statuses) if status)
+
+
+def _ending(status: int) -> str:
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """In a rank: have the kernel send SIGTERM when the process that started it is gone, as after its SIGKILL."""
+    libc = ctypes.CDLL(None)
+    with suppress(AttributeError):  # not Linux
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent_pid:  # it was quicker
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@dataclass(slots=True)
+class _Ranks:
+    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    signals: int = 0
+
+    def living(self) -> list[subprocess.Popen[bytes]]:
+        return [process for process in self.running if process.poll() is None]
+
+    def failed(self) -> bool:
+        return any(process.poll() for process in self.running)
+
+    def send(self, number: int) -> None:
+        for process in self.living():
+            with suppress(ProcessLookupError):
+                process.send_signal(number)
+
+
+def _variables(env: Mapping[str, str], rank: int, count: int, port: int, token: str) -> dict[str, str]:
+    """Return a rank's environment: what torchrun sets too, and where the hub is."""
+    return {
+        "OMP_NUM_THREADS": "1",  # as torchrun does, unless it is set
+        **env,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        OWN_VARIABLE: str(os.getpid()),
+        TOKEN_VARIABLE: token,
+    }
+
+
+def _start(arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    # In a session of its own, or Ctrl-C would reach it twice: from the terminal and from us.
+    return subprocess.Popen([sys.executable, "-m", "ddpdoctor", *arguments], env=env, start_new_session=True)
+
+
+@contextmanager
+def _passing_on(ranks: _Ranks) -> Iterator[None]:
+    def pass_on(number: int, _frame: Any) -> None:
+        ranks.signals += 1
+        ranks.send(number if ranks.signals == 1 else signal.SIGKILL)
+
+    former = {number: signal.signal(number, pass_on) for number in FORWARDED}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _wait(ranks: _Ranks) -> None:
+    """Wait until all have ended, or one has failed and the others do not end by themselves."""
+    deadline: float | None = None
+    while ranks.living():
+        if deadline is None and (ranks.failed() or ranks.signals):
+            deadline = time.monotonic() + REPORT_GRACE_S
+        if deadline is not None and (time.monotonic() > deadline or all(map(_is_frozen, ranks.living()))):
+            return
+        time.sleep(LOOK_EVERY_S)
+
+
+def _is_frozen(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether a signal or a debugger has stopped a rank: it will not end by itself."""
+    seen = read_process(process.pid)
+    return seen is not None and seen.state in {"T", "t"}
+
+
+def _end(ranks: _Ranks) -> None:
+    ranks.send(signal.SIGTERM)
+    ranks.send(signal.SIGCONT)  # else one that is stopped would not hear of it
+    deadline = time.monotonic() + END_GRACE_S
+    while ranks.living() and time.monotonic() < deadline:
+        time.sleep(LOOK_EVERY_S)
+    ranks.send(signal.SIGKILL)
+    for process in ranks.running:
+        with suppress(subprocess.TimeoutExpired):  # it sleeps in the driver of a dead GPU, where no signal reaches it
+            process.wait(KILLED_LIMIT_S)

@@ -1,0 +1,96 @@
+"""Starts the launcher: torchrun in front of a script, or the command that was given, and the recorder in both."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.system import System
+from ddpdoctor.launch.command.placement import Style
+from ddpdoctor.launch.watching.nccl_log import has_gpu_driver, nccl_log_environment
+from ddpdoctor.model.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddpdoctor.launch.command.options import ChosenLevel, WrapOptions
+
+DEBUG_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
+_OF_ANOTHER_JOB = ("DDPDOCTOR_AGENT", "DDPDOCTOR_GIVEN", "DDPDOCTOR_MASTER", "DDPDOCTOR_DETAIL")
+"""What the recorder of a rank would hand on, were ``wrap`` started by one."""
+
+DETAIL_VARIABLE = "DDPDOCTOR_DETAIL"
+"""Has recorders turn DETAIL on, so that a Python without a recorder (``python -I``) stays without what that makes safe.
+
+A command gets torch's own variable: it may start ranks on hosts where the recorder cannot be loaded, and there all
+ranks have DETAIL or none. By default it gets none where there is a GPU, since it may use NCCL."""
+
+
+def start_launcher(options: WrapOptions, folder: Path, in_child: Callable[[], None]) -> subprocess.Popen[bytes]:
+    """Start what starts the ranks; recorders write to ``folder``. Streams are inherited.
+
+    ``in_child`` runs in the new process before it becomes the launcher, and must not raise.
+
+    Raises:
+        UserError: the system cannot run the command, as a script without its first line.
+    """
+    command = launch_command(options)
+    try:
+        # preexec_fn is unsafe beside threads; there are none yet.
+        return subprocess.Popen(command, env=_environment(options, folder), preexec_fn=in_child)  # noqa: PLW1509
+    except OSError as error:
+        raise cannot_run(command[0], error) from error
+
+
+def cannot_run(command: str, error: OSError) -> UserError:
+    """Return what to say where the system refuses to run a command."""
+    return UserError(
+        f"the command {command} cannot be run: {error.strerror}",
+        help="Nothing was started. A script needs `#!/bin/bash` or the like as its first line, or its interpreter as "
+        "the command: `ddpdoctor wrap -- bash SCRIPT`.",
+    )
+
+
+def launch_command(options: WrapOptions) -> list[str]:
+    """Return the command that starts the ranks."""
+    if options.is_command or (options.no_python and options.placement.style is Style.RANK):
+        return [options.script, *options.script_args]
+    module = ["-m"] if options.is_module else []
+    if options.placement.style is Style.RANK:
+        return [sys.executable, "-u", *module, options.script, *options.script_args]  # as torchrun runs a script
+    flags = module + (["--no-python"] if options.no_python else [])
+    return [
+        sys.executable, "-m", "torch.distributed.run", *options.torchrun_args, *flags, options.script,
+        *options.script_args,
+    ]  # fmt: skip
+
+
+def job_mark(folder: Path) -> dict[str, str]:
+    """Return the variables that tell the processes of this job from all others."""
+    return {"DDPDOCTOR_RUN": str(folder), "DDPDOCTOR_WATCHER": str(os.getpid())}
+
+
+def _environment(options: WrapOptions, folder: Path) -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_JOB}
+    bootstrap = str(Path(__file__).resolve().parents[2] / "recorder" / "bootstrap")
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (bootstrap, environment.get("PYTHONPATH"))))
+    environment |= dict(options.placement.variables)
+    environment |= job_mark(folder)
+    environment["DDPDOCTOR_CHECK_EVERY"] = str(options.check_every)
+    environment |= nccl_log_environment(environment, folder)
+    return debug_environment(environment, options.debug_level, is_command=options.placement.style is Style.COMMAND)
+
+
+def debug_environment(env: dict[str, str], level: ChosenLevel | None, *, is_command: bool) -> dict[str, str]:
+    """Return the environment with a debug level; ``None`` leaves what it says."""
+    others = {name: value for name, value in env.items() if name != DEBUG_VARIABLE}
+    if level is None:
+        return env
+    if level in {"AUTO", "DETAIL"} and not is_command:
+        return others | {DETAIL_VARIABLE: "gloo" if level == "AUTO" else "always"}
+    if level == "AUTO":
+        return others if has_gpu_driver(System(env=env)) else others | {DEBUG_VARIABLE: "DETAIL"}
+    return others | {DEBUG_VARIABLE: level}

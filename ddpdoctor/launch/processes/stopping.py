@@ -1,0 +1,145 @@
+"""Stops a whole job: the launcher, all below it, and every process that was recorded, whoever its parent is by now."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.process import proc
+from ddpdoctor.recorder.storage.files import read_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+STOP_GRACE_S = 5.0
+"""How long a launcher may take to end its ranks by its own means. Ours: less than a batch system's grace of 30 s."""
+GRACE_S = 2.0
+QUIET_LOOKS = 3
+"""Ours: looks in a row that find nothing left. One look reads processes one by one, and can miss one just started."""
+KILL_LIMIT_S = 30.0
+"""Ours: how long SIGKILL is tried. Nothing ends a process that is blocked in the kernel."""
+
+Target = tuple[int, int]
+"""A pid and its start ticks, which together name a process for good."""
+
+
+def stop_job(launcher: subprocess.Popen[bytes], folder: Path, while_waiting: Callable[[], None]) -> None:
+    """Stop a job that hangs: SIGCONT and SIGTERM, SIGKILL after some seconds.
+
+    The launcher is told first, and ends its ranks if it does so at all; those that it leaves are told after it.
+    """
+    below = _members(launcher.pid, folder)
+    _signal(below, signal.SIGCONT)
+    launcher.terminate()
+    told = False
+    limit = time.monotonic() + STOP_GRACE_S
+    while time.monotonic() < limit and (launcher.poll() is None or any(is_same(*target) for target in below)):
+        while_waiting()
+        if launcher.poll() is not None and not told:
+            told = True
+            _signal(below, signal.SIGTERM)
+        time.sleep(0.05)
+    _signal(below, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        launcher.wait(1.0)
+    if launcher.poll() is None:
+        launcher.kill()
+
+
+def stop_tree(pid: int, folder: Path, grace_s: float = GRACE_S) -> None:
+    """Stop a launcher and its job at once: SIGTERM to all, and SIGKILL to what is left after a moment."""
+
+    def find(processes: dict[int, proc.Process]) -> list[Target]:
+        launcher = [processes[pid]] if pid in processes else []
+        return [*_targets(launcher), *recorded(folder)]
+
+    stop_all(find, grace_s)
+
+
+def stop_all(find: Callable[[dict[int, proc.Process]], Iterable[Target]], grace_s: float) -> None:
+    """Stop what ``find`` picks of all processes, and all below it.
+
+    It looks again until nothing is left: a launcher that starts its ranks this moment may start one after each look.
+    """
+    known: set[Target] = set()
+    told: set[Target] = set()
+    limit = time.monotonic() + grace_s
+    quiet_looks = 0
+    while quiet_looks < QUIET_LOOKS and time.monotonic() < limit + KILL_LIMIT_S:
+        processes = proc.read_processes()
+        known.update(find(processes))
+        alive = {target for target in known if _is_alive(target, processes)}
+        alive.update(*(_targets(proc.descendants(pid, processes)) for pid, _ in tuple(alive)))
+        alive = {target for target in alive if _is_alive(target, processes)}
+        known |= alive
+        if time.monotonic() < limit:
+            _signal(alive - told, signal.SIGTERM)
+            _signal(alive - told, signal.SIGCONT)
+            told |= alive
+        else:
+            _signal(alive, signal.SIGKILL)
+        quiet_looks = 0 if alive else quiet_looks + 1
+        time.sleep(0.05)
+
+
+def _targets(processes: Iterable[proc.Process]) -> list[Target]:
+    return [(process.pid, process.start_ticks) for process in processes]
+
+
+def _is_alive(target: Target, processes: dict[int, proc.Process]) -> bool:
+    process = processes.get(target[0])
+    return process is not None and process.start_ticks == target[1] and process.state not in "ZX"
+
+
+def _members(launcher_pid: int, folder: Path) -> list[Target]:
+    """Return what is below the launcher, and what was recorded: a rank whose own parent has ended is still one."""
+    below = _targets(proc.descendants(launcher_pid, proc.read_processes()))
+    return [*below, *(target for target in recorded(folder) if target not in below and target[0] != launcher_pid)]
+
+
+def recorded(folder: Path) -> list[Target]:
+    """Return the processes that have left a ring, and the ranks that could not."""
+    names = (path.stem.split("-") for path in (folder / "rings").glob("*-*.ring"))
+    return [*((int(name[0]), int(name[1])) for name in names), *_unrecorded(folder)]
+
+
+def _unrecorded(folder: Path) -> list[Target]:
+    """Return the ranks without a recorder that were there at the last look."""
+    try:
+        rows = json.loads(read_plain(folder / "watch.json"))["processes"]
+    except (OSError, ValueError, KeyError):
+        return []
+    return [(int(pid), int(row["ticks"])) for pid, row in rows.items() if "unrecorded" in row]
+
+
+def is_same(pid: int, start_ticks: int) -> bool:
+    """Return whether the very process still runs, and is no zombie."""
+    process = proc.read_process(pid)
+    return process is not None and process.start_ticks == start_ticks and process.state not in "ZX"
+
+
+def is_in_foreground() -> bool:
+    """Return whether this process is in the terminal's foreground group, which a Ctrl-C reaches as a whole."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+def _signal(targets: Iterable[Target], number: signal.Signals) -> None:
+    for target in targets:
+        if is_same(*target):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(target[0], number)

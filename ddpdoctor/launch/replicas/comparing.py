@@ -1,0 +1,123 @@
+"""Follows what the ranks write of their replicas, compares it, and saves what was found."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import TYPE_CHECKING
+
+from ddpdoctor.recorder.storage.files import remove, write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from ddpdoctor.collect.fingerprints.columns import Writer
+    from ddpdoctor.collect.fingerprints.within_host import Comparer
+    from ddpdoctor.launch.replicas.shared import SharedReplicas
+    from ddpdoctor.launch.watching.progress import Followed
+    from ddpdoctor.model.consistency import Consistency
+
+
+class Replicas:
+    """The comparison of each attempt of a job, one after another.
+
+    What compares is imported once the launcher was started, so that no rank waits for it.
+    """
+
+    def __init__(
+        self, folder: Path, check_every: int, allowed: tuple[str, ...], shared: SharedReplicas | None = None
+    ) -> None:
+        """Take where the recorders write, and what other nodes are told; nothing is done where ``check_every`` is 0."""
+        self.has_news = False
+        """Something was seen to differ, and nobody has been told yet."""
+        self.failure: Exception | None = None
+        """What went wrong with comparing, which ended it."""
+        self._folder = folder
+        self._check_every = check_every
+        self._allowed = allowed
+        self._shared = shared
+        self._attempt = -1
+        self._comparer: Comparer | None = None
+        self._is_off = check_every == 0
+
+    def follow(self, attempt: int, ranks: Iterable[Followed], meeting: int | None = None) -> None:
+        """Compare what the processes of an attempt have written since.
+
+        ``meeting`` is the number that all nodes give this attempt; None where this node's own is all there is.
+        """
+        with self._wall():
+            if attempt != self._attempt:
+                self._supersede()
+                self._attempt = attempt
+            if self._comparer is None and not self._is_off:
+                self._comparer = self._begin(attempt if meeting is None else meeting)
+            if self._comparer is not None:
+                self.has_news |= self._comparer.look(map(_writer, ranks))
+            if self._comparer is not None and self._shared is not None:
+                self.has_news |= self._shared.follow(self._comparer)
+
+    def save(self) -> None:
+        """Write down what was found so far."""
+        with self._wall():
+            if self._comparer is not None:
+                self._write(self._comparer.consistency(), None)
+
+    def close(self) -> None:
+        """Compare the rest, now that the job has ended, save it, and remove the files of the ranks."""
+        with self._wall():
+            self._end(None)
+
+    def _begin(self, meeting: int) -> Comparer:
+        from ddpdoctor.collect.fingerprints.within_host import Comparer
+
+        ledger = self._shared.begin(meeting) if self._shared is not None else None
+        return Comparer(self._folder / "prints", check_every=self._check_every, allowed=self._allowed, ledger=ledger)
+
+    def _supersede(self) -> None:
+        """Keep what was found of an attempt that the launcher has given up; of what ran before any attempt, nothing."""
+        from ddpdoctor.collect.fingerprints.saved import file_name
+        from ddpdoctor.collect.fingerprints.saved_nodes import joint_name, moments_name
+
+        if self._attempt >= 0:
+            self._end(self._attempt)
+        self._comparer = None
+        for name in (file_name(), moments_name(), joint_name()):
+            remove(self._folder / name)
+
+    def _end(self, attempt: int | None) -> None:
+        comparer, self._comparer = self._comparer, None
+        if comparer is not None and self._write(comparer.close(), attempt):
+            comparer.remove_files()
+
+    def _write(self, found: Consistency, attempt: int | None) -> bool:
+        """Write what was found, whole or not at all; on a disk that is full, ranks' own files are what is left."""
+        from ddpdoctor.collect.fingerprints.saved import file_name
+        from ddpdoctor.model.codec import encode
+
+        try:
+            write_whole(self._folder / file_name(attempt), json.dumps(encode(found)))
+            if self._shared is not None:
+                self._shared.save(self._folder, attempt)
+        except OSError:
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _wall(self) -> Iterator[None]:
+        try:
+            with self._shared.lock if self._shared is not None else contextlib.nullcontext():
+                yield
+        except Exception as error:  # noqa: BLE001 - the wall around a collector: a job is watched on without it
+            self.failure, self._comparer, self._is_off = error, None, True
+
+
+def _writer(process: Followed) -> Writer:
+    from ddpdoctor.collect.fingerprints.columns import Writer
+
+    return Writer(
+        pid=process.pid,
+        ticks=process.ticks,
+        began_ns=process.cells.get("started_ns", 0),
+        ended_ns=process.ended_ns,
+    )

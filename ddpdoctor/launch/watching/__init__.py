@@ -1,0 +1,1 @@
+"""Watches a running job and takes evidence."""

@@ -1,0 +1,123 @@
+"""Keeps what was last seen of processes that may die at any moment: memory, and what each was blocked in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.machine import memory
+from ddpdoctor.collect.process import causes
+from ddpdoctor.collect.process.connections import Row, read_rows
+from ddpdoctor.collect.process.file_locks import read_lines
+from ddpdoctor.collect.process.lock_files import read_lock_files
+from ddpdoctor.launch.watching.work import WorkSeen
+from ddpdoctor.model.causes import HostCauses, Memory, ProcessCauses, Space
+from ddpdoctor.model.codec import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ddpdoctor.collect.process.proc import Process
+    from ddpdoctor.launch.watching.work import Receptions
+
+HOST_EVERY_NS = 1_000_000_000
+"""How often the memory of the host is read. Ours: a job takes seconds to fill it."""
+
+
+class CausesSeen:
+    """By pid what was seen of ranks, and what their host had in use."""
+
+    def __init__(self) -> None:
+        """Begin with nothing seen."""
+        self._seen: dict[tuple[int, int], ProcessCauses] = {}
+        self._host: dict[str, Space] = {}
+        self._host_ns = 0
+        self._work = WorkSeen()
+
+    def follow(self, rank: Process, below: tuple[Process, ...], now_ns: int) -> None:
+        """Note the memory and the work of a rank and of all below it."""
+        self._work.follow(rank, below, now_ns)
+        key = (rank.pid, rank.start_ticks)
+        old = self._seen.get(key, ProcessCauses())
+        used = sum(child.rss_bytes for child in below)
+        more = old.children_memory is None or used >= old.children_memory.most_bytes
+        self._seen[key] = replace(
+            old,
+            memory=_add(old.memory, rank.rss_bytes),
+            children_memory=_add(old.children_memory, used) if below or old.children_memory else None,
+            children_count=len(below) if more else old.children_count,
+            busy_cores=self._work.busy_cores(rank.pid),
+        )
+
+    def follow_host(self, now_ns: int) -> None:
+        """Note the most that was in use of the host's memory, its cgroup's and /dev/shm."""
+        if now_ns - self._host_ns < HOST_EVERY_NS:
+            return
+        self._host_ns = now_ns
+        for name, read in memory.READERS.items():
+            now, old = read(), self._host.get(name)
+            if now is not None and (old is None or now.used_bytes >= old.used_bytes):
+                self._host[name] = now
+
+    def look(
+        self,
+        alive: dict[tuple[int, int], tuple[Process, ...]],
+        family: Iterable[int],
+        answers: Mapping[int, dict[str, Any]],
+        receptions: Receptions,
+    ) -> None:
+        """Read what living ranks are blocked in, by what is seen of their processes and by what they answered.
+
+        ``alive`` holds by pid and start the processes below each, ``answers`` are by pid, ``receptions`` began with
+        the look.
+        """
+        shared = _network(pid for pid, _ in alive)
+        locks = read_lines()
+        look = causes.Look(
+            family=frozenset(family), locks=locks, connections=shared, lock_files=read_lock_files(answers, locks)
+        )
+        receiving = receptions.of({pid: (pid, *(c.pid for c in below)) for (pid, _), below in alive.items()})
+        for (pid, ticks), below in alive.items():
+            old = self._seen.get((pid, ticks), ProcessCauses())
+            found = causes.read_causes(pid, below, look)
+            self._seen[pid, ticks] = replace(
+                found,
+                memory=old.memory,
+                children_memory=old.children_memory,
+                children_count=old.children_count,
+                busy_cores=old.busy_cores,
+                work=self._work.of_rank(pid),
+                working_children=self._work.of_children(pid, below),
+                receiving=receiving.get(pid),
+            )
+
+    def row(self, pid: int, ticks: int) -> dict[str, Any] | None:
+        """Return what was seen of a rank, as watch.json has it."""
+        seen = self._seen.get((pid, ticks))
+        return None if seen is None else dict(encode(seen))
+
+    def host_row(self) -> dict[str, Any]:
+        """Return what was seen of the host, as watch.json has it."""
+        return dict(encode(HostCauses(**self._host)))
+
+
+def _add(old: Memory | None, used: int) -> Memory:
+    """Return the memory at this look, and the most so far; a process that is just ending has none left."""
+    if old is None:
+        return Memory(used_bytes=used, most_bytes=used)
+    return Memory(used_bytes=used or old.used_bytes, most_bytes=max(used, old.most_bytes))
+
+
+def _network(pids: Iterable[int]) -> tuple[Row, ...]:
+    """Read the connections once where all ranks are in one network namespace, as they are outside of containers."""
+    pids = list(pids)
+    spaces = {_namespace(pid) for pid in pids}
+    return read_rows(pids[0]) if len(spaces) == 1 and "" not in spaces else ()
+
+
+def _namespace(pid: int) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/ns/net").readlink())
+    except OSError:
+        return ""

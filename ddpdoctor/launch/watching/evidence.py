@@ -1,0 +1,237 @@
+"""Takes evidence: asks every recorder for its stacks, looks at processes, and saves both before anything is judged."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import shutil
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.process import proc
+from ddpdoctor.launch.folders.shared_folder import copy_elsewhere
+from ddpdoctor.recorder.storage import ring_layout
+from ddpdoctor.recorder.storage.files import make_folder, open_new, read_plain, remove, write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ddpdoctor.launch.watching.progress import Followed
+
+ANSWER_LIMIT_S = 0.9
+"""How long a recorder may take. Two looks of its lie 0.3 s apart; the launcher's pause is a little longer than this."""
+RESERVE_BYTES = 4 * 2**20
+"""Room for the answers of some hundred ranks, and for watch.json."""
+PIECE_BYTES = 16 * 1024
+"""Pieces in which rings are copied; one without a byte set is left out."""
+FRESH_S = 1.5
+"""A heartbeat younger than this promises an answer."""
+HELD_S = 3.0
+"""A heartbeat that has stood for this long while the process lives means that the GIL is held in C."""
+
+
+class Evidence:
+    """The folder of one run, and the means to ask its processes."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the control file that recorders and the launcher map."""
+        self.folder = folder
+        for name in ("rings", "prints", "evidence"):
+            make_folder(folder / name)
+        self._reserve = folder / "reserve"
+        reserve_space(self._reserve)
+        with os.fdopen(open_new(folder / "control"), "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, ring_layout.CONTROL_SIZE)  # to write to a hole on a full disk is fatal
+            self.control = mmap.mmap(file.fileno(), ring_layout.CONTROL_SIZE)
+        self.unsaved: dict[str, str] = {}
+        """What could not be written to the folder, by name of its file."""
+        self._copy: Path | None = None
+        self.request = 0
+        self.dumps: dict[int, list[tuple[int, int, int]]] = {}
+        self._last_dumps: dict[int, tuple[int, list[tuple[int, int, int]]]] = {}
+        """By pid the last dump of a process, and when its heartbeat had stopped by then."""
+
+    def closing_ns(self) -> int:
+        """Return since when the launcher waits to stop its ranks, 0 where it does not."""
+        closing = self._control(ring_layout.CONTROL_CLOSING)
+        return closing if closing > self._control(ring_layout.CONTROL_ACK) else 0
+
+    def has_closed_since(self, moment_ns: int) -> bool:
+        """Return whether the launcher has begun to stop its ranks after a moment, answered or not."""
+        return self._control(ring_layout.CONTROL_CLOSING) > moment_ns
+
+    def acknowledge(self) -> None:
+        """Let the launcher go on."""
+        ring_layout.CELL.pack_into(self.control, ring_layout.CONTROL_ACK, time.monotonic_ns())
+
+    def tell_of_stop(self) -> None:
+        """Let the launcher know that the signal it is about to get is ours."""
+        ring_layout.CELL.pack_into(self.control, ring_layout.CONTROL_STOPPING, time.monotonic_ns())
+
+    def take(self, followed: dict[int, Followed], look_again: Callable[[], None], *, keep_rings: bool = False) -> None:
+        """Ask all that can answer, wait for them, and have a signal ask the ranks whose GIL is held.
+
+        ``look_again`` is called before the signal, which may set the job moving: who has moved by then did so by
+        itself. ``keep_rings``: a signal on another node may do so.
+        """
+        self.release()
+        now_ns = time.monotonic_ns()
+        self.request += 1
+        ring_layout.CELL.pack_into(self.control, ring_layout.CONTROL_REQUEST, self.request)
+        alive = [process for process in followed.values() if process.ended_ns is None]
+        held = [process for process in alive if _holds_gil(process, now_ns)]
+        asked = [process for process in alive if now_ns - process.heartbeat_changed_ns < FRESH_S * 1e9]
+        limit = time.monotonic() + ANSWER_LIMIT_S
+        while time.monotonic() < limit and (asked := [one for one in asked if not self._has_answered(one)]):
+            time.sleep(0.02)
+        look_again()
+        self.forget_kept()
+        if held or keep_rings:
+            self._keep_rings(alive)
+        if held:
+            self._dump(held)
+
+    def _keep_rings(self, alive: list[Followed]) -> None:
+        """Copy all rings before a signal asks: it can cut a sleep in C short, and then the whole job moves on."""
+        for process in alive:
+            with contextlib.suppress(OSError):
+                path = self.folder / "evidence" / f"{process.pid}-{process.ticks}.held"
+                _copy_sparse(process.ring, path)
+
+    def forget_kept(self) -> None:
+        """Let the rings themselves count again, and not what was copied of them at an earlier look."""
+        self.dumps.clear()
+        for path in (self.folder / "evidence").glob("*.held"):
+            remove(path)
+
+    def _control(self, offset: int) -> int:
+        return int(ring_layout.CELL.unpack_from(self.control, offset)[0])
+
+    def _has_answered(self, process: Followed) -> bool:
+        name = f"{process.pid}-{process.ticks}-{self.request}.json"
+        path = self.folder / "evidence" / name
+        if process.ended_ns is not None or proc.read_process(process.pid) is None:
+            return True
+        try:
+            return bool(json.loads(read_plain(path))["complete"])
+        except (OSError, ValueError, KeyError):
+            return False
+
+    def _dump(self, held: list[Followed]) -> None:
+        """Have faulthandler write all stacks, only where that is safe: a handler is there, and no Python code runs.
+
+        A process that has not moved since its last dump is not sent another signal: the job may be healthy.
+        """
+        sent = []
+        for process in held:
+            beat_ns, known = self._last_dumps.get(process.pid, (0, []))
+            if beat_ns == process.heartbeat_changed_ns:
+                self.dumps[process.pid] = known
+                continue
+            path = self.folder / "evidence" / f"{process.pid}-{process.ticks}.dump"
+            if process.cells.get("dumps_on_signal") and proc.catches_signal(process.pid, signal.SIGURG):
+                before = path.stat().st_size
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(process.pid, signal.SIGURG)
+                    sent.append((process, path, before))
+        if not sent:
+            return
+        time.sleep(0.1)
+        for process, path, before in sent:
+            size = path.stat().st_size
+            if size > before:
+                self.dumps[process.pid] = [(before, size, time.monotonic_ns())]
+                self._last_dumps[process.pid] = process.heartbeat_changed_ns, self.dumps[process.pid]
+
+    def told_to_end_ns(self, process: Followed) -> int | None:
+        """Return when a rank wrote its last words, which it does the moment it is sent SIGTERM."""
+        try:
+            seen = (self.folder / "evidence" / f"{process.pid}-{process.ticks}.term").stat()
+        except OSError:
+            return None
+        since_boot_ns = process.cells.get("started_ns", 0) - process.cells.get("started_wall_ns", 0)
+        return seen.st_mtime_ns + since_boot_ns if seen.st_size else None
+
+    def save(self, facts: dict[str, Any], name: str) -> None:
+        """Write what the watcher itself saw, whole or not at all; what a full disk refuses is kept for ``readable``."""
+        text = json.dumps(facts)
+        self._drop_copy()
+        try:
+            write_whole(self.folder / name, text)
+            self.unsaved.pop(name, None)
+        except OSError:
+            self.unsaved[name] = text
+
+    def readable(self) -> Path:
+        """Return the folder that holds all that is known: a copy on another disk, where this one takes no more."""
+        if not self.unsaved:
+            return self.folder
+        if self._copy is None:
+            self._copy = copy_elsewhere(self.folder, self.unsaved)
+        return self._copy or self.folder
+
+    def _drop_copy(self) -> None:
+        if self._copy is not None:
+            shutil.rmtree(self._copy, ignore_errors=True)
+        self._copy = None
+
+    def release(self) -> None:
+        """Give the reserved space to the evidence."""
+        remove(self._reserve)
+
+
+def _copy_sparse(ring: mmap.mmap, path: Path) -> None:
+    """Copy what was written to of a ring: of a thousand ranks, whole rings would be a gigabyte."""
+    with os.fdopen(open_new(path), "wb") as file:
+        for at in range(0, len(ring), PIECE_BYTES):
+            piece = ring[at : at + PIECE_BYTES]
+            if piece.count(0) < len(piece):
+                file.seek(at)
+                file.write(piece)
+        file.truncate(len(ring))
+
+
+def reserve_space(path: Path) -> None:
+    """Set space aside for evidence, since a job that fills the disk tends to be one that fails next."""
+    with contextlib.suppress(OSError), os.fdopen(open_new(path), "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
+
+
+def _holds_gil(process: Followed, now_ns: int) -> bool:
+    return process.role == ring_layout.ROLE_RANK and now_ns - process.heartbeat_changed_ns > HELD_S * 1e9
+
+
+def _cpu_share(process: Followed, now: proc.Process) -> float | None:
+    """Return how much of a core a process has used since its last progress."""
+    since_ns, ticks = process.cpu_since
+    seconds = (time.monotonic_ns() - since_ns) / 1e9
+    return (now.cpu_ticks - ticks) / os.sysconf("SC_CLK_TCK") / seconds if since_ns and seconds > 1 else None
+
+
+def describe(
+    process: Followed,
+    below: tuple[proc.Process, ...],
+    dumps: dict[int, list[tuple[int, int, int]]],
+    *,
+    oom: bool | None,
+) -> dict[str, Any]:
+    """Return what only the watcher knows of a process, as watch.json has it."""
+    now = proc.read_process(process.pid)
+    same = now is not None and now.start_ticks == process.ticks
+    tracer = proc.read_status(process.pid).get("TracerPid", "0") if same else "0"
+    return {
+        "state": now.state if now is not None and same else None,
+        "cpu_share": _cpu_share(process, now) if now is not None and same else None,
+        "tracer": int(tracer) if tracer.isdigit() else 0,
+        "frozen_since_ns": process.frozen_since_ns,
+        "ended_ns": process.ended_ns,
+        "code": process.exit_code,
+        "last_progress_ns": process.last_progress_ns,
+        "oom": oom,
+        "dumps": dumps.get(process.pid, []),
+        "children": [{"pid": c.pid, "ticks": c.start_ticks, "state": c.state, "name": c.name} for c in below],
+    }

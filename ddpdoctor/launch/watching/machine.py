@@ -1,0 +1,41 @@
+"""Reads the machine at the moment that a collective does not complete, and in no other job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ddpdoctor.model.findings import Judgement
+
+CODE = "DD611"
+"""The rule that has a use for it."""
+FRESH_S = 60.0
+"""Ours: a machine that was read this short a time ago is not read again for the next look."""
+
+
+def note_machine(folder: Path, judgement: Judgement) -> bool:
+    """Save what the machine shows where the judgement asks for it; return whether there is now more to judge by."""
+    if not any(finding.code == CODE for finding in judgement.findings):
+        return False
+    from ddpdoctor.collect.run.machine import FILE, save_machine
+    from ddpdoctor.collect.run.nccl_warnings import keep_users_logs
+
+    if _is_fresh(folder / FILE):
+        return False
+    with contextlib.suppress(OSError):  # a disk that is full costs this evidence, not the job
+        keep_users_logs(folder, os.environ.get("NCCL_DEBUG_FILE", ""))
+        save_machine(folder)
+        return True
+    return False
+
+
+def _is_fresh(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime < FRESH_S
+    except OSError:
+        return False

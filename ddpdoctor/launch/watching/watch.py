@@ -1,0 +1,299 @@
+"""Watches a running job from outside: who lives, who moves, and when it is time to take evidence."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.process import proc
+from ddpdoctor.collect.process.exits import read_exit_code
+from ddpdoctor.collect.rank.answers import find_answers, read_answer
+from ddpdoctor.collect.run.agent_log import AgentLog, read_agent_log
+from ddpdoctor.launch.watching import progress
+from ddpdoctor.launch.watching.causes import CausesSeen
+from ddpdoctor.launch.watching.evidence import Evidence, describe
+from ddpdoctor.launch.watching.holdups import HoldUps
+from ddpdoctor.launch.watching.suspicion import read_headway
+from ddpdoctor.launch.watching.unrecorded import Strangers
+from ddpdoctor.launch.watching.work import Receptions
+from ddpdoctor.launch.watching.workers import WorkersSeen
+from ddpdoctor.recorder.storage import ring_layout
+from ddpdoctor.recorder.storage.files import remove
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ddpdoctor.launch.replicas.comparing import Replicas
+    from ddpdoctor.launch.watching.suspicion import Headway
+
+FOLLOW_EVERY_S = 0.5
+FOLLOW_SHARE = 0.02
+"""How much of a core looking at all processes may take; on a host with thousands of them the looks grow rarer."""
+NOT_WATCHED_S = 10.0
+"""Ours: a pause between two looks in which the watcher was most likely stopped itself, as by a batch system."""
+BUSY_SHARE = 0.05
+"""Of a core: a launcher that uses more is about to start ranks. Ours: one that waits for a rendezvous uses a fifth of
+it, and one that loads torch far more."""
+WANTED_SHARE = 0.3
+"""Of the time: a launcher that wanted to run for longer is at work, however little a crowded host lets it. Ours: one
+that waits wants a hundredth, and on a host of twenty times as much to do as cores a tenth or two."""
+
+
+class Watch:
+    """What the watcher knows of one job. Times are CLOCK_MONOTONIC."""
+
+    def __init__(self, folder: Path, hang_timeout_s: float, launched_ns: int, replicas: Replicas) -> None:
+        """Prepare the folder; ``folder`` is where the recorders write."""
+        self.folder = folder
+        self.replicas = replicas
+        self.hang_timeout_s = hang_timeout_s
+        self.launched_ns = launched_ns
+        self.evidence = Evidence(folder)
+        self.followed: dict[int, progress.Followed] = {}
+        self.agent = AgentLog()
+        self.stopping_since_ns: int | None = None
+        self.interrupted_by: str | None = None
+        self.interrupted_ns: int | None = None
+        self.restart_patience_s = 0.0
+        """How long the launcher may wait beyond the hang timeout before it starts its ranks again."""
+        self.below: dict[int, tuple[proc.Process, ...]] = {}
+        self._poller = select.poll()
+        self._pidfds: dict[int, int] = {}
+        self._followed_ns = 0
+        self._follow_every_s = FOLLOW_EVERY_S
+        self._oom_kills = proc.read_oom_kills()
+        self._children_seen: dict[int, list[dict[str, Any]]] = {}
+        self._causes = CausesSeen()
+        self._holdups = HoldUps()
+        self._strangers = Strangers()
+        self._workers = WorkersSeen()
+        self.launcher_pid: int | None = None
+        self._launcher_lives = True
+        self._launcher_busy_ns = launched_ns
+        self._launcher_ticks = 0
+        self._launcher_wanted_ns = 0
+
+    def wait(self, seconds: float) -> None:
+        """Wait a little, and note at once when a rank ends."""
+        for fd, _ in self._poller.poll(seconds * 1000):
+            pid = next(pid for pid, known in self._pidfds.items() if known == fd)
+            self._ended(pid)
+
+    def follow(self, *, at_once: bool = False) -> None:
+        """Look at all processes again, if it is time to."""
+        now_ns = time.monotonic_ns()
+        if not at_once and now_ns - self._followed_ns < self._follow_every_s * 1e9:
+            return
+        interval_s = (now_ns - self._followed_ns) / 1e9 if self._followed_ns else FOLLOW_EVERY_S
+        self._followed_ns = now_ns
+        self.agent = read_agent_log(self.folder / "agent.jsonl")
+        progress.open_rings(self.folder / "rings", self.followed, now_ns)
+        processes = proc.read_processes()
+        alive = [process for process in self.followed.values() if process.ended_ns is None]
+        children = proc.by_parent(processes)
+        for process in alive:
+            below = proc.below(process.pid, children)
+            self._follow_one(process, processes.get(process.pid), below, now_ns, interval_s)
+        for process in alive:
+            recorded = [self.followed[c.pid] for c in self.below.get(process.pid, ()) if c.pid in self.followed]
+            if any(child.last_progress_ns == now_ns and child.role == ring_layout.ROLE_CHILD for child in recorded):
+                process.last_progress_ns = now_ns
+        self._sweep()
+        self._follow_launcher(processes, now_ns, interval_s)
+        self._follow_strangers(processes)
+        self._holdups.follow(self.ranks())
+        self._causes.follow_host(now_ns)
+        self.replicas.follow(self.agent.attempt, self.ranks(), self.agent.meeting)
+        cost_s = (time.monotonic_ns() - now_ns) / 1e9
+        self._follow_every_s = min(max(FOLLOW_EVERY_S, cost_s / FOLLOW_SHARE), 2.0)
+
+    def _follow_launcher(self, processes: dict[int, proc.Process], now_ns: int, interval_s: float) -> None:
+        """Note when the launcher was last busy: who waits for other nodes uses next to nothing."""
+        launcher = processes.get(self.launcher_pid or 0)
+        self._launcher_lives = launcher is not None and launcher.state not in "ZX"
+        if launcher is not None:
+            used, self._launcher_ticks = launcher.cpu_ticks - self._launcher_ticks, launcher.cpu_ticks
+            total_ns = proc.read_wanted_ns(launcher.pid) or 0
+            wanted_ns, self._launcher_wanted_ns = total_ns - self._launcher_wanted_ns, total_ns
+            is_at_work = used > BUSY_SHARE * interval_s * os.sysconf("SC_CLK_TCK")
+            if is_at_work or wanted_ns > WANTED_SHARE * interval_s * 1e9:
+                self._launcher_busy_ns = now_ns
+
+    def _follow_strangers(self, processes: dict[int, proc.Process]) -> None:
+        """Look for ranks without a recorder; those of torch's elastic agent are in its log."""
+        if self.launcher_pid is not None and not self.agent.started:
+            self._strangers.follow(proc.descendants(self.launcher_pid, processes), self.followed)
+
+    def _follow_one(
+        self,
+        process: progress.Followed,
+        there: proc.Process | None,
+        below: tuple[proc.Process, ...],
+        now_ns: int,
+        interval_s: float,
+    ) -> None:
+        if there is None or there.start_ticks != process.ticks or there.state in "ZX":
+            self._ended(process.pid)
+            return
+        if process.role == ring_layout.ROLE_RANK and process.pid not in self._pidfds:
+            self._open_pidfd(process.pid)
+        self.below[process.pid] = below
+        if there.state not in "Tt":
+            process.frozen_since_ns = None
+        elif process.frozen_since_ns is None or interval_s > NOT_WATCHED_S:
+            process.frozen_since_ns = now_ns
+        if process.role == ring_layout.ROLE_RANK:
+            self._causes.follow(there, below, now_ns)
+        pids = frozenset(child.pid for child in below)
+        progress.follow(process, now_ns, interval_s, self.hang_timeout_s, pids)
+        if process.last_progress_ns == now_ns:
+            process.cpu_since = (now_ns, there.cpu_ticks)
+
+    def _open_pidfd(self, pid: int) -> None:
+        self._pidfds[pid] = -1
+        with contextlib.suppress(OSError, AttributeError):
+            self._pidfds[pid] = os.pidfd_open(pid)
+            self._poller.register(self._pidfds[pid], select.POLLIN)
+
+    def _ended(self, pid: int) -> None:
+        process = self.followed.get(pid)
+        fd = self._pidfds.get(pid, -1)
+        if process is not None and process.ended_ns is None:
+            process.ended_ns = time.monotonic_ns()
+            process.exit_code = read_exit_code(pid, process.ticks, fd if fd >= 0 else None)
+        if fd >= 0:
+            self._poller.unregister(fd)
+            os.close(fd)
+            self._pidfds[pid] = -1
+
+    def _sweep(self) -> None:
+        """Remove what children left that have ended, so that a job of many workers keeps its folder small."""
+        for pid, process in list(self.followed.items()):
+            if process.role == ring_layout.ROLE_CHILD and process.ended_ns is not None:
+                process.ring.close()
+                del self.followed[pid]
+                self.below.pop(pid, None)
+                ring = self.folder / "rings" / f"{pid}-{process.ticks}.ring"
+                self._workers.keep(ring)
+                remove(ring)
+                for path in (self.folder / "evidence").glob(f"{pid}-{process.ticks}[-.]*"):
+                    remove(path)
+
+    def ranks(self) -> list[progress.Followed]:
+        """Return the processes of the last attempt that stand for ranks, alive or not."""
+        begun = min((int(entry["at"]) for entry in self.agent.started.values()), default=0)
+        return [
+            process
+            for process in self.followed.values()
+            if process.role == ring_layout.ROLE_RANK
+            and (process.pid in self.agent.started or process.cells.get("started_ns", 0) >= begun)
+        ]
+
+    def rank_range(self) -> tuple[int, int] | None:
+        """Return the first and the last of the ranks that the launcher has started here; None where it has not said."""
+        numbers = [int(entry["rank"]) for entry in self.agent.started.values()]
+        return (min(numbers), max(numbers)) if numbers else None
+
+    def headway(self) -> Headway:
+        """Return how far the ranks have come."""
+        now_ns = time.monotonic_ns()
+        ranks = self.ranks()
+        idle_s = self._launcher_idle_s(ranks, now_ns) if self._launcher_waits(ranks) else None
+        begun_ns = min((int(entry["at"]) for entry in self.agent.started.values()), default=0)
+        is_stopping = bool(begun_ns) and self.evidence.has_closed_since(begun_ns)
+        return read_headway(ranks, now_ns, self.hang_timeout_s, idle_s, is_stopping=is_stopping)
+
+    def _launcher_idle_s(self, ranks: list[progress.Followed], now_ns: int) -> float:
+        """Return for how long the launcher has done nothing, beyond what it may take to start its ranks again.
+
+        While it had ranks there was nothing for it to do: of those that have ended it begins with the last end.
+        """
+        if not ranks:
+            return (now_ns - self._launcher_busy_ns) / 1e9
+        since_ns = max(self._launcher_busy_ns, *(rank.ended_ns or 0 for rank in ranks))
+        return max(0.0, (now_ns - since_ns) / 1e9 - self.restart_patience_s)
+
+    def _launcher_waits(self, ranks: list[progress.Followed]) -> bool:
+        """Return whether the launcher lives and has no rank: none yet, or, of torch's, none any more."""
+        if not self._launcher_lives:
+            return False
+        if self.agent.started:
+            return bool(ranks) and all(rank.ended_ns is not None for rank in ranks)
+        return not ranks
+
+    def readable(self) -> Path:
+        """Return the folder to judge by: see ``Evidence.readable``."""
+        return self.evidence.readable()
+
+    def take_evidence(self, *, keep_rings: bool = False) -> None:
+        """Ask the ranks, look at the processes twice, and save all of it."""
+        receptions = Receptions()
+        self.evidence.take(self.followed, lambda: self.follow(at_once=True), keep_rings=keep_rings)
+        self._look_for_causes(receptions)
+        self.replicas.save()
+        self.save(ended=False, launcher_status=None)
+
+    def _look_for_causes(self, receptions: Receptions) -> None:
+        """Read what living ranks are blocked in; of those that have ended the last look stays."""
+        alive = [p for p in self.followed.values() if p.role == ring_layout.ROLE_RANK and p.ended_ns is None]
+        below = {(rank.pid, rank.ticks): self.below.get(rank.pid, ()) for rank in alive}
+        children = (child.pid for children in below.values() for child in children)
+        found = find_answers(self.evidence.folder / "evidence")
+        answers = {rank.pid: read_answer(found, rank.pid, rank.ticks) for rank in alive}
+        self._causes.look(below, {*(rank.pid for rank in alive), *children}, answers, receptions)
+
+    def has_moved_since(self, moment_ns: int) -> bool:
+        """Return whether a rank has made progress by itself since a moment: then what was seen of it is out of date."""
+        if not self.evidence.dumps:
+            self.follow(at_once=True)
+        return any(rank.last_progress_ns > moment_ns for rank in self.ranks() if rank.ended_ns is None)
+
+    def save(self, *, ended: bool, launcher_status: int | None, attempt: int | None = None) -> None:
+        """Write watch.json, of an ``attempt`` that is over a file of its own: what the watcher alone can know."""
+        kernel = proc.read_kernel_oom_pids()
+        now_kills = proc.read_oom_kills()
+        kills = now_kills - self._oom_kills if now_kills is not None and self._oom_kills is not None else None
+        processes = self._strangers.rows()
+        for pid, process in self.followed.items():
+            if process.role != ring_layout.ROLE_RANK:
+                continue
+            oom = _was_oom_killed(pid, process, kernel, kills)
+            row = describe(process, self.below.get(pid, ()), self.evidence.dumps, oom=oom)
+            if process.ended_ns is None:
+                self._children_seen[pid] = row["children"]
+            row["children"] = self._children_seen.get(pid, [])
+            row["told_ns"] = self.evidence.told_to_end_ns(process)
+            row["child_lines"] = self._workers.rows(pid)
+            row["child_fetches"] = self._workers.fetches(pid)
+            row["before_call"] = self._holdups.row(pid, process.ticks)
+            row["causes"] = self._causes.row(pid, process.ticks)
+            processes[str(pid)] = row
+        self.evidence.save(
+            {
+                "now_ns": time.monotonic_ns(),
+                "ended": ended,
+                "launcher_pid": self.launcher_pid,
+                "launcher_status": launcher_status,
+                "stopping_since_ns": self.stopping_since_ns,
+                "interrupted_by": self.interrupted_by,
+                "interrupted_ns": self.interrupted_ns,
+                "processes": processes,
+                "host_causes": self._causes.host_row(),
+            },
+            "watch.json" if attempt is None else f"watch-{attempt}.json",
+        )
+
+
+def _was_oom_killed(
+    pid: int, process: progress.Followed, kernel: frozenset[int] | None, kills: int | None
+) -> bool | None:
+    if process.ended_ns is None:
+        return None
+    if kernel is not None and pid in kernel:
+        return True
+    if kills is not None:
+        return kills > 0
+    return False if kernel is not None else None

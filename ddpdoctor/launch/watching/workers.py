@@ -1,0 +1,58 @@
+"""Keeps what the rings of ended children say of their lines and batches, before those rings are removed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.rank.steps import FETCH_CELLS, fetch_cells, owner_of
+from ddpdoctor.recorder.storage import ring_reading
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEPT_LINES = 64
+"""Lines kept of the children of one rank, the most frequent. Ours: two are shown."""
+
+
+class WorkersSeen:
+    """Of children that have ended, by their parent: at which lines they were met, and what batches they made."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._counts: dict[int, Counter[tuple[str, int, str]]] = {}
+        self._fetches: dict[int, list[int]] = {}
+
+    def keep(self, ring: Path) -> None:
+        """Add the lines and the batches of a child that has ended."""
+        content = _read(ring)
+        parent = owner_of(content, lambda pid: _read_any(ring.parent, pid)) if content is not None else None
+        if content is None or parent is None:
+            return
+        before = self._fetches.setdefault(parent, [0] * FETCH_CELLS)
+        self._fetches[parent] = [old + new for old, new in zip(before, fetch_cells(content), strict=True)]
+        counts = self._counts.setdefault(parent, Counter())
+        for line in content.lines:
+            counts[str(line.site.get("f")), int(line.site.get("l") or 0), str(line.site.get("n"))] += line.times
+        if len(counts) > 2 * KEPT_LINES:
+            self._counts[parent] = Counter(dict(counts.most_common(KEPT_LINES)))
+
+    def fetches(self, pid: int) -> list[int]:
+        """Return the sums of ``fetch_cells`` of a process's children; empty where none has ended."""
+        return self._fetches.get(pid, [])
+
+    def rows(self, pid: int) -> list[list[Any]]:
+        """Return file, line, function and count of the lines of a process's children, the most frequent first."""
+        return [[*line, times] for line, times in self._counts.get(pid, Counter()).most_common(KEPT_LINES)]
+
+
+def _read_any(rings: Path, pid: int) -> ring_reading.RingContent | None:
+    """Return the ring of a living process."""
+    return next((content for path in rings.glob(f"{pid}-*.ring") if (content := _read(path)) is not None), None)
+
+
+def _read(ring: Path) -> ring_reading.RingContent | None:
+    try:
+        return ring_reading.read_ring_file(ring)
+    except (OSError, ring_reading.DamagedRingError):
+        return None

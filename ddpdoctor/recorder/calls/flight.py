@@ -1,0 +1,115 @@
+"""Asks torch's flight recorders: they alone know what is pending on a device, and what DDP's C++ reducer started.
+
+Only a rank's sampler asks, once stacks are on disk: a query can hold the GIL, or wait for a lock of CUDA's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+from ..state import guarded, here
+from ..storage import flight_entries
+from . import groups
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Iterator, List
+
+RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+"""What torch calls the functions that tell what its recorders hold: Gloo's and hooked ones, and ProcessGroupNCCL's."""
+_TIMING = ("TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING", "TORCH_NCCL_DESYNC_DEBUG", "NCCL_DESYNC_DEBUG")
+"""With any of these on, ProcessGroupNCCL records when a kernel starts (ProcessGroupNCCL.cpp)."""
+_ON = frozenset({"y", "yes", "1", "t", "true"})
+"""What torch's getCvarBool takes for on, in lower case (Utils.hpp)."""
+_BEFORE_2_9 = {
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "",
+}
+"""Up to torch 2.6 the recorder and its dump are off by default; newer names are not known before 2.9."""
+_SINCE_2_9 = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_DUMP_TEMP_FILE": ""}
+"""The old names still work, and torch warns of them. The dump is on by default."""
+_SAME = {
+    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+}
+"""Where the user has set the old name, the new one is left alone: it would win."""
+
+
+@guarded("flight recorder")
+def turn_on() -> None:
+    """Have torch record collectives on devices, and dump the record to the run folder when it aborts the process.
+
+    What the user has set stays. torch reads these variables when it makes the first process group.
+    """
+    if not hasattr(_native(), "ProcessGroupNCCL"):
+        return
+    prefix = os.path.join(here.folder, "evidence", "%d-%d.flight" % (os.getpid(), here.ticks))
+    for name, value in (_BEFORE_2_9 if _is_before_2_9() else _SINCE_2_9).items():
+        given = os.environ.get(name) or os.environ.get(_SAME.get(name, name)) or ""
+        if not given or given.startswith(here.folder + os.sep):  # the parent's of this process has its name
+            os.environ[name] = value or prefix
+
+
+def _native() -> Any:
+    return sys.modules.get("torch._C._distributed_c10d")
+
+
+def _is_before_2_9() -> bool:
+    version = str(getattr(sys.modules.get("torch"), "__version__", ""))
+    major, _, rest = version.partition(".")
+    minor = rest.partition(".")[0]
+    return major.isdigit() and minor.isdigit() and (int(major), int(minor)) < (2, 9)
+
+
+def entries_now() -> Any:
+    """Return what is pending on devices, by all recorders of this build, and the clock of their times.
+
+    ``timed`` says that torch knows when a kernel starts; then the last that completed are there too.
+    """
+    native = _native()
+    if native is None or groups.default() is None:
+        return {}
+    names = [str(name) for name in groups.c10d._world.pg_names.values()]
+    entries: List[Any] = []
+    for dump in _dumps(native):
+        entries += flight_entries.chosen(json.loads(dump).get("entries"), names)
+    return {"wall_ns": time.time_ns(), "at": time.monotonic_ns(), "timed": int(is_timed()), "entries": entries}
+
+
+def is_timed() -> bool:
+    """Return whether torch knows when a kernel starts and ends."""
+    return any(os.environ.get(name, "").lower() in _ON for name in _TIMING)
+
+
+@guarded("device times")
+def note_times() -> None:
+    """Note how long the last collectives ran, where torch times them: a job that ends well is asked for no evidence.
+
+    The main thread is about to end the groups, and would wait for its devices there as well.
+    """
+    if here.ring is None or not is_timed():
+        return
+    rows = [
+        [entry["process_group"][0], entry["collective_seq_id"], flight_entries.op_of(entry), entry["duration_ms"]]
+        for entry in entries_now().get("entries", ())
+        if entry["state"] == "completed"
+    ]
+    here.ring.note({"k": "device_times", "rows": rows, "at": time.monotonic_ns()})
+
+
+def _dumps(native: Any) -> Iterator[bytes]:
+    """Yield the text of each recorder.
+
+    Completed entries are asked for as well: only they tell that a batch is done. Gloo's recorder is left out: its
+    entries never complete.
+    """
+    own = getattr(native, "_dump_nccl_trace_json", None)
+    if own is not None:
+        yield own()
+    if hasattr(native, "FlightRecorderHook"):  # it came with the argument ``backend``
+        for backend in flight_entries.HOOKED:
+            yield native._dump_fr_trace_json(backend=backend)

@@ -1,0 +1,171 @@
+"""What the recorder knows of process groups: their names, and how many collectives each has begun."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from typing import Any, Dict, Optional, Tuple
+
+from ..state import here
+from ..storage import ring_layout
+
+c10d: Any = None
+"""torch.distributed.distributed_c10d, once the script has imported it."""
+_known: Dict[int, Known] = {}
+"""By id of the group, which is gone from here as soon as the group is."""
+
+
+class Known:
+    """What is kept of one group."""
+
+    __slots__ = ("aside", "desc", "device", "id", "moved", "name", "reference", "ring")
+
+    def __init__(self, group: Any, device: str = "") -> None:
+        self.reference = weakref.ref(group, functools.partial(_forget, _known, id(group)))
+        self.device = device
+        """Of ``aside``: the device whose backend counts by itself."""
+        self.name = str(group.group_name) + (":gloo" if device else "")
+        self.aside: Optional[Known] = Known(group, "cpu") if not device and _is_mixed(group) else None
+        """What is kept of Gloo's part of a group of Gloo and NCCL, as if it were a group: torch tells of NCCL's
+        counter alone, and that stands still while Gloo's moves."""
+        self.desc = str(getattr(group, "group_desc", None) or "")
+        """What its maker says it is for; a device mesh names its dimension here."""
+        self.moved = 0
+        """How much point-to-point calls have moved the backend's sequence number."""
+        self.ring: Any = None
+        self.id = 0
+        """The interned name, in ``ring``."""
+
+
+def known(group: Any) -> Known:
+    """Return what is kept of a group."""
+    found = _known.get(id(group))
+    if found is None:
+        found = _known[id(group)] = Known(group)
+    return found
+
+
+def _is_mixed(group: Any) -> bool:
+    """Return whether a group has Gloo for tensors of the CPU, and NCCL for those of GPUs."""
+    config = getattr(getattr(c10d, "_world", None), "pg_backend_config", {}).get(group)
+    parts = str(config or "").split(",")
+    return "cpu:gloo" in parts and any(part.partition(":")[2].startswith("nccl") for part in parts)
+
+
+def begun_by(found: Known) -> int:
+    """Return how many collectives a group has begun, or Gloo's part of one, those of C++ included; -1: not known."""
+    try:
+        group: Any = found.reference()
+        counter = group._get_backend(sys.modules["torch"].device(found.device)) if found.device else group
+        return int(counter._get_sequence_number_for_group()) - found.moved
+    except Exception:  # noqa: BLE001 - not every backend counts
+        return -1
+
+
+def look_up(group: Any) -> Tuple[Any, Any, int]:
+    """Return the group of a call, what is kept of it, and how many collectives it has begun: -1 where it does not say.
+
+    None stands for the default group. Without one, and for a number, which means that this rank is no member, the
+    answer is no group.
+    """
+    if group is None:
+        group = default()
+    found = _known.get(id(group))
+    if found is None:
+        if group is None or isinstance(group, int):
+            return None, None, -1
+        found = known(group)
+    try:
+        return group, found, group._get_sequence_number_for_group() - found.moved
+    except Exception:  # noqa: BLE001 - not every backend counts
+        return group, found, -1
+
+
+def _forget(kept: Dict[int, Known], key: int, gone: Any) -> None:
+    """Drop what is kept of a group that is no more; a script may make thousands, and use a name again.
+
+    This can be called when the interpreter shuts down, and the names of this file are gone.
+    """
+    found = kept.get(key)
+    if found is not None and found.reference is gone:
+        del kept[key]
+
+
+def group_id(ring: Any, group: Any) -> int:
+    """Return the interned name of a group."""
+    return name_id(ring, known(group))
+
+
+def name_id(ring: Any, found: Known) -> int:
+    """Return the interned name of a group, or of Gloo's part of one."""
+    if found.ring is not ring:
+        found.id, found.ring = ring.intern(found.name), ring
+    return found.id
+
+
+def default() -> Any:
+    """Return the default group, None where torch.distributed is not initialized."""
+    return None if c10d is None else c10d._world.default_pg
+
+
+def backends_of(group: Any) -> str:
+    """Return which backend serves which device, as torch has it: "cuda:nccl", also where the script named none."""
+    return str(c10d._world.pg_backend_config.get(group) or c10d.get_backend(group))
+
+
+def begun_in(group: Any) -> Tuple[int, int]:
+    """Return a group's interned name, and how many collectives it has begun; the number is -1 where it is not known.
+
+    Without a group the number is that of the default group, and the name is empty.
+    """
+    ring = here.ring
+    _, found, begun = look_up(group)
+    if ring is None or found is None:
+        return 0, ring_layout.NO_SEQ
+    if group is None:
+        return 0, begun
+    return (found.id if found.ring is ring else group_id(ring, group)), begun
+
+
+def groups_now() -> Any:
+    """Describe the groups of this process for the evidence."""
+    if default() is None:
+        return []
+    world = c10d._world
+    found = []
+    for group, ranks in list(world.pg_group_ranks.items()):
+        if isinstance(group, int):  # stands for a group that this rank is no member of
+            continue
+        own = known(group)
+        entry = {
+            "name": own.name,
+            "desc": own.desc,
+            "ranks": sorted(int(r) for r in ranks),
+            "backend": str(world.pg_map[group][0]) if group in world.pg_map else "",
+            "enqueued": begun_by(own),
+            "timeout_s": _timeout_s(group),
+        }
+        found.append(entry)
+        if own.aside is not None:
+            found.append(dict(entry, name=own.aside.name, backend="gloo", enqueued=begun_by(own.aside)))
+    return found
+
+
+def _timeout_s(group: Any) -> Optional[float]:
+    """Return the time limit of a group's calls, the longest of its backends; None where none says."""
+    found = []
+    for device in getattr(group, "_device_types", ()):
+        try:
+            found.append(group._get_backend(device).options._timeout.total_seconds())
+        except Exception:  # noqa: BLE001, S112 - a device that this build of torch lacks, or a backend without options
+            continue
+    return max(found, default=None)
+
+
+def init_timeout_s(backend: Any, timeout: Any) -> Optional[float]:
+    """Return the time limit of ``init_process_group``: the script's, else torch's own for the backend."""
+    nccl = getattr(c10d, "default_pg_nccl_timeout", None) if backend == "nccl" else None
+    limit = timeout or nccl or getattr(c10d, "default_pg_timeout", None)
+    seconds = getattr(limit, "total_seconds", None)
+    return float(seconds()) if seconds is not None else None

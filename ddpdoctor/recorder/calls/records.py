@@ -1,0 +1,124 @@
+"""Finds what a call shares with the last one like it: the user's line, the names, the shape, packed as the ring has it.
+
+A script makes few different calls, and makes them again and again. What calls have in common, their *kind*, is worked
+out once. After a wait for other ranks the processor's caches are cold: Python then takes ten times as long as in a
+loop (40 us in place of 4 for the whole of this), so what counts is how much code a call goes through.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+
+from .. import frames
+from ..stacks.errors import hide_own_frames, note_exception
+from ..state import guarded, here
+from ..storage import ring_layout
+from .layers import OWN_NAME, layer_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any, Dict, Optional, Tuple
+
+MAX_KINDS = 1024
+"""Kinds that are kept. Ours: code that makes calls of ever new shapes must not fill memory."""
+
+
+class Kind:
+    """What calls have in common."""
+
+    __slots__ = ("packed", "reference", "site")
+
+    def __init__(self, packed: bytes, site: int, reference: Any) -> None:
+        self.packed = packed
+        self.site = site
+        """The id of the user's line."""
+        self.reference = reference
+        """To the user's code: with it the kind goes, and code that a script makes at run time does not stay for us."""
+
+
+def kind_of(
+    ring: Any, frame: FrameType, op: str, group: int = 0, dtype: Any = None, shape: Any = (), tensors: int = 0,
+    redop: str = "", peer: int = ring_layout.NO_PEER, flags: int = 0,
+) -> Kind:  # fmt: skip
+    """Return the kind of a call that ``frame`` makes. ``group`` is an interned name."""
+    key = (id(frame.f_code), frame.f_lasti, "", op, group, dtype, shape, tensors, redop, peer, flags)
+    try:
+        kind: Optional[Kind] = ring.kinds.get(key)
+    except TypeError:  # a size that torch traces has no hash
+        return kind_of(ring, frame, op, group, str(dtype), tuple(map(int, shape)), tensors, redop, peer, flags)
+    return kind if kind is not None else _kind_by_user(ring, frame, key)
+
+
+def _kind_by_user(ring: Any, frame: FrameType, given: Any) -> Kind:
+    """Return the kind of a call that is new, or that a library makes for a line of the user's."""
+    user, api = _user_frame(frame)
+    code = None if user is None else user.f_code
+    key = (id(code), 0 if user is None else user.f_lasti, api, *given[3:])
+    kinds: Dict[Any, Kind] = ring.kinds
+    kind = kinds.get(key)
+    if kind is None:
+        if len(kinds) >= MAX_KINDS:
+            kinds.clear()
+        site = 0 if user is None else _site(ring, user)
+        reference = None if code is None else weakref.ref(code, functools.partial(_forget, kinds, key))
+        kind = kinds[key] = Kind(_packed(ring, site, *key[2:]), site, reference)
+    return kind
+
+
+def _forget(kinds: Dict[Any, Kind], key: Any, _reference: Any) -> None:
+    """Forget a kind whose code is gone: other code may get its id."""
+    kinds.pop(key, None)
+
+
+def _user_frame(frame: Optional[FrameType]) -> Tuple[Optional[FrameType], str]:
+    """Return the user's innermost frame, and the function or layer of torch.distributed that it called."""
+    api = ""
+    depth = 0
+    while frame is not None and depth < frames.MAX_DEPTH:
+        code = frame.f_code
+        file = code.co_filename
+        if frames.is_user_file(file):
+            return frame, api
+        layer = layer_of(file)
+        if layer:
+            api = code.co_name if layer == OWN_NAME else layer
+        frame = frame.f_back
+        depth += 1
+    return None, ""
+
+
+def _site(ring: Any, frame: FrameType) -> int:
+    code = frame.f_code
+    key = (code.co_filename, frame.f_lineno, code.co_name)
+    known = ring.known_site(key)
+    if known is None:
+        known = ring.intern_site(key, frames.describe(code.co_filename, frame.f_lineno or 0, code.co_name))
+    return int(known)
+
+
+def _packed(
+    ring: Any, site: int, api: str, op: str, group: int, dtype: Any, shape: Any, tensors: int, redop: str, peer: int,
+    flags: int,
+) -> bytes:  # fmt: skip
+    op_id = ring.intern(op)
+    api_id = ring.intern(api) or op_id
+    dtype_id = ring.intern(str(dtype)) if dtype is not None else 0
+    return ring_layout.pack_kind(op_id, api_id, group, site, ring.intern(redop), dtype_id, peer, tensors, flags, shape)
+
+
+@guarded("call ends")
+def ended(index: int) -> None:
+    """Record that a call has returned."""
+    if index and here.ring is not None:
+        here.ring.end(index)
+
+
+@guarded("call failed")
+def failed(index: int, op: str, error: BaseException) -> None:
+    """Record that a call has raised, and let its error read as if nothing of ours stood in between."""
+    hide_own_frames(error)
+    if index and here.ring is not None:
+        here.ring.end(index, ring_layout.FLAG_FAILED)
+        note_exception(error, uncaught=False, call=op)

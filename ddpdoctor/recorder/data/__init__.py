@@ -1,0 +1,1 @@
+"""How loaders share out data."""

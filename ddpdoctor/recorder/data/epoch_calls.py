@@ -1,0 +1,59 @@
+"""Notes a sampler whose ``set_epoch`` is called, epoch after epoch, and that no loader uses."""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from typing import Any, Callable, Dict
+
+from .. import frames, hooks
+from ..state import check_every, guarded, here
+from ..storage import ring_layout
+from ..wrappers import standing_for
+from . import samplers
+
+CALLS = 2
+"""Calls after which a sampler without a loader is noted: by the second, the loop of the first epoch is over."""
+MAX_NOTED = 8
+
+_counts: Any = weakref.WeakKeyDictionary()
+"""By sampler, how often its epoch was set."""
+_noted: Dict[int, Any] = {}
+"""By the number of the note: a weak reference to the sampler."""
+
+
+def patch(module: Any) -> None:
+    """Watch ``set_epoch`` of torch's own distributed sampler, and of those made from it."""
+    if check_every():
+        hooks.put(module.DistributedSampler, "set_epoch", _counted)
+        samplers.on_use.append(_used)
+
+
+def _counted(original: Callable[..., Any]) -> Callable[..., Any]:
+    def set_epoch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        _called(self)
+        return result
+
+    return standing_for(original)(set_epoch)
+
+
+@guarded("epoch calls")
+def _called(sampler: Any) -> None:
+    hashable = getattr(type(sampler), "__hash__", None) is not None
+    if here.role != ring_layout.ROLE_RANK or here.ring is None or not hashable or sampler in samplers.used:
+        return
+    count = _counts[sampler] = _counts.get(sampler, 0) + 1
+    if count == CALLS and len(_noted) < MAX_NOTED:
+        number = len(_noted) + 1
+        _noted[number] = weakref.ref(sampler)
+        entry = {"k": "epoch_call", "n": number, "N": samplers.length_of(sampler), "at": time.monotonic_ns()}
+        here.ring.note(dict(entry, site=frames.describe_user(sys._getframe())))
+
+
+def _used(sampler: Any) -> None:
+    """Take a note back: a loader uses the sampler after all."""
+    for number, known in _noted.items():
+        if known() is sampler and here.ring is not None:
+            here.ring.note({"k": "epoch_call", "n": number, "used": 1})

@@ -1,0 +1,59 @@
+"""What a DataLoader is: its dataset, its sampler, its sizes, and the user's line that loops over it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Dict, Optional
+
+from .. import frames
+from . import dataset_digest, digests, samplers
+
+
+def describe(loader: Any, number: int) -> Dict[str, Any]:
+    """Return the note of the how-many-th loader of this process."""
+    given = digests.attributes(loader)
+    iterable = _is_iterable(loader)
+    return {
+        "k": "loader",
+        "n": number,
+        "site": frames.describe_user(sys._getframe()),
+        "ds": samplers.class_name(given.get("dataset")),
+        "dp": dataset_digest.print_of(given.get("dataset")),
+        "N": None if iterable else _length(given.get("dataset")),
+        "bs": _batch_size(given),
+        "dl": given.get("drop_last") if isinstance(given.get("drop_last"), bool) else None,
+        "it": int(iterable),
+        "w": given.get("num_workers") if isinstance(given.get("num_workers"), int) else 0,
+        "sampler": None if iterable else samplers.describe(loader),
+        **_part(given.get("dataset")),
+    }
+
+
+def _part(dataset: Any) -> Dict[str, Any]:
+    """Return of a torch Subset a digest of what it takes a part of, and one of which samples it takes."""
+    if type(dataset) is not getattr(sys.modules.get("torch.utils.data.dataset"), "Subset", None):
+        return {}
+    given = digests.attributes(dataset)
+    return {"of": dataset_digest.print_of(given.get("dataset")), "part": dataset_digest.print_of(given.get("indices"))}
+
+
+def _batch_size(given: Dict[str, Any]) -> Optional[int]:
+    """Return the size of batches; that of a sampler of batches, where the loader was given one."""
+    for found in (given.get("batch_size"), digests.attributes(given.get("batch_sampler")).get("batch_size")):
+        if type(found) is int:
+            return found
+    return None
+
+
+def _is_iterable(loader: Any) -> bool:
+    return bool(digests.attributes(loader).get("_dataset_kind"))  # _DatasetKind.Iterable is 1, Map is 0
+
+
+def _length(dataset: Any) -> Optional[int]:
+    """Return the length of a dataset, which samplers have asked for as well; None where it has none."""
+    if not hasattr(type(dataset), "__len__"):
+        return None
+    try:
+        return len(dataset)
+    except Exception:  # noqa: BLE001 - some have the method and no length
+        return None

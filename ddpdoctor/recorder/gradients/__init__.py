@@ -1,0 +1,1 @@
+"""Looks for inf and NaN in local gradients."""

@@ -1,0 +1,210 @@
+"""Has the local gradients of each DDP model looked at in each backward: hooks on forward, backward, steps and scalers.
+
+Nothing here registers a communication hook, touches a gradient, or waits for a device.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from typing import Any, Callable, List
+
+from .. import hooks
+from ..capture import is_capturing
+from ..replicas import ddp_models
+from ..state import check_every, guarded, here
+from ..wrappers import standing_for
+from .finite_checks import tensors_in
+from .watch import Backward, Watch
+
+MAX_OUTPUTS = 8
+"""Outputs of a model that tell that a backward reaches it. Ours: the loss is made of one of the first."""
+
+
+class _Kept:
+    """What this process watches; a forked child watches nothing of its parent's."""
+
+    def __init__(self) -> None:
+        self.watches: Any = weakref.WeakKeyDictionary()
+        """By replica."""
+        self.backwards: List[Backward] = []
+        """The calls of torch.autograd.backward that run, the innermost last."""
+        self.handles: List[Any] = []
+        """Of the hooks on outputs since the last backward."""
+        self.scaled = False
+        """A gradient scaler has scaled a loss since the last backward."""
+        self.is_told = False
+
+
+_kept = _Kept()
+
+
+class _Output:
+    """The hook on an output of a model."""
+
+    __torch_unserializable__ = True  # or torch would warn where a script saves the output
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def __call__(self, _gradient: Any) -> None:
+        try:
+            if _kept.backwards:  # torch.autograd.grad adds to no parameter's gradient
+                self._watch.begin_backward(_kept.backwards[-1])
+        except Exception as error:  # noqa: BLE001 - the recorder's wall
+            here.failed("gradients", error)
+
+
+def patch_ddp(ddp: Any) -> None:
+    """Have each forward of DDP prepare for the look."""
+    if not check_every():
+        return
+    hooks.put(ddp, "forward", _looking)
+    hooks.put(hooks.part(sys.modules.get("torch.amp.grad_scaler"), "GradScaler"), "scale", _scaling)
+    _note_what_looks_need(sys.modules["torch"])
+
+
+def _note_what_looks_need(torch: Any) -> None:
+    hooks.has(torch._C, "_current_graph_task_id")
+    engine = torch.autograd.Variable._execution_engine
+    hooks.note("autograd engine.queue_callback", hasattr(engine, "queue_callback"))
+    hooks.has(torch.Tensor, "register_post_accumulate_grad_hook")
+
+
+def _looking(original: Callable[..., Any]) -> Callable[..., Any]:
+    @standing_for(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        watch = _begin(self, (args, kwargs))
+        result = original(self, *args, **kwargs)
+        if watch is not None:
+            _stand_by(watch, result)
+        return result
+
+    return forward
+
+
+def patch_autograd(module: Any) -> None:
+    """Tell the hooks which backward runs."""
+    if not check_every():
+        return
+    hooks.put(module, "backward", _telling)
+
+
+def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
+    @standing_for(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        if not _kept.watches:
+            return original(*args, **kwargs)
+        _enter(args, kwargs, sys._getframe(1))
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _leave()
+
+    return backward
+
+
+def _scaling(original: Callable[..., Any]) -> Callable[..., Any]:
+    @standing_for(original)
+    def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _kept.scaled = bool(getattr(self, "_enabled", False))
+        return original(self, *args, **kwargs)
+
+    return scale
+
+
+@guarded("gradients")
+def _begin(ddp: Any, given: Any) -> Any:
+    """Return what watches a model whose forward begins; None where nothing does."""
+    import torch
+
+    replica = ddp_models.find(ddp) if torch.is_grad_enabled() and not is_capturing() else None
+    if replica is None:
+        return None
+    watch = _kept.watches.get(replica)
+    if watch is None:
+        watch = _kept.watches[replica] = Watch(replica, ddp)
+        _tell(watch)
+    if watch.off:
+        return None
+    watch.begin_forward(ddp, given)
+    return watch
+
+
+def _tell(watch: Watch) -> None:
+    """Leave word that gradients are looked at here: without any finding, they were finite."""
+    if not watch.off and not _kept.is_told and here.ring is not None:
+        _kept.is_told = here.ring.note({"k": "gradients", "at": time.monotonic_ns()})
+
+
+@guarded("gradients")
+def _stand_by(watch: Watch, result: Any) -> None:
+    import torch
+
+    if not torch.is_grad_enabled():
+        return
+    outputs = [tensor for _, tensor in tensors_in(result, "") if tensor.requires_grad][:MAX_OUTPUTS]
+    hook = _Output(watch)
+    if len(_kept.handles) >= 4 * MAX_OUTPUTS:
+        del _kept.handles[:MAX_OUTPUTS]
+    _kept.handles += [tensor.register_hook(hook) for tensor in outputs]
+
+
+@guarded("gradients")
+def _enter(args: Any, kwargs: Any, frame: Any) -> None:
+    roots = args[0] if args else kwargs.get("tensors", ())
+    roots = tuple(roots) if isinstance(roots, (list, tuple)) else (roots,)
+    if ddp_models.in_backward():
+        for watch in list(_kept.watches.values()):
+            watch.spoil()
+    elif _is_compiled():
+        for handle in _kept.handles:
+            handle.remove()
+    scaled, _kept.scaled, _kept.handles = _kept.scaled, False, []
+    _kept.backwards.append(Backward(roots, frame, scaled))
+
+
+@guarded("gradients")
+def _leave() -> None:
+    if _kept.backwards:
+        _kept.backwards.pop()
+    if not _kept.backwards:
+        for watch in list(_kept.watches.values()):
+            watch.end_backward()
+
+
+def _is_compiled() -> bool:
+    """Return whether torch compiles this backward: it would take our hooks for a part of it."""
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(compiled, "compiled_autograd_enabled", False))
+
+
+@guarded("gradients")
+def before_step(optimizer: Any, *unused: Any) -> None:
+    """Tell what is pending that an optimizer makes its step."""
+    if not ddp_models.is_recorded() or is_capturing():
+        return
+    for watch in list(_kept.watches.values()):
+        watch.step_begins()
+        watch.catch_up()
+        if watch.findings.pending:
+            watch.before_step(optimizer)
+
+
+@guarded("gradients")
+def settle_all() -> None:
+    """Decide what is pending: no training follows."""
+    for watch in list(_kept.watches.values()) if ddp_models.is_recorded() else ():
+        watch.end()
+
+
+@guarded("gradients")
+def _model_ends(replica: Any) -> None:
+    watch = _kept.watches.pop(replica, None)
+    if watch is not None:
+        watch.end()
+
+
+here.on_end.append(settle_all)
+ddp_models.on_gone.append(_model_ends)

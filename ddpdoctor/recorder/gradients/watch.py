@@ -1,0 +1,299 @@
+"""Looks at the local gradients of one DDP model in each backward, before they are mixed with those of other ranks.
+
+DDP copies what it has reduced back into the gradients in a callback at the end of backward, which it asks autograd for
+when its last bucket is full. A callback that was asked for earlier in the same backward runs before that, and finds all
+gradients as this rank has computed them. Other cases: ``gradient_arrivals``.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import time
+import weakref
+from typing import Any, Deque, Dict, List, Tuple
+
+from .. import frames
+from ..capture import is_capturing
+from ..state import here
+from .arrivals import Arrivals
+from .findings import Findings, origin_of
+from .finite_checks import (
+    Maxima,
+    Sound,
+    have_finite_gradients,
+    is_finite,
+    is_observed,
+    is_plain,
+    not_finite,
+    pieces_of,
+    quietly,
+    samples_of,
+    tensors_in,
+)
+
+MAX_INPUTS = 32
+"""Inputs that are remembered until a backward. Ours: of a few forwards."""
+MAX_AHEAD_BYTES = 2**18
+"""What may be under way from GPUs at a time; a backward that finds no room is not looked at."""
+MAX_LAST_WAIT_S = 0.2
+LAST_LOOK_S = 0.01
+"""How long, and how often, the end waits for a GPU. Ours: the script has read a loss or saved a model by then."""
+MAX_NAMES = 4
+MAX_NAME = 200
+
+
+class Backward:
+    """One call of torch.autograd.backward."""
+
+    def __init__(self, roots: Tuple[Any, ...], frame: Any, scaled: bool) -> None:
+        self.roots = roots
+        self.frame = frame
+        self.scaled = scaled
+
+    def site(self) -> Any:
+        """Return the user's line."""
+        return frames.describe_user(self.frame)
+
+
+class _Input:
+    """A tensor that the model was given, and its sample."""
+
+    def __init__(self, label: str, tensor: Any, sample: Any) -> None:
+        self.label = label
+        self.tensor = weakref.ref(tensor)
+        self.sample = sample
+
+    def holds(self, value: float) -> str:
+        """Return what is wrong with it, given its sample: "NaN in 3 of 64 values"; empty where nothing is."""
+        if math.isfinite(value):
+            return ""
+        tensor = self.tensor()
+        if tensor is None:
+            return "inf" if abs(value) == math.inf else "NaN"
+        for kind, wrong in (("NaN", int(tensor.isnan().sum())), ("inf", int(tensor.isinf().sum()))):
+            if wrong:
+                return "%s in %d of %d values" % (kind, wrong, tensor.numel())
+        return ""
+
+
+class _Ahead:
+    """A look at gradients on GPUs whose result is on its way."""
+
+    def __init__(self, maxima: Maxima, indexes: List[int], inputs: List[_Input], entry: Dict[str, Any]) -> None:
+        self.maxima = maxima
+        self.indexes = indexes
+        self.inputs = inputs
+        self.entry = entry
+
+
+class Watch:
+    """The gradients of one DDP model."""
+
+    def __init__(self, replica: Any, ddp: Any) -> None:
+        self.replica = weakref.ref(replica)
+        self._ddp = weakref.ref(ddp)
+        ignored = ddp.parameters_to_ignore
+        named = [(n, p) for n, p in ddp.module.named_parameters() if p.requires_grad and n not in ignored]
+        self._names = [name for name, _ in named]
+        self._parameters = [parameter for _, parameter in named]
+        self.off = not all(map(is_plain, self._parameters)) or _reduces_otherwise(ddp)
+        early = _reduced_in_place(ddp, self._parameters) if not self.off else {}
+        self._arrivals = Arrivals(early) if early else None
+        self._late = [i for i in range(len(named)) if i not in early]
+        self._pieces = pieces_of(self._parameters[i] for i in self._late) if not self.off else []
+        self._on_gpu = any(parameter.is_cuda for parameter in self._parameters)
+        self._inputs: List[_Input] = []
+        self._losses: List[Any] = []
+        """Samples of the losses of backwards that were passed over."""
+        self._reduces = True
+        self._waits_for_last = False
+        """Gradients are added up in several backwards for one reduction: a look at the last sees them all."""
+        self._task = -1
+        self._spoilt = False
+        self._ahead: Deque[_Ahead] = collections.deque()
+        self.findings = Findings(Sound([] if self.off else named).first_ruined)
+
+    @quietly
+    def begin_forward(self, ddp: Any, given: Any) -> None:
+        """Remember whether what the model is given is finite."""
+        self.catch_up()
+        if self.findings.are_enough or is_observed():
+            return
+        self._reduces = bool(ddp.require_backward_grad_sync)
+        args, kwargs = given
+        found = [pair for i, value in enumerate(args) for pair in tensors_in(value, "argument %d of forward" % i)]
+        found += [pair for name, value in kwargs.items() for pair in tensors_in(value, "argument %s of forward" % name)]
+        samples = samples_of([tensor.detach() for _, tensor in found[:MAX_INPUTS]])
+        inputs = [_Input(label, tensor, sample) for (label, tensor), sample in zip(found, samples)]
+        self._inputs = (self._inputs + inputs)[-MAX_INPUTS:]
+
+    def begin_backward(self, backward: Backward) -> None:
+        """Ask autograd to look when all gradients are there. To be called from within a backward, before any is."""
+        import torch
+
+        task = torch._C._current_graph_task_id()
+        ddp = self._ddp()
+        if self.off or task == self._task or ddp is None or self.findings.are_enough or is_observed():
+            return
+        self._task = task
+        self._spoilt = False
+        if self._on_gpu and self._waits_for_last and not self._reduces:
+            self._pass_over(backward)
+            return
+        if self._arrivals is not None:
+            self._arrivals.begin(ddp)
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: self._look(backward))
+
+    @quietly
+    def _pass_over(self, backward: Backward) -> None:
+        """Leave gradients that are added to, and not reduced yet, to the look at the backward that reduces them."""
+        self._losses = (self._losses + _loss_samples(backward))[-MAX_INPUTS:]
+
+    def spoil(self) -> None:
+        """Look at gradients one by one from here on: a backward has begun inside the one that is watched.
+
+        DDP may end its reduction with the inner one, before the outer one comes to its callbacks.
+        """
+        if self._task != -1 and self._late:
+            self._spoilt = True
+            self._arrivals = Arrivals(dict(enumerate(self._parameters)))
+            self._late, self._pieces = [], []
+
+    def _look(self, backward: Backward) -> None:
+        self._task = -1
+        try:
+            if not self._spoilt:
+                self._look_at_all(backward)
+        except Exception as error:  # noqa: BLE001 - the recorder's wall
+            self.off = True
+            here.failed("gradients", error)
+        self._waits_for_last = self._waits_for_last or self._reduces
+        self._inputs, self._losses = [], []
+
+    @quietly
+    def _look_at_all(self, backward: Backward) -> None:
+        bad, maxima = self._arrivals.end() if self._arrivals is not None else ({}, [])
+        if self._on_gpu:
+            late = self._late_gradients()
+            samples = samples_of([grad for _, grad in late])
+            self._send(maxima + [(i, sample) for (i, _), sample in zip(late, samples)], backward)
+        elif bad or not have_finite_gradients(self._pieces):
+            bad.update((i, bool(grad.isnan().any())) for i, grad in self._late_gradients() if not is_finite(grad))
+            values = [abs(known.sample.item()) for known in self._inputs]
+            self._judge(bad, list(zip(self._inputs, values)), _loss_of(backward.roots), self._entry(backward))
+        else:
+            self.findings.saw_finite(self._reduces)
+
+    def _late_gradients(self) -> List[Tuple[int, Any]]:
+        found = [(i, self._parameters[i].grad) for i in self._late]
+        return [(i, grad) for i, grad in found if grad is not None]
+
+    def _entry(self, backward: Backward) -> Dict[str, Any]:
+        replica = self.replica()
+        return {
+            "step": replica.reductions + 1 if replica is not None else 0,
+            "model": replica.number if replica is not None else 0,
+            "group": replica.group if replica is not None else "",
+            "of": len(self._names),
+            "scaled": int(backward.scaled),
+            "used": 0,
+            "reduces": self._reduces,
+            "frame": backward.site(),
+        }
+
+    def _judge(
+        self, bad: Dict[int, bool], inputs: List[Tuple[_Input, float]], loss: float, entry: Dict[str, Any]
+    ) -> None:
+        """Take down which gradients are not finite (and whether they hold NaN), with samples of the inputs."""
+        reduces = entry.pop("reduces")
+        if not bad:
+            self.findings.saw_finite(reduces)
+            return
+        found = ((known.label, known.holds(value)) for known, value in inputs)
+        wrong = next((pair for pair in found if pair[1]), ("", ""))
+        ruined = None if self._on_gpu else self.findings.first_ruined()
+        origin, note = origin_of(wrong, ruined, loss)
+        order = sorted(bad, reverse=True)
+        entry.update(
+            tensors=[self._names[i][:MAX_NAME] for i in order[:MAX_NAMES]], count=len(bad), nan=int(any(bad.values())),
+            origin=origin, note=note, loss_nan=int(math.isnan(loss)),
+        )  # fmt: skip
+        self.findings.saw(entry, reduces)
+
+    def _send(self, grads: List[Tuple[int, Any]], backward: Backward) -> None:
+        """Have the greatest magnitudes of gradients, inputs and loss sent to the host, to be read when there."""
+        losses = self._losses + _loss_samples(backward)
+        if not grads or (len(self._ahead) + 1) * 8 * (len(grads) + len(self._inputs) + len(losses)) > MAX_AHEAD_BYTES:
+            return
+        samples = [sample for _, sample in grads] + [known.sample for known in self._inputs] + losses
+        self._ahead.append(_Ahead(Maxima(samples), [i for i, _ in grads], self._inputs, self._entry(backward)))
+
+    def catch_up(self) -> None:
+        """Read what has come from GPUs meanwhile. Never waits."""
+        while self._ahead and not is_capturing() and self._ahead[0].maxima.have_come():
+            ahead = self._ahead.popleft()
+            values = ahead.maxima.values()
+            count = len(ahead.indexes)
+            bad = {i: math.isnan(value) for i, value in zip(ahead.indexes, values) if not math.isfinite(value)}
+            losses = values[count + len(ahead.inputs) :]
+            loss = next((value for value in losses if not math.isfinite(value)), 0.0)
+            self._judge(bad, list(zip(ahead.inputs, values[count:])), loss, ahead.entry)
+
+    def end_backward(self) -> None:
+        """Forget a backward that has ended, or failed."""
+        self._task = -1
+        if self._arrivals is not None:
+            self._arrivals.rest()
+
+    def end(self) -> None:
+        """Decide what is pending: no training follows. A GPU may still be at its last step, for a moment."""
+        limit = time.monotonic() + MAX_LAST_WAIT_S
+        self.catch_up()
+        while self._ahead and time.monotonic() < limit:
+            time.sleep(LAST_LOOK_S)
+            self.catch_up()
+        self.findings.end()
+
+    def step_begins(self) -> None:
+        """Look at every backward again where a step is made with gradients that were passed over, and not reduced."""
+        if self._losses:
+            self._waits_for_last = False
+
+    @quietly
+    def before_step(self, optimizer: Any) -> None:
+        """Note it where an optimizer is about to make its step with gradients that are not finite."""
+        skipped = getattr(optimizer, "found_inf", None)  # set by a gradient scaler for optimizers that skip themselves
+        if skipped is not None and float(skipped):
+            return
+        own = {id(parameter) for parameter in self._parameters}
+        held = (p.grad for group in optimizer.param_groups for p in group["params"] if id(p) in own)
+        if next(not_finite(held), None) is not None:
+            self.findings.was_used()
+
+
+def _reduces_otherwise(ddp: Any) -> bool:
+    """Return whether gradients are reduced in another way than by DDP's C++, or in another type than they have."""
+    return bool(getattr(ddp, "_use_python_reducer", False)) or getattr(ddp, "mixed_precision", None) is not None
+
+
+def _reduced_in_place(ddp: Any, parameters: List[Any]) -> Dict[int, Any]:
+    """Return the parameters whose gradients DDP reduces where they are, by their place in the model."""
+    import torch
+
+    if ddp.gradient_as_bucket_view:
+        return dict(enumerate(parameters))
+    lookups = (m for m in ddp.module.modules() if isinstance(m, (torch.nn.Embedding, torch.nn.EmbeddingBag)))
+    sparse = {id(module.weight) for module in lookups if module.sparse}
+    return {i: parameter for i, parameter in enumerate(parameters) if id(parameter) in sparse}
+
+
+def _loss_of(roots: Tuple[Any, ...]) -> float:
+    """Return the first root of a backward that is not finite, of a large one its sum; 0 where all are finite."""
+    samples = samples_of([root.detach() for root in roots if is_plain(root)])
+    values = [float(abs(sample.item())) for sample in samples]
+    return next((value for value in values if not math.isfinite(value)), 0.0)
+
+
+def _loss_samples(backward: Backward) -> List[Any]:
+    return samples_of([root.detach() for root in backward.roots if is_plain(root) and root.numel() == 1][:1])

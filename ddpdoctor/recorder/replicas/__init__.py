@@ -1,0 +1,1 @@
+"""Writes down what each replica of a model is like."""

@@ -1,0 +1,247 @@
+"""Writes down what a replica is like: after a step of an optimizer, at a forward, after a sync of buffers, at the end.
+
+Which moments are due is told by their numbers alone, which are equal on all ranks: 1, 2, 4 and so on below N, then the
+multiples of N. Nothing here talks to other ranks, and nothing is left on a GPU or in autograd.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from typing import Any, Dict, List, Optional
+
+from .. import frames
+from ..capture import is_capturing
+from ..storage import fingerprint_layout
+from . import tensors, unwrapped
+from .ddp_models import Replica
+from .files import PrintFiles
+from .tensors import Rows
+from .untrained import Untrained
+from .values import fitted, model_values, optimizer_values
+
+GPU_WAIT_S = 1.0
+"""How long the end waits for a GPU that is still at work: it may stand in a collective that never completes. Ours."""
+
+
+def next_due(number: int, every: int) -> int:
+    """Return the first number after ``number`` at which replicas are looked at."""
+    power = 1 << number.bit_length()
+    return power if power < every else (number // every + 1) * every
+
+
+def may_look() -> bool:
+    """Return whether tensors can be read now: not in code that is being compiled, or captured as a graph of a GPU's."""
+    torch: Any = sys.modules["torch"]
+    return not torch.compiler.is_compiling() and not is_capturing()
+
+
+class StepMoments:
+    """The moments of one model by the clock of one optimizer. It outlives the optimizer, and keeps no tensor alive."""
+
+    def __init__(self, replica: Any, optimizer: Any) -> None:
+        self.replica = replica
+        """A ``Replica``, or what stands for one where no DDP holds the parameters."""
+        self.steps = 0
+        self._files: Optional[PrintFiles] = None
+        self._untrained = Untrained()
+        self._forwards, self._unreduced = replica.before_step
+        self._gradients: Rows = []
+        self._prints: Any = None
+        """Those of the gradients: ``fingerprint.Prints``, read when the step has ended."""
+        self._sample: Any = _nothing
+        """A weak reference to one of the parameters that the optimizer changes."""
+        self._left = (0, 0)
+        """Its version, and where it was, when the last step had ended."""
+        self._between = 0
+        self.follow(optimizer)
+
+    def follow(self, optimizer: Any) -> None:
+        """Find anew what the optimizer holds of the model."""
+        trained = [tensor for _, tensor in self._named(optimizer) if tensor.requires_grad]
+        if trained and trained[0] is not self._sample():
+            self._sample = weakref.ref(trained[0])
+            self._leave()
+            self._between = 0
+
+    def _named(self, optimizer: Any) -> List[Any]:
+        held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        return [named for named in tensors.named_parameters(self.replica) if id(named[1]) in held]
+
+    def begins(self) -> None:
+        """Note that a step begins: what the script has done to parameters since the last one is its habit."""
+        self._prints = None
+        sample = self._sample()
+        if sample is not None:
+            self._between = sample._version - self._left[0]
+
+    def ended(self, steps: int) -> None:
+        """Note that a step has ended."""
+        replica = self.replica
+        self.steps = steps
+        self._forwards, self._unreduced = replica.before_step = (replica.forwards, replica.unreduced_forwards)
+        replica.last_stepped = self
+        if isinstance(replica, unwrapped.Unwrapped):
+            unwrapped.stepped(replica, steps)
+        self._leave()
+
+    def _leave(self) -> None:
+        sample = self._sample()
+        if sample is not None:
+            self._left = (sample._version, sample.data_ptr())
+
+    def is_edited(self) -> bool:
+        """Return whether parameters were changed since the last step more than between the two before.
+
+        So it is where one rank loads the best weights, or folds them, for an evaluation after training.
+        """
+        sample, module = self._sample(), self.replica.module()
+        if sample is None or module is None or not any(tensor is sample for tensor in module.parameters()):
+            return True
+        version, place = self._left
+        return bool(sample.data_ptr() != place or sample._version - version > self._between)
+
+    def look_first(self) -> None:
+        """Write the parameters as they are before the first step."""
+        values = dict(model_values(self.replica, [], []), steps=0, forwards=0, unreduced_forwards=0)
+        rows = tensors.parameter_rows(tensors.named_parameters(self.replica))
+        _write_rows(self._own_files(), 0, values, rows)
+
+    def look_before(self, optimizer: Any) -> None:
+        """Take the gradients as the optimizer is given them."""
+        self._gradients = tensors.gradient_rows(self._named(optimizer))
+        self._prints = _prints_of(self._gradients)
+
+    def look_after(self, number: int, optimizer: Any, optimizers: List[Any], frame: Any) -> None:
+        """Write the record of step ``number``.
+
+        Gradients that a closure has computed within the step are taken here.
+        """
+        if self._prints is None:
+            self.look_before(optimizer)
+        rows, gradients = self._gradients, self._prints
+        self._gradients, self._prints = [], None
+        replica = self.replica
+        named = tensors.named_parameters(replica)
+        after = tensors.parameter_rows(named) + tensors.state_rows(self._named(optimizer), optimizer)
+        if not replica.syncs_buffers:
+            after += tensors.buffer_rows(replica)
+        values = dict(
+            model_values(replica, named, optimizers),
+            steps=number,
+            forwards=replica.forwards - self._forwards,
+            unreduced_forwards=replica.unreduced_forwards - self._unreduced,
+            site=frames.describe_user(frame),
+        )
+        values.update(optimizer_values(optimizer))
+        taken, prints = gradients.value(), _prints_of(after).value()
+        values.update(self._untrained.look(named, prints, optimizer, optimizers))
+        _write(self._own_files(), number, values, rows + after, taken + prints)
+
+    def _own_files(self) -> PrintFiles:
+        """Return where to write; only an optimizer that has made a step gets a number."""
+        if self._files is None:
+            self.replica.optimizers += 1
+            self._files = PrintFiles(_about(self.replica, fingerprint_layout.STEP, self.replica.optimizers))
+        return self._files
+
+
+def _nothing() -> None:
+    """Stand for a reference whose object is gone."""
+
+
+class ModelMoments:
+    """The moments of one model by its own clocks."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.forward_due = 1
+        self.sync_due = 0
+        self._forward_files: Optional[PrintFiles] = None
+        self._sync_files: Optional[PrintFiles] = None
+        self._forwards = 0
+        self._unreduced = 0
+
+    def look_at_forward(self, optimizers: List[Any], frame: Any) -> None:
+        """Write parameters, and buffers that nobody sends, at a forward."""
+        replica = self.replica
+        if self._forward_files is None:
+            self._forward_files = PrintFiles(_about(replica, fingerprint_layout.FORWARD))
+        values = self._values(optimizers)
+        values["site"] = frames.describe_user(frame)
+        _write_rows(self._forward_files, replica.reductions, values, _whole(replica))
+        self._forwards = replica.forwards
+        self._unreduced = replica.unreduced_forwards
+
+    def look_after_sync(self) -> None:
+        """Write the buffers that DDP has just sent."""
+        replica = self.replica
+        if self._sync_files is None:
+            self._sync_files = PrintFiles(_about(replica, fingerprint_layout.SYNC))
+        values = {"steps": 0, "reductions": replica.reductions, "forwards": 0, "unreduced_forwards": 0}
+        _write_rows(self._sync_files, replica.reductions, values, tensors.buffer_rows(replica))
+
+    def look_at_end(self, steps: int) -> None:
+        """Write the model as training has left it, after so many steps. The optimizers may be gone already."""
+        replica = self.replica
+        files = PrintFiles(_about(replica, fingerprint_layout.END), most_records=1)
+        values = dict(self._values([]), steps=steps, stray=0, unheld=0)
+        _write_rows(files, replica.reductions, values, _whole(replica))
+
+    def _values(self, optimizers: List[Any]) -> Dict[str, Any]:
+        replica = self.replica
+        return dict(
+            model_values(replica, tensors.named_parameters(replica), optimizers),
+            steps=0,
+            forwards=replica.forwards - self._forwards,
+            unreduced_forwards=replica.unreduced_forwards - self._unreduced,
+        )
+
+
+def gpu_is_idle() -> bool:
+    """Return whether the GPU has done, or does soon, all that it was given: then it can be read without a hang."""
+    torch: Any = sys.modules["torch"]
+    if is_capturing():
+        return False
+    if not torch.cuda.is_initialized():
+        return True
+    until = time.monotonic() + GPU_WAIT_S
+    while not torch.cuda.current_stream().query():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def _whole(replica: Replica) -> Rows:
+    rows = tensors.parameter_rows(tensors.named_parameters(replica))
+    return rows if replica.syncs_buffers else rows + tensors.buffer_rows(replica)
+
+
+def _about(replica: Replica, clock: str, optimizer: int = 0) -> Dict[str, Any]:
+    """Return the table of a stream without its rows."""
+    return {
+        "clock": clock,
+        "group": replica.group,
+        "ranks": list(replica.ranks),
+        "model": replica.number,
+        "optimizer": optimizer,
+        "rank": replica.rank,
+    }
+
+
+def _prints_of(rows: Rows) -> Any:
+    """Return the prints of rows as they are now, without a wait for a GPU."""
+    from .fingerprint import Prints
+
+    return Prints([tensor for _, tensor in rows])
+
+
+def _write_rows(files: PrintFiles, number: int, values: Dict[str, Any], rows: Rows) -> None:
+    _write(files, number, values, rows, _prints_of(rows).value())
+
+
+def _write(files: PrintFiles, number: int, values: Dict[str, Any], rows: Rows, taken: bytes) -> None:
+    if rows:
+        files.write(number, fitted(values), [row for row, _ in rows], taken)

@@ -1,0 +1,238 @@
+"""Writes down what ranks of a device mesh hold alike: parameters that are replicated in a dimension of it.
+
+Such are the shards of hybrid FSDP in its replicating dimension, DTensors that are placed as ``Replicate``, and plain
+parameters inside of what ``parallelize_module`` was given. They are looked at when an optimizer steps, at the moments
+at which replicas of DDP are, and compared among the ranks that hold the same part. Shards are compared with none.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import weakref
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
+
+from .. import frames, hooks
+from ..state import check_every, guarded, here
+from ..storage import fingerprint_layout
+from ..wrappers import standing_for
+from . import placements
+from .files import PrintFiles
+from .fingerprinting import may_look, next_due
+from .placements import Sharing
+from .values import fitted, optimizer_values
+
+Row = Tuple[Any, ...]
+Rows = List[Tuple[Row, Any]]
+Shared = Dict[Sharing, List[Tuple[str, Any]]]
+"""Names and parameters, by who holds them alike. The parameters are weak references."""
+
+MAX_MODULES = 4096
+"""Modules that are kept. Ours: a model of a thousand blocks, each given with its parts."""
+
+_modules: List[Tuple[Any, Any]] = []
+"""Weak references to the modules that were spread over a mesh, each with the mesh of its plain parameters, or None."""
+_steppers: Dict[int, _Stepper] = {}
+_numbers = itertools.count(1)
+
+
+class _Stepper:
+    """What is kept of an optimizer."""
+
+    def __init__(self, optimizer: Any, number: int) -> None:
+        self.reference = weakref.ref(optimizer, functools.partial(_forget, _steppers, id(optimizer)))
+        self.number = number
+        self.steps = 0
+        self.due = 1
+        self.held: FrozenSet[int] = frozenset()
+        """Ids of its parameters when ``shared`` was found; it holds them, so that no other tensor has their ids."""
+        self.shared: Shared = {}
+        self.gradients: Dict[Sharing, Tuple[Rows, Any]] = {}
+        self.files: Dict[Sharing, PrintFiles] = {}
+
+
+def _forget(steppers: Dict[int, _Stepper], key: int, gone: Any) -> None:
+    """Forget an optimizer that is no more; names of this file may be gone when Python ends."""
+    found = steppers.get(key)
+    if found is not None and found.reference is gone:
+        del steppers[key]
+
+
+@guarded("mesh step begins")
+def before_step(optimizer: Any, *unused: Any) -> None:
+    """Take the gradients that a step is made with, where it is due to be looked at."""
+    if not _modules or not here.is_rank:
+        return
+    stepper = _stepper_of(optimizer)
+    if stepper.steps + 1 == stepper.due and may_look():
+        for sharing, named in _shared(stepper, optimizer):
+            rows = [_row(fingerprint_layout.GRADIENT, name, "", p, p.grad) for name, p in named if _has_gradient(p)]
+            stepper.gradients[sharing] = (rows, _prints_of(rows))
+
+
+@guarded("mesh step ends")
+def after_step(optimizer: Any) -> None:
+    """Write what a step has left, where it is due."""
+    stepper = _steppers.get(id(optimizer)) if _modules else None
+    if stepper is None or stepper.reference() is not optimizer:
+        return
+    stepper.steps += 1
+    if stepper.steps != stepper.due:
+        return
+    stepper.due = next_due(stepper.steps, check_every())
+    if may_look():
+        for sharing, named in _shared(stepper, optimizer):
+            _write(stepper, sharing, named, optimizer)
+    stepper.gradients = {}
+
+
+def _stepper_of(optimizer: Any) -> _Stepper:
+    found = _steppers.get(id(optimizer))
+    if found is None or found.reference() is not optimizer:
+        found = _steppers[id(optimizer)] = _Stepper(optimizer, next(_numbers))
+    return found
+
+
+def _write(stepper: _Stepper, sharing: Sharing, named: List[Tuple[str, Any]], optimizer: Any) -> None:
+    gradients, taken = stepper.gradients.get(sharing, ([], None))
+    rows = [_row(fingerprint_layout.PARAMETER, name, "", tensor, tensor) for name, tensor in named]
+    for name, tensor in named:
+        parts = optimizer.state.get(tensor)
+        for part, value in parts.items() if isinstance(parts, dict) else ():
+            if hasattr(value, "shape"):
+                rows.append(_row(fingerprint_layout.STATE, name, str(part), value, value))
+    values = dict(optimizer_values(optimizer), steps=stepper.steps, reductions=stepper.steps, forwards=1)
+    values["site"] = frames.describe_user(sys._getframe(1))
+    files = stepper.files.get(sharing)
+    if files is None:
+        files = stepper.files[sharing] = PrintFiles(_about(stepper, sharing))
+    every = gradients + rows
+    prints = (taken.value() if taken is not None else b"") + _prints_of(rows).value()
+    files.write(stepper.steps, fitted(values), [row for row, _ in every], prints)
+
+
+def _about(stepper: _Stepper, sharing: Sharing) -> Dict[str, Any]:
+    """Return the table of a stream without its rows."""
+    from ..calls import groups
+
+    dims, ranks = sharing
+    return {
+        "clock": fingerprint_layout.STEP, "group": fingerprint_layout.MESH + dims, "ranks": list(ranks), "model": 1,
+        "optimizer": stepper.number, "rank": int(groups.c10d.get_rank()),
+    }  # fmt: skip
+
+
+def _shared(stepper: _Stepper, optimizer: Any) -> List[Tuple[Sharing, List[Tuple[str, Any]]]]:
+    """Return the parameters of an optimizer that others hold as well, by who does.
+
+    Their names are found once: which modules are still there later, the garbage collectors of ranks decide apart.
+    """
+    held = frozenset(id(tensor) for group in optimizer.param_groups for tensor in group["params"])
+    if held != stepper.held:
+        stepper.held, stepper.shared = held, _find_shared(held)
+    return [
+        (sharing, [(name, tensor) for name, reference in named if (tensor := reference()) is not None])
+        for sharing, named in stepper.shared.items()
+    ]
+
+
+def _find_shared(held: FrozenSet[int]) -> Shared:
+    found: Shared = {}
+    for name, tensor, mesh in _named(held):
+        sharing = _sharing_of(tensor, mesh) if tensor.requires_grad else None
+        if sharing is not None:
+            found.setdefault(sharing, []).append((name, weakref.ref(tensor)))
+    return found
+
+
+def _sharing_of(tensor: Any, mesh: Any) -> Optional[Sharing]:
+    """Return who holds the same.
+
+    What ranks compute each for themselves has equal bits on a CPU; kernels of a GPU need not add up in one order. There
+    only tensors are told that are sharded as well, as by hybrid FSDP: their gradients are reduced.
+    """
+    if placements.is_placed(tensor):
+        reduced = any(placement.is_shard() for placement in tensor.placements)
+        return placements.sharing_of(tensor) if reduced or tensor.device.type == "cpu" else None
+    is_plain = type(tensor).__name__ == "Parameter" and tensor.device.type == "cpu"
+    return placements.sharing_in(mesh) if mesh is not None and is_plain else None
+
+
+def _named(held: FrozenSet[int]) -> List[Tuple[str, Any, Any]]:
+    """Return names, parameters and the meshes of plain ones. Names begin at the outermost modules that were given."""
+    given = [(module, mesh) for reference, mesh in _modules if (module := reference()) is not None]
+    inner = {id(part) for module, _ in given for part in module.modules() if part is not module}
+    meshes: Dict[int, Any] = {}
+    for module, mesh in given:
+        if mesh is not None:
+            meshes.update({id(parameter): mesh for parameter in module.parameters()})
+    outer: Dict[int, Any] = {}
+    for module, _ in given:
+        if id(module) not in inner and any(id(parameter) in held for parameter in module.parameters()):
+            outer[id(module)] = module
+    found, seen = [], set()
+    for number, module in enumerate(outer.values(), 1):
+        prefix = "" if len(outer) == 1 else "%s %d: " % (type(module).__name__, number)
+        for name, tensor in module.named_parameters():
+            if id(tensor) in held and id(tensor) not in seen:
+                seen.add(id(tensor))
+                found.append((prefix + name, tensor, meshes.get(id(tensor))))
+    return found
+
+
+def _has_gradient(tensor: Any) -> bool:
+    """Return whether the gradient lies as its parameter does: one that is still to be summed up differs by right."""
+    grad = tensor.grad
+    if grad is None or placements.is_placed(grad) != placements.is_placed(tensor):
+        return False
+    return not placements.is_placed(tensor) or grad.placements == tensor.placements
+
+
+def _row(what: str, name: str, part: str, like: Any, tensor: Any) -> Tuple[Row, Any]:
+    local = placements.local_part(tensor)
+    return (what, name, part, tuple(like.shape), str(like.dtype)[6:]), local  # without "torch."
+
+
+def _prints_of(rows: Rows) -> Any:
+    from .fingerprint import Prints
+
+    return Prints([tensor for _, tensor in rows])
+
+
+def patch_fully_shard(module: Any) -> None:
+    """Note the modules that ``fully_shard`` is given."""
+    hooks.put(module, "fully_shard", _noting)
+
+
+def patch_parallelize(module: Any) -> None:
+    """Note the modules that ``parallelize_module`` is given, and on which mesh: it leaves plain parameters in them."""
+    hooks.put(module, "parallelize_module", functools.partial(_noting, leaves_plain=True))
+
+
+def patch_distribute(module: Any) -> None:
+    """Note the modules that ``distribute_module`` is given."""
+    hooks.put(module, "distribute_module", _noting)
+
+
+def _noting(original: Callable[..., Any], leaves_plain: bool = False) -> Callable[..., Any]:
+    @standing_for(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        _note(args[0] if args else kwargs.get("module"), _mesh(args, kwargs) if leaves_plain else None)
+        return result
+
+    return run
+
+
+def _mesh(args: Any, kwargs: Any) -> Any:
+    return args[1] if len(args) > 1 else kwargs.get("device_mesh")
+
+
+@guarded("mesh module")
+def _note(given: Any, mesh: Any) -> None:
+    if not check_every():
+        return
+    for module in given if isinstance(given, (list, tuple)) else [given]:
+        if hasattr(module, "named_parameters") and len(_modules) < MAX_MODULES:
+            _modules.append((weakref.ref(module), mesh))

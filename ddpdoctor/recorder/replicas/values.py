@@ -1,0 +1,184 @@
+"""What a rank writes beside the tensors of its replica, as JSON: the fields of ``model.consistency.Values``.
+
+A field that has its default is left out. ``site`` is a frame as ``frames.describe`` gives it, ``settings`` a list of
+pairs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, Dict, List, Optional, Tuple
+
+from .. import frames
+from ..storage import fingerprint_layout
+from .ddp_models import Replica, all_replicas
+
+MAX_NAMES = 5
+"""Names of parameters that DDP does not reduce. Ours: they tell which part of the model it is."""
+MAX_NAME = 120
+MAX_VALUE = 32
+"""Characters of a hyper-parameter. Ours: two floats of full precision would be cut, as in unusual betas."""
+_SCALER_FILE = "grad_scaler.py"
+_NO_SETTINGS = frozenset({"params", "param_names", "initial_lr"})
+
+Values = Dict[str, Any]
+
+
+def model_values(replica: Replica, named: List[Tuple[str, Any]], optimizers: List[Any]) -> Values:
+    """Return what can be told of a model at any moment. ``optimizers`` are all that have stepped in this process."""
+    _look_at_wrapper(replica)
+    held = {id(tensor): tensor for optimizer in optimizers for tensor in _tensors_of(optimizer)}
+    known = _all_parameters()
+    strays = [tensor for key, tensor in held.items() if key not in known]
+    unheld = [(name, tensor) for name, tensor in named if tensor.requires_grad and id(tensor) not in held]
+    unreduced = [name for name, tensor in named if tensor.requires_grad and id(tensor) not in replica.reduced]
+    return {
+        "reductions": replica.reductions,
+        "random": random_digest(replica.on_gpu),
+        "dropout": _has_dropout(replica.module()),
+        "unfinished": replica.unfinished["names"] if replica.unfinished else [],
+        "unreduced": [name[:MAX_NAME] for name in unreduced[:MAX_NAMES]],
+        "stray": len(strays),
+        "unheld": len(unheld),
+        "replaced": _replaced(unheld, strays, optimizers),
+        "own_steps": getattr(replica, "own_steps", 0),
+        "through": getattr(replica, "through", 0),
+        "join": replica.join,
+        "hook": replica.hook,
+    }
+
+
+def optimizer_values(optimizer: Any) -> Values:
+    """Return what can be told of an optimizer that is making its step now."""
+    return {
+        "optimizer": type(optimizer).__name__,
+        "settings": settings_of(optimizer.param_groups),
+        "scale": _scale(sys._getframe(1)),
+    }
+
+
+def fitted(values: Values) -> Values:
+    """Leave out what has its default, and of the rest as much as is too long for a record."""
+    kept = {key: value for key, value in values.items() if value or key in ("steps", "reductions", "forwards")}
+    while len(json.dumps(kept, separators=(",", ":"))) > fingerprint_layout.TEXT_SIZE:
+        if kept.get("settings"):
+            kept["settings"] = kept["settings"][: len(kept["settings"]) // 2]
+        elif all(kept.pop(name, None) is None for name in ("unfinished", "untrained", "replaced", "unreduced", "site")):
+            return {}  # else one of them, the first there was, is gone
+    return kept
+
+
+def settings_of(param_groups: List[Dict[str, Any]]) -> List[List[str]]:
+    """Return the hyper-parameters of an optimizer by name, those of all groups but the first with its number before.
+
+    Of the others only the learning rate, and what is not as in the first, is named.
+    """
+    first = _plain_settings(param_groups[0])
+    found = [[key, value] for key, value in first.items()]
+    for number, group in enumerate(param_groups[1:], 1):
+        for key, value in _plain_settings(group).items():
+            if key == "lr" or first.get(key) != value:
+                found.append(["%d.%s" % (number, key), value])
+    return found
+
+
+def _plain_settings(group: Dict[str, Any]) -> Dict[str, str]:
+    texts = {str(key): _text(value) for key, value in group.items() if key not in _NO_SETTINGS}
+    return {key: text for key, text in texts.items() if text is not None}
+
+
+def _text(value: Any) -> Optional[str]:
+    """Return a hyper-parameter as text; None for one that is not set, or that stands in a GPU's memory."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        value = value.item() if value.device.type == "cpu" and value.numel() == 1 else None
+    if value is None or value is False:
+        return None
+    if isinstance(value, (tuple, list)):
+        return " ".join(_text(part) or "-" for part in value[:4])[:MAX_VALUE]
+    return (value if isinstance(value, str) else repr(value))[:MAX_VALUE] if _is_plain(value) else None
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (int, float, str))
+
+
+def random_digest(on_gpu: bool) -> str:
+    """Return a digest of torch's random state, that of the GPU in use included."""
+    import torch
+
+    from .fingerprint import prints
+
+    states = [torch.get_rng_state()]
+    if on_gpu and torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state())
+    return "-".join(prints([state])[:6].hex() for state in states)
+
+
+def _has_dropout(module: Any) -> bool:
+    import torch
+
+    kind = torch.nn.modules.dropout._DropoutNd
+    return module is not None and any(isinstance(m, kind) and m.training and m.p > 0 for m in module.modules())
+
+
+def _tensors_of(optimizer: Any) -> List[Any]:
+    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
+
+
+def _all_parameters() -> Any:
+    modules = [replica.module() for replica in all_replicas()]
+    return {id(tensor) for module in modules if module is not None for tensor in module.parameters()}
+
+
+def _replaced(unheld: List[Tuple[str, Any]], strays: List[Any], optimizers: List[Any]) -> List[str]:
+    """Return the first parameters in whose place an optimizer holds a tensor alike that never had a gradient.
+
+    Such a tensor is what the parameter was before its layer was replaced. One that is trained elsewhere has a gradient,
+    or state of the optimizer.
+    """
+    if not unheld:
+        return []
+    used = [optimizer.state for optimizer in optimizers if isinstance(optimizer.state, dict)]
+    idle = [_kind(one) for one in strays if one.grad is None and not any(one in state for state in used)]
+    found = []
+    for name, tensor in unheld:
+        if tensor.grad is not None and _kind(tensor) in idle:
+            idle.remove(_kind(tensor))
+            found.append(name[:MAX_NAME])
+    return found[:MAX_NAMES]
+
+
+def _kind(tensor: Any) -> Tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.dtype
+
+
+def _look_at_wrapper(replica: Replica) -> None:
+    """Take from DDP what can change; of a model that has ended the last is known."""
+    ddp = replica.ddp()
+    if ddp is not None:
+        replica.join = bool(getattr(getattr(ddp, "_join_config", None), "enable", False))
+        replica.hook = _hook_of(ddp)
+
+
+def _hook_of(ddp: Any) -> str:
+    """Return the name of the communication hook that the script registered, one of torch's own in C++ included."""
+    hooks = getattr(ddp, "_comm_hooks", None)
+    if hooks:
+        return str(getattr(hooks[-1][0], "__qualname__", type(hooks[-1][0]).__name__))[:MAX_NAME]
+    logger = getattr(ddp, "logger", None)
+    return str(logger._get_ddp_logging_data().strs_map.get("comm_hook", ""))[:MAX_NAME] if logger is not None else ""
+
+
+def _scale(frame: Any) -> Optional[float]:
+    """Return the scale of the gradient scaler that is making this step; None without one, and for one on a GPU."""
+    depth = 0
+    while frame is not None and depth < frames.MAX_DEPTH:
+        if frame.f_code.co_name == "step" and frame.f_code.co_filename.endswith(_SCALER_FILE):
+            scale = getattr(frame.f_locals.get("self"), "_scale", None)
+            return float(scale) if scale is not None and scale.device.type == "cpu" else None
+        frame = frame.f_back
+        depth += 1
+    return None

@@ -1,0 +1,1 @@
+"""Where the main thread is, and how it ended: stacks, errors, waits."""

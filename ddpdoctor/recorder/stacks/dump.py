@@ -1,0 +1,139 @@
+"""Has a signal, and a fatal error, write all stacks to a file of ours, as long as the script wants neither for itself.
+
+The signal is SIGURG, which is ignored by default, so that it can never end a process. The file is known by its number
+alone. A script may close all files that it did not open, and then open its own: what is written must never reach those.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # what signal is made of; signal itself would load enum
+import faulthandler
+import os
+
+from ..state import here, is_short_of_files
+from ..storage.files import open_plain
+from ..wrappers import standing_for
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Optional, Tuple
+
+HIGH_NUMBER = 1000
+"""Where our file is put among the numbers of open files. Ours: below 1,024, the usual limit, since the kernel's table
+grows with the highest number, and above what a script that closes all its files has soon opened again."""
+
+_is_enabled = faulthandler.is_enabled
+_enable = faulthandler.enable
+_disable = faulthandler.disable
+_register = faulthandler.register
+_file: Optional[Tuple[int, int, int]] = None
+"""Number, device and inode of our file."""
+_has_signal = False
+_has_fatal = False
+
+
+def register() -> None:
+    """Let SIGURG write all stacks, and fatal signals too where the script did not ask for that itself."""
+    global _file, _has_fatal
+    if is_short_of_files() or not _signal_is_free():
+        return
+    fd = _open_high(os.path.join(here.folder, "evidence", "%d-%d.dump" % (os.getpid(), here.ticks)))
+    status = os.fstat(fd)
+    _file = (fd, status.st_dev, status.st_ino)
+    _register(_signal.SIGURG, file=fd, all_threads=True, chain=False)
+    _told(True)
+    if not _is_enabled():
+        _enable(file=fd, all_threads=True)
+        _has_fatal = True
+    _yield_to_script()
+
+
+def check() -> None:
+    """Let go where the script has taken the signal for itself, or closed our file."""
+    if _file is None:
+        return
+    if not _is_there(_file):
+        forget()
+    elif _has_signal and not _signal_is_free():
+        _forget_signal()
+
+
+def forget() -> None:
+    """Write no longer into the file: it is another process's, or it is no longer ours."""
+    global _file, _has_fatal
+    _forget_signal()
+    if _has_fatal:
+        _has_fatal = False
+        _disable()
+    _file = None
+
+
+def _forget_signal() -> None:
+    """Take our handler away, unless the script has put its own in its place; no dump on request any more."""
+    if _has_signal and _signal_is_free():
+        faulthandler.unregister(_signal.SIGURG)
+    _told(False)
+
+
+def _told(has_signal: bool) -> None:
+    """Let the watcher know whether SIGURG, sent to this process, writes stacks and does nothing else."""
+    global _has_signal
+    _has_signal = has_signal
+    if here.ring is not None:
+        here.ring.set("dumps_on_signal", int(has_signal))
+
+
+def _signal_is_free() -> bool:
+    return bool(_signal.getsignal(_signal.SIGURG) == _signal.SIG_DFL)
+
+
+def _open_high(path: str) -> int:
+    fd = open_plain(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    for number in range(HIGH_NUMBER, HIGH_NUMBER + 8):
+        try:
+            os.fstat(number)
+        except OSError:
+            break
+    else:
+        return fd
+    try:
+        os.dup2(fd, number, inheritable=False)
+    except OSError:  # the limit is lower
+        return fd
+    os.close(fd)
+    return number
+
+
+def _is_there(file: Tuple[int, int, int]) -> bool:
+    try:
+        status = os.fstat(file[0])
+    except OSError:
+        return False
+    return (status.st_dev, status.st_ino) == file[1:]
+
+
+def _yield_to_script() -> None:
+    """Have ``faulthandler`` answer a script as it would without us, and take what the script asks for."""
+
+    @standing_for(_enable)
+    def enable(*args: Any, **kwargs: Any) -> None:
+        global _has_fatal
+        _enable(*args, **kwargs)
+        _has_fatal = False
+
+    @standing_for(_disable)
+    def disable() -> bool:
+        return False if _has_fatal else bool(_disable())
+
+    @standing_for(_is_enabled)
+    def is_enabled() -> bool:
+        return bool(_is_enabled()) and not _has_fatal
+
+    @standing_for(_register)
+    def register(*args: Any, **kwargs: Any) -> None:
+        _register(*args, **kwargs)
+        if _signal.SIGURG in (*args[:1], kwargs.get("signum")):
+            _told(False)
+
+    for function in (enable, disable, is_enabled, register):
+        setattr(faulthandler, function.__name__, function)

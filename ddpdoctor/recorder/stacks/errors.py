@@ -1,0 +1,302 @@
+"""Notes exceptions with the time at which they were raised, and how the script came to its end."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import sys
+import time
+
+from .. import frames, imports
+from ..state import guarded, here
+from ..wrappers import standing_for
+from . import memory, reasons
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any, Dict, List, Optional
+
+MAX_NOTES = 40
+MAX_TEXT = 65536
+"""Characters of an error's text that are looked at. Ours: a child's whole traceback is a tenth of it."""
+MAX_THREADS_NOTED = 10
+"""Uncaught exceptions of threads that are noted; a server may lose a thread a request."""
+KEPT_WITHOUT_ROOM = 5
+_RECORDER = (__package__ or "").rpartition(".")[0]
+"""It is loaded under one of two names: by its path in a rank, as a part of ddpdoctor elsewhere."""
+_WORKER_TEXT = r'^\s*File "([^"\n]+)", line (\d+), in (\S+)'
+_PASSED_ON = ("Original Traceback (most recent call last):", "terminated with the following error:")
+_noted: Dict[int, Optional[str]] = {}
+_installed = False
+
+
+def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = None) -> None:
+    """Write an exception to the journal. ``call`` names the recorded call that raised it.
+
+    What the user's own code raised inside a recorded call (a model's forward) is not the call's failure.
+    """
+    ring = here.ring
+    is_main = _thread.get_ident() == here.main_thread
+    if ring is None or not _may_note(uncaught, is_main):
+        return
+    reason = reasons.reason_of(error, _own_rank(), frames_of, _noted)
+    error = reason.error
+    text = _text_of(error)
+    passed_on = frames_in_text(text)
+    raised_at = passed_on or reason.frames
+    if uncaught:
+        call = _noted.get(id(error))
+    elif id(error) in _noted or any(frame["u"] for frame in raised_at):
+        return
+    _noted[id(error)] = call
+    entry = {
+        "k": "raised",
+        "type": type(error).__name__,
+        "text": text[:2000],
+        "at": time.monotonic_ns(),
+        "main": int(is_main),
+        "uncaught": int(uncaught),
+        "call": call,
+        "child": int(bool(passed_on)),
+        "as": reason.passed_on,
+        "ranks": reason.ranks,
+        "frames": raised_at,
+        "groups": _groups() if call else [],
+        "memory": memory.at_error(error, text),
+        "reducer": _of_reducer(error, text),
+    }
+    if not ring.note(entry, vital=uncaught):
+        entry.update(groups=[], text=text[:200], frames=raised_at[-KEPT_WITHOUT_ROOM:])
+        ring.note(entry, vital=uncaught)
+
+
+def _of_reducer(error: BaseException, text: str) -> Optional[Dict[str, Any]]:
+    """Return what DDP's reducer complains of, where it raised the error and where it is there at all."""
+    reducer = sys.modules.get(_RECORDER + ".training.reducer")
+    try:
+        return reducer.complaint(error, text) if reducer is not None else None
+    except Exception as failure:  # noqa: BLE001 - the recorder's wall: the error itself is still noted
+        here.failed("reducer", failure)
+        return None
+
+
+def _own_rank() -> int:
+    """Return this process's rank, -1 before it has one; ``groups`` is loaded with torch.distributed only."""
+    groups = sys.modules.get(_RECORDER + ".calls.groups")
+    return int(groups.c10d.get_rank()) if groups is not None and groups.default() is not None else -1
+
+
+def _may_note(uncaught: bool, is_main: bool) -> bool:
+    """Return whether to note one more: a script may go on after many errors, and then end by the one that matters."""
+    if uncaught and is_main:
+        return True
+    return len(_noted) < MAX_NOTES + (MAX_THREADS_NOTED if uncaught else 0)
+
+
+def _text_of(error: BaseException) -> str:
+    """Return an error's text without secrets: an exception of a download quotes its URL."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - the script's own class may fail here
+        return "(its text could not be had)"
+    from ..storage.secrets import hide_in_text  # here, as it loads re
+
+    return hide_in_text(text[:MAX_TEXT])
+
+
+def _groups() -> Any:
+    """Say how far the groups had come when a call failed: afterwards nobody can ask.
+
+    The training thread asks the counters alone, and no device: that can block, and ends the capture of a CUDA graph.
+    """
+    groups = sys.modules.get(_RECORDER + ".calls.groups")
+    return groups.groups_now() if groups is not None else []
+
+
+def handled_now() -> Optional[Dict[str, Any]]:
+    """Return the error that the main thread is handling: it may stand in a ``finally`` of the script's."""
+    handled: Dict[Optional[int], Any] = getattr(sys, "_current_exceptions", dict)()
+    current = handled.get(here.main_thread)
+    error = current[1] if isinstance(current, tuple) else current  # a tuple up to Python 3.11
+    if error is None:
+        return None
+    raised_at = frames_of(error.__traceback__)
+    return {"type": type(error).__name__, "text": _text_of(error)[:2000], "main": 1, "frames": raised_at}
+
+
+def frames_of(traceback: Optional[TracebackType]) -> List[Dict[str, Any]]:
+    """Return the frames of a traceback, outermost first, without the recorder's own."""
+    found = []
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if not frames.is_own_file(code.co_filename):
+            found.append(frames.describe(code.co_filename, traceback.tb_lineno, code.co_name))
+        traceback = traceback.tb_next
+    return frames.trim(found)
+
+
+def frames_in_text(text: str) -> List[Dict[str, Any]]:
+    """Return the frames of a child's traceback that torch put into an error's text, or none."""
+    for mark in _PASSED_ON:
+        if mark in text:
+            import re
+
+            found = re.findall(_WORKER_TEXT, text.rsplit(mark, 1)[1], re.MULTILINE)
+            return frames.trim([frames.describe(file, int(line), function) for file, line, function in found])
+    return []
+
+
+@guarded("traceback")
+def hide_own_frames(error: BaseException) -> None:
+    """Take the recorder's frames out of a traceback, so that it reads as it would without us."""
+    while error.__traceback__ is not None and _is_ours(error.__traceback__):
+        error.__traceback__ = error.__traceback__.tb_next
+    step = error.__traceback__
+    while step is not None:
+        while step.tb_next is not None and _is_ours(step.tb_next):
+            step.tb_next = step.tb_next.tb_next
+        step = step.tb_next
+
+
+def _is_ours(traceback: TracebackType) -> bool:
+    return frames.is_own_file(traceback.tb_frame.f_code.co_filename)
+
+
+@guarded("excepthook")
+def saw_uncaught(error: Optional[BaseException]) -> None:
+    """Note an exception that ends its process or thread, and let it read as if nothing of ours stood in between."""
+    if error is not None:
+        hide_own_frames(error)
+        linked = error.__cause__ or error.__context__
+        if linked is not None:
+            hide_own_frames(linked)
+        note_exception(error, uncaught=True)
+
+
+def install() -> None:
+    """Chain to the hooks for uncaught exceptions and to the ways out of a process, once."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    original = sys.excepthook
+
+    def excepthook(kind: Any, error: Any, traceback: Any) -> None:
+        saw_uncaught(error)
+        original(kind, error, error.__traceback__ if error is not None else traceback)
+
+    # Both names: who finds them different takes the hook for another library's, and leaves out its own.
+    sys.__excepthook__ = sys.excepthook = standing_for(original)(excepthook)
+    _watch_exits()
+    _watch_shutdown()
+    imports.when_there("threading", _watch_threads)
+
+
+def _watch_exits() -> None:
+    """Note the user's line that calls sys.exit or os._exit: an exit leaves no traceback."""
+    for module, name in ((sys, "exit"), (os, "_exit")):
+        original = getattr(module, name)
+        leave = _noting_exit(original)
+        setattr(module, name, leave)
+        home = sys.modules.get(getattr(original, "__module__", None) or "")
+        if home is not None:  # os has its own from posix, under whose name it is pickled
+            setattr(home, name, leave)
+
+
+def _noting_exit(original: Any) -> Any:
+    @standing_for(original)
+    def leave(*args: Any, **kwargs: Any) -> Any:
+        _note_exit(sys._getframe(1), args[0] if args else None)
+        try:
+            return original(*args, **kwargs)
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
+
+    return leave
+
+
+@guarded("exit")
+def _note_exit(caller: Any, status: Any) -> None:
+    user = frames.innermost_user(caller)
+    if here.ring is not None and user is not None:
+        place = frames.describe(user.f_code.co_filename, user.f_lineno, user.f_code.co_name)
+        entry = {"k": "exit", "status": repr(status)[:80], "at": time.monotonic_ns(), "frame": place}
+        here.ring.note(entry, vital=True)
+    handled = sys.exc_info()[1]
+    if handled is not None and status not in (None, 0):
+        note_exception(handled, uncaught=True)  # logged by the script, which then leaves: the reason of its status
+
+
+def _watch_threads(threading: Any) -> None:
+    """Note exceptions in threads, and the end of the script's own code: the interpreter then joins threads first."""
+    original = threading.excepthook
+
+    def excepthook(args: Any) -> None:
+        if args.exc_type is not SystemExit:
+            saw_uncaught(args.exc_value)
+        original(args)
+
+    threading.excepthook = standing_for(original)(excepthook)
+    if hasattr(threading, "__excepthook__"):
+        threading.__excepthook__ = threading.excepthook
+    register = getattr(threading, "_register_atexit", None)
+    if register is not None:
+        register(_main_ended)
+        threading._register_atexit = _registering_first(register)
+
+
+def _watch_shutdown() -> None:
+    """Note the end of the script's own code in a process that never had threads."""
+    import atexit
+
+    atexit.register(_exited)
+
+
+def _registering_first(register: Any) -> Any:
+    """Keep ours the first that is called: the last registered is, and an executor's waits for all of its threads."""
+
+    def _register_atexit(*args: Any, **kwargs: Any) -> None:
+        register(*args, **kwargs)
+        register(_main_ended)
+
+    return _register_atexit
+
+
+@guarded("shutdown")
+def _main_ended() -> None:
+    ring = here.ring
+    if ring is None or ring.get("main_ended_ns"):
+        return
+    ring.set("main_ended_ns", time.monotonic_ns())
+    for action in here.on_end:
+        action()
+    error = getattr(sys, "last_value", None)
+    if error is not None and id(error) not in _noted:
+        note_exception(error, uncaught=True)
+
+
+@guarded("atexit")
+def _exited() -> None:
+    _main_ended()
+    if here.ring is not None:
+        here.ring.set("exited_ns", time.monotonic_ns())
+        from . import sampler
+
+        sampler.stop()
+
+
+def note_processes(process: Any) -> None:
+    """Note exceptions in multiprocessing's children, which catch them and print. ``process`` is its module."""
+    original = process.BaseProcess.run
+
+    @standing_for(original)
+    def run(self: Any) -> Any:
+        try:
+            return original(self)
+        except Exception as error:
+            saw_uncaught(error)
+            raise
+
+    process.BaseProcess.run = run

@@ -1,0 +1,245 @@
+"""A thread of ours that looks at the main thread, and answers the watcher's requests for evidence.
+
+It reads stacks by ``frames``, which is safe at any moment. It gives no answer while another thread holds the
+GIL; for that case alone there is ``dump``.
+"""
+
+from __future__ import annotations
+
+import _thread
+import mmap
+import os
+import sys
+import time
+
+from .. import frames
+from ..state import describers, guarded, here, queries
+from ..storage import ring_layout
+from ..storage.encode import to_json
+from ..storage.files import open_new, open_plain
+from . import dump
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+RANK_TICK_S = 0.1
+CHILD_TICK_S = 0.4
+LOOKS_APART_S = 0.3
+STOP_LIMIT_S = 0.05
+"""How long the end of a process waits for the thread. It needs a thousandth of that, unless it is at work."""
+STACK_BYTES = 4 * 2**20
+"""Ours: the default of 8 MiB counts in full under ``ulimit -v``. An error in torch's C++ that a query meets needs more
+than 1 MiB on CUDA builds (2.15), and ended the rank by SIGSEGV."""
+MAX_FUNCTIONS = 1024
+"""Functions kept in mind between two calls: a bound for scripts that make functions at run time."""
+
+_current: Optional[Sampler] = None
+
+
+class Sampler:
+    """The state of the sampling thread of one process."""
+
+    def __init__(self, tick_s: float) -> None:
+        self.tick_s = tick_s
+        self.wake = _thread.allocate_lock()
+        self.wake.acquire()
+        self.gone = _thread.allocate_lock()
+        self.gone.acquire()
+        self.control = _map_control(here.folder)
+        self.answered = 0
+        self.answer_path = ""
+        self.last_function: Optional[Tuple[str, str, int]] = None
+        self.seen: Set[Tuple[str, str, int]] = set()
+        self.changes = 0
+        self.calls_seen = 0
+        self.modules = 0
+
+    def run(self) -> None:
+        """Look and answer until the process ends."""
+        ticks = 0
+        pid = os.getpid()
+        while os.getpid() == pid and _current is self:
+            # Uneven: a loop of the user's must not hide between looks.
+            if self.rests(self.tick_s * (0.75 + ticks % 5 / 8)):
+                break
+            ticks += 1
+            self.tick()
+        self.gone.release()
+
+    def rests(self, seconds: float) -> bool:
+        """Wait; return whether the process ends, and the thread should."""
+        ends = self.wake.acquire(True, seconds)
+        if ends:
+            self.wake.release()
+        return ends
+
+    def tick(self) -> None:
+        """Do what one wake-up asks for; guarded, since a failure must not end the thread."""
+        try:
+            ring = here.ring
+            if ring is None:
+                return
+            ring.set("heartbeat_ns", time.monotonic_ns())
+            self.look_at_main(ring)
+            self.look_at_imports(ring)
+            dump.check()
+            request = ring_layout.CELL.unpack_from(self.control, ring_layout.CONTROL_REQUEST)[0] if self.control else 0
+            if request != self.answered:
+                self.answered = request
+                self.answer(request)
+                self.modules = len(sys.modules)  # what an answer imports is no progress of the script's
+        except Exception as error:  # noqa: BLE001 - the recorder's wall
+            here.failed("sampler", error)
+
+    def look_at_main(self, ring: Any) -> None:
+        """Write the user's line, and count when another function of the user's is on the stack."""
+        stack = frames.of_thread(here.main_thread)
+        code, line = next((one for one in stack if frames.is_user_file(one[0].co_filename)), (None, 0))
+        if code is None:
+            return
+        ring.place(code.co_filename, line, code.co_name)
+        if here.lines is not None:
+            here.lines.count(ring, (code.co_filename, line, code.co_name))
+        done = ring.get("calls_done")
+        if done != self.calls_seen or len(self.seen) >= MAX_FUNCTIONS:
+            self.calls_seen = done
+            self.seen.clear()
+        function = (code.co_filename, code.co_name, code.co_firstlineno)
+        if function != self.last_function:
+            self.last_function = function
+            self.changes += 1
+            ring.set("function_changes", self.changes)
+            if function not in self.seen:
+                self.seen.add(function)
+                ring.set("new_functions", ring.get("new_functions") + 1)
+
+    def look_at_imports(self, ring: Any) -> None:
+        """Count a module that was imported as new functions: DDP's first constructor brings in hundreds in one line."""
+        modules = len(sys.modules)
+        if modules != self.modules:
+            self.modules = modules
+            ring.set("new_functions", ring.get("new_functions") + 1)
+
+    def answer(self, request: int) -> None:
+        """Write two looks, some time apart, and all that the hooks know.
+
+        The first look is safe on disk at once, and both are before torch is asked: that may never come back, or not
+        give the GIL back.
+        """
+        looks = [take_look()]
+        self.write(request, looks, {})
+        extra = {name: _described(name, describe) for name, describe in describers.items()}
+        self.rests(LOOKS_APART_S)
+        looks.append(take_look())
+        self.write(request, looks, extra)
+        if here.is_rank:  # in a forked child of one, the locks of torch and CUDA may be held for ever
+            extra.update((name, _described(name, query)) for name, query in queries.items())
+        self.write(request, looks, dict(extra, complete=1))
+
+    def write(self, request: int, looks: List[Any], extra: Dict[str, Any]) -> None:
+        """Put the answer in place whole, so that no reader sees half of it."""
+        name = os.path.join(here.folder, "evidence", "%d-%d-%d.json" % (os.getpid(), here.ticks, request))
+        body = dict(extra, looks=looks, pid=os.getpid(), request=request)
+        write_quietly(name + ".part", to_json(body).encode())
+        os.replace(name + ".part", name)
+        if self.answer_path not in ("", name):  # a job of days is asked many times, and the last answer is read
+            os.unlink(self.answer_path)
+        self.answer_path = name
+
+
+def write_quietly(path: str, data: bytes) -> None:
+    """Write a file through memory: bytes that a process writes count as progress, and these are not the script's.
+
+    All blocks are there beforehand, or OSError is raised: a write to a sparse mapping on a full disk is fatal.
+    """
+    fd = open_new(path)
+    try:
+        os.posix_fallocate(fd, 0, len(data))
+        mapped = mmap.mmap(fd, len(data))
+        mapped[:] = data
+        mapped.close()
+    finally:
+        os.close(fd)
+
+
+def _described(name: str, describe: Callable[[], Any]) -> Any:
+    try:
+        return describe()
+    except Exception as error:  # noqa: BLE001 - the recorder's wall
+        here.failed("evidence:" + name, error)
+        return None
+
+
+def take_look() -> Dict[str, Any]:
+    """Return the stacks of all threads but our own."""
+    threads = dict(getattr(sys.modules.get("threading"), "_active", ()))
+    mine = _thread.get_ident()
+    stacks = []
+    for ident in list(sys._current_frames()):
+        if ident == mine:
+            continue
+        thread = threads.get(ident)
+        is_main = ident == here.main_thread
+        stacks.append(
+            {
+                "thread": thread.name if thread is not None else "MainThread" if is_main else "thread %d" % ident,
+                "main": int(is_main),
+                "daemon": int(thread.daemon if thread is not None else not is_main),
+                "frames": frames.describe_thread(ident),
+            }
+        )
+    return {"at": time.monotonic_ns(), "stacks": stacks}
+
+
+def _map_control(folder: str) -> Any:
+    try:
+        fd = open_plain(os.path.join(folder, "control"), os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        return mmap.mmap(fd, ring_layout.CONTROL_SIZE, prot=mmap.PROT_READ)
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(fd)
+
+
+@guarded("sampler stop")
+def stop() -> None:
+    """End the thread before Python ends.
+
+    It would be ended by pthread_exit, which loads a library first, and aborts the process where that cannot be found:
+    in another root, or with no file left to open.
+    """
+    global _current
+    sampler, _current = _current, None
+    here.kept.append(sampler)
+    if sampler is not None:
+        sampler.wake.release()
+        sampler.gone.acquire(True, STOP_LIMIT_S)
+
+
+@guarded("sampler start")
+def start() -> None:
+    """Start the thread, and register the dump for the case that nobody gives it the GIL."""
+    global _current
+    # The one before is kept, here and in a forked child: to unmap its file would close a number that may be another's.
+    here.kept.append(_current)
+    _current = Sampler(RANK_TICK_S if here.role == ring_layout.ROLE_RANK else CHILD_TICK_S)
+    if here.role == ring_layout.ROLE_RANK:
+        dump.register()
+    # No threading.Thread: it would be seen by scripts that list their threads, and threading is not loaded for us.
+    _start_thread(guarded("sampler")(_current.run))
+
+
+def _start_thread(run: Any) -> None:
+    """Start a thread with a small stack, where no thread of the script's could start meanwhile and get one as small."""
+    if _thread._count():
+        _thread.start_new_thread(run, ())
+        return
+    usual = _thread.stack_size(STACK_BYTES)
+    try:
+        _thread.start_new_thread(run, ())
+    finally:
+        _thread.stack_size(usual)

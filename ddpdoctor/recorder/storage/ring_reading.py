@@ -1,0 +1,205 @@
+"""Reads a ring file back, whatever state it is in; ``wire`` says how it is laid out.
+
+Apart from the layout because no process that is recorded needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from . import ring_layout
+from .files import open_plain
+from .parsing import parse_json
+from .slots import Slots, bytes_used, read_slots
+
+MAX_RING_BYTES = 8 * 2**20
+"""More than any recorder makes; a header that promises more is damaged. Ours is 1 MiB."""
+_NUMBERS = ("at", "pid", "ppid", "code", "rank", "world_size")
+"""Fields of notes that are numbers, or null, wherever they stand."""
+_NUMBER = (int, type(None))
+
+
+class DamagedRingError(ValueError):
+    """The file is no ring, or not a whole one."""
+
+
+class Line(NamedTuple):
+    """One line of the user's, and how often the main thread was met there in a phase of the step."""
+
+    site: Dict[str, Any]
+    phase: int
+    times: int
+
+
+class RingContent(NamedTuple):
+    """All that a ring holds."""
+
+    role: int
+    pid: int
+    start_ticks: int
+    cells: Dict[str, int]
+    place: Optional[Tuple[str, int, str]]
+    notes: List[Dict[str, Any]]
+    slots: Slots
+    strings: Dict[int, str]
+    steps: List[Tuple[int, ...]]
+    """Rows of ``ring_layout.STEP`` in order; a group is the number of its name in ``strings``."""
+    lines: List[Line]
+
+
+def read_identity(data: Any, size: Optional[int] = None) -> Tuple[int, ring_layout.Shape, int, int]:
+    """Return role, shape, pid and start ticks. ``data`` is a ring, or the header of one of ``size`` bytes.
+
+    Raises:
+        DamagedRingError: the bytes are no ring of this version, or their numbers do not fit together.
+    """
+    size = len(data) if size is None else size
+    if len(data) < ring_layout.HEADER_SIZE:
+        raise DamagedRingError("too short to be a ring")
+    magic, version, role, journal_at, journal, slots_at, slot_size, count, pid, ticks, *more = (
+        ring_layout.IDENTITY.unpack_from(data)
+    )
+    if magic != ring_layout.MAGIC:
+        raise DamagedRingError("not a ring file")
+    if version not in ring_layout.READ_VERSIONS:
+        raise DamagedRingError("ring version %d, this program reads %d and %d" % (version, *ring_layout.READ_VERSIONS))
+    shape = ring_layout.Shape(journal, count, *more)
+    if (
+        journal_at != ring_layout.HEADER_SIZE
+        or slots_at != ring_layout.HEADER_SIZE + journal
+        or slot_size != ring_layout.SLOT_SIZE
+        or not count
+    ):
+        raise DamagedRingError("the ring's header does not fit together")
+    if shape.total_bytes > MAX_RING_BYTES:
+        raise DamagedRingError("the ring's header promises %d bytes" % shape.total_bytes)
+    if size < shape.total_bytes:
+        raise DamagedRingError("truncated: %d of %d bytes" % (size, shape.total_bytes))
+    return role, shape, pid, ticks
+
+
+def read_cells(data: Any) -> Dict[str, int]:
+    """Return the header's cells by name."""
+    version = ring_layout.IDENTITY.unpack_from(data)[1]
+    names = ring_layout.CELL_NAMES if version == ring_layout.VERSION else ring_layout.CELL_NAMES_OF_VERSION_2
+    return dict(zip(names, struct.unpack_from("<%dQ" % len(names), data, ring_layout.CELLS_OFFSET)))
+
+
+def read_place(data: bytes) -> Optional[Tuple[str, int, str]]:
+    """Return the last user line seen as (file, line, function), or None where none was, or it was being written."""
+    stamp, length = ring_layout.PLACE_HEAD.unpack_from(data, ring_layout.PLACE_OFFSET)
+    if stamp == 0 or stamp % 2 or length > ring_layout.PLACE_MAX:
+        return None
+    start = ring_layout.PLACE_OFFSET + ring_layout.PLACE_HEAD.size
+    parts = bytes(data[start : start + length]).decode("utf-8", "replace").split("\0")
+    if len(parts) != 3 or not parts[0].isdigit():
+        return None
+    return parts[2], int(parts[0]), parts[1]
+
+
+def uses_nccl(data: Any) -> bool:
+    """Return whether the default group of a process goes over NCCL, by a ring that is being written to."""
+    used = min(read_cells(data)["journal_used"], len(data) - ring_layout.HEADER_SIZE)
+    notes = _read_journal(bytes(data[ring_layout.HEADER_SIZE : ring_layout.HEADER_SIZE + used]))[2]
+    told = next((str(note.get("backend")) for note in reversed(notes) if note["k"] == "initialized"), "")
+    return "nccl" in told.lower()
+
+
+def read_ring(data: bytes) -> RingContent:
+    """Decode a whole ring.
+
+    Raises:
+        DamagedRingError: see ``read_identity``. Single damaged lines and slots are passed over.
+    """
+    return _read_parts(lambda size, at: data[at : at + size], len(data))
+
+
+def read_ring_file(path: Any) -> RingContent:
+    """Decode the ring in a file, which may be written to, cut short or deleted meanwhile.
+
+    Only what was written to is read, and nothing is mapped: a mapped file that is cut short ends its reader.
+
+    Raises:
+        DamagedRingError: see ``read_identity``.
+        OSError: the file cannot be read.
+    """
+    fd = open_plain(path, os.O_RDONLY)
+    try:
+        return _read_parts(lambda size, at: os.pread(fd, size, at), os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
+
+
+def _read_parts(read: Callable[[int, int], bytes], size: int) -> RingContent:
+    """Decode a ring by a function that reads so many bytes at an offset."""
+    header = read(ring_layout.HEADER_SIZE, 0)
+    role, shape, pid, ticks = read_identity(header, size)
+    claimed = read_cells(header)["slots_claimed"]
+    records = read(bytes_used(claimed, shape.slots), shape.slots_at)
+    rest = read(shape.total_bytes - shape.steps_at, shape.steps_at)
+    # The journal is read last: it then has the names of all that the records speak of.
+    header = read(ring_layout.HEADER_SIZE, 0)
+    if len(header) < ring_layout.HEADER_SIZE or len(rest) < shape.total_bytes - shape.steps_at:
+        raise DamagedRingError("cut short while it was read")
+    cells = read_cells(header)
+    strings, sites, notes = _read_journal(
+        read(min(cells["journal_used"], shape.journal_bytes), ring_layout.HEADER_SIZE)
+    )
+    slots = read_slots(records, claimed, shape.slots, strings, sites)
+    steps = _read_steps(rest, shape.steps, cells["steps_recorded"])
+    lines = _read_lines(rest[shape.lines_at - shape.steps_at :], sites)
+    return RingContent(role, pid, ticks, cells, read_place(header), notes, slots, strings, steps, lines)
+
+
+def _read_journal(text: bytes) -> Tuple[Dict[int, str], Dict[int, Dict[str, Any]], List[Dict[str, Any]]]:
+    strings: Dict[int, str] = {0: ""}
+    sites: Dict[int, Dict[str, Any]] = {}
+    notes: List[Dict[str, Any]] = []
+    for entry in _read_entries(text.split(b"\n")):
+        if not isinstance(entry, dict):
+            continue
+        if isinstance(entry.get("s"), int):
+            strings[entry["s"]] = str(entry.get("v", ""))
+        elif isinstance(entry.get("c"), int):
+            sites[entry["c"]] = entry
+        elif _is_note(entry):
+            notes.append(entry)
+    return strings, sites, notes
+
+
+def _is_note(entry: Dict[str, Any]) -> bool:
+    """Return whether an entry says what it is about, and has numbers where notes have them."""
+    return isinstance(entry.get("k"), str) and all(isinstance(entry.get(name), _NUMBER) for name in _NUMBERS)
+
+
+def _read_entries(lines: List[bytes]) -> List[Any]:
+    """Return the values of lines of JSON, read at once, which is faster; where one is damaged, those of all others."""
+    written = [line for line in lines if line]
+    try:
+        entries = parse_json(b"[%s]" % b",\n".join(written))
+    except ValueError:
+        entries = []
+    if len(entries) == len(written):
+        return list(entries)
+    return [entry for entry in map(_read_entry, written) if entry is not None]
+
+
+def _read_entry(line: bytes) -> Any:
+    try:
+        return parse_json(line)
+    except ValueError:
+        return None
+
+
+def _read_steps(data: bytes, room: int, recorded: int) -> List[Tuple[int, ...]]:
+    rows = ring_layout.STEP.iter_unpack(data[: min(recorded, room) * ring_layout.STEP_SIZE])
+    oldest = max(0, recorded - room)
+    return sorted(row for i, row in enumerate(rows) if oldest < row[0] <= recorded and (row[0] - 1) % room == i)
+
+
+def _read_lines(data: bytes, sites: Dict[int, Dict[str, Any]]) -> List[Line]:
+    used = data.rstrip(b"\0")
+    entries = ring_layout.LINE.iter_unpack(used + bytes(-len(used) % ring_layout.LINE_SIZE))
+    return [Line(sites[site], phase, times) for site, phase, times in entries if times and site in sites]

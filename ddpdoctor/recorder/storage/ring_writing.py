@@ -1,0 +1,233 @@
+"""Writes one ring file (see ``wire``) from inside a process of the user's."""
+
+from __future__ import annotations
+
+import _thread
+import itertools
+import mmap
+import os
+import time
+
+from . import ring_layout
+from .encode import to_json
+from .files import open_plain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Optional
+
+MAX_INTERNED = 8192
+"""Interned strings and sites a ring may hold in memory: a bound for scripts that make code at run time."""
+VITAL_BYTES = 96 * 1024
+"""The end of the journal, half of it at most, is kept for what a verdict rests on. Ours: room for eight exceptions of
+the greatest length, and the end of a process."""
+
+
+_CLAIMED = ring_layout.CELL_OFFSETS["slots_claimed"]
+_DONE = ring_layout.CELL_OFFSETS["calls_done"]
+_STEPS = ring_layout.CELL_OFFSETS["steps_recorded"]
+_FETCHES = ring_layout.CELL_OFFSETS["fetches"]
+_WAIT_SINCE = ring_layout.CELL_OFFSETS["wait_since_ns"]
+_SLOT_SIZE = ring_layout.SLOT_SIZE
+_pack_slot = ring_layout.SLOT_OF_KIND.pack_into
+_pack_step = ring_layout.STEP.pack_into
+_pack_cell = ring_layout.CELL.pack_into
+_pack_two_cells = ring_layout.TWO_CELLS.pack_into
+_pack_three_cells = ring_layout.THREE_CELLS.pack_into
+_unpack_cell = ring_layout.CELL.unpack_from
+_now_ns = time.monotonic_ns
+
+
+class Ring:
+    """A ring that this process writes. No method waits for a lock, and none allocates on disk after the start.
+
+    Raises:
+        OSError: the file cannot be made, or there is no room for all of it.
+    """
+
+    def __init__(self, folder: str, role: int, shape: ring_layout.Shape, pid: int, start_ticks: int) -> None:
+        self.path = os.path.join(folder, "%d-%d.ring" % (pid, start_ticks))
+        self._map = allocate(self.path, shape.total_bytes)
+        self._shape = shape
+        self._slots_at = shape.slots_at
+        self._slots = shape.slots
+        self._used = 0
+        self._room = shape.journal_bytes - min(VITAL_BYTES, shape.journal_bytes // 2)
+        self._lock = _thread.allocate_lock()
+        self._ids: Dict[Any, int] = {}
+        self.kinds: Dict[Any, Any] = {}
+        """Kinds of calls, kept by ``records``: they hold numbers that were interned here."""
+        self._indexes = itertools.count(1)
+        self._done = itertools.count(1)
+        self._numbers = itertools.count(1)
+        ring_layout.IDENTITY.pack_into(
+            self._map, 0, ring_layout.MAGIC, ring_layout.VERSION, role, ring_layout.HEADER_SIZE, shape.journal_bytes,
+            self._slots_at, ring_layout.SLOT_SIZE, shape.slots, pid, start_ticks, shape.steps, shape.lines,
+        )  # fmt: skip
+        self.set("started_ns", time.monotonic_ns())
+        self.set("started_wall_ns", time.time_ns())
+
+    def set(self, cell: str, value: int) -> None:
+        """Write one cell of the header."""
+        ring_layout.CELL.pack_into(self._map, ring_layout.CELL_OFFSETS[cell], value)
+
+    def get(self, cell: str) -> int:
+        """Read one cell back."""
+        return int(ring_layout.CELL.unpack_from(self._map, ring_layout.CELL_OFFSETS[cell])[0])
+
+    def note(self, entry: Dict[str, Any], vital: bool = False) -> bool:
+        """Append a line to the journal; False where there is no room, or another thread is at it this moment.
+
+        The last room is for entries that are ``vital``. There must be few of those in a process.
+        """
+        text = to_json(entry).encode("ascii") + b"\n"
+        if not self._lock.acquire(False):
+            time.sleep(0)
+            if not self._lock.acquire(False):
+                return self._drop()
+        try:
+            end = self._used + len(text)
+            if end > (self._shape.journal_bytes if vital else self._room):
+                return self._drop()
+            self._map[ring_layout.HEADER_SIZE + self._used : ring_layout.HEADER_SIZE + end] = text
+            self._used = end
+            self.set("journal_used", end)
+            return True
+        finally:
+            self._lock.release()
+
+    def intern(self, text: str) -> int:
+        """Return the number of a string, 0 for the empty one and for one that found no room."""
+        if not text:
+            return 0
+        known = self._ids.get(text)
+        if known is not None:
+            return known
+        return self._remember(text, "s", {"v": text})
+
+    def intern_site(self, key: Any, site: Dict[str, Any]) -> int:
+        """Return the number of a call site; ``key`` is what tells it from others."""
+        return self._remember(key, "c", site)
+
+    def known_site(self, key: Any) -> Optional[int]:
+        """Return the number of a call site that was interned before."""
+        return self._ids.get(key)
+
+    def begin(self, kind: bytes, seq: int = ring_layout.NO_SEQ, began_ns: int = 0, waits: bool = False) -> int:
+        """Record a call before it is made, at a time or now; return its index.
+
+        ``ring_layout.pack_kind`` makes the kind.
+        ``waits`` says that the main thread begins to wait for other ranks with it.
+        """
+        index = next(self._indexes)
+        began = began_ns or _now_ns()
+        _pack_slot(self._map, self._slots_at + (index - 1) % self._slots * _SLOT_SIZE, index, began, 0, seq, kind)
+        if waits:
+            _pack_two_cells(self._map, _CLAIMED, index, began)
+        else:
+            _pack_cell(self._map, _CLAIMED, index)
+        return index
+
+    def end(self, index: int, extra_flags: int = 0, ended_ns: int = 0, waited: bool = False) -> None:
+        """Complete a record, at a time or now, unless it was overwritten in the meantime; ``waited`` ends the wait."""
+        at = self._slots_at + (index - 1) % self._slots * _SLOT_SIZE
+        if _unpack_cell(self._map, at)[0] == index:
+            _pack_cell(self._map, at + ring_layout.SLOT_ENDED_OFFSET, ended_ns or _now_ns())
+            if extra_flags:
+                old = ring_layout.FLAGS.unpack_from(self._map, at + ring_layout.SLOT_FLAGS_OFFSET)[0]
+                ring_layout.FLAGS.pack_into(self._map, at + ring_layout.SLOT_FLAGS_OFFSET, old | extra_flags)
+            if waited:
+                _pack_two_cells(self._map, _WAIT_SINCE, 0, next(self._done))
+            else:
+                _pack_cell(self._map, _DONE, next(self._done))
+        elif waited:
+            _pack_cell(self._map, _WAIT_SINCE, 0)
+
+    def returned(self, index: int) -> None:
+        """Say of a call that has not ended that it has returned, and goes on by itself."""
+        at = self._slots_at + (index - 1) % self._slots * _SLOT_SIZE
+        if _unpack_cell(self._map, at)[0] == index:
+            old = ring_layout.FLAGS.unpack_from(self._map, at + ring_layout.SLOT_FLAGS_OFFSET)[0]
+            ring_layout.FLAGS.pack_into(self._map, at + ring_layout.SLOT_FLAGS_OFFSET, old | ring_layout.FLAG_ASYNC)
+
+    def waits(self, since_ns: int) -> None:
+        """Say since when the main thread waits for other ranks, 0 where it does not."""
+        _pack_cell(self._map, _WAIT_SINCE, since_ns)
+
+    def step(self, number: int, ended_ns: int, group: int, flags: int, phases_us: Any, waits_us: Any) -> None:
+        """Record a training step that has ended; each of the four phases and waits fits 32 bits."""
+        shape = self._shape
+        if shape.steps:
+            at = shape.steps_at + (number - 1) % shape.steps * ring_layout.STEP_SIZE
+            _pack_step(self._map, at, number, ended_ns, group, flags, *phases_us, *waits_us)
+            _pack_cell(self._map, _STEPS, number)
+
+    def fetched(self, count: int, busy_ns: int, pauses_ns: int) -> None:
+        """Say how many batches this worker has made, how long that took, and how long it paused in between."""
+        _pack_three_cells(self._map, _FETCHES, count, busy_ns, pauses_ns)
+
+    def line(self, entry: int, site: int, phase: int, count: int) -> None:
+        """Write one entry of the table of lines. Only the sampler calls this."""
+        ring_layout.LINE.pack_into(self._map, self._shape.lines_at + entry * ring_layout.LINE_SIZE, site, phase, count)
+
+    @property
+    def line_capacity(self) -> int:
+        """How many entries the table of lines has."""
+        return self._shape.lines
+
+    def place(self, file: str, line: int, function: str) -> None:
+        """Write the last user line seen. Only the sampler calls this."""
+        text = ("%d\0%s\0%s" % (line, function, file)).encode("utf-8", "replace")[: ring_layout.PLACE_MAX - 64]
+        stamp = ring_layout.PLACE_HEAD.unpack_from(self._map, ring_layout.PLACE_OFFSET)[0]
+        ring_layout.PLACE_HEAD.pack_into(self._map, ring_layout.PLACE_OFFSET, stamp + 1, len(text))
+        start = ring_layout.PLACE_OFFSET + ring_layout.PLACE_HEAD.size
+        self._map[start : start + len(text)] = text
+        ring_layout.PLACE_HEAD.pack_into(self._map, ring_layout.PLACE_OFFSET, stamp + 2, len(text))
+
+    def remove(self) -> None:
+        """Delete the file, for a ring that another one replaces."""
+        os.unlink(self.path)
+
+    def _drop(self) -> bool:
+        self.set("dropped", self.get("dropped") + 1)
+        return False
+
+    def _remember(self, key: Any, kind: str, entry: Dict[str, Any]) -> int:
+        if len(self._ids) >= MAX_INTERNED or self._used + len(str(entry)) > self._room:
+            self._drop()
+            return 0
+        number = next(self._numbers)
+        entry = dict(entry)
+        entry[kind] = number
+        if not self.note(entry):
+            return 0
+        self._ids[key] = number
+        return number
+
+
+def allocate(path: str, size: int) -> mmap.mmap:
+    """Make a private file with all its blocks, so that no later write can end in SIGBUS on a full disk.
+
+    Where the same process has one from before it called exec, that one is taken and emptied: the watcher has it mapped.
+    """
+    fd = open_plain(path, os.O_CREAT | os.O_RDWR)
+    try:
+        if os.fstat(fd).st_size == size:
+            emptied = mmap.mmap(fd, size)
+            emptied[:] = bytes(size)
+            return emptied
+        if os.fstat(fd).st_size:  # of another size: whoever has that mapped must not lose its end
+            os.close(fd)
+            os.unlink(path)
+            fd = open_plain(path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, size)
+        else:
+            for _ in range(0, size, ring_layout.HEADER_SIZE):
+                os.write(fd, b"\0" * ring_layout.HEADER_SIZE)
+        return mmap.mmap(fd, size)
+    except OSError:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(fd)

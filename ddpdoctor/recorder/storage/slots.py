@@ -1,0 +1,107 @@
+"""Reads the records of calls in a ring into columns: thousands of calls a rank, of which few need to be looked at."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from . import ring_layout
+
+_WORDS = ring_layout.SLOT_SIZE // 8
+MORE_CLAIMED = 64
+"""Records beyond the last claimed one that are read as well: threads that record at once claim out of order."""
+
+
+class Slot(NamedTuple):
+    """One recorded call; strings are resolved by ``Ring``."""
+
+    number: int
+    started_ns: int
+    ended_ns: int
+    seq: int
+    op: str
+    api: str
+    group: str
+    site: Optional[Dict[str, Any]]
+    redop: str
+    dtype: str
+    peer: int
+    tensors: int
+    flags: int
+    shape: Optional[Tuple[int, ...]]
+
+
+class Slots:
+    """The recorded calls of a ring by number. Columns have one entry a call; ``which`` is its place in ``kinds``.
+
+    A kind is what calls share: a ``Slot`` whose number, times and seq are 0.
+    """
+
+    def __init__(self, kinds: List[Slot], which: array[int], columns: List[array[int]]) -> None:
+        """``columns`` are numbers, starts, ends and seqs."""
+        self.kinds = kinds
+        self.which = which
+        self.numbers, self.started_ns, self.ended_ns, self.seqs = columns
+
+    def __len__(self) -> int:
+        """Return how many calls there are."""
+        return len(self.which)
+
+    def __getitem__(self, at: int) -> Slot:
+        """Return one call."""
+        return self.kinds[self.which[at]]._replace(
+            number=self.numbers[at], started_ns=self.started_ns[at], ended_ns=self.ended_ns[at], seq=self.seqs[at]
+        )
+
+    def __iter__(self) -> Iterator[Slot]:
+        """Make the calls one after the other."""
+        return map(self.__getitem__, range(len(self)))
+
+
+def bytes_used(claimed: int, count: int) -> int:
+    """Return how much of the part for ``count`` records was written to, after so many calls or a few more."""
+    return min(claimed + MORE_CLAIMED, count) * ring_layout.SLOT_SIZE
+
+
+def read_slots(
+    data: bytes, claimed: int, count: int, strings: Dict[int, str], sites: Dict[int, Dict[str, Any]]
+) -> Slots:
+    """Decode the records of a ring that has room for ``count``; ``data`` is at least the part that was written to.
+
+    Records that are empty, or stand where their number does not belong, are passed over.
+    """
+    written = data[: bytes_used(claimed, count)].rstrip(b"\0")
+    whole = written + bytes(-len(written) % ring_layout.SLOT_SIZE)
+    words = array("Q", whole)
+    if sys.byteorder == "big":
+        words.byteswap()
+    rests = [
+        whole[at : at + ring_layout.KIND.size]
+        for at in range(ring_layout.KIND_OFFSET, len(whole), ring_layout.SLOT_SIZE)
+    ]
+    places = {rest: place for place, rest in enumerate(dict.fromkeys(rests))}
+    which = array("I", [places[rest] for rest in rests])
+    columns = _in_order([*(words[i::_WORDS] for i in range(4)), which], claimed, count)
+    columns[3] = array("q", columns[3].tobytes())
+    return Slots([_read_kind(rest, strings, sites) for rest in places], columns[4], columns[:4])
+
+
+def _in_order(columns: List[array[int]], claimed: int, count: int) -> List[array[int]]:
+    """Return the columns by number, without records that do not belong where they stand."""
+    cut = claimed % count if claimed > count else 0
+    turned = [column[cut:] + column[:cut] for column in columns] if cut else columns
+    first = max(claimed - count, 0) + 1
+    if turned[0].tolist() == list(range(first, first + len(turned[0]))):
+        return turned
+    valid = sorted((number, i) for i, number in enumerate(columns[0]) if number and (number - 1) % count == i)
+    return [array(column.typecode, [column[i] for _, i in valid]) for column in columns]
+
+
+def _read_kind(rest: bytes, strings: Dict[int, str], sites: Dict[int, Dict[str, Any]]) -> Slot:
+    op, api, group, site, redop, dtype, peer, tensors, flags, ndim, *dims = ring_layout.KIND.unpack(rest)
+    names = [strings.get(n, "") for n in (op, api, group, redop, dtype)]
+    shape = tuple(dims[:ndim]) if dtype and ndim <= ring_layout.MAX_DIMS else None
+    return Slot(
+        0, 0, 0, 0, names[0], names[1], names[2], sites.get(site), names[3], names[4], peer, tensors, flags, shape
+    )

@@ -1,0 +1,1 @@
+"""Steps of training, and DDP's part in them."""

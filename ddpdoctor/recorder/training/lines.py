@@ -1,0 +1,41 @@
+"""Counts which of the user's lines the main thread is met at, outside calls that need other ranks."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Tuple
+
+from .. import frames
+from ..state import here
+from ..storage import ring_layout
+from .step_clock import clock
+
+
+class LineTable:
+    """How often each line was met in each phase of the step. Where the table is full, the rarest line makes room."""
+
+    def __init__(self) -> None:
+        self.entries: Dict[Any, List[int]] = {}
+        """By line and phase: the entry in the ring's table, and the count."""
+        self.ring: Any = None
+
+    def count(self, ring: Any, line: Tuple[str, int, str]) -> None:
+        """Count one look at a line (file, number, function): in a rank once steps have begun, in a child at once."""
+        phase = clock.phase
+        if here.role == ring_layout.ROLE_RANK and (clock.waiting or not clock.number):
+            return
+        if ring is not self.ring:  # a forked child has its parent's table
+            self.ring, self.entries = ring, {}
+        entry = self.entries.get((line, phase))
+        if entry is None:
+            entry = self.entries[line, phase] = self._new_entry(ring.line_capacity)
+        site = ring.known_site(line)
+        if site is None:
+            site = ring.intern_site(line, frames.describe(*line))
+        entry[1] += 1
+        ring.line(entry[0], site, phase, entry[1])
+
+    def _new_entry(self, capacity: int) -> List[int]:
+        if len(self.entries) < capacity:
+            return [len(self.entries), 0]
+        rarest = min(self.entries, key=lambda key: self.entries[key][1])
+        return [self.entries.pop(rarest)[0], 0]

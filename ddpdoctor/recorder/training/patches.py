@@ -1,0 +1,380 @@
+"""Records the phases of training: groups made, DDP built, forward, backward, steps, batches, epochs."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+import time
+import weakref
+from typing import Any, Callable, Optional
+
+from .. import frames, hooks, imports
+from ..calls import collectives, detail, flight, groups, records
+from ..calls.waiting import enter_phase, leave_phase
+from ..data import fetches, loaders
+from ..gradients import local
+from ..replicas import ddp_models, triggers
+from ..replicas import mesh as mesh_replicas
+from ..replicas import optimizers as made
+from ..stacks.errors import hide_own_frames, saw_uncaught
+from ..state import MASTER_VARIABLE, guarded, here
+from ..storage import ring_layout
+from ..wrappers import standing_for
+from . import ddp_constructor, reducer, reductions, steps
+
+MAX_BAD_ENDS = 64
+"""Children that were no ranks whose bad end is noted. Ours: a pool that is terminated ends all of its workers badly."""
+
+_bad_ends = 0
+_steps = itertools.count(1)
+_inner: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Optimizers that make the steps of others."""
+_batches = itertools.count(1)
+_epochs = itertools.count(1)
+
+
+def count(cell: str, counter: Any) -> None:
+    """Set a cell to the next number."""
+    if here.ring is not None:
+        here.ring.set(cell, next(counter))
+
+
+def phase(
+    op: str,
+    original: Callable[..., Any],
+    waits: bool = False,
+    before: Optional[Callable[..., None]] = None,
+    after: Optional[Callable[..., None]] = None,
+    name: Optional[Callable[..., str]] = None,
+    ends_with: Any = (),
+    group: Optional[Callable[..., Any]] = None,
+) -> Callable[..., Any]:
+    """Return ``original`` with a record around it. An exception of ``ends_with`` is an end, not a failure.
+
+    ``group`` returns the process group in which DDP's C++ makes collectives meanwhile, None where it makes none.
+    """
+
+    @standing_for(original)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        index = 0
+        try:
+            if before is not None:
+                before(*args, **kwargs)
+            number, begun = groups.begun_in(group(*args, **kwargs) if group is not None else None)
+            index = collectives.begin(name(*args) if name is not None else op, number, begun)
+        except Exception as error:  # noqa: BLE001 - the recorder's wall
+            here.failed(op, error)
+        waiting = enter_phase() if waits else False
+        try:
+            result = original(*args, **kwargs)
+        except ends_with as end:
+            hide_own_frames(end)
+            records.ended(index)
+            raise
+        except BaseException as error:
+            records.failed(index, op, error)
+            raise
+        finally:
+            if waiting:
+                leave_phase()
+        records.ended(index)
+        try:
+            if after is not None:
+                after(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - the recorder's wall
+            here.failed(op, error)
+        return result
+
+    return recorded
+
+
+def patch_groups(module: Any) -> None:
+    """Hooks on torch.distributed.distributed_c10d: collectives, and the making and ending of groups."""
+    detail.keep_helpers(module)
+    collectives.patch(module)
+    around = functools.partial
+    hooks.put(
+        module,
+        "init_process_group",
+        around(phase, "init_process_group", waits=True, before=_before_init, after=_after_init),
+    )
+    hooks.put(module, "new_group", around(phase, "new_group", waits=True))
+    hooks.put(module, "destroy_process_group", around(phase, "destroy_process_group", before=_before_destroy))
+    detail.make_safe(module)
+    _note_what_evidence_needs(module)
+
+
+def _note_what_evidence_needs(module: Any) -> None:
+    """Note whether this torch has what is read of its groups when evidence is asked for."""
+    hooks.note_modules(sys.modules["torch"], [name for name in imports.patches if name.startswith("torch.")])
+    world = hooks.part(module, "_world")
+    for name in ("default_pg", "pg_group_ranks", "pg_map", "pg_names"):
+        hooks.has(type(world), name)
+    for name in ("_get_sequence_number_for_group", "_get_backend", "_device_types"):
+        hooks.has(module.ProcessGroup, name)
+    native = sys.modules["torch._C._distributed_c10d"]
+    hooks.note("flight recorder", any(hasattr(native, name) for name in flight.RECORDERS))
+
+
+def _before_destroy(group: Any = None) -> None:
+    if group is None or group is groups.default():
+        flight.note_times()
+    triggers.group_ends(group)
+    loaders.settle_all()
+    local.settle_all()
+    reductions.settle_all()
+    detail.forget_helpers(group)
+
+
+def _before_init(*args: Any, **kwargs: Any) -> None:
+    names = ("backend", "init_method", "timeout", "world_size", "rank")
+    given = dict(zip(names, args))
+    given.update(kwargs)
+    _leave_agent_store(given.get("init_method"))
+    here.promote()
+    flight.turn_on()
+    if here.ring is None:
+        return
+    entry = {"k": "init", "at": time.monotonic_ns()}
+    for name, variable in (("world_size", "WORLD_SIZE"), ("rank", "RANK")):
+        value = given.get(name)
+        if not isinstance(value, int) or value < 0:
+            value = int(os.environ[variable]) if os.environ.get(variable, "").isdigit() else None
+        entry[name] = value
+    here.ring.note(dict(entry, timeout_s=groups.init_timeout_s(given.get("backend"), given.get("timeout"))))
+
+
+def _leave_agent_store(init_method: Any) -> None:
+    """Let a script that starts its ranks itself, at an address of its own, have a store there.
+
+    The agent's ranks are told that the agent has the store; their children inherit that and would wait for ever.
+    """
+    address = "%s:%s" % (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
+    if isinstance(init_method, str) and init_method.startswith("tcp://"):
+        address = init_method[len("tcp://") :].partition("?")[0].rstrip("/")
+    given = os.environ.get(MASTER_VARIABLE, address)
+    same = given.replace("localhost", "127.0.0.1") == address.replace("localhost", "127.0.0.1")
+    if here.role != ring_layout.ROLE_RANK and not same:
+        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+
+
+def _after_init(*args: Any, **kwargs: Any) -> None:
+    if here.ring is None:
+        return
+    world = {"rank": groups.c10d.get_rank(), "world_size": groups.c10d.get_world_size()}
+    torch_says = {"backend": groups.backends_of(groups.default()), "debug_level": groups.c10d.get_debug_level().name}
+    here.ring.note(dict(world, k="initialized", at=time.monotonic_ns(), **torch_says))
+    here.ring.set("initialized", 1)
+
+
+def patch_ddp(module: Any) -> None:
+    """Hooks on torch.nn.parallel.distributed: construction and forward."""
+    ddp = module.DistributedDataParallel
+    code = ddp.__init__.__code__
+    positions = {name: i for i, name in enumerate(code.co_varnames[: code.co_argcount])}
+
+    def given(name: str, args: Any, kwargs: Any) -> Any:
+        i = positions.get(name, len(args))
+        return kwargs[name] if name in kwargs else args[i] if i < len(args) else None
+
+    def group_of(*args: Any, **kwargs: Any) -> Any:
+        mesh = given("device_mesh", args, kwargs)
+        own = mesh.get_group(mesh_dim=0) if mesh is not None else given("process_group", args, kwargs)
+        return own if own is not None else groups.default()
+
+    def before(*args: Any, **kwargs: Any) -> None:
+        group = group_of(*args, **kwargs)
+        detail.constructing.group = group
+        syncs_buffers = given("broadcast_buffers", args, kwargs) is not False
+        finds_unused = bool(given("find_unused_parameters", args, kwargs))
+        ddp_constructor.note_model(given("module", args, kwargs), group, syncs_buffers, finds_unused)
+
+    steps.patch_ddp(ddp)
+    local.patch_ddp(ddp)
+    around = functools.partial
+    made = around(phase, "ddp_init", waits=True, before=before, after=_after_ddp, group=group_of)
+    hooks.put(ddp, "__init__", made)
+    forward = around(phase, "ddp_forward", before=_before_forward, name=_forward_name, group=_forward_group)
+    hooks.put(ddp, "forward", forward)
+    hooks.put(ddp, "_post_forward", lambda original: steps.then(original, ddp_models.forward_ended))
+    hooks.put(ddp, "_sync_buffers", lambda original: steps.then(original, triggers.buffers_synced))
+    reducer.note_what_is_needed(sys.modules["torch._C._distributed_c10d"])
+
+
+def _before_forward(*args: Any, **kwargs: Any) -> None:
+    triggers.forward_begins(*args, **kwargs)
+    loaders.forward_begins(args[0], args[1:], kwargs)
+
+
+def _before_backward(*args: Any, **kwargs: Any) -> None:
+    ddp_models.backward_begins(*args, **kwargs)
+    loaders.backward_begins()
+
+
+def _forward_name(*args: Any) -> str:
+    import torch
+
+    return "ddp_forward" if torch.is_grad_enabled() and args[0].training else "ddp_forward_no_grad"
+
+
+def _forward_group(*args: Any, **kwargs: Any) -> Any:
+    if args[0].training and args[0].require_backward_grad_sync:
+        reducer.forward_begins(args[0])
+    return args[0].process_group
+
+
+def _backward_group(*args: Any, **kwargs: Any) -> Any:
+    ddp = reducer.last()
+    return ddp.process_group if ddp is not None else None
+
+
+def _after_ddp(*args: Any, **kwargs: Any) -> None:
+    detail.constructing.group = None
+    reducer.keep_names(args[0])
+    ddp_models.register(args[0])
+
+
+def patch_autograd(module: Any) -> None:
+    """Put a record around torch.autograd.backward, through which Tensor.backward goes as well."""
+    steps.patch_autograd(module)
+    local.patch_autograd(module)
+    around = functools.partial(
+        phase, "backward", waits=True, before=_before_backward, after=ddp_models.backward_ended, group=_backward_group
+    )
+    hooks.put(module, "backward", around)
+
+
+def patch_optimizer(module: Any) -> None:
+    """Count optimizer steps by the global hook that torch has for it."""
+
+    @guarded("optimizer step")
+    def begins(optimizer: Any, *unused: Any) -> None:
+        inner = getattr(optimizer, "optim", None)  # ZeroRedundancyOptimizer has its share's optimizer make the step
+        if isinstance(inner, module.Optimizer):
+            _inner.add(inner)
+
+    @guarded("optimizer step")
+    def stepped(optimizer: Any, *unused: Any) -> None:
+        if optimizer not in _inner:
+            count("steps", _steps)
+        steps.stepped(optimizer)
+        triggers.after_step(optimizer)
+        mesh_replicas.after_step(optimizer)
+
+    made.patch_optimizer(module)
+    if hooks.has(module, "register_optimizer_step_pre_hook"):
+        for before in (begins, triggers.before_step, mesh_replicas.before_step, local.before_step):
+            module.register_optimizer_step_pre_hook(before)
+    if hooks.has(module, "register_optimizer_step_post_hook"):
+        module.register_optimizer_step_post_hook(stepped)
+
+
+def patch_loader(module: Any) -> None:
+    """Hooks on torch.utils.data.dataloader: batches and epochs."""
+    loaders.patch(module)
+    hooks.put(hooks.part(module, "_BaseDataLoaderIter"), "__next__", _next_batch)
+    epoch = functools.partial(phase, "epoch", after=lambda *a: count("epochs", _epochs))
+    hooks.put(module.DataLoader, "__iter__", epoch)
+    fetches.note_what_is_needed(sys.modules.get(fetches.MODULE))
+
+
+def _next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``__next__`` of a loader's iterator with a record around it, and a look at the batch."""
+
+    @standing_for(original)
+    def recorded(self: Any) -> Any:
+        index = 0
+        try:
+            index = collectives.begin("next_batch", seq=groups.look_up(None)[2])
+        except Exception as error:  # noqa: BLE001 - the recorder's wall
+            here.failed("next_batch", error)
+        try:
+            batch = original(self)
+        except StopIteration as end:
+            hide_own_frames(end)
+            records.ended(index)
+            loaders.exhausted(self)
+            raise
+        except BaseException as error:
+            records.failed(index, "next_batch", error)
+            raise
+        try:
+            ring = here.ring
+            if index and ring is not None:
+                ring.end(index)
+                ring.set("batches", next(_batches))
+                loaders.delivered(self, batch)
+        except Exception as error:  # noqa: BLE001 - the recorder's wall
+            here.failed("next_batch", error)
+        return batch
+
+    return recorded
+
+
+def patch_spawn(module: Any) -> None:
+    """Note the exception of a rank that mp.spawn started: torch catches it and passes on its text."""
+    hooks.put(module, "_wrap", _noting_errors)
+
+
+def _noting_errors(original: Callable[..., Any]) -> Callable[..., Any]:
+    @standing_for(original)
+    def _wrap(function: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(_noting(function), *args, **kwargs)
+
+    return _wrap
+
+
+def _noting(function: Any) -> Any:
+    @standing_for(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            saw_uncaught(error)
+            raise
+
+    return run
+
+
+def patch_popen(module: Any) -> None:
+    """Note how children of multiprocessing ended, which only their parent learns."""
+    original = module.Popen.poll
+
+    @standing_for(original)
+    def poll(self: Any, *args: Any, **kwargs: Any) -> Any:
+        known = self.returncode is not None
+        code = original(self, *args, **kwargs)
+        if code is not None and not known:
+            _child_ended(self.pid, code)
+        return code
+
+    module.Popen.poll = poll
+
+
+@guarded("child ends")
+def _child_ended(pid: int, code: int) -> None:
+    """Note the end of a child that was a rank, and of the first few others that ended badly; there may be thousands."""
+    global _bad_ends
+    if here.ring is None:
+        return
+    if not _was_rank(pid):
+        _bad_ends += code != 0
+        if code == 0 or _bad_ends > MAX_BAD_ENDS:
+            return
+    here.ring.note({"k": "child_end", "pid": pid, "code": code, "at": time.monotonic_ns()})
+
+
+def _was_rank(pid: int) -> bool:
+    """Return whether a process that has ended left the ring of a rank."""
+    rings = os.path.join(here.folder, "rings")
+    names = [name for name in os.listdir(rings) if name.startswith("%d-" % pid)]
+    return any(os.path.getsize(os.path.join(rings, name)) == ring_layout.RANK_SHAPE.total_bytes for name in names)
+
+
+def patch_dynamo(module: Any) -> None:
+    """Have torch.compile pass over the recorder's frames, as it does over torch's own."""
+    if hooks.has(module, "SKIP_DIRS") and hooks.has(module, "_recompile_re"):
+        module.SKIP_DIRS.append(frames.HERE)
+        module._recompile_re()

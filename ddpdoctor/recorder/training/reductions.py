@@ -1,0 +1,131 @@
+"""How long ranks wait in DDP's reductions, by DDP's own timers, and the writing of the steps that those are part of.
+
+DDP's times of a backward can be read at the model's next forward. Until then the reduction is pending, and so is the
+step that it was part of, which may end meanwhile.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import weakref
+from typing import Any, Dict, Optional
+
+from ..calls import groups
+from ..state import guarded, here
+from ..storage import ring_layout
+from .step_clock import Ended, clock
+
+FIRST_STEPS = 64
+ONE_STEP_IN = 4
+"""The waits of the first steps are all read, then those of one in four: to read DDP's times takes 80 us. Ours: of the
+last 256 steps 64 are known, the same ones on all ranks."""
+
+
+class Reduction:
+    """The reduction at the end of a backward, until DDP's timers of it can be read."""
+
+    def __init__(self, ddp: Any, backward_ns: int, ended_ns: int) -> None:
+        self.backward_ns = backward_ns
+        self.ended_ns = ended_ns
+        self.wall_offset_ns = time.time_ns() - time.monotonic_ns()
+        self.waits = clock.waits
+        """Those of the step that it is part of."""
+        self.logger = ddp.logger  # holds the parameters, so it goes when the model does
+        self.model = weakref.ref(ddp, functools.partial(_model_gone, id(ddp)))
+
+
+_pending: Dict[int, Reduction] = {}
+"""By id of the DDP model."""
+_held: Optional[Ended] = None
+"""A step that has ended, and has a reduction that is pending."""
+
+
+def began_anew(ddp: Any) -> None:
+    """Note a forward of DDP: the times of its last reduction can be read."""
+    reduction = _pending.pop(id(ddp), None)
+    if reduction is not None:
+        _settle(reduction)
+
+
+def reduced(ddp: Any, backward_ns: int, ended_ns: int) -> None:
+    """Note a backward that ended in DDP's reduction. On a GPU its timers would make the host wait."""
+    began_anew(ddp)
+    clock.group = groups.group_id(here.ring, ddp.process_group)
+    is_passed_over = clock.number >= FIRST_STEPS and (clock.number + 1) % ONE_STEP_IN
+    if is_passed_over or ddp.logger is None or ddp.device_type != "cpu":
+        clock.unknown = True
+    else:
+        _pending[id(ddp)] = Reduction(ddp, backward_ns, ended_ns)
+
+
+def end_step() -> None:
+    """End the step, and write it as soon as all of its waits are known."""
+    global _held
+    _write_held()
+    _held = clock.take()
+    if not _is_awaited(_held):
+        _write_held()
+
+
+@guarded("steps")
+def settle_all() -> None:
+    """Read the times of all pending reductions: no forward follows, in which DDP would make them readable."""
+    for key in list(_pending):
+        _settle_without_forward(key)
+    _write_held()
+
+
+def _model_gone(key: int, _reference: Any) -> None:
+    _settle_without_forward(key)
+
+
+@guarded("steps")
+def _settle_without_forward(key: int) -> None:
+    reduction = _pending.pop(key, None)
+    if reduction is not None:
+        reduction.logger.set_runtime_stats_and_log()
+        _settle(reduction)
+
+
+def _settle(reduction: Reduction) -> None:
+    """Add the wait in a reduction to its step."""
+    waited = _waited_ns(reduction)
+    if waited is not None:
+        reduction.waits[ring_layout.BACKWARD] += waited
+    elif _held is not None and reduction.waits is _held.waits:
+        _held.flags |= ring_layout.STEP_WAIT_UNKNOWN
+    elif reduction.waits is clock.waits:
+        clock.unknown = True
+    if _held is not None and not _is_awaited(_held):
+        _write_held()
+
+
+def _waited_ns(reduction: Reduction) -> Optional[int]:
+    """Return how long a rank waited for others, None where DDP did not time that backward.
+
+    Under DETAIL a bucket waits for the others where it is launched, that is, before the last gradient is computed.
+    """
+    detailed = groups.c10d.get_debug_level() == groups.c10d.DebugLevel.DETAIL
+    times = reduction.logger._get_ddp_logging_data().ints_map
+    arrived = times.get("backward_comm_time_start" if detailed else "backward_compute_time_end", 0)
+    arrived_ns = arrived - reduction.wall_offset_ns
+    if reduction.backward_ns <= arrived_ns <= reduction.ended_ns:
+        return int(reduction.ended_ns - arrived_ns)
+    return None
+
+
+def _is_awaited(ended: Ended) -> bool:
+    return any(reduction.waits is ended.waits for reduction in _pending.values())
+
+
+def _write_held() -> None:
+    global _held
+    ended, _held = _held, None
+    if ended is not None:
+        if _is_awaited(ended):
+            ended.flags |= ring_layout.STEP_WAIT_UNKNOWN
+        ended.write()
+
+
+here.on_end.append(settle_all)
