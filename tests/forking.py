@@ -8,12 +8,14 @@ while they load, or the recorder, which waits for torch to load.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import runpy
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from multiprocessing import forkserver, get_context
 from pathlib import Path
@@ -76,6 +78,16 @@ class Forked:
         out, err = (path.read_text(encoding="utf-8") if path.exists() else "" for path in self._outputs)
         return out, "" if self._outputs[0] == self._outputs[1] else err
 
+    def read_line(self) -> str:
+        """Wait for the first line that it writes to stdout, and return it."""
+        while True:
+            ended = self.returncode is not None
+            line, end, _ = (self._outputs[0].read_text() if self._outputs[0].exists() else "").partition("\n")
+            if end:
+                return line
+            assert not ended, self.communicate()
+            time.sleep(0.005)
+
     def send_signal(self, number: int) -> None:
         """Send it a signal if it still runs."""
         if self.returncode is None:
@@ -100,6 +112,7 @@ def run(
 
 def _run(arguments: list[str], cwd: str, env: dict[str, str], outputs: tuple[Path, Path]) -> None:
     """Run as a new interpreter would."""
+    gc.freeze()  # a collection that visits what the server has loaded would copy all of its memory
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     for number, path in enumerate(outputs, 1):
         os.dup2(os.open(path, flags, 0o600), number)

@@ -67,7 +67,9 @@ def stop_alone(reporting: Reporting, alarm: Alarm, position: Position) -> int:
     """Do the same where the store is lost: on every host the lowest rank that can reports what it knows."""
     neighbours = reporting.neighbours
     unable = neighbours.unable()
-    before = [rank for rank in neighbours.ranks if rank < reporting.rank and rank not in unable]
+    # A rank that exited by itself has reported: this one may come here only after that.
+    able = {rank for rank in neighbours.ranks if rank not in unable or _has_exited(neighbours, rank)}
+    before = sorted(rank for rank in able if rank < reporting.rank)
     if all(_dies(neighbours, rank) for rank in before):
         return _report(reporting, alarm, (_look_again(reporting, position),))
     return _untold(alarm)
@@ -87,7 +89,11 @@ def _dies(neighbours: Neighbours, rank: int) -> bool:
     deadline = time.monotonic() + REPORT_LIMIT_S
     while rank not in neighbours.gone() and time.monotonic() < deadline:
         time.sleep(SOON_S)
-    return not neighbours.ends.get(rank, EXITED).startswith(EXITED)
+    return rank in neighbours.ends and not _has_exited(neighbours, rank)
+
+
+def _has_exited(neighbours: Neighbours, rank: int) -> bool:
+    return neighbours.ends.get(rank, "").startswith(EXITED)
 
 
 def end_process(status: int) -> NoReturn:

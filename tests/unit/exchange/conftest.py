@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
-AGENT = """
-import sys
-from torch.distributed import TCPStore
-store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=sys.argv[1] == "libuv")
-store.set("the launcher's", "own")
-print(store.port, flush=True)
-sys.stdin.read()
-"""
+from tests.torch_stores import serve_torch_store
 
 
 @pytest.fixture
@@ -26,9 +16,5 @@ def backend():
 @pytest.fixture
 def agent(backend):
     """A process that serves a store, as torchrun's agent does; yields it with its port."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", AGENT, backend], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    yield process, int(process.stdout.readline())
-    process.kill()
-    process.communicate()
+    with serve_torch_store(backend) as served:
+        yield served

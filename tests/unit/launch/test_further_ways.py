@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,25 +20,16 @@ from ddpdoctor.launch.nodes.further_ways import DOOR, PREFIX, Door, further_ways
 from ddpdoctor.launch.nodes.node_messages import leave
 from ddpdoctor.launch.nodes.other_node import OtherNode
 from ddpdoctor.launch.nodes.own_host import MOST_ADDRESSES, own_addresses
+from tests.forking import Forked
 from tests.scenarios.running import free_port, wait_for
-
-STORE = """
-import sys
-from torch.distributed import TCPStore
-store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-print(store.port, flush=True)
-sys.stdin.read()
-"""
+from tests.torch_stores import serve_torch_store
 
 
 @pytest.fixture
-def store() -> Iterator[tuple[subprocess.Popen[str], int]]:
+def store() -> Iterator[tuple[Forked, int]]:
     """A process that serves the job's store, with its port."""
-    process = subprocess.Popen([sys.executable, "-c", STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    yield process, int(process.stdout.readline())
-    process.kill()
-    process.communicate()
+    with serve_torch_store() as served:
+        yield served
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import pytest
+
 from ddpdoctor.model.bandwidth import Ending, Stop
 from ddpdoctor.probes.bandwidth.alarm import Alarm
 from ddpdoctor.probes.bandwidth.positions import take_position
@@ -15,22 +17,41 @@ from ddpdoctor.probes.bandwidth.tracker import Tracker
 from tests.scenarios.running import wait_for
 
 
-def test_a_process_that_died_after_the_position_was_taken_is_seen():
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+@pytest.fixture
+def beside():
+    """A process beside this one, and this one's view of it."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     own, stat = read_home(), read_stat(child.pid)
     neighbours = Neighbours(own)
     neighbours.add(0, replace(own, pid=child.pid, started_ticks=stat.started_ticks))
-    position = take_position(1, Tracker(), None, neighbours.states(), neighbours.ends)
-    told: list[Stop] = []
-
-    child.kill()
-    assert wait_for(lambda: 0 in neighbours.gone())
-    reporting = Reporting(rank=1, members=(), neighbours=neighbours, finish=lambda stop: told.append(stop) or 1)
-    status = stop_alone(reporting, Alarm(ending=Ending.FAILED, rank=1, phase="measure", signal=None), position)
+    yield child, neighbours
     child.communicate()
     neighbours.close()
 
+
+def stop(neighbours, position):
+    """Stop alone, as rank 1; return the status and what was reported."""
+    reported: list[Stop] = []
+    reporting = Reporting(rank=1, members=(), neighbours=neighbours, finish=lambda stop: reported.append(stop) or 1)
+    return stop_alone(reporting, Alarm(ending=Ending.FAILED, rank=1, phase="measure", signal=None), position), reported
+
+
+def test_a_process_that_died_after_the_position_was_taken_is_seen(beside):
+    child, neighbours = beside
+    position = take_position(1, Tracker(), None, neighbours.states(), neighbours.ends)
+    child.kill()
+    assert wait_for(lambda: 0 in neighbours.gone())
+    status, (reported,) = stop(neighbours, position)
+
     assert status == 1
     assert position.states["0"] not in {"Z", ""}
-    assert told[0].positions[0].states == {"0": "Z"}
-    assert told[0].positions[0].ends == {"0": "SIGKILL"}
+    assert reported.positions[0].states == {"0": "Z"}
+    assert reported.positions[0].ends == {"0": "SIGKILL"}
+
+
+def test_a_lower_rank_that_exited_by_itself_has_reported_already(beside):
+    child, neighbours = beside
+    child.stdin.close()
+    assert wait_for(lambda: 0 in neighbours.gone())
+
+    assert stop(neighbours, take_position(1, Tracker(), None, {}, {})) == (1, [])
