@@ -60,45 +60,16 @@ def _render_other(report: Report, output_format: SavedFormat, fail_on: Severity 
         from ddpdoctor.report.bandwidth.nccl_tests import render_nccl_tests
 
         return render_nccl_tests(report)
-    return _render_markdown(report)
-
-
-def _render_markdown(report: Report) -> str:
-    from ddpdoctor.report.bandwidth.reading import is_bandwidth
-
-    if is_bandwidth(report):
-        from ddpdoctor.report.bandwidth.markdown import render_bandwidth_markdown
-
-        return render_bandwidth_markdown(report)
     from ddpdoctor.report.markdown import render_markdown
 
     return render_markdown(report)
 
 
 def _draw_text(report: Report, stream: TextIO, run_dir: Path | None, *, verbose: bool) -> str:
-    from ddpdoctor.report.bandwidth.reading import is_bandwidth
-
-    width, colour = read_width(stream), has_colour(stream, os.environ)
-    if is_bandwidth(report):
-        from ddpdoctor.report.bandwidth.text import render_bandwidth
-
-        return render_bandwidth(report, width=width, colour=colour, run_dir=run_dir, cwd=_read_cwd())
-    from ddpdoctor.report.consistency import is_trial, render_trial
-    from ddpdoctor.report.saved_files import is_diff, render_diff
-
-    if is_diff(report):
-        return render_diff(report, width=width, colour=colour, run_dir=run_dir, cwd=_read_cwd())
-    if is_trial(report):
-        return render_trial(report, width=width, colour=colour, run_dir=run_dir, cwd=_read_cwd())
-    from ddpdoctor.report.rendezvous import is_rendezvous
-
-    if report.job is None or is_rendezvous(report):
-        from ddpdoctor.report.checkup import render_checkup
-
-        return render_checkup(report, width=width, colour=colour, verbose=verbose, run_dir=run_dir, cwd=_read_cwd())
     from ddpdoctor.report.text import render_text
 
-    return render_text(report, width=width, colour=colour, run_dir=run_dir, cwd=_read_cwd())
+    width, colour = read_width(stream), has_colour(stream, os.environ)
+    return render_text(report, width=width, colour=colour, run_dir=run_dir, cwd=_read_cwd(), verbose=verbose)
 
 
 def save_report(run_dir: Path, report: Report, name: str = "report.json") -> bool:

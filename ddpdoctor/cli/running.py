@@ -215,7 +215,7 @@ def _tell_of_replicas(options: WrapOptions, folder: Path) -> bool:
     if options.quiet:
         return True
     from ddpdoctor.diagnose.progress import judge_replicas
-    from ddpdoctor.report.text import title_of
+    from ddpdoctor.report.names import title_of
 
     found = [f for f in judge_replicas(folder) if f.severity is not Severity.INFO and f.code not in options.ignore]
     if found:
@@ -268,7 +268,7 @@ def _title(finding: Finding) -> str:
 
 def _show_elsewhere(options: WrapOptions, outcome: Outcome) -> None:
     """Say in a line what is wrong with a job that another node reports of; of many ranks, those to blame say it."""
-    from ddpdoctor.report.text import title_of
+    from ddpdoctor.report.names import title_of
 
     report = outcome_report(options, outcome)
     verdict = report.verdict

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ from ddpdoctor.collect.run.nodes import read_job
 from ddpdoctor.collect.run.runfolder import JUDGED_ATTEMPTS, read_run
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.diagnose.rows import rank_row
-from ddpdoctor.model.findings import Attempt, Finding, JobStatus, Judgement, Severity, restarted_words
+from ddpdoctor.model.findings import Attempt, Finding, JobStatus, Judgement, Severity
 from ddpdoctor.rules.verdict import order_findings, pick_verdict
 
 if TYPE_CHECKING:
@@ -34,18 +33,6 @@ def last_attempt(folder: Path, job: Job, status: JobStatus, findings: tuple[Find
 def last_number(job: Job) -> int:
     """Return the number of the attempt that a job's ranks belong to, counted from 0."""
     return max((rank.attempt for rank in job.ranks), default=0)
-
-
-def as_earlier(attempt: Attempt) -> tuple[Finding, ...]:
-    """Return an attempt's findings for the job as a whole: what the launcher got over is a warning at most."""
-    return tuple(
-        replace(
-            finding,
-            severity=Severity.WARNING if finding.severity is Severity.ERROR else finding.severity,
-            summary=restarted_words(attempt.attempt) + finding.summary,
-        )
-        for finding in attempt.findings
-    )
 
 
 def _restarted(

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import ddpdoctor
 from ddpdoctor.collect.run.nodes import read_job
 from ddpdoctor.collect.run.runfolder import read_run
-from ddpdoctor.diagnose.attempts import as_earlier, judge_earlier, last_attempt, last_number
+from ddpdoctor.diagnose.attempts import judge_earlier, last_attempt, last_number
 from ddpdoctor.diagnose.paces import pace_rows
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.diagnose.rows import rank_row
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.facts import Job, Life, shell_status
-from ddpdoctor.model.findings import JobStatus, JobSummary, Judgement, Report, Severity
+from ddpdoctor.model.findings import JobStatus, JobSummary, Judgement, Report, Severity, as_earlier
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 from ddpdoctor.rules.verdict import order_findings, pick_verdict
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -150,6 +150,11 @@ class JobSummary:
     status: JobStatus
     exit_status: int | None
 
+    @property
+    def ended_badly(self) -> bool:
+        """It ran, and did not finish."""
+        return self.status not in {JobStatus.FINISHED, JobStatus.NOT_RUN}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -167,6 +172,13 @@ class Report:
     tool_version: str = ""
 
 
-def restarted_words(attempt: int) -> str:
-    """Return how the summary of a finding begins that an earlier attempt had."""
-    return f"attempt {attempt}, since restarted: "
+def as_earlier(attempt: Attempt) -> tuple[Finding, ...]:
+    """Return an attempt's findings for the job as a whole: what the launcher got over is a warning at most."""
+    return tuple(
+        replace(
+            finding,
+            severity=Severity.WARNING if finding.severity is Severity.ERROR else finding.severity,
+            summary=f"attempt {attempt.attempt}, since restarted: {finding.summary}",
+        )
+        for finding in attempt.findings
+    )

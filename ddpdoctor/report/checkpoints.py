@@ -1,26 +1,23 @@
-"""The files that `check-checkpoint` has read, as lines."""
+"""What `check-checkpoint` shows: the files that it has read."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.report.page import plural
+from ddpdoctor.report.blocks import items
+from ddpdoctor.report.checklist import checklist_content
+from ddpdoctor.report.names import plural
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
-
-VERB = "check-checkpoint"
-
-
-def is_checkpoints(report: Report) -> bool:
-    """Say whether a report is one of this verb."""
-    return report.data.get("verb") == VERB
+    from ddpdoctor.report.blocks import Content
 
 
-def checkpoint_lines(report: Report) -> list[str]:
-    """Return a line a file."""
-    files = report.data.get("files")
-    return [_line(one) for one in files if isinstance(one, dict)] if isinstance(files, list) else []
+def checkpoint_content(report: Report) -> Content:
+    """Return a line for each file."""
+    files = report.data["files"]
+    lines = [_line(one) for one in files if isinstance(one, dict)] if isinstance(files, list) else []
+    return checklist_content(report, (items(lines),))
 
 
 def _line(one: dict[str, Any]) -> str:

@@ -1,37 +1,32 @@
-"""What is equal is said once: ranks that stand at the same place, findings and places that differ by rank only."""
+"""What is equal is said once: ranks that stand at the same place, and findings that differ by rank only."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.report.ranks import format_numbers, format_ranks
+from ddpdoctor.report.blocks import Places, RankClass
+from ddpdoctor.report.names import format_numbers, format_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpdoctor.model.findings import Finding, Place, RankRow, Report
+    from ddpdoctor.model.findings import Finding, RankRow
+    from ddpdoctor.report.blocks import Section
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankClass:
-    """Ranks in the same state at the same line. ``place`` is empty where no line is known."""
-
-    ranks: tuple[int, ...]
-    host: str
-    """Empty where they are on several hosts, or the job has one."""
-    state: str
-    place: str
-    blamed: bool
+def places_of(ranks: tuple[RankRow, ...], verdict: Finding | None) -> tuple[Section, ...]:
+    """Return where ranks stand as a section; nothing where there are none."""
+    return ((Places(classes=classify(ranks, verdict)),),) if ranks else ()
 
 
-def classify(report: Report) -> tuple[RankClass, ...]:
-    """Sort the ranks into classes, by lowest rank; those whom the verdict blames stay apart from the others."""
-    blamed = frozenset(report.verdict.ranks) if report.verdict else frozenset()
+def classify(ranks: tuple[RankRow, ...], verdict: Finding | None) -> tuple[RankClass, ...]:
+    """Sort ranks into classes, by lowest rank; those whom the verdict blames stay apart from the others."""
+    blamed = frozenset(verdict.ranks) if verdict else frozenset()
     classes: dict[tuple[str, str, bool], list[RankRow]] = {}
-    several = len({row.host for row in report.ranks}) > 1
-    for row in sorted(report.ranks, key=lambda row: row.rank):
-        line = _line(row.where) if row.where else ""
+    several = len({row.host for row in ranks}) > 1
+    for row in sorted(ranks, key=lambda row: row.rank):
+        line = format_place(row.where) if row.where else ""
         classes.setdefault((row.state, line, row.rank in blamed), []).append(row)
     return tuple(
         RankClass(
@@ -53,19 +48,6 @@ def merge_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
         former = merged.get(key)
         merged[key] = finding if former is None else _join(former, finding)
     return tuple(merged.values())
-
-
-def merge_places(places: Iterable[Place]) -> tuple[str, ...]:
-    """Write each line of code once: ``ranks 0, 2: train.py:61 in main``."""
-    ranks: dict[str, list[int]] = {}
-    for place in places:
-        ranks.setdefault(_line(place), []).append(place.rank)
-    return tuple(f"{format_ranks(at)}: {line}" for line, at in ranks.items())
-
-
-def _line(place: Place) -> str:
-    function = f" in {place.function}" if place.function else ""
-    return f"{place.file}:{place.line}{function}"
 
 
 def _steps(rows: list[RankRow]) -> str:

@@ -1,28 +1,44 @@
-"""Findings of a checked machine or a measurement as text: what is wrong, where, what was seen, what to do."""
+"""Findings and checks in words and as blocks: what is wrong, where, what was seen, what to do."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Severity
-from ddpdoctor.report.classes import merge_places
-from ddpdoctor.report.hosts import format_hosts
-from ddpdoctor.report.page import plural
-from ddpdoctor.report.ranks import format_ranks
+from ddpdoctor.model.findings import Outcome, Severity
+from ddpdoctor.report.blocks import Fact, Facts, Heading, Tone
+from ddpdoctor.report.names import format_hosts, merge_places, plural, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpdoctor.model.findings import Finding
-    from ddpdoctor.report.page import Page
+    from ddpdoctor.model.findings import Check, Finding, Report
+    from ddpdoctor.report.blocks import Section
 
 COMMAND = re.compile(
     r"(chmod|ddpdoctor|docker|echo|export|ip|iptables|kubectl|ln|mkdir|modprobe|mount|nft|nvidia-smi|pip|python3?|rm"
     r"|scontrol|sed|srun|sudo|sysctl|systemctl|torchrun|ulimit|unset)\s"
 )
 """How the fix of a finding begins where it is a command and not a sentence."""
-STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "cyan"}
+TONES = {Severity.ERROR: Tone.ERROR, Severity.WARNING: Tone.WARNING, Severity.INFO: Tone.NOTE}
+OUTCOME_WORDS = {
+    Outcome.PASSED: "passed",
+    Outcome.FAILED: "failed",
+    Outcome.SKIPPED: "skipped",
+    Outcome.INCONCLUSIVE: "could not tell",
+    Outcome.CRASHED: "crashed",
+}
+OUTCOME_TONES = {
+    Outcome.PASSED: Tone.GOOD,
+    Outcome.FAILED: Tone.ERROR,
+    Outcome.SKIPPED: Tone.SKIPPED,
+    Outcome.INCONCLUSIVE: Tone.WARNING,
+    Outcome.CRASHED: Tone.CRASHED,
+}
+UNKNOWN = frozenset({Outcome.INCONCLUSIVE, Outcome.CRASHED})
+"""Outcomes of checks that have no answer: they must not read like "passed"."""
+LABEL_WIDTH = 8
 
 
 def severity_word(severity: Severity) -> str:
@@ -30,18 +46,68 @@ def severity_word(severity: Severity) -> str:
     return "note" if severity is Severity.INFO else severity.value
 
 
-def add_finding(page: Page, finding: Finding, *, several: bool) -> None:
-    """Add a finding under its title; ``several``: there is more than one host, so that hosts are named."""
-    page.gap()
-    blamed = [format_ranks(finding.ranks), f"on {format_hosts(finding.hosts)}" if several and finding.hosts else ""]
-    whom = " ".join(part for part in blamed if part)
-    title = f"{severity_word(finding.severity)}  {finding.code} {finding.kind}" + (f", {whom}" if whom else "")
-    page.add(title, style=STYLES[finding.severity])
-    page.add_labelled("note" if finding.severity is Severity.INFO else "wrong", [finding.summary])
-    page.add_labelled("where", merge_places(finding.where))
-    page.add_labelled("seen", finding.evidence)
+def finding_section(finding: Finding, *, several_hosts: bool, is_verdict: bool) -> Section:
+    """Return a finding of a check under its title."""
+    title = f"{severity_word(finding.severity)}  {title_of(finding, hosts=several_hosts)}"
+    label = "note" if finding.severity is Severity.INFO else "wrong"
+    return (
+        Heading(text=title, tone=TONES[finding.severity]),
+        _facts(finding, label, (), explain=is_verdict),
+    )
+
+
+def verdict_section(verdict: Finding) -> Section:
+    """Return the verdict of a job: what is wrong, on which ranks, at which line, what was seen, what to do."""
+    title = f"{title_of(verdict)} (confidence {verdict.confidence.value})"
+    step = [] if verdict.step is None else [f"step {verdict.step}"]
+    tensor = [] if verdict.tensor is None else [f"tensor {verdict.tensor}"]
+    more = (", ".join(step + tensor),) if step or tensor else ()
+    return (Heading(text=title, tone=TONES[verdict.severity]), _facts(verdict, "wrong", more, explain=True))
+
+
+def _facts(finding: Finding, label: str, more_places: tuple[str, ...], *, explain: bool) -> Facts:
     # A command that we break cannot be pasted, so the terminal wraps it.
-    page.add_labelled("to do", [finding.fix] if finding.fix else [], whole=COMMAND.match(finding.fix) is not None)
+    is_command = COMMAND.match(finding.fix) is not None
+    facts = (
+        Fact(label=label, texts=(finding.summary,)),
+        Fact(label="where", texts=(*merge_places(finding.where), *more_places)),
+        Fact(label="seen", texts=finding.evidence),
+        Fact(label="to do", texts=(finding.fix,) if finding.fix else (), whole=is_command),
+        Fact(label="more", texts=(f"ddpdoctor explain {finding.code}",) if explain else ()),
+    )
+    return Facts(facts=facts, width=LABEL_WIDTH)
+
+
+def findings_in_short(findings: Iterable[Finding]) -> Facts:
+    """Return findings in a line each; what is no note says also where and what to do."""
+    facts = []
+    for finding in findings:
+        places = [f"at {place}" for place in merge_places(finding.where)]
+        fix = [f"to do: {finding.fix}"] if finding.fix else []
+        more = [] if finding.severity is Severity.INFO else [*places, *fix]
+        texts = (f"{title_of(finding)}: {finding.summary}", *more)
+        facts.append(Fact(label=finding.severity.value, texts=texts, tone=TONES[finding.severity]))
+    return Facts(facts=tuple(facts), width=LABEL_WIDTH)
+
+
+def name_check(check: Check) -> str:
+    """Return the code and kind of a check: "DD121 shm"."""
+    return f"{check.code} {check.id}".strip()
+
+
+def check_words(check: Check) -> str:
+    """Say what a check saw, or why it has no answer, and where."""
+    where = f"on {format_hosts(check.hosts)}: " if check.hosts else ""
+    return where + (check.seen or check.reason)
+
+
+def check_tone(check: Check, findings: Iterable[Finding]) -> tuple[str, Tone]:
+    """Return the word and the tone of how a check came out; one that found something shows how bad that is."""
+    severities = [finding.severity for finding in findings if finding.kind == check.id]
+    if check.outcome in {Outcome.PASSED, Outcome.FAILED} and severities:
+        worst = min(severities, key=lambda severity: severity.order)
+        return severity_word(worst), TONES[worst]
+    return OUTCOME_WORDS[check.outcome], OUTCOME_TONES[check.outcome]
 
 
 def count_findings(findings: Iterable[Finding]) -> str:
@@ -49,3 +115,17 @@ def count_findings(findings: Iterable[Finding]) -> str:
     severities = [finding.severity for finding in findings]
     counts = ((severities.count(severity), severity_word(severity)) for severity in Severity)
     return ", ".join(plural(count, word) for count, word in counts if count)
+
+
+def count_checks(report: Report) -> str:
+    """Count checks by outcome: "20 passed, 9 skipped"."""
+    counts = Counter(check.outcome for check in report.checks)
+    shown = (Outcome.PASSED, Outcome.SKIPPED, *(one for one in (Outcome.INCONCLUSIVE, Outcome.CRASHED) if counts[one]))
+    return ", ".join(f"{counts[outcome]} {OUTCOME_WORDS[outcome]}" for outcome in shown)
+
+
+def headline(report: Report) -> str:
+    """Say how a job ended, and how much was found."""
+    status = [report.job.status.value] if report.job else []
+    found = plural(len(report.findings), "finding") if report.findings else "no findings"
+    return ", ".join([*status, found])

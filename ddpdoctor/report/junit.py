@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from ddpdoctor.model.findings import JobStatus, Outcome, Severity
-from ddpdoctor.report.hosts import format_hosts
+from ddpdoctor.report.findings import name_check
 from ddpdoctor.report.lines import clean
-from ddpdoctor.report.ranks import format_ranks
+from ddpdoctor.report.names import title_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +61,7 @@ def _draw_job(job: JobSummary) -> Element:
 
 def _draw_case(check: Check, findings: Sequence[Finding], fail_on: Severity | None) -> Element:
     group = check.group or "checks"
-    case = Element("testcase", classname=f"ddpdoctor.{group}", name=f"{check.code} {check.id}".strip(), time="0")
+    case = Element("testcase", classname=f"ddpdoctor.{group}", name=name_check(check), time="0")
     own = [finding for finding in findings if check.id in {finding.kind, finding.code}]
     bad = [finding for finding in own if fail_on is not None and finding.severity.order <= fail_on.order]
     if bad:
@@ -77,9 +77,8 @@ def _draw_case(check: Check, findings: Sequence[Finding], fail_on: Severity | No
 
 
 def _write(finding: Finding) -> str:
-    whom = [format_ranks(finding.ranks), f"on {format_hosts(finding.hosts)}" if finding.hosts else ""]
-    head = " ".join([finding.severity.value, finding.code, finding.kind, *(part for part in whom if part)])
-    lines = [f"{head}: {finding.summary}", *(f"seen: {line}" for line in finding.evidence)]
+    lines = [f"{finding.severity.value} {title_of(finding)}: {finding.summary}"]
+    lines += [f"seen: {line}" for line in finding.evidence]
     return _text("\n".join([*lines, f"to do: {finding.fix}"] if finding.fix else lines))
 
 

@@ -6,67 +6,101 @@ import re
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Outcome
-from ddpdoctor.report.checkup import OUTCOME_WORDS
-from ddpdoctor.report.classes import merge_places
-from ddpdoctor.report.hosts import format_hosts
+from ddpdoctor.report.blocks import Facts, Heading, Items, Places, Series, Table, Text
+from ddpdoctor.report.columns import fit_columns
+from ddpdoctor.report.contents import read_content
+from ddpdoctor.report.findings import OUTCOME_WORDS, check_words, headline
 from ddpdoctor.report.lines import clean
-from ddpdoctor.report.page import plural
-from ddpdoctor.report.ranks import format_ranks
-from ddpdoctor.report.subjects import subject_lines
+from ddpdoctor.report.names import format_ranks, format_time, merge_places, title_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from ddpdoctor.model.findings import Check, Finding, Report
+    from ddpdoctor.report.blocks import Block, Section
+
+WIDTH = 110
+"""Of tables, as on a screen: where issues are read they would be scrolled sideways else. report.json has it all."""
 
 
 def render_markdown(report: Report) -> str:
-    """Render findings, worst first, and a table of all checks."""
-    blocks = [f"## ddpdoctor: {_headline(report)}"]
-    subject = subject_lines(report)
-    if subject:
-        blocks.append("\n".join(["```text", *map(_fenced, subject), "```"]))
-    blocks += [write_finding(finding) for finding in report.findings]
-    if report.checks:
-        blocks.append(write_checks(report.checks))
-    blocks.append(f"ddpdoctor {inline(report.tool_version)}, {inline(report.started_at)}")
-    return "\n\n".join(blocks) + "\n"
+    """Render what was looked at, the findings, the worst first, what was seen, and a table of all checks."""
+    content = read_content(report)
+    title = " ".join(part for part in ("ddpdoctor", content.verb) if part)
+    parts = [f"## {title}: {_inline(content.headline or headline(report))}"]
+    parts += _write_sections(content.about)
+    parts += [_write_finding(finding) for finding in report.findings]
+    parts += _write_sections(content.sections)
+    parts += [_write_checks(report.checks)] if report.checks else []
+    parts.append(f"ddpdoctor {_inline(report.tool_version)}, {_inline(format_time(report.started_at))}")
+    return "\n\n".join(parts) + "\n"
 
 
-def _headline(report: Report) -> str:
-    status = [report.job.status.value] if report.job else []
-    found = plural(len(report.findings), "finding") if report.findings else "no findings"
-    return ", ".join([*status, found])
+def _write_sections(sections: Iterable[Section]) -> list[str]:
+    return [written for section in sections for block in section if (written := _write_block(block))]
 
 
-def write_finding(finding: Finding) -> str:
-    """Write a finding under a title of its own."""
-    whom = [format_ranks(finding.ranks), f"on {format_hosts(finding.hosts)}" if finding.hosts else ""]
-    title = ", ".join(part for part in (f"{finding.code} {finding.kind}", " ".join(filter(None, whom))) if part)
-    lines = [f"### {finding.severity.value}: {inline(title)}", "", inline(finding.summary), ""]
-    lines += [f"- at {inline(place)}" for place in merge_places(finding.where)]
-    lines += [f"- {inline(line)}" for line in finding.evidence]
+def _write_block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
+    match block:
+        case Heading():
+            return f"### {_inline(block.text)}"
+        case Text():
+            return _inline(block.text)
+        case Items():
+            return "\n".join(_write_item(item.text, [item.fix] if item.fix else []) for item in block.items)
+        case Facts():
+            facts = [fact for fact in block.facts if fact.texts]
+            return "\n".join(_write_item(f"{fact.label}: {fact.texts[0]}", fact.texts[1:]) for fact in facts)
+        case Table():
+            return _write_table(block)
+        case Places():
+            rows = [(format_ranks(one.ranks), one.host, one.state, one.place) for one in block.classes]
+            return _write_rows(("ranks", "host", "state", "where"), rows)
+        case Series():
+            return ""  # the numbers are in a table beside it
+
+
+def _write_item(text: str, more: Sequence[str]) -> str:
+    return "\n".join([f"- {_inline(text)}", *(f"  - {_inline(line)}" for line in more)])
+
+
+def _write_table(table: Table) -> str:
+    columns = fit_columns(table.columns, WIDTH)
+    groups = len({column.group for column in columns if column.group}) > 1
+    heads = [" ".join(filter(None, [column.group if groups else "", column.name, column.unit])) for column in columns]
+    aligned = [column.align == "right" for column in columns]
+    rows = list(zip(*(column.cells for column in columns), strict=True))
+    legend = [f"- {_inline(line)}" for line in table.legend]
+    return "\n".join([_write_rows(heads, rows, aligned), *([""] if legend else []), *legend])
+
+
+def _write_rows(heads: Sequence[str], rows: Iterable[Sequence[str]], to_right: Sequence[bool] = ()) -> str:
+    marks = ["--:" if right else "---" for right in to_right or [False] * len(heads)]
+    return _draw_rows(list(map(_inline, heads)), marks, [list(map(_inline, row)) for row in rows])
+
+
+def _draw_rows(heads: Sequence[str], marks: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, marks, *rows))
+
+
+def _write_finding(finding: Finding) -> str:
+    lines = [f"### {finding.severity.value}: {_inline(title_of(finding))}", "", _inline(finding.summary), ""]
+    lines += [f"- at {_inline(place)}" for place in merge_places(finding.where)]
+    lines += [f"- {_inline(line)}" for line in finding.evidence]
     if finding.fix:
         lines += ["", "To do:", "", *(f"    {line}" for line in clean(finding.fix).splitlines())]
     return "\n".join(lines)
 
 
-def write_checks(checks: tuple[Check, ...]) -> str:
+def _write_checks(checks: tuple[Check, ...]) -> str:
     """Write a table of all checks, folded away."""
+    ordered = sorted(checks, key=lambda check: list(Outcome).index(check.outcome))
     rows = [
-        f"| {OUTCOME_WORDS[check.outcome]} | {inline(check.code)} | `{_code(check.id)}` | {_cell(check)} |"
-        for check in sorted(checks, key=lambda check: list(Outcome).index(check.outcome))
+        (OUTCOME_WORDS[one.outcome], _inline(one.code), f"`{_code(one.id)}`", _inline(check_words(one)))
+        for one in ordered
     ]
-    head = "<details><summary>All checks</summary>\n\n| outcome | code | check | seen |\n|---|---|---|---|\n"
-    return head + "\n".join(rows) + "\n\n</details>"
-
-
-def _cell(check: Check) -> str:
-    where = f"on {format_hosts(check.hosts)}: " if check.hosts else ""
-    return inline(where + (check.seen or check.reason))
-
-
-def _fenced(line: str) -> str:
-    """Keep a line from ending the block that it stands in."""
-    return clean(line).replace("\n", " ").replace("```", "` ` `")
+    table = _draw_rows(("outcome", "code", "check", "seen"), ["---"] * 4, rows)
+    return f"<details><summary>All checks</summary>\n\n{table}\n\n</details>"
 
 
 def _code(text: str) -> str:
@@ -74,6 +108,6 @@ def _code(text: str) -> str:
     return re.sub(r"[`|\s]+", " ", clean(text))
 
 
-def inline(text: str) -> str:
+def _inline(text: str) -> str:
     """Keep what was collected from being read as markup."""
     return re.sub(r"([\\`*_<>\[\]|#])", r"\\\1", " ".join(clean(text).split()))

@@ -10,13 +10,22 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from ddpdoctor.report.blocks import Tone
 from ddpdoctor.report.lines import clean, wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
-LABEL_WIDTH = 8
+STYLES = {
+    Tone.PLAIN: "",
+    Tone.STRONG: "bold",
+    Tone.GOOD: "green",
+    Tone.NOTE: "cyan",
+    Tone.WARNING: "bold yellow",
+    Tone.ERROR: "bold red",
+    Tone.SKIPPED: "dim",
+    Tone.CRASHED: "bold magenta",
+}
 
 
 @dataclass(kw_only=True)
@@ -28,21 +37,14 @@ class Page:
     lines: list[Text] = field(default_factory=list)
 
     def add(
-        self, text: str, *, first: str = "", style: str = "", styled: int | None = None, whole: bool = False
+        self, text: str, *, first: str = "", tone: Tone = Tone.PLAIN, styled: int | None = None, whole: bool = False
     ) -> None:
-        """Add a paragraph, wrapped unless ``whole``; ``style`` holds for ``styled`` characters, or for all."""
+        """Add a paragraph, wrapped unless ``whole``; ``tone`` holds for ``styled`` characters, or for all."""
         for number, line in enumerate(wrap(self.clean(text), None if whole else self.width, first=first)):
             drawn = Text(line)
-            if style and (styled is None or number == 0):
-                drawn.stylize(style, 0, styled)
+            if tone is not Tone.PLAIN and (styled is None or number == 0):
+                drawn.stylize(STYLES[tone], 0, styled)
             self.lines.append(drawn)
-
-    def add_labelled(self, label: str, texts: Iterable[str], *, whole: bool = False) -> None:
-        """Add paragraphs beside a label, which the first of them shows."""
-        head = f"  {label.ljust(LABEL_WIDTH)}"
-        for text in texts:
-            self.add(text, first=head, style="bold", styled=len(head), whole=whole)
-            head = " " * len(head)
 
     def gap(self) -> None:
         """Add an empty line, unless this is the top."""
@@ -54,17 +56,12 @@ class Page:
         return clean(text, self.cwd)
 
 
-def plural(count: int, noun: str) -> str:
-    """Write a count with its noun: "1 rank", "2 ranks"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def width_of(text: str) -> int:
     """Return how many columns of a terminal a text takes."""
     return cell_len(text)
 
 
-def draw(lines: list[Text], *, colour: bool) -> str:
+def draw(page: Page, *, colour: bool) -> str:
     """Let Rich put in the colours, and nothing else: no wrapping, no markup, no highlighting."""
     console = Console(
         file=io.StringIO(),
@@ -78,6 +75,6 @@ def draw(lines: list[Text], *, colour: bool) -> str:
         _environ={},
     )
     with console.capture() as drawn:
-        for line in lines:
+        for line in page.lines:
             console.print(line, soft_wrap=True)
     return drawn.get()

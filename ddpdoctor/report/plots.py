@@ -30,12 +30,12 @@ def check_plot(path: Path) -> None:
 def render_plot(report: Report, suffix: str) -> bytes:
     """Draw a run of `allreduce-bench`; ``suffix`` is one of ``SUFFIXES``. Raises ``UserError`` for another report."""
     from ddpdoctor.report.bandwidth.figure import draw_figure
-    from ddpdoctor.report.bandwidth.html import render_html
     from ddpdoctor.report.bandwidth.reading import read_bandwidth
+    from ddpdoctor.report.html import render_html
     from ddpdoctor.report.lines import printable
 
     bench = read_bandwidth(report)
     if suffix == ".html":
-        return printable(render_html(report, bench)).encode()
+        return printable(render_html(report, draw_figure(report, bench, "svg"))).encode()
     drawn = draw_figure(report, bench, suffix.removeprefix("."))
     return printable(drawn.decode()).encode() if suffix == ".svg" else drawn

@@ -1,20 +1,21 @@
-"""What the nodes of a job saw of each other, as lines: who came, the store, and the matrix of all pairs."""
+"""What `check-rendezvous` shows: which nodes came, the store, and the matrix of all pairs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.codec import WrongValue, decode
-from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.codec import decode
 from ddpdoctor.model.reaching import Contact, Rendezvous, say_place
+from ddpdoctor.report.blocks import Column, Table, Text
+from ddpdoctor.report.checklist import checklist_content
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.reaching import NodePair, Visit
+    from ddpdoctor.report.blocks import Block, Content
 
-VERB = "check-rendezvous"
 KEY = "rendezvous"
 """In the report of the node that has judged; the others saw a part of it only."""
 MATRIX_NODES = 8
@@ -37,31 +38,28 @@ LEGEND = {
 }
 
 
-def is_rendezvous(report: Report) -> bool:
-    """Say whether a report is one of `check-rendezvous`."""
-    return report.data.get("verb") == VERB
-
-
-def rendezvous_lines(report: Report) -> list[str]:
-    """Return who came and what became of each pair as lines; raises ``UserError`` where a file was damaged."""
-    plain: Any = report.data.get(KEY)
+def rendezvous_content(report: Report) -> Content:
+    """Return who came, what became of the store, and what became of each pair."""
+    plain: Any = report.data[KEY]
     if not isinstance(plain, dict):
-        return []
-    try:
-        seen = decode(Rendezvous, {**plain, "fleet": {"nodes": []}})
-    except WrongValue as error:
-        raise UserError(f"the report cannot be read: data.{error}", help="The file is damaged: check again.") from error
+        return checklist_content(report)
+    rendezvous = decode(Rendezvous, {**plain, "fleet": {"nodes": []}})
     tried = plain.get("pairs_tried")
-    lines = [*_table([_head(seen), *map(_row, seen.visits)])]
-    pairs = [*_pairs(seen, tried if isinstance(tried, int) else len(seen.pairs))]
-    trust = [f"trusted: {seen.trust}"] if seen.trust and seen.complete else []
-    return [*lines, *([""] if pairs else []), *pairs, *([""] if trust else []), *trust]
+    trust = (Text(text=f"trusted: {rendezvous.trust}"),) if rendezvous.trust and rendezvous.complete else ()
+    return checklist_content(
+        report,
+        (_visits(rendezvous),),
+        tuple(_pairs(rendezvous, tried if isinstance(tried, int) else len(rendezvous.pairs))),
+        trust,
+    )
 
 
-def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()
+def _visits(seen: Rendezvous) -> Table:
+    rows = [_row(visit) for visit in seen.visits]
+    columns = [
+        Column(name=name, cells=tuple(row[at] for row in rows), align="left") for at, name in enumerate(_head(seen))
+    ]
+    return Table(columns=tuple(columns), indent=2)
 
 
 def _head(seen: Rendezvous) -> tuple[str, ...]:
@@ -85,25 +83,27 @@ def _store(visit: Visit) -> str:
     best = next((attempt for attempt in door.attempts if attempt.contact is Contact.CONNECTED), None)
     if best is None:
         last = door.attempts[-1] if door.attempts else None
-        return f"{last.contact.value}: {last.error}".removesuffix(": ") if last is not None else "not looked at"
+        if last is None:
+            return "not looked at"
+        return f"{last.contact.value}: {last.error}" if last.error else last.contact.value
     return "serves it" if door.serves else f"reached in {best.duration_s * 1000:.1f} ms"
 
 
-def _pairs(seen: Rendezvous, tried: int) -> Iterator[str]:
+def _pairs(seen: Rendezvous, tried: int) -> Iterator[Block]:
     """Yield the matrix where something in it is wrong and it fits; else one line."""
     bad = [pair for pair in seen.pairs if _word(pair) != "ok"]
     if not tried:
         return
     if not bad:
-        yield f"all {tried} ordered pairs of nodes connect, and large payloads arrive{_pace(seen)}"
+        yield Text(text=f"all {tried} ordered pairs of nodes connect, and large payloads arrive{_pace(seen)}")
         return
     if len(seen.visits) > MATRIX_NODES:
-        yield f"{len(bad)} of {tried} ordered pairs of nodes do not work"
+        yield Text(text=f"{len(bad)} of {tried} ordered pairs of nodes do not work")
         return
-    yield "connections, from the node of the row to that of the column:"
-    yield from _matrix(seen)
+    yield Text(text="connections, from the node of the row to that of the column:")
+    yield _matrix(seen)
     words = {_word(pair) for pair in seen.pairs}
-    yield "; ".join(f"{word}: {meaning}" for word, meaning in LEGEND.items() if word in words)
+    yield Text(text="; ".join(f"{word}: {meaning}" for word, meaning in LEGEND.items() if word in words))
 
 
 def _pace(seen: Rendezvous) -> str:
@@ -116,13 +116,17 @@ def _pace(seen: Rendezvous) -> str:
     return f" at {min(rates) / 1e6:.0f} to {max(rates) / 1e6:.0f} MB/s" if rates else ""
 
 
-def _matrix(seen: Rendezvous) -> Iterator[str]:
+def _matrix(seen: Rendezvous) -> Table:
     numbers = [visit.number for visit in seen.visits]
     cells = {(pair.source, pair.target): _word(pair) for pair in seen.pairs}
-    yield "      " + "".join(f"{number:>8}" for number in numbers)
-    for source in numbers:
-        row = ("." if source == target else cells.get((source, target), "-") for target in numbers)
-        yield f"{source:>6}" + "".join(f"{cell:>8}" for cell in row)
+    columns = [
+        Column(
+            name=str(target),
+            cells=tuple("." if source == target else cells.get((source, target), "-") for source in numbers),
+        )
+        for target in numbers
+    ]
+    return Table(columns=(Column(name="", cells=tuple(map(str, numbers))), *columns), indent=2)
 
 
 def _word(pair: NodePair) -> str:

@@ -1,90 +1,69 @@
-"""The report of `check-consistency --diff` as text: whether files are equal, then a table of what differs."""
+"""What `check-consistency --diff` shows: the files, and a table of what differs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.codec import WrongValue, decode
+from ddpdoctor.model.codec import decode
 from ddpdoctor.model.diff import DiffFacts, Kind
-from ddpdoctor.model.errors import UserError
-from ddpdoctor.report.checkup import add_untold
-from ddpdoctor.report.findings import add_finding
-from ddpdoctor.report.page import Page, draw, plural, width_of
+from ddpdoctor.report.blocks import Column, Content, Table, Text, items
+from ddpdoctor.report.names import plural
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ddpdoctor.model.diff import Unequal
+    from ddpdoctor.model.diff import SavedFile, Unequal
     from ddpdoctor.model.findings import Report
+    from ddpdoctor.report.blocks import Section
 
-VERB = "check-consistency"
 MAX_ROWS = 30
 """Rows of the table; the report's data has all. Ours."""
 HEADS = ("", "what", "differ", "of", "largest", "relative")
 
 
-def is_diff(report: Report) -> bool:
-    """Return whether a report is one of files that were compared."""
-    return report.data.get("verb") == VERB and "diff" in report.data
+def diff_content(report: Report) -> Content:
+    """Return what is shown of files that were compared."""
+    facts = decode(DiffFacts, report.data["diff"])
+    files = items([_file(number, one) for number, one in enumerate(facts.files, start=1)])
+    headline = _headline(facts, report)
+    return Content(
+        status=f"{plural(len(facts.files), 'file')}: {headline}",
+        headline=headline,
+        about=((files,),),
+        sections=_table(facts),
+    )
 
 
-def render_diff(report: Report, *, width: int | None, colour: bool, run_dir: Path | None, cwd: Path | None) -> str:
-    """Render the report, its verdict first; ``width`` None wraps nothing. Raises ``UserError`` for a damaged one."""
-    facts = _read(report)
-    page = Page(width=width, cwd=cwd)
-    page.add(_verdict(facts, report, run_dir), style="bold")
-    page.gap()
-    for number, one in enumerate(facts.files, start=1):
-        rank = "" if one.rank is None else f" (rank {one.rank})"
-        beside = f"; {plural(one.beside, 'other tensor')} not compared" if one.beside else ""
-        below = f" below {one.below.rstrip('.')!r}{beside}" if one.below else ""
-        page.add(f"file {number}: {one.path}{rank}, {plural(one.tensors, 'tensor')}{below}")
-    _add_table(page, facts)
-    if any(check.outcome.value in {"inconclusive", "crashed"} for check in report.checks):
-        page.gap()
-    add_untold(page, report.checks)
-    for finding in reversed(report.findings):
-        add_finding(page, finding, several=False)
-    return draw(page.lines, colour=colour)
+def _file(number: int, one: SavedFile) -> str:
+    rank = "" if one.rank is None else f" (rank {one.rank})"
+    beside = f"; {plural(one.beside, 'other tensor')} not compared" if one.beside else ""
+    below = f" below {one.below.rstrip('.')!r}{beside}" if one.below else ""
+    return f"file {number}: {one.path}{rank}, {plural(one.tensors, 'tensor')}{below}"
 
 
-def _read(report: Report) -> DiffFacts:
-    try:
-        return decode(DiffFacts, report.data["diff"])
-    except WrongValue as error:
-        raise UserError(f"the report cannot be read: diff{error}") from error
-
-
-def _verdict(facts: DiffFacts, report: Report, run_dir: Path | None) -> str:
-    where = "" if run_dir is None else f"; report in {run_dir}"
-    files = plural(len(facts.files), "file")
+def _headline(facts: DiffFacts, report: Report) -> str:
     if report.verdict is not None:
-        return f"ddpdoctor: {files}: {report.verdict.summary}{where}"
-    told = facts.tensors - len(facts.untold)
-    return f"ddpdoctor: {files}: equal in all {plural(told, 'tensor')} that were compared, bit by bit{where}"
+        return report.verdict.summary
+    return f"equal in all {plural(facts.tensors - len(facts.untold), 'tensor')} that were compared, bit by bit"
 
 
-def _add_table(page: Page, facts: DiffFacts) -> None:
+def _table(facts: DiffFacts) -> tuple[Section, ...]:
     shown = [one for one in facts.unequal if one.kind is not Kind.RANDOM]
     if not shown:
-        return
-    rows = [HEADS, *(row for one in shown[:MAX_ROWS] for row in _rows(one, several=len(facts.files) > 2))]
-    widths = [max(map(width_of, column)) for column in zip(*rows, strict=True)]
-    page.gap()
-    for number, row in enumerate(rows):
-        left = [cell.ljust(size) for cell, size in zip(row[:2], widths[:2], strict=True)]
-        right = [cell.rjust(size) for cell, size in zip(row[2:], widths[2:], strict=True)]
-        page.add("  " + "  ".join([*left, *right]).rstrip(), style="" if number else "bold", whole=True)
-    if len(shown) > MAX_ROWS:
-        page.add(f"and {len(shown) - MAX_ROWS} more", first="  ")
+        return ()
+    rows = [row for one in shown[:MAX_ROWS] for row in _rows(one, several=len(facts.files) > 2)]
+    columns = tuple(
+        Column(name=name, cells=tuple(row[at] for row in rows), align="left" if at < 2 else "right")
+        for at, name in enumerate(HEADS)
+    )
+    more = (Text(text=f"and {len(shown) - MAX_ROWS} more", indent=2),) if len(shown) > MAX_ROWS else ()
+    return ((Table(columns=columns, indent=2), *more),)
 
 
 def _rows(one: Unequal, *, several: bool) -> list[tuple[str, ...]]:
     """Return a row for each file that is off the first: "3 against 1" where there are several."""
     if not one.apart:
-        told = " | ".join(one.seen)
+        seen = " | ".join(one.seen)
         absent = f"not in file {', '.join(str(n + 1) for n in one.absent_in)}" if one.absent_in else ""
-        return [(one.name, "; ".join(filter(None, [told, absent])), "", "", "", "")]
+        return [(one.name, "; ".join(filter(None, [seen, absent])), "", "", "", "")]
     return [
         (
             one.name,

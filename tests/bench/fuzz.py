@@ -19,7 +19,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.report.bandwidth import figure, html  # noqa: F401 - matplotlib is not to be loaded once a batch
+from ddpdoctor.report.bandwidth import figure  # noqa: F401 - matplotlib is not to be loaded once a batch
 from tests.fuzz_samples import make_benches, make_checkpoints, make_real, make_runs
 from tests.fuzzing import Fall, fuzz, peak_mib
 

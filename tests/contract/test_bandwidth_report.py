@@ -14,8 +14,8 @@ from ddpdoctor.cli.output import render
 from ddpdoctor.model.bandwidth import Ending, Standing, Stop
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Check, JobStatus, Outcome, Severity
-from ddpdoctor.report.bandwidth.text import render_bandwidth
 from ddpdoctor.report.json_format import parse_report, render_json
+from ddpdoctor.report.text import render_text
 from tests import benches, forking
 
 SCREENS = Path(__file__).parents[1] / "data" / "allreduce-bench"
@@ -23,7 +23,7 @@ SCHEMA = json.loads((files("ddpdoctor.report") / "schema.json").read_text(encodi
 
 
 def draw(report, *, width=None, colour=False, run_dir=Path("run")):
-    return render_bandwidth(report, width=width, colour=colour, run_dir=run_dir, cwd=None)
+    return render_text(report, width=width, colour=colour, run_dir=run_dir, cwd=None)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ import jsonschema
 import pytest
 
 from ddpdoctor.model.findings import Check, Confidence, Finding, Outcome, Report, Severity
-from ddpdoctor.report.checkup import render_checkup
-from ddpdoctor.report.hosts import format_hosts
 from ddpdoctor.report.json_format import parse_report, render_json
 from ddpdoctor.report.junit import render_junit
 from ddpdoctor.report.markdown import render_markdown
+from ddpdoctor.report.names import format_hosts
+from ddpdoctor.report.text import render_text
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "ddpdoctor" / "report" / "schema.json").read_text())
 WARNING = Finding(
@@ -49,7 +49,7 @@ def report(findings=(ERROR, WARNING, NOTE), checks=CHECKS, hosts=("node0",), **d
 
 
 def draw(one, *, width=None, verbose=False):
-    return render_checkup(one, width=width, colour=False, verbose=verbose, run_dir=None, cwd=None)
+    return render_text(one, width=width, colour=False, verbose=verbose, run_dir=None, cwd=None)
 
 
 def test_problems_come_worst_last_and_the_closing_line_counts_all():

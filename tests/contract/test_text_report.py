@@ -276,7 +276,8 @@ def test_steps_of_a_class_are_drawn_together():
 
 def test_without_folder_and_job_there_is_still_a_line():
     bare = replace(FINISHED, job=None)
-    assert render_text(bare, width=80, colour=False, run_dir=None) == "ddpdoctor: no findings\n"
+    text = render_text(bare, width=80, colour=False, run_dir=None)
+    assert text == "ddpdoctor: no problem found; checks: 0 passed, 0 skipped (-v shows each)\n"
 
 
 def test_ranks_that_stand_together_are_named_with_their_host_where_there_are_several():

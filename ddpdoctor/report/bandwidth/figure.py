@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.amounts import format_rate, format_size
 from ddpdoctor.model.bandwidth import Mode
-from ddpdoctor.report.bandwidth.closing import headline
-from ddpdoctor.report.bandwidth.head import describe_members, describe_time
 from ddpdoctor.report.bandwidth.matrix import make_matrices
 from ddpdoctor.report.bandwidth.matrix_figure import draw_matrix_panel
 from ddpdoctor.report.bandwidth.plotted import list_plotted, list_references
-from ddpdoctor.report.bandwidth.results import sort_series
-from ddpdoctor.report.bandwidth.words import name_series
+from ddpdoctor.report.bandwidth.results import name_series, sort_series
+from ddpdoctor.report.bandwidth.run import describe_members, headline
 from ddpdoctor.report.lines import clean, wrap
+from ddpdoctor.report.names import format_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -218,4 +217,4 @@ def _add_titles(figure: Figure, report: Report, bench: Bandwidth) -> None:
     said = "\n".join(wrap(clean(headline(report, bench)), TITLE_CHARACTERS))
     figure.suptitle(f"{title}\n{said}", fontsize=11)
     warm = "cold" if bench.settings.cold else "warm"
-    figure.supxlabel(f"ddpdoctor {report.tool_version}, {describe_time(report)}, {warm} buffers", fontsize=8.5)
+    figure.supxlabel(f"ddpdoctor {report.tool_version}, {format_time(report.started_at)}, {warm} buffers", fontsize=8.5)

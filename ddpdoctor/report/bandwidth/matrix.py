@@ -8,8 +8,9 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_rate
-from ddpdoctor.report.bandwidth.words import NOT_DEFINED, format_gb_s
-from ddpdoctor.report.page import plural
+from ddpdoctor.report.bandwidth.numbers import NOT_DEFINED, format_gb_s
+from ddpdoctor.report.blocks import Column, Heading, Table, Text, Tone
+from ddpdoctor.report.names import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import NodeResult, Pair
     from ddpdoctor.model.findings import Report
     from ddpdoctor.report.bandwidth.reading import Bandwidth
+    from ddpdoctor.report.blocks import Block, Section
 
 MAX_ENDS = 32
 """Of a matrix where nothing is wrapped: wider, nobody reads it."""
@@ -99,31 +101,28 @@ def make_matrices(report: Report, bench: Bandwidth) -> list[Matrix]:
     return [*pairs, *nodes]
 
 
-def draw_matrix(matrix: Matrix, width: int | None) -> list[str]:
-    """Draw a matrix with its legend, or where it is too wide the slowest of its pairs."""
-    lines = _draw_full(matrix) if len(matrix.ends) <= MAX_ENDS else []
-    if not lines or (width is not None and max(map(len, lines)) > width):
-        return _list_slowest(matrix)
-    return [*lines, *_legend(matrix)]
+def matrix_section(matrix: Matrix) -> Section:
+    """Return a matrix with its legend, or where it is too wide the slowest of its pairs."""
+    title, slowest = Heading(text=matrix.title), _list_slowest(matrix)
+    if len(matrix.ends) > MAX_ENDS:
+        return (title, *slowest)
+    return (title, _table(matrix, instead=slowest))
 
 
-def _draw_full(matrix: Matrix) -> list[str]:
-    texts = [
-        [_write_cell(matrix, row, column) for column in range(len(matrix.ends))] for row in range(len(matrix.ends))
+def _table(matrix: Matrix, instead: tuple[Block, ...]) -> Table:
+    places = range(len(matrix.ends))
+    ends = tuple(f"{BLAMED if at in matrix.blamed else ' ' * len(BLAMED)}{end}" for at, end in enumerate(matrix.ends))
+    columns = [
+        # One blank stands for the mark, so that the heads are over the digits.
+        Column(name=f"{head} ", cells=tuple(_write_cell(matrix, row, at) for row in places))
+        for at, head in enumerate(matrix.heads)
     ]
-    widths = [max(len(head) + 1, *(len(row[at]) for row in texts)) for at, head in enumerate(matrix.heads)]
-    label = max(map(len, matrix.ends))
-    # One blank stands for the mark, so that the heads are over the digits.
-    head = " " * (len(BLAMED) + label) + "".join(
-        f"  {name} ".rjust(width + 2) for name, width in zip(matrix.heads, widths, strict=True)
+    return Table(
+        columns=(Column(name="", cells=ends, align="left"), *columns),
+        tones=dict.fromkeys(matrix.blamed, Tone.STRONG),
+        instead=instead,
+        legend=_legend(matrix),
     )
-    rows = [
-        (BLAMED if at in matrix.blamed else " " * len(BLAMED))
-        + end.ljust(label)
-        + "".join("  " + cell.rjust(width) for cell, width in zip(texts[at], widths, strict=True))
-        for at, end in enumerate(matrix.ends)
-    ]
-    return [line.rstrip() for line in (head, *rows)]
 
 
 def _write_cell(matrix: Matrix, row: int, column: int) -> str:
@@ -133,25 +132,26 @@ def _write_cell(matrix: Matrix, row: int, column: int) -> str:
     return format_gb_s(matrix.cells[at]) + (LOWEST if at == matrix.lowest else " ")
 
 
-def _list_slowest(matrix: Matrix) -> list[str]:
+def _list_slowest(matrix: Matrix) -> tuple[Block, ...]:
     between = matrix.between
     slowest = sorted(between, key=lambda at: between[at])[:MAX_LISTED]
-    width = max((len(format_gb_s(between[at])) for at in slowest), default=0)
-    lines = [
-        f"  {format_gb_s(between[at]).rjust(width)}  {matrix.ends[at[0]]} - {matrix.ends[at[1]]}" for at in slowest
-    ]
+    columns = (
+        Column(name="", cells=tuple(format_gb_s(between[at]) for at in slowest)),
+        Column(name="", cells=tuple(f"{matrix.ends[at[0]]} - {matrix.ends[at[1]]}" for at in slowest), align="left"),
+    )
     middle = f"; the median is {format_rate(median(between.values()))}" if between else ""
-    return [*lines, f"  the slowest {len(slowest)} of {plural(len(between), 'pair')}{middle}; report.json has them all"]
+    count = f"the slowest {len(slowest)} of {plural(len(between), 'pair')}{middle}; report.json has them all"
+    return (Table(columns=columns, indent=2), Text(text=count, indent=2))
 
 
-def _legend(matrix: Matrix) -> list[str]:
+def _legend(matrix: Matrix) -> tuple[str, ...]:
     between, lowest = matrix.between, matrix.lowest
-    lines = []
+    lines: tuple[str, ...] = ()
     if lowest is not None:
         one, other = (matrix.ends[at] for at in lowest)
         middle = format_rate(median(between.values()))
-        lines = [f"  {LOWEST} the slowest: {one} - {other}, {format_rate(between[lowest])}; the median is {middle}"]
-    return [*lines, f"  {BLAMED.strip()} a {matrix.noun} that a finding names"] if matrix.blamed else lines
+        lines = (f"{LOWEST} the slowest: {one} - {other}, {format_rate(between[lowest])}; the median is {middle}",)
+    return (*lines, f"{BLAMED}a {matrix.noun} that a finding names") if matrix.blamed else lines
 
 
 def _key(one: int, other: int) -> tuple[int, int]:

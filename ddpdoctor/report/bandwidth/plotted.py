@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.bandwidth import Change, Measurement, Mode, Reference
     from ddpdoctor.report.bandwidth.reading import Bandwidth
-    from ddpdoctor.report.bandwidth.results import Series
+    from ddpdoctor.report.bandwidth.results import Measured
 
 MAX_BOTH_MODES = 3
 """With more series than this, latency beside throughput would hide what is to be compared."""
@@ -61,7 +61,7 @@ def list_references(bench: Bandwidth) -> tuple[Reference, ...]:
     return tuple(dict.fromkeys(curve.reference for curve in bench.curves if curve.reference is not None))
 
 
-def _list_lines(bench: Bandwidth, series: Series, mode: Mode, name: str) -> list[Plotted]:
+def _list_lines(bench: Bandwidth, series: Measured, mode: Mode, name: str) -> list[Plotted]:
     rows = [row[mode] for row in series.rows if mode in row]
     line = Plotted(
         label=name,

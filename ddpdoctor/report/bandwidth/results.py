@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.bandwidth import Mode
-from ddpdoctor.report.bandwidth.columns import Column
-from ddpdoctor.report.bandwidth.words import NOT_DEFINED, format_gb_s, format_share, format_us
+from ddpdoctor.report.bandwidth.numbers import NOT_DEFINED, format_gb_s, format_share, format_us
+from ddpdoctor.report.blocks import Column, Table, Tone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ddpdoctor.model.bandwidth import Collective, Measurement
+    from ddpdoctor.model.bandwidth import Change, Collective, Curve, Measurement
 
 MISSING = "-"
 """Where this size was not measured in this mode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class Measured:
     """One collective, dtype and place, over all its sizes, in the modes that were measured."""
 
     collective: Collective
@@ -36,14 +36,14 @@ class Series:
         return tuple(mode for mode in Mode if any(mode in row for row in self.rows))
 
 
-def sort_series(results: Iterable[Measurement]) -> tuple[Series, ...]:
+def sort_series(results: Iterable[Measurement]) -> tuple[Measured, ...]:
     """Sort what was measured into series, in the order in which they were measured."""
     series: dict[tuple[Collective, str, str | None, bool], dict[int, dict[Mode, Measurement]]] = {}
     for one in results:
         sizes = series.setdefault((one.collective, one.dtype, one.redop, one.in_place), {})
         sizes.setdefault(one.size_bytes, {})[one.mode] = one
     return tuple(
-        Series(
+        Measured(
             collective=collective,
             dtype=dtype,
             redop=redop,
@@ -54,16 +54,23 @@ def sort_series(results: Iterable[Measurement]) -> tuple[Series, ...]:
     )
 
 
-def list_columns(series: Series) -> tuple[Column, ...]:
+def name_series(one: Measurement | Curve | Change | Measured) -> str:
+    """Name what was measured, without its mode: "all_reduce float32 sum"."""
+    return " ".join(part for part in (one.collective.value, one.dtype, one.redop) if part)
+
+
+def series_table(series: Measured) -> Table:
+    """Return the table of a series; rows with wrong results stand out."""
+    wrong = [number for number, row in enumerate(series.rows) if any(one.wrong for one in row.values())]
+    return Table(columns=list_columns(series), tones=dict.fromkeys(wrong, Tone.ERROR))
+
+
+def list_columns(series: Measured) -> tuple[Column, ...]:
     """List all columns of a series, with weights for where they do not all fit."""
     measured = [next(iter(row.values())) for row in series.rows]
-    sizes = Column(
-        group="", name="size", unit="", cells=tuple(format_size(one.size_bytes) for one in measured), weight=100
-    )
-    counts = Column(group="", name="count", unit="elements", cells=tuple(str(one.count) for one in measured), weight=5)
-    wrong = Column(
-        group="", name="wrong", unit="", cells=tuple(_format_wrong(row.values()) for row in series.rows), weight=90
-    )
+    sizes = Column(name="size", cells=tuple(format_size(one.size_bytes) for one in measured), weight=100)
+    counts = Column(name="count", unit="elements", cells=tuple(str(one.count) for one in measured), weight=5)
+    wrong = Column(name="wrong", cells=tuple(_format_wrong(row.values()) for row in series.rows), weight=90)
     both = len(series.modes) > 1
     timed = [
         column

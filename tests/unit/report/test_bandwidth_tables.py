@@ -8,13 +8,27 @@ import pytest
 
 from ddpdoctor.model.amounts import format_rate, format_time
 from ddpdoctor.model.bandwidth import Collective, Mode
-from ddpdoctor.report.bandwidth.changes import count_changes, pick_changes
-from ddpdoctor.report.bandwidth.columns import Column, draw_columns, fit_columns
-from ddpdoctor.report.bandwidth.matrix import draw_matrix, make_node_matrix, make_pair_matrix
+from ddpdoctor.report.bandwidth.comparison import count_changes, pick_changes
+from ddpdoctor.report.bandwidth.matrix import make_node_matrix, make_pair_matrix, matrix_section
+from ddpdoctor.report.bandwidth.numbers import format_about, format_gb_s, format_share, format_us
 from ddpdoctor.report.bandwidth.results import list_columns, sort_series
-from ddpdoctor.report.bandwidth.terminal_curve import ROWS, Line, draw_curve
-from ddpdoctor.report.bandwidth.words import format_about, format_gb_s, format_share, format_us
+from ddpdoctor.report.blocks import Column, Line, Series
+from ddpdoctor.report.chart import ROWS, draw_chart
+from ddpdoctor.report.columns import draw_columns, fit_columns
+from ddpdoctor.report.page import Page
+from ddpdoctor.report.text_blocks import add_blocks
 from tests import benches
+
+
+def draw_matrix(matrix, width):
+    """The lines below the title."""
+    page = Page(width=width, cwd=None)
+    add_blocks(page, matrix_section(matrix)[1:])
+    return [line.plain for line in page.lines]
+
+
+def draw_curve(lines, reference, width):
+    return draw_chart(Series(title="busbw in GB/s over size", lines=tuple(lines), reference=reference), width)
 
 
 def column(name, *cells, weight=1, group="", unit=""):

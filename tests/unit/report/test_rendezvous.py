@@ -10,9 +10,8 @@ from ddpdoctor.diagnose.rendezvous.judging import rendezvous_data
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Report
 from ddpdoctor.model.reaching import Contact
-from ddpdoctor.report.checkup import render_checkup
 from ddpdoctor.report.markdown import render_markdown
-from ddpdoctor.report.rendezvous import is_rendezvous, rendezvous_lines
+from ddpdoctor.report.text import render_text
 from tests.rules.rendezvous.build import LARGE, absent, column, door, healthy, pair, transfer, with_pairs, with_visits
 
 
@@ -24,8 +23,14 @@ def report(seen, **more):
     )  # fmt: skip
 
 
+def lines(one):
+    """What stands before the status."""
+    text = render_text(one, width=None, colour=False, run_dir=None)
+    return text.splitlines()[:-2]
+
+
 def test_nodes_that_are_well_take_a_line_each_and_one_for_all_pairs():
-    assert rendezvous_lines(report(healthy(2))) == [
+    assert lines(report(healthy(2))) == [
         "  node  host   publishes         store at node0:29500",
         "  0     node0  10.0.0.10 (eth0)  serves it",
         "  1     node1  10.0.0.11 (eth0)  reached in 0.3 ms",
@@ -37,19 +42,18 @@ def test_nodes_that_are_well_take_a_line_each_and_one_for_all_pairs():
 def test_an_address_of_ipv6_stands_in_brackets_before_its_port():
     one = healthy(1)
     visits = (replace(one.visits[0], door=replace(one.visits[0].door, host="fd00:77::a")),)
-    assert rendezvous_lines(report(replace(one, visits=visits)))[0].endswith("store at [fd00:77::a]:29500")
+    assert lines(report(replace(one, visits=visits)))[0].endswith("store at [fd00:77::a]:29500")
 
 
 def test_the_matrix_shows_which_pairs_fail_and_how():
     facts = with_pairs(healthy(3), column(1, 3), lambda s, t: pair(s, t, Contact.NO_ANSWER))
     facts = with_pairs(facts, {(2, 0)}, lambda s, t: pair(s, t, large=transfer(LARGE, contact=Contact.NO_ANSWER)))
-    lines = rendezvous_lines(report(facts))
-    assert lines[-6:] == [
+    assert lines(report(facts))[-6:] == [
         "connections, from the node of the row to that of the column:",
-        "             0       1       2",
-        "     0       .    drop      ok",
-        "     1      ok       .      ok",
-        "     2   stall    drop       .",
+        "         0     1   2",
+        "  0      .  drop  ok",
+        "  1     ok     .  ok",
+        "  2  stall  drop   .",
         "drop: nothing came back; stall: it connects, and a payload does not arrive",
     ]
 
@@ -57,7 +61,7 @@ def test_the_matrix_shows_which_pairs_fail_and_how():
 def test_nodes_that_did_not_come_and_stores_that_were_not_reached():
     facts = with_visits(healthy(3), n0=door(0, not_served="Address already in use"), n1=door(1, Contact.REFUSED))
     facts = replace(facts, visits=(*facts.visits[:2], absent(2)), pairs=(), trust="the token of DDPDOCTOR_TOKEN")
-    assert rendezvous_lines(report(facts))[1:] == [
+    assert lines(report(facts))[1:] == [
         "  0     node0  10.0.0.10 (eth0)  cannot serve it: Address already in use",
         "  1     node1  10.0.0.11 (eth0)  refused: Connection refused",
         "  2     ?      -                 did not come",
@@ -68,13 +72,13 @@ def test_nodes_that_did_not_come_and_stores_that_were_not_reached():
 
 def test_of_many_nodes_one_line_stands_for_the_matrix():
     facts = with_pairs(healthy(9), column(1, 9), lambda s, t: pair(s, t, Contact.REFUSED))
-    assert rendezvous_lines(report(facts))[-1] == "8 of 72 ordered pairs of nodes do not work"
+    assert lines(report(facts))[-1] == "8 of 72 ordered pairs of nodes do not work"
 
 
 def test_eight_nodes_fit_into_80_columns_and_into_markdown():
     facts = with_pairs(healthy(8), column(1, 8), lambda s, t: pair(s, t, Contact.UNREACHABLE))
-    text = render_checkup(report(facts), width=80, colour=False, verbose=False, run_dir=None, cwd=None)
-    assert "     7      ok unreach      ok" in text
+    text = render_text(report(facts), width=80, colour=False, verbose=False, run_dir=None, cwd=None)
+    assert "  7  ok  unreach  ok" in text
     assert max(map(len, text.splitlines())) <= 80
     assert "ddpdoctor: 8 hosts: no problem found" in text
     assert "connections, from the node of the row" in render_markdown(report(facts))
@@ -82,10 +86,9 @@ def test_eight_nodes_fit_into_80_columns_and_into_markdown():
 
 def test_a_node_that_did_not_judge_has_no_table():
     one = report(healthy(2), rendezvous=None)
-    assert is_rendezvous(one)
-    assert rendezvous_lines(one) == []
+    assert render_text(one, width=None, colour=False, run_dir=None).startswith("ddpdoctor: 2 hosts: no problem found")
 
 
 def test_a_damaged_file_is_said_to_be_one():
     with pytest.raises(UserError, match="cannot be read"):
-        rendezvous_lines(report(healthy(2), rendezvous={"nnodes": "two", "visits": []}))
+        lines(report(healthy(2), rendezvous={"nnodes": "two", "visits": []}))

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ddpdoctor.model.amounts import format_size
-from ddpdoctor.report.bandwidth.columns import Column, draw_columns, fit_columns
-from ddpdoctor.report.bandwidth.words import format_share, format_us, name_series
-from ddpdoctor.report.page import plural
+from ddpdoctor.report.bandwidth.numbers import format_share, format_us
+from ddpdoctor.report.bandwidth.results import name_series
+from ddpdoctor.report.blocks import Column, Heading, Table, items
+from ddpdoctor.report.names import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.model.bandwidth import Change, Comparison
-    from ddpdoctor.report.page import Page
+    from ddpdoctor.report.blocks import Section
 
 MAX_ROWS = 12
 """More rows do not help on a screen; the report file has them all."""
 
 
-def add_comparison(page: Page, comparison: Comparison) -> None:
-    """Add what got slower, what is not alike between the runs, and how many sizes are as they were."""
-    page.gap()
-    page.add(f"against {comparison.baseline}", style="bold")
-    for difference in comparison.differences:
-        page.add(f"not alike: {difference}", first="  ")
+def comparison_section(comparison: Comparison) -> Section:
+    """Return what got slower, what is not alike between the runs, and how many sizes are as they were."""
     matter = pick_changes(comparison.changes)
-    for line in draw_columns(fit_columns(list_change_columns(matter[:MAX_ROWS]), page.width)) if matter else []:
-        page.add(line, whole=True)
-    if len(matter) > MAX_ROWS:
-        page.add(f"and {len(matter) - MAX_ROWS} more rows in report.json", first="  ")
-    page.add(count_changes(comparison), first="  ")
+    more = [f"and {len(matter) - MAX_ROWS} more rows in report.json"] if len(matter) > MAX_ROWS else []
+    return (
+        Heading(text=f"against {comparison.baseline}"),
+        items([f"not alike: {difference}" for difference in comparison.differences], "  "),
+        *([Table(columns=list_change_columns(matter[:MAX_ROWS]))] if matter else []),
+        items([*more, count_changes(comparison)], "  "),
+    )
 
 
 def pick_changes(changes: Sequence[Change]) -> list[Change]:
@@ -41,10 +40,8 @@ def pick_changes(changes: Sequence[Change]) -> list[Change]:
 
 def list_change_columns(changes: Sequence[Change]) -> tuple[Column, ...]:
     """List the columns of a table of changes."""
-    names = [name_series(change) for change in changes]
-    width = max(map(len, names))
     return (
-        _column("", "", [name.ljust(width) for name in names], weight=6),
+        _column("", "", [name_series(change) for change in changes], weight=6, align="left"),
         _column("", "", [change.mode.value for change in changes], weight=7),
         _column("size", "", [format_size(change.size_bytes) for change in changes], weight=9),
         _column("then", "us", [format_us(change.then_us) for change in changes], weight=4),
@@ -74,8 +71,10 @@ def count_changes(comparison: Comparison) -> str:
     return f"{plural(len(changes), 'size')}: {', '.join(f'{count} {word}' for count, word in counts if count)}{missing}"
 
 
-def _column(name: str, unit: str, cells: Sequence[str], *, weight: int) -> Column:
-    return Column(group="", name=name, unit=unit, cells=tuple(cells), weight=weight)
+def _column(
+    name: str, unit: str, cells: Sequence[str], *, weight: int, align: Literal["left", "right"] = "right"
+) -> Column:
+    return Column(name=name, unit=unit, cells=tuple(cells), weight=weight, align=align)
 
 
 def _interval(change: Change) -> str:

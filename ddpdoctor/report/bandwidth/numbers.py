@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ddpdoctor.model.bandwidth import Change, Curve, Measurement
-    from ddpdoctor.report.bandwidth.results import Series
 
 NOT_DEFINED = "n/a"
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
@@ -41,8 +36,3 @@ def format_share(share: float) -> str:
         return NOT_DEFINED
     percent = share * 100
     return f"{percent:.1f}%" if 0 < abs(percent) < 1 else f"{percent:.0f}%"
-
-
-def name_series(one: Measurement | Curve | Change | Series) -> str:
-    """Name what was measured, without its mode: "all_reduce float32 sum"."""
-    return " ".join(part for part in (one.collective.value, one.dtype, one.redop) if part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.report.ranks import format_ranks
+from ddpdoctor.report.names import format_ranks
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A small curve for a terminal: bus bandwidth over size, both axes logarithmic, a mark for each series."""
+"""A small chart for a terminal: lines over sizes in bytes, both axes logarithmic, a mark for each line."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from ddpdoctor.model.amounts import format_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ddpdoctor.report.blocks import Line, Series
+
 ROWS = 9
 MAX_COLUMNS = 72
 """Wider, a curve of twenty sizes only gets flatter."""
@@ -19,14 +21,6 @@ MIN_COLUMNS = 20
 MARKS = "ox+*#%@"
 REFERENCE = "-"
 LABEL_WIDTH = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A series of points with its name: sizes in bytes, bandwidths in GB/s, all above 0."""
-
-    name: str
-    points: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +38,11 @@ class _Scale:
         return self.low * math.pow(self.high / self.low, step / max(self.steps - 1, 1))
 
 
-def draw_curve(lines: Sequence[Line], reference: Line | None, width: int) -> list[str]:
+def draw_chart(series: Series, width: int) -> list[str]:
     """Draw the lines; empty where there is too little to draw or too little room."""
     columns = min(width - LABEL_WIDTH - 3, MAX_COLUMNS)
-    known = [line for line in lines if len(line.points) > 1]
-    drawn = known[: len(MARKS)]
+    known = [line for line in series.lines if len(line.points) > 1]
+    drawn, reference = known[: len(MARKS)], series.reference
     if not drawn or columns < MIN_COLUMNS:
         return []
     points = [point for line in (*drawn, *([reference] if reference else ())) for point in line.points]
@@ -60,7 +54,7 @@ def draw_curve(lines: Sequence[Line], reference: Line | None, width: int) -> lis
     for mark, line in zip(MARKS, drawn, strict=False):
         for x, y in line.points:
             grid[up.place(y)][across.place(x)] = mark
-    title = f"busbw in GB/s over size{'' if known == drawn else f', the first {len(drawn)} of {len(known)} series'}"
+    title = series.title + ("" if known == drawn else f", the first {len(drawn)} of {len(known)} series")
     return [title, *_legend(drawn, reference), *_frame(grid, up), _bottom(across)]
 
 

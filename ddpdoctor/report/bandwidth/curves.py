@@ -6,38 +6,39 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_rate, format_size, format_time
 from ddpdoctor.model.bandwidth import Mode, Standing
-from ddpdoctor.report.bandwidth.words import format_about, format_share
+from ddpdoctor.report.bandwidth.numbers import format_about, format_share
+from ddpdoctor.report.blocks import Fact, Facts, Tone
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.model.bandwidth import Curve, Fit
-    from ddpdoctor.report.bandwidth.results import Series
-    from ddpdoctor.report.page import Page
+    from ddpdoctor.report.bandwidth.results import Measured
 
-STYLES = {
-    Standing.HEALTHY: "green",
-    Standing.BELOW: "bold red",
-    Standing.NOISY: "bold yellow",
-    Standing.NOT_REACHED: "bold",
-    Standing.NO_REFERENCE: "bold",
-    Standing.NOT_DEFINED: "bold",
+TONES = {
+    Standing.HEALTHY: Tone.GOOD,
+    Standing.BELOW: Tone.ERROR,
+    Standing.NOISY: Tone.WARNING,
+    Standing.NOT_REACHED: Tone.STRONG,
+    Standing.NO_REFERENCE: Tone.STRONG,
+    Standing.NOT_DEFINED: Tone.STRONG,
 }
 MODE_WIDTH = max(len(mode.value) for mode in Mode)
 
 
-def pick_curves(curves: Sequence[Curve], series: Series) -> tuple[Curve, ...]:
+def pick_curves(curves: Sequence[Curve], series: Measured) -> tuple[Curve, ...]:
     """Return the curves of a series, latency first."""
     own = [curve for curve in curves if _key(curve) == _key(series)]
     return tuple(sorted(own, key=lambda curve: list(Mode).index(curve.mode)))
 
 
-def add_curve(page: Page, curve: Curve) -> None:
-    """Add the verdict of one curve, and beneath it the figures that it rests on."""
-    head = f"  {curve.mode.value.ljust(MODE_WIDTH)}  "
-    page.add(curve.verdict, first=head, style=STYLES[curve.standing], styled=len(head))
-    for line in describe_curve(curve):
-        page.add(line, first=" " * len(head))
+def curve_facts(curves: Sequence[Curve]) -> Facts:
+    """Return the verdict of each curve, and beneath it the figures that it rests on."""
+    facts = tuple(
+        Fact(label=one.mode.value, texts=(one.verdict, *describe_curve(one)), tone=TONES[one.standing])
+        for one in curves
+    )
+    return Facts(facts=facts, width=MODE_WIDTH + 2)
 
 
 def describe_curve(curve: Curve) -> list[str]:
@@ -65,5 +66,5 @@ def _fit(fit: Fit | None) -> str:
     return f"t = {format_time(fit.alpha_us)} + S / {format_rate(fit.bandwidth_gb_s)} fits within {residual}"
 
 
-def _key(one: Curve | Series) -> tuple[object, ...]:
+def _key(one: Curve | Measured) -> tuple[object, ...]:
     return one.collective, one.dtype, one.redop, one.in_place

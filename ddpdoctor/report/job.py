@@ -1,0 +1,154 @@
+"""What `wrap` shows of a job: how it ended, where its ranks stand, earlier attempts, and how its replicas compare."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.codec import WrongValue, decode
+from ddpdoctor.model.consistency import Consistency, StreamClock, What
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.findings import Attempt, Outcome, Severity, as_earlier
+from ddpdoctor.report.blocks import Content, Fact, Facts, Heading, Text
+from ddpdoctor.report.classes import places_of
+from ddpdoctor.report.findings import LABEL_WIDTH, TONES
+from ddpdoctor.report.names import merge_places, plural, title_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddpdoctor.model.consistency import Stream
+    from ddpdoctor.model.findings import Finding, Report
+    from ddpdoctor.report.blocks import Section
+
+_NOUNS = {
+    What.PARAMETER: "parameters",
+    What.GRADIENT: "gradients",
+    What.BUFFER: "buffers",
+    What.STATE: "optimizer state",
+}
+_BEST_FIRST = (StreamClock.STEP, StreamClock.FORWARD, StreamClock.END, StreamClock.SYNC)
+
+
+def job_content(report: Report) -> Content:
+    """Return what is shown of a job. One that ended well without findings is a line, or two with replicas compared."""
+    attempts = read_attempts(report)
+    earlier = {finding for attempt in attempts[:-1] for finding in as_earlier(attempt)}
+    ended_badly = report.job is not None and report.job.ended_badly
+    replicas = None if ended_badly else replica_words(report)
+    return Content(
+        status=_status(report, len(attempts) - 1),
+        sections=(*_attempt_sections(attempts), *(places_of(report.ranks, report.verdict) if ended_badly else ())),
+        remarks=() if replicas is None else (replicas,),
+        ends_with_verdict=True,
+        others=tuple(one for one in report.findings if one != report.verdict and one not in earlier),
+    )
+
+
+def read_attempts(report: Report) -> tuple[Attempt, ...]:
+    """Return the attempts of a job that was restarted; none of one that was not.
+
+    Raises:
+        UserError: they are damaged.
+    """
+    try:
+        return tuple(decode(Attempt, section) for section in report.data.get("sections") or ())
+    except (WrongValue, TypeError) as error:
+        raise UserError(f"the attempts in the report cannot be read: {error}") from error
+
+
+def _status(report: Report, restarts: int) -> str:
+    """Say how the job ended."""
+    words = []
+    if report.job is not None:
+        words.append(report.job.status.value)
+        words += [] if report.job.world_size is None else [plural(report.job.world_size, "rank")]
+        words += [f"exit status {report.job.exit_status}"] if report.job.exit_status else []
+    words += [f"after {plural(restarts, 'restart')}"] if restarts > 0 else []
+    words += [] if report.verdict else [_count_findings(report)]
+    crashed = sum(check.outcome is Outcome.CRASHED for check in report.checks)
+    words += [f"{plural(crashed, 'check')} crashed"] if crashed else []
+    return ", ".join(words)
+
+
+def _count_findings(report: Report) -> str:
+    """Say that nothing, only notes, or no cause was found: three different things."""
+    ended_badly = report.job is not None and report.job.ended_badly
+    notes = sum(finding.severity is Severity.INFO for finding in report.findings)
+    if notes == len(report.findings) > 0:
+        return ("no cause found, " if ended_badly else "") + plural(notes, "note")
+    if report.findings:
+        return plural(len(report.findings), "finding")
+    return "no cause found" if ended_badly else "no findings"
+
+
+def _attempt_sections(attempts: tuple[Attempt, ...]) -> Iterator[Section]:
+    """Yield the sections of the attempts that were restarted, and the heading of the one that was not."""
+    for attempt in attempts[:-1]:
+        yield (Heading(text=f"attempt {attempt.attempt}: {_ending(attempt)}, then restarted"),)
+        yield from places_of(attempt.ranks, attempt.verdict)
+        yield _verdict_section(attempt.verdict)
+    if attempts:
+        yield (Heading(text=f"attempt {attempts[-1].attempt}, the last: {_ending(attempts[-1])}"),)
+
+
+def _ending(attempt: Attempt) -> str:
+    return attempt.status.value + (f" after {attempt.seconds:.1f} s" if attempt.seconds is not None else "")
+
+
+def _verdict_section(verdict: Finding | None) -> Section:
+    if verdict is None:
+        return (Text(text="no cause found", indent=2),)
+    facts = (
+        Fact(label="wrong", texts=(verdict.summary,)),
+        Fact(label="where", texts=merge_places(verdict.where)),
+    )
+    title = Text(text=title_of(verdict, hosts=False), tone=TONES[verdict.severity], indent=2)
+    return (title, Facts(facts=facts, width=LABEL_WIDTH))
+
+
+def replica_words(report: Report) -> str | None:
+    """Return how often replicas were compared and how that came out; None where they were not, or findings say it.
+
+    Raises:
+        UserError: the report is damaged.
+    """
+    consistency = _read(report)
+    if consistency is None or any(map(_says_it, report.findings)):
+        return None
+    compared = [stream for stream in consistency.streams if stream.compared and stream.model > 0]
+    if not compared:
+        return None
+    checks = _checks(compared)
+    differing = dict.fromkeys(one.what for stream in compared for one in stream.differences)
+    if not differing:
+        return f"replicas equal: {checks}"
+    nouns = " and ".join(_NOUNS[what] for what in differing)
+    return f"replicas compared: {checks}; {nouns} differ, and no rule holds that for wrong"
+
+
+def _says_it(finding: Finding) -> bool:
+    return finding.code.startswith("DD50") and finding.severity is not Severity.INFO
+
+
+def _checks(streams: Sequence[Stream]) -> str:
+    """Say how often and how far, by the clock that counts best: others look at the same tensors."""
+    clock = next(clock for clock in _BEST_FIRST if any(stream.clock is clock for stream in streams))
+    those = [stream for stream in streams if stream.clock is clock]
+    last = max(stream.last_number or 0 for stream in those)
+    until = {StreamClock.STEP: f"up to optimizer step {last}", StreamClock.END: "at the end"}
+    checks = plural(sum(stream.compared for stream in those), "check")
+    models = len({(stream.group, stream.ranks, stream.model) for stream in those})
+    parts = [
+        *([plural(models, "model")] if models > 1 else []),
+        plural(sum(stream.tensors for stream in those), "tensor"),
+        plural(len({rank for stream in those for rank in stream.ranks}), "rank"),
+    ]
+    return f"{checks} {until.get(clock, f'up to backward {last}')} ({', '.join(parts)})"
+
+
+def _read(report: Report) -> Consistency | None:
+    plain = report.data.get("consistency")
+    try:
+        return None if plain is None else decode(Consistency, plain)
+    except WrongValue as error:
+        raise UserError(f"what the report says of replicas cannot be read: {error}") from error

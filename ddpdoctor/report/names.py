@@ -1,0 +1,104 @@
+"""Counts, ranks, hosts and places of code in words: "2 hosts", "ranks 0-6, 9", "node[1-3, 7]"."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpdoctor.model.findings import Finding, Place
+
+MIN_SPAN = 3
+"""Fewer numbers in a row are listed one by one: "0, 1" reads better than "0-1"."""
+MAX_HOSTS = 8
+"""Longer lists are cut; the report file has them all."""
+
+
+def plural(count: int, noun: str) -> str:
+    """Write a count with its noun: "1 rank", "2 ranks"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def format_numbers(numbers: Iterable[int]) -> str:
+    """Sorted, without duplicates, runs drawn together: ``0-6, 9``."""
+    parts: list[str] = []
+    for first, last in _spans(sorted(set(numbers))):
+        if last - first + 1 >= MIN_SPAN:
+            parts.append(f"{first}-{last}")
+        else:
+            parts.extend(str(number) for number in range(first, last + 1))
+    return ", ".join(parts)
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """``rank 4`` or ``ranks 0-6, 9``; empty for no rank."""
+    known = sorted(set(ranks))
+    if not known:
+        return ""
+    noun = "rank" if len(known) == 1 else "ranks"
+    return f"{noun} {format_numbers(known)}"
+
+
+def format_hosts(hosts: Iterable[str]) -> str:
+    """Write hosts in order, numbers drawn together: ``node[1-3, 7], login``. Zero-padded numbers stay as they are."""
+    families: dict[str, list[int]] = {}
+    parts: list[str] = []
+    for host in dict.fromkeys(hosts):
+        match = re.fullmatch(r"(.*?[^\d])(0|[1-9]\d*)", host)
+        if match is None:
+            parts.append(host)
+            continue
+        if match[1] not in families:
+            parts.append(match[1])
+        families.setdefault(match[1], []).append(int(match[2]))
+    written = [_write_family(part, families[part]) if part in families else part for part in parts]
+    if len(written) > MAX_HOSTS:
+        return f"{', '.join(written[:MAX_HOSTS])} and {len(written) - MAX_HOSTS} more"
+    return ", ".join(written)
+
+
+def format_time(stamp: str) -> str:
+    """Write a time of a report to the second: "2026-01-02 03:04:05 UTC"."""
+    try:
+        moment = datetime.fromisoformat(stamp.replace("Z", "+00:00"))
+    except ValueError:  # of a file that came from elsewhere
+        return stamp
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def format_place(place: Place) -> str:
+    """Write a line of code: ``train.py:61 in main``."""
+    function = f" in {place.function}" if place.function else ""
+    return f"{place.file}:{place.line}{function}"
+
+
+def merge_places(places: Iterable[Place]) -> tuple[str, ...]:
+    """Write each line of code once: ``ranks 0, 2: train.py:61 in main``."""
+    ranks: dict[str, list[int]] = {}
+    for place in places:
+        ranks.setdefault(format_place(place), []).append(place.rank)
+    return tuple(f"{format_ranks(at)}: {line}" for line, at in ranks.items())
+
+
+def title_of(finding: Finding, *, hosts: bool = True) -> str:
+    """Return the code and kind of a finding, and whom it blames: ``DD601 stuck, rank 3 on node1``."""
+    where = f"on {format_hosts(finding.hosts)}" if hosts and finding.hosts else ""
+    blamed = " ".join(part for part in (format_ranks(finding.ranks), where) if part)
+    return ", ".join(part for part in (f"{finding.code} {finding.kind}", blamed) if part)
+
+
+def _spans(ordered: list[int]) -> list[tuple[int, int]]:
+    spans: list[tuple[int, int]] = []
+    for number in ordered:
+        if spans and spans[-1][1] == number - 1:
+            spans[-1] = (spans[-1][0], number)
+        else:
+            spans.append((number, number))
+    return spans
+
+
+def _write_family(name: str, numbers: list[int]) -> str:
+    return f"{name}{numbers[0]}" if len(numbers) == 1 else f"{name}[{format_numbers(numbers)}]"

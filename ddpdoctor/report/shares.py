@@ -1,0 +1,143 @@
+"""What `check-data` shows: each rank's share of an epoch by arithmetic, or what ranks drew from the user's loaders."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.codec import decode
+from ddpdoctor.model.drawn import Drawn
+from ddpdoctor.model.sharing import Shares, Sharing
+from ddpdoctor.report.blocks import Column, Table, Text
+from ddpdoctor.report.checklist import checklist_content
+from ddpdoctor.report.names import format_numbers, plural
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddpdoctor.model.drawn import Pass, RankPass
+    from ddpdoctor.model.findings import Report
+    from ddpdoctor.model.sharing import Plan, RankShare
+    from ddpdoctor.report.blocks import Content
+
+SHARES_HEAD = ("ranks", "samples", "repeated", "batches", "last batch", "left out")
+DRAWN_HEAD = ("pass", "ranks", "samples", "repeated", "batches", "last batch")
+SHARED_BY = {
+    Sharing.SAMPLER: "shared out by DistributedSampler",
+    Sharing.SPLIT: "split by hand",
+    Sharing.NONE: "not shared out",
+}
+
+
+def shares_content(report: Report) -> Content:
+    """Return what is shown of the arithmetic of an epoch."""
+    shares = decode(Shares, report.data["shares"])
+    rows = [*(_share_row(ranks, one) for ranks, one in _classes(shares)), _sum(shares)]
+    return checklist_content(
+        report,
+        (Text(text=_describe_plan(shares.plan)),),
+        (_table(SHARES_HEAD, rows),),
+        (Text(text=_describe_epoch(shares)),),
+    )
+
+
+def drawn_content(report: Report) -> Content:
+    """Return what is shown of passes over the user's loaders: what each rank drew, and what that comes to."""
+    drawn = decode(Drawn, report.data["drawn"])
+    notes = [Text(text=f"not looked at: {note}") for note in drawn.notes]
+    return checklist_content(
+        report,
+        tuple(Text(text=line) for line in _describe_loader(drawn)),
+        (_table(DRAWN_HEAD, list(_drawn_rows(drawn))),),
+        (*(Text(text=_describe_pass(one)) for one in drawn.passes), *notes),
+    )
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    columns = [
+        Column(name=name, cells=tuple(row[at] for row in rows), align="right" if at else "left")
+        for at, name in enumerate(names)
+    ]
+    return Table(columns=tuple(columns), indent=2)
+
+
+def _describe_plan(plan: Plan) -> str:
+    flags = [
+        *(["sampler drop_last=True"] if plan.sampler_drop_last else []),
+        *(["drop_last=True"] if plan.drop_last else []),
+        "shuffled" if plan.shuffle else "in order",
+    ]
+    ranks = plural(plan.world_size, "rank")
+    sizes = f"{plural(plan.samples, 'sample')}, {ranks}, batches of {plan.batch_size}"
+    return f"{sizes}: {SHARED_BY[plan.sharing]}, {', '.join(flags)}"
+
+
+def _classes(shares: Shares) -> Iterator[tuple[list[int], RankShare]]:
+    """Yield ranks that get the same, with what they get."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for one in shares.ranks:
+        found.setdefault((one.drawn, one.repeated, one.batches, one.last_batch, one.delivered), []).append(one.rank)
+    for ranks in found.values():
+        yield ranks, shares.ranks[ranks[0]]
+
+
+def _share_row(ranks: Sequence[int], one: RankShare) -> tuple[str, ...]:
+    numbers = (one.drawn, one.repeated, one.batches, one.last_batch, one.left_out)
+    return (_each(ranks), *map(str, numbers))
+
+
+def _each(ranks: Sequence[int]) -> str:
+    return format_numbers(ranks) + (" each" if len(ranks) > 1 else "")
+
+
+def _sum(shares: Shares) -> tuple[str, ...]:
+    drawn, repeated, batches, left_out = (
+        sum(getattr(one, name) for one in shares.ranks) for name in ("drawn", "repeated", "batches", "left_out")
+    )
+    return ("in all", str(drawn), str(repeated), str(batches), "", str(left_out))
+
+
+def _describe_epoch(shares: Shares) -> str:
+    if shares.unique is None:
+        return f"an epoch: {shares.delivered} samples in batches; how many are different depends on each rank's shuffle"
+    return (
+        f"an epoch: {shares.delivered} samples in batches, {shares.unique} of {shares.plan.samples} different, "
+        f"{shares.duplicates} repeated, {shares.missed} missed"
+    )
+
+
+def _describe_loader(drawn: Drawn) -> Iterator[str]:
+    samples = "" if drawn.samples is None else f", {plural(drawn.samples, 'sample')}"
+    ranks = plural(drawn.world_size, "rank")
+    yield f"{drawn.function}: {_class_name(drawn.kind)} over {_class_name(drawn.dataset)}{samples}, {ranks}"
+    batches = "" if drawn.batch_size is None else f"batches of {drawn.batch_size}"
+    sampler = f"sampler {_class_name(drawn.sampler)}" if drawn.sampler else "no sampler"
+    called = "set_epoch called before each pass" if drawn.set_epoch else "set_epoch not called"
+    yield ", ".join(part for part in (batches, sampler, called) if part)
+
+
+def _class_name(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _drawn_rows(drawn: Drawn) -> Iterator[tuple[str, ...]]:
+    for one in drawn.passes:
+        found: dict[tuple[object, ...], list[int]] = {}
+        for row in one.ranks:
+            found.setdefault(_numbers(row), []).append(row.rank)
+        for place, (numbers, ranks) in enumerate(found.items()):
+            yield ("" if place else str(one.number), _each(ranks), *map(str, numbers))
+
+
+def _numbers(row: RankPass) -> tuple[object, ...]:
+    more = "" if row.complete else "+"
+    repeated = "?" if row.repeated is None else row.repeated
+    return (f"{row.drawn}{more}", repeated, f"{row.batches}{more}", row.last_batch)
+
+
+def _describe_pass(one: Pass) -> str:
+    if one.unique is None:
+        return f"pass {one.number}: {plural(one.drawn, 'sample')} in all; which they are was not compared"
+    return (
+        f"pass {one.number}: {plural(one.drawn, 'sample')} in all, {one.unique} different, "
+        f"{one.shared} drawn by two ranks or more, {one.missed} by none"
+    )

@@ -1,0 +1,121 @@
+"""Draws each kind of block on a page of text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.report.blocks import Facts, Heading, Items, Places, Series, Table, Text, Tone
+from ddpdoctor.report.chart import draw_chart
+from ddpdoctor.report.columns import draw_table
+from ddpdoctor.report.names import format_ranks
+from ddpdoctor.report.page import width_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpdoctor.report.blocks import Block, Fact, RankClass, Section
+    from ddpdoctor.report.page import Page
+
+MAX_CLASSES = 40
+"""More rows than this do not help on a screen; the report file has them all."""
+MAX_RANKS_WIDTH = 28
+"""A longer list of ranks stands on lines of its own."""
+
+
+def add_sections(page: Page, sections: Iterable[Section]) -> None:
+    """Add sections, each set apart from what stands before it."""
+    for section in sections:
+        before = len(page.lines)
+        page.gap()
+        after_gap = len(page.lines)
+        add_blocks(page, section)
+        if len(page.lines) == after_gap:
+            del page.lines[before:]
+
+
+def add_blocks(page: Page, blocks: Iterable[Block]) -> None:
+    """Add blocks one below the other."""
+    for block in blocks:
+        match block:
+            case Heading():
+                page.add(block.text, tone=block.tone)
+            case Text():
+                page.add(block.text, first=" " * block.indent, tone=block.tone)
+            case Items():
+                _add_items(page, block)
+            case Facts():
+                _add_facts(page, block)
+            case Table():
+                _add_table(page, block)
+            case Series():
+                _add_series(page, block)
+            case Places():
+                _add_places(page, block)
+
+
+def _add_items(page: Page, block: Items) -> None:
+    for item in block.items:
+        page.add(item.text, first=block.mark)
+        if item.fix:
+            page.add(item.fix, first=f"{' ' * len(block.mark)}to do: ", whole=True)
+
+
+def _add_facts(page: Page, block: Facts) -> None:
+    width = block.width or max((width_of(fact.label) for fact in block.facts), default=0) + 2
+    for fact in block.facts:
+        _add_fact(page, fact, f"  {fact.label.ljust(width)}")
+
+
+def _add_fact(page: Page, fact: Fact, head: str) -> None:
+    for number, text in enumerate(fact.texts):
+        first, tone = (" " * len(head), Tone.PLAIN) if number else (head, fact.tone)
+        page.add(text, first=first, tone=tone, styled=len(head), whole=fact.whole)
+
+
+def _add_table(page: Page, table: Table) -> None:
+    lines = draw_table(table, page)
+    if lines is None:
+        add_blocks(page, table.instead)
+        return
+    rows = len(table.columns[0].cells)
+    for number, line in enumerate(lines, start=rows - len(lines)):
+        page.add(line, whole=True, tone=table.tones.get(number, Tone.PLAIN))
+    for line in table.legend:
+        page.add(line, first="  ")
+
+
+def _add_series(page: Page, block: Series) -> None:
+    """Draw curves where there is a terminal: in a pipe nobody looks at them."""
+    for line in draw_chart(block, page.width) if page.width is not None else ():
+        page.add(line, whole=True)
+
+
+def _add_places(page: Page, block: Places) -> None:
+    """Add ranks, those that stand at the same place in one row; ">" marks whom the verdict blames."""
+    shown = block.classes[:MAX_CLASSES]
+    names = [_name(page, one) for one in shown]
+    names_width = min(max(map(len, names), default=0), MAX_RANKS_WIDTH)
+    state_width = max((width_of(page.clean(one.state)) for one in shown), default=0)
+    for one, name in zip(shown, names, strict=True):
+        _add_class(page, one, name.ljust(names_width), state_width)
+    if len(block.classes) > len(shown):
+        page.add(f"and {len(block.classes) - len(shown)} more rows in report.json", first="  ")
+
+
+def _name(page: Page, one: RankClass) -> str:
+    ranks = format_ranks(one.ranks)
+    return f"{ranks} on {page.clean(one.host)}" if one.host else ranks
+
+
+def _add_class(page: Page, one: RankClass, name: str, state_width: int) -> None:
+    mark, tone = ("> ", Tone.STRONG) if one.blamed else ("  ", Tone.PLAIN)
+    state = page.clean(one.state)
+    padding = " " * (state_width - width_of(state))
+    whole = f"{mark}{name}  {state}{padding}  {page.clean(one.place)}".rstrip()
+    if len(name) <= MAX_RANKS_WIDTH and (page.width is None or width_of(whole) <= page.width):
+        page.add(whole, tone=tone, whole=True)
+        return
+    page.add(name.rstrip(), first=mark, tone=tone)
+    for text in (state, one.place):
+        if text:
+            page.add(text, first="      ", tone=tone)

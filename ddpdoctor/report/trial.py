@@ -1,0 +1,151 @@
+"""What `check-consistency` shows of a model: what was compared, and what one process on the whole batch says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.codec import decode
+from ddpdoctor.model.consistency import StreamClock, What
+from ddpdoctor.model.findings import Outcome
+from ddpdoctor.model.trial import Trial
+from ddpdoctor.report.blocks import Column, Content, Fact, Facts, Heading, Table, Text, Tone, items
+from ddpdoctor.report.findings import count_findings
+from ddpdoctor.report.names import format_ranks, plural
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.consistency import Difference, Stream
+    from ddpdoctor.model.findings import Report
+    from ddpdoctor.model.reference import GradientErrors, ReferenceStep
+    from ddpdoctor.report.blocks import Section
+
+WORST = 5
+"""Parameters that are shown of those that differ most from one process."""
+REFERENCE = "DD509"
+"""The rule that compares with one process."""
+NAMES = {
+    What.GRADIENT: "gradients, as the optimizer gets them",
+    What.PARAMETER: "parameters",
+    What.STATE: "optimizer state",
+    What.BUFFER: "buffers, right after DDP has sent them",
+}
+
+
+def trial_content(report: Report) -> Content:
+    """Return what is shown of a model that was trained for this."""
+    trial = decode(Trial, report.data["trial"])
+    return Content(
+        status=f"{plural(len(trial.participants), 'rank')}, {_headline(report, trial)}",
+        headline=_headline(report, trial),
+        about=((items(_about(trial)),),),
+        sections=(
+            *_compared_sections(trial),
+            *_reference_sections(trial),
+            *_rerun_sections(trial),
+            *((items([note], "to know: "),) for note in trial.notes),
+        ),
+        several_hosts=len({one.host for one in trial.participants}) > 1,
+    )
+
+
+def _about(trial: Trial) -> list[str]:
+    hosts = ", ".join(dict.fromkeys(one.host for one in trial.participants))
+    devices = " and ".join(dict.fromkeys(one.device.partition(":")[0] for one in trial.participants))
+    first = trial.participants[0]
+    ranks = plural(len(trial.participants), "rank")
+    tensors = trial.models[0].tensors
+    buffers = sum(one.is_buffer for one in tensors)
+    return [
+        f"{ranks} on {hosts}; {trial.settings.backend} on {devices}, torch {first.torch}",
+        f"model {trial.settings.model}: {plural(len(tensors) - buffers, 'parameter')}, {plural(buffers, 'buffer')}"
+        + (f"; {trial.optimizer}" if trial.consistency is not None else ""),
+        *([f"batch: {trial.batch}; loss: {trial.loss}"] if trial.consistency is not None else []),
+    ]
+
+
+def _compared(streams: tuple[Stream, ...]) -> list[tuple[str, str]]:
+    return [
+        (words, _how(next((one for one in stream.differences if one.what is what), None), stream))
+        for stream in streams
+        for what, words in NAMES.items()
+        if what in stream.kinds and (what is What.BUFFER) == (stream.clock is StreamClock.SYNC)
+    ]
+
+
+def _how(difference: Difference | None, stream: Stream) -> str:
+    if difference is None:
+        return "equal on all ranks" if len(stream.ranks) > 1 else "not compared: there is one rank"
+    first = difference.splits[0]
+    apart = len(first.sides) == len(stream.ranks) > 2
+    sides = "no two ranks are equal" if apart else " | ".join(format_ranks(side) for side in first.sides)
+    part = f" ({first.row.part})" if first.row.part else ""
+    return (
+        f"differ from step {difference.number} on: {difference.differing} of {difference.of}, first "
+        f"{first.row.name}{part}: {sides}"
+    )
+
+
+def _compared_sections(trial: Trial) -> tuple[Section, ...]:
+    if trial.consistency is None:
+        return ()
+    facts = tuple(
+        Fact(label=name, texts=(text,), tone=Tone.PLAIN) for name, text in _compared(trial.consistency.streams)
+    )
+    return ((Heading(text=f"after each of {plural(trial.settings.steps, 'step')}"), Facts(facts=facts)),)
+
+
+def _reference_sections(trial: Trial) -> tuple[Section, ...]:
+    reference = trial.reference
+    if reference is None or not reference.steps:
+        return ()
+    step = max(reference.steps, key=_worst_ratio)
+    samples = f" of {sum(step.samples)} samples" if all(step.samples) else ""
+    against = "float64" if reference.float64 else "another order of the samples, as float64 could not be had"
+    among = f", the worst of {len(reference.steps)} steps" if len(reference.steps) > 1 else ""
+    more = len(step.tensors) - WORST
+    section: Section = (
+        Heading(text=f"DDP's gradient beside that of one process on the whole batch{samples}"),
+        Text(text=f"relative errors at step {step.step}{among}; rounding as measured against {against}", indent=2),
+        _errors(sorted(step.tensors, key=lambda one: -_ratio(one))[:WORST]),
+        *([Text(text=f"and {more} more, whose errors are explained better", indent=2)] if more > 0 else []),
+    )
+    return (section,)
+
+
+def _errors(worst: list[GradientErrors]) -> Table:
+    columns = (
+        Column(name="", cells=tuple(one.name for one in worst), align="left"),
+        Column(name="error", cells=tuple(f"{one.whole / (one.norm or 1):.1e}" for one in worst)),
+        Column(name="rounding", cells=tuple(f"{one.rounding / (one.norm or 1):.1e}" for one in worst)),
+        Column(name="times", cells=tuple(f"{_ratio(one):.3g}" for one in worst)),
+    )
+    return Table(columns=columns, indent=2)
+
+
+def _rerun_sections(trial: Trial) -> tuple[Section, ...]:
+    if trial.rerun is None or trial.rerun.step is not None:
+        return ()
+    return ((Text(text="a second run with the same seed: the same bits on every rank"),),)
+
+
+def _worst_ratio(step: ReferenceStep) -> float:
+    return max(map(_ratio, step.tensors), default=0.0)
+
+
+def _ratio(one: GradientErrors) -> float:
+    return one.whole / one.rounding if one.rounding else float(bool(one.whole))
+
+
+def _headline(report: Report, trial: Trial) -> str:
+    found = count_findings(report.findings)
+    said = report.verdict.summary if report.verdict is not None else _healthy(trial, report)
+    return f"{found}: {said}" if found else said
+
+
+def _healthy(trial: Trial, report: Report) -> str:
+    if trial.consistency is None:
+        return "nothing was trained"
+    parts = [f"the replicas stayed equal over {plural(trial.settings.steps, 'step')}"]
+    if trial.reference is not None:
+        passed = any(check.outcome is Outcome.PASSED and REFERENCE in {check.id, check.code} for check in report.checks)
+        parts.append("DDP's gradient is that of one process" if passed else "the reference could not be told")
+    return ", ".join(parts)
