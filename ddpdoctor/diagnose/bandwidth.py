@@ -5,29 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import ddpdoctor
 from ddpdoctor.diagnose.answers import found, outcome
 from ddpdoctor.diagnose.bandwidth_reasons import find_reasons
 from ddpdoctor.diagnose.bandwidth_stop import describe_rank, stop_findings
-from ddpdoctor.diagnose.check_env import now
+from ddpdoctor.diagnose.reports import make_report, now
 from ddpdoctor.model.bandwidth import Ending
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.exit_status import ExitStatus, report_status
-from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outcome, RankRow, Report, Severity
+from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outcome, RankRow, Severity
 from ddpdoctor.model.reading import known
-from ddpdoctor.recorder.storage.secrets import hide_secrets
 from ddpdoctor.rules.answers import Answer
 from ddpdoctor.rules.bandwidth.compare import compare
 from ddpdoctor.rules.bandwidth.curve import build_curves
 from ddpdoctor.rules.bandwidth.ddp import advise
 from ddpdoctor.rules.bandwidth.judge import Scene
 from ddpdoctor.rules.registry import bandwidth_rules
-from ddpdoctor.rules.verdict import order_findings, pick_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddpdoctor.model.bandwidth import Advice, Bench, Comparison, Curve, Member, Stop
+    from ddpdoctor.model.findings import Report
     from ddpdoctor.model.node import Fleet
     from ddpdoctor.rules.bandwidth.compare import Baseline
     from ddpdoctor.rules.registry import Rule
@@ -68,18 +66,14 @@ def build_report(bench: Bench, wanted: Wanted) -> Report:
     judged = [found(rule, problem) for rule, answer in answers for problem in answer.problems]
     nothing: tuple[Finding, ...] = ()
     stopped = _try("stop", lambda: stop_findings(bench), nothing, crashed)
-    findings = order_findings([*judged, *stopped])
-    return Report(
-        command=hide_secrets(wanted.command),
+    return make_report(
+        command=wanted.command,
         started_at=wanted.started_at or now(),
-        ended_at=now(),
         job=_job(bench),
-        verdict=pick_verdict(findings),
-        findings=findings,
+        findings=(*judged, *stopped),
         checks=(*(outcome(rule, answer, GROUP) for rule, answer in answers), *crashed),
-        ranks=tuple(_row(member, bench.stop) for member in bench.members),
+        ranks=(_row(member, bench.stop) for member in bench.members),
         data=_data(scene, advice, wanted.fleet),
-        tool_version=ddpdoctor.__version__,
     )
 
 

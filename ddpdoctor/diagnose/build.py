@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-import ddpdoctor
 from ddpdoctor.collect.run.nodes import read_job
 from ddpdoctor.collect.run.runfolder import read_run
 from ddpdoctor.diagnose.attempts import judge_earlier, last_attempt, last_number
 from ddpdoctor.diagnose.paces import pace_rows
 from ddpdoctor.diagnose.progress import judge_job
+from ddpdoctor.diagnose.reports import make_report, now
 from ddpdoctor.diagnose.rows import rank_row
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.facts import Job, Life, shell_status
-from ddpdoctor.model.findings import JobStatus, JobSummary, Judgement, Report, Severity, as_earlier
-from ddpdoctor.recorder.storage.secrets import hide_secrets
-from ddpdoctor.rules.verdict import order_findings, pick_verdict
+from ddpdoctor.model.findings import JobStatus, JobSummary, Judgement, Severity, as_earlier
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.model.consistency import Consistency
-    from ddpdoctor.model.findings import Attempt
+    from ddpdoctor.model.findings import Attempt, Report
 
 
 def build_report(  # noqa: PLR0913 - what a report says of a run, each under its name
@@ -49,17 +46,16 @@ def build_report(  # noqa: PLR0913 - what a report says of a run, each under its
     earlier = judge_earlier(folder, last_number(job), ignore)
     before = [finding for attempt in earlier for finding in as_earlier(attempt)]
     sections = (*earlier, last_attempt(folder, job, status, shown)) if earlier else ()
-    return Report(
-        command=hide_secrets(tuple(map(str, run.get("command") or ()))),
+    return make_report(
+        command=tuple(map(str, run.get("command") or ())),
         started_at=started_at,
         ended_at=ended_at,
         job=JobSummary(world_size=_world_size(job), nnodes=job.nnodes, status=status, exit_status=exit_status),
-        verdict=pick_verdict(shown),
-        findings=tuple(order_findings([*shown, *before])),
+        findings=shown,
+        earlier=before,
         checks=judgement.checks,
-        ranks=tuple(rank_row(rank, job.stopping_since_ns if hung else None) for rank in job.ranks),
+        ranks=(rank_row(rank, job.stopping_since_ns if hung else None) for rank in job.ranks),
         data=_data(run, job, sections),
-        tool_version=ddpdoctor.__version__,
     )
 
 
@@ -82,8 +78,8 @@ def rebuild_report(folder: Path) -> Report:
         hung=hung,
         exit_status=shell_status(status) if status is not None else None,
         interrupted=job.interrupted_by is not None or (status is None and not hung),
-        started_at=str(run.get("started_at") or _now()),
-        ended_at=_now(),
+        started_at=str(run.get("started_at") or now()),
+        ended_at=now(),
         job=job,
     )
 
@@ -125,7 +121,3 @@ def _without_values(consistency: Consistency | None) -> Any:
     if consistency is None:
         return None
     return encode(replace(consistency, streams=tuple(replace(one, values=()) for one in consistency.streams)))
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.diagnose.answers import found, make_report, outcome
-from ddpdoctor.diagnose.check_env import now
+from ddpdoctor.diagnose.answers import found, outcome
 from ddpdoctor.diagnose.drawn import GROUP, judge_drawn
+from ddpdoctor.diagnose.reports import make_report, now
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.sharing import share_out
 from ddpdoctor.rules.sharing import judge as sharing
-from ddpdoctor.rules.verdict import order_findings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,9 +26,10 @@ def plan_report(plan: Plan, command: tuple[str, ...]) -> Report:
     started_at = now()
     shares = share_out(plan)
     answers = tuple(sharing.judge(shares))
-    findings = order_findings(found(rule, problem) for rule, answer in answers for problem in answer.problems)
+    findings = [found(rule, problem) for rule, answer in answers for problem in answer.problems]
     checks = tuple(outcome(rule, answer, GROUP) for rule, answer in answers)
-    return make_report(command, started_at, findings, checks, {"verb": VERB, "shares": encode(shares)})
+    data = {"verb": VERB, "shares": encode(shares)}
+    return make_report(command=command, started_at=started_at, findings=findings, checks=checks, data=data)
 
 
 def drawn_report(
@@ -37,4 +37,10 @@ def drawn_report(
 ) -> Report:
     """Return the report of what ranks were seen to draw."""
     judged = judge_drawn(drawn, told, accumulation)
-    return make_report(command, started_at, judged.findings, judged.checks, {"verb": VERB, "drawn": encode(drawn)})
+    return make_report(
+        command=command,
+        started_at=started_at,
+        findings=judged.findings,
+        checks=judged.checks,
+        data={"verb": VERB, "drawn": encode(drawn)},
+    )

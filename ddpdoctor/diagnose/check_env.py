@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-import ddpdoctor
 from ddpdoctor.collect.launch.launchers import ByHand, seen_launch
 from ddpdoctor.collect.node import Plan
 from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.environment import judge_fleet
 from ddpdoctor.diagnose.fleet import gather
 from ddpdoctor.diagnose.redact import redact
+from ddpdoctor.diagnose.reports import make_report
+from ddpdoctor.diagnose.reports import now as now  # noqa: PLC0414 - verbs take it from here
 from ddpdoctor.diagnose.selection import choose_rules, sections_of
 from ddpdoctor.model.codec import encode
-from ddpdoctor.model.findings import Report
-from ddpdoctor.recorder.storage.secrets import hide_secrets
-from ddpdoctor.rules.verdict import pick_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ddpdoctor.collect.child import Child
+    from ddpdoctor.model.findings import Report
     from ddpdoctor.model.node import Fleet
     from ddpdoctor.rules.registry import Rule
 
@@ -98,24 +96,14 @@ def build_checkup(
 ) -> Report:
     """Judge a fleet and build the report of it."""
     judged = judge_fleet(fleet, rules)
-    report = Report(
-        command=hide_secrets(wanted.command),
+    report = make_report(
+        command=wanted.command,
         started_at=started_at,
-        ended_at=now(),
-        job=None,
-        verdict=pick_verdict(judged.findings),
         findings=judged.findings,
         checks=judged.checks,
-        ranks=(),
         data=_data(fleet),
-        tool_version=ddpdoctor.__version__,
     )
     return redact(report, fleet, env) if wanted.redact else report
-
-
-def now() -> str:
-    """Return the time as reports have it."""
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _data(fleet: Fleet) -> dict[str, Any]:

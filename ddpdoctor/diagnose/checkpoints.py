@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.diagnose.answers import found, make_report, outcome
+from ddpdoctor.diagnose.answers import found, outcome
+from ddpdoctor.diagnose.reports import make_report
 from ddpdoctor.model.checkpoint import State
 from ddpdoctor.rules.checkpoints.judge import judge
 
@@ -22,7 +23,8 @@ def checkpoint_report(seen: Checkpoints, command: tuple[str, ...], started_at: s
     answers = tuple(judge(seen))
     findings = [found(rule, problem) for rule, answer in answers for problem in answer.problems]
     checks = [outcome(rule, answer, GROUP) for rule, answer in answers]
-    return make_report(command, started_at, findings, checks, {"verb": VERB, "files": [*map(_about, seen.files)]})
+    data = {"verb": VERB, "files": [*map(_about, seen.files)]}
+    return make_report(command=command, started_at=started_at, findings=findings, checks=checks, data=data)
 
 
 def _about(one: FileSeen) -> dict[str, Any]:

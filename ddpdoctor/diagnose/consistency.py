@@ -5,21 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import ddpdoctor
-from ddpdoctor.diagnose.check_env import now
+from ddpdoctor.diagnose.reports import make_report
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.facts import GroupState, Job, Life, Rank
-from ddpdoctor.model.findings import JobStatus, JobSummary, RankRow, Report
-from ddpdoctor.recorder.storage.secrets import hide_secrets
+from ddpdoctor.model.findings import JobStatus, JobSummary, RankRow
 from ddpdoctor.rules.consistency import judge as consistency
 from ddpdoctor.rules.consistency import trial as trials
 from ddpdoctor.rules.consistency.files import judge_diff
-from ddpdoctor.rules.verdict import order_findings, pick_verdict
 
 if TYPE_CHECKING:
     from ddpdoctor.model.diff import DiffFacts
     from ddpdoctor.model.facts import ModelSeen
-    from ddpdoctor.model.findings import Check, Finding
+    from ddpdoctor.model.findings import Check, Finding, Report
     from ddpdoctor.model.trial import Participant, Trial
 
 VERB = "check-consistency"
@@ -29,42 +26,29 @@ def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Rep
     """Judge a trial and build its report."""
     findings, checks = _judge(trial)
     hosts = list(dict.fromkeys(one.host for one in trial.participants))
-    return Report(
-        command=hide_secrets(command),
+    return make_report(
+        command=command,
         started_at=started_at,
-        ended_at=now(),
+        findings=findings,
+        checks=checks,
         job=JobSummary(
             world_size=len(trial.participants), nnodes=len(hosts), status=JobStatus.FINISHED, exit_status=None
         ),
-        verdict=pick_verdict(findings),
-        findings=order_findings(findings),
-        checks=tuple(checks),
-        ranks=tuple(_row(one, trial) for one in trial.participants),
+        ranks=(_row(one, trial) for one in trial.participants),
         data={
             "verb": VERB,
             "world_size": len(trial.participants),
             "hosts": hosts,
             "trial": encode(_without_copies(trial)),
         },
-        tool_version=ddpdoctor.__version__,
     )
 
 
 def build_diff_report(facts: DiffFacts, command: tuple[str, ...], started_at: str) -> Report:
     """Judge files that were compared, and build the report."""
     findings, checks = judge_diff(facts)
-    return Report(
-        command=hide_secrets(command),
-        started_at=started_at,
-        ended_at=now(),
-        job=None,
-        verdict=pick_verdict(findings),
-        findings=order_findings(findings),
-        checks=tuple(checks),
-        ranks=(),
-        data={"verb": VERB, "diff": encode(facts)},
-        tool_version=ddpdoctor.__version__,
-    )
+    data = {"verb": VERB, "diff": encode(facts)}
+    return make_report(command=command, started_at=started_at, findings=findings, checks=checks, data=data)
 
 
 def _judge(trial: Trial) -> tuple[list[Finding], list[Check]]:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import ddpdoctor
 from ddpdoctor.diagnose.environment import judge_fleet
 from ddpdoctor.diagnose.rendezvous.member import chosen_rules
 from ddpdoctor.diagnose.rendezvous.messages import Sentence
 from ddpdoctor.diagnose.rendezvous.option_names import as_typed
+from ddpdoctor.diagnose.reports import make_report
 from ddpdoctor.model.codec import encode
-from ddpdoctor.model.findings import JobStatus, JobSummary, Report
-from ddpdoctor.recorder.storage.secrets import hide_secrets
+from ddpdoctor.model.findings import JobStatus, JobSummary
 from ddpdoctor.rules.rendezvous.judge import judge_rendezvous
-from ddpdoctor.rules.verdict import order_findings, pick_verdict
+from ddpdoctor.rules.verdict import order_findings
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.rendezvous.wanted import RendezvousWanted
+    from ddpdoctor.model.findings import Report
     from ddpdoctor.model.reaching import Rendezvous
 
 PAIRS_SHOWN = 32 * 31
@@ -41,17 +41,14 @@ def judge(rendezvous: Rendezvous, started_at: str, ended_at: str) -> Sentence:
 def build_report(sentence: Sentence, wanted: RendezvousWanted, data: dict[str, Any], world_size: int | None) -> Report:
     """Return the report of what was judged; ``data`` is what this node knows of it."""
     findings = as_typed(sentence.findings, wanted.options)
-    return Report(
-        command=hide_secrets(wanted.command),
+    return make_report(
+        command=wanted.command,
         started_at=sentence.started_at,
         ended_at=sentence.ended_at,
         job=JobSummary(world_size=world_size, nnodes=sentence.nnodes, status=JobStatus.NOT_RUN, exit_status=None),
-        verdict=pick_verdict(findings),
         findings=findings,
         checks=sentence.checks,
-        ranks=(),
         data=data,
-        tool_version=ddpdoctor.__version__,
     )
 
 

@@ -1,0 +1,52 @@
+"""Builds the report of every verb from what was judged."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import ddpdoctor
+from ddpdoctor.model.findings import JobSummary, RankRow, Report
+from ddpdoctor.recorder.storage.secrets import hide_secrets
+from ddpdoctor.rules.verdict import order_findings, pick_verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpdoctor.model.findings import Check, Finding
+
+
+def make_report(  # noqa: PLR0913 - the fields of a report, each under its name
+    *,
+    command: tuple[str, ...],
+    started_at: str,
+    ended_at: str = "",
+    findings: Iterable[Finding],
+    earlier: Iterable[Finding] = (),
+    checks: Iterable[Check],
+    data: dict[str, Any],
+    job: JobSummary | None = None,
+    ranks: Iterable[RankRow] = (),
+) -> Report:
+    """Return the report of a session; ``ended_at`` empty means now, and no ``job`` that none was run.
+
+    ``earlier`` are findings that are shown, and of which none is the verdict.
+    """
+    found = tuple(findings)
+    return Report(
+        command=hide_secrets(command),
+        started_at=started_at,
+        ended_at=ended_at or now(),
+        job=job,
+        verdict=pick_verdict(found),
+        findings=tuple(order_findings((*found, *earlier))),
+        checks=tuple(checks),
+        ranks=tuple(ranks),
+        data=data,
+        tool_version=ddpdoctor.__version__,
+    )
+
+
+def now() -> str:
+    """Return the time as reports have it: ISO 8601, UTC."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
