@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,9 +47,12 @@ class Nvml:
 
     def error_name(self, code: int) -> str:
         """Return "GPU_IS_LOST" for 15."""
+        return self._error_names.get(code, f"ERROR_{code}")
+
+    @cached_property
+    def _error_names(self) -> dict[int, str]:
         names = (name for name in dir(self._module) if name.startswith("NVML_ERROR_"))
-        found = (name for name in names if getattr(self._module, name) == code)
-        return next(found, f"ERROR_{code}").removeprefix("NVML_ERROR_")
+        return {getattr(self._module, name): name.removeprefix("NVML_ERROR_") for name in names}
 
     def constant(self, name: str, default: int) -> int:
         """Return one of the module's constants, or the default where it is older than that."""

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 from ddpdoctor.collect.gpu.facts import read_gpu_facts
 from ddpdoctor.model.links import Pci, PciDevice
 from ddpdoctor.model.software import TorchBuild, TorchDevice
-from tests.machines import load_machine
+from tests.machines import shared_machine
 from tests.nvml import load_nvml
 from tests.rules.environment.build import node, process
 
 
 @cache
-def _system(machine, files):
-    """Unpack a machine once; the folder is kept for as long as the tests run."""
-    folder = tempfile.TemporaryDirectory(prefix="ddpdoctor-gpus-")
-    return folder, load_machine(machine, Path(folder.name), *files)
-
-
-@cache
 def _read(machine, states, files):
-    *_, gpus = read_gpu_facts(load_nvml(machine, *states), _system(machine, files)[1])
+    *_, gpus = read_gpu_facts(load_nvml(machine, *states), shared_machine(machine, *files))
     return gpus
 
 

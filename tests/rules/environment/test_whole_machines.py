@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +15,7 @@ from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.node import SECTIONS, Fleet
 from ddpdoctor.model.reading import NOT_ASKED
 from ddpdoctor.rules.registry import environment_rules
-from tests.machines import load_machine
+from tests.machines import shared_machine
 from tests.nvml import load_nvml
 
 WITH_GPUS = frozenset({"nvlink8", "roce8", "workstation2"})
@@ -25,14 +23,13 @@ WITH_GPUS = frozenset({"nvlink8", "roce8", "workstation2"})
 
 @cache
 def read(machine, *states):
-    """Return the machine and what the collectors say of it; the folder goes away with the process."""
-    folder = tempfile.TemporaryDirectory(prefix="ddpdoctor-machine-")
-    system = load_machine(machine, Path(folder.name) / "root", *states)
-    return folder, system, read_node(system, Plan(sections=frozenset(SECTIONS)), (read_process(system),))
+    """Return the machine and what the collectors say of it."""
+    system = shared_machine(machine, *states)
+    return system, read_node(system, Plan(sections=frozenset(SECTIONS)), (read_process(system),))
 
 
 def findings_of(machine, states=(), nvml=()):
-    _, system, node = read(machine, *states)
+    system, node = read(machine, *states)
     if machine in WITH_GPUS:
         *_, gpus = read_gpu_facts(load_nvml(machine, *nvml), system)
         node = replace(node, gpus=gpus)
@@ -127,7 +124,7 @@ def test_one_fault_of_a_gpu(state, expected):
 @pytest.mark.parametrize("machine", ["nvlink8", "container-nogpu"])
 @pytest.mark.parametrize("rule", environment_rules(), ids=lambda rule: rule.kind)
 def test_a_rule_says_the_same_where_only_what_it_needs_was_read(rule, machine):
-    _, system, node = read(machine)
+    system, node = read(machine)
     if machine in WITH_GPUS:
         *_, gpus = read_gpu_facts(load_nvml(machine, "ecc-off", "persistence-off"), system)
         node = replace(node, gpus=gpus)

@@ -15,18 +15,18 @@ from ddpdoctor.collect.machine.volumes import measure_writing, mount_of
 from ddpdoctor.collect.node import Plan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.limits import Clock, Limit
-from tests.machines import RecordedCalls, load_machine
+from tests.machines import RecordedCalls, load_machine, shared_machine
 
 GIB = 1 << 30
 PLAN = Plan(sections=frozenset())
 
 
-def limits(tmp_path, name, *states, **env):
-    return read_limits(load_machine(name, tmp_path, *states, env=env), PLAN)
+def limits(name, *states, **env):
+    return read_limits(shared_machine(name, *states, env=env), PLAN)
 
 
-def test_a_server(tmp_path):
-    seen = limits(tmp_path, "nvlink8")
+def test_a_server():
+    seen = limits("nvlink8")
 
     assert seen.nofile == Limit(soft=1048576, hard=1048576)
     assert seen.memlock == Limit(soft=None, hard=None)
@@ -41,24 +41,24 @@ def test_a_server(tmp_path):
     assert (seen.somaxconn, seen.nproc_applies) == (4096, True)
 
 
-def test_a_container_as_it_comes(tmp_path):
-    seen = limits(tmp_path, "container-nogpu")
+def test_a_container_as_it_comes():
+    seen = limits("container-nogpu")
 
     assert (seen.shm.volume.total_bytes, seen.shm.stale_files, seen.shm.loader_workers) == (64 << 20, (), 0)
     assert (seen.cpu_quota, seen.memory_limit_bytes, seen.pids_max) == (None, None, None)
     assert seen.nproc_applies is False
 
 
-def test_the_limits_of_a_container(tmp_path):
-    seen = limits(tmp_path, "container-nogpu", "limited")
+def test_the_limits_of_a_container():
+    seen = limits("container-nogpu", "limited")
 
     assert seen.cpu_quota == 2.0
     assert (seen.memory_limit_bytes, seen.memory_used_bytes, seen.oom_kills) == (4 * GIB, GIB, 1)
     assert (seen.pids_max, seen.pids_current) == (100, 40)
 
 
-def test_control_groups_of_version_1(tmp_path):
-    seen = limits(tmp_path, "container-nogpu", "cgroup-v1")
+def test_control_groups_of_version_1():
+    seen = limits("container-nogpu", "cgroup-v1")
 
     assert seen.cpu_quota == 1.5
     assert (seen.memory_limit_bytes, seen.memory_used_bytes, seen.oom_kills) == (2 * GIB, GIB // 2, 3)
@@ -98,8 +98,8 @@ def test_leftovers_in_shared_memory(tmp_path):
     assert (shm.stale_bytes, shm.loader_workers) == (len("left\n") + len("gone\n"), 1)
 
 
-def test_threads_of_a_user_and_small_limits(tmp_path):
-    seen = limits(tmp_path, "container-nogpu", "small")
+def test_threads_of_a_user_and_small_limits():
+    seen = limits("container-nogpu", "small")
 
     assert (seen.nofile, seen.nproc, seen.user_processes) == (
         Limit(soft=1024, hard=4096),

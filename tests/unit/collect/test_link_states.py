@@ -10,7 +10,7 @@ from ddpdoctor.model.gpus import Gpu, Gpus
 from ddpdoctor.model.limits import Limit
 from ddpdoctor.model.node import Node, Process
 from ddpdoctor.model.reading import NotRead
-from tests.machines import load_machine
+from tests.machines import shared_machine
 from tests.rules.environment.build import ask
 from tests.rules.environment.machine_facts import limits
 
@@ -29,8 +29,8 @@ def section(read, *arguments):
         return missing.unread
 
 
-def read_machine(tmp_path, machine, *states, cpus=None, **variables):
-    system = load_machine(machine, tmp_path, *states, env=variables)
+def read_machine(machine, *states, cpus=None, **variables):
+    system = shared_machine(machine, *states, env=variables)
     pci = section(read_pci, system, PLAN)
     devices = tuple(
         Gpu(index=n, uuid=f"GPU-{n}", name=pci.models[bus_id], bus_id=bus_id)
@@ -97,18 +97,18 @@ def found(node):
     ],
     ids=str,
 )
-def test_states(tmp_path, machine, states, variables, expected):
-    assert found(read_machine(tmp_path, machine, *states, **variables)) == expected
+def test_states(machine, states, variables, expected):
+    assert found(read_machine(machine, *states, **variables)) == expected
 
 
-def test_ranks_of_one_socket_are_far_from_half_of_the_gpus(tmp_path):
-    node = read_machine(tmp_path, "nvlink8", cpus=range(56))
+def test_ranks_of_one_socket_are_far_from_half_of_the_gpus():
+    node = read_machine("nvlink8", cpus=range(56))
     _, (finding,) = ask("numa", node)
     assert finding.ranks == (4, 5, 6, 7)
 
 
 @pytest.mark.parametrize("kind", CHECKS)
-def test_a_container_without_gpu_is_told_why_nothing_was_checked(tmp_path, kind):
-    check, _ = ask(kind, read_machine(tmp_path, "container-nogpu"))
+def test_a_container_without_gpu_is_told_why_nothing_was_checked(kind):
+    check, _ = ask(kind, read_machine("container-nogpu"))
     assert check.outcome is Outcome.SKIPPED
     assert check.reason

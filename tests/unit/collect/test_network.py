@@ -8,17 +8,17 @@ from ddpdoctor.collect.network.interfaces import read_network
 from ddpdoctor.collect.node import Plan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import Unread, Why
-from tests.machines import RecordedCalls, load_machine
+from tests.machines import RecordedCalls, load_machine, shared_machine
 
 PLAN = Plan(sections=frozenset({"network"}))
 
 
-def read(name, root, *states, **env):
-    return read_network(load_machine(name, root, *states, env=env), PLAN)
+def read(name, *states, **env):
+    return read_network(shared_machine(name, *states, env=env), PLAN)
 
 
-def test_an_infiniband_node(tmp_path):
-    network = read("nvlink8", tmp_path)
+def test_an_infiniband_node():
+    network = read("nvlink8")
     assert [one.name for one in network.interfaces] == ["lo", "eno1", *(f"ib{n}" for n in range(8))]
     lo, eno1, ib0, *_ = network.interfaces
     assert (lo.loopback, lo.virtual, lo.running, lo.addresses) == (True, True, True, ("127.0.0.1/8", "::1/128"))
@@ -27,22 +27,22 @@ def test_an_infiniband_node(tmp_path):
     assert (network.default_interface, network.local_ports, network.ipv6_disabled) == ("eno1", (32768, 60999), False)
 
 
-def test_a_desktop_with_docker(tmp_path):
-    network = read("workstation2", tmp_path)
+def test_a_desktop_with_docker():
+    network = read("workstation2")
     docker0 = network.interfaces[-1]
     assert (docker0.name, docker0.up, docker0.running, docker0.virtual) == ("docker0", True, False, True)
     assert network.default_interface == "enp10s0"
 
 
-def test_a_container(tmp_path):
-    network = read("container-nogpu", tmp_path)
+def test_a_container():
+    network = read("container-nogpu")
     assert [(one.name, one.virtual) for one in network.interfaces] == [("lo", True), ("eth0", True)]
     assert network.ipv6_disabled is True
     assert network.firewall == Unread(why=Why.ABSENT, reason="neither nft nor iptables-save is installed")
 
 
-def test_without_root_the_packet_filter_is_denied(tmp_path):
-    firewall = read("nvlink8", tmp_path).firewall
+def test_without_root_the_packet_filter_is_denied():
+    firewall = read("nvlink8").firewall
     assert firewall == Unread(why=Why.DENIED, reason="to list the packet filter's rules needs root")
 
 
@@ -130,8 +130,8 @@ def test_a_port_that_is_not_tried(tmp_path, env, reason):
 @pytest.mark.parametrize(
     "env", [{}, {"RANK": "0"}, {"MASTER_ADDR": "dgx01"}, {"MASTER_ADDR": "localhost"}, {"NODE_RANK": "0"}]
 )
-def test_a_port_that_is_tried(tmp_path, env):
-    use = read("nvlink8", tmp_path, **PORT, **env).master_port
+def test_a_port_that_is_tried(env):
+    use = read("nvlink8", **PORT, **env).master_port
     assert (use.port, use.free, use.error, use.time_wait) == (29500, True, None, False)
 
 

@@ -19,22 +19,22 @@ from ddpdoctor.collect.node import Plan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.gpus import GpuProcess, NvLink
 from ddpdoctor.model.reading import NotRead, Why
-from tests.machines import load_machine
+from tests.machines import load_machine, shared_machine
 from tests.nvml import load_nvml
 
 H100_BUS = ["1b", "43", "52", "61", "9d", "c3", "d1", "df"]
 PLAN = Plan(sections=frozenset({"gpus"}))
 
 
-def read(tmp_path, machine, *states, files=(), env=None):
+def read(machine, *states, files=(), env=None):
     """Return the last facts of a recorded machine, which are all that can be known."""
-    *_, gpus = read_gpu_facts(load_nvml(machine, *states), load_machine(machine, tmp_path / "root", *files, env=env))
+    *_, gpus = read_gpu_facts(load_nvml(machine, *states), shared_machine(machine, *files, env=env))
     return gpus
 
 
 @pytest.mark.parametrize("machine", ["nvlink8", "roce8"])
-def test_eight_gpus_behind_nvswitches(tmp_path, machine):
-    gpus = read(tmp_path, machine)
+def test_eight_gpus_behind_nvswitches(machine):
+    gpus = read(machine)
     assert (gpus.driver, gpus.cuda_driver, gpus.init_error) == ("580.95.05", "13.0", None)
     assert [gpu.bus_id for gpu in gpus.devices] == [f"0000:{bus}:00.0" for bus in H100_BUS]
     assert len({gpu.uuid for gpu in gpus.devices}) == 8
@@ -58,8 +58,8 @@ def test_eight_gpus_behind_nvswitches(tmp_path, machine):
     assert (one.fabric_state, one.fabric_status) == ("completed", "success")
 
 
-def test_two_consumer_cards(tmp_path):
-    gpus = read(tmp_path, "workstation2")
+def test_two_consumer_cards():
+    gpus = read("workstation2")
     screen, other = gpus.devices
     assert [process.name for process in screen.processes] == ["Xorg", "gnome-shell"]
     assert all(process.graphics and not process.ours for process in screen.processes)
@@ -69,10 +69,10 @@ def test_two_consumer_cards(tmp_path):
     assert (gpus.fabric_manager, gpus.persistenced) == (False, False)
 
 
-def test_a_lost_gpu_is_said_to_be_lost_and_the_others_are_read(tmp_path):
-    gpus = read(tmp_path, "nvlink8", "lost")
+def test_a_lost_gpu_is_said_to_be_lost_and_the_others_are_read():
+    gpus = read("nvlink8", "lost")
     assert [gpu.error for gpu in gpus.devices] == [None, None, None, "GPU is lost", None, None, None, None]
-    on_the_way = read(tmp_path, "nvlink8", "lost-on-the-way").devices[3]
+    on_the_way = read("nvlink8", "lost-on-the-way").devices[3]
     assert (on_the_way.bus_id, on_the_way.error) == ("0000:61:00.0", "GPU is lost")
 
 
@@ -84,8 +84,8 @@ def test_a_device_that_hangs_is_named_by_what_was_said_before(tmp_path):
     assert gpus_of(Ended(out=said, err="", status=None), 40.0) == before_third
 
 
-def test_facts_come_through_the_pipe_unchanged(tmp_path):
-    gpus = read(tmp_path, "nvlink8", "leftover", "nvlink-down")
+def test_facts_come_through_the_pipe_unchanged():
+    gpus = read("nvlink8", "leftover", "nvlink-down")
     assert gpus_of(Ended(out=json.dumps(asdict(gpus)) + "\n", err="", status=0), 40.0) == gpus
 
 
@@ -113,25 +113,25 @@ def test_facts_come_through_the_pipe_unchanged(tmp_path):
         ("old-driver", 0, {"clock_event_reasons": 1, "fabric_state": "completed", "memory_used_bytes": 555_000_000}),
     ],
 )
-def test_states(tmp_path, state, index, fields):
-    gpu = read(tmp_path, "nvlink8", state).devices[index]
+def test_states(state, index, fields):
+    gpu = read("nvlink8", state).devices[index]
     assert gpu == replace(gpu, **fields)
 
 
-def test_a_link_that_is_down_and_one_with_errors(tmp_path):
-    links = read(tmp_path, "nvlink8", "nvlink-down").devices[6].nvlinks
+def test_a_link_that_is_down_and_one_with_errors():
+    links = read("nvlink8", "nvlink-down").devices[6].nvlinks
     assert [link.index for link in links if not link.active] == [7]
     assert links[8].errors == 12
 
 
-def test_pairs_say_why_there_is_no_way(tmp_path):
-    assert {pair.p2p for pair in read(tmp_path, "nvlink8", "p2p-off").pairs} == {P2P[4]}
+def test_pairs_say_why_there_is_no_way():
+    assert {pair.p2p for pair in read("nvlink8", "p2p-off").pairs} == {P2P[4]}
 
 
-def test_whose_a_process_is(tmp_path):
-    (leftover,) = read(tmp_path / "a", "nvlink8", "leftover").devices[4].processes
+def test_whose_a_process_is():
+    (leftover,) = read("nvlink8", "leftover").devices[4].processes
     assert leftover == GpuProcess(pid=31337, name="python", used_bytes=21 * 2**30, ours=False)
-    (ours,) = read(tmp_path / "b", "nvlink8", "our-process").devices[4].processes
+    (ours,) = read("nvlink8", "our-process").devices[4].processes
     assert ours.ours
 
 
@@ -151,27 +151,27 @@ def test_a_process_of_the_same_batch_job_is_ours(tmp_path):
     assert gpus.devices[4].processes[0].ours
 
 
-def test_a_gpu_that_nvml_does_not_list(tmp_path):
-    missing = read(tmp_path / "a", "nvlink8", "one-fewer").on_bus[-1]
+def test_a_gpu_that_nvml_does_not_list():
+    missing = read("nvlink8", "one-fewer").on_bus[-1]
     assert (missing.bus_id, missing.open_error) == ("0000:df:00.0", "ok")
-    kept = read(tmp_path / "b", "nvlink8", "one-fewer", files=("kept-gpu",)).on_bus[-1]
+    kept = read("nvlink8", "one-fewer", files=("kept-gpu",)).on_bus[-1]
     assert kept.open_error == "ENOENT"
 
 
-def test_a_container_sees_no_fabric_manager_and_does_not_say_that_there_is_none(tmp_path):
-    gpus = read(tmp_path, "nvlink8", files=("pod",))
+def test_a_container_sees_no_fabric_manager_and_does_not_say_that_there_is_none():
+    gpus = read("nvlink8", files=("pod",))
     assert (gpus.host_pids, gpus.fabric_manager, gpus.persistenced) == (False, None, False)
 
 
 @pytest.mark.parametrize("state", ["not-loaded"])
-def test_no_driver_is_absence(tmp_path, state):
+def test_no_driver_is_absence(state):
     with pytest.raises(NotRead) as missing:
-        read(tmp_path, "nvlink8", state)
+        read("nvlink8", state)
     assert missing.value.unread.why is Why.ABSENT
 
 
-def test_nvml_that_does_not_start_says_why(tmp_path):
-    gpus = read(tmp_path, "nvlink8", "mismatch")
+def test_nvml_that_does_not_start_says_why():
+    gpus = read("nvlink8", "mismatch")
     assert (gpus.init_error, gpus.devices, len(gpus.on_bus)) == ("LIB_RM_VERSION_MISMATCH", (), 8)
 
 

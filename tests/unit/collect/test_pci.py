@@ -6,22 +6,22 @@ from ddpdoctor.collect.gpu.pci import parse_acs, parse_cpu_list, parse_speed, re
 from ddpdoctor.collect.node import Plan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import NotRead, Why
-from tests.machines import load_machine
+from tests.machines import load_machine, shared_machine
 
 PLAN = Plan(sections=frozenset({"pci"}))
 ACS = b"\x0d\x00\x01\x00\x5f\x00"
 
 
-def read(tmp_path, machine, *states):
-    return read_pci(load_machine(machine, tmp_path, *states), PLAN)
+def read(machine, *states):
+    return read_pci(shared_machine(machine, *states), PLAN)
 
 
 def device(pci, bus_id):
     return next(one for one in pci.devices if one.bus_id == bus_id)
 
 
-def test_an_nvlink_machine(tmp_path):
-    pci = read(tmp_path, "nvlink8")
+def test_an_nvlink_machine():
+    pci = read("nvlink8")
     gpus = [one for one in pci.devices if one.device_class == 0x030200]
     assert [gpu.bus_id[5:7] for gpu in gpus] == ["1b", "43", "52", "61", "9d", "c3", "d1", "df"]
     assert gpus[4].upstream == ("0000:99:02.0", "0000:98:00.0", "0000:97:01.0")
@@ -34,8 +34,8 @@ def test_an_nvlink_machine(tmp_path):
     assert (bridge.acs_redirect, bridge.local_cpus, gpus[0].acs_redirect) == (False, (), None)
 
 
-def test_a_desktop_with_its_gpus_asleep(tmp_path):
-    pci = read(tmp_path, "workstation2")
+def test_a_desktop_with_its_gpus_asleep():
+    pci = read("workstation2")
     gpu, port = device(pci, "0000:01:00.0"), device(pci, "0000:00:01.1")
     assert (gpu.width, gpu.max_width, port.max_width, gpu.numa_node) == (8, 16, 8, None)
     assert (gpu.speed_gt_s, gpu.max_speed_gt_s) == (2.5, 16.0)
@@ -43,19 +43,19 @@ def test_a_desktop_with_its_gpus_asleep(tmp_path):
     assert "0000:01:00.1" not in [one.bus_id for one in pci.devices]
 
 
-def test_a_container_of_a_cloud_machine(tmp_path):
-    pci = read(tmp_path, "container-nogpu")
+def test_a_container_of_a_cloud_machine():
+    pci = read("container-nogpu")
     assert [one.bus_id for one in pci.devices] == ["0000:00:05.0"]
     assert (pci.virtual_machine, pci.iommu, pci.models) == (True, False, {})
 
 
 @pytest.mark.parametrize(("state", "redirects"), [("acs", True), ("not-root", None)])
-def test_acs_is_read_where_it_may_be(tmp_path, state, redirects):
-    assert device(read(tmp_path, "nvlink8", state), "0000:17:02.0").acs_redirect is redirects
+def test_acs_is_read_where_it_may_be(state, redirects):
+    assert device(read("nvlink8", state), "0000:17:02.0").acs_redirect is redirects
 
 
-def test_an_iommu_that_translates(tmp_path):
-    pci = read(tmp_path, "nvlink8", "iommu")
+def test_an_iommu_that_translates():
+    pci = read("nvlink8", "iommu")
     assert (pci.iommu, pci.iommu_passthrough) == (True, False)
 
 

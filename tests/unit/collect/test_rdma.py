@@ -4,7 +4,7 @@ from ddpdoctor.collect.network.rdma import BETWEEN_LOOKS_S, parse_rate, read_rdm
 from ddpdoctor.collect.node import Plan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import NotRead, Why
-from tests.machines import load_machine
+from tests.machines import load_machine, shared_machine
 
 PLAN = Plan(sections=frozenset({"rdma"}))
 IPV4 = "0000:0000:0000:0000:0000:ffff:0a10:0001"
@@ -14,12 +14,12 @@ def at_once(_seconds):
     """Stand in for the wait between two looks: nothing changes in a recorded machine by itself."""
 
 
-def read(tmp_path, machine, *states, pause=at_once):
-    return read_rdma(load_machine(machine, tmp_path, *states), PLAN, pause)
+def read(machine, *states, pause=at_once):
+    return read_rdma(shared_machine(machine, *states), PLAN, pause)
 
 
-def test_an_infiniband_machine(tmp_path):
-    rdma = read(tmp_path, "nvlink8")
+def test_an_infiniband_machine():
+    rdma = read("nvlink8")
     assert [device.name for device in rdma.devices] == [f"mlx5_{n}" for n in range(8)]
     device = rdma.devices[3]
     assert (device.bus_id, device.board, device.firmware) == ("0000:5e:00.0", "MT_0000000838", "28.43.2026")
@@ -33,8 +33,8 @@ def test_an_infiniband_machine(tmp_path):
     assert (rdma.uverbs_denied, rdma.rdma_cm, rdma.peermem, rdma.dmabuf) == ((), True, True, True)
 
 
-def test_a_roce_machine_has_addresses(tmp_path):
-    (port,) = read(tmp_path, "roce8").devices[0].ports
+def test_a_roce_machine_has_addresses():
+    (port,) = read("roce8").devices[0].ports
     assert [(gid.index, gid.type, gid.netdev) for gid in port.gids] == [
         (0, "IB/RoCE v1", "rdma0"),
         (1, "RoCE v2", "rdma0"),
@@ -45,9 +45,9 @@ def test_a_roce_machine_has_addresses(tmp_path):
 
 
 @pytest.mark.parametrize("machine", ["workstation2", "container-nogpu"])
-def test_machines_without_rdma(tmp_path, machine):
+def test_machines_without_rdma(machine):
     with pytest.raises(NotRead) as caught:
-        read(tmp_path, machine)
+        read(machine)
     assert (caught.value.unread.why, caught.value.unread.reason) == (Why.ABSENT, "there is no RDMA device")
 
 
@@ -80,18 +80,18 @@ def test_nobody_waits_for_ports_that_are_down(tmp_path):
     assert (port.state, port.counters_later, waits) == ("INIT", {}, [])
 
 
-def test_device_files_that_may_not_be_opened(tmp_path):
-    rdma = read(tmp_path, "nvlink8", "uverbs-denied")
+def test_device_files_that_may_not_be_opened():
+    rdma = read("nvlink8", "uverbs-denied")
     assert (rdma.uverbs, len(rdma.uverbs_denied)) == ((), 8)
 
 
-def test_device_files_that_are_not_there(tmp_path):
-    rdma = read(tmp_path, "nvlink8", "uverbs-missing")
+def test_device_files_that_are_not_there():
+    rdma = read("nvlink8", "uverbs-missing")
     assert (rdma.uverbs, rdma.uverbs_denied, rdma.rdma_cm) == ((), (), False)
 
 
-def test_the_proprietary_driver_has_no_dmabuf(tmp_path):
-    rdma = read(tmp_path, "nvlink8", "no-peermem")
+def test_the_proprietary_driver_has_no_dmabuf():
+    rdma = read("nvlink8", "no-peermem")
     assert (rdma.peermem, rdma.dmabuf) == (False, False)
 
 

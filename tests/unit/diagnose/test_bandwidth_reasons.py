@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +15,7 @@ from ddpdoctor.diagnose.selection import sections_of
 from ddpdoctor.model.limits import Limits
 from ddpdoctor.model.node import Fleet
 from ddpdoctor.model.reading import Unread
-from tests.machines import load_machine
+from tests.machines import load_machine, shared_machine
 from tests.nvml import load_nvml
 from tests.rules.bandwidth.benches_why import bench, load, log, member
 
@@ -27,21 +25,20 @@ PLAN = Plan(sections=SECTIONS_FOR_BENCH, use_torch=False)
 
 @cache
 def read(machine, states):
-    """Return the machine as the bench reads it, without GPUs; the folder goes away with the process."""
-    folder = tempfile.TemporaryDirectory(prefix="ddpdoctor-machine-")
-    system = load_machine(machine, Path(folder.name) / "root", *states)
-    return folder, system, read_node(system, PLAN, (read_process(system, rank=0, local_rank=0),))
+    """Return the machine as the bench reads it, without GPUs."""
+    system = shared_machine(machine, *states)
+    return system, read_node(system, PLAN, (read_process(system, rank=0, local_rank=0),))
 
 
 @cache
 def gpus_of(machine, states):
-    *_, gpus = read_gpu_facts(load_nvml(machine, *states), read(machine, ())[1])
+    *_, gpus = read_gpu_facts(load_nvml(machine, *states), read(machine, ())[0])
     return gpus
 
 
 def node_of(machine, *, host="host0", ranks=range(8), states=(), nvml=(), **variables):
     """Return a node on which these ranks run with these variables, each with all processors."""
-    node = read(machine, tuple(states))[2]
+    node = read(machine, tuple(states))[1]
     if machine in WITH_GPUS:
         node = replace(node, gpus=gpus_of(machine, tuple(nvml)))
     processes = tuple(
