@@ -36,7 +36,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from ddpdoctor.collect.system import CommandResult, InterfaceState, System
+from ddpdoctor.collect.network.sockets import InterfaceState
+from ddpdoctor.collect.system import CommandResult, System
 
 DATA = Path(__file__).parent / "data"
 FOLDER = re.compile(r"(?P<folder>/\S*)/ (?P<files>\S+=.*)")

@@ -20,8 +20,14 @@ from ddpdoctor.collect.child import start_program, wait_for_program
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ddpdoctor.collect.network.sockets import InterfaceState
+
 UNLIMITED = -1
 """What resource.RLIM_INFINITY is in Python."""
+_STA_UNSYNC = 0x40
+"""A bit of adjtimex's status, from linux/timex.h."""
+_TIMEX_SIZE_BYTES = 512
+"""More than any kernel's struct timex."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,20 +37,6 @@ class CommandResult:
     status: int
     output: str
     error: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InterfaceState:
-    """What the C library says of an interface."""
-
-    up: bool
-    mtu: int
-    speed_mb_s: int
-    """Megabits per second; 0 where it is not known."""
-
-
-STA_UNSYNC = 0x40
-"""A bit of adjtimex's status, from linux/timex.h."""
 
 
 class Calls(Protocol):
@@ -201,9 +193,7 @@ class LiveCalls:
 
     def clock_unsynchronised(self) -> bool:
         """Ask the kernel, which anybody may; raises OSError where it has no such call."""
-        from ddpdoctor.collect.machine.clock import read_clock_status
-
-        return bool(read_clock_status() & STA_UNSYNC)
+        return bool(_read_clock_status() & _STA_UNSYNC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,3 +241,19 @@ class System:
     def exists(self, name: str) -> bool:
         """Say whether a path exists."""
         return os.path.lexists(self.path(name))
+
+
+def _read_clock_status() -> int:
+    """Return the status bits of adjtimex, asked with modes 0, which sets nothing; raises OSError."""
+    if sys.platform != "linux":
+        raise OSError("adjtimex is a call of Linux")
+    import ctypes
+
+    library = ctypes.CDLL(None, use_errno=True)
+    # struct timex begins: unsigned modes; long offset, freq, maxerror, esterror; int status.
+    place = 5 * ctypes.sizeof(ctypes.c_long)
+    buffer = ctypes.create_string_buffer(_TIMEX_SIZE_BYTES)
+    if library.adjtimex(buffer) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return int.from_bytes(buffer.raw[place : place + 4], sys.byteorder)

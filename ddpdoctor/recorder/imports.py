@@ -36,7 +36,7 @@ class PatchingFinder:
             try:
                 run(module)
             except BaseException as error:
-                from .stacks.errors import hide_own_frames
+                from .wrappers import hide_own_frames
 
                 hide_own_frames(error)
                 raise

@@ -1,11 +1,13 @@
-"""What makes a wrapper of ours pass for the function that it stands before."""
+"""Makes a wrapper of ours pass for the function that it stands before, in names, warnings and tracebacks."""
 
 from __future__ import annotations
 
-from .frames import HERE
+from .frames import HERE, is_own_file
+from .state import guarded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import TracebackType
     from typing import Any, Callable, TypeVar
 
     Wrapper = TypeVar("Wrapper", bound=Callable[..., Any])
@@ -31,3 +33,19 @@ def standing_for(original: Any) -> Callable[[Wrapper], Wrapper]:
         return wrapper
 
     return decorate
+
+
+@guarded("traceback")
+def hide_own_frames(error: BaseException) -> None:
+    """Take the recorder's frames out of a traceback, so that it reads as it would without us."""
+    while error.__traceback__ is not None and _is_ours(error.__traceback__):
+        error.__traceback__ = error.__traceback__.tb_next
+    step = error.__traceback__
+    while step is not None:
+        while step.tb_next is not None and _is_ours(step.tb_next):
+            step.tb_next = step.tb_next.tb_next
+        step = step.tb_next
+
+
+def _is_ours(traceback: TracebackType) -> bool:
+    return is_own_file(traceback.tb_frame.f_code.co_filename)

@@ -10,7 +10,7 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.reading import Unread, Why, known
 from ddpdoctor.model.variables import NEWEST, OLDEST, find_variable, is_plugin_name, looks_known, read_variables
 from ddpdoctor.rules.spelling import find_meant
-from ddpdoctor.rules.variable_dangers import does_harm
+from ddpdoctor.rules.variable_dangers import VariableContext, Version, does_harm
 from ddpdoctor.rules.variable_values import check_value
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ LONGEST_SHOWN = 60
 COMMON_NCCL = (2, 30, 7)
 """Ours, where the version is not known: about what the newest torch brings along."""
 
-Version = tuple[int, ...]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flaw:
@@ -47,28 +45,13 @@ class Flaw:
     """Its value; None: the one that this variable has."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """What else counts: the versions that are installed, the other variables, the machine."""
-
-    versions: dict[str, Version]
-    """Of nccl and torch, where they are known."""
-    variables: dict[str, str]
-    ranks_here: int
-    under_wrap: bool
-    active_port: bool
-    """An RDMA port is ACTIVE."""
-    no_rdma: bool
-    """There is no RDMA device."""
-
-
-def see(node: Node, process: Process) -> Scene:
+def see(node: Node, process: Process) -> VariableContext:
     """Return what counts for the variables of a process."""
     rdma = node.rdma
     ports = [] if isinstance(rdma, Unread) else [port for device in rdma.devices for port in device.ports]
     absent = rdma.why is Why.ABSENT if isinstance(rdma, Unread) else not rdma.devices
     local = process.number("LOCAL_WORLD_SIZE") or 1
-    return Scene(
+    return VariableContext(
         versions=_versions(node),
         variables=process.variables,
         ranks_here=max(local, len(node.processes)),
@@ -101,12 +84,12 @@ def show(value: str) -> str:
 # Unknown names
 
 
-def find_unknown(name: str, scene: Scene) -> Flaw | None:
+def find_unknown(name: str, context: VariableContext) -> Flaw | None:
     """Return a flaw where a name looks like a known variable and is none."""
     if find_variable(name) is not None or not looks_known(name) or is_plugin_name(name.upper()):
         return None
-    meant = find_meant(name, _names(scene))
-    newer = _newer_than_table(name, scene)
+    meant = find_meant(name, _names(context))
+    newer = _newer_than_table(name, context)
     if meant is None:
         return _stranger(name, newer)
     why = ", for names are case-sensitive" if name.upper() == meant else ""
@@ -120,9 +103,9 @@ def find_unknown(name: str, scene: Scene) -> Flaw | None:
     )
 
 
-def _names(scene: Scene) -> Iterator[str]:
+def _names(context: VariableContext) -> Iterator[str]:
     """Yield the names that somebody can mean: not those that are gone, and not those that are still to come."""
-    installed = scene.versions.get("nccl", COMMON_NCCL)
+    installed = context.versions.get("nccl", COMMON_NCCL)
     for variable in read_variables().values():
         to_come = variable.component == "nccl" and parse_version(variable.since) > installed
         if variable.kind not in GONE | {"build"} and not to_come:
@@ -140,9 +123,9 @@ def _stranger(name: str, newer: tuple[str, ...]) -> Flaw:
     )
 
 
-def _newer_than_table(name: str, scene: Scene) -> tuple[str, ...]:
+def _newer_than_table(name: str, context: VariableContext) -> tuple[str, ...]:
     owner = "torch" if name.upper().startswith("TORCH") else "nccl"
-    newest, installed = parse_version(NEWEST[owner]), scene.versions.get(owner, ())
+    newest, installed = parse_version(NEWEST[owner]), context.versions.get(owner, ())
     if installed[: len(newest)] <= newest:
         return ()
     return (f"{OWNERS[owner]} {_text(installed)} is installed; variables are known to {NEWEST[owner]}",)
@@ -152,9 +135,9 @@ def _text(version: Version) -> str:
     return ".".join(map(str, version))
 
 
-def find_too_new(variable: Variable, value: str, scene: Scene) -> Flaw | None:
+def find_too_new(variable: Variable, value: str, context: VariableContext) -> Flaw | None:
     """Return a flaw where the NCCL that is installed does not know a variable yet."""
-    installed = scene.versions.get("nccl", ())
+    installed = context.versions.get("nccl", ())
     if variable.component != "nccl" or not variable.since or not installed or variable.kind in GONE:
         return None
     if installed >= parse_version(variable.since):
@@ -170,12 +153,12 @@ def find_too_new(variable: Variable, value: str, scene: Scene) -> Flaw | None:
 # Wrong values
 
 
-def find_wrong_value(variable: Variable, value: str, scene: Scene) -> Flaw | None:
+def find_wrong_value(variable: Variable, value: str, context: VariableContext) -> Flaw | None:
     """Return a flaw where a value is none that the variable's reader takes; no harmful one is put in its place."""
     wrong = None if variable.kind in GONE else check_value(variable, value)
     if wrong is None:
         return None
-    wanted = bool(wrong.instead) and find_danger(variable, wrong.instead, scene) is None
+    wanted = bool(wrong.instead) and find_danger(variable, wrong.instead, context) is None
     return Flaw(
         name=variable.name,
         summary=f"{variable.name}={show(value)}: {wrong.what}",
@@ -189,13 +172,13 @@ def find_wrong_value(variable: Variable, value: str, scene: Scene) -> Flaw | Non
 # Names that are out of use
 
 
-def find_deprecated(variable: Variable, value: str, scene: Scene) -> Flaw | None:  # noqa: ARG001 - all are called alike
+def find_deprecated(variable: Variable, value: str, context: VariableContext) -> Flaw | None:  # noqa: ARG001 - all are called alike
     """Return a flaw where a variable is out of use in the version that is installed."""
     if variable.kind == "deprecated":
-        return _old_name(variable, scene)
+        return _old_name(variable, context)
     if variable.kind not in GONE:
         return None
-    owner, installed = OWNERS[variable.component], scene.versions.get(variable.component, ())
+    owner, installed = OWNERS[variable.component], context.versions.get(variable.component, ())
     until = parse_version(variable.until)
     if installed and _reads(installed, variable):
         return None
@@ -206,12 +189,12 @@ def find_deprecated(variable: Variable, value: str, scene: Scene) -> Flaw | None
         name=variable.name,
         summary=f"{variable.name} has no effect: {reason}" if certain else f"{variable.name} is out of use: {reason}",
         severity=Severity.WARNING if certain else Severity.INFO,
-        evidence=_successor(variable) + _installed(variable, scene),
+        evidence=_successor(variable) + _installed(variable, context),
     )
 
 
-def _old_name(variable: Variable, scene: Scene) -> Flaw | None:
-    installed = scene.versions.get(variable.component, ())
+def _old_name(variable: Variable, context: VariableContext) -> Flaw | None:
+    installed = context.versions.get(variable.component, ())
     successor = find_variable(variable.replaced_by)
     first = parse_version(successor.since) if successor else ()
     if installed and (installed[: len(first)] < first or _reads(installed, variable)):
@@ -221,12 +204,12 @@ def _old_name(variable: Variable, scene: Scene) -> Flaw | None:
             name=variable.name,
             summary=f"{variable.name} is no longer needed: {variable.note}",
             severity=Severity.INFO,
-            evidence=_installed(variable, scene),
+            evidence=_installed(variable, context),
         )
     return Flaw(
         name=variable.name,
         summary=f"{variable.name} is an old name: {successor.name} has taken its place",
-        evidence=_installed(variable, scene),
+        evidence=_installed(variable, context),
         set_name=successor.name,
     )
 
@@ -242,25 +225,25 @@ def _successor(variable: Variable) -> tuple[str, ...]:
     return (f"{variable.replaced_by} is what there is now, with values of its own",) if variable.replaced_by else ()
 
 
-def _installed(variable: Variable, scene: Scene) -> tuple[str, ...]:
-    installed = scene.versions.get(variable.component)
+def _installed(variable: Variable, context: VariableContext) -> tuple[str, ...]:
+    installed = context.versions.get(variable.component)
     return (f"{OWNERS[variable.component]} {_text(installed)} is installed",) if installed else ()
 
 
 # Dangerous leftovers
 
 
-def find_danger(variable: Variable, value: str, scene: Scene) -> Flaw | None:
+def find_danger(variable: Variable, value: str, context: VariableContext) -> Flaw | None:
     """Return a flaw where a variable has the value with which it does harm."""
     word, _, condition = variable.danger.rpartition(" ")
-    if not condition or not does_harm(condition, value, scene):
+    if not condition or not does_harm(condition, value, context):
         return None
-    if scene.under_wrap and variable.name in WRAP_SETS:
+    if context.under_wrap and variable.name in WRAP_SETS:
         return None
     severity = Severity.INFO if word == "info" else Severity.WARNING
-    if variable.name == "NCCL_DEBUG_FILE" and scene.variables.get("NCCL_DEBUG", "").upper() not in LOGGING_LEVELS:
+    if variable.name == "NCCL_DEBUG_FILE" and context.variables.get("NCCL_DEBUG", "").upper() not in LOGGING_LEVELS:
         severity = Severity.INFO
-    if variable.name == "NCCL_IB_DISABLE" and scene.no_rdma:
+    if variable.name == "NCCL_IB_DISABLE" and context.no_rdma:
         return _needless_ib_disable(value)
     return Flaw(name=variable.name, summary=f"{variable.name}={show(value)}: {variable.note}", severity=severity)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import graphlib
+import importlib.util
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ PACKAGE = Path(__file__).parents[2] / "ddpdoctor"
 HEAVY = ("torch", "rich", "psutil", "pynvml", "numpy", "matplotlib")
 WITH_TORCH = {PACKAGE / "recorder" / "replicas" / name for name in ("fingerprint.py", "tensor_words.py")}
 """All they do is done with torch; who needs them loads them in a function, once the script has loaded torch."""
+STILL_IN_CIRCLES = ("ddpdoctor.cli.", "ddpdoctor.report.bandwidth.")
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "demos" not in path.relative_to(PACKAGE).parts)
 
 HELP = """
@@ -141,3 +144,45 @@ def test_recorder_needs_the_standard_library_only(path: Path) -> None:
     assert packages(imports_at_start(tree)) <= known | ({"torch"} if path in WITH_TORCH else set())
     # The hooks look at torch when the script has loaded it.
     assert packages(all_imports(tree)) <= known | {"torch"}
+
+
+def imports_by_module() -> dict[str, set[str]]:
+    """Return which modules of ours each module imports: at its start, in functions and for type checkers alike."""
+    names = {_module_name(path): path for path in FILES}
+    return {name: _ours_in(name, path, names.keys()) - {name} for name, path in names.items()}
+
+
+def _module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _ours_in(name: str, path: Path, known: Iterable[str]) -> set[str]:
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            found |= {one if (one := f"{base}.{alias.name}") in known else base for alias in node.names}
+    return found & set(known)
+
+
+def circle(imports: dict[str, set[str]]) -> list[str]:
+    """Return the modules of one circle, each before the one that it is imported by; none where there is no circle."""
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_finds_a_circle() -> None:
+    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()})) == {"b", "c"}
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    imports = imports_by_module()
+    assert circle({name: imports[name] for name in imports if not name.startswith(STILL_IN_CIRCLES)}) == []

@@ -5,8 +5,17 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
+from dataclasses import dataclass
 
-from ddpdoctor.collect.system import InterfaceState
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterfaceState:
+    """What the C library says of an interface."""
+
+    up: bool
+    mtu: int
+    speed_mb_s: int
+    """Megabits per second; 0 where it is not known."""
 
 
 def list_addresses() -> dict[str, tuple[str, ...]]:

@@ -11,9 +11,10 @@ import functools
 import weakref
 
 from .. import frames
-from ..stacks.errors import hide_own_frames, note_exception
+from ..stacks.errors import note_exception
 from ..state import guarded, here
 from ..storage import ring_layout
+from ..wrappers import hide_own_frames
 from .layers import OWN_NAME, layer_of
 
 TYPE_CHECKING = False

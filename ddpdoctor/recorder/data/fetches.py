@@ -9,9 +9,8 @@ from __future__ import annotations
 import time
 
 from .. import hooks
-from ..stacks.errors import hide_own_frames
 from ..state import here
-from ..wrappers import standing_for
+from ..wrappers import hide_own_frames, standing_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import time
 
 from .. import frames, imports
 from ..state import guarded, here
-from ..wrappers import standing_for
+from ..wrappers import hide_own_frames, standing_for
 from . import memory, reasons
 
 TYPE_CHECKING = False
@@ -145,22 +145,6 @@ def frames_in_text(text: str) -> List[Dict[str, Any]]:
             found = re.findall(_WORKER_TEXT, text.rsplit(mark, 1)[1], re.MULTILINE)
             return frames.trim([frames.describe(file, int(line), function) for file, line, function in found])
     return []
-
-
-@guarded("traceback")
-def hide_own_frames(error: BaseException) -> None:
-    """Take the recorder's frames out of a traceback, so that it reads as it would without us."""
-    while error.__traceback__ is not None and _is_ours(error.__traceback__):
-        error.__traceback__ = error.__traceback__.tb_next
-    step = error.__traceback__
-    while step is not None:
-        while step.tb_next is not None and _is_ours(step.tb_next):
-            step.tb_next = step.tb_next.tb_next
-        step = step.tb_next
-
-
-def _is_ours(traceback: TracebackType) -> bool:
-    return frames.is_own_file(traceback.tb_frame.f_code.co_filename)
 
 
 @guarded("excepthook")

@@ -18,10 +18,10 @@ from ..gradients import local
 from ..replicas import ddp_models, triggers
 from ..replicas import mesh as mesh_replicas
 from ..replicas import optimizers as made
-from ..stacks.errors import hide_own_frames, saw_uncaught
+from ..stacks.errors import saw_uncaught
 from ..state import MASTER_VARIABLE, guarded, here
 from ..storage import ring_layout
-from ..wrappers import standing_for
+from ..wrappers import hide_own_frames, standing_for
 from . import ddp_constructor, reducer, reductions, steps
 
 MAX_BAD_ENDS = 64

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import Origin
@@ -11,6 +10,7 @@ from ddpdoctor.rules.registry import rule
 from ddpdoctor.rules.ruling import Ruling
 
 from . import nonfinite_words as say
+from .nonfinite_words import NonFiniteStep
 from .telling import hosts_of
 
 if TYPE_CHECKING:
@@ -21,38 +21,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
 
 NOT_LOOKED = "local gradients were not looked at"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
-    """Ranks whose own gradients of one step of one model were not finite."""
-
-    step: int
-    by_rank: dict[int, NonFinite]
-    others: tuple[int, ...]
-    """Ranks of the same group whose gradients were looked at and not found so in this step."""
-    unseen: tuple[int, ...]
-    """Ranks of the group whose gradients nobody looked at."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Return the ranks, sorted."""
-        return tuple(sorted(self.by_rank))
-
-    @property
-    def first(self) -> NonFinite:
-        """Return what the lowest of the ranks saw."""
-        return self.by_rank[min(self.by_rank)]
-
-    @property
-    def used(self) -> bool:
-        """Return whether training went on with them."""
-        return any(seen.used for seen in self.by_rank.values())
-
-    @property
-    def origins(self) -> set[Origin]:
-        """Return what was first not to be a number, over all ranks."""
-        return {seen.origin for seen in self.by_rank.values()}
 
 
 @rule("DD504", "nonfinite-grad", Severity.ERROR, "A rank's own gradients held inf or NaN before the reduction")
@@ -123,7 +91,7 @@ def _members(rank: Rank, name: str) -> tuple[int, ...]:
     return next((group.ranks for group in rank.groups if group.name == name), ())
 
 
-def _sightings(job: Job, looked: list[Rank], seen: list[tuple[Rank, NonFinite]]) -> list[Sighting]:
+def _sightings(job: Job, looked: list[Rank], seen: list[tuple[Rank, NonFinite]]) -> list[NonFiniteStep]:
     """Return the steps of one model, the earliest first."""
     by_step: dict[int, dict[int, NonFinite]] = {}
     for rank, one in seen:
@@ -131,7 +99,7 @@ def _sightings(job: Job, looked: list[Rank], seen: list[tuple[Rank, NonFinite]])
     members = set(_members(*_owner(seen))) or {rank.rank for rank in job.ranks}
     known = {rank.rank for rank in looked}
     return [
-        Sighting(
+        NonFiniteStep(
             step=step,
             by_rank=found,
             others=tuple(sorted((members & known) - set(found))),
@@ -146,7 +114,7 @@ def _owner(seen: list[tuple[Rank, NonFinite]]) -> tuple[Rank, str]:
     return rank, one.group
 
 
-def _judge(job: Job, sightings: list[Sighting]) -> Finding | None:
+def _judge(job: Job, sightings: list[NonFiniteStep]) -> Finding | None:
     used = [at for at, sighting in enumerate(sightings) if sighting.used]
     if used:
         cause = sightings[_cause(sightings, used[0])]
@@ -158,7 +126,7 @@ def _judge(job: Job, sightings: list[Sighting]) -> Finding | None:
     return _finding(job, sightings[0], Severity.INFO, Confidence.HIGH, say.thrown_away(sightings[0]))
 
 
-def _cause(sightings: list[Sighting], at: int) -> int:
+def _cause(sightings: list[NonFiniteStep], at: int) -> int:
     """Return the first sighting that was used, or the one in the step before it where that explains it.
 
     A rank that ended in between never saw that its gradients were used; the others have NaN in their parameters.
@@ -169,7 +137,7 @@ def _cause(sightings: list[Sighting], at: int) -> int:
     return before if sightings[before].step == sightings[at].step - 1 else at
 
 
-def _finding(job: Job, cause: Sighting, severity: Severity, sureness: Confidence, summary: str) -> Finding:
+def _finding(job: Job, cause: NonFiniteStep, severity: Severity, sureness: Confidence, summary: str) -> Finding:
     return Finding(
         code="DD504",
         kind="nonfinite-grad",

@@ -1,7 +1,8 @@
-"""Sentences about local gradients that are not finite."""
+"""Local gradients of one step that are not finite, and the sentences about them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import Origin
@@ -9,8 +10,6 @@ from ddpdoctor.model.rank_words import rank_list
 
 if TYPE_CHECKING:
     from ddpdoctor.model.consistency import NonFinite
-
-    from .nonfinite import Sighting
 
 MAX_RANKS = 4
 """Ranks whose gradients are told one by one. Ours."""
@@ -28,7 +27,39 @@ _FIXES = {
 }
 
 
-def used(cause: Sighting) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonFiniteStep:
+    """Ranks whose own gradients of one step of one model were not finite."""
+
+    step: int
+    by_rank: dict[int, NonFinite]
+    others: tuple[int, ...]
+    """Ranks of the same group whose gradients were looked at and not found so in this step."""
+    unseen: tuple[int, ...]
+    """Ranks of the group whose gradients nobody looked at."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Return the ranks, sorted."""
+        return tuple(sorted(self.by_rank))
+
+    @property
+    def first(self) -> NonFinite:
+        """Return what the lowest of the ranks saw."""
+        return self.by_rank[min(self.by_rank)]
+
+    @property
+    def used(self) -> bool:
+        """Return whether training went on with them."""
+        return any(seen.used for seen in self.by_rank.values())
+
+    @property
+    def origins(self) -> set[Origin]:
+        """Return what was first not to be a number, over all ranks."""
+        return {seen.origin for seen in self.by_rank.values()}
+
+
+def used(cause: NonFiniteStep) -> str:
     """Return the summary of gradients that an optimizer used."""
     if cause.origins == {Origin.PARAMETER}:
         return (
@@ -38,7 +69,7 @@ def used(cause: Sighting) -> str:
     return f"{_computed(cause)}; {_spread(cause)}"
 
 
-def skipped(cause: Sighting) -> str:
+def skipped(cause: NonFiniteStep) -> str:
     """Return the summary of gradients for whose sake a gradient scaler skipped steps."""
     longest = max(seen.in_a_row for seen in cause.by_rank.values())
     if longest >= LONG_ROW:
@@ -49,12 +80,12 @@ def skipped(cause: Sighting) -> str:
     return f"{_computed(cause)}; the gradient scaler skipped the step, and the batches of all ranks are lost"
 
 
-def thrown_away(cause: Sighting) -> str:
+def thrown_away(cause: NonFiniteStep) -> str:
     """Return the summary of gradients that were not seen to be used."""
     return f"{_computed(cause)}; no optimizer was seen to use it"
 
 
-def _computed(cause: Sighting) -> str:
+def _computed(cause: NonFiniteStep) -> str:
     value = _value(cause)
     tensor = next(iter(cause.first.tensors), "a parameter")
     return (
@@ -62,11 +93,11 @@ def _computed(cause: Sighting) -> str:
     )
 
 
-def _value(cause: Sighting) -> str:
+def _value(cause: NonFiniteStep) -> str:
     return "NaN" if any(seen.is_nan for seen in cause.by_rank.values()) else "inf"
 
 
-def _first(cause: Sighting) -> str:
+def _first(cause: NonFiniteStep) -> str:
     """Say what was first not to be a number."""
     if cause.origins == {Origin.GRADIENT}:
         return "and loss and input were finite"
@@ -74,11 +105,11 @@ def _first(cause: Sighting) -> str:
     return f"and its {' or '.join(told)} was not finite before"
 
 
-def _spread(cause: Sighting) -> str:
+def _spread(cause: NonFiniteStep) -> str:
     return "the reduction gave it to all ranks" if cause.others or cause.unseen else "the optimizer used it"
 
 
-def seen_by_rank(cause: Sighting) -> list[str]:
+def seen_by_rank(cause: NonFiniteStep) -> list[str]:
     """Return what each rank saw in that step."""
     told = [_rank_words(rank, cause.by_rank[rank]) for rank in cause.ranks[:MAX_RANKS]]
     more = len(cause.ranks) - MAX_RANKS
@@ -93,7 +124,7 @@ def _rank_words(rank: int, seen: NonFinite) -> str:
     return f"rank {rank}: {held} in the gradients of {seen.count} of {seen.of} parameters ({names}{dots}){note}"
 
 
-def rest(cause: Sighting) -> list[str]:
+def rest(cause: NonFiniteStep) -> list[str]:
     """Return what is known of the other ranks of the group, and how often it happened."""
     told = []
     if cause.others:
@@ -108,6 +139,6 @@ def rest(cause: Sighting) -> list[str]:
     return told
 
 
-def fix(cause: Sighting) -> str:
+def fix(cause: NonFiniteStep) -> str:
     """Return what to do."""
     return _FIXES[cause.first.origin]

@@ -12,7 +12,6 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.registry import Group, node_rule
 from ddpdoctor.rules.variable_flaws import (
     Flaw,
-    Scene,
     find_danger,
     find_deprecated,
     find_too_new,
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ddpdoctor.model.node import ConfFile, Node
+    from ddpdoctor.rules.variable_dangers import VariableContext
 
 QUESTIONS = (find_wrong_value, find_deprecated, find_danger, find_too_new)
 
@@ -86,7 +86,7 @@ def _describe(file: ConfFile) -> str:
     return f"{file.path} sets {names}"
 
 
-def _judge_file(file: ConfFile, scene: Scene) -> Iterator[Problem]:
+def _judge_file(file: ConfFile, scene: VariableContext) -> Iterator[Problem]:
     reason = file.unread or _passed_over(file, scene)
     if reason:
         yield _unread_problem(file, reason)
@@ -100,7 +100,7 @@ def _judge_file(file: ConfFile, scene: Scene) -> Iterator[Problem]:
             yield from (_flaw_problem(file, flaw) for flaw in _flaws(name, value, scene))
 
 
-def _flaws(name: str, value: str, scene: Scene) -> Iterator[Flaw]:
+def _flaws(name: str, value: str, scene: VariableContext) -> Iterator[Flaw]:
     variable = find_variable(name)
     if variable is None:
         flaw = find_unknown(name, scene)
@@ -110,7 +110,7 @@ def _flaws(name: str, value: str, scene: Scene) -> Iterator[Flaw]:
     yield from (flaw for flaw in found if flaw is not None)
 
 
-def _passed_over(file: ConfFile, scene: Scene) -> str:
+def _passed_over(file: ConfFile, scene: VariableContext) -> str:
     """Say why the installed NCCL reads another home; empty where it reads this one, or its version is not known."""
     installed = scene.versions.get("nccl", ())
     if installed and file.since and installed < parse_version(file.since):

@@ -12,7 +12,6 @@ from ddpdoctor.rules.environment.processes import merge_equal, ranks_of
 from ddpdoctor.rules.registry import Group, node_rule
 from ddpdoctor.rules.variable_flaws import (
     Flaw,
-    Scene,
     find_danger,
     find_deprecated,
     find_too_new,
@@ -27,8 +26,9 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.node import Node, Process
     from ddpdoctor.model.variables import Variable
+    from ddpdoctor.rules.variable_dangers import VariableContext
 
-    Flaws = Callable[[Process, Scene], Iterable[Flaw | None]]
+    Flaws = Callable[[Process, VariableContext], Iterable[Flaw | None]]
     """What is wrong with the variables of a process."""
 
 MOST_SHOWN = 6
@@ -71,7 +71,7 @@ def check_env_unknown(node: Node) -> Answer:
         NCCL_SOCKET_IFNAMES is read by nobody: NCCL_SOCKET_IFNAME is the nearest name that is
     """
 
-    def flaws(process: Process, scene: Scene) -> Iterable[Flaw | None]:
+    def flaws(process: Process, scene: VariableContext) -> Iterable[Flaw | None]:
         yield from (find_unknown(name, scene) for name in process.other_names)
         yield from (find_too_new(variable, value, scene) for variable, value in _listed(process))
 
@@ -186,7 +186,7 @@ def check_env_danger(node: Node) -> Answer:
         CUDA_LAUNCH_BLOCKING=1: every launch waits for its kernel, so that nothing overlaps
     """
 
-    def flaws(process: Process, scene: Scene) -> Iterable[Flaw | None]:
+    def flaws(process: Process, scene: VariableContext) -> Iterable[Flaw | None]:
         for variable, value in _listed(process):
             if not (variable.name == "NCCL_IB_DISABLE" and scene.active_port):
                 yield find_danger(variable, value, scene)
@@ -195,7 +195,7 @@ def check_env_danger(node: Node) -> Answer:
 
 
 def _over_listed(
-    question: Callable[[Variable, str, Scene], Flaw | None],
+    question: Callable[[Variable, str, VariableContext], Flaw | None],
 ) -> Flaws:
     """Ask one question of every listed variable of a process."""
     return lambda process, scene: (question(variable, value, scene) for variable, value in _listed(process))
