@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
-from ddpdoctor.cli.bench_files import read_compared
+from ddpdoctor.cli.allreduce_bench import read_compared
 from ddpdoctor.cli.output import show_report
 from ddpdoctor.cli.report import read_run
 from ddpdoctor.diagnose.checkpoints import checkpoint_report

@@ -4,175 +4,283 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from ddpdoctor.cli.options import (
+    BACKEND,
+    COMPARE,
+    FAIL_ON,
+    FORMAT,
+    HANG_TIMEOUT,
+    NPROC_PER_NODE,
+    PLOT,
+    REFERENCE,
+    REPORT,
+    REPORT_DIR,
+    TIMEOUT,
+    Backend,
+    FailOn,
+    Option,
+    settings_of,
+    typed,
+)
+from ddpdoctor.cli.values import parse_bandwidth, parse_count, parse_duration, parse_share, parse_size
 
-from ddpdoctor.cli.help import Verb
-from ddpdoctor.launch.command.options import FailOn
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
-BenchFormat = Literal["text", "json", "csv", "markdown", "nccl-tests"]
-ModeChoice = Literal["latency", "throughput", "both"]
-Backend = Literal["gloo", "nccl"]
+    from ddpdoctor.cli.progress import ShownProgress
+    from ddpdoctor.diagnose.bandwidth import Wanted
+    from ddpdoctor.diagnose.bandwidth_machines import MachineReader
+    from ddpdoctor.model.bandwidth import Bench, Settings
+    from ddpdoctor.model.launch import Launch
 
-
-UsageError: Any = typer.BadParameter.__bases__[0]
-"""What is raised for a wrong command line: of click, or of the click that newer versions of Typer have in them."""
-
-
-class BenchCommand(Verb):
-    """Has a wrong command line told once, and not by each rank of a launcher."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse; without a launcher, what is wrong is told as with every verb."""
-        try:
-            return super().parse_args(ctx, args)
-        except UsageError as error:
-            from ddpdoctor.cli.benching import refuse
-            from ddpdoctor.model.errors import UserError
-
-            told = UserError(error.format_message(), help=f"ddpdoctor {ctx.info_name} --help lists the options.")
-            status = refuse(told, os.environ)
-            if status is None:
-                raise
-            raise typer.Exit(status) from error
+ALL = "all"
+MODES = {"latency": ("latency",), "throughput": ("throughput",), "both": ("latency", "throughput")}
 
 
-def allreduce_bench(
-    *,
-    collective: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, send_recv, or all; with "
-            "commas or repeated.  [default: all_reduce]",
-        ),
-    ] = None,
-    min_size: Annotated[str, typer.Option(metavar="SIZE", help="The smallest size: 1KiB, 4096.")] = "1KiB",
-    max_size: Annotated[
-        str,
-        typer.Option(
-            metavar="SIZE", help="The largest size. Those that the budget or free memory leaves out are named."
-        ),
-    ] = "1GiB",
-    factor: Annotated[int, typer.Option(min=2, metavar="N", help="Each size is so many times the one before.")] = 2,
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="float32, bfloat16, …; with commas or repeated.  [default: float32]"),
-    ] = None,
-    op: Annotated[str, typer.Option(metavar="NAME", help="How to reduce: sum, prod, min, max, avg.")] = "sum",
-    mode: Annotated[
-        ModeChoice,
-        typer.Option(help="Calls one by one behind a barrier, or in batches back to back as nccl-tests does."),
-    ] = "both",
-    in_place: Annotated[bool, typer.Option("--in-place", help="Reduce into the buffer that is sent.")] = False,
-    cold: Annotated[
-        bool, typer.Option("--cold", help="Rotate buffers beyond the last-level cache, instead of warm ones.")
-    ] = False,
-    backend: Annotated[
-        Backend | None,
-        typer.Option(help="[default: nccl where every rank has a GPU of its own, else gloo]"),
-    ] = None,
-    nproc_per_node: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Without torchrun or srun: start so many ranks on this machine.  [default: one a GPU, else 2]",
-        ),
-    ] = None,
-    budget: Annotated[
-        str,
-        typer.Option(
-            metavar="DURATION",
-            help="For checking and measuring; decides sizes and repeats. --pairs and --by-node have as much each.",
-        ),
-    ] = "30s",
-    iters: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Timed calls of each case.  [default: by the budget]")
-    ] = None,
-    warmup: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Calls before them.  [default: by the budget]")
-    ] = None,
-    pairs: Annotated[
-        bool, typer.Option("--pairs", help="Measure every pair of ranks too, and name a slow rank or link.")
-    ] = False,
-    by_node: Annotated[
-        bool, typer.Option("--by-node", help="Measure every host alone and every two, and name a slow one.")
-    ] = False,
-    compare: Annotated[
-        Path | None,
-        typer.Option(metavar="REPORT", help="A saved run to compare with, size by size: report.json or its folder."),
-    ] = None,
-    fail_below: Annotated[
-        str | None,
-        typer.Option(metavar="SHARE", help="With --compare: an error where a size is below this share: 90%."),
-    ] = None,
-    expect: Annotated[
-        str | None,
-        typer.Option(metavar="BANDWIDTH", help="An error where the plateau's bus bandwidth is below: 460GB/s."),
-    ] = None,
-    reference: Annotated[
-        Literal["auto", "none"], typer.Option(help="Hold the plateau against the table of known hardware, or not.")
-    ] = "auto",
-    model_size: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Parameters of your model, for what the curve means for DDP: 350M, 7B."),
-    ] = None,
-    format: Annotated[  # noqa: A002 - the option's name
-        BenchFormat, typer.Option(help="How the report is written to stdout, or to --output.")
-    ] = "text",
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report to a file.")] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the curves too: a .png, .svg or .html.")
-    ] = None,
-    report_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Save report.json in this folder too.")] = None,
-    fail_on: Annotated[FailOn, typer.Option(help="The least severe finding for which the exit status is 1.")] = "error",
-    hang_timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long no call may complete before the bench is said to hang.")
-    ] = "60s",
-    timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long to wait for the slowest rank to start: 60, 2m.")
-    ] = "60s",
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
     """Measure collectives between ranks, say whether that is good, and what is slow.
 
     Under torchrun or srun it is a rank of that job; without, it starts ranks on this machine. Needs only torch.
     Sizes and bandwidths are nccl-tests': MiB is 2**20, GB/s is 1e9 bytes a second.
     """
-    from ddpdoctor.cli.bench_options import Asked
-    from ddpdoctor.cli.benching import run
 
-    asked = Asked(
-        collectives=tuple(collective or ()),
-        min_size=min_size,
-        max_size=max_size,
-        factor=factor,
-        dtypes=tuple(dtype or ()),
-        op=op,
-        mode=mode,
-        in_place=in_place,
-        cold=cold,
-        backend=backend,
-        nproc=nproc_per_node,
-        budget=budget,
-        iterations=iters,
-        warmup=warmup,
-        pairs=pairs,
-        by_node=by_node,
-        compare=compare,
-        fail_below=fail_below,
-        expect=expect,
-        reference=reference,
-        model_size=model_size,
-        format=format,
-        output=output,
-        plot=plot,
-        report_dir=report_dir,
-        fail_on=fail_on,
-        hang_timeout=hang_timeout,
-        timeout=timeout,
-        command=tuple(sys.argv),
+    collective: Annotated[
+        tuple[str, ...],
+        Option(
+            metavar="NAME",
+            help="all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, send_recv, or all; with "
+            "commas or repeated.  [default: all_reduce]",
+        ),
+    ] = ()
+    min_size_bytes: Annotated[
+        int,
+        Option(names=("--min-size",), metavar="SIZE", parse=parse_size, help="The smallest size: 1KiB, 4096."),
+    ] = typed("1KiB")
+    max_size_bytes: Annotated[
+        int,
+        Option(
+            names=("--max-size",),
+            metavar="SIZE",
+            parse=parse_size,
+            help="The largest size. Those that the budget or free memory leaves out are named.",
+        ),
+    ] = typed("1GiB")
+    factor: Annotated[int, Option(min=2, metavar="N", help="Each size is so many times the one before.")] = 2
+    dtype: Annotated[
+        tuple[str, ...],
+        Option(metavar="NAME", help="float32, bfloat16, …; with commas or repeated.  [default: float32]"),
+    ] = ()
+    op: Annotated[str, Option(metavar="NAME", help="How to reduce: sum, prod, min, max, avg.")] = "sum"
+    mode: Annotated[
+        Literal["latency", "throughput", "both"],
+        Option(help="Calls one by one behind a barrier, or in batches back to back as nccl-tests does."),
+    ] = "both"
+    in_place: Annotated[bool, Option(help="Reduce into the buffer that is sent.")] = False
+    cold: Annotated[bool, Option(help="Rotate buffers beyond the last-level cache, instead of warm ones.")] = False
+    backend: Annotated[Backend | None, BACKEND] = None
+    nproc_per_node: Annotated[int | None, NPROC_PER_NODE] = None
+    budget_s: Annotated[
+        float,
+        Option(
+            names=("--budget",),
+            metavar="DURATION",
+            parse=parse_duration,
+            help="For checking and measuring; decides sizes and repeats. --pairs and --by-node have as much each.",
+        ),
+    ] = typed("30s")
+    iterations: Annotated[
+        int | None,
+        Option(names=("--iters",), min=1, metavar="N", help="Timed calls of each case.  [default: by the budget]"),
+    ] = None
+    warmup: Annotated[int | None, Option(min=0, metavar="N", help="Calls before them.  [default: by the budget]")] = (
+        None
     )
-    raise typer.Exit(run(asked, dict(os.environ)))
+    pairs: Annotated[bool, Option(help="Measure every pair of ranks too, and name a slow rank or link.")] = False
+    by_node: Annotated[bool, Option(help="Measure every host alone and every two, and name a slow one.")] = False
+    compare: Annotated[
+        Path | None,
+        Option(
+            panel=COMPARE,
+            metavar="REPORT",
+            help="A saved run to compare with, size by size: report.json or its folder.",
+        ),
+    ] = None
+    fail_below: Annotated[
+        float | None,
+        Option(
+            panel=COMPARE,
+            metavar="SHARE",
+            parse=parse_share,
+            help="With --compare: an error where a size is below this share: 90%.",
+        ),
+    ] = None
+    expect_gb_s: Annotated[
+        float | None,
+        Option(
+            names=("--expect",),
+            panel=COMPARE,
+            metavar="BANDWIDTH",
+            parse=parse_bandwidth,
+            help="An error where the plateau's bus bandwidth is below: 460GB/s.",
+        ),
+    ] = None
+    reference: Annotated[
+        Literal["auto", "none"],
+        REFERENCE.but(help="Hold the plateau against the table of known hardware, or not."),
+    ] = "auto"
+    model_size: Annotated[
+        int | None,
+        Option(
+            metavar="N", parse=parse_count, help="Parameters of your model, for what the curve means for DDP: 350M, 7B."
+        ),
+    ] = None
+    format: Annotated[
+        Literal["text", "json", "csv", "markdown", "nccl-tests"],
+        FORMAT.but(help="How the report is written to stdout, or to --output."),
+    ] = "text"
+    output: Annotated[Path | None, Option(panel=REPORT, metavar="FILE", help="Write the report to a file.")] = None
+    plot: Annotated[Path | None, PLOT] = None
+    report_dir: Annotated[Path | None, REPORT_DIR] = None
+    fail_on: Annotated[FailOn, FAIL_ON] = "error"
+    hang_timeout_s: Annotated[
+        float, HANG_TIMEOUT.but(help="How long no call may complete before the bench is said to hang.")
+    ] = typed("60s")
+    timeout_s: Annotated[float, TIMEOUT.but(help="How long to wait for the slowest rank to start: 60, 2m.")] = typed(
+        "60s"
+    )
+
+
+def run(options: Options) -> int:
+    """Run the bench, or this rank's part of it; return the exit status. Raises ``UserError``."""
+    from ddpdoctor.cli.ranks import run_in_ranks
+
+    env = dict(os.environ)
+    return run_in_ranks(options.nproc_per_node, env, partial(_prepare, options), partial(_take_part, options, env))
+
+
+def _prepare(options: Options, launch: Launch, world_size: int) -> tuple[Settings, Wanted]:
+    """Check all that can be checked before ranks meet; files on rank 0 only, which is where they are."""
+    from ddpdoctor.cli.outputs import Outputs, check_outputs
+
+    settings, wanted = read_settings(options), _read_wanted(options)
+    if launch.rank != 0:
+        return settings, wanted
+    check_outputs(settings_of(options, Outputs))
+    return settings, replace(wanted, baseline=read_compared(options.compare, world_size))
+
+
+def read_settings(options: Options) -> Settings:
+    """Return what is to be measured; the backend may be open. Raises ``UserError`` that says what is possible."""
+    from ddpdoctor.model.amounts import format_size
+    from ddpdoctor.model.bandwidth import Mode, Settings
+    from ddpdoctor.model.errors import UserError
+    from ddpdoctor.probes.bandwidth.agreement import AUTO
+    from ddpdoctor.probes.bandwidth.cases import DTYPES, REDOPS
+    from ddpdoctor.probes.bandwidth.possible import check_possible
+
+    smallest, largest = options.min_size_bytes, options.max_size_bytes
+    if smallest > largest:
+        raise UserError(
+            f"--min-size {format_size(smallest)} is above --max-size {format_size(largest)}",
+            help="Give a smallest size that is not above the largest, or leave one of them out.",
+        )
+    settings = settings_of(
+        options,
+        Settings,
+        collectives=_read_collectives(options.collective),
+        dtypes=_choose(options.dtype, DTYPES, "--dtype") or ("float32",),
+        redop=_choose((options.op.lower(),), REDOPS, "--op")[0],
+        modes=tuple(map(Mode, MODES[options.mode])),
+        backend=options.backend or AUTO,
+    )
+    if options.backend is not None:
+        check_possible(settings)
+    return settings
+
+
+def _read_wanted(options: Options) -> Wanted:
+    """Return what the result is held against, the baseline left out. Raises ``UserError``."""
+    from ddpdoctor.diagnose.bandwidth import Wanted
+    from ddpdoctor.diagnose.check_env import now
+    from ddpdoctor.model.errors import UserError
+
+    if options.fail_below is not None and options.compare is None:
+        raise UserError("--fail-below needs --compare", help="Give the saved run: --compare report.json")
+    return settings_of(
+        options, Wanted, command=tuple(sys.argv), started_at=now(), use_reference=options.reference == "auto"
+    )
+
+
+def read_compared(path: Path | None, world_size: int) -> Any:
+    """Return the saved run to compare with; None where none was named.
+
+    Raises ``UserError``, also for a run of another number of ranks.
+    """
+    from ddpdoctor.cli.report import read_run
+    from ddpdoctor.diagnose.bandwidth_baseline import check_ranks, read_baseline
+
+    if path is None:
+        return None
+    baseline = read_baseline(read_run(path), str(path))
+    check_ranks(baseline, world_size)
+    return baseline
+
+
+def _read_collectives(given: tuple[str, ...]) -> tuple[Any, ...]:
+    from ddpdoctor.model.bandwidth import Collective
+
+    names = [collective.value for collective in Collective]
+    chosen = _choose(given, (*names, ALL), "--collective") or (Collective.ALL_REDUCE.value,)
+    return tuple(Collective) if ALL in chosen else tuple(Collective(name) for name in chosen)
+
+
+def _choose(given: tuple[str, ...], possible: Sequence[str] | Mapping[str, int], option: str) -> tuple[str, ...]:
+    """Return the names of repeated options and lists with commas, each once. Raises ``UserError`` for others."""
+    from ddpdoctor.model.errors import UserError
+
+    names = [name.strip() for text in given for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in possible:
+            raise UserError(f"{option} {name} is not known", help=f"Possible: {', '.join(possible)}.")
+    if given and not names:
+        raise UserError(f"{option} is empty", help=f"Possible: {', '.join(possible)}.")
+    return tuple(dict.fromkeys(names))
+
+
+def _take_part(options: Options, env: Mapping[str, str], launch: Launch, prepared: tuple[Settings, Wanted]) -> int:
+    from ddpdoctor.cli.output import show_error
+    from ddpdoctor.cli.progress import ShownProgress
+    from ddpdoctor.diagnose.bandwidth_machines import MachineReader
+    from ddpdoctor.probes.bandwidth.session import Job, run_rank
+
+    settings, wanted = prepared
+    reader = MachineReader(launch, env)
+    with ShownProgress(sys.stderr, wanted=launch.rank == 0) as progress:
+        job = Job(
+            launch=launch,
+            env=env,
+            settings=settings,
+            timeout_s=options.timeout_s,
+            read_machines=reader,
+            report=partial(_report, options, wanted, reader, progress),
+            show_error=show_error,
+            progress=progress.show,
+        )
+        return run_rank(job)
+
+
+def _report(options: Options, wanted: Wanted, reader: MachineReader, progress: ShownProgress, bench: Bench) -> int:
+    """Judge, save and show a bench, on the rank that reports; return the exit status."""
+    from ddpdoctor.cli.outputs import Outputs, deliver, severity_of
+    from ddpdoctor.diagnose.bandwidth import build_report, exit_status
+
+    progress.stop()
+    report = build_report(bench, replace(wanted, fleet=reader.fleet))
+    deliver(report, settings_of(options, Outputs))
+    return exit_status(report, severity_of(options.fail_on))

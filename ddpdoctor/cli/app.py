@@ -44,9 +44,9 @@ def _run(arguments: list[str]) -> int:
 
         asked = read_plain(arguments[1:], os.environ)
         if asked is not None:
-            from ddpdoctor.cli.wrapping import run_wrap
+            from ddpdoctor.cli import wrap
 
-            return run_wrap(asked)
+            return wrap.run(asked)
     from ddpdoctor.cli import verbs
 
     verbs.app(prog_name="ddpdoctor")

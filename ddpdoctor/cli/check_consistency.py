@@ -4,109 +4,170 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from ddpdoctor.cli.options import (
+    ALLOW_DIFFERENT,
+    BACKEND,
+    COMPARE,
+    FAIL_ON,
+    FORMAT,
+    MODEL,
+    NPROC_PER_NODE,
+    REFERENCE,
+    REPORT_DIR,
+    TIMEOUT,
+    Argument,
+    Backend,
+    FailOn,
+    Option,
+    ReportFormat,
+    settings_of,
+    typed,
+)
 
-from ddpdoctor.launch.command.options import FailOn, ReportFormat
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-Backend = Literal["gloo", "nccl"]
+    from ddpdoctor.cli.outputs import Outputs
+    from ddpdoctor.model.launch import Launch
+    from ddpdoctor.model.trial import Trial, TrialSettings
 
 
-def check_consistency(
-    files: Annotated[
-        list[Path] | None, typer.Argument(metavar="FILE", help="With --diff: checkpoints of ranks or runs.")
-    ] = None,
-    *,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="package.module:build_model, which returns a Module, or (Module, optimizer), or (Module, optimizer, "
-            "loss_fn).",
-        ),
-    ] = None,
-    batch: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="package.module:make_batch; make_batch(rank, world_size, step) returns a batch.  [default: made up, "
-            "by the first Linear, Conv2d or Embedding]",
-        ),
-    ] = None,
-    step: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="package.module:train_step; train_step(model, batch) returns the loss, or has called backward.  "
-            "[default: the loss_fn, or the output's loss]",
-        ),
-    ] = None,
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Optimizer steps to make.")] = 5,
-    reference: Annotated[
-        bool, typer.Option("--reference", help="Compare DDP's gradient with that of one process on the whole batch.")
-    ] = False,
-    twice: Annotated[
-        bool, typer.Option("--twice", help="Run a second time with the same seed, and compare bit by bit.")
-    ] = False,
-    allow_different: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GLOB", help="Names of tensors that may differ between ranks; repeatable."),
-    ] = None,
-    find_unused_parameters: Annotated[
-        bool, typer.Option("--find-unused-parameters", help="As DDP's argument, for models that leave some out.")
-    ] = False,
-    backend: Annotated[
-        Backend | None, typer.Option(help="[default: nccl where every rank has a GPU of its own, else gloo]")
-    ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="For building, batches and steps.")] = 0,
-    nproc_per_node: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Without torchrun or srun: start so many ranks on this machine."),
-    ] = None,
-    diff: Annotated[
-        bool, typer.Option("--diff", help="Compare files by the names of tensors; needs no ranks.")
-    ] = False,
-    format: Annotated[  # noqa: A002 - the option's name
-        ReportFormat, typer.Option(help="How the report is written to stdout.")
-    ] = "text",
-    report_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Save report.json in this folder too.")] = None,
-    fail_on: Annotated[
-        FailOn | None,
-        typer.Option(
-            help="The least severe finding for which the exit status is 1.  [default: error; with --diff warning]"
-        ),
-    ] = None,
-    timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long a rank may take to start, to build, or for a step.")
-    ] = "2m",
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
     """Train your model for a few steps under DDP and compare all ranks, step by step.
 
     Under torchrun or srun it is a rank of that job; without, it starts ranks on this machine. With --diff it compares
     files instead, of any two ranks or runs.
     """
-    from ddpdoctor.cli.consistency_checking import Asked, run
 
-    asked = Asked(
-        files=tuple(files or ()),
-        diff=diff,
-        model=model or "",
-        batch=batch or "",
-        step=step or "",
-        steps=steps,
-        reference=reference,
-        twice=twice,
-        allowed=tuple(allow_different or ()),
-        unused=find_unused_parameters,
-        backend=backend or "",
-        seed=seed,
-        nproc=nproc_per_node,
-        format=format,
-        report_dir=report_dir,
-        fail_on=fail_on,
-        timeout=timeout,
-        command=tuple(sys.argv),
+    files: Annotated[tuple[Path, ...], Argument(metavar="FILE", help="With --diff: checkpoints of ranks or runs.")] = ()
+    model: Annotated[
+        str,
+        MODEL.but(
+            metavar="NAME",
+            help="package.module:build_model, which returns a Module, or (Module, optimizer), or (Module, optimizer, "
+            "loss_fn).",
+        ),
+    ] = ""
+    batch: Annotated[
+        str,
+        Option(
+            metavar="NAME",
+            help="package.module:make_batch; make_batch(rank, world_size, step) returns a batch.  [default: made up, "
+            "by the first Linear, Conv2d or Embedding]",
+        ),
+    ] = ""
+    step: Annotated[
+        str,
+        Option(
+            metavar="NAME",
+            help="package.module:train_step; train_step(model, batch) returns the loss, or has called backward.  "
+            "[default: the loss_fn, or the output's loss]",
+        ),
+    ] = ""
+    steps: Annotated[int, Option(min=1, metavar="N", help="Optimizer steps to make.")] = 5
+    reference: Annotated[
+        bool, REFERENCE.but(help="Compare DDP's gradient with that of one process on the whole batch.")
+    ] = False
+    twice: Annotated[bool, Option(help="Run a second time with the same seed, and compare bit by bit.")] = False
+    allowed: Annotated[tuple[str, ...], ALLOW_DIFFERENT] = ()
+    unused: Annotated[
+        bool,
+        Option(names=("--find-unused-parameters",), help="As DDP's argument, for models that leave some out."),
+    ] = False
+    backend: Annotated[Backend | None, BACKEND] = None
+    seed: Annotated[int, Option(metavar="N", help="For building, batches and steps.")] = 0
+    nproc_per_node: Annotated[int | None, NPROC_PER_NODE] = None
+    diff: Annotated[bool, Option(panel=COMPARE, help="Compare files by the names of tensors; needs no ranks.")] = False
+    format: Annotated[ReportFormat, FORMAT] = "text"
+    report_dir: Annotated[Path | None, REPORT_DIR] = None
+    fail_on: Annotated[
+        FailOn | None,
+        FAIL_ON.but(
+            help="The least severe finding for which the exit status is 1.  [default: error; with --diff warning]"
+        ),
+    ] = None
+    limit_s: Annotated[float, TIMEOUT.but(help="How long a rank may take to start, to build, or for a step.")] = typed(
+        "2m"
     )
-    raise typer.Exit(run(asked, dict(os.environ)))
+
+
+def run(options: Options) -> int:
+    """Compare files, or ranks; return the exit status. Raises ``UserError``."""
+    if options.diff:
+        return _compare_files(options)
+    from ddpdoctor.cli.ranks import run_in_ranks
+
+    env = dict(os.environ)
+    return run_in_ranks(options.nproc_per_node, env, partial(_prepare, options), partial(_take_part, options, env))
+
+
+def _outputs(options: Options) -> Outputs:
+    """Return where the report goes. Files that differ, in buffers only too, are what --diff was asked for."""
+    from ddpdoctor.cli.outputs import Outputs
+
+    return settings_of(options, Outputs, fail_on=options.fail_on or ("warning" if options.diff else "error"))
+
+
+def _prepare(options: Options, launch: Launch, _: int) -> TrialSettings:
+    """Check all that can be checked before ranks meet; files on rank 0 only, which is where they are."""
+    from ddpdoctor.cli.outputs import check_outputs
+    from ddpdoctor.model.errors import UserError
+    from ddpdoctor.model.trial import TrialSettings
+
+    if options.files:
+        raise UserError(
+            f"{options.files[0]} is a file, and files are compared with --diff only",
+            help="ddpdoctor check-consistency --diff FILE FILE...",
+        )
+    if not options.model:
+        raise UserError(
+            "nothing to check: neither --model nor --diff was given",
+            help="torchrun --nproc-per-node 2 -m ddpdoctor check-consistency --model package.module:build_model",
+        )
+    if launch.rank == 0:
+        check_outputs(_outputs(options))
+    return settings_of(options, TrialSettings, backend=options.backend or "")
+
+
+def _take_part(options: Options, env: Mapping[str, str], launch: Launch, settings: TrialSettings) -> int:
+    from ddpdoctor.cli.output import show_error
+    from ddpdoctor.diagnose.check_env import now
+    from ddpdoctor.probes.consistency.session import Job, run_rank
+
+    report = partial(_report, options, now())
+    return run_rank(Job(launch=launch, env=env, settings=settings, report=report, show_error=show_error))
+
+
+def _report(options: Options, started_at: str, trial: Trial) -> int:
+    """Judge, save and show a trial, on the rank that reports; return the exit status."""
+    from ddpdoctor.cli.outputs import deliver_check
+    from ddpdoctor.diagnose.consistency import build_report
+
+    return deliver_check(build_report(trial, tuple(sys.argv), started_at), _outputs(options))
+
+
+def _compare_files(options: Options) -> int:
+    from ddpdoctor.cli.outputs import check_outputs, deliver_check
+    from ddpdoctor.diagnose.check_env import now
+    from ddpdoctor.diagnose.consistency import build_diff_report
+    from ddpdoctor.model.errors import UserError
+    from ddpdoctor.probes.bandwidth.member import load_torch
+    from ddpdoctor.probes.consistency.diff import compare_files
+
+    if len(options.files) < 2:
+        raise UserError(
+            f"--diff needs at least two files, and was given {len(options.files)}",
+            help="ddpdoctor check-consistency --diff FILE FILE...",
+        )
+    check_outputs(_outputs(options))
+    load_torch()
+    started_at = now()
+    return deliver_check(
+        build_diff_report(compare_files(options.files), tuple(sys.argv), started_at), _outputs(options)
+    )

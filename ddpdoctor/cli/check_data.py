@@ -4,103 +4,172 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from ddpdoctor.cli.options import (
+    FAIL_ON,
+    FORMAT,
+    REPORT_DIR,
+    TIMEOUT,
+    VERBOSE,
+    FailOn,
+    Option,
+    ReportFormat,
+    settings_of,
+    typed,
+)
 
-from ddpdoctor.launch.command.options import FailOn, ReportFormat
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.cli.outputs import Outputs
+    from ddpdoctor.model.sharing import Plan, Sharing
+    from ddpdoctor.probes.data.session import Heard
+
+EXAMPLES = (
+    "The arithmetic alone: ddpdoctor check-data --samples 455 --world-size 2 --batch-size 8\n"
+    "  Your own loader: torchrun --nproc-per-node 2 -m ddpdoctor check-data --dataset package.module:make_loader"
+)
+OF_THE_LOADER = ("samples", "batch_size", "drop_last", "sampler_drop_last", "no_sampler", "split")
+"""Options of the arithmetic that a loader answers by itself."""
 
 
-def check_data(
-    *,
-    dataset: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:FUNCTION",
-            help="A function of yours that returns the DataLoader of this rank; it is asked for its indices.",
-        ),
-    ] = None,
-    epochs: Annotated[int, typer.Option(min=1, max=16, metavar="N", help="With --dataset: passes to look at.")] = 2,
-    set_epoch: Annotated[
-        bool,
-        typer.Option(
-            "--set-epoch/--no-set-epoch", help="With --dataset: call the sampler's set_epoch before each pass, or not."
-        ),
-    ] = True,
-    samples: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="The arithmetic alone: length of the dataset.")
-    ] = None,
-    world_size: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Ranks; with --dataset and no launcher: start so many here."),
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Of each rank's loader.  [default: 1]")
-    ] = None,
-    drop_last: Annotated[
-        bool, typer.Option("--drop-last", help="The loader leaves out a last batch that is not full.")
-    ] = False,
-    sampler_drop_last: Annotated[
-        bool, typer.Option("--sampler-drop-last", help="DistributedSampler(drop_last=True): nothing is repeated.")
-    ] = False,
-    no_sampler: Annotated[
-        bool, typer.Option("--no-sampler", help="Nothing shares out: every rank goes over all samples.")
-    ] = False,
-    split: Annotated[
-        bool, typer.Option("--split", help="Split by hand, without padding: samples[rank::world_size].")
-    ] = False,
-    shuffle: Annotated[bool, typer.Option("--shuffle/--no-shuffle", help="Whether the sampler shuffles.")] = True,
-    grad_accumulation: Annotated[
-        int, typer.Option(min=1, metavar="K", help="Batches whose gradients are added up for one step.")
-    ] = 1,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every check with what it saw, and notes.")] = (
-        False
-    ),
-    format: Annotated[  # noqa: A002 - the option's name
-        ReportFormat, typer.Option(help="How the report is written to stdout.")
-    ] = "text",
-    fail_on: Annotated[FailOn, typer.Option(help="The least severe finding for which the exit status is 1.")] = "error",
-    report_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Save report.json in this folder too.")] = None,
-    timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="With --dataset: how long to wait for the slowest rank.")
-    ] = "10m",
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
     """Say what each rank gets of the data: by arithmetic alone, or by asking your own loader.
 
     With --samples nothing is run and torch is not needed. With --dataset, under torchrun, each rank makes its loader
     and draws its indices, without loading the samples; rank 0 tells exactly what is shared, repeated and missed.
     """
-    given = {
-        "samples": samples,
-        "world_size": world_size,
-        "batch_size": batch_size,
-        "drop_last": drop_last,
-        "sampler_drop_last": sampler_drop_last,
-        "no_sampler": no_sampler,
-        "split": split,
-        "shuffle": shuffle,
-        "grad_accumulation": grad_accumulation,
-    }
-    from ddpdoctor.cli.data_options import read_plan, refuse_arithmetic
-    from ddpdoctor.cli.showing import Shown, show_check
 
-    shown = Shown(verbose=verbose, format=format, fail_on=fail_on, report_dir=report_dir)
-    if dataset is None:
-        from ddpdoctor.diagnose.check_data import plan_report
-
-        raise typer.Exit(show_check(plan_report(read_plan(given), tuple(sys.argv)), shown))
-    refuse_arithmetic(given)
-    from ddpdoctor.cli.data_ranks import LoaderAsked, run
-
-    asked = LoaderAsked(
-        function=dataset,
-        epochs=epochs,
-        set_epoch=set_epoch,
-        accumulation=grad_accumulation,
-        world_size=world_size,
-        timeout=timeout,
-        command=tuple(sys.argv),
-        shown=shown,
+    dataset: Annotated[
+        str | None,
+        Option(
+            metavar="MODULE:FUNCTION",
+            help="A function of yours that returns the DataLoader of this rank; it is asked for its indices.",
+        ),
+    ] = None
+    epochs: Annotated[int, Option(min=1, max=16, metavar="N", help="With --dataset: passes to look at.")] = 2
+    set_epoch: Annotated[
+        bool,
+        Option(
+            names=("--set-epoch/--no-set-epoch",),
+            help="With --dataset: call the sampler's set_epoch before each pass, or not.",
+        ),
+    ] = True
+    samples: Annotated[int | None, Option(min=1, metavar="N", help="The arithmetic alone: length of the dataset.")] = (
+        None
     )
-    raise typer.Exit(run(asked, os.environ))
+    world_size: Annotated[
+        int | None, Option(min=1, metavar="N", help="Ranks; with --dataset and no launcher: start so many here.")
+    ] = None
+    batch_size: Annotated[int | None, Option(min=1, metavar="N", help="Of each rank's loader.  [default: 1]")] = None
+    drop_last: Annotated[bool, Option(help="The loader leaves out a last batch that is not full.")] = False
+    sampler_drop_last: Annotated[bool, Option(help="DistributedSampler(drop_last=True): nothing is repeated.")] = False
+    no_sampler: Annotated[bool, Option(help="Nothing shares out: every rank goes over all samples.")] = False
+    split: Annotated[bool, Option(help="Split by hand, without padding: samples[rank::world_size].")] = False
+    shuffle: Annotated[bool, Option(names=("--shuffle/--no-shuffle",), help="Whether the sampler shuffles.")] = True
+    accumulation: Annotated[
+        int,
+        Option(
+            names=("--grad-accumulation",),
+            min=1,
+            metavar="K",
+            help="Batches whose gradients are added up for one step.",
+        ),
+    ] = 1
+    verbose: Annotated[bool, VERBOSE] = False
+    format: Annotated[ReportFormat, FORMAT] = "text"
+    fail_on: Annotated[FailOn, FAIL_ON] = "error"
+    report_dir: Annotated[Path | None, REPORT_DIR] = None
+    timeout_s: Annotated[float, TIMEOUT.but(help="With --dataset: how long to wait for the slowest rank.")] = typed(
+        "10m"
+    )
+
+
+def run(options: Options) -> int:
+    """Do the arithmetic, or ask the user's loader; return the exit status. Raises ``UserError``."""
+    from ddpdoctor.cli.outputs import Outputs, check_outputs, deliver_check
+    from ddpdoctor.diagnose.check_data import plan_report
+
+    outputs = settings_of(options, Outputs)
+    if options.dataset is not None:
+        _refuse_arithmetic(options)
+        return _ask_loader(options, options.dataset, outputs, os.environ)
+    plan = read_plan(options)
+    check_outputs(outputs)
+    return deliver_check(plan_report(plan, tuple(sys.argv)), outputs)
+
+
+def read_plan(options: Options) -> Plan:
+    """Return what the arithmetic is about. Raises ``UserError`` for what does not go together."""
+    from ddpdoctor.model.errors import UserError
+    from ddpdoctor.model.sharing import Plan, Sharing
+
+    if options.samples is None:
+        raise UserError("check-data needs --samples, or --dataset", help=EXAMPLES)
+    if options.world_size is None:
+        raise UserError("--samples needs --world-size", help=EXAMPLES)
+    sharing = _read_sharing(options)
+    if options.sampler_drop_last and sharing is not Sharing.SAMPLER:
+        raise UserError("--sampler-drop-last is an option of the sampler, and there is none", help="Leave one out.")
+    return settings_of(options, Plan, batch_size=options.batch_size or 1, sharing=sharing)
+
+
+def _read_sharing(options: Options) -> Sharing:
+    from ddpdoctor.model.errors import UserError
+    from ddpdoctor.model.sharing import Sharing
+
+    if options.no_sampler and options.split:
+        raise UserError(
+            "--no-sampler and --split are two things", help="--no-sampler: all samples on every rank; --split: by hand."
+        )
+    if options.no_sampler:
+        return Sharing.NONE
+    return Sharing.SPLIT if options.split else Sharing.SAMPLER
+
+
+def _refuse_arithmetic(options: Options) -> None:
+    """Raise ``UserError`` where options of the arithmetic stand beside --dataset."""
+    from ddpdoctor.model.errors import UserError
+
+    for name in OF_THE_LOADER:
+        if getattr(options, name):
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(
+                f"{option} is for the arithmetic alone, and --dataset asks your loader", help="Leave one of them out."
+            )
+
+
+def _ask_loader(options: Options, function: str, outputs: Outputs, env: Mapping[str, str]) -> int:
+    """Ask the loader on this rank, or start ranks that do; return the exit status. Raises ``UserError``."""
+    from ddpdoctor.cli.outputs import check_outputs, deliver_check
+    from ddpdoctor.diagnose.bandwidth_machines import find_launch
+    from ddpdoctor.diagnose.check_data import drawn_report
+    from ddpdoctor.diagnose.check_env import now
+    from ddpdoctor.launch.processes.ranks import end_with_parent, run_ranks
+    from ddpdoctor.model.errors import UserError
+    from ddpdoctor.model.node import Launcher
+    from ddpdoctor.probes.data.session import Wanted, run_rank
+
+    launch = find_launch(env)
+    if launch.rank == 0:
+        check_outputs(outputs)
+    if launch.launcher is Launcher.NONE and (options.world_size or 1) > 1:
+        return run_ranks(sys.argv[1:], options.world_size or 1, env)
+    if launch.launcher is Launcher.OWN:
+        end_with_parent(int(launch.run))
+    elif launch.launcher is not Launcher.NONE and options.world_size not in {None, launch.world_size}:
+        raise UserError(
+            f"--world-size is {options.world_size}, and the launcher has started {launch.world_size} ranks",
+            help="Leave it out under a launcher.",
+        )
+    started_at = now()
+
+    def report(heard: Heard) -> int:
+        made = drawn_report(heard.drawn, heard.told, tuple(sys.argv), started_at, options.accumulation)
+        return deliver_check(made, outputs)
+
+    return run_rank(settings_of(options, Wanted, function=function), launch, env, report)

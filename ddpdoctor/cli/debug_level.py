@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from typing import TYPE_CHECKING
 
-from ddpdoctor.cli.plain import DEBUG_VARIABLE
+from ddpdoctor.launch.processes.starting import DEBUG_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from ddpdoctor.cli.options import LIST, Argument
 
 if TYPE_CHECKING:
     from ddpdoctor.launch.command.options import WrapOptions
@@ -17,29 +18,31 @@ FAULTS = ("stuck", "crash", "killed", "early-exit", "mismatch", "exit-hang", "st
 RANKS = {"mismatch": 3}
 """A majority needs three ranks; every other fault shows with two."""
 HANG_TIMEOUT_S = 5.0
-CHECK_EVERY = 50
 
 
-def demo(
-    fault: Annotated[str, typer.Argument(metavar="FAULT", help="What goes wrong; --list names the faults.")] = FAULTS[
-        0
-    ],
-    show_list: Annotated[bool, typer.Option("--list", help="List the faults.")] = False,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
     """Run a tiny real job with a seeded fault and diagnose it, in less than 30 s.
 
     The exit status is 0 where the diagnosis names the fault, else 1.
     """
+
+    fault: Annotated[str, Argument(metavar="FAULT", help="What goes wrong; --list names the faults.")] = FAULTS[0]
+    show_list: Annotated[bool, LIST.but(help="List the faults.")] = False
+
+
+def run(options: Options) -> int:
+    """Run the demo; return its exit status. Raises ``UserError``."""
     from ddpdoctor.cli.output import write
     from ddpdoctor.model.errors import UserError
 
-    if show_list:
+    if options.show_list:
         width = max(map(len, FAULTS))
         write(sys.stdout, "".join(f"{name:<{width}}  {describe(name)}\n" for name in FAULTS))
-        return
-    if fault not in FAULTS:
-        raise UserError(f"there is no fault {fault}", help=f"Faults: {', '.join(FAULTS)}.")
-    raise typer.Exit(_run(fault))
+        return 0
+    if options.fault not in FAULTS:
+        raise UserError(f"there is no fault {options.fault}", help=f"Faults: {', '.join(FAULTS)}.")
+    return _run(options.fault)
 
 
 def read_script(fault: str) -> str:
@@ -72,12 +75,11 @@ def _run(fault: str) -> int:
 
 
 def _make_options(fault: str, ranks: int) -> WrapOptions:
-    import tempfile
-
-    from ddpdoctor.cli.running import Request, prepare
+    from ddpdoctor.cli.wrap import Options as Wrapped
+    from ddpdoctor.cli.wrap import prepare
     from ddpdoctor.launch.command.command_line import SplitCommand
 
-    folder = Path(tempfile.mkdtemp(prefix="ddpdoctor-demo-"))
+    folder = _make_folder()
     script = folder / f"{fault.replace('-', '_')}.py"
     script.write_text(read_script(fault), encoding="utf-8")
     split = SplitCommand(
@@ -88,21 +90,21 @@ def _make_options(fault: str, ranks: int) -> WrapOptions:
         no_python=False,
         script_args=(),
     )
-    request = Request(
-        split=split,
-        hang_timeout_s=HANG_TIMEOUT_S,
-        on_hang="kill",
-        debug_level="AUTO",
-        report_dir=folder / "report",
-        format="text",
-        quiet=False,
-        ignore=(),
-        check_every=CHECK_EVERY,
-        allow_different=(),
-        exchange_port=None,
-        command=("ddpdoctor", "demo", fault),
-    )
-    return prepare(request, os.environ)
+    wrapped = Wrapped(split=split, hang_timeout_s=HANG_TIMEOUT_S, on_hang="kill", report_dir=folder / "report")
+    return replace(prepare(wrapped, os.environ, command=("ddpdoctor", "demo", fault)), debug_level="AUTO")
+
+
+def _make_folder() -> Path:
+    import tempfile
+
+    from ddpdoctor.model.errors import UserError
+
+    try:
+        return Path(tempfile.mkdtemp(prefix="ddpdoctor-demo-"))
+    except OSError as error:
+        raise UserError(
+            f"no temporary folder can be made: {error.strerror}", help="Nothing was started. Set TMPDIR to another."
+        ) from error
 
 
 def _find_port() -> int:

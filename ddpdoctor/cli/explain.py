@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from ddpdoctor.cli.options import LIST, Argument
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.catalogue import ErrorPage, Page
 
 
-def explain(
-    name: Annotated[
-        str | None, typer.Argument(metavar="CODE|TEXT", help="A code or kind (DD601, stuck), or the text of an error.")
-    ] = None,
-    show_list: Annotated[bool, typer.Option("--list", help="List all codes.")] = False,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
     """Explain a finding, or an error of torch: what it means and what to do."""
+
+    name: Annotated[
+        str | None, Argument(metavar="CODE|TEXT", help="A code or kind (DD601, stuck), or the text of an error.")
+    ] = None
+    show_list: Annotated[bool, LIST.but(help="List all codes.")] = False
+
+
+def run(options: Options) -> int:
+    """Show a page. Raises ``UserError`` where there is none."""
     from ddpdoctor.cli.output import read_width, write
     from ddpdoctor.diagnose.catalogue import LIST_HINT, find_error, find_page, read_pages
     from ddpdoctor.model.errors import UserError
 
-    if show_list:
+    if options.show_list:
         write(sys.stdout, render_list(read_pages()))
-    elif name and (known := find_error(name)) is not None:
+    elif options.name and (known := find_error(options.name)) is not None:
         write(sys.stdout, render_error(known, read_width(sys.stdout)))
-    elif name:
-        write(sys.stdout, render_page(find_page(name, read_pages())))
+    elif options.name:
+        write(sys.stdout, render_page(find_page(options.name, read_pages())))
     else:
         raise UserError("no code was given", help=f"Give one, such as DD601; {LIST_HINT}")
+    return 0
 
 
 def render_list(pages: tuple[Page, ...]) -> str:

@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from ddpdoctor.cli.options import PANELS
 
-COMMAND_GROUPS = {
-    "Run a job and find out what is wrong": ("wrap", "report", "explain", "demo"),
-    "Before a job": ("check-env", "check-rendezvous", "allreduce-bench"),
-    "Model, data and checkpoints": ("check-consistency", "check-data", "check-checkpoint"),
-}
-OPTION_GROUPS = {
-    "Hangs": ("--hang-timeout", "--on-hang", "--debug-level"),
-    "Replicas and data": ("--check-every", "--no-consistency", "--allow-different"),
-    "Nodes and ranks": (
-        "--nnodes", "--node-rank", "--master-addr", "--master-port", "--nproc-per-node", "--rdzv-endpoint",
-        "--exchange-port", "--timeout",
-    ),
-    "Compare": ("--compare", "--fail-below", "--expect", "--reference", "--diff"),
-    "Report": (
-        "--format", "--report-dir", "--fail-on", "--verbose", "--quiet", "--ignore", "--plot", "--redact", "--output",
-    ),
-    "Help": ("--version", "--install-completion", "--show-completion", "--help"),
-}  # fmt: skip
-"""Title to options. What no group names stands first, under "Options"."""
 EXAMPLES = {
     "": (
         ("ddpdoctor demo", "see a job with a fault diagnosed"),
@@ -74,22 +54,22 @@ EXAMPLES = {
 """By verb, "" for the whole program: a command to paste, and what it does."""
 
 
-def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
-    titles = {option: title for title, options in OPTION_GROUPS.items() for option in options}
-    order = ("Arguments", "Options", *OPTION_GROUPS)
-    sections: dict[str, list[tuple[str, str]]] = {title: [] for title in order}
+def write_options(command: Any, ctx: Any, formatter: Any) -> None:
+    """Write arguments, then options by subject."""
+    sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", *PANELS)}
     for param in command.get_params(ctx):
         record = param.get_help_record(ctx)
         if record is not None:
+            panel = getattr(param, "rich_help_panel", None)
             is_argument = param.param_type_name == "argument"
-            title = "Arguments" if is_argument else next((titles[o] for o in param.opts if o in titles), "Options")
-            sections[title].append(record)
+            default = "Help" if param.name in {"help", "install_completion", "show_completion"} else PANELS[0]
+            sections["Arguments" if is_argument else panel or default].append(record)
     for title, rows in sections.items():
-        _write_section(formatter, title, rows)
+        write_section(formatter, title, rows)
 
 
-def _write_section(formatter: Any, title: str, rows: Iterable[tuple[str, str]]) -> None:
-    rows = list(rows)
+def write_section(formatter: Any, title: str, rows: list[tuple[str, str]]) -> None:
+    """Write rows under a title; nothing where there are none."""
     if rows:
         with formatter.section(title):
             formatter.write_dl(rows)
@@ -106,7 +86,7 @@ def write_torchrun_options(formatter: Any) -> None:
             formatter.write(f"{indent}{line}\n")
 
 
-def _write_examples(formatter: Any, name: str) -> None:
+def write_examples(formatter: Any, name: str) -> None:
     """Write each command on a line of its own, whole, so that it can be pasted."""
     if name not in EXAMPLES:
         return
@@ -121,25 +101,8 @@ class Verb(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write options by subject."""
-        _write_options(self, ctx, formatter)
+        write_options(self, ctx, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write examples."""
-        _write_examples(formatter, ctx.info_name)
-
-
-class Verbs(TyperGroup):
-    """The program, whose help shows verbs by subject, then examples."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write verbs by subject, then options."""
-        width = max(map(len, self.commands))
-        for title, names in COMMAND_GROUPS.items():
-            limit = formatter.width - 6 - width
-            rows = [(name.ljust(width), self.commands[name].get_short_help_str(limit)) for name in names]
-            _write_section(formatter, title, rows)
-        _write_options(self, ctx, formatter)
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - the signature is Typer's
-        """Write examples."""
-        _write_examples(formatter, "")
+        write_examples(formatter, ctx.info_name)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from ddpdoctor.cli.options import FORMAT, PLOT, VERBOSE, Argument
 from ddpdoctor.launch.command.options import SavedFormat
 
 if TYPE_CHECKING:
@@ -20,34 +20,39 @@ RUN_MARK = "run.json"
 """What a run folder holds even when the run was cut short before its report was written."""
 
 
-def report(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Draw the report of a saved run again; needs neither torch nor the machine it ran on."""
+
     run_dir: Annotated[
         Path | None,
-        typer.Argument(
+        Argument(
             metavar="[RUN_DIR]", help=f"A run folder, or the report.json in it.  [default: the latest in {RUNS}/]"
         ),
-    ] = None,
-    format: Annotated[  # noqa: A002 - the option's name
+    ] = None
+    format: Annotated[
         SavedFormat,
-        typer.Option(help="How the report is written to stdout; csv and nccl-tests of allreduce-bench only."),
-    ] = "text",
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Of check-env: show every check with what it saw.")
-    ] = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Of allreduce-bench: draw its plot too, a .png, .svg or .html.")
-    ] = None,
-) -> None:
-    """Draw the report of a saved run again; needs neither torch nor the machine it ran on."""
+        FORMAT.but(help="How the report is written to stdout; csv and nccl-tests of allreduce-bench only."),
+    ] = "text"
+    verbose: Annotated[bool, VERBOSE] = False
+    plot: Annotated[Path | None, PLOT.but(help="Of allreduce-bench: draw its plot too, a .png, .svg or .html.")] = None
+
+
+def run(options: Options) -> int:
+    """Draw the saved report. Raises ``UserError`` for a folder or file that cannot be used."""
     from ddpdoctor.cli.output import show_report
+    from ddpdoctor.cli.outputs import check_plot_file, save_plot
     from ddpdoctor.model.findings import Severity
 
-    run_dir = find_latest(Path(RUNS)) if run_dir is None else run_dir
-    folder = run_dir.parent if run_dir.is_file() else run_dir
-    saved = read_run(run_dir)
-    if plot is not None:
-        _draw(saved, plot)
-    show_report(saved, format, sys.stdout, folder, verbose=verbose, fail_on=Severity.ERROR)
+    if options.plot is not None:
+        check_plot_file(options.plot)
+    path = options.run_dir or find_latest(Path(RUNS))
+    saved = read_run(path)
+    if options.plot is not None:
+        save_plot(saved, options.plot)
+    folder = path.parent if path.is_file() else path
+    show_report(saved, options.format, sys.stdout, folder, verbose=options.verbose, fail_on=Severity.ERROR)
+    return 0
 
 
 def find_latest(runs: Path) -> Path:
@@ -61,14 +66,6 @@ def find_latest(runs: Path) -> Path:
             help="Give the folder of a run: `ddpdoctor report RUN_DIR`. `ddpdoctor wrap` says at its end where it is.",
         )
     return max(folders, key=lambda folder: (folder.stat().st_mtime_ns, folder.name))
-
-
-def _draw(report: Report, plot: Path) -> None:
-    from ddpdoctor.cli.bench_files import save_plot
-    from ddpdoctor.report.plots import check_plot
-
-    check_plot(plot)
-    save_plot(report, plot)
 
 
 def read_run(path: Path) -> Report:

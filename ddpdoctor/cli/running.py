@@ -1,39 +1,28 @@
-"""From a request on the command line to a job that has run and whose report is on the screen."""
+"""Runs a prepared job, and reports of it on stderr: while it runs, and at its end."""
 
 from __future__ import annotations
 
 import errno
 import os
-import socket
 import sys
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from ddpdoctor.cli.debug_level import choose_debug_level, debug_note, has_room_for_detail
+from ddpdoctor.cli.debug_level import debug_note
 from ddpdoctor.cli.defects import show_defect
 from ddpdoctor.cli.output import save_report, say, show_error, show_report
 from ddpdoctor.launch.command.options import WrapOptions
-from ddpdoctor.launch.command.placement import Style
-from ddpdoctor.launch.command.placing import place
-from ddpdoctor.launch.command.script import check_command, check_script, choose_ranks, locate_module, refuse_launcher
-from ddpdoctor.launch.folders.member_folder import MemberFolder, Starter, make_member_folder
 from ddpdoctor.launch.folders.report_dir import REPORT_NAME
 from ddpdoctor.launch.folders.shared_folder import has_room
-from ddpdoctor.launch.nodes.own_host import number_first
 from ddpdoctor.launch.progress_lines import Telling, hangs
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
-    from ddpdoctor.launch.command.command_line import SplitCommand
-    from ddpdoctor.launch.command.options import ChosenLevel, OnHang, OutputFormat
-    from ddpdoctor.launch.command.placement import Placement
     from ddpdoctor.launch.outcome import Outcome
     from ddpdoctor.launch.session import Judge
     from ddpdoctor.model.findings import Finding, Judgement, Report
@@ -51,61 +40,6 @@ GOES_ON = {
     "report": "the job goes on and is watched (--on-hang report)",
 }
 """What is said below the report of a hang, by ``--on-hang``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What the command line asks for, before the machine and the script were looked at."""
-
-    split: SplitCommand
-    hang_timeout_s: float
-    on_hang: OnHang
-    debug_level: ChosenLevel | None
-    report_dir: Path | None
-    format: OutputFormat
-    quiet: bool
-    ignore: tuple[str, ...]
-    check_every: int
-    allow_different: tuple[str, ...]
-    exchange_port: int | None
-    command: tuple[str, ...]
-
-
-def prepare(request: Request, env: Mapping[str, str], outer: Path | None = None) -> WrapOptions:
-    """Check everything that can be checked before a start, and make the run folder last.
-
-    ``outer`` is the run folder of a ``wrap`` around this one: none is made then.
-    Raises ``UserError`` for a script that cannot run, an unknown code, or a folder that cannot be written to.
-    """
-    split = _with_variables(request.split, env)
-    source = _check_source(split, env)
-    ignore = _check_codes(request.ignore)
-    placement = number_first(place(split, env, request.exchange_port))
-    by_torchrun = placement.style is Style.TORCHRUN
-    nproc_args, note = choose_ranks(split.torchrun, source, env) if by_torchrun else ((), None)
-    member = _make_member(request, placement, env) if outer is None else _under(outer)
-    return WrapOptions(
-        hang_timeout_s=request.hang_timeout_s,
-        on_hang=request.on_hang,
-        # Nodes must agree on it, so one that is short of room does not choose alone.
-        debug_level=choose_debug_level(request.debug_level, env, has_room=not placement.alone or has_room_for_detail()),
-        report_dir=member.folder,
-        report_file=member.report,
-        placement=placement,
-        format=request.format,
-        quiet=request.quiet,
-        ignore=ignore,
-        check_every=request.check_every,
-        allow_different=request.allow_different,
-        torchrun_args=(*nproc_args, *placement.torchrun_args, *split.torchrun),
-        script=split.script,
-        is_module=split.is_module,
-        is_command=split.is_command,
-        no_python=split.no_python,
-        script_args=split.script_args,
-        nproc_note=note,
-        command=request.command,
-    )
 
 
 def run_under_outer(options: WrapOptions) -> NoReturn:
@@ -283,57 +217,3 @@ def _save(options: WrapOptions, outcome: Outcome) -> None:
     file, report = options.report_file, outcome_report(options, outcome)
     if not save_report(file.parent, report, file.name) and outcome.folder != outcome.run_dir:
         save_report(outcome.folder, report)
-
-
-def _with_variables(split: SplitCommand, env: Mapping[str, str]) -> SplitCommand:
-    """Let PET_MODULE and PET_NO_PYTHON stand for their flags, as torchrun does."""
-    if split.is_command:
-        return split
-    return replace(
-        split,
-        is_module=split.is_module or _is_set(env.get("PET_MODULE")),
-        no_python=split.no_python or _is_set(env.get("PET_NO_PYTHON")),
-    )
-
-
-def _is_set(value: str | None) -> bool:
-    """Read a flag's variable; one that is no number is torchrun's to complain about."""
-    return value is not None and value.strip().isdigit() and int(value) != 0
-
-
-def _check_source(split: SplitCommand, env: Mapping[str, str]) -> bytes | None:
-    """Check what is to be run; return a script's source, None where none can be found without importing."""
-    if not split.is_command and not split.is_module and not split.no_python:
-        refuse_launcher(split)
-    if split.is_command or split.no_python:
-        check_command(split.script, env.get("PATH"))
-        return None
-    if not split.is_module:
-        return check_script(split.script)
-    found = locate_module(split.script, ("", *sys.path))
-    return None if found is None else check_script(str(found))
-
-
-def _check_codes(codes: tuple[str, ...]) -> tuple[str, ...]:
-    if not codes:
-        return ()
-    from ddpdoctor.diagnose.catalogue import check_codes, read_pages
-
-    return check_codes(codes, read_pages())
-
-
-def _make_member(request: Request, placement: Placement, env: Mapping[str, str]) -> MemberFolder:
-    starter = Starter(
-        script=request.split.script,
-        is_module=request.split.is_module,
-        command=request.command,
-        host=socket.gethostname(),
-        env=env,
-        now=datetime.now(),  # noqa: DTZ005  local time, as people look for it
-    )
-    return make_member_folder(request.report_dir, placement, starter)
-
-
-def _under(outer: Path) -> MemberFolder:
-    """Return the folder of the ``wrap`` around this one, which alone writes its report."""
-    return MemberFolder(folder=outer, report=outer / REPORT_NAME)

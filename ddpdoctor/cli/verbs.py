@@ -1,25 +1,199 @@
-"""The verbs of the command ``ddpdoctor``, as Typer has them."""
+"""The verbs of the command ``ddpdoctor``, as Typer has them. A verb's module is imported when the verb is called.
+
+A verb's module has ``Options``, a dataclass whose docstring is the help text, and ``run``, which takes them and returns
+the exit status.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from dataclasses import MISSING, dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from ddpdoctor import __version__
-from ddpdoctor.cli import (
-    allreduce_bench,
-    check_checkpoint,
-    check_consistency,
-    check_data,
-    check_env,
-    check_rendezvous,
-    demo,
-    explain,
-    report,
-    wrap,
-)
-from ddpdoctor.cli.help import Verb, Verbs
+from ddpdoctor.cli.help import Verb, write_examples, write_options, write_section
+from ddpdoctor.cli.options import PANELS, Argument, Option, build, declared_by
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddpdoctor.cli.options import Declared
+
+RUN_A_JOB = "Run a job and find out what is wrong"
+BEFORE_A_JOB = "Before a job"
+MODEL_AND_DATA = "Model, data and checkpoints"
+UsageError: Any = typer.BadParameter.__bases__[0]
+"""What is raised for a wrong command line: of click, or of the click that newer versions of Typer have in them."""
+
+
+class RankVerb(Verb):
+    """A verb that a launcher may start in each rank: a wrong command line is reported once, not by each."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse; without a launcher, what is wrong is told as with every verb."""
+        from ddpdoctor.model.errors import UserError
+
+        try:
+            return super().parse_args(ctx, args)
+        except (UsageError, UserError) as error:
+            from ddpdoctor.cli.ranks import refuse
+
+            hint = f"ddpdoctor {ctx.info_name} --help lists the options."
+            told = error if isinstance(error, UserError) else UserError(error.format_message(), help=hint)
+            status = refuse(told)
+            if status is None:
+                raise
+            raise typer.Exit(status) from error
+
+
+class WrapVerb(Verb):
+    """Gives Typer only the options that are ddpdoctor's own; torchrun's and the script's go past it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Split the command line first, and keep the rest of it for ``Options.split``."""
+        from ddpdoctor.launch.command.command_line import split_command
+
+        params = self.get_params(ctx)
+        own = {name: not getattr(param, "is_flag", False) for param in params for name in param.opts}
+        split = split_command(args, own)
+        ctx.meta[SPLIT] = split
+        return super().parse_args(ctx, list(split.own))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write our options, then the names of torchrun's."""
+        from ddpdoctor.cli.help import write_torchrun_options
+
+        super().format_options(ctx, formatter)
+        write_torchrun_options(formatter)
+
+
+SPLIT = "ddpdoctor.split"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A verb as ``ddpdoctor --help`` lists it."""
+
+    panel: str
+    summary: str
+    kind: type[Verb] = Verb
+    usage: str = "[OPTIONS]"
+
+
+VERBS = {
+    "wrap": Listed(
+        panel=RUN_A_JOB, summary="Run a training script under watch.", kind=WrapVerb,
+        usage="[OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]... | [OPTIONS] -- COMMAND [ARGS]...",
+    ),
+    "report": Listed(panel=RUN_A_JOB, summary="Show the report of a saved run again."),
+    "explain": Listed(panel=RUN_A_JOB, summary="Explain a code, such as DD601."),
+    "demo": Listed(panel=RUN_A_JOB, summary="Diagnose a tiny job with a fault, to see how it looks."),
+    "check-env": Listed(panel=BEFORE_A_JOB, summary="Check whether machines are fit to train."),
+    "check-rendezvous": Listed(panel=BEFORE_A_JOB, summary="Check whether a job over several nodes would start."),
+    "allreduce-bench": Listed(
+        panel=BEFORE_A_JOB, summary="Measure collectives, and name what is slow.", kind=RankVerb
+    ),
+    "check-consistency": Listed(
+        panel=MODEL_AND_DATA, summary="Check whether all replicas stay one model.", kind=RankVerb
+    ),
+    "check-data": Listed(panel=MODEL_AND_DATA, summary="Check how data is split between ranks.", kind=RankVerb),
+    "check-checkpoint": Listed(panel=MODEL_AND_DATA, summary="Check whether a checkpoint is whole and would load."),
+}  # fmt: skip
+
+
+class Verbs(TyperGroup):
+    """The program: makes the command that is called, and lists all of them by subject."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the signature is Typer's
+        """Return the names of all verbs."""
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - the signature is Typer's
+        """Return the command of a verb; None where there is no such verb."""
+        return make_command(cmd_name) if cmd_name in VERBS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Let Typer name verbs that are spelled alike."""
+        self.commands = dict.fromkeys(VERBS)  # type: ignore[assignment]
+        return super().resolve_command(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write verbs by subject, then options."""
+        width = max(map(len, VERBS))
+        for panel in dict.fromkeys(verb.panel for verb in VERBS.values()):
+            rows = [(name.ljust(width), verb.summary) for name, verb in VERBS.items() if verb.panel == panel]
+            write_section(formatter, panel, rows)
+        write_options(self, ctx, formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - the signature is Typer's
+        """Write examples."""
+        write_examples(formatter, "")
+
+
+def make_command(name: str) -> Any:
+    """Return the command of a verb, with the options that its module declares."""
+    module, verb = import_module(f"ddpdoctor.cli.{name.replace('-', '_')}"), VERBS[name]
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    alone.command(
+        name, cls=verb.kind, help=module.Options.__doc__, short_help=verb.summary, options_metavar=verb.usage,
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )(_callback(module.Options, module.run))  # fmt: skip
+    return get_command(alone)
+
+
+def _callback(kind: type[Any], run: Callable[[Any], int]) -> Callable[..., None]:
+    """Return a function with a parameter an option, as Typer wants it."""
+
+    def call(ctx: typer.Context, **values: Any) -> None:
+        split = {"split": ctx.meta[SPLIT]} if SPLIT in ctx.meta else {}
+        raise typer.Exit(run(build(kind, values | split)))
+
+    parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    parameters += [_parameter(one) for one in declared_by(kind)]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {}
+    return call
+
+
+def _parameter(one: Declared) -> inspect.Parameter:
+    kind: Any = str if isinstance(one.option, Option) and one.option.parse else one.type
+    kind = list[kind] if one.is_repeatable else kind
+    default = inspect.Parameter.empty if one.default is MISSING else one.default
+    note = _argument(one.option) if isinstance(one.option, Argument) else _option(one, one.option)
+    kind = kind | None if default is None else kind
+    annotation = Annotated[kind, note]
+    return inspect.Parameter(one.field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _argument(argument: Argument) -> Any:
+    return typer.Argument(metavar=argument.metavar, help=argument.help, show_default=argument.shows_default)
+
+
+def _option(one: Declared, option: Option) -> Any:
+    return typer.Option(
+        *one.names,
+        help=option.help,
+        metavar=option.metavar,
+        envvar=option.variable,
+        show_envvar=option.shows_variable,
+        parser=one.parse if option.parse else None,
+        min=option.min,
+        max=option.max,
+        case_sensitive=not option.ignores_case,
+        rich_help_panel=option.panel,
+    )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ddpdoctor {__version__}")
+        raise typer.Exit
+
 
 app = typer.Typer(
     name="ddpdoctor",
@@ -30,49 +204,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     no_args_is_help=True,
 )
-app.command(
-    "wrap",
-    cls=wrap.WrapCommand,
-    options_metavar=wrap.USAGE,
-    short_help="Run a training script under watch.",
-)(wrap.wrap)
-app.command("check-env", cls=Verb, short_help="Check whether machines are fit to train.")(check_env.check_env)
-app.command("check-rendezvous", cls=Verb, short_help="Check whether a job over several nodes would start.")(
-    check_rendezvous.check_rendezvous
-)
-app.command(
-    "allreduce-bench",
-    cls=allreduce_bench.BenchCommand,
-    short_help="Measure collectives, and name what is slow.",
-)(allreduce_bench.allreduce_bench)
-app.command(
-    "check-consistency",
-    cls=allreduce_bench.BenchCommand,
-    short_help="Check whether all replicas stay one model.",
-)(check_consistency.check_consistency)
-app.command(
-    "check-data",
-    cls=allreduce_bench.BenchCommand,
-    short_help="Check how data is split between ranks.",
-)(check_data.check_data)
-app.command("check-checkpoint", cls=Verb, short_help="Check whether a checkpoint is whole and would load.")(
-    check_checkpoint.check_checkpoint
-)
-app.command("demo", cls=Verb, short_help="Diagnose a tiny job with a fault, to see how it looks.")(demo.demo)
-app.command("report", cls=Verb, short_help="Show the report of a saved run again.")(report.report)
-app.command("explain", cls=Verb, short_help="Explain a code, such as DD601.")(explain.explain)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"ddpdoctor {__version__}")
-        raise typer.Exit
 
 
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Show the version and exit.",
+            rich_help_panel=PANELS[-1],
+        ),
     ] = False,
 ) -> None:
     pass

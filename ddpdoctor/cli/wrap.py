@@ -2,157 +2,246 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import sys
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from ddpdoctor.cli.help import Verb, write_torchrun_options
-from ddpdoctor.cli.plain import DEBUG_VARIABLE
-from ddpdoctor.launch.command.options import DebugLevel, FailOn, OnHang, OutputFormat
+from ddpdoctor.cli.debug_level import choose_debug_level, has_room_for_detail
+from ddpdoctor.cli.options import (
+    ALLOW_DIFFERENT,
+    EXCHANGE_PORT,
+    FAIL_ON,
+    FORMAT,
+    HANG_TIMEOUT,
+    HANGS,
+    REPLICAS,
+    REPORT,
+    REPORT_DIR,
+    FailOn,
+    Option,
+    settings_of,
+    typed,
+)
+from ddpdoctor.cli.values import parse_steps
+from ddpdoctor.launch.command.command_line import SplitCommand
+from ddpdoctor.launch.command.options import DebugLevel, OnHang, OutputFormat, WrapOptions
+from ddpdoctor.launch.command.placement import Style
+from ddpdoctor.launch.command.placing import place
+from ddpdoctor.launch.command.script import check_command, check_script, choose_ranks, locate_module, refuse_launcher
+from ddpdoctor.launch.folders.member_folder import MemberFolder, Starter, make_member_folder
+from ddpdoctor.launch.folders.report_dir import REPORT_NAME
+from ddpdoctor.launch.nodes.own_host import number_first
+from ddpdoctor.recorder.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.launch.command.command_line import SplitCommand
-
-USAGE = "[OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]... | [OPTIONS] -- COMMAND [ARGS]..."
-_SPLIT = "ddpdoctor.split"
+    from ddpdoctor.launch.command.placement import Placement
 
 
-class WrapCommand(Verb):
-    """Gives Typer only the options that are ddpdoctor's own; torchrun's and the script's go past it."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Split the command line first, and leave the rest of it in ``ctx.meta``."""
-        from ddpdoctor.launch.command.command_line import split_command
-
-        split = split_command(args, self._own_options(ctx))
-        ctx.meta[_SPLIT] = split
-        return super().parse_args(ctx, list(split.own))
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write our options, then the names of torchrun's."""
-        super().format_options(ctx, formatter)
-        write_torchrun_options(formatter)
-
-    def _own_options(self, ctx: Any) -> Mapping[str, bool]:
-        """Each option of ours, and whether it takes a value."""
-        params = self.get_params(ctx)
-        return {name: not getattr(param, "is_flag", False) for param in params for name in param.opts}
-
-
-def wrap(
-    ctx: typer.Context,
-    *,
-    hang_timeout: Annotated[
-        str,
-        typer.Option(
-            metavar="DURATION",
-            envvar="DDPDOCTOR_HANG_TIMEOUT",
-            help="How long a rank may make no progress while another waits for it: 8, 8.0, 8s, 5m.",
-        ),
-    ] = "300",
-    on_hang: Annotated[
-        OnHang,
-        typer.Option(
-            envvar="DDPDOCTOR_ON_HANG",
-            help="When a job that hangs is stopped (exit status 124): auto once it can never go on, kill at the first "
-            "report, report never.",
-        ),
-    ] = "auto",
-    debug_level: Annotated[
-        DebugLevel | None,
-        typer.Option(
-            envvar="DDPDOCTOR_DEBUG_LEVEL",
-            case_sensitive=False,
-            metavar="DETAIL|INFO|OFF",
-            help=f"What {DEBUG_VARIABLE} is set to. By default DETAIL over Gloo and OFF over NCCL, unless it is set "
-            "already. DETAIL lets torch compare every collective over all ranks before it runs, and slows small ones.",
-        ),
-    ] = None,
-    report_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            envvar="DDPDOCTOR_REPORT_DIR",
-            help="The run folder, new or without a report.  [default: ddpdoctor-report/<time>-<script>]",
-        ),
-    ] = None,
-    format: Annotated[  # noqa: A002  the option's name
-        OutputFormat, typer.Option(envvar="DDPDOCTOR_FORMAT", help="How the report is written to stderr.")
-    ] = "text",
-    fail_on: Annotated[
-        FailOn,
-        typer.Option(
-            envvar="DDPDOCTOR_FAIL_ON",
-            help="Exit with status 1 if the job succeeds with a finding at least this severe. For CI.",
-        ),
-    ] = "never",
-    quiet: Annotated[
-        bool, typer.Option("--quiet", envvar="DDPDOCTOR_QUIET", help="Write nothing but findings of severity error.")
-    ] = False,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CODE", envvar="DDPDOCTOR_IGNORE", help="Leave findings of this code out; repeatable."),
-    ] = None,
-    check_every: Annotated[
-        str,
-        typer.Option(
-            metavar="N",
-            envvar="DDPDOCTOR_CHECK_EVERY",
-            help="Compare the replicas at every N-th optimizer step, at steps 1, 2, 4, 8, ... before it, and at the "
-            "end.",
-        ),
-    ] = "50",
-    no_consistency: Annotated[
-        bool,
-        typer.Option(
-            "--no-consistency",
-            envvar="DDPDOCTOR_NO_CONSISTENCY",
-            help="Look neither at replicas, nor at gradients that are not finite, nor at how data is shared out.",
-        ),
-    ] = False,
-    allow_different: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="GLOB",
-            envvar="DDPDOCTOR_ALLOW_DIFFERENT",
-            help="Tensors of these names are meant to differ between ranks, as 'expert.*'; repeatable.",
-        ),
-    ] = None,
-    exchange_port: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PORT",
-            envvar="DDPDOCTOR_EXCHANGE_PORT",
-            help="Where the nodes of a job meet, on the first of them.  [default: the one after the rendezvous's port; "
-            "under Slurm one derived from the job]",
-        ),
-    ] = None,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
     """Run a training script as torchrun would, and say which rank hung or died, at which line, and why.
 
     Takes torchrun's options too, and passes them on. Everything after SCRIPT belongs to the script; `-m MODULE`
     runs a module. After `--` comes any COMMAND that starts ranks, or is one: torchrun, accelerate, deepspeed, mpirun,
     a shell script, `python train.py`. The exit status is the launcher's own, or 124 where a hung job was stopped.
     """
-    from ddpdoctor.cli.plain import Asked
-    from ddpdoctor.cli.wrapping import run_wrap
 
-    asked = Asked(
-        split=cast("SplitCommand", ctx.meta[_SPLIT]),
-        hang_timeout=hang_timeout,
-        on_hang=on_hang,
-        debug_level=debug_level,
-        report_dir=report_dir,
-        format=format,
-        fail_on=fail_on,
-        quiet=quiet,
-        ignore=tuple(ignore or ()),
-        check_every=check_every,
-        no_consistency=no_consistency,
-        allow_different=tuple(allow_different or ()),
-        exchange_port=exchange_port,
+    split: SplitCommand
+    """What is run, and torchrun's options."""
+    hang_timeout_s: Annotated[float, HANG_TIMEOUT.but(variable="DDPDOCTOR_HANG_TIMEOUT")] = typed("300")
+    on_hang: Annotated[
+        OnHang,
+        Option(
+            panel=HANGS,
+            variable="DDPDOCTOR_ON_HANG",
+            help="When a job that hangs is stopped (exit status 124): auto once it can never go on, kill at the first "
+            "report, report never.",
+        ),
+    ] = "auto"
+    debug_level: Annotated[
+        DebugLevel | None,
+        Option(
+            panel=HANGS,
+            variable="DDPDOCTOR_DEBUG_LEVEL",
+            ignores_case=True,
+            metavar="DETAIL|INFO|OFF",
+            help="What TORCH_DISTRIBUTED_DEBUG is set to. By default DETAIL over Gloo and OFF over NCCL, unless it is "
+            "set already. DETAIL lets torch compare every collective over all ranks before it runs, and slows small "
+            "ones.",
+        ),
+    ] = None
+    report_dir: Annotated[
+        Path | None,
+        REPORT_DIR.but(
+            variable="DDPDOCTOR_REPORT_DIR",
+            help="The run folder, new or without a report.  [default: ddpdoctor-report/<time>-<script>]",
+        ),
+    ] = None
+    format: Annotated[
+        OutputFormat, FORMAT.but(variable="DDPDOCTOR_FORMAT", help="How the report is written to stderr.")
+    ] = "text"
+    fail_on: Annotated[
+        FailOn,
+        FAIL_ON.but(
+            variable="DDPDOCTOR_FAIL_ON",
+            help="Exit with status 1 if the job succeeds with a finding at least this severe. For CI.",
+        ),
+    ] = "never"
+    quiet: Annotated[
+        bool, Option(panel=REPORT, variable="DDPDOCTOR_QUIET", help="Write nothing but findings of severity error.")
+    ] = False
+    ignore: Annotated[
+        tuple[str, ...],
+        Option(
+            panel=REPORT,
+            metavar="CODE",
+            variable="DDPDOCTOR_IGNORE",
+            help="Leave findings of this code out; repeatable.",
+        ),
+    ] = ()
+    check_every: Annotated[
+        str,
+        Option(
+            panel=REPLICAS,
+            metavar="N",
+            variable="DDPDOCTOR_CHECK_EVERY",
+            help="Compare the replicas at every N-th optimizer step, at steps 1, 2, 4, 8, ... before it, and at the "
+            "end.",
+        ),
+    ] = "50"
+    no_consistency: Annotated[
+        bool,
+        Option(
+            panel=REPLICAS,
+            variable="DDPDOCTOR_NO_CONSISTENCY",
+            help="Look neither at replicas, nor at gradients that are not finite, nor at how data is shared out.",
+        ),
+    ] = False
+    allow_different: Annotated[tuple[str, ...], ALLOW_DIFFERENT.but(variable="DDPDOCTOR_ALLOW_DIFFERENT")] = ()
+    exchange_port: Annotated[int | None, EXCHANGE_PORT] = None
+
+
+def run(options: Options) -> int:
+    """Run the job, show what came of it, and return the exit status."""
+    from ddpdoctor.cli.outputs import severity_of
+    from ddpdoctor.cli.running import outcome_report, run_and_show, run_under_outer
+    from ddpdoctor.launch.processes.nested import find_outer_run
+    from ddpdoctor.model.exit_status import ExitStatus, has_found
+
+    outer = find_outer_run(os.environ)
+    prepared = prepare(options, os.environ, outer)
+    if outer is not None:
+        run_under_outer(prepared)
+    outcome = run_and_show(prepared)
+    if outcome.exit_status == 0 and has_found(outcome_report(prepared, outcome), severity_of(options.fail_on)):
+        return ExitStatus.FOUND
+    return outcome.exit_status
+
+
+def prepare(
+    options: Options, env: Mapping[str, str], outer: Path | None = None, command: tuple[str, ...] = ()
+) -> WrapOptions:
+    """Check everything that can be checked before a start, and make the run folder last.
+
+    ``outer`` is the run folder of a ``wrap`` around this one: none is made then. ``command`` is what is reported as the
+    command, where that is not the command line.
+    Raises ``UserError`` for a script that cannot run, an unknown code, or a folder that cannot be written to.
+    """
+    command = command or tuple(sys.argv)
+    split = _with_variables(options.split, env)
+    source = _check_source(split, env)
+    ignore = _check_codes(options.ignore)
+    placement = number_first(place(split, env, options.exchange_port))
+    by_torchrun = placement.style is Style.TORCHRUN
+    nproc_args, note = choose_ranks(split.torchrun, source, env) if by_torchrun else ((), None)
+    ranks = settings_of(options, Settings, check_every=_read_check_every(options, outer))
+    member = _make_member(options, placement, env, command) if outer is None else _under(outer)
+    return settings_of(
+        options,
+        WrapOptions,
+        # Nodes must agree on it, so one that is short of room does not choose alone.
+        debug_level=choose_debug_level(options.debug_level, env, has_room=not placement.alone or has_room_for_detail()),
+        report_dir=member.folder,
+        report_file=member.report,
+        placement=placement,
+        ignore=ignore,
+        ranks=ranks,
+        torchrun_args=(*nproc_args, *placement.torchrun_args, *split.torchrun),
+        script=split.script,
+        is_module=split.is_module,
+        is_command=split.is_command,
+        no_python=split.no_python,
+        script_args=split.script_args,
+        nproc_note=note,
+        command=command,
     )
-    raise typer.Exit(run_wrap(asked))
+
+
+def _read_check_every(options: Options, outer: Path | None) -> int:
+    """Return every how many steps replicas are compared, 0 for never.
+
+    Under another wrap the variable is what that one told its ranks, and its own options hold.
+    """
+    return 0 if options.no_consistency or outer is not None else parse_steps(options.check_every, "--check-every")
+
+
+def _with_variables(split: SplitCommand, env: Mapping[str, str]) -> SplitCommand:
+    """Let PET_MODULE and PET_NO_PYTHON stand for their flags, as torchrun does."""
+    if split.is_command:
+        return split
+    return replace(
+        split,
+        is_module=split.is_module or _is_set(env.get("PET_MODULE")),
+        no_python=split.no_python or _is_set(env.get("PET_NO_PYTHON")),
+    )
+
+
+def _is_set(value: str | None) -> bool:
+    """Read a flag's variable; one that is no number is torchrun's to complain about."""
+    return value is not None and value.strip().isdigit() and int(value) != 0
+
+
+def _check_source(split: SplitCommand, env: Mapping[str, str]) -> bytes | None:
+    """Check what is to be run; return a script's source, None where none can be found without importing."""
+    if not split.is_command and not split.is_module and not split.no_python:
+        refuse_launcher(split)
+    if split.is_command or split.no_python:
+        check_command(split.script, env.get("PATH"))
+        return None
+    if not split.is_module:
+        return check_script(split.script)
+    found = locate_module(split.script, ("", *sys.path))
+    return None if found is None else check_script(str(found))
+
+
+def _check_codes(codes: tuple[str, ...]) -> tuple[str, ...]:
+    if not codes:
+        return ()
+    from ddpdoctor.diagnose.catalogue import check_codes, read_pages
+
+    return check_codes(codes, read_pages())
+
+
+def _make_member(
+    options: Options, placement: Placement, env: Mapping[str, str], command: tuple[str, ...]
+) -> MemberFolder:
+    starter = Starter(
+        script=options.split.script,
+        is_module=options.split.is_module,
+        command=command,
+        host=socket.gethostname(),
+        env=env,
+        now=datetime.now(),  # noqa: DTZ005  local time, as people look for it
+    )
+    return make_member_folder(options.report_dir, placement, starter)
+
+
+def _under(outer: Path) -> MemberFolder:
+    """Return the folder of the ``wrap`` around this one, which alone writes its report."""
+    return MemberFolder(folder=outer, report=outer / REPORT_NAME)

@@ -82,7 +82,7 @@ class Session:
         """Run the job to its end. Raises ``UserError`` where nothing can be recorded, before anything is started."""
         allowed = self.options.allow_different
         self.shared = None if self.options.placement.alone else SharedReplicas(allowed)
-        replicas = Replicas(self.folder, self.options.check_every, allowed, self.shared)
+        replicas = Replicas(self.folder, self.options.ranks.check_every, allowed, self.shared)
         try:
             write_run_file(self.folder, self.options, self.started_at, self.launched_ns)
             self.watch = Watch(self.folder, self.options.hang_timeout_s, self.launched_ns, replicas)

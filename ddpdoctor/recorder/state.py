@@ -7,6 +7,8 @@ import os
 import sys
 import time
 
+from .settings import read_settings
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional
@@ -19,9 +21,6 @@ AGENT_VARIABLE = "DDPDOCTOR_AGENT"
 """The pid of torch's elastic agent: its direct children are ranks."""
 MASTER_VARIABLE = "DDPDOCTOR_MASTER"
 """Where torch's elastic agent has the store that its ranks join."""
-CHECK_EVERY_VARIABLE = "DDPDOCTOR_CHECK_EVERY"
-"""Every how many steps a rank writes down what its replica is like; 0, or nothing: neither that nor what gradients and
-data are like."""
 MAX_FAILURES = 20
 FEW_FILES = 64
 """Ours: a process that may open fewer keeps those that only some evidence needs.
@@ -192,8 +191,7 @@ def _launch_variables() -> Any:
 
 def check_every() -> int:
     """Return every how many steps replicas are looked at; 0 where consistency is not checked."""
-    text = os.environ.get(CHECK_EVERY_VARIABLE, "")
-    return int(text) if text.isdigit() and not is_short_of_files() else 0
+    return 0 if is_short_of_files() else read_settings(os.environ).check_every
 
 
 def is_short_of_files() -> bool:

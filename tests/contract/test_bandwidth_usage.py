@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
-from ddpdoctor.cli.allreduce_bench import allreduce_bench
+from ddpdoctor.cli.allreduce_bench import Options
+from ddpdoctor.cli.options import declared_by
 from tests import forking
 from tests.scenarios.running import clean_environment
 
@@ -31,9 +31,8 @@ def test_help_shows_every_option_with_its_default(run):
     text = " ".join(done.stdout.split())
 
     assert (done.returncode, done.stderr) == (0, "")
-    for name in allreduce_bench.__annotations__:
-        if name != "return":
-            assert f"--{name.replace('_', '-')} " in text
+    for one in declared_by(Options):
+        assert f"{one.names[0]} " in text
     for default in ("1KiB", "1GiB", "30s", "all_reduce", "float32", "sum", "text", "error", "60s"):
         assert f"[default: {default}" in text
     assert "nccl where every rank has a GPU of its own, else gloo" in text
@@ -100,10 +99,10 @@ def _write_reports(folder):
 
 
 def test_readable_defaults_are_those_of_the_settings():
-    from ddpdoctor.cli.sizes import parse_size
     from ddpdoctor.model.bandwidth import Settings
 
-    defaults = allreduce_bench.__kwdefaults__
-    assert parse_size(defaults["max_size"], "") == Settings().max_size_bytes
-    assert parse_size(defaults["min_size"], "") == Settings().min_size_bytes
-    assert re.fullmatch(r"(\d+)s", defaults["budget"])[1] == f"{Settings().budget_s:g}"
+    declared = {one.field: one for one in declared_by(Options)}
+    shared = [name for name in Settings.__slots__ if name in declared and name != "backend"]
+    defaults = {name: declared[name].default for name in shared}
+    readable = {name: declared[name].parse(text) if isinstance(text, str) else text for name, text in defaults.items()}
+    assert readable == {name: getattr(Settings(), name) for name in shared}

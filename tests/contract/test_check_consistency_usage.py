@@ -8,7 +8,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from ddpdoctor.cli.check_consistency import check_consistency
+from ddpdoctor.cli import check_consistency
+from ddpdoctor.cli.options import Argument, declared_by
 from tests import forking
 from tests.scenarios.running import SCHEMA, clean_environment
 
@@ -28,9 +29,10 @@ def run(tmp_path):
 
 def test_help_shows_every_option_within_80_columns(run):
     done = run("--help", COLUMNS="80")
-    names = set(check_consistency.__annotations__) - {"return", "files"}
+    declared = declared_by(check_consistency.Options)
+    names = [name for one in declared if not isinstance(one.option, Argument) for name in one.names]
     assert (done.returncode, done.stderr) == (0, "")
-    assert all(f"--{name.replace('_', '-')}" in done.stdout for name in names)
+    assert [name for name in names if name not in done.stdout] == []
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
@@ -77,19 +79,12 @@ def test_what_is_public_is_found_and_nothing_else():
 @pytest.fixture
 def diff(tmp_path, monkeypatch, capsys):
     """Compare files in this process, which has torch already; return the status and what was printed."""
-    from ddpdoctor.cli.consistency_checking import Asked
-    from ddpdoctor.cli.consistency_checking import run as run_verb
-
     monkeypatch.chdir(tmp_path)
-    usual = {
-        "model": "", "batch": "", "step": "", "steps": 5, "reference": False, "twice": False, "allowed": (),
-        "unused": False, "backend": "", "seed": 0, "nproc": None, "format": "text", "report_dir": None, "fail_on": None,
-        "timeout": "2m", "command": (),
-    }  # fmt: skip
 
     def compare(*names, **options):
-        asked = Asked(files=tuple(map(Path, names)), diff=True, **{**usual, **options})
-        return run_verb(asked, {}), capsys.readouterr().out
+        files = tuple(map(Path, names))
+        status = check_consistency.run(check_consistency.Options(files=files, diff=True, limit_s=120.0, **options))
+        return status, capsys.readouterr().out
 
     return compare
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.launch.command.placement import Placement
+    from ddpdoctor.recorder.settings import Settings
 
 OnHang = Literal["auto", "kill", "report"]
 """When a job that hangs is stopped: once it can never go on, at the first report, never."""
@@ -16,11 +17,8 @@ DebugLevel = Literal["DETAIL", "INFO", "OFF"]
 ChosenLevel = Literal["AUTO", "DETAIL", "INFO", "OFF"]
 """AUTO: DETAIL where the job turns out to use Gloo alone, OFF where it uses NCCL or another backend."""
 OutputFormat = Literal["text", "json"]
-ReportFormat = Literal["text", "json", "junit", "markdown"]
 SavedFormat = Literal["text", "json", "junit", "markdown", "csv", "nccl-tests"]
 """The last two hold for reports of `allreduce-bench` only."""
-FailOn = Literal["error", "warning", "info", "never"]
-"""The least severe finding for which the exit status is 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +39,8 @@ class WrapOptions:
     quiet: bool
     ignore: tuple[str, ...]
     """Codes of rules whose findings are left out."""
-    check_every: int
-    """Every how many optimizer steps replicas are compared; 0: neither that nor anything else of consistency."""
+    ranks: Settings
+    """What the recorder of each rank is told."""
     allow_different: tuple[str, ...]
     """Patterns of names of tensors that may differ between ranks."""
     torchrun_args: tuple[str, ...]

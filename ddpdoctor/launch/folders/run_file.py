@@ -39,7 +39,7 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
         "launched_ns": launched_ns,
         "hang_timeout_s": options.hang_timeout_s,
         "debug_level": level.upper(),
-        "check_every": options.check_every,
+        "check_every": options.ranks.check_every,
         "allow_different": list(options.allow_different),
         "host": socket.gethostname(),
         "torch_version": _torch_version(),

@@ -79,7 +79,7 @@ def _environment(options: WrapOptions, folder: Path) -> dict[str, str]:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (bootstrap, environment.get("PYTHONPATH"))))
     environment |= dict(options.placement.variables)
     environment |= job_mark(folder)
-    environment["DDPDOCTOR_CHECK_EVERY"] = str(options.check_every)
+    environment |= options.ranks.variables()
     environment |= nccl_log_environment(environment, folder)
     return debug_environment(environment, options.debug_level, is_command=options.placement.style is Style.COMMAND)
 

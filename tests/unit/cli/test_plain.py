@@ -5,32 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
-from ddpdoctor.cli.plain import OPTIONS, Asked, read_plain
-from ddpdoctor.cli.verbs import app
+from ddpdoctor.cli.plain import read_plain
+from ddpdoctor.cli.wrap import Options
 from ddpdoctor.model.errors import UserError
 
 
-def read(*arguments: str, **env: str) -> Asked | None:
+def read(*arguments: str, **env: str) -> Options | None:
     return read_plain(list(arguments), env)
-
-
-def test_its_options_are_those_that_typer_shows() -> None:
-    params = get_command(app).commands["wrap"].params
-    assert {param.opts[0] for param in params} == set(OPTIONS)
-    for param in params:
-        option = OPTIONS[param.opts[0]]
-        assert option.variable == param.envvar
-        assert option.default == param.default
-        assert option.is_flag == bool(getattr(param, "is_flag", False))
-        assert option.is_repeatable == param.multiple
 
 
 def test_a_plain_line_is_taken_apart() -> None:
     asked = read("--nproc-per-node=2", "--hang-timeout", "8s", "--debug-level=off", "--quiet", "train.py", "--quiet")
     assert asked is not None
-    assert (asked.hang_timeout, asked.debug_level, asked.quiet, asked.on_hang) == ("8s", "OFF", True, "auto")
+    assert (asked.hang_timeout_s, asked.debug_level, asked.quiet, asked.on_hang) == (8.0, "OFF", True, "auto")
     assert (asked.split.script, asked.split.script_args) == ("train.py", ("--quiet",))
     assert asked.split.torchrun == ("--nproc-per-node=2",)
 
@@ -72,14 +60,3 @@ def test_a_setting_from_a_variable_is_left_to_typer() -> None:
 def test_wrong_use_is_told_as_ever() -> None:
     with pytest.raises(UserError, match="no script"):
         read("--quiet")
-
-
-def test_choices_are_those_of_the_types() -> None:
-    from typing import get_args
-
-    from ddpdoctor.launch.command.options import DebugLevel, FailOn, OnHang, OutputFormat
-
-    types = {"--on-hang": OnHang, "--debug-level": DebugLevel, "--format": OutputFormat, "--fail-on": FailOn}
-    assert {name: option.choices for name, option in OPTIONS.items() if option.choices} == {
-        name: get_args(kind) for name, kind in types.items()
-    }

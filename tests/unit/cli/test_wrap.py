@@ -6,11 +6,9 @@ import pytest
 
 from ddpdoctor.cli.debug_level import choose_debug_level, debug_note
 from ddpdoctor.cli.running import _patience_note, keep_errors
-from ddpdoctor.cli.wrapping import parse_check_every
 from ddpdoctor.collect.system import System
 from ddpdoctor.launch.processes.starting import debug_environment
 from ddpdoctor.launch.watching.nccl_log import has_gpu_driver
-from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Confidence, Finding, Report, Severity
 
 
@@ -91,15 +89,3 @@ def test_quiet_leaves_errors_only():
 
 def test_quiet_leaves_nothing_of_warnings():
     assert keep_errors(make_report(Severity.WARNING, Severity.INFO, verdict=0)) is None
-
-
-@pytest.mark.parametrize(("text", "steps"), [("1", 1), ("50", 50), (" 200 ", 200), ("999999999", 999_999_999)])
-def test_every_how_many_steps_replicas_are_compared(text, steps):
-    assert parse_check_every(text) == steps
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "ten", "", "5s", "1e3", "²", "9" * 10, "9" * 5000])
-def test_what_is_no_number_of_steps_is_wrong_use(text):
-    with pytest.raises(UserError, match="--check-every") as raised:
-        parse_check_every(text)
-    assert "--no-consistency" in raised.value.help

@@ -1,4 +1,4 @@
-"""Amounts as people type them: sizes (1MiB, 4096), shares (90%), bandwidths (460GB/s), parameters (350M)."""
+"""Values as people type them: durations (5m), sizes (1MiB), shares (90%), bandwidths (460GB/s), counts, ports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,55 @@ _SIZE_UNITS = {
 }  # fmt: skip
 """A bare letter is binary, as nccl-tests' -b 8M is."""
 _RATE_UNITS = {"": 1.0, "gb/s": 1.0, "gbps": 0.125, "gbit/s": 0.125, "mb/s": 1e-3, "tb/s": 1e3}
+_DURATION_UNITS = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
 _COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+
+
+_MAX_DIGITS = 9
+"""Of a whole number. Ours: nothing that is counted has more."""
+MAX_PORT = 65_535
+
+
+def parse_duration(text: str, option: str) -> float:
+    """Return seconds, more than 0. Raises ``UserError``, which names ``option``, for anything else."""
+    seconds = _parse(text, _DURATION_UNITS)
+    if seconds is None or seconds <= 0:
+        raise UserError(
+            f"{option} is {text!r}, which is no duration above 0",
+            help="Give seconds, or a number with a unit: 8, 8.0, 8s, 500ms, 5m, 1h.",
+        )
+    return seconds
+
+
+def parse_steps(text: str, option: str) -> int:
+    """Return a whole number of steps from 1. Raises ``UserError``."""
+    steps = _parse_whole(text)
+    if steps < 1:
+        raise UserError(
+            f"{option} is {text!r}, which is no whole number of steps from 1",
+            help="Give a number of optimizer steps, as 50, or turn the comparison off with --no-consistency.",
+        )
+    return steps
+
+
+def parse_port(text: str, option: str) -> int:
+    """Return a port that is to be the same on all nodes. Raises ``UserError``."""
+    port = _parse_whole(text)
+    if not 0 < port <= MAX_PORT:
+        raise UserError(
+            f"{option} is {text!r}, which is no port",
+            help=f"Give a number from 1 to {MAX_PORT}, on all nodes the same.",
+        )
+    return port
+
+
+def parse_ports(text: str, option: str) -> tuple[int, int]:
+    """Return both ends of a range of ports, "40000-40100". Raises ``UserError``."""
+    low, _, high = text.strip().partition("-")
+    ends = _parse_whole(low), _parse_whole(high)
+    if not 0 < ends[0] <= ends[1] <= MAX_PORT:
+        raise UserError(f"{option} {text} is no range of ports", help="Such as 40000-40100.")
+    return ends
 
 
 def parse_size(text: str, option: str) -> int:
@@ -55,6 +103,11 @@ def parse_count(text: str, option: str) -> int:
             f"{option} is {text!r}, which is no number of parameters", help="Give a number, or a unit: 350M, 1.5B."
         )
     return round(count)
+
+
+def _parse_whole(text: str) -> int:
+    """Return a whole number, 0 for what is none."""
+    return int(text) if text.strip().isdecimal() and text.isascii() and len(text.strip()) <= _MAX_DIGITS else 0
 
 
 def _parse(text: str, units: dict[str, int] | dict[str, float]) -> float | None:

@@ -1,0 +1,176 @@
+"""How options are declared, and the options that several verbs share. ``wrap`` reads them without Typer.
+
+The options of a verb are the fields of its dataclass ``Options``. Each is annotated with an ``Option`` or ``Argument``.
+Its default is the field's, or ``typed(...)`` where a text such as "2m" is parsed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from ddpdoctor.cli.values import MAX_PORT, parse_duration, parse_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Kind = TypeVar("Kind")
+
+FailOn = Literal["error", "warning", "info", "never"]
+"""The least severe finding for which the exit status is 1."""
+ReportFormat = Literal["text", "json", "junit", "markdown"]
+Backend = Literal["gloo", "nccl"]
+
+HANGS = "Hangs"
+REPLICAS = "Replicas and data"
+NODES = "Nodes and ranks"
+COMPARE = "Compare"
+REPORT = "Report"
+PANELS = ("Options", HANGS, REPLICAS, NODES, COMPARE, REPORT, "Help")
+"""Titles under which --help shows options, in this order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """An option; verbs that have it share the declaration."""
+
+    help: str
+    names: tuple[str, ...] = ()
+    """Empty: the field's name, with dashes."""
+    panel: str = PANELS[0]
+    metavar: str | None = None
+    variable: str | None = None
+    """An environment variable that may set it."""
+    shows_variable: bool = True
+    parse: Callable[[str, str], Any] | None = None
+    """Takes the text and the option's name; raises ``UserError``."""
+    min: int | None = None
+    max: int | None = None
+    ignores_case: bool = False
+    declared: Option | None = None
+    """What this one was derived from."""
+
+    def but(self, **changes: Any) -> Option:
+        """Return the option as one verb has it: with another help text, or another variable."""
+        return replace(self, declared=self.declared or self, **changes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """A word of the command line that is no option."""
+
+    help: str
+    metavar: str
+    shows_default: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """A field of a verb's ``Options``."""
+
+    field: str
+    type: Any
+    """Without ``None``; of a repeatable option that of one value."""
+    option: Option | Argument
+    default: Any
+    """What stands on the command line by default; ``MISSING`` where a value is needed."""
+    is_repeatable: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of an option."""
+        given = self.option.names if isinstance(self.option, Option) else ()
+        return given or (f"--{self.field.replace('_', '-')}",)
+
+    @property
+    def is_flag(self) -> bool:
+        """Say whether the option takes no value."""
+        return self.type is bool
+
+    def parse(self, text: str) -> Any:
+        """Return the value of a text. Raises ``UserError``."""
+        if isinstance(self.option, Option) and self.option.parse is not None:
+            return self.option.parse(text, self.names[0])
+        return Path(text) if self.type is Path else text
+
+
+def typed(text: str) -> Any:
+    """Make the default of an option that is parsed: what a user would type."""
+    return field(metadata={"typed": text})
+
+
+def declared_by(kind: type[Any]) -> tuple[Declared, ...]:
+    """Return the options and arguments that a verb's dataclass declares, in their order."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = []
+    for one in fields(kind):
+        base, *notes = get_args(hints[one.name]) if get_origin(hints[one.name]) is Annotated else (hints[one.name],)
+        for note in notes:
+            parts = [part for part in get_args(base) if part is not type(None)]
+            is_optional = len(parts) < len(get_args(base))
+            base = parts[0] if is_optional else base
+            is_repeatable = get_origin(base) is tuple and get_args(base)[-1] is ...
+            kept = one.metadata.get("typed", one.default)
+            found.append(
+                Declared(
+                    field=one.name,
+                    type=get_args(base)[0] if is_repeatable else base,
+                    option=note,
+                    default=None if kept in {"", ()} else kept,
+                    is_repeatable=is_repeatable,
+                )
+            )
+    return tuple(found)
+
+
+def build(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
+    """Make a verb's options of parsed values; what is None or not there has its default."""
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return kind(**{name: value for name, value in given.items() if value is not None})
+
+
+def settings_of(options: Any, kind: type[Kind], /, **others: Any) -> Kind:
+    """Make settings of the options that have the same names, and of ``others``."""
+    names = set(kind.__slots__) - others.keys()  # type: ignore[attr-defined]
+    return kind(**{name: getattr(options, name) for name in names if hasattr(options, name)}, **others)
+
+
+TIMEOUT = Option(
+    names=("--timeout",), panel=NODES, metavar="DURATION", parse=parse_duration,
+    help="How long to wait for the slowest rank: 30, 30s, 2m.",
+)  # fmt: skip
+HANG_TIMEOUT = Option(
+    names=("--hang-timeout",), panel=HANGS, metavar="DURATION", parse=parse_duration,
+    help="How long a rank may make no progress while another waits for it: 8, 8.0, 8s, 5m.",
+)  # fmt: skip
+FORMAT = Option(names=("--format",), panel=REPORT, help="How the report is written to stdout.")
+FAIL_ON = Option(names=("--fail-on",), panel=REPORT, help="The least severe finding for which the exit status is 1.")
+REPORT_DIR = Option(names=("--report-dir",), panel=REPORT, metavar="DIR", help="Save report.json in this folder too.")
+PLOT = Option(names=("--plot",), panel=REPORT, metavar="FILE", help="Draw the curves too: a .png, .svg or .html.")
+VERBOSE = Option(names=("--verbose", "-v"), panel=REPORT, help="Show every check with what it saw, and notes.")
+LIST = Option(names=("--list",), help="List what there is, and exit.")
+ALLOW_DIFFERENT = Option(
+    names=("--allow-different",), panel=REPLICAS, metavar="GLOB",
+    help="Tensors of these names are meant to differ between ranks, as 'expert.*'; repeatable.",
+)  # fmt: skip
+BACKEND = Option(names=("--backend",), help="[default: nccl where every rank has a GPU of its own, else gloo]")
+NPROC_PER_NODE = Option(
+    names=("--nproc-per-node",), panel=NODES, metavar="N", min=1,
+    help="Without torchrun or srun: start so many ranks on this machine.  [default: one a GPU, else 2]",
+)  # fmt: skip
+NNODES = Option(names=("--nnodes",), panel=NODES, metavar="N", help="Number of nodes of the job.")
+NODE_RANK = Option(names=("--node-rank",), panel=NODES, metavar="N", min=0, help="This node's number, from 0.")
+MASTER_ADDR = Option(names=("--master-addr",), panel=NODES, metavar="HOST", help="Name or address of node 0.")
+MASTER_PORT = Option(
+    names=("--master-port",), panel=NODES, metavar="PORT", min=1, max=MAX_PORT, help="A free port on it."
+)
+EXCHANGE_PORT = Option(
+    names=("--exchange-port",), panel=NODES, metavar="PORT", variable="DDPDOCTOR_EXCHANGE_PORT", parse=parse_port,
+    help="Where the nodes of a job meet, on the first of them.  [default: the one after the rendezvous's port; "
+    "under Slurm one derived from the job]",
+)  # fmt: skip
+MODEL = Option(
+    names=("--model",), metavar="MODULE:FUNCTION", help="A function of yours that returns the model.",
+)  # fmt: skip
+REFERENCE = Option(names=("--reference",), panel=COMPARE, help="What the result is compared with.")

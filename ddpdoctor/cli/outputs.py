@@ -1,0 +1,127 @@
+"""Where a verb's report goes: tried before anything is measured, saved before it is shown."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TextIO
+
+from ddpdoctor.model.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ddpdoctor.cli.options import FailOn
+    from ddpdoctor.launch.command.options import SavedFormat
+    from ddpdoctor.model.findings import Report, Severity
+
+HELP = "Nothing was measured. Choose another file."
+TRIAL = b"ddpdoctor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """The options of a verb that say where its report goes, how, and from which severity on it is a failure."""
+
+    format: SavedFormat
+    fail_on: FailOn
+    report_dir: Path | None
+    verbose: bool = False
+    output: Path | None = None
+    plot: Path | None = None
+
+
+def check_outputs(outputs: Outputs) -> None:
+    """Make the report folder, and raise ``UserError`` for what cannot be written, or not be drawn here."""
+    if outputs.plot is not None:
+        check_plot_file(outputs.plot)
+    if outputs.output is not None:
+        _check_writable(outputs.output, "--output")
+        if outputs.output == outputs.plot:
+            raise UserError(f"--output and --plot are both {outputs.output}", help="Give each a file of its own.")
+    if outputs.report_dir is not None:
+        from ddpdoctor.launch.folders.report_dir import make_report_dir
+
+        make_report_dir(outputs.report_dir)
+
+
+def check_plot_file(path: Path) -> None:
+    """Raise ``UserError`` where a plot cannot be drawn here, or not be written to this file."""
+    from ddpdoctor.report.plots import check_plot
+
+    check_plot(path)
+    _check_writable(path, "--plot")
+
+
+def _check_writable(path: Path, option: str) -> None:
+    """Write to the file, as permissions alone do not tell; one that was not there before is removed again."""
+    existed = path.exists()
+    if existed and not path.is_file() and not path.is_dir():
+        return  # a pipe or a device: to open it may wait for a reader
+    if path.is_symlink() and path.lstat().st_uid not in {os.geteuid(), 0}:
+        raise UserError(f"{option} {path} is a link that another user made", help="Choose another file.")
+    try:
+        try:
+            with path.open("ab") as file:
+                file.write(b"" if existed else TRIAL)
+        finally:
+            if not existed:
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{option} {path} cannot be written: {error.strerror}", help=HELP) from error
+
+
+def deliver(report: Report, outputs: Outputs, name: str = "report.json", *, shows: bool = True) -> None:
+    """Save a report, then show it: a reader who has seen enough may close the pipe."""
+    from ddpdoctor.cli.output import save_report, show_report
+
+    if outputs.report_dir is not None:
+        save_report(outputs.report_dir, report, name)
+    if outputs.plot is not None:
+        save_plot(report, outputs.plot)
+    show = partial(show_report, report, outputs.format, verbose=outputs.verbose, fail_on=severity_of(outputs.fail_on))
+    if outputs.output is not None:
+        _write_file(show, outputs.output)
+    elif shows:
+        show(sys.stdout, outputs.report_dir)
+
+
+def deliver_check(report: Report, outputs: Outputs) -> int:
+    """Save and show the report of a check; return the exit status."""
+    from ddpdoctor.model.exit_status import report_status
+
+    deliver(report, outputs)
+    return report_status(report, severity_of(outputs.fail_on))
+
+
+def severity_of(fail_on: FailOn) -> Severity | None:
+    """Return the least severity of a failure; None for "never"."""
+    from ddpdoctor.model.findings import Severity
+
+    return None if fail_on == "never" else Severity(fail_on)
+
+
+def save_plot(report: Report, path: Path) -> None:
+    """Draw a report into a file; a full disk costs the file, never the report on the screen."""
+    from ddpdoctor.cli.output import say
+    from ddpdoctor.report.plots import render_plot
+
+    try:
+        path.write_bytes(render_plot(report, path.suffix.lower()))
+    except OSError as error:
+        say(sys.stderr, f"the plot could not be saved: {path}: {error.strerror}")
+
+
+def _write_file(show: Callable[[TextIO, Path | None], None], path: Path) -> None:
+    """Write a report to --output as to a pipe; what cannot be written is shown instead."""
+    from ddpdoctor.cli.output import say
+
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            show(file, None)
+    except OSError as error:
+        say(sys.stderr, f"the report could not be saved: {path}: {error.strerror}")
+        show(sys.stdout, None)

@@ -1,0 +1,74 @@
+"""How a verb runs in ranks: those that a launcher has started, or those that it starts on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, TypeVar
+
+from ddpdoctor.cli.output import say, show_error
+from ddpdoctor.diagnose.bandwidth_machines import find_launch
+from ddpdoctor.launch.processes.ranks import choose_ranks, end_with_parent, run_ranks
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.node import Launcher
+from ddpdoctor.probes.bandwidth.member import load_torch
+from ddpdoctor.probes.bandwidth.session import run_wrong_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ddpdoctor.model.launch import Launch
+
+Kind = TypeVar("Kind")
+WRONG_LIMIT_S = 10.0
+"""Ours: how long a rank whose command line is wrong tries to tell rank 0, before it tells the user itself."""
+
+
+def run_in_ranks(
+    nproc: int | None,
+    env: Mapping[str, str],
+    prepare: Callable[[Launch, int], Kind],
+    take_part: Callable[[Launch, Kind], int],
+) -> int:
+    """Start ranks here, or be one of a launcher's; return the exit status. Raises ``UserError`` without a launcher.
+
+    ``prepare`` checks all that can be checked before ranks meet; it is handed the number of ranks.
+    """
+    launch = find_launch(env)
+    if launch.launcher is Launcher.NONE:
+        count, note = (nproc, "") if nproc is not None else choose_ranks(env)
+        prepared = prepare(launch, count)
+        if note:
+            say(sys.stderr, note)
+        if count > 1:
+            return run_ranks(sys.argv[1:], count, env)
+        load_torch()
+        return take_part(launch, prepared)
+    if launch.launcher is Launcher.OWN:
+        end_with_parent(int(launch.run))
+    try:
+        _check_number(nproc, launch)
+        prepared = prepare(launch, launch.world_size)
+        load_torch()
+    except UserError as error:
+        return run_wrong_rank(launch, env, error, WRONG_LIMIT_S, show_error)
+    return take_part(launch, prepared)
+
+
+def refuse(error: UserError) -> int | None:
+    """Report a wrong command line once, though all ranks of a launcher have it; return the status.
+
+    None where there is no launcher, and nothing has been reported.
+    """
+    launch = find_launch(os.environ)
+    if launch.launcher is Launcher.NONE:
+        return None
+    return run_wrong_rank(launch, os.environ, error, WRONG_LIMIT_S, show_error)
+
+
+def _check_number(nproc: int | None, launch: Launch) -> None:
+    if nproc is not None and launch.launcher is not Launcher.OWN:
+        raise UserError(
+            f"--nproc-per-node is for a start without a launcher; this process is rank {launch.rank} of one",
+            help="Give the number of ranks to the launcher: torchrun --nproc-per-node, srun --ntasks-per-node.",
+        )
