@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.diagnose.answers import found, outcome
 from ddpdoctor.diagnose.bandwidth_reasons import find_reasons
 from ddpdoctor.diagnose.bandwidth_stop import describe_rank, stop_findings
 from ddpdoctor.diagnose.reports import make_report, now
@@ -14,12 +13,12 @@ from ddpdoctor.model.codec import encode
 from ddpdoctor.model.exit_status import ExitStatus, report_status
 from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outcome, RankRow, Severity
 from ddpdoctor.model.reading import known
-from ddpdoctor.rules.answers import Answer
 from ddpdoctor.rules.bandwidth.compare import compare
 from ddpdoctor.rules.bandwidth.curve import build_curves
 from ddpdoctor.rules.bandwidth.ddp import advise
-from ddpdoctor.rules.bandwidth.judge import Scene
-from ddpdoctor.rules.registry import bandwidth_rules
+from ddpdoctor.rules.bandwidth.measured import Measured
+from ddpdoctor.rules.engine import judge
+from ddpdoctor.rules.registry import rules_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.node import Fleet
     from ddpdoctor.rules.bandwidth.compare import Baseline
-    from ddpdoctor.rules.registry import Rule
 
 GROUP = "bandwidth"
 """Under which the checks of this verb are shown."""
@@ -60,20 +58,19 @@ class Wanted:
 def build_report(bench: Bench, wanted: Wanted) -> Report:
     """Judge a bench, finished or not, and build its report. What raises becomes a crashed check."""
     crashed: list[Check] = []
-    scene = _set_scene(bench, wanted, crashed)
+    measured = _measured(bench, wanted, crashed)
     advice = _try("advice", lambda: advise(bench, wanted.model_size), None, crashed)
-    answers = [(rule, _ask(rule, scene)) for rule in bandwidth_rules()]
-    judged = [found(rule, problem) for rule, answer in answers for problem in answer.problems]
+    judged = judge(rules_of("bandwidth"), {Measured: [measured]})
     nothing: tuple[Finding, ...] = ()
     stopped = _try("stop", lambda: stop_findings(bench), nothing, crashed)
     return make_report(
         command=wanted.command,
         started_at=wanted.started_at or now(),
         job=_job(bench),
-        findings=(*judged, *stopped),
-        checks=(*(outcome(rule, answer, GROUP) for rule, answer in answers), *crashed),
+        findings=(*judged.findings, *stopped),
+        checks=(*judged.checks, *crashed),
         ranks=(_row(member, bench.stop) for member in bench.members),
-        data=_data(scene, advice, wanted.fleet),
+        data=_data(measured, advice, wanted.fleet),
     )
 
 
@@ -89,14 +86,14 @@ def exit_status(report: Report, fail_on: Severity | None) -> int:
     return found if found or status is JobStatus.FINISHED else ExitStatus.INCONCLUSIVE
 
 
-def _set_scene(bench: Bench, wanted: Wanted, crashed: list[Check]) -> Scene:
+def _measured(bench: Bench, wanted: Wanted, crashed: list[Check]) -> Measured:
     def draw() -> tuple[Curve, ...]:
         return build_curves(bench, wanted.expect_gb_s, use_reference=wanted.use_reference)
 
     def hold() -> Comparison | None:
         return None if wanted.baseline is None else compare(bench, wanted.baseline, wanted.fail_below)
 
-    return Scene(
+    return Measured(
         bench=bench,
         curves=_try("curves", draw, (), crashed),
         comparison=_try("comparison", hold, None, crashed),
@@ -114,14 +111,6 @@ def _try(name: str, make: Callable[[], Made], instead: Made, crashed: list[Check
         reason = f"{type(error).__name__}: {error}"
         crashed.append(Check(id=name, group=GROUP, outcome=Outcome.CRASHED, reason=reason))
         return instead
-
-
-def _ask(rule: Rule, scene: Scene) -> Answer:
-    try:
-        answer: Answer = rule.check(scene)
-    except Exception as error:  # noqa: BLE001 - the wall around a rule
-        return Answer(outcome=Outcome.CRASHED, seen=f"{type(error).__name__}: {error}")
-    return answer
 
 
 def _job(bench: Bench) -> JobSummary:
@@ -147,8 +136,8 @@ def _row(member: Member, stop: Stop | None) -> RankRow:
     )
 
 
-def _data(scene: Scene, advice: Advice | None, fleet: Fleet | None) -> dict[str, Any]:
-    bench = scene.bench
+def _data(measured: Measured, advice: Advice | None, fleet: Fleet | None) -> dict[str, Any]:
+    bench = measured.bench
     return {
         "verb": "allreduce-bench",
         "world_size": len(bench.members),
@@ -156,7 +145,7 @@ def _data(scene: Scene, advice: Advice | None, fleet: Fleet | None) -> dict[str,
         "settings": encode(bench.settings),
         "members": _encode_all(bench.members),
         "results": _encode_all(bench.results),
-        "curves": _encode_all(scene.curves),
+        "curves": _encode_all(measured.curves),
         "arrivals": _encode_all(bench.arrivals),
         "pairs": _encode_all(bench.pairs),
         "nodes": _encode_all(bench.nodes),
@@ -164,9 +153,9 @@ def _data(scene: Scene, advice: Advice | None, fleet: Fleet | None) -> dict[str,
         "loads": _loads(fleet),
         "nccl_logs": _encode_all(bench.nccl_logs),
         "wrong": _encode_all(bench.wrong),
-        "comparison": _encode_one(scene.comparison),
+        "comparison": _encode_one(measured.comparison),
         "advice": _encode_one(advice),
-        "reasons": _encode_all(scene.reasons),
+        "reasons": _encode_all(measured.reasons),
         "notes": list(bench.notes),
         "stop": _encode_one(bench.stop),
     }

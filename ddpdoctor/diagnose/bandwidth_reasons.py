@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from ddpdoctor.diagnose.environment import judge_fleet
 from ddpdoctor.model.bandwidth import Reason
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed, order, view
@@ -14,7 +13,8 @@ from ddpdoctor.rules.bandwidth.reasons_cpu import processor_reasons
 from ddpdoctor.rules.bandwidth.reasons_nccl import joined_by_nvlink, nccl_reasons
 from ddpdoctor.rules.bandwidth.reasons_network import network_reasons
 from ddpdoctor.rules.bandwidth.reasons_variables import variable_reasons
-from ddpdoctor.rules.registry import environment_rules
+from ddpdoctor.rules.engine import fleet_facts, judge
+from ddpdoctor.rules.registry import rules_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,7 +88,7 @@ def find_reasons(bench: Bench, fleet: Fleet | None) -> tuple[Reason, ...]:
 
 def reason_rules() -> tuple[Rule, ...]:
     """Return the rules of `check-env` that bear on a bandwidth."""
-    return tuple(rule for rule in environment_rules() if rule.kind in CHECKS)
+    return tuple(rule for rule in rules_of("environment") if rule.kind in CHECKS)
 
 
 def _checked(seen: View, fleet: Fleet) -> Iterator[Weighed]:
@@ -96,7 +96,7 @@ def _checked(seen: View, fleet: Fleet) -> Iterator[Weighed]:
     fleet = replace(fleet, nodes=tuple(place.node for place in seen.places))
     rules = [rule for rule in reason_rules() if seen.nccl or CHECKS[rule.kind].gloo]
     by_host = {place.node.host: place for place in seen.places}
-    for finding in judge_fleet(fleet, rules).findings:
+    for finding in judge(rules, fleet_facts(fleet)).findings:
         bearing = CHECKS.get(finding.kind)
         hosts = [host for host in finding.hosts if host in by_host]
         if bearing is None or (finding.severity is Severity.INFO and not bearing.infos):

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.diagnose.bandwidth_job import GONE, build_job, is_in_call
+from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.rules.progress.judge import judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,7 +30,7 @@ def stop_findings(bench: Bench) -> tuple[Finding, ...]:
     stop = bench.stop
     if stop is None:
         return ()
-    found = [one for one in judge(build_job(bench, stop)).findings if one.code in ROOTS]
+    found = [one for one in judge_job(build_job(bench, stop)).findings if one.code in ROOTS]
     # Where a store was lost with the rank that served it, the others could not be asked: that one explains it.
     explained = [one for one in found if not _is_silence(one, stop)]
     return tuple(_in_words_of_bench(one, bench, stop) for one in explained or found)

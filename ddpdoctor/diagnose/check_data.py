@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.diagnose.answers import found, outcome
-from ddpdoctor.diagnose.drawn import GROUP, judge_drawn
 from ddpdoctor.diagnose.reports import make_report, now
 from ddpdoctor.model.codec import encode
-from ddpdoctor.model.sharing import share_out
-from ddpdoctor.rules.sharing import judge as sharing
+from ddpdoctor.model.sharing import Plan, RankShare, Shares, share_out
+from ddpdoctor.rules.data.replicas import Replicas
+from ddpdoctor.rules.engine import judge
+from ddpdoctor.rules.registry import rules_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.model.drawn import Drawn, Told
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.sharing import Plan
+    from ddpdoctor.rules.engine import Facts
 
 VERB = "check-data"
 
@@ -25,22 +25,59 @@ def plan_report(plan: Plan, command: tuple[str, ...]) -> Report:
     """Return the report of the arithmetic alone."""
     started_at = now()
     shares = share_out(plan)
-    answers = tuple(sharing.judge(shares))
-    findings = [found(rule, problem) for rule, answer in answers for problem in answer.problems]
-    checks = tuple(outcome(rule, answer, GROUP) for rule, answer in answers)
+    judged = judge(rules_of("data"), {Shares: [shares]})
     data = {"verb": VERB, "shares": encode(shares)}
-    return make_report(command=command, started_at=started_at, findings=findings, checks=checks, data=data)
+    return make_report(
+        command=command, started_at=started_at, findings=judged.findings, checks=judged.checks, data=data
+    )
 
 
 def drawn_report(
     drawn: Drawn, told: Sequence[Told], command: tuple[str, ...], started_at: str, accumulation: int
 ) -> Report:
     """Return the report of what ranks were seen to draw."""
-    judged = judge_drawn(drawn, told, accumulation)
+    shares = _shares(drawn, accumulation)
+    facts: Facts = {Replicas: [_replicas(drawn, told)], **({} if shares is None else {Shares: [shares]})}
+    judged = judge(rules_of("data"), facts)
+    data = {"verb": VERB, "drawn": encode(drawn)}
     return make_report(
-        command=command,
-        started_at=started_at,
-        findings=judged.findings,
-        checks=judged.checks,
-        data={"verb": VERB, "drawn": encode(drawn)},
+        command=command, started_at=started_at, findings=judged.findings, checks=judged.checks, data=data
     )
+
+
+def _replicas(drawn: Drawn, told: Sequence[Told]) -> Replicas:
+    """Return the ranks as the rules of data know those of a job: a loop over this loader would train, and may hang."""
+    return Replicas(
+        loaders={one.rank: (one.loader,) for one in told if one.loader is not None},
+        size=drawn.world_size,
+        world_size=drawn.world_size,
+        hosts={one.rank: one.host for one in told},
+        trained_only=False,
+        ended_badly=True,
+        drawn=drawn,
+    )
+
+
+def _shares(drawn: Drawn, accumulation: int) -> Shares | None:
+    """Return the first pass as the arithmetic has it; None where it was not whole."""
+    if drawn.batch_size is None or not drawn.passes or not all(row.complete for row in drawn.passes[0].ranks):
+        return None
+    rows = drawn.passes[0].ranks
+    plan = Plan(
+        samples=drawn.samples or sum(row.drawn for row in rows),
+        world_size=drawn.world_size,
+        batch_size=drawn.batch_size,
+        accumulation=accumulation,
+    )
+    ranks = tuple(
+        RankShare(
+            rank=row.rank,
+            drawn=row.drawn,
+            repeated=row.repeated or 0,
+            batches=row.batches,
+            last_batch=row.last_batch,
+            delivered=row.drawn,
+        )
+        for row in rows
+    )
+    return Shares(plan=plan, ranks=ranks, delivered=sum(row.drawn for row in rows), unique=drawn.passes[0].unique)

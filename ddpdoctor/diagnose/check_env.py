@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect.launch.launchers import ByHand, seen_launch
 from ddpdoctor.collect.node import Plan
 from ddpdoctor.collect.system import System
-from ddpdoctor.diagnose.environment import judge_fleet
 from ddpdoctor.diagnose.fleet import gather
 from ddpdoctor.diagnose.redact import redact
 from ddpdoctor.diagnose.reports import make_report
 from ddpdoctor.diagnose.reports import now as now  # noqa: PLC0414 - verbs take it from here
 from ddpdoctor.diagnose.selection import choose_rules, sections_of
 from ddpdoctor.model.codec import encode
+from ddpdoctor.rules.engine import fleet_facts, judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -62,11 +62,10 @@ def list_checks(wanted: Wanted) -> tuple[Entry, ...]:
             code=rule.code,
             kind=rule.kind,
             severity=rule.severity.value,
-            group=rule.environment.group.value,
-            reads=rule.environment.reads,
+            group=rule.group,
+            reads=rule.reads,
         )
         for rule in choose_rules(wanted.checks, wanted.skip)
-        if rule.environment is not None
     )
 
 
@@ -95,7 +94,7 @@ def build_checkup(
     fleet: Fleet, rules: Iterable[Rule], wanted: Wanted, started_at: str, env: Mapping[str, str]
 ) -> Report:
     """Judge a fleet and build the report of it."""
-    judged = judge_fleet(fleet, rules)
+    judged = judge(rules, fleet_facts(fleet))
     report = make_report(
         command=wanted.command,
         started_at=started_at,

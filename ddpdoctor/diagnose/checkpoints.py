@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.diagnose.answers import found, outcome
 from ddpdoctor.diagnose.reports import make_report
-from ddpdoctor.model.checkpoint import State
-from ddpdoctor.rules.checkpoints.judge import judge
+from ddpdoctor.model.checkpoint import Checkpoints, State
+from ddpdoctor.rules.engine import judge
+from ddpdoctor.rules.registry import rules_of
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.checkpoint import Checkpoints, FileSeen
+    from ddpdoctor.model.checkpoint import FileSeen
     from ddpdoctor.model.findings import Report
 
 VERB = "check-checkpoint"
-GROUP = "checkpoints"
-"""Under which the checks of this verb are shown."""
 
 
 def checkpoint_report(seen: Checkpoints, command: tuple[str, ...], started_at: str) -> Report:
     """Judge checkpoints, and return the report."""
-    answers = tuple(judge(seen))
-    findings = [found(rule, problem) for rule, answer in answers for problem in answer.problems]
-    checks = [outcome(rule, answer, GROUP) for rule, answer in answers]
+    judged = judge(rules_of("checkpoints"), {Checkpoints: [seen]})
     data = {"verb": VERB, "files": [*map(_about, seen.files)]}
-    return make_report(command=command, started_at=started_at, findings=findings, checks=checks, data=data)
+    return make_report(
+        command=command, started_at=started_at, findings=judged.findings, checks=judged.checks, data=data
+    )
 
 
 def _about(one: FileSeen) -> dict[str, Any]:

@@ -7,33 +7,32 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.diagnose.reports import make_report
 from ddpdoctor.model.codec import encode
+from ddpdoctor.model.diff import DiffFacts
 from ddpdoctor.model.facts import GroupState, Job, Life, Rank
-from ddpdoctor.model.findings import JobStatus, JobSummary, RankRow
-from ddpdoctor.rules.consistency import judge as consistency
-from ddpdoctor.rules.consistency import trial as trials
-from ddpdoctor.rules.consistency.files import judge_diff
+from ddpdoctor.model.findings import JobStatus, JobSummary, RankRow, Report
+from ddpdoctor.model.trial import Trial
+from ddpdoctor.rules.engine import judge
+from ddpdoctor.rules.registry import rules_of
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.diff import DiffFacts
     from ddpdoctor.model.facts import ModelSeen
-    from ddpdoctor.model.findings import Check, Finding, Report
-    from ddpdoctor.model.trial import Participant, Trial
+    from ddpdoctor.model.trial import Participant
 
 VERB = "check-consistency"
 
 
 def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Report:
     """Judge a trial and build its report."""
-    findings, checks = _judge(trial)
+    judged = judge(rules_of("consistency"), {Job: [_job(trial)], Trial: [trial]})
     hosts = list(dict.fromkeys(one.host for one in trial.participants))
     return make_report(
         command=command,
         started_at=started_at,
-        findings=findings,
-        checks=checks,
         job=JobSummary(
             world_size=len(trial.participants), nnodes=len(hosts), status=JobStatus.FINISHED, exit_status=None
         ),
+        findings=judged.findings,
+        checks=judged.checks,
         ranks=(_row(one, trial) for one in trial.participants),
         data={
             "verb": VERB,
@@ -46,18 +45,11 @@ def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Rep
 
 def build_diff_report(facts: DiffFacts, command: tuple[str, ...], started_at: str) -> Report:
     """Judge files that were compared, and build the report."""
-    findings, checks = judge_diff(facts)
+    judged = judge(rules_of("consistency"), {DiffFacts: [facts]})
     data = {"verb": VERB, "diff": encode(facts)}
-    return make_report(command=command, started_at=started_at, findings=findings, checks=checks, data=data)
-
-
-def _judge(trial: Trial) -> tuple[list[Finding], list[Check]]:
-    job = _job(trial)
-    findings, checks = trials.judge_models(job)
-    for found, outcomes in (consistency.judge(job), trials.judge(trial)):
-        findings += found
-        checks += outcomes
-    return findings, checks
+    return make_report(
+        command=command, started_at=started_at, findings=judged.findings, checks=judged.checks, data=data
+    )
 
 
 def _job(trial: Trial) -> Job:

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.rules.registry import environment_rules
+from ddpdoctor.rules.registry import rules_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +24,7 @@ def choose_rules(wanted: Iterable[str], unwanted: Iterable[str]) -> tuple[Rule, 
 
     Raises ``UserError`` for a name that stands for no rule, and where nothing is left.
     """
-    rules = environment_rules()
+    rules = rules_of("environment")
     chosen = _find_all(wanted, rules) or {rule.code for rule in rules}
     left = chosen - _find_all(unwanted, rules)
     if not left:
@@ -34,7 +34,7 @@ def choose_rules(wanted: Iterable[str], unwanted: Iterable[str]) -> tuple[Rule, 
 
 def sections_of(rules: Iterable[Rule]) -> frozenset[str]:
     """Return the sections of a node that these rules look at."""
-    return frozenset(section for rule in rules if rule.environment for section in rule.environment.needs)
+    return frozenset(section for rule in rules for section in rule.needs)
 
 
 def _find_all(names: Iterable[str], rules: tuple[Rule, ...]) -> set[str]:

@@ -5,34 +5,35 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.node import SECTIONS, Fleet, Node
+from ddpdoctor.model.node import SECTIONS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ddpdoctor.model.findings import Severity
     from ddpdoctor.rules.answers import Answer
 
-FAMILIES = (
-    "ddpdoctor.rules.progress.judge",
-    "ddpdoctor.rules.consistency.judge",
-    "ddpdoctor.rules.consistency.trial",
-    "ddpdoctor.rules.data.judge",
-    "ddpdoctor.rules.sharing.judge",
-    "ddpdoctor.rules.checkpoints.judge",
-    "ddpdoctor.rules.rendezvous.judge",
-)
-"""Modules whose import registers a family of rules."""
-ENVIRONMENT = "ddpdoctor.rules.environment"
-BANDWIDTH = "ddpdoctor.rules.bandwidth"
-"""Packages of which every module is loaded, and may register rules."""
+    Check = Callable[[Any], Answer]
 
-Check = Callable[..., Any]
-NodeCheck = Callable[[Node], "Answer"]
-FleetCheck = Callable[[Fleet], "Answer"]
+PACKAGE = "ddpdoctor.rules"
+SUBJECTS = {
+    "Node": "a machine, and the processes of the job on it",
+    "Fleet": "all machines of a job",
+    "Meeting": "what the nodes of a job saw when they met",
+    "Measured": "an all-reduce bench, with its curves",
+    "Scene": "where the ranks of a job stand, and who waits for whom",
+    "Job": "a job and its replicas",
+    "Replicas": "the ranks that DDP keeps equal, and the loaders of each",
+    "Shares": "which samples of an epoch go to which rank, by arithmetic",
+    "Trial": "a model that was trained for some steps on all ranks",
+    "DiffFacts": "files of checkpoints that were compared",
+    "Checkpoints": "files of checkpoints that were read",
+}
+"""What a rule can be asked about: the type of its argument."""
 
 
 class Group(str, Enum):
@@ -47,109 +48,89 @@ class Group(str, Enum):
     LAUNCH = "launch"
 
 
-class Scope(str, Enum):
-    """What a rule of `check-env` is handed: each node by itself, or all of them."""
-
-    NODE = "node"
-    FLEET = "fleet"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
-    """What `check-env` knows of one of its rules beyond code and kind."""
-
-    group: Group
-    scope: Scope
-    needs: tuple[str, ...]
-    """Sections of a node that the rule looks at, so that no others are read when it alone is chosen."""
-    reads: str
-    """For people: files, calls and variables that it goes by."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One thing that can be wrong: its code and kind, how bad it is, its page, and the function that looks for it."""
+    """One thing that can be wrong: its code and kind, how bad it is, its page, and how it is looked for."""
 
     code: str
     kind: str
     severity: Severity
     summary: str
     page: str
-    check: Check
-    environment: Environment | None = None
-    """None for a rule that is not one of `check-env`."""
+    checks: dict[str, Check]
+    """The functions that look for it, by the type of facts that each is asked about."""
+    family: str
+    """The package of its module below ``rules``."""
+    group: str
+    """Under which its check is shown."""
+    needs: tuple[str, ...] = ()
+    """Sections of a node that it looks at, so that no others are read when it alone is chosen."""
+    reads: str = ""
+    """For people: files, calls and variables that it goes by."""
+    after: tuple[str, ...] = ()
+    """Kinds of the rules whose findings come before its own: they explain it, or a job comes to them earlier."""
 
 
 _rules: dict[str, Rule] = {}
+_checks: dict[str, dict[str, Check]] = {}
+_loaded: set[str] = set()
 
 
-def rule(code: str, kind: str, severity: Severity, summary: str) -> Callable[[Check], Check]:
-    """Register the decorated function as a rule. A code or kind that is taken, or a missing page, is a ValueError."""
+def rule(  # noqa: PLR0913 - what a rule says of itself, each under its name
+    code: str,
+    kind: str,
+    severity: Severity,
+    summary: str,
+    *,
+    after: tuple[str, ...] = (),
+    group: Group | None = None,
+    needs: tuple[str, ...] = (),
+    reads: str = "",
+) -> Callable[[Check], Check]:
+    """Register the decorated function as a rule, asked about facts of its argument's type.
+
+    ``group``, ``needs`` and ``reads`` are for rules of `check-env`. A code or kind that is taken, a missing page, and
+    an argument that no verb has facts for are a ValueError.
+    """
 
     def register(check: Check) -> Check:
-        _register(code, kind, severity, summary, check, None)
+        _refuse_reuse(code, kind)
+        about = _about(check)
+        page = inspect.cleandoc(check.__doc__ or "")
+        if not page:
+            raise ValueError(f"rule {code} has no docstring, which is its page")
+        for section in needs:
+            if section not in SECTIONS:
+                raise ValueError(f"a node has no section {section}")
+        family = check.__module__.removeprefix(f"{PACKAGE}.").partition(".")[0]
+        checks = _checks.setdefault(code, {})
+        checks[about] = check
+        _rules[code] = Rule(
+            code=code, kind=kind, severity=severity, summary=summary, page=page, checks=checks, family=family,
+            group=group.value if group is not None else family, needs=needs, reads=reads, after=after,
+        )  # fmt: skip
         return check
 
     return register
 
 
-def node_rule(  # noqa: PLR0913 - what a rule says of itself, each under its name
-    code: str,
-    kind: str,
-    severity: Severity,
-    summary: str,
-    *,
-    group: Group,
-    needs: tuple[str, ...],
-    reads: str,
-) -> Callable[[NodeCheck], NodeCheck]:
-    """Register a rule of `check-env` that looks at one node at a time."""
-    more = _environment(group, Scope.NODE, needs, reads)
+def also(code: str) -> Callable[[Check], Check]:
+    """Register the decorated function as another way to look for what the rule ``code`` is about, in other facts."""
 
-    def register(check: NodeCheck) -> NodeCheck:
-        _register(code, kind, severity, summary, check, more)
+    def register(check: Check) -> Check:
+        _checks.setdefault(code, {})[_about(check)] = check
         return check
 
     return register
 
 
-def fleet_rule(  # noqa: PLR0913 - what a rule says of itself, each under its name
-    code: str,
-    kind: str,
-    severity: Severity,
-    summary: str,
-    *,
-    group: Group,
-    needs: tuple[str, ...],
-    reads: str,
-) -> Callable[[FleetCheck], FleetCheck]:
-    """Register a rule of `check-env` that looks at all nodes together."""
-    more = _environment(group, Scope.FLEET, needs, reads)
-
-    def register(check: FleetCheck) -> FleetCheck:
-        _register(code, kind, severity, summary, check, more)
-        return check
-
-    return register
-
-
-def _environment(group: Group, scope: Scope, needs: tuple[str, ...], reads: str) -> Environment:
-    for section in needs:
-        if section not in SECTIONS:
-            raise ValueError(f"a node has no section {section}")
-    return Environment(group=group, scope=scope, needs=needs, reads=reads)
-
-
-def _register(
-    code: str, kind: str, severity: Severity, summary: str, check: Check, environment: Environment | None
-) -> None:
-    page = inspect.cleandoc(check.__doc__ or "")
-    if not page:
-        raise ValueError(f"rule {code} has no docstring, which is its page")
-    _refuse_reuse(code, kind)
-    _rules[code] = Rule(
-        code=code, kind=kind, severity=severity, summary=summary, page=page, check=check, environment=environment
-    )
+def _about(check: Check) -> str:
+    """Return the name of the type of a function's one argument, as it is annotated."""
+    annotation = next(iter(check.__annotations__.values()), "")
+    name = annotation if isinstance(annotation, str) else annotation.__name__
+    if name not in SUBJECTS:
+        raise ValueError(f"{check.__name__} is asked about a {name or 'value of no type'}: no verb has facts of it")
+    return name
 
 
 def _refuse_reuse(code: str, kind: str) -> None:
@@ -160,45 +141,39 @@ def _refuse_reuse(code: str, kind: str) -> None:
             raise ValueError(f"kind {kind} is taken by the rule {known.code}")
 
 
+def rules_of(*families: str) -> tuple[Rule, ...]:
+    """Return the rules of some families (packages below ``rules``), sorted by code."""
+    for family in families:
+        _load(family)
+    return tuple(_rules[code] for code in sorted(_rules) if _rules[code].family in families)
+
+
 def all_rules() -> tuple[Rule, ...]:
     """Return every rule of every family, sorted by code."""
-    for family in FAMILIES:
-        importlib.import_module(family)
-    environment_rules()
-    bandwidth_rules()
-    return tuple(_rules[code] for code in sorted(_rules))
+    rules = importlib.import_module(PACKAGE)
+    return rules_of(*(module.name for module in pkgutil.iter_modules(rules.__path__) if module.ispkg))
 
 
-def environment_rules() -> tuple[Rule, ...]:
-    """Return the rules of `check-env`, sorted by code."""
-    _load(ENVIRONMENT)
-    return tuple(_rules[code] for code in sorted(_rules) if _rules[code].environment is not None)
+def loaded_rules() -> tuple[Rule, ...]:
+    """Return the rules of the families that were loaded so far."""
+    return tuple(_rules.values())
 
 
-def bandwidth_rules() -> tuple[Rule, ...]:
-    """Return the rules of `allreduce-bench`, sorted by code. Each is asked with a ``Scene`` of that family."""
-    _load(BANDWIDTH)
-    return tuple(_rules[code] for code in sorted(_rules) if code.startswith("DD4"))
-
-
-def _load(name: str) -> None:
-    package = importlib.import_module(name)
+def _load(family: str) -> None:
+    """Import every module of a family: each may register rules."""
+    if family in _loaded:
+        return
+    package = importlib.import_module(f"{PACKAGE}.{family}")
     for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{name}.{module.name}")
-
-
-def rule_of(check: Check) -> Rule:
-    """Return the rule that a function was registered as; KeyError where it was not."""
-    for known in _rules.values():
-        if known.check is check:
-            return known
-    raise KeyError(check.__qualname__)
+        importlib.import_module(f"{package.__name__}.{module.name}")
+    _loaded.add(family)
 
 
 def find_rule(code_or_kind: str) -> Rule | None:
     """Return the rule with this code (in any case) or kind, or None."""
     wanted = code_or_kind.strip().lower()
-    for known in all_rules():
-        if wanted in (known.code.lower(), known.kind):
-            return known
+    for rules in (loaded_rules, all_rules):
+        for known in rules():
+            if wanted in (known.code.lower(), known.kind):
+                return known
     return None

@@ -19,14 +19,14 @@ from ddpdoctor.collect.gpu.facts import read_gpu_facts
 from ddpdoctor.collect.launch.this_process import read_process
 from ddpdoctor.collect.node import Plan, read_node
 from ddpdoctor.collect.system import System
-from ddpdoctor.diagnose.environment import judge_fleet
 from ddpdoctor.diagnose.fleet import gather
 from ddpdoctor.exchange.facts import Facts, Hello
 from ddpdoctor.exchange.meeting import Meeting
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import SECTIONS, Launcher, Node
-from ddpdoctor.rules.registry import environment_rules
+from ddpdoctor.rules.engine import fleet_facts, judge
+from ddpdoctor.rules.registry import rules_of
 from tests.machines import load_machine
 from tests.nvml import load_nvml
 
@@ -98,7 +98,7 @@ def main() -> None:
     gathered = time.perf_counter()
     assert fleet is not None
     assert not fleet.missing, fleet.problems
-    judged = judge_fleet(fleet, environment_rules())
+    judged = judge(rules_of("environment"), fleet_facts(fleet))
     ended = time.perf_counter()
     print(
         f"{world_size} ranks on {len(fleet.nodes)} nodes; the facts of a node are {len(packed) / 1024:.0f} KiB, packed"

@@ -44,13 +44,13 @@ def test_this_machine_is_checked_without_an_error_of_ours(run):
 
 
 def test_the_list_names_each_check_with_code_and_what_it_reads(run):
-    from ddpdoctor.rules.registry import environment_rules
+    from ddpdoctor.rules.registry import rules_of
 
     done = run("--list")
     lines = [line.split(None, 4) for line in done.stdout.splitlines()]
 
     assert done.returncode == 0
-    assert [line[:2] for line in lines] == [[rule.code, rule.kind] for rule in environment_rules()]
+    assert [line[:2] for line in lines] == [[rule.code, rule.kind] for rule in rules_of("environment")]
     assert all(len(line) == 5 for line in lines)
 
 

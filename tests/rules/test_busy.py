@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.causes import Blocked, FileLock, LostChild, ProcessCauses, Receiving, Work, WorkingChild
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.rules.progress.judge import judge
 
 from .build import LONG_AGO, NOW, S, in_call, in_user, job, line
 from .test_stopping import limited

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.causes import (
     AtError,
     Blocked,
@@ -22,7 +23,6 @@ from ddpdoctor.model.causes import (
 )
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.stacks import Frame
-from ddpdoctor.rules.progress.judge import judge
 
 from .build import LOCK, NOW, QUEUE, S, crashed, error, in_call, in_user, job, killed, line, look, stack
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.rules.progress.judge import judge
 
 from .build import call, ended, group, in_user, job, killed, model_of, moving, phase, rank
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.facts import DeviceState, GroupState
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.rules.progress.judge import judge
 
 from .build import NOW, S, backwards, call, crashed, ended, in_user, job, killed, line, look, moving, rank, stack
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.rules.progress.blame import expected_next
-from ddpdoctor.rules.progress.judge import judge
 
 from .build import (
     AUTOGRAD,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.facts import Life
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.stacks import Frame
-from ddpdoctor.rules.progress.judge import judge
 from ddpdoctor.rules.progress.words import MAX_TEXT
 
 from .build import (

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from ddpdoctor.collect.rank.flight import device_times, noted_times, pending_on_device, read_flight
+from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import GroupState
-from ddpdoctor.rules.progress.judge import judge
 
 from .build import LONG_AGO, NOW, S, backwards, call, crashed, ended, job, killed, line, look, moving, rank, stack
 

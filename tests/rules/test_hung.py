@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.facts import Life
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.stacks import Frame
-from ddpdoctor.rules.progress.judge import judge
 
 from .build import (
     AUTOGRAD,

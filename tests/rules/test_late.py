@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.facts import BeforeCall
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.rules.progress.judge import judge
 
 from .build import C10D, LONG_AGO, S, call, crashed, error, in_call, job, line
 from .test_stopping import limited

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.facts import Rank
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.rules.progress.judge import judge
 
 from .build import C10D, LONG_AGO, TORCH, S, ended, error, group, job, line, look, phase, stack
 from .test_disagreement import Script

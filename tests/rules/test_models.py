@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.facts import ModelSeen, TensorSeen
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.rules.progress.judge import judge
 from ddpdoctor.rules.verdict import pick_verdict
 
 from .build import LONG_AGO, S, failed_in, group, in_backward, in_user, job, line, moving, phase, rank

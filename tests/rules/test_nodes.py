@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.facts import HostSeen, Life
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
 from ddpdoctor.model.reaching import Connecting, Contact
-from ddpdoctor.rules.progress.judge import judge
 
 from .build import LONG_AGO, NOW, S, crashed, ended, failed_in, in_call, in_user, job, killed, moving, phase, rank
 

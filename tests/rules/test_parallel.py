@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.facts import GroupState
-from ddpdoctor.rules.progress.judge import judge
 
 from .build import C10D, LONG_AGO, S, call, crashed, error, in_user, job, line, rank
 

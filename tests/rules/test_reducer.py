@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.consistency import Consistency, What
 from ddpdoctor.model.facts import ModelSeen
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.reducer import Fault, ReducerSaid
-from ddpdoctor.rules.consistency.judge import judge as judge_consistency
-from ddpdoctor.rules.progress.judge import judge
+from tests.rules.asking import judge_about
 from tests.rules.consistency.build import difference, everywhere, stream
 
 from .build import AUTOGRAD, LONG_AGO, S, backwards, crashed, error, failed_in, in_backward, in_call, job, line, phase
@@ -102,7 +102,7 @@ GRADIENTS = difference(What.GRADIENT, 1, None)
 def drift(*ranks, waits=("aux.weight",)):
     seen = stream(GRADIENTS, now=everywhere(2, 1, unfinished=waits))
     made = replace(job(*ranks, ended=True), consistency=Consistency(check_every=50, streams=(seen,)))
-    return [(found.code, found.summary) for found in judge_consistency(made)[0]]
+    return [(found.code, found.summary) for found in judge_about("consistency", made).findings]
 
 
 def test_drift_that_follows_from_the_crash_is_no_finding():

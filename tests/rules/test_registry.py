@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.rules.progress.scene import Scene
 from ddpdoctor.rules.registry import all_rules, find_rule, rule
 
 CODES = {
@@ -14,13 +15,18 @@ CODES = {
 }  # fmt: skip
 
 
-def page_less(scene):
+def page_less(scene: Scene):
     return scene
 
 
-def with_page(scene):
+def with_page(scene: Scene):
     """A page."""
     return scene
+
+
+def about_nothing(thing: Thing):  # noqa: F821 - the name of no facts that there are
+    """A page."""
+    return thing
 
 
 def test_all_rules_are_there_and_sorted():
@@ -56,3 +62,8 @@ def test_reuse_is_refused(code, kind):
 def test_a_rule_without_a_page_is_refused():
     with pytest.raises(ValueError, match="docstring"):
         rule("DD699", "new", Severity.ERROR, "no page")(page_less)
+
+
+def test_a_rule_about_facts_that_no_verb_has_is_refused():
+    with pytest.raises(ValueError, match="asked about a Thing"):
+        rule("DD699", "new", Severity.ERROR, "no such facts")(about_nothing)

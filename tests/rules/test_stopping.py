@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.facts import GroupState
-from ddpdoctor.rules.progress.judge import judge
 
 from .build import (
     LONG_AGO,

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.causes import Blocked, Connections, Owner, ProcessCauses, StoreSought
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.rules.progress.judge import judge
 from tests.rules.build import C10D, LONG_AGO, NOW, S, in_user, job, line, look, moving, phase, rank, stack
 
 ELSEWHERE = Connections(listening=("[::]:29500", "0.0.0.0:22"))

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.steps import FetchTimes, LineSeen, Phase, StepEnd, StepTimes, pace_of
-from ddpdoctor.rules.progress.judge import judge
 from tests.rules.build import LONG_AGO, call, crashed, ended, group, in_backward, in_user, job, line, phase
 
 MS = 1000

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.causes import Connection, Connections, NcclLine, ProcessCauses
 from ddpdoctor.model.facts import GroupState
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.rules.progress.judge import judge
 
 from .build import LONG_AGO, NOW, S, failed_in, in_backward, in_call, in_user, job
 from .environment.build import node

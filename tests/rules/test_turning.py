@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.collect.run.control_flow import read_control_flow
+from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.control_flow import ControlFlow
 from ddpdoctor.model.facts import Job, Rank
 from ddpdoctor.model.findings import Finding, Severity
 from ddpdoctor.model.stacks import Frame
-from ddpdoctor.rules.progress.judge import judge
 
 from .build import AUTOGRAD, C10D, LONG_AGO, ended, group, job, line, look, phase, stack
 from .test_disagreement import Script

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.facts import Life
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.rules.progress.judge import judge
 from tests.rules.build import in_call, in_user, job, phase, rank
 
 

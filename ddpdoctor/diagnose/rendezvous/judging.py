@@ -5,19 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.diagnose.environment import judge_fleet
 from ddpdoctor.diagnose.rendezvous.member import chosen_rules
 from ddpdoctor.diagnose.rendezvous.messages import Sentence
 from ddpdoctor.diagnose.rendezvous.option_names import as_typed
 from ddpdoctor.diagnose.reports import make_report
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import JobStatus, JobSummary
-from ddpdoctor.rules.rendezvous.judge import judge_rendezvous
-from ddpdoctor.rules.verdict import order_findings
+from ddpdoctor.rules.engine import fleet_facts
+from ddpdoctor.rules.engine import judge as ask
+from ddpdoctor.rules.registry import rules_of
+from ddpdoctor.rules.rendezvous.meeting import Meeting
+from ddpdoctor.rules.verdict import in_order, order_findings
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.rendezvous.wanted import RendezvousWanted
-    from ddpdoctor.model.findings import Report
+    from ddpdoctor.model.findings import Check, Finding, Judgement, Report
     from ddpdoctor.model.reaching import Rendezvous
 
 PAIRS_SHOWN = 32 * 31
@@ -25,17 +27,32 @@ PAIRS_SHOWN = 32 * 31
 
 
 def judge(rendezvous: Rendezvous, started_at: str, ended_at: str) -> Sentence:
-    """Ask all rules."""
-    machines = judge_fleet(rendezvous.fleet, chosen_rules())
-    findings, checks = judge_rendezvous(rendezvous, machines.findings)
+    """Ask all rules: first those of the machines, since what follows from what they find is not found again."""
+    findings, checks = judge_meeting(rendezvous, judge_machines(rendezvous))
     return Sentence(
-        findings=order_findings((*machines.findings, *findings)),
-        checks=(*machines.checks, *checks),
+        findings=order_findings(findings),
+        checks=checks,
         nnodes=rendezvous.nnodes,
         hosts=tuple(visit.host for visit in rendezvous.visits if visit.arrived),
         started_at=started_at,
         ended_at=ended_at,
     )
+
+
+def judge_machines(rendezvous: Rendezvous) -> Judgement:
+    """Return what is wrong with the machines, and with how the job is launched on them."""
+    return ask(chosen_rules(), fleet_facts(rendezvous.fleet))
+
+
+def judge_meeting(rendezvous: Rendezvous, judged: Judgement) -> tuple[tuple[Finding, ...], tuple[Check, ...]]:
+    """Add to what was judged what the nodes' meeting shows: each rule is told what the ones before it have found."""
+    findings = judged.findings
+    checks: list[Check] = []
+    for rule in in_order(rules_of("rendezvous")):
+        more = ask([rule], {Meeting: [Meeting(rendezvous=rendezvous, found=findings)]})
+        findings = (*findings, *more.findings)
+        checks += more.checks
+    return findings, (*judged.checks, *sorted(checks, key=lambda check: check.code))
 
 
 def build_report(sentence: Sentence, wanted: RendezvousWanted, data: dict[str, Any], world_size: int | None) -> Report:

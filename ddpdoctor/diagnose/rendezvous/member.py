@@ -17,7 +17,7 @@ from ddpdoctor.model.reaching import Publication
 from ddpdoctor.model.reading import Unread, known
 from ddpdoctor.rules.environment.rendezvous import takes_itself_for
 from ddpdoctor.rules.interface_choice import choose
-from ddpdoctor.rules.registry import Group, environment_rules
+from ddpdoctor.rules.registry import Group, rules_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,11 +76,7 @@ def make_member(launch: NodeLaunch, system: System) -> Member:
 def chosen_rules() -> tuple[Rule, ...]:
     """Return the rules over machines and over how the job is launched that bear on how nodes meet."""
     groups = {Group.NETWORK, Group.LAUNCH}
-    return tuple(
-        rule
-        for rule in environment_rules()
-        if rule.environment is not None and (rule.environment.group in groups or rule.kind in BESIDE)
-    )
+    return tuple(rule for rule in rules_of("environment") if rule.group in groups or rule.kind in BESIDE)
 
 
 def read_own_node(member: Member, conversation: Conversation | None, *, serves_room: bool) -> Node:

@@ -17,7 +17,7 @@ from .words import name_case
 if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Change, Comparison, Curve
 
-    from .judge import Scene
+    from .measured import Measured
 
 SHOWN = 6
 """So many sizes are named as evidence; the table has them all."""
@@ -26,7 +26,7 @@ UNDECIDED = {Standing.NOISY, Standing.NOT_REACHED, Standing.NOT_DEFINED}
 
 
 @rule("DD405", "below-reference", Severity.WARNING, "The bandwidth is below what is demanded or what is normal")
-def check_below(scene: Scene) -> Answer:
+def check_below(measured: Measured) -> Answer:
     """Report a bandwidth below --expect, below a saved run, or below what the same hardware gives elsewhere.
 
     ## What it means
@@ -56,41 +56,43 @@ def check_below(scene: Scene) -> Answer:
     sockets, a busy machine. `--pairs` and `--by-node` name the slow rank, link or host. Compare with the same run on
     another host.
     """
-    problems = [_against_number(scene, curve) for curve in scene.curves if curve.standing is Standing.BELOW]
-    comparison = scene.comparison
-    if comparison is not None and scene.fail_below is not None:
-        problems += _against_baseline(scene, comparison, scene.fail_below)
-    doubts = [*_doubts_of_number(scene), *_doubts_of_baseline(scene)]
+    problems = [_against_number(measured, curve) for curve in measured.curves if curve.standing is Standing.BELOW]
+    comparison = measured.comparison
+    if comparison is not None and measured.fail_below is not None:
+        problems += _against_baseline(measured, comparison, measured.fail_below)
+    doubts = [*_doubts_of_number(measured), *_doubts_of_baseline(measured)]
     if doubts and all(problem.severity is not Severity.ERROR for problem in problems):
         # What was demanded is open, whatever is found beside it.
         return Answer(outcome=Outcome.INCONCLUSIVE, seen="; ".join(doubts), problems=tuple(problems))
-    return judged(problems, "; ".join(problem.summary for problem in problems)) if problems else _answer_healthy(scene)
+    return (
+        judged(problems, "; ".join(problem.summary for problem in problems)) if problems else _answer_healthy(measured)
+    )
 
 
-def _against_number(scene: Scene, curve: Curve) -> Problem:
+def _against_number(measured: Measured, curve: Curve) -> Problem:
     demanded = curve.reference is not None and curve.reference.source == EXPECT
     spread = (
         f"the sizes of the plateau differ by {curve.plateau_spread:.0%}" if curve.plateau_spread is not None else None
     )
     return Problem(
         summary=f"{name_case(curve)}: {curve.verdict}",
-        evidence=tuple(one for one in (spread, *_reasons(scene)) if one),
-        fix=_fix(scene),
+        evidence=tuple(one for one in (spread, *_reasons(measured)) if one),
+        fix=_fix(measured),
         severity=Severity.ERROR if demanded else Severity.WARNING,
-        confidence=_confidence(scene, curve),
+        confidence=_confidence(measured, curve),
     )
 
 
-def _confidence(scene: Scene, curve: Curve) -> Confidence:
+def _confidence(measured: Measured, curve: Curve) -> Confidence:
     """Return how sure it is that the figure is too low: beyond one host the table does not know the network."""
     assert curve.reference is not None
     if curve.reference.source == EXPECT:
         return Confidence.HIGH
-    one_host = len({member.host for member in scene.bench.members}) == 1
+    one_host = len({member.host for member in measured.bench.members}) == 1
     return Confidence.HIGH if one_host and curve.reference.source.startswith("http") else Confidence.MEDIUM
 
 
-def _against_baseline(scene: Scene, comparison: Comparison, fail_below: float) -> list[Problem]:
+def _against_baseline(measured: Measured, comparison: Comparison, fail_below: float) -> list[Problem]:
     below = [change for change in comparison.changes if change.below]
     if not below:
         return []
@@ -100,8 +102,8 @@ def _against_baseline(scene: Scene, comparison: Comparison, fail_below: float) -
     return [
         Problem(
             summary=f"{_change(worst)}: below --fail-below {fail_below:.0%} of {comparison.baseline}.{more}",
-            evidence=(*shown, *comparison.differences, *_reasons(scene)),
-            fix=_fix(scene),
+            evidence=(*shown, *comparison.differences, *_reasons(measured)),
+            fix=_fix(measured),
             severity=Severity.ERROR,
         )
     ]
@@ -115,47 +117,47 @@ def _change(change: Change) -> str:
     )
 
 
-def _doubts_of_number(scene: Scene) -> list[str]:
+def _doubts_of_number(measured: Measured) -> list[str]:
     """Return why it cannot be told of a curve whether it is as --expect demands."""
-    if scene.expect_gb_s is None:
+    if measured.expect_gb_s is None:
         return []
-    if not scene.curves:
+    if not measured.curves:
         return ["nothing was measured that --expect could be held to"]
-    if shared := describe_shared_gpus(scene.bench.members):
+    if shared := describe_shared_gpus(measured.bench.members):
         return [shared]
-    held = [curve for curve in scene.curves if curve.standing is not Standing.NO_REFERENCE]
+    held = [curve for curve in measured.curves if curve.standing is not Standing.NO_REFERENCE]
     return [f"{name_case(curve)}: {curve.verdict}" for curve in held if curve.standing in UNDECIDED]
 
 
-def _doubts_of_baseline(scene: Scene) -> list[str]:
-    if scene.fail_below is None:
+def _doubts_of_baseline(measured: Measured) -> list[str]:
+    if measured.fail_below is None:
         return []
-    comparison = scene.comparison
+    comparison = measured.comparison
     if comparison is None or not comparison.changes:
         differences = "" if comparison is None else "".join(f" ({one})" for one in comparison.differences[:1])
         return [f"the baseline has no case in common with this run{differences}"]
-    noisy = [change for change in comparison.changes if cannot_tell(change, scene.fail_below)]
+    noisy = [change for change in comparison.changes if cannot_tell(change, measured.fail_below)]
     if not noisy:
         return []
     return [f"too noisy to say of {len(noisy)} of {len(comparison.changes)} sizes: {_change(noisy[-1])}"]
 
 
-def _answer_healthy(scene: Scene) -> Answer:
-    if scene.comparison is not None and scene.fail_below is not None:
+def _answer_healthy(measured: Measured) -> Answer:
+    if measured.comparison is not None and measured.fail_below is not None:
         return judged(
-            (), f"none of {len(scene.comparison.changes)} sizes is below {scene.fail_below:.0%} of the baseline"
+            (), f"none of {len(measured.comparison.changes)} sizes is below {measured.fail_below:.0%} of the baseline"
         )
-    healthy = [curve for curve in scene.curves if curve.standing is Standing.HEALTHY]
+    healthy = [curve for curve in measured.curves if curve.standing is Standing.HEALTHY]
     if healthy:
         return judged((), "; ".join(f"{name_case(curve)}: {curve.verdict}" for curve in healthy))
-    verdicts = dict.fromkeys(curve.verdict for curve in scene.curves)
+    verdicts = dict.fromkeys(curve.verdict for curve in measured.curves)
     return skipped("; ".join(verdicts) or "nothing was measured")
 
 
-def _reasons(scene: Scene) -> tuple[str, ...]:
-    return tuple(f"{reason.text} [{reason.source}]" for reason in scene.reasons)
+def _reasons(measured: Measured) -> tuple[str, ...]:
+    return tuple(f"{reason.text} [{reason.source}]" for reason in measured.reasons)
 
 
-def _fix(scene: Scene) -> str:
-    fixes = [reason.fix for reason in scene.reasons if reason.fix]
+def _fix(measured: Measured) -> str:
+    fixes = [reason.fix for reason in measured.reasons if reason.fix]
     return fixes[0] if fixes else MEASURE_MORE

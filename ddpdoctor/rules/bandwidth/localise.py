@@ -16,14 +16,20 @@ from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Bench
-    from ddpdoctor.rules.bandwidth.judge import Scene
     from ddpdoctor.rules.bandwidth.localise_who import Who
+    from ddpdoctor.rules.bandwidth.measured import Measured
 
 NOT_ASKED = "neither --pairs nor --by-node was asked for"
 
 
-@rule("DD402", "slow-rank", Severity.WARNING, "A rank is slow with every other rank, or comes late to every call")
-def check_slow_rank(scene: Scene) -> Answer:
+@rule(
+    "DD402",
+    "slow-rank",
+    Severity.WARNING,
+    "A rank is slow with every other rank, or comes late to every call",
+    after=("wrong-data",),
+)
+def check_slow_rank(measured: Measured) -> Answer:
     """One rank is slow with every other rank, or comes late to every call, while the others are as fast as each other.
 
     A collective is as fast as its slowest rank. Two things make a rank slow, and the summary says which it is.
@@ -50,10 +56,10 @@ def check_slow_rank(scene: Scene) -> Answer:
     What to do: look at the rank's GPU, PCIe link, network card and core; what the machine itself tells of them is
     in the evidence.
     """
-    bench, who = scene.bench, find_who(scene.bench)
+    bench, who = measured.bench, find_who(measured.bench)
     late = None if describe_shared_gpus(bench.members) else find_late(bench)
     # What is handed in late takes long in pairs too.
-    problems = [slow_rank(slow, scene) for slow in who.ranks if late is None or slow.ends != (late.rank,)]
+    problems = [slow_rank(slow, measured) for slow in who.ranks if late is None or slow.ends != (late.rank,)]
     if late is not None:
         problems.append(say_late(late, bench))
     if problems:
@@ -68,8 +74,14 @@ def check_slow_rank(scene: Scene) -> Answer:
     return judged([], "; ".join(seen)) if seen else skipped("no call was timed, and --pairs was not asked for")
 
 
-@rule("DD403", "slow-link", Severity.WARNING, "Two ranks or nodes are slow with each other and with nobody else")
-def check_slow_link(scene: Scene) -> Answer:
+@rule(
+    "DD403",
+    "slow-link",
+    Severity.WARNING,
+    "Two ranks or nodes are slow with each other and with nobody else",
+    after=("slow-rank",),
+)
+def check_slow_link(measured: Measured) -> Answer:
     """Two ranks, or two nodes, are slow with each other, and both are as fast as usual with everyone else.
 
     Seen with `--pairs` between ranks and with `--by-node` between nodes; how these are measured is told with DD402
@@ -84,10 +96,10 @@ def check_slow_link(scene: Scene) -> Answer:
     What to do: within a machine look at the NVLink or PCIe path between the two GPUs; between machines at cables,
     switch ports and routes that only these two use.
     """
-    bench, who = scene.bench, find_who(scene.bench)
+    bench, who = measured.bench, find_who(measured.bench)
     problems = [
-        *(slow_link(link, scene) for link in who.links),
-        *(slow_node_link(link, scene) for link in who.node_links),
+        *(slow_link(link, measured) for link in who.links),
+        *(slow_node_link(link, measured) for link in who.node_links),
     ]
     if problems:
         return judged(problems, "")
@@ -99,8 +111,8 @@ def check_slow_link(scene: Scene) -> Answer:
     return judged([], _seen(bench, who))
 
 
-@rule("DD404", "slow-node", Severity.WARNING, "A node is slow with every other node, or inside")
-def check_slow_node(scene: Scene) -> Answer:
+@rule("DD404", "slow-node", Severity.WARNING, "A node is slow with every other node, or inside", after=("slow-link",))
+def check_slow_node(measured: Measured) -> Answer:
     """One node is slow with every other node, or its own ranks are slow among themselves where other nodes' are not.
 
     Seen with `--by-node`: each node is measured by itself, then every two nodes together, with all of their ranks,
@@ -118,9 +130,9 @@ def check_slow_node(scene: Scene) -> Answer:
     What to do: check the node's card and port, compare the machine with another one, and leave it out of the job
     until it is mended.
     """
-    bench, who = scene.bench, find_who(scene.bench)
+    bench, who = measured.bench, find_who(measured.bench)
     if who.nodes:
-        return judged([slow_node(node, scene) for node in who.nodes], "")
+        return judged([slow_node(node, measured) for node in who.nodes], "")
     if not bench.settings.by_node:
         return skipped("--by-node was not asked for")
     untold = _nodes_untold(bench, who)

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from ddpdoctor.model.bandwidth import Bench, NodeResult, Pair
-    from ddpdoctor.rules.bandwidth.judge import Scene
     from ddpdoctor.rules.bandwidth.localise_edges import Slow
     from ddpdoctor.rules.bandwidth.localise_who import SlowNode
+    from ddpdoctor.rules.bandwidth.measured import Measured
 
 AT_ONCE = "several ran at once, so that they may have slowed each other"
 FIX_RANK = (
@@ -37,47 +37,47 @@ FIX_INSIDE = (
 )
 
 
-def slow_rank(slow: Slow[int], scene: Scene) -> Problem:
+def slow_rank(slow: Slow[int], measured: Measured) -> Problem:
     """Say that a rank is slow with every other rank."""
     rank = slow.ends[0]
-    host = _host(scene.bench, rank)
-    alone = sum(member.host == host for member in scene.bench.members) == 1
+    host = _host(measured.bench, rank)
+    alone = sum(member.host == host for member in measured.bench.members) == 1
     return Problem(
         summary=f"rank {rank} on {host} is slow with every other rank: {say_amount(slow.slowness[0])}",
         evidence=(
             *say_evidence(slow.slowness, f"the pairs of rank {rank}"),
-            *_late_in_pairs(rank, scene.bench),
+            *_late_in_pairs(rank, measured.bench),
             *((f"it is the only rank on {host}, so that it cannot be told from the host's network",) if alone else ()),
-            *_reasons(scene, {rank}, {host}),
-            *_how(scene.bench.pairs),
+            *_reasons(measured, {rank}, {host}),
+            *_how(measured.bench.pairs),
         ),
         fix=FIX_RANK,
-        confidence=_confidence(scene.bench.pairs),
+        confidence=_confidence(measured.bench.pairs),
         ranks=(rank,),
         hosts=(host,),
     )
 
 
-def slow_link(link: Slow[int], scene: Scene) -> Problem:
+def slow_link(link: Slow[int], measured: Measured) -> Problem:
     """Say that two ranks are slow with each other only."""
     first, last = sorted(link.ends)
-    hosts = tuple(dict.fromkeys(_host(scene.bench, rank) for rank in (first, last)))
+    hosts = tuple(dict.fromkeys(_host(measured.bench, rank) for rank in (first, last)))
     return Problem(
         summary=f"ranks {first} and {last} ({', '.join(hosts)}) are slow with each other, and not with the other "
         f"ranks: {say_amount(link.slowness[0])}",
         evidence=(
             *say_evidence(link.slowness, f"ranks {first} and {last}"),
-            *_reasons(scene, {first, last}, set()),
-            *_how(scene.bench.pairs),
+            *_reasons(measured, {first, last}, set()),
+            *_how(measured.bench.pairs),
         ),
         fix=FIX_LINK,
-        confidence=_confidence(scene.bench.pairs),
+        confidence=_confidence(measured.bench.pairs),
         ranks=(first, last),
         hosts=hosts,
     )
 
 
-def slow_node_link(link: Slow[str], scene: Scene) -> Problem:
+def slow_node_link(link: Slow[str], measured: Measured) -> Problem:
     """Say that two nodes are slow with each other only."""
     first, last = sorted(link.ends)
     return Problem(
@@ -85,16 +85,16 @@ def slow_node_link(link: Slow[str], scene: Scene) -> Problem:
         f"{say_amount(link.slowness[0])}",
         evidence=(
             *say_evidence(link.slowness, f"nodes {first} and {last}"),
-            *_how(scene.bench.nodes or scene.bench.pairs),
+            *_how(measured.bench.nodes or measured.bench.pairs),
         ),
         fix=FIX_LINK,
-        confidence=_confidence(scene.bench.nodes or scene.bench.pairs),
-        ranks=_ranks(scene.bench, {first, last}),
+        confidence=_confidence(measured.bench.nodes or measured.bench.pairs),
+        ranks=_ranks(measured.bench, {first, last}),
         hosts=(first, last),
     )
 
 
-def slow_node(node: SlowNode, scene: Scene) -> Problem:
+def slow_node(node: SlowNode, measured: Measured) -> Problem:
     """Say that a node is slow with the others, or inside."""
     where = "its ranks are slow among themselves" if node.inside else "it is slow with every other node"
     whose = f"the ranks of {node.host}" if node.inside else f"the pairs of {node.host}"
@@ -102,12 +102,12 @@ def slow_node(node: SlowNode, scene: Scene) -> Problem:
         summary=f"node {node.host}: {where}: {say_amount(node.slowness[0])}",
         evidence=(
             *say_evidence(node.slowness, whose),
-            *_reasons(scene, set(), {node.host}),
-            *_how(scene.bench.nodes or scene.bench.pairs),
+            *_reasons(measured, set(), {node.host}),
+            *_how(measured.bench.nodes or measured.bench.pairs),
         ),
         fix=FIX_INSIDE if node.inside else FIX_NODE,
-        confidence=_confidence(scene.bench.nodes or scene.bench.pairs),
-        ranks=_ranks(scene.bench, {node.host}),
+        confidence=_confidence(measured.bench.nodes or measured.bench.pairs),
+        ranks=_ranks(measured.bench, {node.host}),
         hosts=(node.host,),
     )
 
@@ -121,12 +121,12 @@ def _late_in_pairs(rank: int, bench: Bench) -> tuple[str, ...]:
     return (f"it comes to the calls of its pairs at least {say_time(min(late))} after the other rank",)
 
 
-def _reasons(scene: Scene, ranks: Collection[int], hosts: Collection[str]) -> tuple[str, ...]:
+def _reasons(measured: Measured, ranks: Collection[int], hosts: Collection[str]) -> tuple[str, ...]:
     """Return what the machines tell of just these ranks, or of just these hosts among others."""
-    every = {member.host for member in scene.bench.members}
+    every = {member.host for member in measured.bench.members}
     return tuple(
         f"{reason.text} ({reason.source})"
-        for reason in scene.reasons
+        for reason in measured.reasons
         if (reason.ranks and set(reason.ranks) <= set(ranks))
         or (not reason.ranks and reason.hosts and set(reason.hosts) <= set(hosts) < every)
     )

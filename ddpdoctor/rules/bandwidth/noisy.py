@@ -13,7 +13,7 @@ from .compare import cannot_tell
 from .words import name_case
 
 if TYPE_CHECKING:
-    from .judge import Scene
+    from .measured import Measured
 
 FIX = (
     "Measure longer (--budget 5m), with nothing else on the machines, fewer ranks than processors, and a fixed clock "
@@ -22,7 +22,7 @@ FIX = (
 
 
 @rule("DD406", "too-noisy", Severity.INFO, "The figures vary too much to be held to a reference or a saved run")
-def check_noise(scene: Scene) -> Answer:
+def check_noise(measured: Measured) -> Answer:
     """Report figures that vary too much for the question that was asked of them.
 
     ## What it means
@@ -48,15 +48,15 @@ def check_noise(scene: Scene) -> Answer:
     """
     doubts = [
         f"{name_case(curve)} in {curve.mode.value} mode: {curve.verdict}"
-        for curve in scene.curves
+        for curve in measured.curves
         if curve.standing is Standing.NOISY
     ]
-    if scene.comparison is not None and scene.fail_below is not None:
-        noisy = sum(cannot_tell(change, scene.fail_below) for change in scene.comparison.changes)
+    if measured.comparison is not None and measured.fail_below is not None:
+        noisy = sum(cannot_tell(change, measured.fail_below) for change in measured.comparison.changes)
         if noisy:
-            doubts.append(f"{noisy} of {len(scene.comparison.changes)} sizes against {scene.comparison.baseline}")
+            doubts.append(f"{noisy} of {len(measured.comparison.changes)} sizes against {measured.comparison.baseline}")
     if not doubts:
-        held = scene.comparison is not None or any(curve.reference is not None for curve in scene.curves)
+        held = measured.comparison is not None or any(curve.reference is not None for curve in measured.curves)
         return judged((), "noise leaves no doubt") if held else skipped("the figures are held to nothing")
     return judged(
         [Problem(summary=f"Too noisy to say: {doubts[0]}", evidence=tuple(doubts), fix=FIX)], "; ".join(doubts)

@@ -72,12 +72,12 @@ def variable_reasons(view: View) -> Iterator[Weighed]:
 
 
 def _judge(view: View, place: Place, process: Process) -> Iterator[tuple[Effect, str, str, str]]:
-    scene = see(place.node, process)
+    measured = see(place.node, process)
     for name, bearing in DANGERS.items():
         setting, variable = find_setting(place.node, process, name), find_variable(name)
         if setting is None or variable is None or not _bears(bearing, view, place):
             continue
-        flaw = find_danger(variable, setting.value, scene)
+        flaw = find_danger(variable, setting.value, measured)
         if flaw is not None:
             yield bearing.effect, flaw.summary, _source(setting), setting.removal
     if view.nccl:
@@ -112,12 +112,12 @@ def _few_channels(place: Place, process: Process) -> Iterator[tuple[Effect, str,
 
 def _misread(place: Place, process: Process) -> Iterator[tuple[Effect, str, str, str]]:
     """Yield tuning that NCCL reads otherwise than it was meant: NCCL_BUFFSIZE=4M is 4 bytes to it."""
-    scene = see(place.node, process)
+    measured = see(place.node, process)
     for name in process.variables:
         variable, setting = find_variable(name), find_setting(place.node, process, name)
         if variable is None or setting is None or not _tunes(variable):
             continue
-        flaw = find_wrong_value(variable, setting.value, scene)
+        flaw = find_wrong_value(variable, setting.value, measured)
         if flaw is not None:
             yield Effect.LIMIT, flaw.summary, "DD112 env-value", setting.removal
 

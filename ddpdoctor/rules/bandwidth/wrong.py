@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.bandwidth import Bench, Wrong
 
-    from .judge import Scene
+    from .measured import Measured
     from .wrong_blame import Blame
 
 SHOWN = 8
@@ -30,8 +30,14 @@ FIX = (
 )
 
 
-@rule("DD401", "wrong-data", Severity.ERROR, "A collective gave data that are not as they have to be")
-def check_wrong_data(scene: Scene) -> Answer:
+@rule(
+    "DD401",
+    "wrong-data",
+    Severity.ERROR,
+    "A collective gave data that are not as they have to be",
+    after=("start-trial",),
+)
+def check_wrong_data(measured: Measured) -> Answer:
     """Report results of collectives that differ from what the arithmetic demands.
 
     ## What it means
@@ -63,7 +69,7 @@ def check_wrong_data(scene: Scene) -> Answer:
     test of the memory. Run once more with another transport (`NCCL_P2P_DISABLE=1`, `NCCL_ALGO=Ring`): what stays wrong
     with all of them is the card or its memory.
     """
-    bench = scene.bench
+    bench = measured.bench
     checked = sum(one.wrong is not None for one in bench.results)
     if not bench.wrong:
         if not checked:

@@ -14,7 +14,7 @@ from .telling import findings_of
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job
-    from ddpdoctor.rules.ruling import Ruling
+    from ddpdoctor.rules.answers import Answer
 
     from .replicas import Sighting
 
@@ -23,7 +23,7 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @rule("DD502", "buffer-drift", Severity.WARNING, "Ranks hold different buffers")
-def check_buffers(job: Job) -> Ruling:
+def check_buffers(job: Job) -> Answer:
     """Report buffers that differ between ranks where DDP has sent them, or is told not to.
 
     ## What it means
@@ -52,7 +52,7 @@ def check_buffers(job: Job) -> Ruling:
         its own data
     """
     seen = survey(job, What.BUFFER, _why)
-    return ruling(job, seen, findings_of(job, check_buffers, seen.found, "buffers"), "buffers that DDP sends")
+    return ruling(job, seen, findings_of(job, seen.found, "buffers"), "buffers that DDP sends")
 
 
 def _why(sighting: Sighting) -> Cause:

@@ -17,13 +17,13 @@ from .unwrapped import unwrapped_drift
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job
-    from ddpdoctor.rules.ruling import Ruling
+    from ddpdoctor.rules.answers import Answer
 
     from .survey import Found
 
 
-@rule("DD501", "param-drift", Severity.ERROR, "Ranks hold different parameters")
-def check_parameters(job: Job) -> Ruling:
+@rule("DD501", "param-drift", Severity.ERROR, "Ranks hold different parameters", after=("grad-drift",))
+def check_parameters(job: Job) -> Answer:
     """Report parameters that differ between ranks that are to hold the same.
 
     ## What it means
@@ -80,7 +80,7 @@ def check_parameters(job: Job) -> Ruling:
     """
     seen = survey(job, What.PARAMETER, why_parameters_differ)
     found = [*(_since(one) for one in seen.found), *unwrapped_drift(job)]
-    return ruling(job, seen, findings_of(job, check_parameters, found, "parameters"), "parameters")
+    return ruling(job, seen, findings_of(job, found, "parameters"), "parameters")
 
 
 def _since(found: Found) -> Found:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.diff import Kind
-from ddpdoctor.model.findings import Check, Confidence, Finding, Outcome, Severity
+from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
+from ddpdoctor.rules.registry import also
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,51 +19,51 @@ MAX_NAMED = 5
 """Tensors that a finding names; the report's data has all. Ours."""
 CLOCKS = ("epoch", "step", "iter", "updates")
 """What a trainer calls the moment at which it saved."""
-CODES = (
-    ("DD501", "param-drift", Severity.ERROR, (Kind.PARAMETER,)),
-    ("DD502", "buffer-drift", Severity.WARNING, (Kind.BUFFER,)),
-    ("DD505", "optimizer-drift", Severity.ERROR, (Kind.STATE, Kind.SETTING)),
-)
-FIXES = {
-    "DD501": "load one file on all ranks before the model is wrapped by DDP; `ddpdoctor wrap` on the training says at "
-    "which step and line ranks part",
-    "DD502": "expected of BatchNorm between syncs of buffers; else keep rank 0's file, or use SyncBatchNorm",
-    "DD505": "give all ranks the same settings, and load the optimizer's state on all ranks, not on rank 0 alone",
+FILES_FIX = {
+    Kind.PARAMETER: "load one file on all ranks before the model is wrapped by DDP; `ddpdoctor wrap` on the training "
+    "says at which step and line ranks part",
+    Kind.BUFFER: "expected of BatchNorm between syncs of buffers; else keep rank 0's file, or use SyncBatchNorm",
+    Kind.STATE: "give all ranks the same settings, and load the optimizer's state on all ranks, not on rank 0 alone",
 }
 
 
-def judge_diff(facts: DiffFacts) -> tuple[list[Finding], list[Check]]:
-    """Return what differs between the files that should be the same, and how each check came out."""
-    findings: list[Finding] = []
-    checks: list[Check] = []
-    for code, kind, severity, kinds in CODES:
-        unequal = [one for one in facts.unequal if one.kind in kinds]
-        if unequal:
-            findings.append(_finding(facts, unequal, code, kind, severity))
-        checks.append(_check(facts, code, kind, failed=bool(unequal)))
-    findings += _other_values(facts)
-    return findings, checks
+@also("DD501")
+def check_parameter_files(facts: DiffFacts) -> Answer:
+    """Report files whose parameters differ."""
+    answer = _judge(facts, Kind.PARAMETER)
+    if facts.untold and not answer.problems:
+        return unknown(
+            f"{len(facts.untold)} tensors are of a kind that cannot be compared, the first {facts.untold[0]}"
+        )
+    return answer
 
 
-def _check(facts: DiffFacts, code: str, kind: str, *, failed: bool) -> Check:
-    if failed:
-        return Check(id=kind, code=code, outcome=Outcome.FAILED)
-    if facts.untold and code == "DD501":
-        reason = f"{len(facts.untold)} tensors are of a kind that cannot be compared, the first {facts.untold[0]}"
-        return Check(id=kind, code=code, outcome=Outcome.INCONCLUSIVE, reason=reason)
-    if not facts.tensors:
-        return Check(id=kind, code=code, outcome=Outcome.SKIPPED, reason="the files hold no tensors")
-    return Check(id=kind, code=code, outcome=Outcome.PASSED)
+@also("DD502")
+def check_buffer_files(facts: DiffFacts) -> Answer:
+    """Report files whose buffers differ."""
+    return _judge(facts, Kind.BUFFER)
 
 
-def _finding(facts: DiffFacts, unequal: Sequence[Unequal], code: str, kind: str, severity: Severity) -> Finding:
+@also("DD505")
+def check_optimizer_files(facts: DiffFacts) -> Answer:
+    """Report files whose optimizers differ, and other values beside them."""
+    answer = _judge(facts, Kind.STATE, Kind.SETTING)
+    others = _other_values(facts)
+    return judged([*answer.problems, *others]) if others else answer
+
+
+def _judge(facts: DiffFacts, *kinds: Kind) -> Answer:
+    unequal = [one for one in facts.unequal if one.kind in kinds]
+    if unequal:
+        return judged([_problem(facts, unequal, FILES_FIX[kinds[0]])])
+    return passed() if facts.tensors else skipped("the files hold no tensors")
+
+
+def _problem(facts: DiffFacts, unequal: Sequence[Unequal], fix: str) -> Problem:
     blamed = _blamed(facts, unequal)
     moments = _moments(facts)
     sure = len(blamed) < len(facts.files) and not moments
-    return Finding(
-        code=code,
-        kind=kind,
-        severity=severity,
+    return Problem(
         confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
         ranks=_ranks(facts, blamed),
         tensor=next((_inner_name(one.name) for one in unequal if one.kind is not Kind.SETTING), None),
@@ -73,7 +75,7 @@ def _finding(facts: DiffFacts, unequal: Sequence[Unequal], code: str, kind: str,
             *moments,
             *_prefixes(facts),
         ),
-        fix=FIXES[code],
+        fix=fix,
     )
 
 
@@ -159,18 +161,15 @@ def _prefixes(facts: DiffFacts) -> list[str]:
     return [f"names were compared without {' and '.join(prefixes)}, which they have in {_paths(facts, with_it)}"]
 
 
-def _other_values(facts: DiffFacts) -> list[Finding]:
+def _other_values(facts: DiffFacts) -> list[Problem]:
     """Tell of values beside model and optimizer: they are no drift, but the user asked what differs."""
     unequal = [one for one in facts.unequal if one.kind is Kind.VALUE]
     if not unequal:
         return []
     names = ", ".join(one.name for one in unequal[:MAX_NAMED])
     return [
-        Finding(
-            code="DD505",
-            kind="optimizer-drift",
+        Problem(
             severity=Severity.INFO,
-            confidence=Confidence.HIGH,
             summary=f"values that are no tensors differ: {names}",
             evidence=tuple(_describe(facts, one) for one in unequal[:MAX_NAMED]),
             fix="compare files of the same step, where they should be equal",

@@ -14,11 +14,13 @@ from .telling import findings_of
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job
-    from ddpdoctor.rules.ruling import Ruling
+    from ddpdoctor.rules.answers import Answer
 
 
-@rule("DD503", "grad-drift", Severity.ERROR, "Ranks gave their optimizers different gradients")
-def check_gradients(job: Job) -> Ruling:
+@rule(
+    "DD503", "grad-drift", Severity.ERROR, "Ranks gave their optimizers different gradients", after=("nonfinite-grad",)
+)
+def check_gradients(job: Job) -> Answer:
     """Report gradients that differ between ranks right before an optimizer's step.
 
     ## What it means
@@ -59,4 +61,4 @@ def check_gradients(job: Job) -> Ruling:
         before the step
     """
     seen = survey(job, What.GRADIENT, why_gradients_differ)
-    return ruling(job, seen, findings_of(job, check_gradients, seen.found, "gradients"), "gradients")
+    return ruling(job, seen, findings_of(job, seen.found, "gradients"), "gradients")

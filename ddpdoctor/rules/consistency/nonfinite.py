@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import Origin
-from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
+from ddpdoctor.model.findings import Confidence, Place, Severity
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.ruling import Ruling
 
 from . import nonfinite_words as say
 from .nonfinite_words import NonFiniteStep
@@ -24,7 +24,7 @@ NOT_LOOKED = "local gradients were not looked at"
 
 
 @rule("DD504", "nonfinite-grad", Severity.ERROR, "A rank's own gradients held inf or NaN before the reduction")
-def check_local_gradients(job: Job) -> Ruling:
+def check_local_gradients(job: Job) -> Answer:
     """Report the rank whose gradients were the first to hold inf or NaN, before DDP mixed them with all others.
 
     ## What it means
@@ -71,10 +71,10 @@ def check_local_gradients(job: Job) -> Ruling:
     """
     looked = [rank for rank in job.ranks if rank.nonfinite is not None]
     if not looked:
-        return Ruling(skipped=NOT_LOOKED)
+        return skipped(NOT_LOOKED)
     models = _by_model(looked)
     findings = (_judge(job, _sightings(job, looked, seen)) for seen in models)
-    return Ruling(findings=tuple(finding for finding in findings if finding is not None))
+    return judged(finding for finding in findings if finding is not None)
 
 
 def _by_model(looked: Iterable[Rank]) -> list[list[tuple[Rank, NonFinite]]]:
@@ -114,7 +114,7 @@ def _owner(seen: list[tuple[Rank, NonFinite]]) -> tuple[Rank, str]:
     return rank, one.group
 
 
-def _judge(job: Job, sightings: list[NonFiniteStep]) -> Finding | None:
+def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem | None:
     used = [at for at, sighting in enumerate(sightings) if sighting.used]
     if used:
         cause = sightings[_cause(sightings, used[0])]
@@ -137,10 +137,8 @@ def _cause(sightings: list[NonFiniteStep], at: int) -> int:
     return before if sightings[before].step == sightings[at].step - 1 else at
 
 
-def _finding(job: Job, cause: NonFiniteStep, severity: Severity, sureness: Confidence, summary: str) -> Finding:
-    return Finding(
-        code="DD504",
-        kind="nonfinite-grad",
+def _finding(job: Job, cause: NonFiniteStep, severity: Severity, sureness: Confidence, summary: str) -> Problem:
+    return Problem(
         severity=severity,
         confidence=sureness,
         summary=summary,

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
-from ddpdoctor.model.findings import Finding, Severity
+from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.answers import Answer, Problem, skipped
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.ruling import Ruling
 
 from .blame import Ground
 from .cause import Cause
@@ -42,8 +42,14 @@ class _Settings:
     optimizer: str
 
 
-@rule("DD505", "optimizer-drift", Severity.ERROR, "Optimizers of ranks have different state or settings")
-def check_optimizers(job: Job) -> Ruling:
+@rule(
+    "DD505",
+    "optimizer-drift",
+    Severity.ERROR,
+    "Optimizers of ranks have different state or settings",
+    after=("param-drift",),
+)
+def check_optimizers(job: Job) -> Answer:
     """Report optimizers whose state or settings differ between ranks, also while the parameters are still equal.
 
     ## What it means
@@ -77,10 +83,10 @@ def check_optimizers(job: Job) -> Ruling:
     settings.sort(key=lambda found: found.step)
     findings = [
         *(_settings_finding(job, found) for found in settings[:1]),
-        *findings_of(job, check_optimizers, counted, "states of optimizers"),
+        *findings_of(job, counted, "states of optimizers"),
     ]
     if not findings and seen.found:
-        return Ruling(skipped=seen.found[0].cause.words)
+        return skipped(seen.found[0].cause.words)
     compared = seen.compared or any(_compares_settings(replica) for replica in replicas(job))
     return ruling(job, replace(seen, compared=compared), findings, "optimizers")
 
@@ -137,13 +143,10 @@ def _joins(values: tuple[Values, ...]) -> bool:
     return any(each.join for each in values)
 
 
-def _settings_finding(job: Job, found: _Settings) -> Finding:
+def _settings_finding(job: Job, found: _Settings) -> Problem:
     blame = found.splits[0].blame
     told = "; ".join(split.words for split in found.splits[:MAX_SETTINGS])
-    return Finding(
-        code="DD505",
-        kind="optimizer-drift",
-        severity=Severity.ERROR,
+    return Problem(
         confidence=blame.confidence,
         ranks=blame.ranks,
         hosts=hosts_of(job, blame.ranks),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.ruling import Ruling
 
 from .replicas import all_values
 from .survey import replicas, why_nothing
@@ -24,7 +24,7 @@ MIN_MOMENTS = 2
 
 
 @rule("DD507", "same-random", Severity.INFO, "All ranks drop out the same units")
-def check_random_state(job: Job) -> Ruling:
+def check_random_state(job: Job) -> Answer:
     """Note that all ranks have the same random state at all times while the model trains with dropout.
 
     ## What it means
@@ -52,9 +52,9 @@ def check_random_state(job: Job) -> Ruling:
     everything = [(replica, stream) for replica in replicas(job) for stream in replica.streams]
     found = [_finding(job, replica, stream) for replica, stream in everything if _is_same(stream)]
     if found:
-        return Ruling(findings=tuple(found[:1]))
+        return judged(found[:1])
     asked = any(stream.compared >= MIN_MOMENTS and _drops_out(stream) for _, stream in everything)
-    return Ruling() if asked else Ruling(skipped=why_nothing(job, "models that train with dropout"))
+    return passed() if asked else skipped(why_nothing(job, "models that train with dropout"))
 
 
 def _is_same(stream: Stream) -> bool:
@@ -65,12 +65,8 @@ def _drops_out(stream: Stream) -> bool:
     return any(values.dropout for values in all_values([stream]))
 
 
-def _finding(job: Job, replica: Replica, stream: Stream) -> Finding:
-    return Finding(
-        code="DD507",
-        kind="same-random",
-        severity=Severity.INFO,
-        confidence=Confidence.HIGH,
+def _finding(job: Job, replica: Replica, stream: Stream) -> Problem:
+    return Problem(
         ranks=stream.ranks,
         summary=f"{rank_list(stream.ranks)} have the same random state while the model trains with dropout: each "
         "drops the same units",

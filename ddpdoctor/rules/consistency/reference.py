@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.ruling import Ruling
 
 from .reference_causes import LIMIT, explain, ratio
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @rule("DD509", "reference-gradient", Severity.ERROR, "DDP's gradient is not that of one process on the whole batch")
-def check_reference(trial: Trial) -> Ruling:
+def check_reference(trial: Trial) -> Answer:
     """Report gradients that differ from those of one process on the same global batch by more than rounding.
 
     ## What it means
@@ -60,17 +60,17 @@ def check_reference(trial: Trial) -> Ruling:
     """
     reference = trial.reference
     if reference is None:
-        return Ruling(skipped="--reference was not asked for")
+        return skipped("--reference was not asked for")
     for step in reference.steps:
         if not all(math.isfinite(one.whole) for one in step.tensors):
-            return Ruling(inconclusive=f"gradients of step {step.step} are not finite")
+            return unknown(f"gradients of step {step.step} are not finite")
         if step.random_error > LIMIT:
-            return Ruling(inconclusive=_RANDOM)
+            return unknown(_RANDOM)
         if step.missing or any(ratio(one.whole, one.rounding) > LIMIT for one in step.tensors):
-            return Ruling(findings=(_finding(trial, reference, step),))
+            return judged([_finding(trial, reference, step)])
     if reference.problem:
-        return Ruling(inconclusive=reference.problem)
-    return Ruling() if reference.steps else Ruling(inconclusive="no step was computed in one process")
+        return unknown(reference.problem)
+    return passed() if reference.steps else unknown("no step was computed in one process")
 
 
 _RANDOM = (
@@ -79,13 +79,11 @@ _RANDOM = (
 )
 
 
-def _finding(trial: Trial, reference: OneProcess, step: ReferenceStep) -> Finding:
+def _finding(trial: Trial, reference: OneProcess, step: ReferenceStep) -> Problem:
     explanation = explain(reference, step)
     worst = worst_tensor(step)
     ranks = tuple(one.rank for one in trial.participants)
-    return Finding(
-        code="DD509",
-        kind="reference-gradient",
+    return Problem(
         severity=explanation.severity,
         confidence=Confidence.HIGH if explanation.proven else Confidence.MEDIUM,
         ranks=ranks,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.ruling import Ruling
 
 if TYPE_CHECKING:
     from ddpdoctor.model.trial import Rerun, Trial
 
 
 @rule("DD510", "not-repeatable", Severity.INFO, "Two runs with the same seed differ on the same rank")
-def check_repeat(trial: Trial) -> Ruling:
+def check_repeat(trial: Trial) -> Answer:
     """Report that a second run with the same seed does not give the same bits on the same rank.
 
     ## What it means
@@ -45,24 +45,20 @@ def check_repeat(trial: Trial) -> Ruling:
     """
     rerun = trial.rerun
     if rerun is None:
-        return Ruling(skipped="--twice was not asked for")
+        return skipped("--twice was not asked for")
     if rerun.step is None:
-        return Ruling()
-    return Ruling(
-        findings=(
-            Finding(
-                code="DD510",
-                kind="not-repeatable",
-                severity=Severity.INFO,
-                confidence=Confidence.HIGH,
+        return passed()
+    return judged(
+        [
+            Problem(
                 ranks=rerun.ranks,
                 step=rerun.step or None,
                 tensor=rerun.name if rerun.what is not None else None,
                 summary=f"a second run with the same seed differs from the first {_since(rerun)}: {_what(rerun)}",
                 evidence=(f"on {rank_list(rerun.ranks)}; this is no drift between ranks",),
                 fix="see torch.use_deterministic_algorithms; draw all random numbers from generators that are seeded",
-            ),
-        )
+            )
+        ]
     )
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
-from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.ruling import Ruling
 
 from .replicas import step_of, values_at
 from .survey import replicas, why_nothing
@@ -33,7 +33,7 @@ MAKE_ANEW = "make the optimizer from model.parameters() after the model has been
 
 
 @rule("DD508", "stale-optimizer", Severity.ERROR, "The optimizer holds tensors that are no parameters of the model")
-def check_stale_optimizer(job: Job) -> Ruling:
+def check_stale_optimizer(job: Job) -> Answer:
     """Report parameters that never change while optimizers step with tensors that are not the model's own.
 
     ## What it means
@@ -73,13 +73,13 @@ def check_stale_optimizer(job: Job) -> Ruling:
     """
     found = [one for replica in replicas(job) for stream in replica.streams if (one := _finding(job, replica, stream))]
     if found:
-        return Ruling(findings=(min(found, key=lambda one: one.severity.order),))
+        return judged([min(found, key=lambda one: (one.severity or Severity.ERROR).order)])
     followed = any(
         stream.compared > MIN_UNCHANGED and What.PARAMETER in stream.kinds
         for replica in replicas(job)
         for stream in replica.streams
     )
-    return Ruling() if followed else Ruling(skipped=why_nothing(job, "parameters of enough moments"))
+    return passed() if followed else skipped(why_nothing(job, "parameters of enough moments"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class _Stale:
     fix: str = MAKE_ANEW
 
 
-def _finding(job: Job, replica: Replica, stream: Stream) -> Finding | None:
+def _finding(job: Job, replica: Replica, stream: Stream) -> Problem | None:
     values = values_at(stream, stream.last_number)
     if stream.last_number is None or not values:
         return None
@@ -106,9 +106,7 @@ def _finding(job: Job, replica: Replica, stream: Stream) -> Finding | None:
     )
     if stale is None:
         return None
-    return Finding(
-        code="DD508",
-        kind="stale-optimizer",
+    return Problem(
         severity=stale.severity,
         confidence=Confidence.HIGH if stale.severity is Severity.ERROR else Confidence.LOW,
         ranks=ranks,

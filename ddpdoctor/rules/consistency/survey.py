@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.rules.ruling import Ruling
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 
 from .intended import excuse_of_cause, excuse_of_job, excuse_of_model, excuse_of_sighting
 from .replicas import replicas_of, sightings
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.consistency import What
     from ddpdoctor.model.facts import Job
-    from ddpdoctor.model.findings import Finding
 
     from .cause import Cause
     from .replicas import Replica, Sighting
@@ -67,14 +66,14 @@ def replicas(job: Job) -> tuple[Replica, ...]:
     return replicas_of(job.consistency) if job.consistency is not None else ()
 
 
-def ruling(job: Job, survey_: Survey, findings: Iterable[Finding], noun: str) -> Ruling:
+def ruling(job: Job, survey_: Survey, findings: Iterable[Problem], noun: str) -> Answer:
     """Return findings, or that all were equal, or why nothing can be said. ``noun`` is what was to be compared."""
     told = tuple(findings)
     if told:
-        return Ruling(findings=told)
+        return judged(told)
     if survey_.excuses and not survey_.compared:
-        return Ruling(skipped="; ".join(survey_.excuses))
-    return Ruling() if survey_.compared else Ruling(skipped=why_nothing(job, noun))
+        return skipped("; ".join(survey_.excuses))
+    return passed() if survey_.compared else skipped(why_nothing(job, noun))
 
 
 def why_nothing(job: Job, noun: str) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
-from ddpdoctor.model.findings import Finding, Place
+from ddpdoctor.model.findings import Place
 from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.rules.registry import rule_of
+from ddpdoctor.rules.answers import Problem
 
 from .blame import Ground, blame_of, sides_words
 from .replicas import replicas_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from ddpdoctor.model.consistency import Split, TensorRow
     from ddpdoctor.model.facts import Job
@@ -28,12 +28,12 @@ _ALIKE = "hold the same in the {} dimension of the mesh"
 UNTOLD = "it cannot be told which of them is right"
 
 
-def findings_of(job: Job, check: Callable[..., object], found: Iterable[Found], nouns: str) -> list[Finding]:
+def findings_of(job: Job, found: Iterable[Found], nouns: str) -> list[Problem]:
     """Return a finding for each cause. ``nouns`` is what differs, as "gradients"."""
     by_cause: dict[str, list[Found]] = {}
     for one in found:
         by_cause.setdefault(one.cause.name, []).append(one)
-    return [_finding(job, check, first, others, nouns) for first, *others in by_cause.values()]
+    return [_finding(job, first, others, nouns) for first, *others in by_cause.values()]
 
 
 def blamed(found: Found) -> Blame:
@@ -66,12 +66,9 @@ def row_words(row: TensorRow) -> str:
     return f"{row.part} of {row.name}" if row.part else row.name
 
 
-def _finding(job: Job, check: Callable[..., object], first: Found, others: Sequence[Found], nouns: str) -> Finding:
-    rule, blame, sighting = rule_of(check), blamed(first), first.sighting
-    return Finding(
-        code=rule.code,
-        kind=rule.kind,
-        severity=rule.severity,
+def _finding(job: Job, first: Found, others: Sequence[Found], nouns: str) -> Problem:
+    blame, sighting = blamed(first), first.sighting
+    return Problem(
         confidence=blame.confidence,
         ranks=blame.ranks,
         hosts=hosts_of(job, blame.ranks),

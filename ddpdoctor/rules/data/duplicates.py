@@ -5,29 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.ruling import Ruling
 
 from . import say
 from .arithmetic import drew_all
 from .contents import is_told_by_prints, same_batches, same_contents
-from .replicas import Replicas, judge_groups, settle
-from .shared import NOT_TRAINED, Shared, shared_loaders, was_trained
+from .counted import with_counts
+from .shared import Shared, judge_loaders, was_trained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ddpdoctor.model.data import EpochSeen, SamplerSeen
-    from ddpdoctor.model.facts import Job
+
+    from .replicas import Replicas
 
 MIN_DRAWN = 2
 """A single index drawn alike is no sign of anything."""
 
 
-@rule("DD701", "duplicate-data", Severity.ERROR, "Ranks train on the same samples")
-def check_duplicates(job: Job) -> Ruling:
+@rule("DD701", "duplicate-data", Severity.ERROR, "Ranks train on the same samples", after=("optimizer-drift",))
+def check_duplicates(replicas: Replicas) -> Answer:
     """Report ranks of one DDP group that draw the same samples from the same dataset.
 
     ## What it means
@@ -62,12 +63,7 @@ def check_duplicates(job: Job) -> Ruling:
 
         ranks 0 and 1 train on the same 320 samples: the loader at train.py:12 has no distributed sampler
     """
-    return judge_groups(job, duplicates)
-
-
-def duplicates(replicas: Replicas) -> Ruling:
-    """Return the loaders that give ranks of one group the same samples."""
-    return settle((_judge(replicas, shared) for shared in shared_loaders(replicas)), NOT_TRAINED)
+    return with_counts(replicas, judge_loaders(replicas, _judge, "no two ranks draw the same samples"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,20 +77,20 @@ class _Seen:
     """Each of them drew every sample there is."""
 
 
-def _judge(replicas: Replicas, shared: Shared) -> Ruling:
+def _judge(replicas: Replicas, shared: Shared) -> Answer:
     reason = _unfit(replicas, shared)
     if reason:
-        return Ruling(skipped=reason)
+        return skipped(reason)
     told = False
     for number, found in shared.passes().items():
         passes = {rank: epoch for rank, epoch in found.items() if was_trained(epoch) or not replicas.trained_only}
         seen, certain = _same_in(shared, number, passes)
         if seen is not None:
-            return Ruling(findings=(_finding(replicas, shared, seen),))
+            return judged([_finding(replicas, shared, seen)])
         told = told or certain
     if told:
-        return Ruling()
-    return Ruling(skipped=f"{say.name_of(shared.first())}: what ranks drew could not be compared")
+        return passed()
+    return skipped(f"{say.name_of(shared.first())}: what ranks drew could not be compared")
 
 
 def _unfit(replicas: Replicas, shared: Shared) -> str:
@@ -173,13 +169,10 @@ def _alike(passes: Mapping[int, EpochSeen], same: Callable[[int, int], bool]) ->
     return tuple(sorted(rank for kind in kinds if len(kind) > 1 for rank in kind))
 
 
-def _finding(replicas: Replicas, shared: Shared, seen: _Seen) -> Finding:
+def _finding(replicas: Replicas, shared: Shared, seen: _Seen) -> Problem:
     loader = shared.seen[seen.ranks[0]]
     passes = [seen.passes[rank] for rank in seen.ranks]
-    return Finding(
-        code="DD701",
-        kind="duplicate-data",
-        severity=Severity.ERROR,
+    return Problem(
         confidence=Confidence.HIGH if is_told_by_prints(passes) else Confidence.MEDIUM,
         ranks=seen.ranks,
         hosts=say.hosts_of(replicas, seen.ranks),

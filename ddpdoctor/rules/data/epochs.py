@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
+from ddpdoctor.model.findings import Outcome, Place, Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.ruling import Ruling
 
 from . import say
-from .replicas import Replicas, judge_groups, settle
-from .shared import NOT_TRAINED, Shared, shared_loaders, was_trained
+from .shared import Shared, judge_loaders, was_trained
 
 if TYPE_CHECKING:
     from ddpdoctor.model.data import EpochSeen, LoaderSeen
-    from ddpdoctor.model.facts import Job
+    from ddpdoctor.model.drawn import Drawn
     from ddpdoctor.model.stacks import Frame
+
+    from .replicas import Replicas
 
 MIN_DRAWN = 2
 """A pass of a single index has one order only."""
 
 
-@rule("DD702", "no-set-epoch", Severity.ERROR, "Every epoch comes in the same order")
-def check_epochs(job: Job) -> Ruling:
+@rule("DD702", "no-set-epoch", Severity.ERROR, "Every epoch comes in the same order", after=("optimizer-drift",))
+def check_epochs(replicas: Replicas) -> Answer:
     """Report a distributed sampler that shuffles and whose epoch is never set.
 
     ## What it means
@@ -55,22 +56,40 @@ def check_epochs(job: Job) -> Ruling:
         3 epochs had the same order: set_epoch of the sampler of the loader at train.py:20 is never called, or always
         with the same number
     """
-    return judge_groups(job, unset_epochs)
+    drawn = replicas.drawn
+    more = "" if drawn is None else "; whether your script calls set_epoch is not looked at here"
+    answer = judge_loaders(replicas, _judge, f"passes come in different orders{more}")
+    if answer.outcome is not Outcome.PASSED or drawn is None or not _is_stubborn(replicas, drawn):
+        return answer
+    return judged([_stubborn(replicas, drawn)], _stubborn(replicas, drawn).summary)
 
 
-def unset_epochs(replicas: Replicas) -> Ruling:
-    """Return the loaders of a group that shuffle in the same way in each epoch."""
-    return settle((_judge(replicas, shared) for shared in shared_loaders(replicas)), NOT_TRAINED)
+def _is_stubborn(replicas: Replicas, drawn: Drawn) -> bool:
+    """Return whether a sampler gives the same order in each pass, although ``set_epoch`` was called."""
+    loaders = [loader for those in replicas.loaders.values() for loader in those]
+    return drawn.set_epoch and all(
+        len(one.epochs) > 1 and len({epoch.order for epoch in one.epochs}) == 1 for one in loaders
+    )
 
 
-def _judge(replicas: Replicas, shared: Shared) -> Ruling:
+def _stubborn(replicas: Replicas, drawn: Drawn) -> Problem:
+    ranks = tuple(replicas.hosts)
+    return Problem(
+        ranks=ranks,
+        summary=f"{rank_list(ranks)} draw in the same order in each pass, although set_epoch was called",
+        evidence=(f"sampler {drawn.sampler}: it says that it shuffles",),
+        fix="make the sampler's shuffle depend on its epoch, as a generator seeded with seed + epoch",
+    )
+
+
+def _judge(replicas: Replicas, shared: Shared) -> Answer:
     reason = _unfit(replicas, shared)
     if reason:
-        return Ruling(skipped=f"{say.name_of(shared.first())}: {reason}")
+        return skipped(f"{say.name_of(shared.first())}: {reason}")
     passes = {rank: _trained(replicas, shared.seen[rank]) for rank in shared.ranks}
     if any(_is_reordered(epochs) for epochs in passes.values()):
-        return Ruling()
-    return Ruling(findings=(_finding(replicas, shared, passes),))
+        return passed()
+    return judged([_finding(replicas, shared, passes)])
 
 
 def _unfit(replicas: Replicas, shared: Shared) -> str:
@@ -104,7 +123,7 @@ def _is_reordered(epochs: list[EpochSeen]) -> bool:
     return False
 
 
-def _finding(replicas: Replicas, shared: Shared, passes: dict[int, list[EpochSeen]]) -> Finding:
+def _finding(replicas: Replicas, shared: Shared, passes: dict[int, list[EpochSeen]]) -> Problem:
     loader = shared.first()
     seen = passes[shared.ranks[0]]
     count = loader.passes if len(seen) == len(loader.epochs) else len(seen)
@@ -115,11 +134,7 @@ def _finding(replicas: Replicas, shared: Shared, passes: dict[int, list[EpochSee
         if called is None
         else f"{_line(called)} calls set_epoch of another sampler than that of {say.name_of(loader)}"
     )
-    return Finding(
-        code="DD702",
-        kind="no-set-epoch",
-        severity=Severity.ERROR,
-        confidence=Confidence.HIGH,
+    return Problem(
         ranks=shared.ranks,
         hosts=say.hosts_of(replicas, shared.ranks),
         where=(*_call_places(calls), *say.places_of(shared, shared.ranks)),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.rules.progress.groups import DEFAULT_GROUP, group_table, world_of
-from ddpdoctor.rules.ruling import Ruling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ddpdoctor.model.data import LoaderSeen
+    from ddpdoctor.model.drawn import Drawn
     from ddpdoctor.model.facts import Job, Rank
 
 NOT_LOOKED = "no use of a DataLoader was recorded"
@@ -33,11 +34,19 @@ class Replicas:
     """Only loaders between whose batches a backward ran are meant; False where somebody has named a loader to train
     with."""
     ended_badly: bool = False
-    """The job hung or failed."""
+    """The job hung or failed, or a loop over this loader would."""
+    drawn: Drawn | None = None
+    """What `check-data` counted of the only loader; None of a job that trained."""
 
 
-def replicas_of(job: Job) -> tuple[Replicas, ...]:
-    """Return the groups in which DDP keeps models equal, each set of ranks once."""
+def replicas_of(job: Job) -> tuple[Replicas, ...] | Unread:
+    """Return the groups in which DDP keeps models equal, each set of ranks once; or why none is known."""
+    if all(rank.loaders is None for rank in job.ranks):
+        return Unread(why=Why.ABSENT, reason=NOT_LOOKED)
+    return _groups(job) or Unread(why=Why.ABSENT, reason=NO_REPLICAS)
+
+
+def _groups(job: Job) -> tuple[Replicas, ...]:
     table = group_table(job)
     looked = {rank.rank: rank for rank in job.ranks}
     found: dict[tuple[int, ...], Replicas] = {}
@@ -73,22 +82,3 @@ def _replicas(job: Job, ranks: Sequence[Rank], size: int) -> Replicas:
         hosts={rank.rank: rank.host for rank in ranks},
         ended_badly=not job.ended or job.launcher_status != 0,
     )
-
-
-def judge_groups(job: Job, judge: Callable[[Replicas], Ruling]) -> Ruling:
-    """Return what a rule says of all groups of replicas together."""
-    if all(rank.loaders is None for rank in job.ranks):
-        return Ruling(skipped=NOT_LOOKED)
-    return settle(map(judge, replicas_of(job)), NO_REPLICAS)
-
-
-def settle(rulings: Iterable[Ruling], nothing: str) -> Ruling:
-    """Return several rulings as one: what any has found, else that one has passed, else the first reason to skip."""
-    heard = tuple(rulings)
-    findings = tuple(finding for ruling in heard for finding in ruling.findings)
-    if findings:
-        return Ruling(findings=findings)
-    reasons = [ruling.skipped for ruling in heard]
-    if heard and "" in reasons:
-        return Ruling()
-    return Ruling(skipped=reasons[0] if reasons else nothing)

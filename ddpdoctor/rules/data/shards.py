@@ -5,22 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.majority import Voice, compare
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.ruling import Ruling
 
 from . import say
 from .arithmetic import are_distinct, must_leave_gap, shows_all, sum_of_all
-from .replicas import Replicas, judge_groups, settle
-from .shared import NOT_TRAINED, Shared, shared_loaders, was_trained
+from .counted import find_overlap, with_counts
+from .shared import Shared, judge_loaders, was_trained
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddpdoctor.model.data import EpochSeen, SamplerSeen
-    from ddpdoctor.model.facts import Job
+
+    from .replicas import Replicas
 
 
 NO_MAJORITY = "no majority agrees, so that it cannot be told which rank departs"
@@ -34,8 +35,14 @@ SPLIT_ALIKE = (
 )
 
 
-@rule("DD703", "shard-gap", Severity.ERROR, "The shares of the ranks leave samples out, and overlap")
-def check_shards(job: Job) -> Ruling:
+@rule(
+    "DD703",
+    "shard-gap",
+    Severity.ERROR,
+    "The shares of the ranks leave samples out, and overlap",
+    after=("optimizer-drift",),
+)
+def check_shards(replicas: Replicas) -> Answer:
     """Report ranks whose shares of a dataset do not make up the dataset.
 
     ## What it means
@@ -72,12 +79,8 @@ def check_shards(job: Job) -> Ruling:
 
         the shares of ranks 0 and 1 overlap and leave samples out: their samplers have different seeds
     """
-    return judge_groups(job, gaps)
-
-
-def gaps(replicas: Replicas) -> Ruling:
-    """Return the loaders whose shares do not make up the dataset."""
-    return settle((_judge(replicas, shared) for shared in shared_loaders(replicas)), NOT_TRAINED)
+    answer = with_counts(replicas, judge_loaders(replicas, _judge, "the shares of the ranks fit together"))
+    return answer if answer.problems else find_overlap(replicas) or answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +96,15 @@ class _Cause:
     fix: str = SHARE_ALIKE
 
 
-def _judge(replicas: Replicas, shared: Shared) -> Ruling:
+def _judge(replicas: Replicas, shared: Shared) -> Answer:
     name = say.name_of(shared.first())
     if any(loader.iterable or not loader.indices_seen for loader in shared.seen.values()):
-        return Ruling(skipped=f"{name}: the indices that ranks draw were not seen")
+        return skipped(f"{name}: the indices that ranks draw were not seen")
     if len({loader.samples for loader in shared.seen.values()}) > 1 or not shared.first().samples:
-        return Ruling(skipped=f"{name}: ranks have datasets of different lengths, or of none that is known")
+        return skipped(f"{name}: ranks have datasets of different lengths, or of none that is known")
     passes = _whole_passes(replicas, shared)
     if not passes:
-        return Ruling(skipped=f"{name}: no pass of training was seen on all ranks")
+        return skipped(f"{name}: no pass of training was seen on all ranks")
     samplers = {rank: loader.sampler for rank, loader in shared.seen.items() if loader.sampler is not None}
     known = {rank: sampler for rank, sampler in samplers.items() if sampler.replicas is not None}
     if len(known) < len(shared.seen):
@@ -124,11 +127,11 @@ def _judge_samplers(
     shared: Shared,
     passes: Mapping[int, Mapping[int, EpochSeen]],
     samplers: Mapping[int, SamplerSeen],
-) -> Ruling:
+) -> Answer:
     """Judge samplers that say how they share out."""
     cause = _missing_shares(replicas, shared, samplers) or _other_parts(shared, samplers)
     if cause:
-        return Ruling(findings=(_finding(replicas, shared, cause),))
+        return judged([_finding(replicas, shared, cause)])
     for number, found in passes.items():
         if not all(sampler.shuffle for sampler in samplers.values()) or not _is_proved(shared, found, samplers):
             continue
@@ -141,22 +144,22 @@ def _judge_samplers(
             cause = _Cause(
                 words=f"their samplers have different {what}", ranks=blamed, evidence=tuple(seen), sure=False
             )
-            return Ruling(findings=(_finding(replicas, shared, cause),))
+            return judged([_finding(replicas, shared, cause)])
     if not shared.is_whole:
-        return Ruling(skipped=f"{say.name_of(shared.first())}: it was not seen on all ranks of the group")
+        return skipped(f"{say.name_of(shared.first())}: it was not seen on all ranks of the group")
     return _settle_samplers(shared, passes, samplers)
 
 
 def _settle_samplers(
     shared: Shared, passes: Mapping[int, Mapping[int, EpochSeen]], samplers: Mapping[int, SamplerSeen]
-) -> Ruling:
+) -> Answer:
     """Pass where torch's own sampler has parameters that agree, or where the arithmetic shows all samples."""
     samples = shared.first().samples or 0
     if all(sampler.standard and sampler.rank is not None for sampler in samplers.values()):
-        return Ruling()
+        return passed()
     if any(shows_all(samples, tuple(found.values())) for found in passes.values()):
-        return Ruling()
-    return Ruling(skipped=f"{say.name_of(shared.first())}: what its sampler shares out cannot be told from its sums")
+        return passed()
+    return skipped(f"{say.name_of(shared.first())}: what its sampler shares out cannot be told from its sums")
 
 
 def _missing_shares(replicas: Replicas, shared: Shared, samplers: Mapping[int, SamplerSeen]) -> _Cause | None:
@@ -228,15 +231,15 @@ def _disagreement(
     return None
 
 
-def _judge_drawn(replicas: Replicas, shared: Shared, passes: Mapping[int, Mapping[int, EpochSeen]]) -> Ruling:
+def _judge_drawn(replicas: Replicas, shared: Shared, passes: Mapping[int, Mapping[int, EpochSeen]]) -> Answer:
     """Judge shares of which only the sums are known: the same ones in each pass, which do not make up the dataset."""
     samples = shared.first().samples or 0
     whole = {number: found for number, found in passes.items() if all(epoch.complete for epoch in found.values())}
     name = say.name_of(shared.first())
     if not shared.is_whole or not whole:
-        return Ruling(skipped=f"{name}: no pass that came to its end was seen on all ranks of the group")
+        return skipped(f"{name}: no pass that came to its end was seen on all ranks of the group")
     if any(shows_all(samples, tuple(found.values())) for found in whole.values()):
-        return Ruling()
+        return passed()
     number, found = next(iter(whole.items()))
     epochs = tuple(found.values())
     as_many = sum(epoch.drawn for epoch in epochs) == samples
@@ -247,8 +250,8 @@ def _judge_drawn(replicas: Replicas, shared: Shared, passes: Mapping[int, Mappin
             ranks=shared.ranks,
             evidence=(_sums_words(shared, found, number),),
         )
-        return Ruling(findings=(_finding(replicas, shared, cause),))
-    return Ruling(skipped=f"{name}: its sampler does not say how it shares out, and the sums do not tell")
+        return judged([_finding(replicas, shared, cause)])
+    return skipped(f"{name}: its sampler does not say how it shares out, and the sums do not tell")
 
 
 def _same_shares(passes: Mapping[int, Mapping[int, EpochSeen]]) -> bool:
@@ -259,13 +262,10 @@ def _same_shares(passes: Mapping[int, Mapping[int, EpochSeen]]) -> bool:
     return len(shares) == 1
 
 
-def _finding(replicas: Replicas, shared: Shared, cause: _Cause) -> Finding:
+def _finding(replicas: Replicas, shared: Shared, cause: _Cause) -> Problem:
     loader = shared.first()
     is_sure = cause.sure or len(cause.ranks) < len(shared.seen)
-    return Finding(
-        code="DD703",
-        kind="shard-gap",
-        severity=Severity.ERROR,
+    return Problem(
         confidence=Confidence.HIGH if is_sure else Confidence.MEDIUM,
         ranks=cause.ranks,
         hosts=say.hosts_of(replicas, cause.ranks),

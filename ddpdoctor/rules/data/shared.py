@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.findings import Outcome
+from ddpdoctor.rules.answers import Answer, judged, passed, skipped
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
@@ -12,6 +15,7 @@ if TYPE_CHECKING:
 
     from .replicas import Replicas
 
+ONE_RANK = "one rank has nothing to share"
 NOT_TRAINED = "no loader was seen between whose batches a backward ran on two ranks or more"
 MIN_TRAINED_SHARE = 0.5
 """Of the batches of a pass, so many at least are followed by a backward where the pass is one of training. Ours:
@@ -49,6 +53,22 @@ class Shared:
             for epoch in self.seen[rank].epochs:
                 found.setdefault(epoch.number, {})[rank] = epoch
         return {number: found[number] for number in sorted(found) if len(found[number]) > 1}
+
+
+def judge_loaders(replicas: Replicas, judge: Callable[[Replicas, Shared], Answer], healthy: str) -> Answer:
+    """Return what a rule says of all loaders of a group: what any has found, else that one has passed.
+
+    ``healthy`` is what was seen then. Where none has passed, the first reason to skip is given.
+    """
+    if replicas.size == 1:
+        return skipped(ONE_RANK)
+    heard = [judge(replicas, shared) for shared in shared_loaders(replicas)]
+    problems = tuple(problem for answer in heard for problem in answer.problems)
+    if problems:
+        return judged(problems, problems[0].summary)
+    if any(answer.outcome is Outcome.PASSED for answer in heard):
+        return passed(healthy)
+    return skipped(heard[0].seen if heard else NOT_TRAINED)
 
 
 def shared_loaders(replicas: Replicas) -> tuple[Shared, ...]:

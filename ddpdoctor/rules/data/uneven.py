@@ -5,24 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.ruling import Ruling
 
 from . import say
-from .replicas import Replicas, judge_groups, settle
-from .shared import NOT_TRAINED, Shared, shared_loaders, was_trained
+from .shared import Shared, judge_loaders, was_trained
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddpdoctor.model.data import EpochSeen
-    from ddpdoctor.model.facts import Job
+
+    from .replicas import Replicas
 
 
-@rule("DD704", "uneven-batches", Severity.ERROR, "Ranks have different numbers of batches to train on")
-def check_batches(job: Job) -> Ruling:
+@rule(
+    "DD704",
+    "uneven-batches",
+    Severity.ERROR,
+    "Ranks have different numbers of batches to train on",
+    after=("optimizer-drift",),
+)
+def check_batches(replicas: Replicas) -> Answer:
     """Report ranks that ran out of batches while others went on.
 
     ## What it means
@@ -53,12 +59,7 @@ def check_batches(job: Job) -> Ruling:
 
         rank 2 has 10 batches in pass 1, where ranks 0 and 1 have 12: the loader at train.py:22
     """
-    return judge_groups(job, uneven)
-
-
-def uneven(replicas: Replicas) -> Ruling:
-    """Return the loaders of a group that give ranks different numbers of batches."""
-    return settle((_judge(replicas, shared) for shared in shared_loaders(replicas)), NOT_TRAINED)
+    return judge_loaders(replicas, _judge, "all ranks have equally many batches")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,17 +74,17 @@ class _Uneven:
     """Ranks that came to the end of their batches, and trained on fewer than others."""
 
 
-def _judge(replicas: Replicas, shared: Shared) -> Ruling:
+def _judge(replicas: Replicas, shared: Shared) -> Answer:
     name = say.name_of(shared.first())
     if any(loader.in_join for loader in shared.seen.values()):
-        return Ruling(skipped=f"{name}: it is used inside join, which is for uneven batches")
+        return skipped(f"{name}: it is used inside join, which is for uneven batches")
     ended = False
     for number, passes in shared.passes().items():
         found = _uneven(replicas, shared, number, passes)
         if found is not None:
-            return Ruling(findings=(_finding(replicas, shared, found),))
+            return judged([_finding(replicas, shared, found)])
         ended = ended or sum(epoch.complete for epoch in passes.values()) > 1
-    return Ruling() if ended else Ruling(skipped=f"{name}: no pass came to its end on two ranks")
+    return passed() if ended else skipped(f"{name}: no pass came to its end on two ranks")
 
 
 def _uneven(replicas: Replicas, shared: Shared, number: int, passes: Mapping[int, EpochSeen]) -> _Uneven | None:
@@ -117,17 +118,14 @@ def _is_out(shared: Shared, rank: int) -> bool:
     return shared.seen[rank].epochs[-1].complete
 
 
-def _finding(replicas: Replicas, shared: Shared, found: _Uneven) -> Finding:
+def _finding(replicas: Replicas, shared: Shared, found: _Uneven) -> Problem:
     loader = shared.first()
     longest = _longest(found.batches)
     most = f"{found.batches[longest[0]]}{' so far' if found.going_on else ''}"
     fewest = {rank: found.batches[rank] for rank in found.short}
     verb = "has" if len(fewest) == 1 else "have"
-    return Finding(
-        code="DD704",
-        kind="uneven-batches",
+    return Problem(
         severity=Severity.ERROR if replicas.ended_badly else Severity.WARNING,
-        confidence=Confidence.HIGH,
         ranks=found.short,
         hosts=say.hosts_of(replicas, found.short),
         where=say.places_of(shared, found.short),

@@ -10,7 +10,7 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.majority import Voice, compare, describe, host_list, voices_of
-from ddpdoctor.rules.registry import Group, fleet_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ OFF_S = 1.0
 """Ours: logs of two hosts can no longer be read side by side."""
 
 
-@fleet_rule(
+@rule(
     "DD129",
     "clock",
     Severity.WARNING,
@@ -161,7 +161,7 @@ def _unsynchronised(loose: list[Node], spread: float | None) -> list[Problem]:
     ]
 
 
-@fleet_rule(
+@rule(
     "DD130",
     "rootfs-same",
     Severity.INFO,

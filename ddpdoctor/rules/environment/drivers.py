@@ -18,7 +18,7 @@ from ddpdoctor.rules.environment.wheels import (
     nvidia_gpus,
     release,
 )
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.node import Node
@@ -31,7 +31,7 @@ VERSION_MISMATCH = "LIB_RM_VERSION_MISMATCH"
 """NVML's error 18, without its prefix."""
 
 
-@node_rule(
+@rule(
     "DD301",
     "driver-min",
     Severity.ERROR,
@@ -92,7 +92,7 @@ def _too_old(node: Node, driver: str, cuda: str, least: int, build: TorchBuild |
     )
 
 
-@node_rule(
+@rule(
     "DD302",
     "driver-lib-mismatch",
     Severity.ERROR,
@@ -152,7 +152,7 @@ def _mismatch(node: Node, evidence: str) -> Problem:
     )
 
 
-@node_rule(
+@rule(
     "DD303",
     "arch",
     Severity.ERROR,

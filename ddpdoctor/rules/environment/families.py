@@ -12,7 +12,7 @@ from ddpdoctor.rules.environment.processes import merge_equal
 from ddpdoctor.rules.fleet_interfaces import VARIABLES, choices_of, first_picks
 from ddpdoctor.rules.interface_choice import NCCL_FAMILIES, match_nccl
 from ddpdoctor.rules.majority import Split, Voice, compare, describe
-from ddpdoctor.rules.registry import Group, fleet_rule
+from ddpdoctor.rules.registry import Group, rule
 from ddpdoctor.rules.settings import find_setting
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.fleet_interfaces import Chosen
 
 
-@fleet_rule(
+@rule(
     "DD214", "v4v6", Severity.WARNING, "Some nodes would use IPv4 and others IPv6",
     group=Group.NETWORK, needs=("network", "names", "conf_files"),
     reads="the families of the chosen and the master's addresses, NCCL_SOCKET_FAMILY, disable_ipv6",

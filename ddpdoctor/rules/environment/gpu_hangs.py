@@ -8,7 +8,7 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.reading import need
 from ddpdoctor.rules.answers import Answer, Problem, judged
 from ddpdoctor.rules.environment.devices import gpu_list, verb
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ LONG_S = 60.0
 """Past this, nothing that the driver does by right takes so long: gpud and gcm watch for minutes of it."""
 
 
-@node_rule(
+@rule(
     "DD327", "gpu-alloc", Severity.ERROR, "A GPU does not do the work that it is given",
     group=Group.GPUS, needs=("gpu_trial",), reads="memory and matrix products on every GPU",
 )  # fmt: skip
@@ -69,7 +69,7 @@ def _failed(work: Sequence[GpuWork], what: str, fix: str) -> Problem:
     )
 
 
-@node_rule(
+@rule(
     "DD328", "dstate", Severity.ERROR, "A process hangs inside the NVIDIA driver",
     group=Group.GPUS, needs=("stuck_processes",), reads="/proc/PID/stat, wchan, stack, status; /dev/kmsg",
 )  # fmt: skip

@@ -16,7 +16,7 @@ from ddpdoctor.rules.environment.devices import (
     listed,
     verb,
 )
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ def _is_virtual(node: Node) -> bool:
     return pci is not None and pci.virtual_machine
 
 
-@node_rule(
+@rule(
     "DD321", "nvlink", Severity.ERROR, "An NVLink of a GPU is down",
     group=Group.LINKS, needs=("gpus", "pci"), reads="NVML: state and errors of each NVLink",
 )  # fmt: skip
@@ -109,7 +109,7 @@ def _links(gpu: Gpu) -> str:
     return f"{_active(gpu)} of {len(gpu.nvlinks or ())} links active, down: {', '.join(down) or 'none'}"
 
 
-@node_rule(
+@rule(
     "DD322", "fabric", Severity.ERROR, "The NVSwitch fabric is not set up",
     group=Group.LINKS, needs=("gpus", "pci", "torch"), reads="NVML: fabric state; nv-fabricmanager in /proc",
 )  # fmt: skip
@@ -182,7 +182,7 @@ def _no_manager(*, set_up: bool) -> Problem:
     )
 
 
-@node_rule(
+@rule(
     "DD323", "p2p", Severity.WARNING, "GPUs do not reach each other's memory directly, or what they copy arrives wrong",
     group=Group.LINKS, needs=("gpus", "torch", "gpu_trial", "pci"),
     reads="NVML: P2P status and topology; torch.cuda.can_device_access_peer; copies with --deep",

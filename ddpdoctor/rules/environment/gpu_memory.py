@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.answers import Answer, judged, skipped
 from ddpdoctor.rules.environment.devices import gpu_problem, in_use, is_data_center, verb
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.gpus import Gpu
@@ -23,7 +23,7 @@ REPLACE = (
 )
 
 
-@node_rule(
+@rule(
     "DD307", "ecc-unc", Severity.ERROR, "GPU memory had errors that ECC could not correct",
     group=Group.GPUS, needs=("gpus",), reads="NVML: ECC mode and error counters",
 )  # fmt: skip
@@ -82,7 +82,7 @@ def _corrected(gpu: Gpu) -> str:
     return f"{gpu.ecc_corrected_volatile:,} corrected errors since the driver was loaded"
 
 
-@node_rule(
+@rule(
     "DD308", "row-remap", Severity.ERROR, "Rows of GPU memory wait to be replaced, or cannot be",
     group=Group.GPUS, needs=("gpus",), reads="NVML: remapped rows",
 )  # fmt: skip
@@ -141,7 +141,7 @@ def _yes(flag: bool | None) -> str:  # noqa: FBT001 - a flag is what it words
     return "yes" if flag else "no"
 
 
-@node_rule(
+@rule(
     "DD309", "retired-pages", Severity.ERROR, "Pages of GPU memory wait to be retired, or many were",
     group=Group.GPUS, needs=("gpus",), reads="NVML: retired pages",
 )  # fmt: skip
@@ -186,7 +186,7 @@ def _pages(gpu: Gpu) -> str:
     return f"{gpu.retired_pages} pages retired, pending: {_yes(gpu.retired_pending)}"
 
 
-@node_rule(
+@rule(
     "DD310", "sram-threshold", Severity.ERROR, "A GPU's caches had too many uncorrected errors",
     group=Group.GPUS, needs=("gpus",), reads="NVML: SRAM ECC error status",
 )  # fmt: skip

@@ -18,7 +18,7 @@ from ddpdoctor.rules.environment.devices import (
     verb,
 )
 from ddpdoctor.rules.majority import Voice, compare, describe
-from ddpdoctor.rules.registry import Group, fleet_rule, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SHARING_ALLOWED = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 
-@fleet_rule(
+@rule(
     "DD314", "app-clocks", Severity.WARNING, "Application clocks are lowered, or clocks differ between GPUs",
     group=Group.GPUS, needs=("gpus",), reads="NVML: application clocks, their default, maximum clocks",
 )  # fmt: skip
@@ -104,7 +104,7 @@ def _differing(gpus: list[tuple[Node, Gpu]]) -> Iterator[Problem]:
             )
 
 
-@node_rule(
+@rule(
     "DD315", "persistence", Severity.WARNING, "Persistence mode is off",
     group=Group.GPUS, needs=("gpus",), reads="NVML: persistence mode; /run/nvidia-persistenced/socket",
 )  # fmt: skip
@@ -155,7 +155,7 @@ def check_persistence(node: Node) -> Answer:
     return judged(problems, f"on for {len(gpus) - len(off)} of {len(gpus)}")
 
 
-@node_rule(
+@rule(
     "DD316", "mig", Severity.ERROR, "GPUs are divided into MIG slices",
     group=Group.GPUS, needs=("gpus",), reads="NVML: MIG mode; CUDA_VISIBLE_DEVICES",
 )  # fmt: skip
@@ -205,7 +205,7 @@ def check_mig(node: Node) -> Answer:
     return judged([problem], f"on for {len(on)} of {len(gpus)}")
 
 
-@node_rule(
+@rule(
     "DD317", "compute-mode", Severity.ERROR, "A GPU's compute mode keeps a rank away",
     group=Group.GPUS, needs=("gpus",), reads="NVML: compute mode, processes on each GPU",
 )  # fmt: skip

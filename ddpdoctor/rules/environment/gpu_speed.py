@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.answers import Answer, judged, skipped
 from ddpdoctor.rules.environment.devices import gpu_problem, in_use, is_data_center, is_laptop, verb
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ POWER_TOLERANCE_MW = 1_000
 """Ours: NVML rounds limits."""
 
 
-@node_rule(
+@rule(
     "DD312", "throttle", Severity.ERROR, "A GPU is being slowed down right now",
     group=Group.GPUS, needs=("gpus",), reads="NVML: clocks event reasons",
 )  # fmt: skip
@@ -99,7 +99,7 @@ def _state(gpu: Gpu) -> str:
     return f"clocks event reasons {hex(gpu.clock_event_reasons or 0)}{heat}{power}"
 
 
-@node_rule(
+@rule(
     "DD313", "temp-power", Severity.WARNING, "A GPU is nearly too hot, or its power limit is lowered",
     group=Group.GPUS, needs=("gpus",), reads="NVML: temperature and threshold, enforced and default power limit",
 )  # fmt: skip

@@ -17,7 +17,7 @@ from ddpdoctor.rules.environment.devices import (
     size_words,
     verb,
 )
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.gpus import Gpu, GpuProcess
@@ -33,7 +33,7 @@ TRIAL_BYTES = 4 * 2**30
 """What the trial of --deep may hold meanwhile: 2 GiB, the same while it compares, and its context."""
 
 
-@node_rule(
+@rule(
     "DD318", "other-procs", Severity.WARNING, "Other processes hold memory of GPUs that the job will use",
     group=Group.GPUS, needs=("gpus",), reads="NVML: processes and memory; /proc/PID/cgroup",
 )  # fmt: skip
@@ -131,7 +131,7 @@ def _own(gpu: Gpu) -> int:
     return sum(one.used_bytes or 0 for one in gpu.processes or () if one.ours)
 
 
-@node_rule(
+@rule(
     "DD319", "zombie-ctx", Severity.WARNING, "GPU memory is in use and no process is there",
     group=Group.GPUS, needs=("gpus",), reads="NVML: memory in use, processes",
 )  # fmt: skip

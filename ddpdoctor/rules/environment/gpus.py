@@ -20,7 +20,7 @@ from ddpdoctor.rules.environment.devices import (
     visible_to,
 )
 from ddpdoctor.rules.environment.processes import merge_equal, ranks_of
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ KEPT_FROM_US = frozenset({None, "EPERM", "EACCES", "ENOENT"})
 MISMATCH = "LIB_RM_VERSION_MISMATCH"
 
 
-@node_rule(
+@rule(
     "DD304", "gpu-count", Severity.ERROR, "A GPU is missing or does not answer, or there are fewer than ranks",
     group=Group.GPUS, needs=("gpus", "torch"),
     reads="NVML, /sys/bus/pci/devices, /proc/driver/nvidia/gpus, torch.cuda.device_count()",
@@ -171,7 +171,7 @@ def _rank_count(node: Node, gpus: Gpus) -> Iterator[Problem]:
         )
 
 
-@node_rule(
+@rule(
     "DD305", "cvd-valid", Severity.ERROR, "CUDA_VISIBLE_DEVICES hides GPUs that it names",
     group=Group.GPUS, needs=("gpus",), reads="CUDA_VISIBLE_DEVICES, NVML",
 )  # fmt: skip

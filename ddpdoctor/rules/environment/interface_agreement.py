@@ -13,7 +13,7 @@ from ddpdoctor.rules.interface_choice import export, is_bridge, is_tunnel
 from ddpdoctor.rules.majority import Voice, compare, describe, host_list
 from ddpdoctor.rules.node_count import ONE_NODE, has_several_nodes
 from ddpdoctor.rules.rdma_ports import network_ports
-from ddpdoctor.rules.registry import Group, fleet_rule
+from ddpdoctor.rules.registry import Group, rule
 from ddpdoctor.rules.settings import find_setting
 
 if TYPE_CHECKING:
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.interface_choice import Choice, Pick
 
 
-@fleet_rule(
+@rule(
     "DD213", "iface-agree", Severity.ERROR, "An interface that a node would use cannot be reached by the others",
+    after=("hostname-not-local",),
     group=Group.NETWORK, needs=("network", "names", "conf_files", "rdma"),
     reads="what NCCL and Gloo would use on every node: variables, interfaces, addresses, the host name",
 )  # fmt: skip
@@ -146,8 +147,9 @@ def _link_local(chosen: Chosen) -> Iterator[Problem]:
             )
 
 
-@fleet_rule(
+@rule(
     "DD215", "mtu", Severity.WARNING, "The MTU of the interface in use differs between nodes",
+    after=("iface-agree", "mesh"),
     group=Group.NETWORK, needs=("network", "names", "conf_files"),
     reads="mtu of /sys/class/net, of the interfaces that NCCL and Gloo would use on every node",
 )  # fmt: skip

@@ -10,7 +10,7 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.environment.processes import merge_equal, ranks_of
 from ddpdoctor.rules.ifname import MARKS, is_ignored, parse_gloo_names, parse_nccl_names
 from ddpdoctor.rules.interface_choice import best_interface, choose, export
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 from ddpdoctor.rules.settings import find_setting
 
 if TYPE_CHECKING:
@@ -24,8 +24,9 @@ NCCL, GLOO, TENSORPIPE = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_
 EXACT = (GLOO, TENSORPIPE)
 
 
-@node_rule(
+@rule(
     "DD211", "ifname-exists", Severity.ERROR, "A variable names a network interface that is not there",
+    after=("hostname-unresolvable",),
     group=Group.NETWORK, needs=("network", "conf_files"),
     reads="NCCL_SOCKET_IFNAME (also in NCCL's files), GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME, /sys/class/net",
 )  # fmt: skip
@@ -146,8 +147,9 @@ def _nccl_fix(network: Network, setting: Setting) -> str:
     return f"put {NCCL}={best} into {setting.path}" if setting.path else f"export {NCCL}={best}"
 
 
-@node_rule(
+@rule(
     "DD212", "iface-up", Severity.ERROR, "An interface that NCCL or Gloo would use is down or has no address",
+    after=("ifname-exists",),
     group=Group.NETWORK, needs=("network", "names", "conf_files"),
     reads="flags, operstate, carrier of /sys/class/net, addresses, the host name's, NCCL's and Gloo's variables",
 )  # fmt: skip

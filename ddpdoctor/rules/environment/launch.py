@@ -8,7 +8,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rendezvous import OTHER_RANK_VARIABLES, RANK_VARIABLES, text_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.environment.processes import merge_equal, name_list, ranks_of, show_variables
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,8 +30,9 @@ _MADE_UP = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_
 """What makes one process on one machine a job of one rank."""
 
 
-@node_rule(
+@rule(
     "DD231", "env-complete", Severity.ERROR, "A launch variable is missing or is no number",
+    after=("fqdn-forward",),
     group=Group.LAUNCH, needs=(), reads="RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT",
 )  # fmt: skip
 def check_env_complete(node: Node) -> Answer:
@@ -137,8 +138,9 @@ def _example(name: str, process: Process) -> str:
     return _MADE_UP[name]
 
 
-@node_rule(
+@rule(
     "DD232", "env-range", Severity.ERROR, "A launch variable is out of range",
+    after=("env-complete",),
     group=Group.LAUNCH, needs=(), reads="RANK, LOCAL_RANK, GROUP_RANK, PET_NODE_RANK and their sizes, MASTER_PORT",
 )  # fmt: skip
 def check_env_range(node: Node) -> Answer:

@@ -8,7 +8,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.job_size import number, ranks_here, ranks_words, size, world_size
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.limits import Limit, Limits, Volume
@@ -31,7 +31,7 @@ SLOW_MB_S = 20.0
 """Ours: below this a checkpoint of 1 GB takes a minute."""
 
 
-@node_rule(
+@rule(
     "DD122",
     "nofile",
     Severity.WARNING,
@@ -105,7 +105,7 @@ def _raise_files(node: Node, limit: Limit) -> str:
     return f'{own}echo "* - nofile {ENOUGH_FILES}" | sudo tee -a /etc/security/limits.conf, then log in again'
 
 
-@node_rule(
+@rule(
     "DD123",
     "nproc-pids",
     Severity.WARNING,
@@ -158,7 +158,7 @@ def _task_limits(limits: Limits) -> list[tuple[int, int, str, str]]:
     return found
 
 
-@node_rule(
+@rule(
     "DD127",
     "somaxconn",
     Severity.WARNING,
@@ -202,7 +202,7 @@ def check_somaxconn(node: Node) -> Answer:
     return judged([problem], seen)
 
 
-@node_rule(
+@rule(
     "DD128",
     "disk",
     Severity.WARNING,

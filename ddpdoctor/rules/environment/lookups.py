@@ -13,7 +13,7 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.processes import merge_equal
 from ddpdoctor.rules.majority import Voice, compare, describe
 from ddpdoctor.rules.node_count import has_several_nodes
-from ddpdoctor.rules.registry import Group, fleet_rule, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,8 +29,9 @@ FOREVER_S = 2.0
 """What took so long was cut off (collect/network/names.py)."""
 
 
-@fleet_rule(
+@rule(
     "DD204", "fqdn-forward", Severity.ERROR, "Another node cannot look up the full name of rank 0's host",
+    after=("master-resolve",),
     group=Group.NETWORK, needs=("names",), reads="socket.getfqdn on rank 0's host, getaddrinfo of it on all others",
 )  # fmt: skip
 def check_fqdn_forward(fleet: Fleet) -> Answer:
@@ -104,8 +105,9 @@ def _master(node: Node) -> str:
     return node.first.variables.get("MASTER_ADDR", "").strip()
 
 
-@fleet_rule(
+@rule(
     "DD207", "master-resolve", Severity.ERROR, "The name of the master does not resolve, or not to the same host",
+    after=("rdzv-host",),
     group=Group.NETWORK, needs=("names", "network"),
     reads="MASTER_ADDR or the host of PET_RDZV_ENDPOINT, getaddrinfo of it on every node",
 )  # fmt: skip
@@ -206,7 +208,7 @@ def _interface_addresses(node: Node) -> set[str]:
     return {str(ip) for ip in found if not (ip.is_loopback or ip.is_link_local)}
 
 
-@node_rule(
+@rule(
     "DD209", "rdns-slow", Severity.WARNING, "Looking up names and addresses is slow",
     group=Group.NETWORK, needs=("names",),
     reads="getaddrinfo of the host name and the master, getnameinfo of own addresses",

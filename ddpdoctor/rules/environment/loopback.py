@@ -12,7 +12,7 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.processes import ranks_of
 from ddpdoctor.rules.majority import host_list
 from ddpdoctor.rules.node_count import count_nodes
-from ddpdoctor.rules.registry import Group, fleet_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.network import Names
@@ -33,8 +33,9 @@ class Given:
     first: bool | None
 
 
-@fleet_rule(
+@rule(
     "DD206", "master-loopback", Severity.ERROR, "MASTER_ADDR means this very host on a node that is not the first",
+    after=("master-numeric",),
     group=Group.NETWORK, needs=("names",),
     reads="MASTER_ADDR, PET_MASTER_ADDR, PET_RDZV_ENDPOINT, the number of nodes, getaddrinfo",
 )  # fmt: skip

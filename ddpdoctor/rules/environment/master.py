@@ -11,7 +11,7 @@ from ddpdoctor.model.reading import need
 from ddpdoctor.model.rendezvous import by_torchrun, endpoints, text_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.environment.processes import merge_equal, ranks_of
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ NO_ADDRESS = "no address of a store is given (MASTER_ADDR, PET_MASTER_ADDR, PET_
 _DIGITS = re.compile(r"0[xX][0-9a-fA-F]+|[0-9]+")
 
 
-@node_rule(
+@rule(
     "DD205", "master-numeric", Severity.ERROR, "MASTER_ADDR is a bare number, which the C library takes for an address",
     group=Group.NETWORK, needs=(), reads="MASTER_ADDR, PET_MASTER_ADDR, PET_RDZV_ENDPOINT",
 )  # fmt: skip
@@ -82,7 +82,7 @@ def _as_address(text: str) -> str | None:
         return None
 
 
-@node_rule(
+@rule(
     "DD217", "port-range", Severity.INFO, "The port of the store may be taken by others",
     group=Group.NETWORK, needs=("network",),
     reads="MASTER_PORT, PET_MASTER_PORT, PET_RDZV_ENDPOINT, /proc/sys/net/ipv4/ip_local_port_range",

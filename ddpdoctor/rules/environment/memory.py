@@ -9,7 +9,7 @@ from ddpdoctor.model.reading import need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.job_size import ranks_here, ranks_words, size
 from ddpdoctor.rules.environment.wheels import nvidia_gpus
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.limits import Limits
@@ -19,7 +19,7 @@ MEMORY_PER_RANK_BYTES = 2 << 30
 """Ours: torch with CUDA takes about half of it before a model is loaded."""
 
 
-@node_rule(
+@rule(
     "DD125",
     "mem-limit",
     Severity.WARNING,
@@ -100,7 +100,7 @@ def _memory_words(limits: Limits) -> str:
     return ", ".join(words)
 
 
-@node_rule(
+@rule(
     "DD326",
     "numa-balancing",
     Severity.WARNING,

@@ -13,7 +13,7 @@ from ddpdoctor.rules.environment.processes import merge_equal
 from ddpdoctor.rules.ifname import is_ignored
 from ddpdoctor.rules.interface_choice import best_interface, export, pick_gloo
 from ddpdoctor.rules.node_count import has_several_nodes
-from ddpdoctor.rules.registry import Group, fleet_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.network import Lookup, Names, Network
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 READS = "gethostname, getaddrinfo, the addresses of all interfaces, GLOO_SOCKET_IFNAME, the number of nodes"
 
 
-@fleet_rule(
+@rule(
     "DD201", "hostname-loopback", Severity.ERROR, "The host name resolves to loopback in a job of several nodes",
+    after=("iface-up",),
     group=Group.NETWORK, needs=("names", "network"), reads=READS,
 )  # fmt: skip
 def check_hostname_loopback(fleet: Fleet) -> Answer:
@@ -93,8 +94,9 @@ def _export(node: Node) -> str:
     return export("GLOO_SOCKET_IFNAME", network) if network is not None else "export GLOO_SOCKET_IFNAME=INTERFACE"
 
 
-@fleet_rule(
+@rule(
     "DD202", "hostname-unresolvable", Severity.ERROR, "The host name cannot be looked up on the host itself",
+    after=("rank-set",),
     group=Group.NETWORK, needs=("names", "network"), reads=READS,
 )  # fmt: skip
 def check_hostname_unresolvable(fleet: Fleet) -> Answer:
@@ -163,8 +165,9 @@ def _first_address(network: Network, name: str) -> str:
     return interface.addresses[0].partition("/")[0]
 
 
-@fleet_rule(
+@rule(
     "DD203", "hostname-not-local", Severity.ERROR, "The host name resolves to an address that is not one of this host",
+    after=("hostname-loopback",),
     group=Group.NETWORK, needs=("names", "network"), reads=READS,
 )  # fmt: skip
 def check_hostname_not_local(fleet: Fleet) -> Answer:

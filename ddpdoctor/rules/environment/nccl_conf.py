@@ -9,7 +9,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import need
 from ddpdoctor.model.variables import find_variable
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 from ddpdoctor.rules.variable_flaws import (
     Flaw,
     find_danger,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 QUESTIONS = (find_wrong_value, find_deprecated, find_danger, find_too_new)
 
 
-@node_rule(
+@rule(
     "DD115", "nccl-conf", Severity.WARNING, "A file of NCCL's sets something that is wrong",
     group=Group.VARIABLES, needs=("conf_files", "software", "rdma"),
     reads="/etc/nccl.conf, ~/.nccl.conf, the file that NCCL_CONF_FILE names",

@@ -10,7 +10,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.pci_devices import by_bus_id, describe, gpus_of, is_consumer, is_gpu
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.links import Pci, PciDevice
@@ -39,7 +39,7 @@ class _Link:
         return min((speed for speed in ends if speed), default=None)
 
 
-@node_rule(
+@rule(
     "DD320",
     "pcie",
     Severity.ERROR,

@@ -11,7 +11,7 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, passed
 from ddpdoctor.rules.environment.processes import merge_equal
 from ddpdoctor.rules.firewall_opening import EPHEMERAL, open_chain
 from ddpdoctor.rules.node_count import has_several_nodes
-from ddpdoctor.rules.registry import Group, fleet_rule, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.network import FirewallChain, Network, PortUse
@@ -22,8 +22,9 @@ _OTHER_PROTOCOL = re.compile(r"\b(?:udp|sctp|dccp|igmp|esp|ah|gre|vrrp|ospf|ipv6
 _TCP = re.compile(r"\btcp\b|\bl4proto\b")
 
 
-@node_rule(
+@rule(
     "DD216", "port-free", Severity.ERROR, "Another process listens on MASTER_PORT",
+    after=("env-range",),
     group=Group.NETWORK, needs=("network",),
     reads="bind(MASTER_PORT) with and without SO_REUSEADDR, /proc/net/tcp, /proc/*/fd, on the host of rank 0",
 )  # fmt: skip
@@ -86,7 +87,7 @@ def _another(port: int) -> int:
     return port + 1 if port < 65535 else 29500
 
 
-@fleet_rule(
+@rule(
     "DD218", "firewall-local", Severity.WARNING, "A packet filter of the host itself keeps other nodes out",
     group=Group.NETWORK, needs=("network",), reads="nft list ruleset, iptables-save (as root), ip_local_port_range",
 )  # fmt: skip

@@ -16,7 +16,7 @@ from ddpdoctor.rules.environment.job_size import (
     ranks_here,
     ranks_words,
 )
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.limits import Limits
@@ -26,7 +26,7 @@ MANY_MORE = 2
 """Ours: a quota below half of the CPUs that a process sees makes its threads wait most of the time."""
 
 
-@node_rule(
+@rule(
     "DD124",
     "cpu-quota",
     Severity.WARNING,
@@ -84,7 +84,7 @@ def _is_throttled(node: Node, limits: Limits) -> bool:
     return limits.cpu_quota is not None and limits.cpu_quota * MANY_MORE <= len(cpus_here(node, limits))
 
 
-@node_rule(
+@rule(
     "DD126",
     "omp",
     Severity.WARNING,

@@ -13,7 +13,7 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.environment.node_ranks import misnumbered
 from ddpdoctor.rules.majority import host_list
 from ddpdoctor.rules.progress.words import verb
-from ddpdoctor.rules.registry import Group, fleet_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,8 +27,9 @@ SHOWN = 4
 """So many ranks, and processes of each, are named."""
 
 
-@fleet_rule(
+@rule(
     "DD233", "rank-set", Severity.ERROR, "A rank is missing, or there twice",
+    after=("ws-same",),
     group=Group.LAUNCH, needs=(), reads="the ranks that answered, WORLD_SIZE, PET_NODE_RANK, SLURM_STEP_NODELIST",
 )  # fmt: skip
 def check_rank_set(fleet: Fleet) -> Answer:

@@ -10,7 +10,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.rdma_ports import VERBS_LAYERS, card, each_port, hca_filter, is_active, label, place, words
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.links import Rdma, RdmaDevice, RdmaPort
@@ -29,7 +29,7 @@ WHY = {
 }
 
 
-@node_rule(
+@rule(
     "DD331",
     "ib-state",
     Severity.ERROR,
@@ -136,7 +136,7 @@ def _dark(node: Node, ports: list[tuple[RdmaDevice, RdmaPort]]) -> list[Problem]
     ]
 
 
-@node_rule(
+@rule(
     "DD333",
     "ib-flap",
     Severity.WARNING,

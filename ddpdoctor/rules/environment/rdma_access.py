@@ -9,7 +9,7 @@ from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.rendezvous import nodes_told
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.rdma_ports import hca_filter, is_efa, lacks_gpus, network_ports, words
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 from ddpdoctor.rules.settings import find_setting
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ ENOUGH_BYTES = 64 * GIB
 NO_NETWORK = "no RDMA network is up here"
 
 
-@node_rule(
+@rule(
     "DD336",
     "peermem",
     Severity.WARNING,
@@ -78,7 +78,7 @@ def check_peermem(node: Node) -> Answer:
     return judged([problem], "neither nvidia-peermem nor DMA-BUF")
 
 
-@node_rule(
+@rule(
     "DD337",
     "memlock",
     Severity.ERROR,
@@ -169,7 +169,7 @@ def _devices(node: Node, rdma: Rdma) -> tuple[RdmaDevice, ...]:
     return tuple(found.values())
 
 
-@node_rule(
+@rule(
     "DD338",
     "uverbs",
     Severity.ERROR,

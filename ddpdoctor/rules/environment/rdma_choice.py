@@ -9,7 +9,7 @@ from ddpdoctor.model.reading import Unread, Why, known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.hca_filter import HcaFilter, HcaToken, parse_hca_filter
 from ddpdoctor.rules.rdma_ports import VERBS_LAYERS, each_port, is_active, label, network_ports, words
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 from ddpdoctor.rules.settings import Setting, find_setting
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ ABSENT = "there is no RDMA device"
 Ports = list[tuple["RdmaDevice", "RdmaPort"]]
 
 
-@node_rule(
+@rule(
     "DD335",
     "ib-hca-env",
     Severity.ERROR,
@@ -138,7 +138,7 @@ def _too_many(setting: Setting, wanted: HcaFilter, token: HcaToken, more: list[s
     )
 
 
-@node_rule(
+@rule(
     "DD339",
     "ib-disabled",
     Severity.WARNING,

@@ -11,7 +11,7 @@ from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed
 from ddpdoctor.rules.majority import Voice, compare, describe, host_list
 from ddpdoctor.rules.rdma_ports import each_port, is_active, label, place, words
-from ddpdoctor.rules.registry import Group, fleet_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ class _Link:
     device: str
 
 
-@fleet_rule(
+@rule(
     "DD332",
     "ib-rate",
     Severity.ERROR,

@@ -9,7 +9,7 @@ from ddpdoctor.model.reading import known
 from ddpdoctor.model.rendezvous import by_torchrun, endpoints, is_loopback_address, text_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.majority import host_list
-from ddpdoctor.rules.registry import Group, fleet_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.network import Names
@@ -20,8 +20,9 @@ DEFAULT_PORT = 29400
 """Of the c10d rendezvous (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py)."""
 
 
-@fleet_rule(
+@rule(
     "DD208", "rdzv-host", Severity.ERROR, "No host, or more than one, takes itself for that of the rendezvous",
+    after=("master-loopback",),
     group=Group.NETWORK, needs=("names", "network"),
     reads="PET_RDZV_ENDPOINT, PET_RDZV_BACKEND, PET_RDZV_CONF, MASTER_ADDR, gethostname, getaddrinfo, interfaces",
 )  # fmt: skip

@@ -9,7 +9,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.majority import Voice, compare, describe
 from ddpdoctor.rules.rdma_ports import chosen_ports, is_active, label, network_ports, words
-from ddpdoctor.rules.registry import Group, fleet_rule
+from ddpdoctor.rules.registry import Group, rule
 from ddpdoctor.rules.settings import Setting, find_setting
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ PICKS_ITSELF = "since NCCL 2.21 it picks the entry itself"
 Ports = tuple[tuple["RdmaDevice", "RdmaPort"], ...]
 
 
-@fleet_rule(
+@rule(
     "DD334",
     "roce-gid",
     Severity.ERROR,

@@ -11,7 +11,7 @@ from ddpdoctor.model.reading import known
 from ddpdoctor.model.visible_devices import VARIABLE
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.environment.devices import device_of, keys_of, sees_its_own, visible_to
-from ddpdoctor.rules.registry import Group, fleet_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.gpus import Gpus
@@ -32,7 +32,7 @@ class _Use:
     device: str
 
 
-@fleet_rule(
+@rule(
     "DD306", "dup-gpu", Severity.ERROR, "Several ranks come to the same GPU",
     group=Group.GPUS, needs=("gpus",), reads="CUDA_VISIBLE_DEVICES, LOCAL_RANK, UUIDs of NVML",
 )  # fmt: skip

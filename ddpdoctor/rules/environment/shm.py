@@ -9,7 +9,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.environment.job_size import number, size
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.limits import SharedMemory
@@ -27,7 +27,7 @@ STALE_SHARE = 10
 NAMED_FILES = 8
 
 
-@node_rule(
+@rule(
     "DD121",
     "shm",
     Severity.WARNING,

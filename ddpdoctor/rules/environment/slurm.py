@@ -10,7 +10,7 @@ from ddpdoctor.model.rendezvous import by_torchrun, in_slurm_step, text_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.processes import merge_equal, ranks_of, show_variables
 from ddpdoctor.rules.environment.slurm_shape import Shape, read_shape
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ _SHOWN = (
 )  # fmt: skip
 
 
-@node_rule(
+@rule(
     "DD236", "slurm-shape", Severity.ERROR, "The Slurm step does not fit the job that torch is to run",
     group=Group.LAUNCH, needs=(),
     reads="SLURM_NTASKS, SLURM_NNODES, SLURM_PROCID, SLURM_STEP_TASKS_PER_NODE, SLURM_GPUS_ON_NODE, WORLD_SIZE, RANK",
@@ -160,7 +160,7 @@ def _more_ranks_than_gpus(process: Process, shape: Shape, ranks: tuple[int, ...]
     )
 
 
-@node_rule(
+@rule(
     "DD237", "srun-cpus", Severity.WARNING, "srun gave a task fewer CPUs than the job asked for",
     group=Group.LAUNCH, needs=(), reads="SLURM_CPUS_PER_TASK, SRUN_CPUS_PER_TASK, sched_getaffinity",
 )  # fmt: skip
@@ -217,7 +217,7 @@ def _too_few_cpus(asked: int, fewest: int, those: list[Process]) -> Problem:
     )
 
 
-@node_rule(
+@rule(
     "DD238", "gpus-per-task", Severity.WARNING, "Each task sees one GPU, so that cuda:LOCAL_RANK does not exist",
     group=Group.LAUNCH, needs=("torch",),
     reads="CUDA_VISIBLE_DEVICES, LOCAL_RANK, SLURM_LOCALID, torch.cuda.device_count",

@@ -10,7 +10,7 @@ from ddpdoctor.model.visible_devices import VARIABLE, read_visible
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.pci_devices import by_bus_id, describe, gpus_of, is_gpu, is_nic
 from ddpdoctor.rules.rdma_ports import network_ports
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.links import Pci, PciDevice
@@ -20,7 +20,7 @@ SHOWN = 4
 """So many bridges or ranks are named; of more, the first and how many follow."""
 
 
-@node_rule(
+@rule(
     "DD324",
     "acs-iommu",
     Severity.WARNING,
@@ -142,7 +142,7 @@ def _copy_words(wrong: tuple[str, ...]) -> tuple[str, ...]:
     return (f"copies between GPUs failed or came out wrong: {', '.join(wrong[:SHOWN])}",) if wrong else ()
 
 
-@node_rule(
+@rule(
     "DD325",
     "numa",
     Severity.WARNING,

@@ -16,7 +16,7 @@ from ddpdoctor.rules.environment.wheels import (
     nvidia_gpus,
     release,
 )
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.node import Node
@@ -27,7 +27,7 @@ AMD_COMPUTE_CLASSES = (0x0380, 0x1200)
 """Data-centre GPUs: "display controller, other" and "processing accelerator". A laptop's has class 0x0300."""
 
 
-@node_rule(
+@rule(
     "DD102",
     "torch-cuda-build",
     Severity.ERROR,
@@ -107,7 +107,7 @@ def _gpu_without_driver(node: Node) -> Answer | None:
     return judged([problem], "a CPU build, and a GPU without a driver")
 
 
-@node_rule(
+@rule(
     "DD103",
     "nccl-loaded",
     Severity.WARNING,
@@ -185,7 +185,7 @@ def _use_own_nccl(build: TorchBuild) -> str:
     return f"remove the libnccl in {folder}, or install NCCL {build.nccl} there"
 
 
-@node_rule(
+@rule(
     "DD105",
     "hip-gpu-other",
     Severity.INFO,

@@ -9,7 +9,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.variables import find_variable
 from ddpdoctor.rules.answers import Answer, Problem, judged
 from ddpdoctor.rules.environment.processes import merge_equal, ranks_of
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 from ddpdoctor.rules.variable_flaws import (
     Flaw,
     find_danger,
@@ -36,7 +36,7 @@ OF_THE_LAUNCH = frozenset({"slurm", "k8s", "mpi", "launcher", "build", "loader",
 """Not shown as what was looked at: a launcher sets dozens of them."""
 
 
-@node_rule(
+@rule(
     "DD111", "env-unknown", Severity.WARNING, "A variable is set that nobody reads",
     group=Group.VARIABLES, needs=("software",), reads="names of environment variables, NCCL's version",
 )  # fmt: skip
@@ -80,7 +80,7 @@ def check_env_unknown(node: Node) -> Answer:
     return judged(_draw(node, flaws), f"{_count(node)} {strangers}")
 
 
-@node_rule(
+@rule(
     "DD112", "env-value", Severity.WARNING, "A variable has a value that its reader does not take",
     group=Group.VARIABLES, needs=(), reads="environment variables of NCCL, torch, Gloo, CUDA and OpenMP",
 )  # fmt: skip
@@ -118,7 +118,7 @@ def check_env_value(node: Node) -> Answer:
     return judged(_draw(node, _over_listed(find_wrong_value)), _shown(node))
 
 
-@node_rule(
+@rule(
     "DD113", "env-deprecated", Severity.WARNING, "A variable is out of use",
     group=Group.VARIABLES, needs=("software",), reads="environment variables, versions of torch and NCCL",
 )  # fmt: skip
@@ -151,7 +151,7 @@ def check_env_deprecated(node: Node) -> Answer:
     return judged(_draw(node, _over_listed(find_deprecated)), _shown(node))
 
 
-@node_rule(
+@rule(
     "DD114", "env-danger", Severity.WARNING, "A variable is set that slows jobs down or hides their faults",
     group=Group.VARIABLES, needs=("rdma",), reads="environment variables",
 )  # fmt: skip

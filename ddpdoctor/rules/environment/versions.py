@@ -10,7 +10,7 @@ from ddpdoctor.model.reading import Unread, Why, known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.wheels import driver_of, install_torch, pip, reinstall_torch
 from ddpdoctor.rules.majority import Split, Voice, compare, describe
-from ddpdoctor.rules.registry import Group, fleet_rule, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _INSTALLED = ("site-packages", "dist-packages")
 
 
-@node_rule(
+@rule(
     "DD101",
     "torch-import",
     Severity.ERROR,
@@ -97,7 +97,7 @@ def _mend(node: Node, build: TorchBuild, missing: str | None) -> str:
     return reinstall_torch(node, software.torch_version if software else None)
 
 
-@fleet_rule(
+@rule(
     "DD104",
     "version-same",
     Severity.ERROR,

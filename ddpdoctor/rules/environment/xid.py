@@ -8,7 +8,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import Unread, Why, known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.environment.devices import ranks_on
-from ddpdoctor.rules.registry import Group, node_rule
+from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.gpus import Gpu, Xid
@@ -42,7 +42,7 @@ docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html; how bad: as gcm an
 OTHER = (Severity.INFO, "an error that is not on the list here", "https://docs.nvidia.com/deploy/xid-errors says what")
 
 
-@node_rule(
+@rule(
     "DD311", "xid", Severity.ERROR, "The driver reported errors of GPUs since boot",
     group=Group.GPUS, needs=("kernel_log", "gpus"), reads="/dev/kmsg: NVRM: Xid",
 )  # fmt: skip

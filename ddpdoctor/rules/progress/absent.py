@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.majority import host_list
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
 from .causes import clues_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @rule("DD606", "stopped", Severity.ERROR, "The process of a rank is frozen")
-def check_stopped(scene: Scene) -> Ruling:
+def check_stopped(scene: Scene) -> Answer:
     """Report a process that is frozen: by SIGSTOP, by a debugger, or in the kernel.
 
     ## What it means
@@ -56,19 +56,19 @@ def check_stopped(scene: Scene) -> Ruling:
         rank 2 is stopped (state T) while ranks 0 and 1 wait for it in all_reduce: kill -CONT 4711
     """
     if scene.cause not in (Cause.HANG, Cause.NONE, Cause.CONFLICT):
-        return Ruling(skipped=scene.cause.value)
+        return skipped(scene.cause.value)
     frozen = tuple(n for n in scene.living if scene.states[n].doing is Doing.STOPPED)
     if not frozen:
-        return Ruling()
+        return passed()
     blamed = tuple(n for n in frozen if n in scene.quiet)
     if not blamed:
-        return Ruling(inconclusive=f"{rank_list(frozen)} made progress until a moment ago")
+        return unknown(f"{rank_list(frozen)} made progress until a moment ago")
     if not scene.waits.waiters and not set(scene.living) <= scene.quiet:
-        return Ruling(inconclusive=f"{rank_list(frozen)} is stopped, but nobody waits for it yet")
+        return unknown(f"{rank_list(frozen)} is stopped, but nobody waits for it yet")
     return _stopped(scene, blamed)
 
 
-def _stopped(scene: Scene, blamed: tuple[int, ...]) -> Ruling:
+def _stopped(scene: Scene, blamed: tuple[int, ...]) -> Answer:
     ranks = [scene.rank(n) for n in blamed]
     where = tuple(place for rank in ranks for place in standing_places(rank, waits_for_child=False)[:1])
     traced = [rank.traced_by for rank in ranks if rank.traced_by]
@@ -76,10 +76,7 @@ def _stopped(scene: Scene, blamed: tuple[int, ...]) -> Ruling:
     how = f"held by a debugger (process {traced[0]})" if traced else f"stopped (state {ranks[0].proc_state})"
     waiters = say.waiters_words(scene, blamed)
     clues = {n: clues_of(scene, n) for n in blamed[: say.MAX_CLASSES]} if asleep else {}
-    finding = Finding(
-        code="DD606",
-        kind="stopped",
-        severity=Severity.ERROR,
+    finding = Problem(
         confidence=Confidence.MEDIUM if asleep else Confidence.HIGH,
         ranks=blamed,
         hosts=say.hosts_of(scene, blamed),
@@ -95,7 +92,7 @@ def _stopped(scene: Scene, blamed: tuple[int, ...]) -> Ruling:
         fix=fix_of((clue for found in clues.values() for clue in found), _stopped_fix(scene, blamed, asleep=asleep)),
     )
     lasting = scene.waits.waiters and all(_is_frozen_for_good(scene, rank) for rank in ranks)
-    return Ruling(findings=(finding,), certain=scene.stands_still(blamed), may_resume=not lasting)
+    return judged([finding], certain=scene.stands_still(blamed), may_resume=not lasting)
 
 
 def _is_frozen_for_good(scene: Scene, rank: Rank) -> bool:
@@ -120,7 +117,7 @@ def _stopped_fix(scene: Scene, blamed: tuple[int, ...], *, asleep: bool) -> str:
 
 
 @rule("DD607", "missing", Severity.ERROR, "A rank or node never came")
-def check_missing(scene: Scene) -> Ruling:
+def check_missing(scene: Scene) -> Answer:
     """Report ranks that no process stands for while others wait for them.
 
     ## What it means
@@ -155,17 +152,17 @@ def check_missing(scene: Scene) -> Ruling:
     if scene.cause is Cause.NONE and not scene.states and (scene.job.nnodes > 1 or scene.job.members is not None):
         return judge_missing_nodes(scene)
     if scene.cause not in (Cause.HANG, Cause.NONE):
-        return Ruling(skipped=scene.cause.value)
+        return skipped(scene.cause.value)
     absent = scene.waits.absent
     in_init = any(state.doing is Doing.INIT for state in scene.states.values())
     if not absent or (not scene.sees_all and not in_init):
-        return Ruling()
+        return passed()
     if not scene.waited_long():
-        return Ruling(inconclusive="nobody has waited for the hang timeout yet")
+        return unknown("nobody has waited for the hang timeout yet")
     return _missing(scene, absent)
 
 
-def _missing(scene: Scene, absent: tuple[int, ...]) -> Ruling:
+def _missing(scene: Scene, absent: tuple[int, ...]) -> Answer:
     asked = scene.job.local_ranks_expected
     seen = [
         *say.classes(scene, scene.waits.waiters),
@@ -175,10 +172,7 @@ def _missing(scene: Scene, absent: tuple[int, ...]) -> Ruling:
     doubled = _duplicates(scene)
     alone = scene.sees_all
     absent_nodes = [node for node in never_came(scene.job) if set(ranks_of(scene.job, (node,), ())) & set(absent)]
-    finding = Finding(
-        code="DD607",
-        kind="missing",
-        severity=Severity.ERROR,
+    finding = Problem(
         confidence=Confidence.HIGH if alone else Confidence.LOW,
         ranks=absent,
         hosts=hosts_of_nodes(absent_nodes),
@@ -189,7 +183,7 @@ def _missing(scene: Scene, absent: tuple[int, ...]) -> Ruling:
         fix=_missing_fix(scene, absent_nodes, alone=alone, doubled=bool(doubled)),
     )
     certain = alone and scene.stands_still(())
-    return Ruling(findings=(finding,), certain=certain, may_resume=bool(never_came(scene.job)))
+    return judged([finding], certain=certain, may_resume=bool(never_came(scene.job)))
 
 
 def _node_words(scene: Scene, absent_nodes: list[NodeSeen]) -> list[str]:

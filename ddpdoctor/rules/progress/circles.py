@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
 from .closed import closed, stalled_in
@@ -34,7 +34,7 @@ _MEET = (
 
 
 @rule("DD608", "deadlock", Severity.ERROR, "Ranks wait for each other in a circle")
-def check_deadlock(scene: Scene) -> Ruling:
+def check_deadlock(scene: Scene) -> Answer:
     """Report ranks of which each waits for a call that another will only make later.
 
     ## What it means
@@ -65,33 +65,29 @@ def check_deadlock(scene: Scene) -> Ruling:
     """
     waiters = closed(scene)
     if waiters is None:
-        return Ruling(skipped="somebody is to blame who waits for nobody, or nobody waits")
+        return skipped("somebody is to blame who waits for nobody, or nobody waits")
     if stalled_in(scene):
-        return Ruling(skipped="some wait in a collective that all of its ranks have come to")
+        return skipped("some wait in a collective that all of its ranks have come to")
     circles = find_circles(scene.states, scene.positions, detail=scene.detail)
     pairs = () if circles else find_met_pairs(scene.states)
     if not circles and not pairs and len({position.group for position in scene.positions.values()}) < 2:
-        return Ruling()
+        return passed()
     if not scene.stands_still(()) or not set(waiters) <= scene.quiet:
-        return Ruling(inconclusive="some ranks still make progress")
+        return unknown("some ranks still make progress")
     found = _finding(scene, circles or pairs, waiters)
     on_device = any(scene.states[n].on_device for circle in circles for n in circle.ranks)
     if on_device:
         found = replace(found, confidence=Confidence.MEDIUM)
     if not circles:
         found = replace(found, confidence=Confidence.LOW, fix=_MEET if pairs else found.fix)
-    return Ruling(findings=(found,), certain=bool(circles), may_resume=on_device)
+    return judged([found], certain=bool(circles), may_resume=on_device)
 
 
-def _finding(scene: Scene, circles: Sequence[Circle], waiters: tuple[int, ...]) -> Finding:
+def _finding(scene: Scene, circles: Sequence[Circle], waiters: tuple[int, ...]) -> Problem:
     blamed = tuple(sorted(n for circle in circles for n in circle.ranks)) or waiters
     summary = f"{say.who(scene, blamed)} wait for each other"
     told = [_around_words(scene, circle) for circle in circles[:MOST_TOLD]]
-    return Finding(
-        code="DD608",
-        kind="deadlock",
-        severity=Severity.ERROR,
-        confidence=Confidence.HIGH,
+    return Problem(
         ranks=blamed,
         hosts=say.hosts_of(scene, blamed),
         where=tuple(place for n in blamed for place in places(n, _lines(scene.states[n]))),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
-from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
+from ddpdoctor.model.findings import Confidence, Place, Severity
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
 from .clues import Clue, fix_of, sentences
@@ -40,7 +40,7 @@ _OOM_WORDS = {
 
 
 @rule("DD603", "early-exit", Severity.ERROR, "A rank ended with status 0 while others still waited for it")
-def check_early_exit(scene: Scene) -> Ruling:
+def check_early_exit(scene: Scene) -> Answer:
     """Report a rank that ended without an error before its part in a collective was done.
 
     ## What it means
@@ -70,18 +70,14 @@ def check_early_exit(scene: Scene) -> Ruling:
         rank 1 ended with status 0 at train.py:12 while ranks 0 and 2 wait for it in backward
     """
     if scene.cause is not Cause.EARLY_EXIT:
-        return Ruling(skipped=scene.cause.value) if scene.cause is not Cause.NONE else Ruling()
+        return skipped(scene.cause.value) if scene.cause is not Cause.NONE else passed()
     blamed = scene.early
     turning = _turning(scene, blamed[0])
     lines = turning.lines if turning is not None else ()
     where = tuple(place for n in blamed for place in places(n, [*lines, _way_out(scene.rank(n))]))
     last = _way_out(scene.rank(blamed[0]))
     at = f", last seen {place_words(last)}," if last is not None else ""
-    finding = Finding(
-        code="DD603",
-        kind="early-exit",
-        severity=Severity.ERROR,
-        confidence=Confidence.HIGH,
+    finding = Problem(
         ranks=blamed,
         hosts=say.hosts_of(scene, blamed),
         where=where,
@@ -95,7 +91,7 @@ def check_early_exit(scene: Scene) -> Ruling:
         ),
         fix=fix_of_turning(turning) if turning is not None and turning.parting.is_earlier else _STEP_TOGETHER,
     )
-    return Ruling(findings=(finding,), certain=not scene.is_ending())
+    return judged([finding], certain=not scene.is_ending())
 
 
 def _turning(scene: Scene, number: int) -> Turning | None:
@@ -123,7 +119,7 @@ def _last_located(rank: Rank) -> Call | None:
 
 
 @rule("DD604", "crash", Severity.ERROR, "A rank raised an exception or left with an error status")
-def check_crash(scene: Scene) -> Ruling:
+def check_crash(scene: Scene) -> Answer:
     """Report the rank whose own code failed first.
 
     ## What it means
@@ -159,14 +155,14 @@ def check_crash(scene: Scene) -> Ruling:
     """
     root = scene.root_failure
     if scene.cause is not Cause.FAILURE or root is None:
-        return Ruling(skipped=scene.cause.value) if scene.cause is not Cause.NONE else Ruling()
+        return skipped(scene.cause.value) if scene.cause is not Cause.NONE else passed()
     if root.by_signal:
-        return Ruling(skipped="the first rank that failed did so by a signal")
-    return Ruling(findings=(_failed(scene, root, "DD604", "crash"),), certain=not scene.is_ending())
+        return skipped("the first rank that failed did so by a signal")
+    return judged([_failed(scene, root)], certain=not scene.is_ending())
 
 
 @rule("DD605", "killed", Severity.ERROR, "A rank died by a signal")
-def check_killed(scene: Scene) -> Ruling:
+def check_killed(scene: Scene) -> Answer:
     """Report the rank that a signal ended, and which signal.
 
     ## What it means
@@ -204,22 +200,20 @@ def check_killed(scene: Scene) -> Ruling:
         return judge_lost(scene)
     root = scene.root_failure
     if scene.cause is not Cause.FAILURE or root is None:
-        return Ruling(skipped=scene.cause.value) if scene.cause is not Cause.NONE else Ruling()
+        return skipped(scene.cause.value) if scene.cause is not Cause.NONE else passed()
     if not root.by_signal:
-        return Ruling(skipped="the first rank that failed did so by an exception or a status")
-    return Ruling(findings=(_failed(scene, root, "DD605", "killed"),), certain=not scene.is_ending())
+        return skipped("the first rank that failed did so by an exception or a status")
+    return judged([_failed(scene, root)], certain=not scene.is_ending())
 
 
-def _failed(scene: Scene, root: Failure, code: str, kind: str) -> Finding:
+def _failed(scene: Scene, root: Failure) -> Problem:
     together = same_bug(root, scene.failures)
     blamed = tuple(sorted(failure.rank.rank for failure in together))
     where = tuple(place for failure in together for place in places(failure.rank.rank, _lines(failure)))
     clues = memory_clues(scene, root) or reducer_clues(scene, root)
     if not any(clue.fix for clue in clues):
         clues = (*clues, *_known(root))
-    return Finding(
-        code=code,
-        kind=kind,
+    return Problem(
         severity=Severity.ERROR,
         confidence=_confidence(root),
         ranks=blamed,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.answers import Problem
 
 from . import evidence as say
 from .busy import busy_fix
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from .scene import Scene
 
 
-def tell_late(scene: Scene, late: tuple[int, ...]) -> Finding:
+def tell_late(scene: Scene, late: tuple[int, ...]) -> Problem:
     """Return the finding: where the late ranks were meanwhile, and how long the others had waited."""
     frames = {n: lines_before(scene, n) or (say.line_at(scene.states[n]),) for n in late}
     where = tuple(place for n in late for place in places(n, frames[n]))
@@ -31,10 +32,7 @@ def tell_late(scene: Scene, late: tuple[int, ...]) -> Finding:
     was = f"; until then it was {place_words(known[0])}" if known and len(late) == 1 else ""
     op = first.call.op if first.call is not None else "the call"
     calls = [(n, scene.states[n].call) for n in late]
-    return Finding(
-        code="DD601",
-        kind="stuck",
-        severity=Severity.ERROR,
+    return Problem(
         confidence=Confidence.HIGH if known else Confidence.MEDIUM,
         ranks=late,
         hosts=say.hosts_of(scene, late),

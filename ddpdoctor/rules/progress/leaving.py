@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
+from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
 from .causes import clues_of
@@ -32,7 +32,7 @@ torch takes about 1 s."""
 
 
 @rule("DD609", "exit-hang", Severity.ERROR, "The training code has ended and the process does not")
-def check_exit_hang(scene: Scene) -> Ruling:
+def check_exit_hang(scene: Scene) -> Answer:
     """Report a rank whose script has ended while its process lives on.
 
     ## What it means
@@ -59,23 +59,18 @@ def check_exit_hang(scene: Scene) -> Ruling:
         rank 0 has finished its script and does not end: thread "uploader" runs in upload at log.py:31
     """
     if scene.failures:
-        return Ruling(skipped=Cause.FAILURE.value)
+        return skipped(Cause.FAILURE.value)
     ended = [n for n in scene.living if scene.states[n].doing is Doing.SHUTTING_DOWN and n not in scene.early]
     now = moment(scene.job)
     blamed = tuple(n for n in ended if _is_held_up(scene, n))
     if not blamed:
-        return (
-            Ruling(inconclusive=f"{rank_list(ended)} ended a moment ago") if ended and not scene.job.ended else Ruling()
-        )
+        return unknown(f"{rank_list(ended)} ended a moment ago") if ended and not scene.job.ended else passed()
     where = tuple(place for n in blamed for place in _exit_places(scene.rank(n)))
     first = next(iter(where), None)
     since = seconds(now - (scene.rank(blamed[0]).main_ended_ns or now))
     clues = sentences({n: clues_of(scene, n) for n in blamed[: say.MAX_CLASSES]})
     seen = [*_exit_evidence(scene, blamed), *clues, *say.process_words(scene, blamed), *say.others(scene, blamed)]
-    finding = Finding(
-        code="DD609",
-        kind="exit-hang",
-        severity=Severity.ERROR,
+    finding = Problem(
         confidence=Confidence.HIGH if where else Confidence.MEDIUM,
         ranks=blamed,
         hosts=say.hosts_of(scene, blamed),
@@ -85,7 +80,7 @@ def check_exit_hang(scene: Scene) -> Ruling:
         evidence=(f"the script ended, and the process went on {since}", *seen),
         fix=_exit_fix(scene.rank(blamed[0])),
     )
-    return Ruling(findings=(finding,), certain=set(scene.living) <= {*blamed, *scene.quiet}, may_resume=True)
+    return judged([finding], certain=set(scene.living) <= {*blamed, *scene.quiet}, may_resume=True)
 
 
 def _is_held_up(scene: Scene, number: int) -> bool:
@@ -143,7 +138,7 @@ def _exit_evidence(scene: Scene, blamed: tuple[int, ...]) -> list[str]:
 
 
 @rule("DD612", "exit-abort", Severity.INFO, "A rank was aborted on its way out, after its script had ended")
-def check_exit_abort(scene: Scene) -> Ruling:
+def check_exit_abort(scene: Scene) -> Answer:
     """Report a rank that died of SIGABRT after its script had ended well.
 
     ## What it means
@@ -172,13 +167,9 @@ def check_exit_abort(scene: Scene) -> Ruling:
     """
     aborted = tuple(n for n in sorted(scene.states) if aborted_at_exit(scene.rank(n)) and n not in scene.early)
     if not aborted:
-        return Ruling()
+        return passed()
     signals = sorted({scene.rank(n).signal or "a signal" for n in aborted})
-    finding = Finding(
-        code="DD612",
-        kind="exit-abort",
-        severity=Severity.INFO,
-        confidence=Confidence.HIGH,
+    finding = Problem(
         ranks=aborted,
         summary=f"{rank_list(aborted)} {verb(aborted, 'was', 'were')} aborted at exit, after the script had ended; "
         "training is not affected",
@@ -187,4 +178,4 @@ def check_exit_abort(scene: Scene) -> Ruling:
         ),
         fix="call dist.barrier() and then dist.destroy_process_group() as the last lines of the script",
     )
-    return Ruling(findings=(finding,))
+    return judged([finding])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.nodes import Presence
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.reaching import Contact
+from ddpdoctor.rules.answers import Answer, Problem, judged, unknown
 from ddpdoctor.rules.majority import host_list
-from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
 from .members import hosts_of_nodes, is_alone, node_words, others_of, ranks_of
@@ -24,18 +24,15 @@ _UP = frozenset({Contact.CONNECTED, Contact.REFUSED, Contact.RESET, Contact.NO_S
 """What only a host that runs and is reached answers with."""
 
 
-def judge_lost(scene: Scene) -> Ruling:
+def judge_lost(scene: Scene) -> Answer:
     """Report the nodes of which nothing is heard any more, where the ranks that are left cannot go on without them."""
     if was_left_running(scene.job, scene.failures) and not _stands(scene):
-        return Ruling(inconclusive="the ranks that are left have not waited for the hang timeout yet")
+        return unknown("the ranks that are left have not waited for the hang timeout yet")
     lost = _blamed(scene)
     cut_off = _is_cut_off(scene)
     own = (scene.job.host,) if cut_off and scene.job.host else ()
     unseen = set(range(scene.world)) - set(scene.states)
-    finding = Finding(
-        code="DD605",
-        kind="killed",
-        severity=Severity.ERROR,
+    finding = Problem(
         confidence=_confidence(scene, cut_off=cut_off),
         ranks=() if own else ranks_of(scene.job, lost, unseen),
         hosts=own or hosts_of_nodes(lost),
@@ -49,7 +46,7 @@ def judge_lost(scene: Scene) -> Ruling:
         fix=_fix(scene, lost, cut_off=cut_off),
     )
     certain = scene.stands_still(()) and not scene.is_ending()
-    return Ruling(findings=(finding,), certain=certain, may_resume=not all(_is_gone(scene, node) for node in lost))
+    return judged([finding], certain=certain, may_resume=not all(_is_gone(scene, node) for node in lost))
 
 
 def _is_gone(scene: Scene, node: NodeSeen) -> bool:

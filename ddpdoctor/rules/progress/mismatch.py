@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Finding, Severity
+from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
 from .conflicts import REDUCING, ROOTED
@@ -47,7 +47,7 @@ _ONE_LINE = (
 
 
 @rule("DD602", "mismatch", Severity.ERROR, "Ranks disagree about the next collective")
-def check_mismatch(scene: Scene) -> Ruling:
+def check_mismatch(scene: Scene) -> Answer:
     """Report ranks that call another collective than the others, or with another shape or dtype.
 
     ## What it means
@@ -88,14 +88,14 @@ def check_mismatch(scene: Scene) -> Ruling:
     """
     conflict = scene.conflict
     if scene.cause is not Cause.CONFLICT or conflict is None:
-        return Ruling(skipped=scene.cause.value) if scene.cause is not Cause.NONE else Ruling()
+        return skipped(scene.cause.value) if scene.cause is not Cause.NONE else passed()
     moving = set(scene.living) - scene.quiet if was_left_running(scene.job, scene.failures) else set()
     if moving & {part.rank for part in conflict.parts}:
-        return Ruling(inconclusive=f"{rank_list(moving)} still {verb(moving, 'makes', 'make')} progress")
-    return Ruling(findings=(_finding(scene, conflict),), certain=scene.stands_still(()))
+        return unknown(f"{rank_list(moving)} still {verb(moving, 'makes', 'make')} progress")
+    return judged([_finding(scene, conflict)], certain=scene.stands_still(()))
 
 
-def _finding(scene: Scene, conflict: Conflict) -> Finding:
+def _finding(scene: Scene, conflict: Conflict) -> Problem:
     skipped = skipped_reduction(scene, conflict)
     if skipped is not None:
         return skipped
@@ -110,10 +110,7 @@ def _finding(scene: Scene, conflict: Conflict) -> Finding:
         for part in departing
         for place in places(part.rank, _lines(scene, part, turning if part.rank in alike else None))
     )
-    return Finding(
-        code="DD602",
-        kind="mismatch",
-        severity=Severity.ERROR,
+    return Problem(
         confidence=conflict.blame.confidence,
         ranks=blamed,
         hosts=say.hosts_of(scene, blamed),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.reaching import Contact
+from ddpdoctor.rules.answers import Answer, Problem, judged, unknown
 from ddpdoctor.rules.majority import host_list
-from ddpdoctor.rules.ruling import Ruling
 
 from .members import hosts_of_nodes, is_alone, never_came, node_words, others_of, ranks_of
 from .reached import CHECK, failing, reach_fix, reached_words
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from .scene import Scene
 
 
-def judge_missing_nodes(scene: Scene) -> Ruling:
+def judge_missing_nodes(scene: Scene) -> Answer:
     """Report the nodes for which the launcher waits, so that no rank has started anywhere."""
     job = scene.job
     if job.now_ns - job.launched_ns < job.hang_timeout_s * 1e9:
-        return Ruling(inconclusive="the launcher has not waited for the hang timeout yet")
+        return unknown("the launcher has not waited for the hang timeout yet")
     if job.members is None:
         return _unseen_nodes(scene)
     absent = never_came(job)
     if is_alone(job) and job.members.own != 0:  # of the others only the first would have told it
         absent = tuple(node for node in absent if node.number == 0)
     finding = _absent(job, absent) if absent else _apart(job)
-    return Ruling(findings=(finding,), certain=True, may_resume=True)
+    return judged([finding], certain=True, may_resume=True)
 
 
-def _absent(job: Job, absent: tuple[NodeSeen, ...]) -> Finding:
+def _absent(job: Job, absent: tuple[NodeSeen, ...]) -> Problem:
     """Report members of which nothing was heard. What this node sees of them says why, where it can be told."""
     bad = failing(job.reached)
     who = node_words(job, absent)
@@ -44,10 +44,7 @@ def _absent(job: Job, absent: tuple[NodeSeen, ...]) -> Finding:
     said = f"{who} never came, and the launcher here waits {_waited(job)}".rstrip()
     if is_alone(job) and bad is not None:
         said = f"{job.host or 'this node'} cannot reach {bad.host}:{bad.port} ({_short(bad.contact)}): " + said
-    return Finding(
-        code="DD607",
-        kind="missing",
-        severity=Severity.ERROR,
+    return Problem(
         confidence=Confidence.MEDIUM if is_alone(job) else Confidence.HIGH,
         ranks=ranks_of(job, absent, ()),
         hosts=hosts,
@@ -93,15 +90,12 @@ def _absent_fix(job: Job, absent: tuple[NodeSeen, ...]) -> str:
     return f"see whether the job was started{where}, with the same endpoint, id and number of nodes; {CHECK}"
 
 
-def _apart(job: Job) -> Finding:
+def _apart(job: Job) -> Problem:
     """Report launchers that wait although every node is here: they look for each other in different places."""
     others = others_of(job)
     bad = failing(job.reached)
     place = f": {job.host or 'this node'} cannot reach {bad.host}:{bad.port} ({_short(bad.contact)})" if bad else ""
-    return Finding(
-        code="DD607",
-        kind="missing",
-        severity=Severity.ERROR,
+    return Problem(
         confidence=Confidence.MEDIUM,
         hosts=(job.host,) if bad is not None and bad.contact is Contact.UNRESOLVED and job.host else (),
         summary=f"all {len(others) + 1} nodes are here, and their launchers have not come together "
@@ -119,18 +113,15 @@ def _elsewhere_words(job: Job) -> list[str]:
     return [f"on {seen.host}, {sentence}" for seen in job.elsewhere for sentence in reached_words(seen.reached)]
 
 
-def _unseen_nodes(scene: Scene) -> Ruling:
+def _unseen_nodes(scene: Scene) -> Answer:
     """Report, of a node that hears of no others by itself, that its launcher waits for them."""
     job = scene.job
     if job.node_rank is None or not job.local_ranks_expected or job.world_size is None:
-        return Ruling(inconclusive="which ranks this node should have is not known")
+        return unknown("which ranks this node should have is not known")
     first = job.node_rank * job.local_ranks_expected
     here = range(first, first + job.local_ranks_expected)
     elsewhere = tuple(n for n in range(job.world_size) if n not in here)
-    finding = Finding(
-        code="DD607",
-        kind="missing",
-        severity=Severity.ERROR,
+    finding = Problem(
         confidence=Confidence.LOW,
         ranks=elsewhere,
         summary=f"the launcher of node {job.node_rank} waits for other nodes: no rank has started {_waited(job)}",
@@ -140,4 +131,4 @@ def _unseen_nodes(scene: Scene) -> Ruling:
         ),
         fix=f"see whether the other nodes were started, and whether they reach this node's --rdzv-endpoint; {CHECK}",
     )
-    return Ruling(findings=(finding,))
+    return judged([finding])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.reaching import Contact
 from ddpdoctor.rules.firewall_opening import EPHEMERAL
-from ddpdoctor.rules.rendezvous.scene import describe
+from ddpdoctor.rules.rendezvous.meeting import describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.reducer import Fault
+from ddpdoctor.rules.answers import Problem
 
 from . import evidence as say
 from .clues import Clue
@@ -86,7 +86,7 @@ def other_words(scene: Scene) -> list[str]:
     return found
 
 
-def skipped_reduction(scene: Scene, conflict: Conflict) -> Finding | None:
+def skipped_reduction(scene: Scene, conflict: Conflict) -> Problem | None:
     """Return the finding where ranks are past a backward that left gradients out, in whose reduction others wait."""
     skipping = {part.rank: said for part in conflict.parts if (said := scene.rank(part.rank).unfinished) is not None}
     waiting = [part.rank for part in conflict.parts if part.native and part.kind.op == "backward"]
@@ -94,11 +94,7 @@ def skipped_reduction(scene: Scene, conflict: Conflict) -> Finding | None:
         return None
     blamed = tuple(sorted(skipping))
     said = skipping[blamed[0]]
-    return Finding(
-        code="DD602",
-        kind="mismatch",
-        severity=Severity.ERROR,
-        confidence=Confidence.HIGH,
+    return Problem(
         ranks=blamed,
         hosts=say.hosts_of(scene, blamed),
         where=tuple(place for n in blamed for place in places(n, [skipping[n].site])),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
+from ddpdoctor.model.findings import Confidence, Place
 from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.rules.ruling import Ruling
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, unknown
 
 from . import evidence as say
 from .places import places
@@ -23,17 +23,17 @@ _LOOPBACK = ("localhost", "127.", "::1", "0.0.0.0", "[::1]")  # noqa: S104 - com
 CHECK = "ddpdoctor check-rendezvous"
 
 
-def judge_stores(scene: Scene) -> Ruling:
+def judge_stores(scene: Scene) -> Answer:
     """Blame the ranks whose store answers nobody, where no rank is there or on its way that should serve it."""
     if scene.waits.blockers or scene.waits.absent:
-        return Ruling()
+        return passed()
     blamed = tuple(n for n in scene.waits.waiters if _is_unserved(scene, n))
     if not blamed or not set(blamed) <= scene.quiet:
-        return Ruling()
+        return passed()
     if not scene.waited_long():
-        return Ruling(inconclusive=f"{rank_list(blamed)} {verb(blamed, 'connects', 'connect')} to the job's store")
+        return unknown(f"{rank_list(blamed)} {verb(blamed, 'connects', 'connect')} to the job's store")
     sure = all(_is_sure(scene, n) for n in blamed)
-    return Ruling(findings=(_finding(scene, blamed, sure=sure),), certain=sure and scene.stands_still(blamed))
+    return judged([_finding(scene, blamed, sure=sure)], certain=sure and scene.stands_still(blamed))
 
 
 def _sought(rank: Rank) -> StoreSought | None:
@@ -88,17 +88,14 @@ def _nobody_listens(store: StoreSought, causes: ProcessCauses | None) -> bool:
     return not any(end.endswith(f":{store.port}") for end in causes.connections.listening)
 
 
-def _finding(scene: Scene, blamed: tuple[int, ...], *, sure: bool) -> Finding:
+def _finding(scene: Scene, blamed: tuple[int, ...], *, sure: bool) -> Problem:
     rank = scene.rank(blamed[0])
     store = rank.causes.store if rank.causes is not None else None
     assert store is not None
     ends = {f"{one.host}:{one.port}" for one in map(_sought, map(scene.rank, blamed)) if one is not None}
     where = tuple(place for n in blamed for place in _places(scene, n))
     at = f" ({line_of(where[0])})" if where and {(p.file, p.line) for p in where if p.rank == blamed[0]} else ""
-    return Finding(
-        code="DD601",
-        kind="stuck",
-        severity=Severity.ERROR,
+    return Problem(
         confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
         ranks=blamed,
         hosts=say.hosts_of(scene, blamed),

@@ -7,11 +7,11 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
-from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
+from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.steps import Phase, StepEnd
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
 from .device import TIMING
@@ -57,7 +57,7 @@ _FIXES = {
 
 
 @rule("DD610", "straggler", Severity.WARNING, "A rank is slow, and the others wait for it in step after step")
-def check_straggler(scene: Scene) -> Ruling:
+def check_straggler(scene: Scene) -> Answer:
     """Report a rank that comes last to nearly every step and costs the others a fifth of it.
 
     ## What it means
@@ -94,23 +94,23 @@ def check_straggler(scene: Scene) -> Ruling:
         the others wait for rank 2 in 58 of 60 steps: it is slow before forward, in augment at train.py:31
     """
     if scene.cause is not Cause.NONE:
-        return Ruling(skipped=scene.cause.value)
+        return skipped(scene.cause.value)
     pacings = find_pacings(scene.job)
-    judged = [late for late in map(find_late, pacings) if late is not None]
-    if not judged and (any(rank.device_times for rank in scene.job.ranks) or _is_unknown(scene)):
+    seen = [late for late in map(find_late, pacings) if late is not None]
+    if not seen and (any(rank.device_times for rank in scene.job.ranks) or _is_unknown(scene)):
         return _judge_devices(scene)
     if not pacings:
-        return Ruling(skipped="no steps of two ranks were recorded")
-    if not judged:
+        return skipped("no steps of two ranks were recorded")
+    if not seen:
         most = max(pacing.steps for pacing in pacings)
-        return Ruling(skipped=f"{most} steps were recorded, fewer than {MIN_STEPS}")
-    costly = [late for late in judged if late.is_costly]
+        return skipped(f"{most} steps were recorded, fewer than {MIN_STEPS}")
+    costly = [late for late in seen if late.is_costly]
     bound = [late for late in costly if _is_input_bound(scene, late)]
     findings = tuple(_finding(scene, late) for late in costly if late not in bound)
     if findings or not bound:
-        return Ruling(findings=findings)
+        return judged(findings)
     numbers = sorted(number for late in bound for number in late.pacing.paces)
-    return Ruling(skipped=f"the loader workers of {rank_list(numbers)} are at work all the time: none of these is slow")
+    return skipped(f"the loader workers of {rank_list(numbers)} are at work all the time: none of these is slow")
 
 
 def _is_unknown(scene: Scene) -> bool:
@@ -118,22 +118,19 @@ def _is_unknown(scene: Scene) -> bool:
     return any(rank.step_times is not None and rank.step_times.unknown for rank in scene.job.ranks)
 
 
-def _judge_devices(scene: Scene) -> Ruling:
+def _judge_devices(scene: Scene) -> Answer:
     late = find_late_device(scene)
     if late is not None:
-        return Ruling(findings=(_device_finding(scene, late),))
+        return judged([_device_finding(scene, late)])
     if any(rank.device_times for rank in scene.job.ranks):
-        return Ruling()
-    return Ruling(inconclusive=f"how long ranks waited for each other on their devices is not known without {TIMING}")
+        return passed()
+    return unknown(f"how long ranks waited for each other on their devices is not known without {TIMING}")
 
 
-def _device_finding(scene: Scene, late: LateDevice) -> Finding:
+def _device_finding(scene: Scene, late: LateDevice) -> Problem:
     who = say.who(scene, (late.rank,))
     group = group_words(late.group, scene.world)
-    return Finding(
-        code="DD610",
-        kind="straggler",
-        severity=Severity.WARNING,
+    return Problem(
         confidence=Confidence.MEDIUM,
         ranks=(late.rank,),
         hosts=say.hosts_of(scene, (late.rank,)),
@@ -158,16 +155,13 @@ def _is_input_bound(scene: Scene, late: Late) -> bool:
     return len(known) == len(late.others) and median(known) > 1 - COST_SHARE
 
 
-def _finding(scene: Scene, late: Late) -> Finding:
+def _finding(scene: Scene, late: Late) -> Problem:
     by_phase: dict[Phase, list[int]] = defaultdict(list)
     for number in late.ranks:
         by_phase[slow_phase(late, number)[0]].append(number)
     where = tuple(place for number in late.ranks for place in _places(scene, late, number))
     main = max(by_phase, key=lambda phase: len(by_phase[phase]))
-    return Finding(
-        code="DD610",
-        kind="straggler",
-        severity=Severity.WARNING,
+    return Problem(
         confidence=_sureness(scene, late),
         ranks=late.ranks,
         hosts=say.hosts_of(scene, late.ranks),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ddpdoctor.model.findings import Confidence, Finding, Place, Severity
+from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
 from .causes import busy_at, clues_of, compiles
@@ -30,7 +30,7 @@ ALONE_PATIENCE = 4
 
 
 @rule("DD601", "stuck", Severity.ERROR, "A rank makes no progress, and the others wait for it")
-def check_stuck(scene: Scene) -> Ruling:
+def check_stuck(scene: Scene) -> Answer:
     """Report a rank that is in no collective and makes no progress while others wait for it.
 
     ## What it means
@@ -83,7 +83,7 @@ def check_stuck(scene: Scene) -> Ruling:
         rank 1 makes no progress in read_batch at train.py:7 while ranks 0 and 2 wait for it in backward
     """
     if scene.cause not in (Cause.HANG, Cause.NONE):
-        return Ruling(skipped=scene.cause.value)
+        return skipped(scene.cause.value)
     if not scene.waits.waiters:
         return _all_stuck(scene)
     held = tuple(n for n in scene.waits.blockers if scene.states[n].doing in _HOLDS_UP)
@@ -91,13 +91,13 @@ def check_stuck(scene: Scene) -> Ruling:
         return _nobody_held(scene)
     blamed = tuple(n for n in held if n in scene.quiet)
     if not blamed:
-        return Ruling(inconclusive=f"{rank_list(held)} still {verb(held, 'makes', 'make')} progress")
+        return unknown(f"{rank_list(held)} still {verb(held, 'makes', 'make')} progress")
     if not any(scene.rank(n).initialized for n in scene.states) and not scene.waited_long():
-        return Ruling(inconclusive="nobody has waited for the hang timeout yet")
+        return unknown("nobody has waited for the hang timeout yet")
     return _stuck(scene, blamed, _sureness(scene, blamed))
 
 
-def _nobody_held(scene: Scene) -> Ruling:
+def _nobody_held(scene: Scene) -> Answer:
     """Judge a job in which every rank waits: one came too late, or its device is behind, or they seek a store."""
     late = find_late(scene)
     if late:
@@ -108,7 +108,7 @@ def _nobody_held(scene: Scene) -> Ruling:
     return judge_stores(scene)
 
 
-def _behind(scene: Scene, blamed: tuple[int, ...]) -> Ruling:
+def _behind(scene: Scene, blamed: tuple[int, ...]) -> Answer:
     """Report ranks whose device still runs what was queued before a collective that the others are in."""
     sites = {n: say.line_at(scene.states[n]) for n in blamed}
     where = tuple(place for n, frame in sites.items() for place in places(n, [frame])[:1])
@@ -117,10 +117,7 @@ def _behind(scene: Scene, blamed: tuple[int, ...]) -> Ruling:
     summary = (
         f"{say.who(scene, blamed)} {mine}{at}, and {verb(blamed, 'its device has', 'their devices have')} not come to"
     )
-    finding = Finding(
-        code="DD601",
-        kind="stuck",
-        severity=Severity.ERROR,
+    finding = Problem(
         confidence=Confidence.MEDIUM,
         ranks=blamed,
         hosts=say.hosts_of(scene, blamed),
@@ -134,11 +131,11 @@ def _behind(scene: Scene, blamed: tuple[int, ...]) -> Ruling:
         fix="look for a kernel before that call which takes long on these ranks alone (a profiler shows it), and for a "
         "throttled or hanging GPU: nvidia-smi, `ddpdoctor check-env`",
     )  # fmt: skip
-    return Ruling(findings=(finding,), may_resume=True)
+    return judged([finding], may_resume=True)
 
 
-def _late(scene: Scene, late: tuple[int, ...]) -> Ruling:
-    return Ruling(findings=(tell_late(scene, late),), certain=not scene.is_ending())
+def _late(scene: Scene, late: tuple[int, ...]) -> Answer:
+    return judged([tell_late(scene, late)], certain=not scene.is_ending())
 
 
 def _sureness(scene: Scene, blamed: tuple[int, ...]) -> Confidence:
@@ -155,20 +152,20 @@ def _all_recorded(scene: Scene, blamed: tuple[int, ...]) -> bool:
     return all(scene.rank(n).recorded for n in blamed)
 
 
-def _all_stuck(scene: Scene) -> Ruling:
+def _all_stuck(scene: Scene) -> Answer:
     """Judge a job in which nobody waits for another rank."""
     blamed = tuple(n for n in scene.living if scene.states[n].doing in _HOLDS_UP)
     if not blamed or not was_left_running(scene.job, scene.failures):
-        return Ruling()
+        return passed()
     moving = [n for n in blamed if n not in scene.quiet]
     if moving:
-        return Ruling()
+        return passed()
     if not any(scene.rank(n).initialized for n in scene.states) and not _wait_outside(scene, blamed):
-        return Ruling(inconclusive="no rank has come to init_process_group, so that none waits")
+        return unknown("no rank has come to init_process_group, so that none waits")
     if len(blamed) < len(scene.states) and not all(_is_patience_over(scene, n) for n in blamed):
-        return Ruling(inconclusive=f"{rank_list(blamed)} {verb(blamed, 'goes', 'go')} on alone; nobody waits")
+        return unknown(f"{rank_list(blamed)} {verb(blamed, 'goes', 'go')} on alone; nobody waits")
     if any(busy_at(scene, n) for n in blamed) and not all(_is_patience_over(scene, n) for n in blamed):
-        return Ruling(inconclusive=f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} at work, and nobody waits")
+        return unknown(f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} at work, and nobody waits")
     sure = all(is_surely_left(scene.rank(n).causes) for n in blamed)
     return _stuck(
         scene, blamed, Confidence.LOW if not scene.sees_all else Confidence.HIGH if sure else Confidence.MEDIUM
@@ -191,7 +188,7 @@ def _is_patience_over(scene: Scene, number: int) -> bool:
     return moment(scene.job) - last >= ALONE_PATIENCE * timeout_ns(scene.job)
 
 
-def _stuck(scene: Scene, blamed: tuple[int, ...], confidence: Confidence) -> Ruling:
+def _stuck(scene: Scene, blamed: tuple[int, ...], confidence: Confidence) -> Answer:
     where = tuple(
         place for n in blamed for place in standing_places(scene.rank(n), waits_for_child=_in_loader(scene, n))
     )
@@ -206,10 +203,7 @@ def _stuck(scene: Scene, blamed: tuple[int, ...], confidence: Confidence) -> Rul
     seen += [*say.progress_words(scene, blamed), *say.process_words(scene, blamed)]
     seen += [*limit_words(scene), *say.cascade_words(scene.failures, blamed)]
     clues = {n: clues_of(scene, n) for n in blamed[: say.MAX_CLASSES]}
-    finding = Finding(
-        code="DD601",
-        kind="stuck",
-        severity=Severity.ERROR,
+    finding = Problem(
         confidence=confidence,
         ranks=blamed,
         hosts=say.hosts_of(scene, blamed),
@@ -222,7 +216,7 @@ def _stuck(scene: Scene, blamed: tuple[int, ...], confidence: Confidence) -> Rul
     works = any(compiles(scene.rank(n)) or is_held_outside(scene, scene.rank(n)) for n in blamed)
     certain = _is_certain(scene, blamed) and not works
     in_vain = all(is_surely_left(scene.rank(n).causes) for n in blamed)
-    return Ruling(findings=(finding,), certain=certain, may_resume=not in_vain)
+    return judged([finding], certain=certain, may_resume=not in_vain)
 
 
 def _doing_words(scene: Scene, blamed: tuple[int, ...], at: str) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
 from .closed import closed, stalled_in
@@ -31,7 +31,7 @@ MOST_TOLD = 4
 
 
 @rule("DD611", "transport", Severity.ERROR, "All ranks are inside the same collective and it does not complete")
-def check_transport(scene: Scene) -> Ruling:
+def check_transport(scene: Scene) -> Answer:
     """Report a collective that all ranks have come to and that does not end.
 
     ## What it means
@@ -60,21 +60,21 @@ def check_transport(scene: Scene) -> Ruling:
     """
     waiters = closed(scene)
     if waiters is None:
-        return Ruling(skipped="somebody is to blame who waits for nobody, or nobody waits")
+        return skipped("somebody is to blame who waits for nobody, or nobody waits")
     stalled = stalled_in(scene)
     if queued_behind(scene):
-        return Ruling(skipped="the devices of some ranks have not come to it")
+        return skipped("the devices of some ranks have not come to it")
     if not stalled and not scene.sees_all:
-        return Ruling(inconclusive="ranks of other nodes were not seen")
+        return unknown("ranks of other nodes were not seen")
     if not stalled or not scene.stands_still(()):
-        return Ruling()
+        return passed()
     if not set(waiters) <= scene.quiet or not scene.waited_long():
-        return Ruling(inconclusive="some ranks still make progress")
+        return unknown("some ranks still make progress")
     blamed = tuple(sorted({member for position in stalled for member in position.group.members}))
     computing = any(scene.states[n].doing is Doing.NATIVE for n in waiters) and not lose_packets(scene)
     finding = _finding(scene, stalled, blamed)
     runs = has_begun(scene, stalled) or is_limit_over(scene)
-    return Ruling(findings=(finding,), certain=runs and not computing, may_resume=True)
+    return judged([finding], certain=runs and not computing, may_resume=True)
 
 
 def _stalled_words(scene: Scene, stalled: Sequence[Position]) -> str:
@@ -92,14 +92,11 @@ def _one_stalled(scene: Scene, position: Position, inside: list[int]) -> str:
     return f"{who} {verb(inside, 'is', 'are')} inside {number} of group {position.group.name}{come}"
 
 
-def _finding(scene: Scene, stalled: Sequence[Position], blamed: tuple[int, ...]) -> Finding:
+def _finding(scene: Scene, stalled: Sequence[Position], blamed: tuple[int, ...]) -> Problem:
     sites = {n: say.line_at(scene.states[n]) for n in blamed}
     group = stalled[0].group
     clues = transport_clues(scene, group)
-    return Finding(
-        code="DD611",
-        kind="transport",
-        severity=Severity.ERROR,
+    return Problem(
         confidence=Confidence.MEDIUM if any(clue.fix for clue in clues) else Confidence.LOW,
         ranks=blamed,
         hosts=say.hosts_of(scene, blamed),

@@ -9,12 +9,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.node import Fleet
 from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.model.reading import NotRead, known
+from ddpdoctor.model.reading import known
+from ddpdoctor.rules.engine import fleet_facts, judge
 from ddpdoctor.rules.interface_choice import choose
-from ddpdoctor.rules.registry import Scope, environment_rules
+from ddpdoctor.rules.registry import rules_of
 
 from .clues import Clue
 from .members import machines_of
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.network import Network
     from ddpdoctor.model.node import Node
-    from ddpdoctor.rules.answers import Answer
-    from ddpdoctor.rules.registry import Rule
 
     from .groups import Group
     from .scene import Scene
@@ -219,20 +217,11 @@ def _down_on(scene: Scene, machine: Node, network: Network) -> Iterator[Clue]:
 
 def _machine(node: Node, likely: Likely) -> Iterator[Clue]:
     """Ask the rules of `check-env` that matter for this kind of job, in their order."""
-    rules = {rule.code: rule for rule in environment_rules()}
+    rules = {rule.code: rule for rule in rules_of("environment")}
+    facts = fleet_facts(Fleet(nodes=(node,)))
     for code in likely.rules:
-        answer = _answer(rules[code], node)
-        for problem in answer.problems if answer is not None and answer.outcome is Outcome.FAILED else ():
-            yield Clue(said=f"on {node.host}: {problem.summary} ({code})", fix=problem.fix)
-
-
-def _answer(rule: Rule, node: Node) -> Answer | None:
-    assert rule.environment is not None
-    try:
-        answer: Answer = rule.check(Fleet(nodes=(node,)) if rule.environment.scope is Scope.FLEET else node)
-    except NotRead:
-        return None
-    return answer
+        for found in judge([rules[code]], facts).findings:
+            yield Clue(said=f"on {node.host}: {found.summary} ({code})", fix=found.fix)
 
 
 def _source(source: str) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ddpdoctor.model.facts import Life, Rank
-from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.nodes import Presence
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.answers import Answer, Problem, judged
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.ruling import Ruling
 
 from . import evidence as say
 from .hook_losses import LOSSES, UNKNOWN, losses_of
@@ -20,7 +20,7 @@ UPDATE = "update ddpdoctor; if that does not help, open an issue that names the 
 
 
 @rule("DD901", "not-recorded", Severity.INFO, "A rank could not be recorded")
-def check_recorded(scene: Scene) -> Ruling:
+def check_recorded(scene: Scene) -> Answer:
     """Report ranks that ran without a recorder, with a damaged one, or on a torch that lacks one of its hooks.
 
     ## What it means
@@ -57,10 +57,10 @@ def check_recorded(scene: Scene) -> Ruling:
         if why:
             unseen.setdefault(why, []).append(number)
     found = [_finding(scene, why, tuple(ranks)) for why, ranks in unseen.items()]
-    return Ruling(findings=(*found, *_without_hooks(scene), *_elsewhere(scene)))
+    return judged([*found, *_without_hooks(scene), *_elsewhere(scene)])
 
 
-def _without_hooks(scene: Scene) -> list[Finding]:
+def _without_hooks(scene: Scene) -> list[Problem]:
     """Report what torch lacks, once for all ranks that lack the same."""
     lacking: dict[tuple[str, ...], list[int]] = {}
     for number in sorted(scene.states):
@@ -84,7 +84,7 @@ def _lack_words(hooks: tuple[str, ...]) -> str:
     return f"no place for {len(hooks)} of the recorder's hooks: {', '.join(hooks)}"
 
 
-def _elsewhere(scene: Scene) -> list[Finding]:
+def _elsewhere(scene: Scene) -> list[Problem]:
     """Report the ranks that no process here stands for; where the user told of other nodes, only if it matters."""
     there = tuple(sorted(set(range(scene.world)) - set(scene.states)))
     expected = scene.job.nnodes > 1 and (scene.cause is Cause.NONE or _all_have_one(scene))
@@ -114,13 +114,9 @@ def _why(rank: Rank) -> str:
     return "no recorder was loaded into it"
 
 
-def _finding(scene: Scene, why: str, ranks: tuple[int, ...]) -> Finding:
+def _finding(scene: Scene, why: str, ranks: tuple[int, ...]) -> Problem:
     losses = losses_of(why)
-    return Finding(
-        code="DD901",
-        kind="not-recorded",
-        severity=Severity.INFO,
-        confidence=Confidence.HIGH,
+    return Problem(
         ranks=ranks,
         hosts=say.hosts_of(scene, ranks),
         summary=f"{rank_list(ranks)} could not be recorded, at least not in full: {why}",

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.reaching import Contact
 from ddpdoctor.model.reading import known
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.majority import host_list
-from ddpdoctor.rules.registry import find_rule, rule
+from ddpdoctor.rules.registry import Group, rule
 from ddpdoctor.rules.rendezvous.lines import Way, explain
+from ddpdoctor.rules.rendezvous.meeting import Meeting, first_few
 from ddpdoctor.rules.rendezvous.payloads import is_black_hole, is_lossy, lost_share, rate_of, say_rate, slow_pairs
-from ddpdoctor.rules.rendezvous.scene import Scene, first_few
-from ddpdoctor.rules.ruling import Ruling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from ddpdoctor.model.reaching import NodePair
     from ddpdoctor.rules.rendezvous.lines import Blame
@@ -27,8 +27,8 @@ SAFE_MTU = 1400
 """Ours: leaves room for the headers of VXLAN (50 bytes), WireGuard (60) and IPsec (up to 73) in packets of 1500."""
 
 
-@rule("DD222", "packet-loss", Severity.WARNING, "Packets are lost between nodes")
-def check_payloads(scene: Scene) -> Ruling:
+@rule("DD222", "packet-loss", Severity.WARNING, "Packets are lost between nodes", group=Group.NETWORK)
+def check_payloads(meeting: Meeting) -> Answer:
     """Report pairs of nodes between which packets are lost; and payloads that stall, or are slow.
 
     ## What it means
@@ -57,30 +57,32 @@ def check_payloads(scene: Scene) -> Ruling:
     Look at the counters of the interface that is named, `ethtool -S eth0 | grep -iE 'drop|err|crc'` and `ip -s link
     show eth0`, then at the cable and the port of the switch.
     """
-    pairs = {(p.source, p.target): p for p in scene.rendezvous.pairs if p.large is not None}
+    pairs = {(p.source, p.target): p for p in meeting.rendezvous.pairs if p.large is not None}
     if not pairs:
-        return Ruling(skipped="no large payload was sent between nodes")
+        return skipped("no large payload was sent between nodes")
     findings = [
-        *_blamed(scene, pairs, {key: is_black_hole(pair) for key, pair in pairs.items()}, _black_hole),
-        *_blamed(scene, pairs, {key: is_lossy(pair) for key, pair in pairs.items()}, _loss),
-        *_slow(scene, pairs),
+        *_blamed(meeting, pairs, {key: is_black_hole(pair) for key, pair in pairs.items()}, _black_hole),
+        *_blamed(meeting, pairs, {key: is_lossy(pair) for key, pair in pairs.items()}, _loss),
+        *_slow(meeting, pairs),
     ]
     counted = any(pair.large is not None and pair.large.retransmitted is not None for pair in pairs.values())
     if not findings and not counted:
-        return Ruling(inconclusive="the kernel does not say how many segments it sent again (TCP_INFO)")
-    return Ruling(findings=tuple(findings))
+        return unknown("the kernel does not say how many segments it sent again (TCP_INFO)")
+    sent = [pair.large for pair in pairs.values() if pair.large is not None and pair.connecting is not None]
+    arrived = sum(one.contact is Contact.CONNECTED for one in sent)
+    return judged(findings, f"{arrived} of {len(sent)} large payloads arrived")
 
 
 def _blamed(
-    scene: Scene,
+    meeting: Meeting,
     pairs: Pairs,
     bad: dict[tuple[int, int], bool],
-    make: Callable[[Scene, Blame, list[NodePair]], Finding],
-) -> list[Finding]:
-    return [make(scene, blame, [pairs[key] for key in blame.pairs]) for blame in explain(bad)]
+    make: Callable[[Meeting, Blame, list[NodePair]], Problem],
+) -> list[Problem]:
+    return [make(meeting, blame, [pairs[key] for key in blame.pairs]) for blame in explain(bad)]
 
 
-def _slow(scene: Scene, pairs: Pairs) -> list[Finding]:
+def _slow(meeting: Meeting, pairs: Pairs) -> list[Problem]:
     slow = slow_pairs(pairs)
     rates = {key: rate for key, pair in pairs.items() if (rate := rate_of(pair)) is not None}
     fastest = max((rate.bytes_s for rate in rates.values()), default=0.0)
@@ -88,77 +90,76 @@ def _slow(scene: Scene, pairs: Pairs) -> list[Finding]:
     # What comes in to a host waits behind what goes out of it slowly, since its acknowledgements do.
     whole = {node for blame in blames if blame.way is not Way.PAIR for node in blame.nodes}
     told = [blame for blame in blames if blame.way is not Way.PAIR or whole.isdisjoint(blame.nodes)]
-    return [_slow_link(scene, blame, [pairs[key] for key in blame.pairs], fastest) for blame in told]
+    return [_slow_link(meeting, blame, [pairs[key] for key in blame.pairs], fastest) for blame in told]
 
 
-def _black_hole(scene: Scene, blame: Blame, bad: list[NodePair]) -> Finding:
+def _black_hole(meeting: Meeting, blame: Blame, bad: list[NodePair]) -> Problem:
     interface = bad[0].interface or "eth0"
-    return _finding(
-        "mtu",
-        f"large packets vanish {_where(scene, blame)}: small payloads arrive, and of large ones nothing does",
+    return Problem(
+        kind="mtu",
+        summary=f"large packets vanish {_where(meeting, blame)}: small payloads arrive, and of large ones nothing does",
         severity=Severity.ERROR,
-        hosts=scene.names(blame.nodes),
-        evidence=(*first_few(_stalled(scene, pair) for pair in bad), *_mtus(scene, bad)),
+        hosts=meeting.names(blame.nodes),
+        evidence=(*first_few(_stalled(meeting, pair) for pair in bad), *_mtus(meeting, bad)),
         fix=f"ip link set dev {interface} mtu {SAFE_MTU} on all hosts, as root, gets around it; ping -M do -s 1472 "
         f'{bad[0].address} shows what fits; let ICMP "fragmentation needed" through the firewalls between',
         confidence=_confidence(blame),
     )
 
 
-def _stalled(scene: Scene, pair: NodePair) -> str:
+def _stalled(meeting: Meeting, pair: NodePair) -> str:
     assert pair.large is not None
     assert pair.small is not None
     return (
-        f"{_both(scene, pair)}: {say_size(pair.small.size_bytes)} arrived, {say_size(pair.large.size_bytes)} stalled"
+        f"{_both(meeting, pair)}: {say_size(pair.small.size_bytes)} arrived, {say_size(pair.large.size_bytes)} stalled"
         + (f" ({pair.large.retransmitted} segments were sent again in vain)" if pair.large.retransmitted else "")
     )
 
 
-def _mtus(scene: Scene, bad: list[NodePair]) -> tuple[str, ...]:
+def _mtus(meeting: Meeting, bad: list[NodePair]) -> tuple[str, ...]:
     """Return the MTU of the interfaces at both ends, where they are known."""
     numbers = dict.fromkeys(number for pair in bad for number in (pair.source, pair.target))
     found = []
     for number in numbers:
-        node = scene.node(number)
+        node = meeting.node(number)
         network = known(node.network) if node is not None else None
-        name = scene.visit(number).interface
+        name = meeting.visit(number).interface
         mtu = next((one.mtu for one in network.interfaces if one.name == name), None) if network is not None else None
         if mtu is not None:
-            found.append(f"{name} of {scene.name(number)} has an MTU of {mtu}")
+            found.append(f"{name} of {meeting.name(number)} has an MTU of {mtu}")
     return first_few(found)
 
 
-def _loss(scene: Scene, blame: Blame, bad: list[NodePair]) -> Finding:
+def _loss(meeting: Meeting, blame: Blame, bad: list[NodePair]) -> Problem:
     worst = max(lost_share(pair) or 0.0 for pair in bad)
     interface = bad[0].interface or "eth0"
-    hosts = scene.names(blame.nodes)
-    return _finding(
-        "packet-loss",
-        f"packets are lost {_where(scene, blame)}: up to {100 * worst:.0f} % had to be sent again",
+    hosts = meeting.names(blame.nodes)
+    return Problem(
+        summary=f"packets are lost {_where(meeting, blame)}: up to {100 * worst:.0f} % had to be sent again",
         hosts=hosts,
-        evidence=first_few(_lost(scene, pair) for pair in bad),
+        evidence=first_few(_lost(meeting, pair) for pair in bad),
         fix=f"ethtool -S {interface} | grep -iE 'drop|err|crc'; ip -s link show {interface} on {host_list(hosts)}, "
         "then the cable and the port of the switch",
         confidence=_confidence(blame),
     )
 
 
-def _lost(scene: Scene, pair: NodePair) -> str:
+def _lost(meeting: Meeting, pair: NodePair) -> str:
     assert pair.large is not None
-    return f"{_both(scene, pair)}: {pair.large.retransmitted} of {pair.large.sent} segments were sent again"
+    return f"{_both(meeting, pair)}: {pair.large.retransmitted} of {pair.large.sent} segments were sent again"
 
 
-def _slow_link(scene: Scene, blame: Blame, bad: list[NodePair], fastest: float) -> Finding:
+def _slow_link(meeting: Meeting, blame: Blame, bad: list[NodePair], fastest: float) -> Problem:
     rates = [rate for pair in bad if (rate := rate_of(pair)) is not None]
     interface = bad[0].interface or "eth0"
-    hosts = scene.names(blame.nodes)
-    return _finding(
-        "slow-link",
-        f"data goes slowly {_where(scene, blame)}: {say_rate(min(rate.bytes_s for rate in rates))}, while another pair "
-        f"has {say_rate(fastest)}",
+    hosts = meeting.names(blame.nodes)
+    return Problem(
+        kind="slow-link",
+        summary=f"data goes slowly {_where(meeting, blame)}: {say_rate(min(rate.bytes_s for rate in rates))}, while "
+        f"another pair has {say_rate(fastest)}",
         hosts=hosts,
         evidence=first_few(
-            f"{_both(scene, rate.pair)}: {say_rate(rate.bytes_s)}, {_ended(rate)}{rate.duration_s * 1000:.0f} ms"
+            f"{_both(meeting, rate.pair)}: {say_rate(rate.bytes_s)}, {_ended(rate)}{rate.duration_s * 1000:.0f} ms"
             for rate in rates
         ),
         fix=f"ethtool {interface} | grep Speed; tc qdisc show dev {interface} on {host_list(hosts)}, then the cable, "
@@ -172,11 +173,11 @@ def _ended(rate: Rate) -> str:
     return "" if rate.pair.large.contact is Contact.CONNECTED else "given up after "
 
 
-def _where(scene: Scene, blame: Blame) -> str:
+def _where(meeting: Meeting, blame: Blame) -> str:
     """Return the way on which something goes wrong."""
-    first = scene.name(blame.nodes[0])
+    first = meeting.name(blame.nodes[0])
     words = {
-        Way.ALL: f"between {host_list(scene.names(blame.nodes))}, in all directions",
+        Way.ALL: f"between {host_list(meeting.names(blame.nodes))}, in all directions",
         Way.CUT_OFF: f"on the way to {first} and from it",
         Way.INBOUND: f"on the way to {first} (inbound)",
         Way.OUTBOUND: f"on the way from {first} (outbound)",
@@ -185,15 +186,15 @@ def _where(scene: Scene, blame: Blame) -> str:
         return words[blame.way]
     source, target = blame.pairs[0]
     both = " and back" if len(blame.pairs) > 1 else ""
-    return f"from {scene.name(source)} to {scene.name(target)}{both}"
+    return f"from {meeting.name(source)} to {meeting.name(target)}{both}"
 
 
 def _confidence(blame: Blame) -> Confidence:
     return Confidence.MEDIUM if blame.alone or blame.way is Way.ALL else Confidence.HIGH
 
 
-def _both(scene: Scene, pair: NodePair) -> str:
-    return f"{scene.name(pair.source)} to {scene.name(pair.target)}"
+def _both(meeting: Meeting, pair: NodePair) -> str:
+    return f"{meeting.name(pair.source)} to {meeting.name(pair.target)}"
 
 
 def say_size(size_bytes: int) -> str:
@@ -201,28 +202,3 @@ def say_size(size_bytes: int) -> str:
     if size_bytes >= 1 << 20:
         return f"{size_bytes / (1 << 20):.0f} MiB"
     return f"{size_bytes / 1024:.0f} KiB" if size_bytes >= 1024 else f"{size_bytes} bytes"
-
-
-def _finding(  # noqa: PLR0913 - what a finding says, each under its name
-    kind: str,
-    summary: str,
-    *,
-    hosts: Iterable[str],
-    evidence: Iterable[str],
-    fix: str,
-    confidence: Confidence,
-    severity: Severity | None = None,
-) -> Finding:
-    """Return a finding under the kind by which the user knows it, which may be that of another rule."""
-    named = find_rule(kind)
-    assert named is not None
-    return Finding(
-        code=named.code,
-        kind=kind,
-        severity=severity or named.severity,
-        confidence=confidence,
-        summary=summary,
-        hosts=tuple(hosts),
-        evidence=tuple(evidence),
-        fix=fix,
-    )

@@ -5,15 +5,15 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.reaching import Contact, say_place
 from ddpdoctor.model.reading import known
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.firewall_opening import EPHEMERAL, open_ports
 from ddpdoctor.rules.majority import host_list
-from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.registry import Group, rule
 from ddpdoctor.rules.rendezvous.lines import Way, explain
-from ddpdoctor.rules.rendezvous.scene import ADDRESS_IS_WRONG, Scene, describe, finding_of, first_few
-from ddpdoctor.rules.ruling import Ruling
+from ddpdoctor.rules.rendezvous.meeting import ADDRESS_IS_WRONG, Meeting, describe, first_few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,8 +29,15 @@ HOW = {
 }
 
 
-@rule("DD220", "mesh", Severity.ERROR, "Nodes cannot connect to each other on the ports that Gloo and NCCL take")
-def check_mesh(scene: Scene) -> Ruling:
+@rule(
+    "DD220",
+    "mesh",
+    Severity.ERROR,
+    "Nodes cannot connect to each other on the ports that Gloo and NCCL take",
+    after=("iface-agree",),
+    group=Group.NETWORK,
+)
+def check_mesh(meeting: Meeting) -> Answer:
     """Report pairs of nodes of which one cannot connect to the other, and which host that comes from.
 
     ## What it means
@@ -57,33 +64,34 @@ def check_mesh(scene: Scene) -> Ruling:
     Open the ports of `ip_local_port_range` on the host that is named, for the network of the nodes: in its own packet
     filter, or in the security group of the cloud.
     """
-    if not scene.rendezvous.complete:
-        return Ruling(inconclusive="this node could not meet the others, so that no pair of nodes was judged")
-    if len(scene.arrived()) < 2:
-        return Ruling(skipped="fewer than two nodes came")
-    tried = {(pair.source, pair.target): pair for pair in scene.rendezvous.pairs if pair.connecting is not None}
-    judged = {key: pair for key, pair in tried.items() if _address_is_right(scene, pair)}
-    if not judged:
-        return Ruling(skipped=_why_not(scene, bool(tried)))
-    bad = {key: failure_of(pair) for key, pair in judged.items()}
+    if not meeting.rendezvous.complete:
+        return unknown("this node could not meet the others, so that no pair of nodes was judged")
+    if len(meeting.arrived()) < 2:
+        return skipped("fewer than two nodes came")
+    tried = {(pair.source, pair.target): pair for pair in meeting.rendezvous.pairs if pair.connecting is not None}
+    tried_well = {key: pair for key, pair in tried.items() if _address_is_right(meeting, pair)}
+    if not tried_well:
+        return skipped(_why_not(meeting, bool(tried)))
+    bad = {key: failure_of(pair) for key, pair in tried_well.items()}
     blames = explain({key: failure is not None for key, failure in bad.items()})
-    return Ruling(findings=tuple(_finding(scene, blame, judged) for blame in blames))
+    connect = f"{sum(failure_of(pair) is None for pair in tried.values())} of {len(tried)} ordered pairs connect"
+    return judged((_finding(meeting, blame, tried_well) for blame in blames), connect)
 
 
-def _address_is_right(scene: Scene, pair: NodePair) -> bool:
+def _address_is_right(meeting: Meeting, pair: NodePair) -> bool:
     """Say whether the address of a pair means its target everywhere, so that it is the network that is judged."""
     try:
         if ipaddress.ip_address(pair.address.partition("%")[0]).is_loopback:
             return False
     except ValueError:
         return False
-    return scene.cause(ADDRESS_IS_WRONG, scene.visit(pair.target).host) is None
+    return meeting.cause(ADDRESS_IS_WRONG, meeting.visit(pair.target).host) is None
 
 
-def _why_not(scene: Scene, tried: bool) -> str:  # noqa: FBT001 - the one thing it goes by
+def _why_not(meeting: Meeting, tried: bool) -> str:  # noqa: FBT001 - the one thing it goes by
     if tried:
         return "the addresses that the nodes publish are wrong, which other checks report"
-    skipped = next((pair.skipped for pair in scene.rendezvous.pairs if pair.skipped), "")
+    skipped = next((pair.skipped for pair in meeting.rendezvous.pairs if pair.skipped), "")
     return skipped or "no pair of nodes was tried"
 
 
@@ -95,35 +103,34 @@ def failure_of(pair: NodePair) -> Connecting | None:
     return pair.connecting if lost else None
 
 
-def _finding(scene: Scene, blame: Blame, pairs: dict[tuple[int, int], NodePair]) -> Finding:
+def _finding(meeting: Meeting, blame: Blame, pairs: dict[tuple[int, int], NodePair]) -> Problem:
     bad = [pairs[key] for key in blame.pairs]
-    refusing = tuple(_refusals(scene, blame))
+    refusing = tuple(_refusals(meeting, blame))
     guess = (blame.alone or blame.way is Way.ALL) and not refusing
-    return finding_of(
-        check_mesh,
-        f"{_who(scene, blame)}: {_how(bad[0])}",
-        hosts=scene.names(blame.nodes),
+    return Problem(
+        summary=f"{_who(meeting, blame)}: {_how(bad[0])}",
+        hosts=meeting.names(blame.nodes),
         evidence=(
-            *first_few(_line(scene, pair) for pair in bad),
-            f"{len(bad)} of the {len(pairs)} ordered pairs fail {_share(scene, blame)}".rstrip(),
+            *first_few(_line(meeting, pair) for pair in bad),
+            f"{len(bad)} of the {len(pairs)} ordered pairs fail {_share(meeting, blame)}".rstrip(),
             *refusing,
         ),
-        fix=_fix(scene, blame, bad),
+        fix=_fix(meeting, blame, bad),
         confidence=Confidence.MEDIUM if guess else Confidence.HIGH,
     )
 
 
-def _who(scene: Scene, blame: Blame) -> str:
-    first = scene.name(blame.nodes[0])
+def _who(meeting: Meeting, blame: Blame) -> str:
+    first = meeting.name(blame.nodes[0])
     if blame.way is Way.ALL:
-        return f"{host_list(scene.names(blame.nodes))} cannot connect to each other at all, in any direction"
+        return f"{host_list(meeting.names(blame.nodes))} cannot connect to each other at all, in any direction"
     if blame.way is Way.PAIR:
         source, target = blame.pairs[0]
         both = " nor the other way round" if len(blame.pairs) > 1 else ""
-        return f"{scene.name(source)} cannot connect to {scene.name(target)}{both}, and both can to others"
+        return f"{meeting.name(source)} cannot connect to {meeting.name(target)}{both}, and both can to others"
     if blame.alone:
         source, target = blame.pairs[0]
-        return f"{scene.name(source)} cannot connect to {scene.name(target)} (inbound there), the other way works"
+        return f"{meeting.name(source)} cannot connect to {meeting.name(target)} (inbound there), the other way works"
     if blame.way is Way.CUT_OFF:
         return f"{first} is cut off: no other host can connect to it, nor it to any other"
     if blame.way is Way.INBOUND:
@@ -137,44 +144,44 @@ def _how(pair: NodePair) -> str:
     return HOW.get(pair.connecting.contact, "it fails") if pair.connecting is not None else "it was not tried"
 
 
-def _line(scene: Scene, pair: NodePair) -> str:
+def _line(meeting: Meeting, pair: NodePair) -> str:
     failure = pair.connecting
     assert failure is not None
     if failure.contact is Contact.CONNECTED and pair.small is not None:
         what = f"{say_place(pair.address, pair.port)}: {pair.small.error or pair.small.contact.value}"
     else:
         what = describe(failure)
-    return f"{scene.name(pair.source)} to {scene.name(pair.target)} at {what}"
+    return f"{meeting.name(pair.source)} to {meeting.name(pair.target)} at {what}"
 
 
-def _share(scene: Scene, blame: Blame) -> str:
-    return "with it" if blame.way in {Way.CUT_OFF, Way.INBOUND, Way.OUTBOUND} and len(scene.arrived()) > 2 else ""
+def _share(meeting: Meeting, blame: Blame) -> str:
+    return "with it" if blame.way in {Way.CUT_OFF, Way.INBOUND, Way.OUTBOUND} and len(meeting.arrived()) > 2 else ""
 
 
-def _refusals(scene: Scene, blame: Blame) -> Iterator[str]:
+def _refusals(meeting: Meeting, blame: Blame) -> Iterator[str]:
     """Yield what refuses connections in the packet filters of hosts to which none could be made."""
     if blame.way is Way.OUTBOUND:
         return
     for number in sorted({target for _, target in blame.pairs}):
-        node = scene.node(number)
+        node = meeting.node(number)
         network = known(node.network) if node is not None else None
         for chain in network.firewall if network is not None and isinstance(network.firewall, tuple) else ():
-            yield f"{scene.name(number)}: {chain.name}: {chain.refusal}"
+            yield f"{meeting.name(number)}: {chain.name}: {chain.refusal}"
 
 
-def _fix(scene: Scene, blame: Blame, bad: list[NodePair]) -> str:
+def _fix(meeting: Meeting, blame: Blame, bad: list[NodePair]) -> str:
     if blame.way is Way.OUTBOUND:
-        host = scene.name(blame.nodes[0])
+        host = meeting.name(blame.nodes[0])
         return f"nft list ruleset, as root on {host}, shows what it lets out; ip route get {bad[0].address} its way"
-    first = scene.node(bad[0].target)
-    sources = tuple(dict.fromkeys(scene.visit(pair.source).published for pair in bad))
-    targets = host_list(scene.names(dict.fromkeys(pair.target for pair in bad)))
+    first = meeting.node(bad[0].target)
+    sources = tuple(dict.fromkeys(meeting.visit(pair.source).published for pair in bad))
+    targets = host_list(meeting.names(dict.fromkeys(pair.target for pair in bad)))
     command = f"{open_ports(first, None, sources)} (as root on {targets})"
-    return f"{command}; in a cloud, let the nodes' network in on TCP ports {_ports(scene, bad)} in the security group"
+    return f"{command}; in a cloud, let the nodes' network in on TCP ports {_ports(meeting, bad)} in the security group"
 
 
-def _ports(scene: Scene, bad: list[NodePair]) -> str:
-    node = scene.node(bad[0].target)
+def _ports(meeting: Meeting, bad: list[NodePair]) -> str:
+    node = meeting.node(bad[0].target)
     network = known(node.network) if node is not None else None
     low, high = (network.local_ports if network is not None else None) or EPHEMERAL
     return f"{low}-{high}"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.reaching import Contact, say_place
+from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.firewall_opening import open_ports
 from ddpdoctor.rules.majority import host_list
-from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.rendezvous.scene import PLACE_IS_WRONG, Scene, describe, finding_of, first_few
-from ddpdoctor.rules.ruling import Ruling
+from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.rendezvous.meeting import PLACE_IS_WRONG, Meeting, describe, first_few
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -30,8 +30,15 @@ CLOSED = (Contact.REFUSED, Contact.RESET, Contact.UNREACHABLE, Contact.NO_ANSWER
 """What a firewall, or the lack of a route, can look like."""
 
 
-@rule("DD219", "tcp-store", Severity.ERROR, "A node cannot reach the store of torch")
-def check_tcp_store(scene: Scene) -> Ruling:
+@rule(
+    "DD219",
+    "tcp-store",
+    Severity.ERROR,
+    "A node cannot reach the store of torch",
+    after=("port-free",),
+    group=Group.NETWORK,
+)
+def check_tcp_store(meeting: Meeting) -> Answer:
     """Report nodes that cannot connect to the store, and a store that cannot be served.
 
     ## What it means
@@ -61,21 +68,23 @@ def check_tcp_store(scene: Scene) -> Ruling:
 
     Open the port on the host that is named, for the network of the nodes, or start the command on it too.
     """
-    seen = [(visit, visit.door) for visit in scene.arrived() if visit.door is not None]
+    seen = [(visit, visit.door) for visit in meeting.arrived() if visit.door is not None]
     if not seen:
-        return Ruling(skipped="no node looked for the store")
+        return skipped("no node looked for the store")
     untried = next((one for one in seen if one[1].serves and one[1].without_torch), None)
     if untried is not None:
-        return Ruling(inconclusive=f"{untried[0].host} could not serve a store to try: {untried[1].without_torch}")
+        return unknown(f"{untried[0].host} could not serve a store to try: {untried[1].without_torch}")
     failing = [(visit, door) for visit, door in seen if fails(door)]
-    causes = [scene.cause(PLACE_IS_WRONG, visit.host) for visit, _ in failing]
+    causes = [meeting.cause(PLACE_IS_WRONG, visit.host) for visit, _ in failing]
     open_ones = [one for one, cause in zip(failing, causes, strict=True) if cause is None or _adds(one[1])]
     if failing and not open_ones:
         first = next(cause for cause in causes if cause is not None)
-        return Ruling(skipped=f"what keeps nodes from the store is found already: {first.code} {first.kind}")
-    if _awaits_server(scene, seen):
-        return Ruling(skipped="the node that is to serve the store did not come")
-    return Ruling(findings=tuple(_findings(scene, seen, open_ones)))
+        return skipped(f"what keeps nodes from the store is found already: {first.code} {first.kind}")
+    if _awaits_server(meeting, seen):
+        return skipped("the node that is to serve the store did not come")
+    place = f"{seen[0][1].host}:{seen[0][1].port}"
+    reach = f"{sum(not fails(door) for _, door in seen)} of {len(seen)} nodes reach {place}"
+    return judged(_findings(meeting, seen, open_ones), reach)
 
 
 def reached(door: Door) -> bool:
@@ -103,12 +112,12 @@ def _holds_up(door: Door) -> Connecting | None:
     return None
 
 
-def _awaits_server(scene: Scene, seen: list[tuple[Visit, Door]]) -> bool:
+def _awaits_server(meeting: Meeting, seen: list[tuple[Visit, Door]]) -> bool:
     """Say whether the store is missing only because its node is."""
-    return scene.rendezvous.complete and scene.has_error("rank-set") and not any(door.serves for _, door in seen)
+    return meeting.rendezvous.complete and meeting.has_error("rank-set") and not any(door.serves for _, door in seen)
 
 
-def _findings(scene: Scene, seen: list[tuple[Visit, Door]], failing: list[tuple[Visit, Door]]) -> Iterator[Finding]:
+def _findings(meeting: Meeting, seen: list[tuple[Visit, Door]], failing: list[tuple[Visit, Door]]) -> Iterator[Problem]:
     servers = [(visit, door) for visit, door in seen if door.serves]
     yield from (_not_served(visit, door) for visit, door in failing if door.not_served)
     by_contact: dict[Contact, list[tuple[Visit, Connecting]]] = {}
@@ -119,23 +128,22 @@ def _findings(scene: Scene, seen: list[tuple[Visit, Door]], failing: list[tuple[
     works_for = [visit for visit, door in seen if reached(door) and not door.serves]
     server = servers[0][0] if servers and not servers[0][1].not_served else None
     for contact, those in by_contact.items():
-        yield _unreached(scene, contact, those, server, works_for)
+        yield _unreached(meeting, contact, those, server, works_for)
     held_up = [(visit, attempt) for visit, door in seen if (attempt := _holds_up(door)) is not None]
     if held_up:
         yield _held_up(held_up, seen, server)
 
 
-def _held_up(those: list[tuple[Visit, Connecting]], seen: list[tuple[Visit, Door]], server: Visit | None) -> Finding:
+def _held_up(those: list[tuple[Visit, Connecting]], seen: list[tuple[Visit, Door]], server: Visit | None) -> Problem:
     dead = those[0][1]
     clients = tuple(visit.host for visit, _ in those)
     works = next(attempt for _, door in seen for attempt in door.attempts if attempt.contact is Contact.CONNECTED)
     silent = [{attempt.address for attempt in door.attempts if attempt.contact is dead.contact} for _, door in seen]
     everywhere = all(dead.address in addresses for addresses in silent)
     lines = first_few(f"{visit.host} to {describe(attempt)}" for visit, attempt in those)
-    return finding_of(
-        check_tcp_store,
-        f"{dead.host} leads {host_list(clients)} to an address that does not answer, before one that does: torch waits "
-        "there, for minutes or until its time limit",
+    return Problem(
+        summary=f"{dead.host} leads {host_list(clients)} to an address that does not answer, before "
+        "one that does: torch waits there, for minutes or until its time limit",
         hosts=(server.host,) if server is not None and everywhere else clients,
         evidence=(*lines, f"{works.address} works"),
         fix=f"take {dead.address} out of what {dead.host} means in DNS and /etc/hosts, or open port {dead.port} there; "
@@ -143,10 +151,9 @@ def _held_up(those: list[tuple[Visit, Connecting]], seen: list[tuple[Visit, Door
     )
 
 
-def _not_served(visit: Visit, door: Door) -> Finding:
-    return finding_of(
-        check_tcp_store,
-        f"{visit.host} cannot serve the store on port {door.port}: {door.not_served}",
+def _not_served(visit: Visit, door: Door) -> Problem:
+    return Problem(
+        summary=f"{visit.host} cannot serve the store on port {door.port}: {door.not_served}",
         hosts=(visit.host,),
         evidence=("without it, torch says on all other nodes that the client socket has timed out",),
         fix=f"ss -ltnp 'sport = :{door.port}' on {visit.host} shows who has the port; or give all nodes another port",
@@ -154,25 +161,24 @@ def _not_served(visit: Visit, door: Door) -> Finding:
 
 
 def _unreached(
-    scene: Scene,
+    meeting: Meeting,
     contact: Contact,
     those: list[tuple[Visit, Connecting]],
     server: Visit | None,
     works_for: list[Visit],
-) -> Finding:
+) -> Problem:
     clients = tuple(dict.fromkeys(visit.host for visit, _ in those))
     attempt = those[0][1]
     place = say_place(attempt.host, attempt.port)
     outbound = server is not None and bool(works_for) and contact in CLOSED
     alone = server is None or len(those) == 1
     blamed = clients if outbound else (server.host if server is not None else attempt.host,)
-    return finding_of(
-        check_tcp_store,
-        f"{host_list(clients)} cannot reach the store: a connection to {place} {_words(contact, server)}"
+    return Problem(
+        summary=f"{host_list(clients)} cannot reach the store: a connection to {place} {_words(contact, server)}"
         + _direction(contact, clients, server, works_for),
         hosts=clients if contact is Contact.UNRESOLVED else blamed,
-        evidence=_evidence(scene, those, server, works_for),
-        fix=_fix(scene, contact, those, server, outbound=outbound),
+        evidence=_evidence(meeting, those, server, works_for),
+        fix=_fix(meeting, contact, those, server, outbound=outbound),
         confidence=Confidence.MEDIUM if alone or outbound else Confidence.HIGH,
     )
 
@@ -194,14 +200,14 @@ def _direction(contact: Contact, clients: tuple[str, ...], server: Visit | None,
 
 
 def _evidence(
-    scene: Scene, those: Iterable[tuple[Visit, Connecting]], server: Visit | None, works_for: list[Visit]
+    meeting: Meeting, those: Iterable[tuple[Visit, Connecting]], server: Visit | None, works_for: list[Visit]
 ) -> tuple[str, ...]:
     lines = list(first_few(f"{visit.host} to {describe(attempt)}" for visit, attempt in those))
     if server is not None:
         lines.append(f"{server.host} serves the store, and reaches it itself")
     if works_for:
         lines.append(f"{host_list(tuple(visit.host for visit in works_for))} reached it")
-    if not scene.rendezvous.complete:
+    if not meeting.rendezvous.complete:
         lines.append("this is what one node saw alone: it could not reach the others in any other way either")
         # What answers and wants another token, say, is told nowhere else.
         lines += [f"{visit.host} looked for them {visit.way_lost}" for visit, _ in those if visit.way_lost]
@@ -209,7 +215,7 @@ def _evidence(
 
 
 def _fix(
-    scene: Scene,
+    meeting: Meeting,
     contact: Contact,
     those: list[tuple[Visit, Connecting]],
     server: Visit | None,
@@ -232,4 +238,4 @@ def _fix(
         return f"start the command on {attempt.host} too; {look}; if it does, a firewall is in between"
     sources = tuple(visit.published for visit, _ in those)
     ports = (attempt.port, attempt.port)
-    return f"{open_ports(scene.node(server.number), ports, sources)} (as root on {server.host})"
+    return f"{open_ports(meeting.node(server.number), ports, sources)} (as root on {server.host})"

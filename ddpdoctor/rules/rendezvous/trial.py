@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.majority import host_list
-from ddpdoctor.rules.registry import rule
+from ddpdoctor.rules.registry import Group, rule
 from ddpdoctor.rules.rendezvous.large import say_size
+from ddpdoctor.rules.rendezvous.meeting import Meeting, first_few, say_duration
 from ddpdoctor.rules.rendezvous.mesh import failure_of
 from ddpdoctor.rules.rendezvous.payloads import is_black_hole
-from ddpdoctor.rules.rendezvous.scene import Scene, finding_of, first_few, say_duration
 from ddpdoctor.rules.rendezvous.store import fails
-from ddpdoctor.rules.ruling import Ruling
 
 if TYPE_CHECKING:
     from ddpdoctor.model.reaching import StartTrial
@@ -25,8 +25,15 @@ STAGES = {
 }
 
 
-@rule("DD221", "start-trial", Severity.ERROR, "A real start with torch fails, and nothing else that was seen says why")
-def check_start_trial(scene: Scene) -> Ruling:
+@rule(
+    "DD221",
+    "start-trial",
+    Severity.ERROR,
+    "A real start with torch fails, and nothing else that was seen says why",
+    after=("mtu",),
+    group=Group.NETWORK,
+)
+def check_start_trial(meeting: Meeting) -> Answer:
     """Report that `init_process_group` and an all-reduce fail between the nodes though all that they need works.
 
     ## What it means
@@ -48,42 +55,42 @@ def check_start_trial(scene: Scene) -> Ruling:
     Read what torch said, in the evidence. Variables such as `TP_SOCKET_IFNAME`, `GLOO_DEVICE_TRANSPORT` or
     `USE_LIBUV` change how it connects: take them away, one at a time.
     """
-    trials = scene.rendezvous.trials
+    trials = meeting.rendezvous.trials
     if not trials:
-        return Ruling(skipped="no start was tried")
+        return skipped("no start was tried")
     failed = [trial for trial in trials if not trial.ok]
+    worked = f"{len(trials) - len(failed)} of {len(trials)} nodes started and reduced a tensor"
     if not failed:
-        return Ruling()
-    reason = _known_reason(scene)
+        return passed(worked)
+    reason = _known_reason(meeting)
     if reason:
-        return Ruling(skipped=f"a real start fails, as it must: {reason}")
-    return Ruling(findings=(_finding(scene, failed),))
+        return skipped(f"a real start fails, as it must: {reason}")
+    return judged([_finding(meeting, failed)], worked)
 
 
-def _known_reason(scene: Scene) -> str:
+def _known_reason(meeting: Meeting) -> str:
     """Return why a start cannot work, by what was found already; empty where nothing says so."""
-    found = next((f"{f.code} {f.kind}" for f in scene.found if f.severity is Severity.ERROR), "")
+    found = next((f"{f.code} {f.kind}" for f in meeting.found if f.severity is Severity.ERROR), "")
     if found:
         return found
-    if any(visit.door is not None and fails(visit.door) for visit in scene.arrived()):
+    if any(visit.door is not None and fails(visit.door) for visit in meeting.arrived()):
         return "the store is not reached by all"
-    if any(failure_of(pair) is not None for pair in scene.rendezvous.pairs):
+    if any(failure_of(pair) is not None for pair in meeting.rendezvous.pairs):
         return "not all nodes can connect to each other"
-    stalled = next((pair.large for pair in scene.rendezvous.pairs if pair.large and is_black_hole(pair)), None)
+    stalled = next((pair.large for pair in meeting.rendezvous.pairs if pair.large and is_black_hole(pair)), None)
     return f"a payload of {say_size(stalled.size_bytes)} stalls" if stalled is not None else ""
 
 
-def _finding(scene: Scene, failed: list[StartTrial]) -> Finding:
-    hosts = scene.names(trial.node for trial in failed)
+def _finding(meeting: Meeting, failed: list[StartTrial]) -> Problem:
+    hosts = meeting.names(trial.node for trial in failed)
     stage = STAGES.get(failed[0].stage, "it failed")
-    whole = len(failed) == len(scene.rendezvous.trials)
-    return finding_of(
-        check_start_trial,
-        f"a real start with torch fails on {'all hosts' if whole else host_list(hosts)}: {stage}, though the store and "
-        "all connections work",
+    whole = len(failed) == len(meeting.rendezvous.trials)
+    return Problem(
+        summary=f"a real start with torch fails on {'all hosts' if whole else host_list(hosts)}: {stage}, "
+        "though the store and all connections work",
         hosts=hosts,
         evidence=first_few(
-            f"{scene.name(trial.node)}, after {say_duration(trial.duration_s)}: {trial.error or trial.stage}"
+            f"{meeting.name(trial.node)}, after {say_duration(trial.duration_s)}: {trial.error or trial.stage}"
             for trial in failed
         ),
         fix="env | grep -E '^(GLOO|TP|USE_LIBUV|TORCH)' on each host shows what changes how torch connects: unset it",

@@ -6,7 +6,7 @@ import math
 from itertools import combinations
 
 from ddpdoctor.model.bandwidth import Arrival, Bench, Member, NodeResult, Pair, Settings
-from ddpdoctor.rules.bandwidth.judge import Scene
+from ddpdoctor.rules.bandwidth.measured import Measured
 
 TURNS = 9
 USUAL_GB_S, USUAL_US = 1.0, 400.0
@@ -79,4 +79,4 @@ def scene(hosts, *, reasons=(), **seen):
         for rank, host in enumerate(hosts)
     )  # fmt: skip
     asked = Settings(pairs="pairs" in seen, by_node="nodes" in seen)
-    return Scene(bench=Bench(settings=asked, members=members, **seen), reasons=reasons)
+    return Measured(bench=Bench(settings=asked, members=members, **seen), reasons=reasons)

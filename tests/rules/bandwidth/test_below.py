@@ -11,7 +11,7 @@ from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.rules.bandwidth.below import MEASURE_MORE, check_below
 from ddpdoctor.rules.bandwidth.compare import Baseline, compare
 from ddpdoctor.rules.bandwidth.curve import build_curves
-from ddpdoctor.rules.bandwidth.judge import Scene
+from ddpdoctor.rules.bandwidth.measured import Measured
 from ddpdoctor.rules.bandwidth.noisy import check_noise
 from tests.rules.bandwidth.sweeps import GIB, H200, MIB, bench, members, row, sweep, upto
 
@@ -29,7 +29,7 @@ def scene(rows, *, expect=None, then=None, fail_below=None, reasons=(), made=Non
     baseline = Baseline(
         name="monday.json", results=tuple(then or ()), members=members(ranks_then), settings=Settings(backend="nccl")
     )
-    return Scene(
+    return Measured(
         bench=made,
         curves=build_curves(made, expect, use_reference=True),
         comparison=None if then is None else compare(made, baseline, fail_below),

@@ -6,7 +6,7 @@ import pytest
 
 from ddpdoctor.model.bandwidth import Collective, Wrong
 from ddpdoctor.model.findings import Confidence, Outcome
-from ddpdoctor.rules.bandwidth.judge import Scene
+from ddpdoctor.rules.bandwidth.measured import Measured
 from ddpdoctor.rules.bandwidth.wrong import check_wrong_data
 from tests.rules.bandwidth.sweeps import MIB, bench, row, sweep
 
@@ -27,7 +27,7 @@ def wrong(rank, *, collective=Collective.ALL_REDUCE, index=17, found=3.0, size=M
 
 def ask(*wrongs, rows=None, ranks=4, hosts=2):
     rows = sweep({MIB: 1.0}, ranks=ranks) if rows is None else rows
-    return check_wrong_data(Scene(bench=bench(rows, ranks=ranks, hosts=hosts, wrong=tuple(wrongs))))
+    return check_wrong_data(Measured(bench=bench(rows, ranks=ranks, hosts=hosts, wrong=tuple(wrongs))))
 
 
 def test_right_data():

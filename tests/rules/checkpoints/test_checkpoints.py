@@ -21,7 +21,7 @@ from ddpdoctor.model.checkpoint import (
     Weights,
 )
 from ddpdoctor.model.findings import Outcome, Severity
-from ddpdoctor.rules.checkpoints.judge import judge
+from tests.rules.asking import judge_about
 
 E, W, N = Severity.ERROR, Severity.WARNING, Severity.INFO
 NAMES = ("body.weight", "body.bias", "head.weight")
@@ -49,17 +49,20 @@ def values(**counts):
 
 
 def ask(*files, **more):
-    """Return outcome and problems by code."""
-    answers = judge(Checkpoints(files=files, **more))
-    return {rule.code: (answer.outcome, answer.problems, answer.seen, rule.severity) for rule, answer in answers}
+    """Return outcome, findings and words by code."""
+    judged = judge_about("checkpoints", Checkpoints(files=files, **more))
+    return {
+        check.code: (
+            check.outcome,
+            [one for one in judged.findings if one.code == check.code],
+            check.seen or check.reason,
+        )
+        for check in judged.checks
+    }
 
 
 def problems(answers):
-    return {
-        code: [(problem.severity or severity, problem.summary) for problem in found]
-        for code, (_, found, _, severity) in answers.items()
-        if found
-    }
+    return {code: [(one.severity, one.summary) for one in found] for code, (_, found, _) in answers.items() if found}
 
 
 MODEL = Expected(function="train:build", tensors=tensors(*NAMES))
@@ -123,7 +126,7 @@ def test_what_is_meant_is_no_finding(file):
 
 
 def test_without_checksums_damage_is_skipped_and_not_passed():
-    outcome, _, words, _ = ask(seen(checksums=Checksums.NONE))["DD711"]
+    outcome, _, words = ask(seen(checksums=Checksums.NONE))["DD711"]
     assert (outcome, "no checksums" in words) == (Outcome.SKIPPED, True)
 
 

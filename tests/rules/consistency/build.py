@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from ddpdoctor.model.consistency import Consistency, Difference, Split, Stream, StreamClock, TensorRow, Values, What
 from ddpdoctor.model.findings import Outcome
-from ddpdoctor.rules.consistency.judge import judge
 from ddpdoctor.rules.verdict import pick_verdict
 from tests.rules import build
+from tests.rules.asking import judge_about
 
 SETTINGS = (("lr", "0.1"), ("weight_decay", "0"))
 KINDS = {
@@ -79,8 +79,8 @@ def job(*streams, ranks=2, steps=100, **more):
 
 def judged(*streams, **more):
     """Return the findings by code, and how each check came out."""
-    findings, checks = judge(job(*streams, **more))
-    return findings, {check.code: check for check in checks}
+    asked = judge_about("consistency", job(*streams, **more))
+    return list(asked.findings), {check.code: check for check in asked.checks}
 
 
 def codes(*streams, **more):

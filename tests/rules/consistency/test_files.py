@@ -6,7 +6,7 @@ import pytest
 
 from ddpdoctor.model.diff import Apart, DiffFacts, Kind, SavedFile, Unequal
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
-from ddpdoctor.rules.consistency.files import judge_diff
+from tests.rules.asking import judge_about
 
 TWO = ((0,), (1,))
 ODD = ((0, 2), (1,))
@@ -41,7 +41,8 @@ def facts(*differences, files=2, untold=(), tensors=3):
 
 
 def judge(*differences, **more):
-    return judge_diff(facts(*differences, **more))
+    asked = judge_about("consistency", facts(*differences, **more))
+    return list(asked.findings), asked.checks
 
 
 def one(*differences, **more):

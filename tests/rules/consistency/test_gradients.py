@@ -8,7 +8,7 @@ import pytest
 
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
-from ddpdoctor.rules.consistency.judge import judge
+from tests.rules.asking import judge_about
 
 from .build import PASSED, against, apart, codes, difference, everywhere, job, judged, outcome, stream, verdict
 
@@ -191,8 +191,8 @@ def test_an_edit_that_ends_equal_is_an_alarm():
 
 def test_without_facts_nothing_has_passed():
     none = replace(job(), consistency=None)
-    checks = judge(none)[1]
-    assert {(check.outcome, check.reason) for check in checks if check.code != "DD504"} == {
+    checks = judge_about("consistency", none).checks
+    assert {(check.outcome, check.reason) for check in checks if check.code not in {"DD504", "DD506"}} == {
         (Outcome.SKIPPED, "replicas were not compared")
     }
     assert outcome("DD503") == (Outcome.SKIPPED, "no DDP model was trained on two ranks or more that could be seen")
@@ -204,7 +204,7 @@ def test_what_was_turned_off_or_could_not_be_read_has_not_passed():
         ({"check_every": 0, "streams": ()}, "comparing replicas was turned off"),
         ({"streams": (), "unread": ("a is damaged",)}, "a is damaged"),
     ):
-        checks = judge(replace(facts, consistency=replace(facts.consistency, **more)))[1]
+        checks = judge_about("consistency", replace(facts, consistency=replace(facts.consistency, **more))).checks
         assert {(check.outcome, check.reason) for check in checks if check.code in ("DD503", "DD508")} == {
             (Outcome.SKIPPED, reason)
         }

@@ -6,10 +6,10 @@ import pytest
 
 from ddpdoctor.model.consistency import NonFinite, Origin
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
-from ddpdoctor.rules.consistency.nonfinite import check_local_gradients
-from ddpdoctor.rules.registry import rule_of
-from ddpdoctor.rules.ruling import run_rule
 from tests.rules import build
+from tests.rules.asking import asking
+
+check_local_gradients = asking("nonfinite-grad")
 
 
 def seen(step=5, **more):
@@ -117,4 +117,4 @@ def test_groups_of_one_name_and_different_ranks_are_apart():
 @pytest.mark.parametrize(("noted", "outcome"), [(None, Outcome.SKIPPED), ((), Outcome.PASSED)])
 def test_nothing_passes_that_was_not_looked_at(noted, outcome):
     job = build.job(build.ended(0, 2, nonfinite=noted), build.ended(1, 2, nonfinite=noted))
-    assert run_rule(rule_of(check_local_gradients), job)[1].outcome is outcome
+    assert check_local_gradients(job).checks[0].outcome is outcome

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.model.consistency import What
-from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.reference import GradientErrors, OneProcess, ReferenceStep
 from ddpdoctor.model.trial import Participant, Rerun, Trial, TrialSettings
-from ddpdoctor.rules.consistency.reference import check_reference
 from ddpdoctor.rules.consistency.reference_causes import LIMIT
-from ddpdoctor.rules.consistency.repeat import check_repeat
+from tests.rules.asking import asking
 
 ROUNDING = 1e-7
+check_reference, check_repeat = asking("reference-gradient"), asking("not-repeatable")
 
 
 def errors(name="0.weight", **changes):
@@ -144,12 +144,13 @@ def test_hooks_on_gradients_are_named_where_the_loss_is_right():
 def test_what_cannot_be_told_is_neither_passed_nor_a_finding(facts, said):
     ruling = check_reference(facts)
     assert ruling.findings == ()
-    assert said in ruling.inconclusive
+    assert ruling.checks[0].outcome is Outcome.INCONCLUSIVE
+    assert said in ruling.checks[0].reason
 
 
 def test_nobody_asked():
-    assert check_reference(replace(trial(errors()), reference=None)).skipped
-    assert check_repeat(trial(errors())).skipped
+    assert check_reference(replace(trial(errors()), reference=None)).checks[0].outcome is Outcome.SKIPPED
+    assert check_repeat(trial(errors())).checks[0].outcome is Outcome.SKIPPED
 
 
 def test_a_run_that_repeats_itself_has_passed():

@@ -78,8 +78,8 @@ def replicas(*loaders, size=None, world_size=None, **more):
     return Replicas(loaders=by_rank, size=size, world_size=world_size or size, **more)
 
 
-def outcome(ruling):
+def outcome(judged):
     """Which ranks are blamed, or how else it came out."""
-    if ruling.findings:
-        return ruling.findings[0].ranks
-    return "skipped" if ruling.skipped else "passed"
+    if judged.findings:
+        return judged.findings[0].ranks
+    return judged.checks[0].outcome.value

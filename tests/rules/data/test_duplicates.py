@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.rules.data.duplicates import duplicates
+from tests.rules.asking import asking
 
 from .seen import LINE, broken_off, drawn, loader, order, outcome, prints_of, replicas, sampler, share
+
+duplicates = asking("DD701")
 
 ALL = list(range(96))
 MIXED = (order(96, 1), order(96, 2))

@@ -8,9 +8,11 @@ import pytest
 
 from ddpdoctor.model.data import EpochCall
 from ddpdoctor.model.stacks import Frame
-from ddpdoctor.rules.data.epochs import unset_epochs
+from tests.rules.asking import asking
 
 from .seen import LINE, broken_off, drawn, loader, outcome, replicas, sampler, share
+
+unset_epochs = asking("DD702")
 
 
 def passes(rank, seeds, epochs, **more):

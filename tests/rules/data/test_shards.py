@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.rules.data.shards import gaps
+from tests.rules.asking import asking
 
 from .seen import LINE, broken_off, drawn, loader, order, outcome, replicas, sampler, share
+
+gaps = asking("DD703")
 
 OTHERS = {"standard": False, "type": "mine.Sampler"}
 

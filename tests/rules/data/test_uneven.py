@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.rules.data.uneven import uneven
+from tests.rules.asking import asking
 
 from .seen import LINE, broken_off, drawn, loader, outcome, replicas
+
+uneven = asking("DD704")
 
 
 def used(*batches, under_way=False, **more):

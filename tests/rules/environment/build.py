@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ddpdoctor.diagnose.environment import judge_fleet
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.node import Fleet, Launcher, Node, Process
-from ddpdoctor.rules.registry import environment_rules
+from ddpdoctor.rules.engine import fleet_facts, judge
+from ddpdoctor.rules.registry import rules_of
 
 
 def process(rank=None, *, local_rank=None, pid=100, cpus=(0, 1), other_names=(), under_wrap=False, **variables):
@@ -23,9 +23,13 @@ def fleet(*nodes, launcher=Launcher.NONE, world_size=None, nnodes=None, missing=
     return Fleet(nodes=nodes, launcher=launcher, world_size=world_size, nnodes=nnodes, missing=tuple(missing))
 
 
+def judge_fleet(facts, rules):
+    return judge(rules, fleet_facts(facts))
+
+
 def ask(kind, facts):
     """Return the check and the findings of one rule; ``facts`` is a node or a fleet."""
-    (rule,) = [rule for rule in environment_rules() if rule.kind == kind]
+    (rule,) = [rule for rule in rules_of("environment") if rule.kind == kind]
     judged = judge_fleet(facts if isinstance(facts, Fleet) else fleet(facts), [rule])
     (check,) = judged.checks
     assert check.outcome is not Outcome.CRASHED, check.reason

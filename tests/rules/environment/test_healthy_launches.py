@@ -7,11 +7,10 @@ import pytest
 from ddpdoctor.collect.network.interfaces import read_network
 from ddpdoctor.collect.network.names import read_names
 from ddpdoctor.collect.node import Plan
-from ddpdoctor.diagnose.environment import judge_fleet
 from ddpdoctor.model.findings import Outcome
-from ddpdoctor.rules.registry import environment_rules
+from ddpdoctor.rules.registry import rules_of
 from tests.machines import load_machine
-from tests.rules.environment.build import fleet, node
+from tests.rules.environment.build import fleet, judge_fleet, node
 from tests.rules.environment.launches import BY_HAND, KUBERNETES, SLURM, listed, recorded, torchrun_fleet
 
 KINDS = (
@@ -23,7 +22,7 @@ NOTED = {"Lightning's own processes": {"port-range"}, "the first pod of an old P
 
 
 def judge(facts):
-    judged = judge_fleet(facts, [rule for rule in environment_rules() if rule.kind in KINDS])
+    judged = judge_fleet(facts, [rule for rule in rules_of("environment") if rule.kind in KINDS])
     assert not [check for check in judged.checks if check.outcome is Outcome.CRASHED]
     assert len(judged.checks) == len(KINDS)
     return judged

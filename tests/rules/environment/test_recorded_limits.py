@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.collect.node import Plan, read_node
-from ddpdoctor.diagnose.environment import judge_fleet
-from ddpdoctor.rules.registry import environment_rules
+from ddpdoctor.rules.registry import rules_of
 from tests.machines import load_machine
-from tests.rules.environment.build import fleet, process
+from tests.rules.environment.build import fleet, judge_fleet, process
 
 FILES = ("versions", "torch_versions", "drivers", "limits", "memory", "shm", "processors", "clock")
 PLAN = Plan(sections=frozenset({"software", "torch", "limits", "clock"}))
@@ -18,7 +17,11 @@ def told(machine, **variables):
     """Return the kinds and severities of what the rules of versions, limits and clocks find on a recorded machine."""
     ranks = [process(variables and 0, cpus=machine.calls.cpus(), **variables)]
     node = read_node(machine, PLAN, tuple(ranks))
-    rules = [rule for rule in environment_rules() if rule.check.__module__.rpartition(".")[2] in FILES]
+    rules = [
+        rule
+        for rule in rules_of("environment")
+        if next(iter(rule.checks.values())).__module__.rpartition(".")[2] in FILES
+    ]
     judged = judge_fleet(fleet(node), rules)
     assert not [check for check in judged.checks if check.outcome.value in {"crashed", "inconclusive"}]
     return {finding.kind: finding.severity.value for finding in judged.findings}

@@ -10,13 +10,13 @@ import pytest
 from ddpdoctor.collect.gpu.facts import read_gpu_facts
 from ddpdoctor.collect.launch.this_process import read_process
 from ddpdoctor.collect.node import Plan, read_node
-from ddpdoctor.diagnose.environment import judge_fleet
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.node import SECTIONS, Fleet
 from ddpdoctor.model.reading import NOT_ASKED
-from ddpdoctor.rules.registry import environment_rules
+from ddpdoctor.rules.registry import rules_of
 from tests.machines import shared_machine
 from tests.nvml import load_nvml
+from tests.rules.environment.build import judge_fleet
 
 WITH_GPUS = frozenset({"nvlink8", "roce8", "workstation2"})
 
@@ -33,7 +33,7 @@ def findings_of(machine, states=(), nvml=()):
     if machine in WITH_GPUS:
         *_, gpus = read_gpu_facts(load_nvml(machine, *nvml), system)
         node = replace(node, gpus=gpus)
-    judged = judge_fleet(Fleet(nodes=(node,)), environment_rules())
+    judged = judge_fleet(Fleet(nodes=(node,)), rules_of("environment"))
     assert [c.id for c in judged.checks if c.outcome in {Outcome.CRASHED, Outcome.INCONCLUSIVE}] == []
     return sorted(f"{finding.severity.value} {finding.kind}" for finding in judged.findings)
 
@@ -122,12 +122,12 @@ def test_one_fault_of_a_gpu(state, expected):
 
 
 @pytest.mark.parametrize("machine", ["nvlink8", "container-nogpu"])
-@pytest.mark.parametrize("rule", environment_rules(), ids=lambda rule: rule.kind)
+@pytest.mark.parametrize("rule", rules_of("environment"), ids=lambda rule: rule.kind)
 def test_a_rule_says_the_same_where_only_what_it_needs_was_read(rule, machine):
     system, node = read(machine)
     if machine in WITH_GPUS:
         *_, gpus = read_gpu_facts(load_nvml(machine, "ecc-off", "persistence-off"), system)
         node = replace(node, gpus=gpus)
-    needed = replace(node, **{name: NOT_ASKED for name in SECTIONS if name not in rule.environment.needs})
+    needed = replace(node, **{name: NOT_ASKED for name in SECTIONS if name not in rule.needs})
 
     assert judge_fleet(Fleet(nodes=(needed,)), [rule]) == judge_fleet(Fleet(nodes=(node,)), [rule])

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.model.findings import Confidence, Outcome, Severity
+from ddpdoctor.diagnose.rendezvous.judging import judge_meeting
+from ddpdoctor.model.findings import Confidence, Judgement, Outcome, Severity
 from ddpdoctor.model.reaching import Contact, StartTrial
-from ddpdoctor.rules.rendezvous.judge import judge_rendezvous
 from tests.rules.rendezvous.build import (
     LARGE,
     absent,
@@ -186,6 +186,12 @@ TABLE = {
 }  # fmt: skip
 
 
+def judge_rendezvous(facts, found=()):
+    before = Judgement(findings=tuple(found), checks=(), certain=False)
+    findings, checks = judge_meeting(facts, before)
+    return list(findings[len(before.findings) :]), checks
+
+
 @pytest.mark.parametrize("name", TABLE)
 def test_findings(name):
     facts, wanted = TABLE[name]
@@ -305,8 +311,8 @@ def test_outcomes_say_what_was_seen():
     assert [(check.id, check.code, check.group, check.seen) for check in checks] == [
         ("tcp-store", "DD219", "network", "4 of 4 nodes reach node0:29500"),
         ("mesh", "DD220", "network", "9 of 12 ordered pairs connect"),
-        ("packet-loss", "DD222", "network", "9 of 9 large payloads arrived"),
         ("start-trial", "DD221", "network", "4 of 4 nodes started and reduced a tensor"),
+        ("packet-loss", "DD222", "network", "9 of 9 large payloads arrived"),
     ]
 
 

@@ -1,23 +1,23 @@
 from __future__ import annotations
 
-from ddpdoctor.diagnose.environment import judge_fleet
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.node import Fleet
 from ddpdoctor.model.reading import NotRead, Unread, Why
+from ddpdoctor.rules import engine
 from ddpdoctor.rules.answers import Problem, judged, passed, skipped
-from ddpdoctor.rules.registry import Environment, Group, Rule, Scope
+from ddpdoctor.rules.registry import Group, Rule
 from tests.rules.environment.build import fleet, node
 
 
-def rule(check, *, scope=Scope.NODE):
+def rule(check, *, about="Node"):
     return Rule(
-        code="DD199", kind="made-up", severity=Severity.WARNING, summary="made up", page="page", check=check,
-        environment=Environment(group=Group.LIMITS, scope=scope, needs=(), reads="nothing"),
+        code="DD199", kind="made-up", severity=Severity.WARNING, summary="made up", page="page",
+        checks={about: check}, family="environment", group=Group.LIMITS.value,
     )  # fmt: skip
 
 
 def judge(check, facts, **more):
-    judged_all = judge_fleet(facts, [rule(check, **more)])
+    judged_all = engine.judge([rule(check, **more)], engine.fleet_facts(facts))
     (only,) = judged_all.checks
     return only, judged_all.findings
 
@@ -78,7 +78,7 @@ def test_a_rule_that_raises_is_a_crashed_check_and_the_others_go_on():
     def broken(_):
         raise ValueError("boom")
 
-    judged_all = judge_fleet(fleet(node()), [rule(broken), rule(lambda _: passed("well"))])
+    judged_all = engine.judge([rule(broken), rule(lambda _: passed("well"))], engine.fleet_facts(fleet(node())))
 
     assert [check.outcome for check in judged_all.checks] == [Outcome.CRASHED, Outcome.PASSED]
     assert judged_all.checks[0].reason == "ValueError: boom"
@@ -91,7 +91,7 @@ def test_a_rule_over_all_nodes_is_asked_once_and_blames_whom_it_names():
         asked.append(facts)
         return judged([Problem(summary="b differs", hosts=("b",), ranks=(1,))], "two")
 
-    check, findings = judge(check_all, fleet(node("a"), node("b")), scope=Scope.FLEET)
+    check, findings = judge(check_all, fleet(node("a"), node("b")), about="Fleet")
 
     assert len(asked) == 1
     assert isinstance(asked[0], Fleet)

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.ruling import Ruling
-
-from . import evidence as say
-from .groups import group_words
-from .places import places
-from .scene import Cause, Scene
-from .words import verb
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed
+from ddpdoctor.rules.progress import evidence as say
+from ddpdoctor.rules.progress.differences import find_difference
+from ddpdoctor.rules.progress.groups import group_table, group_words
+from ddpdoctor.rules.progress.places import places
+from ddpdoctor.rules.progress.scene import Cause, Scene
+from ddpdoctor.rules.progress.words import verb
+from ddpdoctor.rules.registry import also, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpdoctor.model.facts import TensorSeen
-
-    from .differences import Difference
+    from ddpdoctor.model.facts import Job, TensorSeen
+    from ddpdoctor.rules.progress.differences import Difference
 
 
 @rule("DD506", "model-differs", Severity.ERROR, "The ranks of one group give DDP different models")
-def check_models(scene: Scene) -> Ruling:
+def check_models(scene: Scene) -> Answer:
     """Report a model whose parameters or buffers are not the same on all ranks that DDP keeps equal.
 
     ## What it means
@@ -54,24 +53,33 @@ def check_models(scene: Scene) -> Ruling:
     """
     difference = scene.difference
     if difference is None:
-        return Ruling()
+        return passed()
     certain = scene.cause is Cause.MODEL and scene.stands_still(())
     more = [
         *say.cascade_words(scene.failures, ()),
         *say.others(scene, [failure.rank.rank for failure in scene.failures]),
     ]
     hosts = say.hosts_of(scene, difference.blamed)
-    return Ruling(findings=(tell_models(difference, scene.world, hosts, more),), certain=certain)
+    return judged([tell_models(difference, scene.world, hosts, more)], certain=certain)
 
 
-def tell_models(difference: Difference, world: int, hosts: tuple[str, ...], more: Iterable[str] = ()) -> Finding:
+@also("DD506")
+def check_built_models(job: Job) -> Answer:
+    """Judge what the ranks have built, whether or not they came to DDP's constructor."""
+    world = len(job.ranks)
+    difference = find_difference(job.ranks, group_table(job), world)
+    if difference is None:
+        return passed()
+    hosts = {rank.host for rank in job.ranks}
+    blamed = tuple(dict.fromkeys(rank.host for rank in job.ranks if rank.rank in difference.blamed))
+    return judged([tell_models(difference, world, blamed if len(hosts) > 1 else ())])
+
+
+def tell_models(difference: Difference, world: int, hosts: tuple[str, ...], more: Iterable[str] = ()) -> Problem:
     """Return the finding of models that differ; ``more`` is what else was seen of the job."""
     blamed = difference.blamed
     sites = {n: difference.models[n].site for n in blamed}
-    return Finding(
-        code="DD506",
-        kind="model-differs",
-        severity=Severity.ERROR,
+    return Problem(
         confidence=Confidence.HIGH if len(blamed) < len(difference.models) else Confidence.MEDIUM,
         ranks=blamed,
         hosts=hosts,

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """A bench with its curves. A rule of this family takes it and returns an ``Answer``.
+class Measured:
+    """A bench with its curves.
 
     A check that nobody asked for and that cannot tell is skipped; one that the user demanded is inconclusive then.
     """

@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from ddpdoctor.model.sharing import RankShare, Shares
 
 
-@rule("DD705", "last-batch", Severity.INFO, "The last batch of an epoch is smaller than the others, or there is none")
+@rule(
+    "DD705",
+    "last-batch",
+    Severity.INFO,
+    "The last batch of an epoch is smaller than the others, or there is none",
+    after=("optimizer-drift",),
+)
 def check_last_batch(shares: Shares) -> Answer:
     """Report an epoch without a batch, a last batch of one sample, or one that is not full.
 
@@ -53,7 +59,13 @@ def check_last_batch(shares: Shares) -> Answer:
     return passed(_words(first))
 
 
-@rule("DD706", "accumulation-rest", Severity.INFO, "The batches of an epoch do not divide by the accumulated ones")
+@rule(
+    "DD706",
+    "accumulation-rest",
+    Severity.INFO,
+    "The batches of an epoch do not divide by the accumulated ones",
+    after=("optimizer-drift",),
+)
 def check_accumulation(shares: Shares) -> Answer:
     """Report an epoch whose last gradients are accumulated from fewer batches than those of other steps.
 

@@ -8,11 +8,13 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.sharing import Sharing
 from ddpdoctor.rules.answers import Answer, Problem, judged
+from ddpdoctor.rules.registry import also
 
 if TYPE_CHECKING:
     from ddpdoctor.model.sharing import Shares
 
 
+@also("DD701")
 def judge_duplicates(shares: Shares) -> Answer:
     """DD701: whether ranks are given the same samples, beyond what a sampler repeats to come out even."""
     plan = shares.plan
@@ -30,6 +32,7 @@ def judge_duplicates(shares: Shares) -> Answer:
     return judged([problem], problem.summary)
 
 
+@also("DD703")
 def judge_gaps(shares: Shares) -> Answer:
     """DD703: whether the same samples are missed in every epoch; with a shuffle they are others each time."""
     missed, plan = shares.missed, shares.plan
@@ -46,6 +49,7 @@ def judge_gaps(shares: Shares) -> Answer:
     return judged([problem], problem.summary)
 
 
+@also("DD704")
 def judge_batches(shares: Shares) -> Answer:
     """DD704: whether ranks have different numbers of batches."""
     batches = shares.batches

@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.findings import Finding, Severity
 from ddpdoctor.model.reaching import say_place
-from ddpdoctor.rules.registry import rule_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from ddpdoctor.model.node import Node
     from ddpdoctor.model.reaching import Connecting, Rendezvous, Visit
-    from ddpdoctor.rules.ruling import Ruling
 
 PLACE_IS_WRONG = frozenset(
     {"master-numeric", "master-loopback", "master-resolve", "rdzv-host", "fqdn-forward", "port-free"}
@@ -29,7 +27,7 @@ SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class Meeting:
     """The facts, and the errors that were found in the machines and in how the job is launched."""
 
     rendezvous: Rendezvous
@@ -77,29 +75,6 @@ class Scene:
     def has_error(self, *kinds: str) -> bool:
         """Say whether an error of one of these kinds was found; of any kind, where none is named."""
         return any(f.severity is Severity.ERROR and (not kinds or f.kind in kinds) for f in self.found)
-
-
-def finding_of(
-    check: Callable[[Scene], Ruling],
-    summary: str,
-    *,
-    hosts: Iterable[str],
-    evidence: Iterable[str],
-    fix: str,
-    confidence: Confidence = Confidence.HIGH,
-) -> Finding:
-    """Return a finding of the rule that ``check`` is."""
-    rule = rule_of(check)
-    return Finding(
-        code=rule.code,
-        kind=rule.kind,
-        severity=rule.severity,
-        confidence=confidence,
-        summary=summary,
-        hosts=tuple(dict.fromkeys(hosts)),
-        evidence=tuple(evidence),
-        fix=fix,
-    )
 
 
 def describe(attempt: Connecting) -> str:

@@ -1,0 +1,155 @@
+"""Asks rules about facts: one wall around a rule that raises, one way in which answers become findings and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from ddpdoctor.model.findings import Check, Finding, Judgement, Outcome, Severity
+from ddpdoctor.model.node import Fleet, Node
+from ddpdoctor.model.reading import NotRead, Unread, Why
+from ddpdoctor.rules.answers import Answer
+from ddpdoctor.rules.registry import Group, find_rule
+from ddpdoctor.rules.verdict import order_findings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ddpdoctor.rules.answers import Problem
+    from ddpdoctor.rules.registry import Rule
+
+Facts: TypeAlias = Mapping[type, "Sequence[object] | Unread | Exception"]
+"""What rules are asked about, by type; or why there is nothing of a type; or what was raised on the way to it."""
+
+WORST_FIRST = (Outcome.FAILED, Outcome.CRASHED, Outcome.INCONCLUSIVE, Outcome.PASSED, Outcome.SKIPPED)
+"""Of several answers to one rule, the first of these is the check's outcome."""
+_GROUPS = [group.value for group in Group]
+
+
+def judge(rules: Iterable[Rule], facts: Facts) -> Judgement:
+    """Ask every rule that goes by facts of these types, and return what they say together.
+
+    A rule that can go by several types goes by the first that is given. One that raises is a crashed check, and the
+    others go on.
+    """
+    given = {about.__name__: those for about, those in facts.items()}
+    findings: list[Finding] = []
+    checks: list[Check] = []
+    answers: list[Answer] = []
+    for rule in sorted(rules, key=_shown_order):
+        about = next((name for name in given if name in rule.checks), None)
+        if about is None:
+            continue
+        heard = _ask(rule.checks[about], given[about])
+        answers += [answer for _, answer in heard]
+        findings += _draw_findings(rule, heard)
+        checks.append(_draw_check(rule, heard))
+    certain = [answer for answer in answers if answer.certain and answer.problems]
+    return Judgement(
+        findings=order_findings(findings),
+        checks=tuple(checks),
+        certain=bool(certain),
+        proven=any(not answer.may_resume for answer in certain),
+    )
+
+
+def fleet_facts(fleet: Fleet) -> Facts:
+    """Return the facts that the rules of `check-env` are asked about."""
+    return {Node: fleet.nodes, Fleet: [fleet]}
+
+
+def crashed(error: Exception) -> Answer:
+    """Return the answer of a rule that raised."""
+    return Answer(outcome=Outcome.CRASHED, seen=f"{type(error).__name__}: {error}")
+
+
+def _shown_order(rule: Rule) -> tuple[int, str]:
+    return _GROUPS.index(rule.group) if rule.group in _GROUPS else len(_GROUPS), rule.code
+
+
+def _ask(check: Callable[..., Answer], facts: Sequence[object] | Unread | Exception) -> list[tuple[object, Answer]]:
+    """Return what a rule answers, about each of the facts."""
+    if isinstance(facts, Unread):
+        return [(None, _missing(facts))]
+    if isinstance(facts, Exception):
+        return [(None, crashed(facts))]
+    return [(one, _answer(check, one)) for one in facts]
+
+
+def _answer(check: Callable[..., Answer], facts: object) -> Answer:
+    try:
+        return check(facts)
+    except NotRead as missing:
+        return _missing(missing.unread)
+    except Exception as error:  # noqa: BLE001 - the wall around a rule
+        return crashed(error)
+
+
+def _missing(unread: Unread) -> Answer:
+    broken = unread.why in {Why.TIMEOUT, Why.ERROR}
+    return Answer(outcome=Outcome.INCONCLUSIVE if broken else Outcome.SKIPPED, seen=unread.reason)
+
+
+def _outcome(rule: Rule, answer: Answer) -> Outcome:
+    """Return how a check came out: one that found only notes has passed."""
+    severities = {problem.severity or rule.severity for problem in answer.problems}
+    return Outcome.PASSED if answer.outcome is Outcome.FAILED and severities == {Severity.INFO} else answer.outcome
+
+
+def _draw_check(rule: Rule, heard: list[tuple[object, Answer]]) -> Check:
+    """Draw one check from all answers: the worst outcome, and on which nodes it was."""
+    came_out = [_outcome(rule, answer) for _, answer in heard]
+    worst = min(came_out, key=WORST_FIRST.index, default=Outcome.SKIPPED)
+    those = [one for one, outcome in zip(heard, came_out, strict=True) if outcome is worst]
+    hosts = tuple(about.host for about, _ in those if isinstance(about, Node))
+    seen = "; ".join(dict.fromkeys(answer.seen for _, answer in those if answer.seen))
+    seen = seen if heard else "no node was seen"
+    ran = worst in {Outcome.PASSED, Outcome.FAILED}
+    return Check(
+        id=rule.kind,
+        code=rule.code,
+        group=rule.group,
+        outcome=worst,
+        seen=seen if ran else "",
+        reason="" if ran else seen,
+        hosts=hosts if len(hosts) < len(heard) else (),
+    )
+
+
+def _draw_findings(rule: Rule, heard: list[tuple[object, Answer]]) -> list[Finding]:
+    """Draw together problems that say the same of several hosts."""
+    drawn: dict[tuple[object, ...], Finding] = {}
+    for about, answer in heard:
+        for problem in answer.problems:
+            finding = _finding(rule, problem, about)
+            key = (finding.summary, finding.fix, finding.severity)
+            former = drawn.get(key)
+            drawn[key] = finding if former is None else _join(former, finding)
+    return list(drawn.values())
+
+
+def _finding(rule: Rule, problem: Problem, about: object) -> Finding:
+    named = find_rule(problem.kind) if problem.kind is not None else None
+    return Finding(
+        code=(named or rule).code,
+        kind=(named or rule).kind,
+        severity=problem.severity or (named or rule).severity,
+        confidence=problem.confidence,
+        summary=problem.summary,
+        ranks=problem.ranks,
+        hosts=problem.hosts or ((about.host,) if isinstance(about, Node) else ()),
+        where=problem.where,
+        step=problem.step,
+        tensor=problem.tensor,
+        evidence=problem.evidence,
+        fix=problem.fix,
+    )
+
+
+def _join(one: Finding, other: Finding) -> Finding:
+    return replace(
+        one,
+        ranks=tuple(sorted({*one.ranks, *other.ranks})),
+        hosts=tuple(dict.fromkeys([*one.hosts, *other.hosts])),
+    )

@@ -1,1 +1,0 @@
-"""What the arithmetic of an epoch means for training."""
