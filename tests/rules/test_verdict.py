@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.rules.registry import all_rules
 from ddpdoctor.rules.verdict import order_findings, pick_verdict
+
+RULES = {rule.kind: rule for rule in all_rules()}
 
 
 def found(code, severity=Severity.ERROR, step=None, confidence=Confidence.HIGH):
@@ -41,3 +44,24 @@ def test_verdict(name):
 def test_order_keeps_all():
     findings = [found("DD612", INFO), found("DD601"), found("DD702", WARNING)]
     assert [f.code for f in order_findings(findings)] == ["DD601", "DD702", "DD612"]
+
+
+def test_what_a_rule_comes_after_is_a_rule_and_no_circle():
+    def depth(kind, seen=()):
+        assert kind not in seen, seen
+        return max((depth(before, (*seen, kind)) + 1 for before in RULES[kind].after), default=0)
+
+    assert max(map(depth, RULES)) > 10
+
+
+STARTING = (
+    "DD205", "DD206", "DD208", "DD207", "DD204", "DD231", "DD232", "DD216", "DD219", "DD235", "DD234", "DD233", "DD202",
+    "DD211", "DD212", "DD201", "DD203", "DD213", "DD220", "DD215", "DD221",
+)  # fmt: skip
+BENCH, NUMBERS = ("DD401", "DD402", "DD403", "DD404", "DD405"), ("DD504", "DD503", "DD501", "DD505", "DD701", "DD502")
+
+
+@pytest.mark.parametrize("codes", [STARTING, BENCH, NUMBERS])
+def test_the_order_that_rules_declare(codes):
+    findings = [found(code) for code in reversed(codes)]
+    assert tuple(finding.code for finding in order_findings(findings)) == codes
