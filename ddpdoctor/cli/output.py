@@ -53,7 +53,7 @@ def _render_other(report: Report, output_format: SavedFormat, fail_on: Severity 
 
         return render_junit(report, fail_on)
     if output_format == "csv":
-        from ddpdoctor.report.bandwidth.csv_format import render_csv
+        from ddpdoctor.report.csv_format import render_csv
 
         return render_csv(report)
     if output_format == "nccl-tests":

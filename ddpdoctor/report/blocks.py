@@ -151,6 +151,14 @@ Section = tuple[Block, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """Values as they were measured, for programs."""
+
+    names: tuple[str, ...]
+    rows: tuple[tuple[object, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
     """What a verb has to show of its report; the findings and checks of a report are drawn alike for all verbs."""
 
@@ -164,6 +172,7 @@ class Content:
     """What was looked at: it stands before everything else."""
     sections: tuple[Section, ...] = ()
     """What was seen, in reading order."""
+    records: Records | None = None
     remarks: tuple[str, ...] = ()
     """Lines that belong to the status."""
     several_hosts: bool = False

@@ -14,15 +14,17 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
     from ddpdoctor.report.blocks import Content
 
+JOB = "ddpdoctor.report.job:job_content"
+CHECKS = "ddpdoctor.report.checklist:checklist_content"
 BUILDERS = {
-    "results": "bandwidth.content:bandwidth_content",
-    "trial": "trial:trial_content",
-    "diff": "saved_files:diff_content",
-    "rendezvous": "rendezvous:rendezvous_content",
-    "shares": "shares:shares_content",
-    "drawn": "shares:drawn_content",
-    "files": "checkpoints:checkpoint_content",
-    "nodes": "checklist:checklist_content",
+    "results": "ddpdoctor.report.bandwidth.content:bandwidth_content",
+    "trial": "ddpdoctor.report.trial:trial_content",
+    "diff": "ddpdoctor.report.saved_files:diff_content",
+    "rendezvous": "ddpdoctor.report.rendezvous:rendezvous_content",
+    "shares": "ddpdoctor.report.shares:shares_content",
+    "drawn": "ddpdoctor.report.shares:drawn_content",
+    "files": "ddpdoctor.report.checkpoints:checkpoint_content",
+    "nodes": CHECKS,
 }
 """By the key in ``Report.data``, the first that it has: the module and the function, loaded when they are needed."""
 
@@ -30,9 +32,9 @@ BUILDERS = {
 def read_content(report: Report) -> Content:
     """Return what there is to show of a report. Raises ``UserError`` where its data is damaged."""
     key = next((key for key in BUILDERS if key in report.data), "")
-    path = BUILDERS.get(key) or ("checklist:checklist_content" if report.job is None else "job:job_content")
+    path = BUILDERS.get(key) or (CHECKS if report.job is None else JOB)
     module, _, name = path.partition(":")
-    build: Callable[[Report], Content] = getattr(import_module(f"ddpdoctor.report.{module}"), name)
+    build: Callable[[Report], Content] = getattr(import_module(module), name)
     try:
         return build(report)
     except WrongValue as error:

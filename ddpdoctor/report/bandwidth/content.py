@@ -12,7 +12,7 @@ from ddpdoctor.report.bandwidth.curves import curve_facts, pick_curves
 from ddpdoctor.report.bandwidth.matrix import make_matrices, matrix_section
 from ddpdoctor.report.bandwidth.numbers import format_share
 from ddpdoctor.report.bandwidth.reading import VERB, read_bandwidth
-from ddpdoctor.report.bandwidth.results import name_series, series_table, sort_series
+from ddpdoctor.report.bandwidth.results import make_records, name_series, series_table, sort_series
 from ddpdoctor.report.bandwidth.run import describe_run, headline
 from ddpdoctor.report.blocks import Content, Heading, Item, Items, Line, Series, Text, Tone, items, titled_list
 from ddpdoctor.report.classes import places_of
@@ -51,6 +51,7 @@ def bandwidth_content(report: Report) -> Content:
             *_stop_sections(report, bench),
             *_reason_sections(bench),
         ),
+        records=make_records(bench.results),
         several_hosts=len(bench.hosts) > 1,
     )
 
@@ -69,7 +70,7 @@ def _chart(bench: Bandwidth, series: tuple[Measured, ...]) -> Series:
     if len(references) == 1:
         (known,) = references
         since = max(known.min_size_bytes, min(sizes, default=1))
-        reference = Line(name=known.text, points=((since, known.gb_s), (max(since, *sizes), known.gb_s)))
+        reference = Line(name=known.text, points=((since, known.gb_s), (max([since, *sizes]), known.gb_s)))
     return Series(title="busbw in GB/s over size", lines=lines, reference=reference)
 
 

@@ -60,14 +60,9 @@ class Bandwidth:
         return Ending.FINISHED if self.stop is None else self.stop.ending
 
 
-def is_bandwidth(report: Report) -> bool:
-    """Say whether a report is one of this verb."""
-    return report.data.get("verb") == VERB
-
-
 def read_bandwidth(report: Report) -> Bandwidth:
     """Read what was measured; raises ``UserError`` where a file was damaged."""
-    if not is_bandwidth(report):
+    if "results" not in report.data:
         raise UserError(f"this is no report of `ddpdoctor {VERB}`", help="Only its runs hold measured bandwidths.")
     try:
         return decode(Bandwidth, report.data)

@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_size
-from ddpdoctor.model.bandwidth import Mode
+from ddpdoctor.model.bandwidth import Measurement, Mode
 from ddpdoctor.report.bandwidth.numbers import NOT_DEFINED, format_gb_s, format_share, format_us
-from ddpdoctor.report.blocks import Column, Table, Tone
+from ddpdoctor.report.blocks import Column, Records, Table, Tone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ddpdoctor.model.bandwidth import Change, Collective, Curve, Measurement
+    from ddpdoctor.model.bandwidth import Change, Collective, Curve
 
 MISSING = "-"
 """Where this size was not measured in this mode."""
+RECORDED = (
+    "collective",
+    "dtype",
+    "redop",
+    "mode",
+    "in_place",
+    "size_bytes",
+    "count",
+    "iterations",
+    "first_us",
+    "min_us",
+    "p50_us",
+    "p95_us",
+    "cv",
+    "algbw_gb_s",
+    "busbw_gb_s",
+    "wrong",
+)
+"""Fields that programs are given. Their names and order never change; later ones come behind them."""
+
+
+def make_records(results: Iterable[Measurement]) -> Records:
+    """Return each measurement with all its fields."""
+    names = (*RECORDED, *(field.name for field in fields(Measurement) if field.name not in RECORDED))
+    return Records(names=names, rows=tuple(tuple(getattr(one, name) for name in names) for one in results))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

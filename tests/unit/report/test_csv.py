@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
-from ddpdoctor.report.bandwidth.csv_format import render_csv
+from ddpdoctor.report.csv_format import render_csv
 from tests import benches
 
 
