@@ -30,7 +30,9 @@ _OURS = [
     if not {"recorder", "demos"} & set(path.parts) and not path.stem.startswith("__")
 ]
 _CONTEXT = get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch.distributed", "rich.console", "rich.table", "rich.text", *_OURS])
+_CONTEXT.set_forkserver_preload(
+    ["torch.distributed", "sklearn.datasets", "sklearn.model_selection", "rich.console", *_OURS]
+)
 
 
 class Forked:

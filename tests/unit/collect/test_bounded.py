@@ -18,13 +18,13 @@ def test_answers_and_errors():
 
 def test_what_hangs_is_left_and_the_rest_has_answered():
     forever = threading.Event()
-    replies = ask_side_by_side({"hangs": forever.wait, "too": forever.wait, "good": lambda: True}, 3.0)
+    replies = ask_side_by_side({"hangs": forever.wait, "too": forever.wait, "good": lambda: True}, 1.0)
     assert [(name, reply.timed_out) for name, reply in replies.items()] == [
         ("hangs", True),
         ("too", True),
         ("good", False),
     ]
-    assert replies["hangs"].duration_s >= 2.9
+    assert replies["hangs"].duration_s >= 0.9
     forever.set()
 
 

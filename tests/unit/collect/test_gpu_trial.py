@@ -12,6 +12,8 @@ from ddpdoctor.collect.node import Plan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.gpus import GpuWork, PeerCopy
 from ddpdoctor.model.reading import NotRead, Why
+from tests import forking
+from tests.scenarios.running import clean_environment
 
 GOOD = {"ok": True, "error": None, "seconds": 3.5}
 
@@ -86,8 +88,8 @@ def test_gpus_that_cannot_be_counted(count, why):
 
 
 def test_the_real_child_counts():
-    said = run_child(PROBE, ("count",), {"CUDA_VISIBLE_DEVICES": ""}, 100.0)
-    assert json.loads(said.out) == {"count": 0}, said.err
+    said = forking.run("-m", PROBE, "count", env=clean_environment(CUDA_VISIBLE_DEVICES=""))
+    assert json.loads(said.stdout) == {"count": 0}, said.stderr
 
 
 def test_the_real_child_works_on_the_cpu():
@@ -97,7 +99,7 @@ def test_the_real_child_works_on_the_cpu():
 
 
 def test_a_device_that_is_not_there_is_an_error_in_words():
-    said = run_child(PROBE, ("work", "cuda:0"), {"CUDA_VISIBLE_DEVICES": ""}, 100.0)
-    result = json.loads(said.out) if said.out else {"ok": False, "error": said.last_error}
+    said = forking.run("-m", PROBE, "work", "cuda:0", env=clean_environment(CUDA_VISIBLE_DEVICES=""))
+    result = json.loads(said.stdout) if said.stdout else {"ok": False, "error": said.stderr}
     assert not result["ok"]
     assert result["error"]

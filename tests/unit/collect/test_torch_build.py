@@ -16,6 +16,7 @@ from ddpdoctor.collect.node import Plan, read_node
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import NotRead, Why
 from ddpdoctor.model.software import TorchBuild, TorchDevice
+from tests.scenarios.running import wait_for
 
 PLAN = Plan(sections=frozenset())
 WORKS = """
@@ -54,8 +55,9 @@ def test_this_torch():
         assert (build.arch_list, build.nccl, build.nccl_libraries, build.cuda_available) == ((), None, (), False)
 
 
-def test_a_child_that_was_started_before():
-    plan = Plan(sections=frozenset({"torch"}), torch_child=start_torch_child(os.environ))
+def test_a_child_that_was_started_before(tmp_path):
+    text = WORKS + "    cuda = N(init=lambda: None, device_count=lambda: 0)\n"
+    plan = Plan(sections=frozenset({"torch"}), torch_child=start_torch_child(fake(tmp_path, text)))
     node = read_node(System(), plan, ())
     assert isinstance(node.torch, TorchBuild)
     assert node.torch.import_error is None
@@ -133,14 +135,17 @@ def test_cuda_that_cannot_be_initialised(tmp_path):
 @pytest.mark.parametrize(
     ("how", "limit_s", "error"),
     [
-        ("time.sleep(600)", 10.0, "CUDA was not initialised within 10 s"),
+        ("time.sleep(600)", 1.0, "CUDA was not initialised within 1 s"),
         ("os.kill(os.getpid(), 11)", 60.0, "the process was killed by SIGSEGV while it initialised CUDA"),
         ("os._exit(1)", 60.0, "the process ended with status 1 while it initialised CUDA"),
     ],
 )
 def test_cuda_that_hangs_or_crashes_leaves_what_was_known(how, limit_s, error, tmp_path):
-    text = f"{WORKS}    import os, time\n    cuda = N(init=lambda: {how})\n"
-    build = read_fake(tmp_path, text, limit_s=limit_s)
+    begun = tmp_path / "begun"
+    text = f"{WORKS}    import os, time\n    cuda = N(init=lambda: (open({str(begun)!r}, 'w'), {how}))\n"
+    child = start_torch_child(fake(tmp_path, text))
+    assert wait_for(begun.exists)
+    build = wait_for_torch(child, limit_s)
     assert (build.version, build.nccl, build.cuda_error) == ("9.8.7+cu130", "2.27.3", error)
 
 

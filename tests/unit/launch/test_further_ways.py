@@ -32,6 +32,12 @@ def store() -> Iterator[tuple[Forked, int]]:
         yield served
 
 
+@pytest.fixture(autouse=True)
+def _short_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a first member that closes wait a moment only for those that have not heard its verdict."""
+    monkeypatch.setattr("ddpdoctor.launch.nodes.first_node.TELL_LIMIT_S", 0.5)
+
+
 @pytest.fixture
 def taken() -> Iterator[int]:
     """A port that another program has, which says nothing."""

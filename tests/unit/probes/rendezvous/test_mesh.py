@@ -109,7 +109,7 @@ def test_an_address_that_is_not_the_nodes_own():
 
 
 def test_a_node_that_does_not_come_to_the_mesh():
-    found = run_nodes([publication(n) for n in range(3)], without={2}, limits=MeshLimits(total_s=5.0))[0]
+    found = run_nodes([publication(n) for n in range(3)], without={2}, limits=MeshLimits(total_s=3.0))[0]
     by_pair = {(pair.source, pair.target): pair for pair in found}
     assert is_well(by_pair[0, 1])
     assert is_well(by_pair[1, 0])
