@@ -38,15 +38,18 @@ def came_of_interrupt(error: BaseException) -> bool:
 
 
 def _run(arguments: list[str]) -> int:
-    """Run a verb. Ranks wait for all that ``wrap`` imports before it starts them, so Typer is kept for the rest."""
-    if arguments[:1] == ["wrap"]:
-        from ddpdoctor.cli.plain import read_plain
+    """Run a verb. A plain command line is read without Typer, since ranks and users wait for its import."""
+    from ddpdoctor.cli.listing import VERBS, load_verb
 
-        asked = read_plain(arguments[1:], os.environ)
-        if asked is not None:
-            from ddpdoctor.cli import wrap
+    name, words = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if name in VERBS:
+        from ddpdoctor.cli.plain import read_plain, read_wrap
 
-            return wrap.run(asked)
+        verb = load_verb(name)
+        options = read_wrap(words, os.environ) if name == "wrap" else read_plain(verb.Options, words, os.environ)
+        if options is not None:
+            status: int = verb.run(options)
+            return status
     from ddpdoctor.cli import verbs
 
     verbs.app(prog_name="ddpdoctor")

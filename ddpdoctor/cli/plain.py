@@ -1,50 +1,110 @@
-"""Reads a plain command line of ``wrap`` without Typer, whose import would keep the ranks waiting for 0.15 s.
+"""Reads a command line without Typer: ranks and users would wait up to 0.3 s for its import.
 
-Whatever is not plain (help, a value that is refused, a setting from a variable) is left to Typer.
+Whatever is not plain (help, a value that is refused, an option that there is not, a setting from a variable) is left to
+Typer, which knows what to say.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any, get_args
 
-from ddpdoctor.cli.options import Option, build, declared_by
-from ddpdoctor.cli.wrap import Options
-from ddpdoctor.launch.command.command_line import HELP_OPTIONS, split_command
+from ddpdoctor.cli.options import Argument, Option, build, declared_by
+from ddpdoctor.model.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ddpdoctor.cli.options import Declared
 
+NOT_PLAIN = object()
+"""A value that Typer is to look at."""
 
-def read_plain(arguments: list[str], env: Mapping[str, str]) -> Options | None:
-    """Take the arguments after ``wrap`` apart; None where Typer is needed. Raises ``UserError``."""
-    declared = {one.names[0]: one for one in declared_by(Options)}
-    if any(isinstance(one.option, Option) and env.get(one.option.variable or "") for one in declared.values()):
+
+def read_wrap(words: list[str], env: Mapping[str, str]) -> Any:
+    """Return the options of ``wrap``, with what is run; None where Typer is needed. Raises ``UserError``."""
+    from ddpdoctor.cli.wrap import Options
+    from ddpdoctor.launch.command.command_line import HELP_OPTIONS, split_command
+
+    own = {name: not one.is_flag for one in declared_by(Options) for name in one.names}
+    split = split_command(words, own)
+    return None if HELP_OPTIONS & set(split.own) else read_plain(Options, split.own, env, split=split)
+
+
+def read_plain(kind: type[Any], words: Iterable[str], env: Mapping[str, str], **others: Any) -> Any:
+    """Return a verb's options; None where Typer is needed.
+
+    ``others`` are fields that the command line does not have.
+    """
+    declared = declared_by(kind)
+    if any(isinstance(one.option, Option) and env.get(one.option.variable or "") for one in declared):
         return None
-    split = split_command(arguments, {name: not one.is_flag for name, one in declared.items()})
-    texts = None if HELP_OPTIONS & set(split.own) else _read_texts(split.own, declared)
-    return None if texts is None else build(Options, _parse(texts, declared.values()) | {"split": split})
+    texts = _read_texts(deque(words), declared)
+    if texts is None:
+        return None
+    try:
+        values = {one.field: _convert(one, texts.get(one.field, one.default)) for one in declared}
+    except UserError:
+        return None
+    return None if NOT_PLAIN in values.values() else build(kind, values | others)
 
 
-def _read_texts(words: Iterable[str], declared: Mapping[str, Declared]) -> dict[str, Any] | None:
-    """Return what was given for each field; None where a value is not among its choices, or is empty."""
+def _read_texts(words: deque[str], declared: Iterable[Declared]) -> dict[str, Any] | None:
+    """Return what was given for each field; None for an option that there is not, and for words too many."""
+    options, arguments = _by_name(declared), deque(one for one in declared if isinstance(one.option, Argument))
     texts: dict[str, Any] = {}
-    rest = iter(words)
-    for word in rest:
-        name, attached, text = word.partition("=")
-        one = declared[name]
-        if one.is_flag:
-            texts[one.field] = True
-            continue
-        text = text if attached else next(rest, "")
-        text = text.upper() if isinstance(one.option, Option) and one.option.ignores_case else text
-        if not text or text not in (get_args(one.type) or [text]):
+    while words:
+        name, attached, text = words.popleft().partition("=")
+        if not name.startswith("-"):
+            if not arguments:
+                return None
+            one, text = arguments[0], name + attached + text
+            if not one.is_repeatable:
+                arguments.popleft()
+        elif name in options:
+            one, value = options[name]
+            if not one.is_flag and not attached and not words:
+                return None
+            text = value if one.is_flag else text if attached else words.popleft()
+            if one.is_flag and attached:
+                return None
+        else:
             return None
         texts[one.field] = [*texts.get(one.field, []), text] if one.is_repeatable else text
     return texts
 
 
-def _parse(texts: Mapping[str, Any], declared: Iterable[Declared]) -> dict[str, Any]:
-    values = {one.field: texts.get(one.field, one.default) for one in declared}
-    return values | {one.field: one.parse(values[one.field]) for one in declared if isinstance(values[one.field], str)}
+def _by_name(declared: Iterable[Declared]) -> dict[str, tuple[Declared, Any]]:
+    """Return each option by each of its names, with what it stands for as a flag."""
+    return {
+        name: (one, not number)
+        for one in declared
+        if isinstance(one.option, Option)
+        for names in one.names
+        for number, name in enumerate(names.split("/"))
+    }
+
+
+def _convert(one: Declared, text: Any) -> Any:
+    """Return the value of a text; ``NOT_PLAIN`` for what Typer would refuse."""
+    if isinstance(text, list):
+        values = [_convert(one, part) for part in text]
+        return NOT_PLAIN if NOT_PLAIN in values else values
+    if not isinstance(text, str):
+        return NOT_PLAIN if text is MISSING else text
+    if isinstance(one.option, Argument) or one.option.parse is not None:
+        return one.parse(text) if text else NOT_PLAIN
+    text = text.upper() if one.option.ignores_case else text
+    choices = get_args(one.type)
+    if one.type is int:
+        return _convert_int(one.option, text)
+    return one.parse(text) if text and text in (choices or [text]) else NOT_PLAIN
+
+
+def _convert_int(option: Option, text: str) -> Any:
+    if not (text.isascii() and text.isdecimal()):
+        return NOT_PLAIN
+    number = int(text)
+    is_within = (option.min is None or option.min <= number) and (option.max is None or number <= option.max)
+    return number if is_within else NOT_PLAIN

@@ -1,14 +1,12 @@
-"""The verbs of the command ``ddpdoctor``, as Typer has them. A verb's module is imported when the verb is called.
+"""The verbs as Typer has them: for --help, completion, and whatever ``cli.plain`` does not read.
 
-A verb's module has ``Options``, a dataclass whose docstring is the help text, and ``run``, which takes them and returns
-the exit status.
+A verb's module is imported when the verb is called.
 """
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import MISSING, dataclass
-from importlib import import_module
+from dataclasses import MISSING
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,16 +15,15 @@ from typer.main import get_command
 
 from ddpdoctor import __version__
 from ddpdoctor.cli.help import Verb, write_examples, write_options, write_section
+from ddpdoctor.cli.listing import VERBS, load_verb
 from ddpdoctor.cli.options import PANELS, Argument, Option, build, declared_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddpdoctor.cli.options import Declared
+    from ddpdoctor.cli.listing import VERBS, load_verb
+from ddpdoctor.cli.options import Declared
 
-RUN_A_JOB = "Run a job and find out what is wrong"
-BEFORE_A_JOB = "Before a job"
-MODEL_AND_DATA = "Model, data and checkpoints"
 UsageError: Any = typer.BadParameter.__bases__[0]
 """What is raised for a wrong command line: of click, or of the click that newer versions of Typer have in them."""
 
@@ -73,36 +70,8 @@ class WrapVerb(Verb):
 
 
 SPLIT = "ddpdoctor.split"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
-    """A verb as ``ddpdoctor --help`` lists it."""
-
-    panel: str
-    summary: str
-    kind: type[Verb] = Verb
-    usage: str = "[OPTIONS]"
-
-
-VERBS = {
-    "wrap": Listed(
-        panel=RUN_A_JOB, summary="Run a training script under watch.", kind=WrapVerb,
-        usage="[OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]... | [OPTIONS] -- COMMAND [ARGS]...",
-    ),
-    "report": Listed(panel=RUN_A_JOB, summary="Show the report of a saved run again."),
-    "explain": Listed(panel=RUN_A_JOB, summary="Explain a code, such as DD601."),
-    "demo": Listed(panel=RUN_A_JOB, summary="Diagnose a tiny job with a fault, to see how it looks."),
-    "check-env": Listed(panel=BEFORE_A_JOB, summary="Check whether machines are fit to train."),
-    "check-rendezvous": Listed(panel=BEFORE_A_JOB, summary="Check whether a job over several nodes would start."),
-    "allreduce-bench": Listed(
-        panel=BEFORE_A_JOB, summary="Measure collectives, and name what is slow.", kind=RankVerb
-    ),
-    "check-consistency": Listed(
-        panel=MODEL_AND_DATA, summary="Check whether all replicas stay one model.", kind=RankVerb
-    ),
-    "check-data": Listed(panel=MODEL_AND_DATA, summary="Check how data is split between ranks.", kind=RankVerb),
-    "check-checkpoint": Listed(panel=MODEL_AND_DATA, summary="Check whether a checkpoint is whole and would load."),
+KINDS = {
+    "wrap": WrapVerb, "allreduce-bench": RankVerb, "check-consistency": RankVerb, "check-data": RankVerb,
 }  # fmt: skip
 
 
@@ -137,10 +106,11 @@ class Verbs(TyperGroup):
 
 def make_command(name: str) -> Any:
     """Return the command of a verb, with the options that its module declares."""
-    module, verb = import_module(f"ddpdoctor.cli.{name.replace('-', '_')}"), VERBS[name]
+    module, verb = load_verb(name), VERBS[name]
     alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     alone.command(
-        name, cls=verb.kind, help=module.Options.__doc__, short_help=verb.summary, options_metavar=verb.usage,
+        name, cls=KINDS.get(name, Verb),
+        help=module.Options.__doc__, short_help=verb.summary, options_metavar=verb.usage,
         context_settings={"help_option_names": ["--help", "-h"]},
     )(_callback(module.Options, module.run))  # fmt: skip
     return get_command(alone)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
+from ddpdoctor.cli.listing import VERBS, load_verb
 from ddpdoctor.cli.options import PANELS, Argument, Declared, Option, declared_by
-from ddpdoctor.cli.plain import read_plain
-from ddpdoctor.cli.verbs import VERBS, app
+from ddpdoctor.cli.plain import read_plain, read_wrap
+from ddpdoctor.cli.verbs import app
 from ddpdoctor.model.errors import UserError
 
 
 def options_of(verb: str) -> type[Any]:
-    kind: type[Any] = import_module(f"ddpdoctor.cli.{verb.replace('-', '_')}").Options
+    kind: type[Any] = load_verb(verb).Options
     return kind
 
 
@@ -48,6 +48,12 @@ def test_options_have_a_help_text_and_stand_in_a_panel_that_help_shows() -> None
     assert {option.panel for _, _, option in all_options()} <= set(PANELS)
 
 
+def make_context(verb: str, words: list[str]) -> Any:
+    group = get_command(app)
+    context = group.make_context("ddpdoctor", [verb], resilient_parsing=True)
+    return group.get_command(context, verb).make_context(verb, list(words))
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_typer_has_what_is_declared(verb: str) -> None:
     group = get_command(app)
@@ -66,24 +72,76 @@ def test_typer_has_what_is_declared(verb: str) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("train.py",),
-        ("--hang-timeout=8s", "--on-hang", "kill", "--debug-level", "off", "--quiet", "--exchange-port=4000", "t.py"),
-        ("--ignore", "DD601", "--ignore=DD602", "--report-dir", "a", "--format", "json", "--fail-on=info", "t.py"),
-        ("--check-every=5", "--no-consistency", "--allow-different", "expert.*", "--nproc-per-node=2", "-m", "t"),
+        ("wrap", "train.py"),
+        ("wrap", "--hang-timeout=8s", "--on-hang", "kill", "--debug-level", "off", "--exchange-port=4000", "t.py"),
+        ("wrap", "--ignore", "DD601", "--ignore=DD602", "--report-dir", "a", "--format", "json", "--quiet", "t.py"),
+        (
+            "wrap",
+            "--check-every=5",
+            "--no-consistency",
+            "--allow-different",
+            "expert.*",
+            "--nproc-per-node=2",
+            "-m",
+            "t",
+        ),
+        ("report",),
+        ("report", "run", "--format", "csv", "-v", "--plot=a.svg"),
+        ("explain", "DD601"),
+        ("explain", "--list"),
+        ("demo", "mismatch"),
+        ("check-env",),
+        ("check-env", "shm", "DD1", "--skip", "clock", "--deep", "--nnodes", "2", "--master-port=1234", "--timeout=1m"),
+        ("check-rendezvous", "--nnodes", "1:4", "--port-range", "40000-40100", "--exchange-port", "4000"),
+        ("allreduce-bench", "--collective", "all", "--max-size=4KiB", "--iters", "3", "--fail-below", "90%"),
+        ("allreduce-bench", "--mode=latency", "--pairs", "--output", "o", "--model-size", "7B", "--reference", "none"),
+        ("check-consistency", "--model", "m:f", "--steps", "2", "--find-unused-parameters", "--backend=gloo"),
+        ("check-consistency", "--diff", "a", "b", "--fail-on=never"),
+        ("check-data", "--samples", "10", "--world-size=2", "--no-shuffle", "--no-set-epoch", "--drop-last"),
+        ("check-data", "--shuffle", "--dataset", "m:f", "--grad-accumulation", "4"),
+        ("check-checkpoint", "a", "--same", "b", "-v"),
     ],
+    ids=" ".join,
 )
-def test_wrap_reads_a_plain_line_as_typer_does(words: tuple[str, ...]) -> None:
-    group = get_command(app)
-    context = group.make_context("ddpdoctor", ["wrap"], resilient_parsing=True)
-    made = group.get_command(context, "wrap").make_context("wrap", list(words))
-    plain = read_plain(list(words), {})
+def test_a_plain_line_is_read_as_typer_does(words: tuple[str, ...]) -> None:
+    verb, *rest = words
+    made = make_context(verb, rest)
+    plain = read_wrap(rest, {}) if verb == "wrap" else read_plain(options_of(verb), rest, {})
     assert plain is not None
-    for one in declared_by(options_of("wrap")):
+    for one in declared_by(options_of(verb)):
         given = made.params[one.field]
-        expected = (tuple(given) if given else ()) if one.is_repeatable else given
-        assert getattr(plain, one.field) == expected, one.field
+        expected = tuple(given or ()) if one.is_repeatable else given
+        assert (getattr(plain, one.field) or None) == (expected or None), one.field
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("explain", "--help"),
+        ("explain", "DD601", "DD602"),
+        ("explain", "--lists"),
+        ("demo", "--list=1"),
+        ("report", "--format", "xml"),
+        ("report", "--plot"),
+        ("report", "--plot="),
+        ("check-env", "--timeout", "soon"),
+        ("check-env", "--nnodes", "0"),
+        ("check-env", "--nnodes", "two"),
+        ("check-checkpoint",),
+        ("check-data", "--epochs", "17"),
+    ],
+    ids=" ".join,
+)
+def test_help_and_what_is_refused_are_left_to_typer(words: tuple[str, ...]) -> None:
+    assert read_plain(options_of(words[0]), words[1:], {}) is None
+
+
+def test_a_variable_leaves_the_line_to_typer() -> None:
+    kind = options_of("check-rendezvous")
+    assert read_plain(kind, ["--nnodes=2"], {"DDPDOCTOR_EXCHANGE_PORT": "4000"}) is None
+    assert read_plain(kind, ["--nnodes=2"], {"DDPDOCTOR_EXCHANGE_PORT": ""}) is not None
 
 
 def test_a_value_that_is_parsed_names_its_option() -> None:
     with pytest.raises(UserError, match="--hang-timeout is 'soon'"):
-        read_plain(["--hang-timeout", "soon", "train.py"], {})
+        make_context("wrap", ["--hang-timeout", "soon", "train.py"])

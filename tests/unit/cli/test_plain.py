@@ -1,4 +1,4 @@
-"""The command line of ``wrap`` is read without Typer where it is plain, and in the same way."""
+"""A plain command line of ``wrap`` is read without Typer. ``tests/contract/test_options.py`` compares the two."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.cli.plain import read_plain
+from ddpdoctor.cli.plain import read_wrap
 from ddpdoctor.cli.wrap import Options
 from ddpdoctor.model.errors import UserError
 
 
 def read(*arguments: str, **env: str) -> Options | None:
-    return read_plain(list(arguments), env)
+    options: Options | None = read_wrap(list(arguments), env)
+    return options
 
 
 def test_a_plain_line_is_taken_apart() -> None:
@@ -46,6 +47,7 @@ def test_the_last_value_holds_and_codes_add_up() -> None:
         ("--on-hang", "wait", "train.py"),
         ("--format=junit", "train.py"),
         ("--report-dir=", "train.py"),
+        ("--hang-timeout", "soon", "train.py"),
     ],
 )
 def test_help_and_what_is_refused_are_left_to_typer(arguments: tuple[str, ...]) -> None:

@@ -1,0 +1,50 @@
+"""The verbs that there are, as ``ddpdoctor --help`` lists them. Imports no verb, and not Typer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+RUN_A_JOB = "Run a job and find out what is wrong"
+BEFORE_A_JOB = "Before a job"
+MODEL_AND_DATA = "Model, data and checkpoints"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A verb as ``ddpdoctor --help`` lists it."""
+
+    panel: str
+    summary: str
+    usage: str = "[OPTIONS]"
+
+
+VERBS = {
+    "wrap": Listed(
+        panel=RUN_A_JOB, summary="Run a training script under watch.",
+        usage="[OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]... | [OPTIONS] -- COMMAND [ARGS]...",
+    ),
+    "report": Listed(panel=RUN_A_JOB, summary="Show the report of a saved run again."),
+    "explain": Listed(panel=RUN_A_JOB, summary="Explain a code, such as DD601."),
+    "demo": Listed(panel=RUN_A_JOB, summary="Diagnose a tiny job with a fault, to see how it looks."),
+    "check-env": Listed(panel=BEFORE_A_JOB, summary="Check whether machines are fit to train."),
+    "check-rendezvous": Listed(panel=BEFORE_A_JOB, summary="Check whether a job over several nodes would start."),
+    "allreduce-bench": Listed(
+        panel=BEFORE_A_JOB, summary="Measure collectives, and name what is slow."
+    ),
+    "check-consistency": Listed(
+        panel=MODEL_AND_DATA, summary="Check whether all replicas stay one model."
+    ),
+    "check-data": Listed(panel=MODEL_AND_DATA, summary="Check how data is split between ranks."),
+    "check-checkpoint": Listed(panel=MODEL_AND_DATA, summary="Check whether a checkpoint is whole and would load."),
+}  # fmt: skip
+
+
+def load_verb(name: str) -> Any:
+    """Return a verb's module.
+
+    It has ``Options``, a dataclass whose docstring is the help text, and ``run``, which takes them and returns the exit
+    status.
+    """
+    return import_module(f"ddpdoctor.cli.{name.replace('-', '_')}")
