@@ -44,9 +44,11 @@ def read_pages() -> tuple[Page, ...]:
 
 def find_error(text: str) -> ErrorPage | None:
     """Return what there is to read about the known error that a text is; None for one word, a code or a kind."""
+    if " " not in text.strip():
+        return None
     from ddpdoctor.rules.progress.known_errors import find_known
 
-    known = find_known(text) if " " in text.strip() else None
+    known = find_known(text)
     if known is None:
         return None
     told = {"means": known.means, "at fault": known.fault, "to do": known.fix, "source": known.source}

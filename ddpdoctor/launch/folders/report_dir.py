@@ -7,6 +7,7 @@ import os
 import pwd
 import re
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,9 @@ def make_private(path: Path) -> None:
 
     Raises ``UserError`` where it cannot be written to, is a link or another user's, or has links where a run writes.
     """
+    is_new = False
     try:
+        is_new = not path.exists()
         if path.parent == PARENT:
             _make_parent()
         if path.is_symlink():
@@ -75,6 +78,9 @@ def make_private(path: Path) -> None:
         if path.parent == PARENT:
             _check_parent(path)
     except OSError as error:
+        if is_new:
+            with suppress(OSError):  # it was not made, or somebody else has used it meanwhile
+                path.rmdir()
         raise refuse(path, error) from error
 
 
