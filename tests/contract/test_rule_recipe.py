@@ -44,7 +44,7 @@ def house(tmp_path_factory):
     folder: Path = tmp_path_factory.mktemp("house")
     shutil.copytree(ROOT / "ddpdoctor", folder / "ddpdoctor", ignore=shutil.ignore_patterns("__pycache__"))
     for family, (code, about, module) in FAMILIES.items():
-        text = RECIPE.replace("DD699", code).replace("made-up", f"made-up-{family}")
+        text = RECIPE.replace("DD6NN", code).replace("made-up", f"made-up-{family}")
         text = text.replace("ddpdoctor.rules.progress.scene import Scene", f"{module} import {about}")
         (folder / "ddpdoctor" / "rules" / family / "made_up.py").write_text(text.replace("Scene", about))
     return folder

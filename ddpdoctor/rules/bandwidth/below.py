@@ -33,7 +33,7 @@ def check_below(measured: Measured) -> Answer:
 
     Every step of a training job that waits for communication takes longer than it has to.
 
-    ## How it is told
+    ## How it is recognised
 
     Against a number, the bus bandwidth at the plateau counts: of the largest sizes, where it no longer changes. It is
     below only where its whole interval is. Against the table of known hardware, which has the GPU, the number of ranks

@@ -30,9 +30,13 @@ NOT_ASKED = "neither --pairs nor --by-node was asked for"
     after=("wrong-data",),
 )
 def check_slow_rank(measured: Measured) -> Answer:
-    """One rank is slow with every other rank, or comes late to every call, while the others are as fast as each other.
+    """Report a rank that is slow with every other rank, or comes late to every call, while the others are not.
+
+    ## What it means
 
     A collective is as fast as its slowest rank. Two things make a rank slow, and the summary says which it is.
+
+    ## How it is recognised
 
     *Slow with every other rank* is seen with `--pairs`: every two ranks are measured by themselves, all pairs in
     turn, nine times over. A rank is slow in a turn if at least three quarters of its pairs are half as fast as the
@@ -50,10 +54,14 @@ def check_slow_rank(measured: Measured) -> Answer:
     own calls are not slow, nor are those of the others: the timed part begins when all have come. In training the
     same delay makes the *others* look slow, because they wait inside the collective.
 
-    What looks like it: GPUs of which one sits on another socket than the rest (`nvidia-smi topo -m`) are slow with
+    ## What else looks like it
+
+    GPUs of which one sits on another socket than the rest (`nvidia-smi topo -m`) are slow with
     that one by design.
 
-    What to do: look at the rank's GPU, PCIe link, network card and core; what the machine itself tells of them is
+    ## What to do
+
+    Look at the rank's GPU, PCIe link, network card and core; what the machine itself tells of them is
     in the evidence.
     """
     bench, who = measured.bench, find_who(measured.bench)
@@ -82,18 +90,28 @@ def check_slow_rank(measured: Measured) -> Answer:
     after=("slow-rank",),
 )
 def check_slow_link(measured: Measured) -> Answer:
-    """Two ranks, or two nodes, are slow with each other, and both are as fast as usual with everyone else.
+    """Report two ranks, or two nodes, that are slow with each other and as fast as usual with everyone else.
+
+    ## What it means
+
+    What lies between the two is slow, and nothing else: a cable, a switch port, a route, a link between GPUs.
+
+    ## How it is recognised
 
     Seen with `--pairs` between ranks and with `--by-node` between nodes; how these are measured is told with DD402
     `slow-rank`. A pair is named if in four turns of five it has half the bandwidth, or less, of the other pairs of
     *each* of its two ends, by their median. Slow ends are named first and their pairs set aside, so that a slow
     rank is never taken for many slow links. It takes three ranks, or three nodes.
 
-    What looks like it: a machine may be wired so that some pairs are slower than others, such as GPUs on two
+    ## What else looks like it
+
+    A machine may be wired so that some pairs are slower than others, such as GPUs on two
     sockets, or of which some share no NVLink. Where several pairs are slower than others, and more than half of the
     ranks have such a pair, no link is named, and the check says how many pairs there are.
 
-    What to do: within a machine look at the NVLink or PCIe path between the two GPUs; between machines at cables,
+    ## What to do
+
+    Within a machine look at the NVLink or PCIe path between the two GPUs; between machines at cables,
     switch ports and routes that only these two use.
     """
     bench, who = measured.bench, find_who(measured.bench)
@@ -113,7 +131,15 @@ def check_slow_link(measured: Measured) -> Answer:
 
 @rule("DD404", "slow-node", Severity.WARNING, "A node is slow with every other node, or inside", after=("slow-link",))
 def check_slow_node(measured: Measured) -> Answer:
-    """One node is slow with every other node, or its own ranks are slow among themselves where other nodes' are not.
+    """Report a node that is slow with every other node, or whose own ranks are slow where those of other nodes are not.
+
+    ## What it means
+
+    *Slow with every other node* points at what the node reaches the others by: network card, cable, switch port, a
+    rate limit, a route over the wrong interface. *Slow inside* points at the machine: memory, clocks, PCIe, NVLink,
+    another job; with `--pairs` the rank is named that is at fault, and the node is not named beside it.
+
+    ## How it is recognised
 
     Seen with `--by-node`: each node is measured by itself, then every two nodes together, with all of their ranks,
     as in training. It is judged as ranks are (DD402 `slow-rank`): in two turns of three, at least three quarters of
@@ -121,13 +147,13 @@ def check_slow_node(measured: Measured) -> Answer:
     slow together, either may be to blame. `--pairs` sees it too, where all ranks of a machine are slow with other
     machines.
 
-    *Slow with every other node* points at what the node reaches the others by: network card, cable, switch port, a
-    rate limit, a route over the wrong interface. *Slow inside* points at the machine: memory, clocks, PCIe, NVLink,
-    another job; with `--pairs` the rank is named that is at fault, and the node is not named beside it.
+    ## What else looks like it
 
-    What looks like it: a node in another rack or zone is slow with the others by distance.
+    A node in another rack or zone is slow with the others by distance.
 
-    What to do: check the node's card and port, compare the machine with another one, and leave it out of the job
+    ## What to do
+
+    Check the node's card and port, compare the machine with another one, and leave it out of the job
     until it is mended.
     """
     bench, who = measured.bench, find_who(measured.bench)

@@ -31,7 +31,7 @@ def check_noise(measured: Measured) -> Answer:
     is no fault of the network, and never a verdict; where a limit was demanded (`--expect`, `--fail-below`) the exit
     status is 4.
 
-    ## How it is told
+    ## How it is recognised
 
     Every case is timed many times, and the interval of its median follows from the order of the times, whatever their
     distribution. The plateau's interval is that of its sizes; a ratio to a saved run has those of both. Of fewer than

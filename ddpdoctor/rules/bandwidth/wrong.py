@@ -46,7 +46,7 @@ def check_wrong_data(measured: Measured) -> Answer:
     The cause is broken hardware (memory of a GPU or host, a link without a checksum, a card), or a defect of a driver,
     of NCCL or of a network plugin.
 
-    ## How it is told
+    ## How it is recognised
 
     In a pass of its own every collective runs at every size and dtype on whole numbers that depend on rank and
     position, and whose sums every dtype holds exactly. Every element is compared. The first wrong one of each rank is

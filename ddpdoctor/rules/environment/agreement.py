@@ -46,7 +46,7 @@ def check_ws_same(fleet: Fleet) -> Answer:
     for more than 40 s past a time limit of 12 s where one rank expected 3 ranks and the others 2. Ranks with another
     `NCCL_ALGO` or `NCCL_PROTO` run different programs for the same collective, and hang or return wrong numbers.
 
-    ## How it is told
+    ## How it is recognised
 
     An error for the three variables of the world, for `NCCL_ALGO` and `NCCL_PROTO`, and for `TORCH_DISTRIBUTED_DEBUG`
     where it is DETAIL on some ranks only. A warning for the other variables that the table of variables marks as ones
@@ -186,7 +186,7 @@ def check_rdzv_id_same(fleet: Fleet) -> Answer:
     torchrun brings nodes together that have the same `--rdzv-id` at the same endpoint, and waits until `--nnodes` of
     them have come. Nodes with another id or number each wait alone, in silence, until join_timeout: 600 s by default.
 
-    ## How it is told
+    ## How it is recognised
 
     `PET_RDZV_ID`, `PET_NNODES`, `PET_RDZV_BACKEND`, `PET_RDZV_ENDPOINT`, `PET_MASTER_ADDR` and `PET_MASTER_PORT`, which
     stand for torchrun's options, and `TORCHELASTIC_RUN_ID`, over all processes that answered. Options on the command

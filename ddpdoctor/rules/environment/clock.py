@@ -44,7 +44,7 @@ def check_clock(fleet: Fleet) -> Answer:
     torchrun's c10d rendezvous compares the wall clocks of hosts: from 15 s on it takes a living node for dead, and a
     node may start alone with WORLD_SIZE=1 and end with status 0. From a second on, logs of two hosts do not match.
 
-    ## How it is told
+    ## How it is recognised
 
     Every node's clock is held against rank 0's over the connection by which the facts are gathered, and the median is
     taken for right: 15 s off it is an error, 1 s (ours) a warning. With two nodes nobody can tell who is right, save
@@ -179,7 +179,7 @@ def check_rootfs_same(fleet: Fleet) -> Answer:
     that was set up by hand, or of a virtual environment that is activated on one node only. None of it is wrong by
     itself.
 
-    ## How it is told
+    ## How it is recognised
 
     The path of the Python that ran here, that of torch, PRETTY_NAME of os-release, and a digest of the lines of
     /etc/hosts are compared; the lines of the nodes themselves and loopback addresses are left out.

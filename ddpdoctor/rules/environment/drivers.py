@@ -47,7 +47,7 @@ def check_driver_min(node: Node) -> Answer:
 
     CUDA cannot be initialised: "The NVIDIA driver on your system is too old". torch then sees no GPU.
 
-    ## How it is told
+    ## How it is recognised
 
     CUDA 13 takes driver 580 or newer, CUDA 12 takes 525, CUDA 11 takes 450: NVIDIA's table of minor version
     compatibility. Where torch has initialised CUDA nothing is wrong, whatever the numbers.
@@ -109,7 +109,7 @@ def check_driver_lib_mismatch(node: Node) -> Answer:
     The driver was upgraded and the old kernel module is still loaded (an unattended upgrade does this), or a container
     keeps the libraries of a former driver. NVML says "Driver/library version mismatch", and CUDA finds no GPU.
 
-    ## How it is told
+    ## How it is recognised
 
     NVML refuses to start with that error. Where NVML was not asked: `/proc/driver/nvidia/version` names a version of
     which there is no libnvidia-ml among those that were found.
@@ -168,7 +168,7 @@ def check_arch(node: Node) -> Answer:
 
     The first kernel fails with "no kernel image is available for execution on the device".
 
-    ## How it is told
+    ## How it is recognised
 
     Machine code `sm_XY` runs on a GPU of the same major version X and of Y or above; `compute_XY` is compiled when it
     is loaded, for a GPU of that version or a newer one. Names with an "a" run on exactly that version, those with an

@@ -36,7 +36,7 @@ def check_v4v6(fleet: Fleet) -> Answer:
     A rank with an IPv4 address cannot connect to one that has told an IPv6 address. Gloo ends with an enforce failure
     on the families, NCCL and the store with a time limit.
 
-    ## How it is told
+    ## How it is recognised
 
     The address that each library would give to the others on each node; the families that the master's name resolves
     to; an IPv6 address where `/proc/sys/net/ipv6/conf/all/disable_ipv6` is 1; NCCL_SOCKET_FAMILY for which no interface

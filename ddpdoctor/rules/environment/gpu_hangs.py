@@ -32,7 +32,7 @@ def check_gpu_alloc(node: Node) -> Answer:
     A GPU can look well to every question and still hang at the first kernel, or return wrong numbers, which no error
     ever tells: the loss just does not fall.
 
-    ## How it is told
+    ## How it is recognised
 
     Each GPU, in a process of its own with a limit of 60 s (ours): a tenth of its free memory, at most 2 GiB, is filled
     with a pattern and read back; matrices of -1, 0 and 1 are multiplied in float32 and bfloat16, with a product that
@@ -81,7 +81,7 @@ def check_dstate(node: Node) -> Answer:
     A GPU or its driver does not answer, and who asks it waits in state D: `nvidia-smi` hangs, `kill -9` does nothing,
     and the next job that touches the GPU hangs too.
 
-    ## How it is told
+    ## How it is recognised
 
     Processes in state D that sleep in a function of the NVIDIA modules, or are tools that do nothing but ask it, in two
     looks a second apart between which they neither ran nor were switched. An error from 60 s on, which the kernel's

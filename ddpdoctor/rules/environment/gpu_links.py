@@ -48,7 +48,7 @@ def check_nvlink(node: Node) -> Answer:
 
     NCCL routes its rings and trees by the links that are up: with one down, all GPUs go slower, or over PCIe.
 
-    ## How it is told
+    ## How it is recognised
 
     NVML's state of each link that a GPU has. On boards that wire all links (SXM), a GPU with fewer active links than
     another of its model is an error; so are links that are down on all of several GPUs, a warning in a virtual
@@ -121,7 +121,7 @@ def check_fabric(node: Node) -> Answer:
     Until nvidia-fabricmanager has set up the switches, `cuInit` returns 802, "system not yet initialized": torch sees
     no GPU.
 
-    ## How it is told
+    ## How it is recognised
 
     NVML's fabric state of each GPU, which must be "completed" with status "success". Where the driver does not tell
     (A100), there are NVSwitches on the PCI bus and no process nv-fabricmanager: an error, unless torch does see its
@@ -195,7 +195,7 @@ def check_p2p(node: Node) -> Answer:
     Without peer access NCCL copies through host memory, at a fraction of the speed. With Access Control Services or an
     IOMMU in between, copies can hang or arrive wrong, with no error.
 
-    ## How it is told
+    ## How it is recognised
 
     NVML's P2P status and torch's word for pairs below one host bridge, and for pairs that NVLink joins. A refusal is an
     error with NVLink, and a warning for data-centre GPUs on PCIe; it is told only for cards that have no peer access

@@ -35,7 +35,7 @@ def check_ecc_unc(node: Node) -> Answer:
     An uncorrected (double-bit) error ends the process that reads the word, with Xid 48, 94 or 95, and where it is not
     contained, other processes too. A GPU that had one often has more.
 
-    ## How it is told
+    ## How it is recognised
 
     NVML's volatile counter of uncorrected errors, which begins at 0 when the driver is loaded or the GPU is reset: any
     is an error. A warning for more than 50,000,000 corrected errors (the threshold of gcm's health checks), and for
@@ -94,7 +94,7 @@ def check_row_remap(node: Node) -> Answer:
     From Ampere on, a GPU replaces a bad row of memory by a spare one, at the next reset. "Pending": the bad row is
     known and not yet replaced. "Failed": there is no spare row left for it, and NVIDIA replaces the GPU.
 
-    ## How it is told
+    ## How it is recognised
 
     NVML's counts of remapped rows and its two flags. Failed and pending are errors: a job that starts now can still
     end by the bad row. A row that was replaced after an uncorrected error is a warning: it is mended, and was there.
@@ -153,7 +153,7 @@ def check_retired_pages(node: Node) -> Answer:
     Until Volta and Turing, a GPU takes a bad page of memory out of use when the driver is loaded anew. Until then,
     whoever is given the page can end with Xid 48.
 
-    ## How it is told
+    ## How it is recognised
 
     Pending is an error. 60 retired pages or more are a warning (ours): a GPU can retire 64
     (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt), and what fails after those stays in use.
@@ -197,7 +197,7 @@ def check_sram_threshold(node: Node) -> Answer:
 
     Caches and register files have no spare rows: what fails there goes on failing.
 
-    ## How it is told
+    ## How it is recognised
 
     The flag of NVML by which the driver itself says that the threshold is exceeded, over the GPU's whole life. DCGM
     reports the same as "SRAM Threshold Count". Source: docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, "RMA Policy".

@@ -41,7 +41,7 @@ def check_app_clocks(fleet: Fleet) -> Answer:
     Application clocks are what `nvidia-smi -ac` sets, and they stay until a reset. A GPU with a lower one is slower
     than its peers in every step.
 
-    ## How it is told
+    ## How it is recognised
 
     The application clock of the multiprocessors against its default, on each GPU; and over all nodes, the highest
     clock that GPUs of the same name have. A warning, as in azurehpc-health-checks and gcm's clock policy.
@@ -117,7 +117,7 @@ def check_persistence(node: Node) -> Answer:
     seconds a GPU: ranks start at different times, and `nvidia-smi` is slow. Volatile ECC counters and settings such as
     a power limit are lost each time.
 
-    ## How it is told
+    ## How it is recognised
 
     NVML's persistence mode, or the socket of nvidia-persistenced. A warning on data-centre GPUs; on others it is off
     as they are sold, and is told only. Source: docs.nvidia.com/deploy/driver-persistence.
@@ -167,7 +167,7 @@ def check_mig(node: Node) -> Answer:
     A process can use one MIG slice, whatever it lists in `CUDA_VISIBLE_DEVICES`. Slices have no peer access, by NVLink
     or PCIe, and NCCL before 2.30.3 refuses several ranks on slices of one GPU.
 
-    ## How it is told
+    ## How it is recognised
 
     NVML's MIG mode of the GPUs in use. With several ranks on the node it is an error, with one rank a warning. Where
     `NCCL_MULTI_RANK_GPU_ENABLE=1` is set, NCCL's experimental support for slices is meant, and it is a warning.
@@ -217,7 +217,7 @@ def check_compute_mode(node: Node) -> Answer:
     In compute mode "prohibited" CUDA reports no such device; in "exclusive process" the second process that comes gets
     "CUDA-capable device(s) is/are busy or unavailable".
 
-    ## How it is told
+    ## How it is recognised
 
     NVML's compute mode. Prohibited is an error. Exclusive is one where another process already computes on the GPU, or
     where several ranks come to it (see dup-gpu for how that is told); with one rank a GPU it is no fault.

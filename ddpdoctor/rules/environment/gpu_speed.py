@@ -38,7 +38,7 @@ def check_throttle(node: Node) -> Answer:
 
     All ranks wait for the slowest in every step: one GPU at half its clock halves the job.
 
-    ## How it is told
+    ## How it is recognised
 
     Bits of NVML's clocks event reasons. Hardware slowdown (0x8), hardware thermal slowdown (0x40) and power brake
     (0x80, the server's power supply asks for less) are errors on data-centre GPUs, and warnings on others: laptops on
@@ -111,7 +111,7 @@ def check_temp_power(node: Node) -> Answer:
     At the slowdown temperature the GPU halves its clock. A lowered power limit lowers the clock under load, and the
     job goes at the pace of the most limited GPU.
 
-    ## How it is told
+    ## How it is recognised
 
     The temperature against NVML's slowdown threshold, with a margin of 5 °C (ours); the limit that is in force against
     the default one, with a tolerance of 1 W (ours). On laptops the limit moves by itself, and is told only.

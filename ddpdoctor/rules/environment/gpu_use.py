@@ -45,7 +45,7 @@ def check_other_procs(node: Node) -> Answer:
     A leftover of an earlier run, or a neighbour, takes memory (out of memory at the largest batch) and time (a
     straggler) from one rank.
 
-    ## How it is told
+    ## How it is recognised
 
     NVML lists processes with their memory. This job's own are left out: what runs below the same launcher, in the same
     Slurm job, in the same pod; and so is what only draws on a screen. More than 500 MiB are a warning, more than half
@@ -143,7 +143,7 @@ def check_zombie_ctx(node: Node) -> Answer:
     A process that was killed while the driver worked for it can stay half dead and hold its memory: a defunct process,
     or one that another one (a data loader's worker, a debugger) keeps alive.
 
-    ## How it is told
+    ## How it is recognised
 
     More than 1 GiB in use (ours; NVML's figure leaves out what the driver keeps for itself), and NVML lists nobody.
     It can be told only where the machine's processes can be seen, which is not so in a container, and not for GPUs in

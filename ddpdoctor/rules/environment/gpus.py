@@ -49,7 +49,7 @@ def check_gpu_count(node: Node) -> Answer:
     question to it ends with "GPU is lost". With fewer GPUs than ranks, `torch.cuda.set_device(LOCAL_RANK)` fails with
     "invalid device ordinal", or two ranks come to share one GPU.
 
-    ## How it is told
+    ## How it is recognised
 
     NVML is asked for each device. One that it does not list, though the NVIDIA driver has taken it, counts as broken
     only if its device file can be opened or fails with an error of the device: a container or a Slurm job with some of
@@ -183,7 +183,7 @@ def check_cvd_valid(node: Node) -> Answer:
     CUDA reads the list up to the first entry that names no device, and hides that one and all that follow, without a
     word. A device that is named twice makes it show no device at all.
 
-    ## How it is told
+    ## How it is recognised
 
     Entries are resolved as CUDA does: numbers below the count of devices, beginnings of a UUID (`GPU-…`) that fit one
     device alone, `MIG-…` for a slice. An error where an entry names nothing or a device is named twice. Where all are

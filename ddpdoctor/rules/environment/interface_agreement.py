@@ -40,7 +40,7 @@ def check_iface_agree(fleet: Fleet) -> Answer:
     has too, leads nowhere or to the wrong host: ranks wait until their time limit, NCCL with "connect to 172.17.0.1
     returned Connection refused".
 
-    ## How it is told
+    ## How it is recognised
 
     By the order of each library (see `iface-up`). NCCL leaves out docker*, lo and virbr* by itself, and none of cni*,
     flannel*, veth*, br-*. With `NCCL_SOCKET_IFNAME=^docker0` it leaves out docker0 alone and takes lo, the first.
@@ -161,7 +161,7 @@ def check_mtu(fleet: Fleet) -> Answer:
     Within one network nobody shortens packets: those that are larger than the receiver's MTU are dropped. Small
     messages pass, so the ranks meet; the first large one stalls ("Timed out waiting for recv operation to complete").
 
-    ## How it is told
+    ## How it is recognised
 
     The MTU of the interfaces whose addresses NCCL and Gloo would give to the others is compared over all nodes.
 

@@ -38,7 +38,7 @@ def check_ifname_exists(node: Node) -> Answer:
     NCCL then ends with "Bootstrap : no socket interface found", Gloo with "Unable to find address for: eth1", in every
     rank of the node.
 
-    ## How it is told
+    ## How it is recognised
 
     Each library's own grammar, from its source. `NCCL_SOCKET_IFNAME` is a list of beginnings of names; `=` before the
     first makes them whole names, `^` before the first leaves them out, and both count once for the whole list: in
@@ -162,7 +162,7 @@ def check_iface_up(node: Node) -> Answer:
     it is told, up or down: without an address it ends with "Unable to find address for: eth1"; with one its connections
     time out.
 
-    ## How it is told
+    ## How it is recognised
 
     IFF_UP and the state in /sys/class/net; `carrier` 0 is a cable that is not in or a link that is down. What each
     library would use follows its source: Gloo the interface of the host name's first own address, NCCL the first of

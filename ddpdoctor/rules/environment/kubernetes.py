@@ -41,7 +41,7 @@ def check_k8s(node: Node) -> Answer:
     `PET_MASTER_ADDR` or `PET_RDZV_ENDPOINT` what the job is. Options on torchrun's command line overrule them, and a
     `--standalone` that was left there makes each pod train by itself.
 
-    ## How it is told
+    ## How it is recognised
 
     - torchrun's own count of nodes (`GROUP_WORLD_SIZE`) or of ranks here (`LOCAL_WORLD_SIZE`) is not the operator's.
     - The master's name cannot be looked up: a service publishes a pod's name only once the pod is ready, unless it has

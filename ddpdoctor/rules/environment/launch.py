@@ -44,7 +44,7 @@ def check_env_complete(node: Node) -> Answer:
     raises "environment variable RANK expected, but not set" where one is missing or empty. The first, the second and
     the last must be whole numbers.
 
-    ## How it is told
+    ## How it is recognised
 
     An error where `RANK` is set and another is not, or where one is no number. A warning where only `RANK` is missing,
     or where Slurm or MPI number the processes: the script may well complete the set itself, from `SLURM_PROCID` or
@@ -151,7 +151,7 @@ def check_env_range(node: Node) -> Answer:
     Ranks go from 0 to `WORLD_SIZE` - 1. Gloo fails with "rank < size. 2 vs 2"; NCCL with "invalid argument"; a wrong
     `LOCAL_RANK` ends in "invalid device ordinal". A port is from 1 to 65535.
 
-    ## How it is told
+    ## How it is recognised
 
     0 <= `RANK` < `WORLD_SIZE`, 0 <= `LOCAL_RANK` < `LOCAL_WORLD_SIZE` <= `WORLD_SIZE`, and the same of `GROUP_RANK` and
     of `PET_NODE_RANK`, each only where both of a pair are set and are numbers. Port 0 means "any free port" to the

@@ -48,7 +48,7 @@ def check_nofile(node: Node) -> Answer:
     "Too many open files", "received 0 items of ancdata" from loader workers, or a store on rank 0 that takes no more
     connections: often hours after the start.
 
-    ## How it is told
+    ## How it is recognised
 
     A soft limit below 8,192 is a warning, one below 65,536 a note. It is an error below 128 + 4 x WORLD_SIZE, where
     rank 0 cannot even hold the connections of all ranks. The numbers are ours.
@@ -121,7 +121,7 @@ def check_nproc_pids(node: Node) -> Answer:
 
     "Resource temporarily unavailable", "can't start new thread", or a loader worker that dies at once.
 
-    ## How it is told
+    ## How it is recognised
 
     What is left of RLIMIT_NPROC for this user (it binds everybody but root), and of the control group's pids.max, is
     held against 64 a rank plus OMP_NUM_THREADS. The number is ours: a rank has some 30 threads of its own.
@@ -176,7 +176,7 @@ def check_somaxconn(node: Node) -> Answer:
     which makes the start slow or lets it run into its timeout. torch warns itself: "Starting store with N workers but
     somaxconn is M".
 
-    ## How it is told
+    ## How it is recognised
 
     `net.core.somaxconn` below WORLD_SIZE, on the node of rank 0: the comparison that torch makes (TCPStore.cpp).
 
@@ -219,7 +219,7 @@ def check_disk(node: Node) -> Answer:
     Checkpoints fail late; the flight recorder's dumps and torchrun's error files are lost in silence, which are what
     one would need then; a compiler's cache that cannot be written is built again by every rank.
 
-    ## How it is told
+    ## How it is recognised
 
     Less than 1 GiB left for this user (ours), a place for temporary files that may not be written to, or a file system
     that does not answer within 2 s: a network server that has gone. A working directory or cache that is read-only is

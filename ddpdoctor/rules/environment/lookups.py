@@ -43,7 +43,7 @@ def check_fqdn_forward(fleet: Fleet) -> Answer:
     name may come from a reverse look-up that no forward look-up confirms (names that end in `.ip6.arpa`, pytorch issue
     73656), or from /etc/hosts of that host alone (`localhost`). The other nodes then wait for the store in vain.
 
-    ## How it is told
+    ## How it is recognised
 
     Every node looks the name up. It is wrong where that fails, takes longer than 2 seconds, or gives loopback addresses
     alone on a node other than rank 0's.
@@ -120,7 +120,7 @@ def check_master_resolve(fleet: Fleet) -> Answer:
     -3" or "-2" each time. Names that lead to different hosts (split DNS, an old /etc/hosts) leave some ranks waiting in
     silence for a store that is elsewhere.
 
-    ## How it is told
+    ## How it is recognised
 
     Every node looks the name up. Sets of addresses are compared; their order is no difference, since servers rotate it.
     Addresses that rank 0's host has on its interfaces all mean that host, whichever a node was told; there, a loopback
@@ -222,7 +222,7 @@ def check_rdns_slow(node: Node) -> Answer:
     is what it prints where there is none; that alone is harmless). With a slow or dead name server each connection
     waits for it, and the start of a large job takes minutes.
 
-    ## How it is told
+    ## How it is recognised
 
     The time of getaddrinfo for the host name and for the master, and of getnameinfo for this host's own addresses; 1
     second is ours, and look-ups are cut off after 2. An address without a name is no problem if that is known fast. A

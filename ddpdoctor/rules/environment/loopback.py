@@ -48,7 +48,7 @@ def check_master_loopback(fleet: Fleet) -> Answer:
     and waits in silence until the time limit: 30 minutes with Gloo, 10 with NCCL, or 600 seconds of torchrun's
     rendezvous.
 
-    ## How it is told
+    ## How it is recognised
 
     The address is `localhost`, in 127.0.0.0/8, `::1`, `0.0.0.0` or `::`, is looked up to such an address, or is the
     host name of a node that rank 0 is not on; and the job has more than one node, by the nodes that answered, the

@@ -39,7 +39,7 @@ def check_master_numeric(node: Node) -> Answer:
     The C library reads a bare number as an IPv4 address of 32 bits: 6841231 is 0.104.99.143. No look-up fails and
     nobody warns; every rank tries to reach an address that is nobody's, until the time limit is over.
 
-    ## How it is told
+    ## How it is recognised
 
     The address consists of digits only, or of 0x and hexadecimal digits (inet_aton(3)).
 
@@ -96,7 +96,7 @@ def check_port_range(node: Node) -> Answer:
     listen on one of them fails now and then with "EADDRINUSE", on a busy host more often. Ports below 1024 may be
     listened on by root only.
 
-    ## How it is told
+    ## How it is recognised
 
     From `MASTER_PORT` of a rank that torchrun did not start, `PET_MASTER_PORT` and the port of `PET_RDZV_ENDPOINT`,
     against this machine's range. Below 1024 it is a warning. In the range it is a note only, and no warning: frameworks

@@ -36,7 +36,7 @@ def check_mem_limit(node: Node) -> Answer:
     When memory runs out the kernel kills a process with SIGKILL: a rank or a loader worker is gone without a word, and
     the others wait.
 
-    ## How it is told
+    ## How it is recognised
 
     What is left is the least of MemAvailable and of the control group's limits less what is in use; page cache that
     can be dropped does not count as used. Below 2 GiB a rank (ours) is a warning. So is a count of past kills in the
@@ -117,7 +117,7 @@ def check_numa_balancing(node: Node) -> Answer:
     The kernel unmaps pages at intervals to see who uses them, and moves them. Ranks that copy to GPUs and network cards
     stall now and then, which slows every collective; steps differ in length for no other reason.
 
-    ## How it is told
+    ## How it is recognised
 
     `kernel.numa_balancing` is not 0 and there are two or more memory nodes: a warning where there are NVIDIA GPUs, else
     an info. AMD's guide to training and NVIDIA's to Grace advise to turn it off.

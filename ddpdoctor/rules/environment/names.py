@@ -37,7 +37,7 @@ def check_hostname_loopback(fleet: Fleet) -> Answer:
     numerically greater one does, `isInitiator` in gloo/transport/tcp/device.cc), so one such host works by luck in
     10.0.0.0/8 and fails in 172.16.0.0/12 and 192.168.0.0/16. It is reported always.
 
-    ## How it is told
+    ## How it is recognised
 
     What getaddrinfo returns for the host name, in its order; the first address of this host is Gloo's.
 
@@ -110,7 +110,7 @@ def check_hostname_unresolvable(fleet: Fleet) -> Answer:
     warns "Unable to resolve hostname to a (local) address. Using the loopback address as fallback", which fails between
     nodes. (Seen with torch 2.13.)
 
-    ## How it is told
+    ## How it is recognised
 
     getaddrinfo of the host name fails, or does not answer within 2 seconds: the name server that /etc/resolv.conf names
     is dead. glibc itself would wait for 5 seconds a server, twice.
@@ -179,7 +179,7 @@ def check_hostname_not_local(fleet: Fleet) -> Answer:
     address. Gloo cannot bind it and falls back to loopback; the ranks that torchrun starts look for rank 0's store at
     an address where nobody listens, on one node too.
 
-    ## How it is told
+    ## How it is recognised
 
     None of the addresses that getaddrinfo returns for the host name is on an interface of this host, and none is a
     loopback address.

@@ -46,7 +46,7 @@ def check_nccl_conf(node: Node) -> Answer:
     `os.environ` shows it before NCCL has started, so that a setting of an administrator, or one of last year, can rule
     a job that seems to set nothing.
 
-    ## How it is told
+    ## How it is recognised
 
     The variables in the files are held to the same rules as those of the environment: unknown names, wrong values,
     names out of use, dangerous leftovers. Whatever the class, the kind is nccl-conf. What the environment or an

@@ -56,7 +56,7 @@ def check_pcie(node: Node) -> Answer:
     A card that is not seated well, a bad riser or a faulty lane makes a link come up with half of its lanes or fewer,
     and all data of that GPU takes twice the time. In a job, all ranks wait for it.
 
-    ## How it is told
+    ## How it is recognised
 
     Each link above a GPU or an RDMA card is judged by its lower end: current_link_width against the smaller of what the
     two ends can do. A slot with eight lanes for a card of sixteen is no fault of the link; it is an information where

@@ -36,7 +36,7 @@ def check_port_free(node: Node) -> Answer:
     Rank 0 serves the store there. If another process has it, rank 0 ends with "EADDRINUSE", code -98, or the ranks talk
     to the store of another job: often a rank of an earlier run that was not stopped.
 
-    ## How it is told
+    ## How it is recognised
 
     The port is bound for a moment, without listening, as torch's store does: with SO_REUSEADDR. The owner comes from
     /proc/net/tcp and the descriptors of all processes that this user may see. It is tried only where rank 0 would run
@@ -99,7 +99,7 @@ def check_firewall_local(fleet: Fleet) -> Answer:
     NCCL and Gloo listen on ports that the kernel picks, so opening MASTER_PORT is not enough: the ranks meet, and the
     first collective waits until its time limit.
 
-    ## How it is told
+    ## How it is recognised
 
     A chain at the input hook with the policy drop, or whose last rule drops or rejects all that is left (firewalld, the
     images of some clouds), and no rule, in it or in a chain that it jumps to, that accepts new TCP connections from

@@ -43,7 +43,7 @@ def check_cpu_quota(node: Node) -> Answer:
     Ranks take turns on a CPU, and a collective waits for the one whose turn it is not. A quota stops all threads of the
     container for the rest of every 100 ms once it is used up: GPUs idle while loader workers stand still.
 
-    ## How it is told
+    ## How it is recognised
 
     The CPUs that a node's ranks get are those of their affinity, or the quota where that is less (cpu.max, or
     cpu.cfs_quota_us of version 1; the tightest of all groups above). Fewer of them than ranks, or fewer than ranks x
@@ -102,7 +102,7 @@ def check_omp(node: Node) -> Answer:
     push each other aside. torchrun therefore sets it to 1 where there are several ranks, which is safe and slow: work
     on the processors (augmentation, an optimizer that is offloaded, CPU training) uses one CPU a rank.
 
-    ## How it is told
+    ## How it is recognised
 
     Unset, several ranks on the node, and their CPUs overlap: a warning. Set to 1 under torchrun while a rank could have
     two CPUs or more: an info, for it may be what is wanted. Ranks that are bound to CPUs of their own, as by Slurm,

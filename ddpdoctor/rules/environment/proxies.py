@@ -28,7 +28,7 @@ def check_proxy_env(node: Node) -> Answer:
     The etcd backends of torchrun talk HTTP. A client that heeds the proxy asks it for a host inside of the cluster,
     which it does not know: the rendezvous times out. Whether it is heeded depends on the client's version.
 
-    ## How it is told
+    ## How it is recognised
 
     `PET_RDZV_BACKEND` begins with etcd, one of `http_proxy`, `https_proxy`, `all_proxy` is set, in either case of
     letters, and `no_proxy` has neither the host of `PET_RDZV_ENDPOINT` (else `MASTER_ADDR`), nor a domain it is in.

@@ -41,7 +41,7 @@ def check_rank_set(fleet: Fleet) -> Answer:
     came ("1/2 clients joined"), or a key of its store that ends in the missing rank. Two processes with one rank
     overwrite each other's addresses, and the job hangs or mixes data up.
 
-    ## How it is told
+    ## How it is recognised
 
     The ranks whose facts were gathered, against the number that the launcher was to start. A rank is missing where
     nothing came from it within the time limit. The host of a missing rank is named where Slurm's list of nodes, or the

@@ -46,7 +46,7 @@ def check_ib_state(node: Node) -> Answer:
     NCCL leaves out a port that is not ACTIVE and says so only at NCCL_DEBUG=INFO: the job runs with fewer rails, waits
     for a peer that cannot be reached over this one, or falls back to TCP sockets.
 
-    ## How it is told
+    ## How it is recognised
 
     A port should be up where NCCL_IB_HCA names its device in full, or where most of its peers are up: ports of other
     cards of the same board id, at the same function and port number. The second port of a card is compared to second
@@ -153,7 +153,7 @@ def check_ib_flap(node: Node) -> Answer:
     A link that goes down for some seconds stops every job that uses it: NCCL retries for a while (NCCL_IB_TIMEOUT,
     NCCL_IB_RETRY_CNT) and then fails with "Got completion with error 12". A link that makes errors is slow before.
 
-    ## How it is told
+    ## How it is recognised
 
     link_downed counts since the card was last started. A port that is up and went down more often than the ports of
     its model on this machine do (more than their median) is a warning; a restart of the switch counts on all alike and

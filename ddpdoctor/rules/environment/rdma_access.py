@@ -43,7 +43,7 @@ def check_peermem(node: Node) -> Answer:
     or later and NVIDIA's open kernel modules. Without both NCCL copies through host memory, which costs about half of
     the bandwidth between nodes, and says so only at NCCL_DEBUG=INFO ("GPU Direct RDMA Disabled").
 
-    ## How it is told
+    ## How it is recognised
 
     As NCCL does (src/transport/net_ib/gdr.cc): by the module, then by what DMA-BUF needs. Asked only where an RDMA
     network is up (InfiniBand, or several fast Ethernet cards) and GPUs are no GeForce, which cannot do it.
@@ -95,7 +95,7 @@ def check_memlock(node: Node) -> Answer:
     RDMA cards read and write memory that the kernel has locked, and RLIMIT_MEMLOCK bounds it. NCCL fails while it
     connects: "Call to ibv_reg_mr failed with error Cannot allocate memory", or "ibv_create_cq failed".
 
-    ## How it is told
+    ## How it is recognised
 
     Below 1 GiB it is an error, below 64 GiB a warning (both are ours: distributions give 64 KiB or 8 MiB, NCCL asks for
     megabytes a connection). Asked only where an RDMA network is up and there are GPUs. A process with CAP_IPC_LOCK is
@@ -186,7 +186,7 @@ def check_uverbs(node: Node) -> Answer:
     /sys shows the machine's RDMA devices in every container; to use one takes its file in /dev/infiniband. Without it
     NCCL says "NET/IB : No device found" at NCCL_DEBUG=INFO and uses TCP sockets, at a tenth of the speed or less.
 
-    ## How it is told
+    ## How it is recognised
 
     By opening /dev/infiniband/uverbs*, of the devices of an RDMA network that is up. It is an error in a job over
     several nodes, and where NCCL_IB_HCA or NCCL_NET ask for RDMA. Else a warning: a container that trains on this node

@@ -38,7 +38,7 @@ def check_ib_hca_env(node: Node) -> Answer:
     makes them whole names, `^` excludes them, `^=` both, and `:1` chooses a port. What matches nothing is no error to
     NCCL: it finds no device and uses TCP sockets, at a tenth of the speed or less.
 
-    ## How it is told
+    ## How it is recognised
 
     By NCCL's own grammar (parseStringList and matchIfList). Nothing left is an error. An entry that matches no device
     is a warning, and so is an entry that is the name of one device and the beginning of another's. Where there is no
@@ -155,7 +155,7 @@ def check_ib_disabled(node: Node) -> Answer:
     NCCL sends between nodes over TCP sockets, often at a tenth of the speed. The variable is a well-known way to find
     out whether the network is at fault, and stays behind in scripts and in /etc/nccl.conf.
 
-    ## How it is told
+    ## How it is recognised
 
     A port is active, and it is InfiniBand, or one of several Ethernet cards of 100 Gb/s or more, or named by
     NCCL_IB_HCA (two cards and 100 Gb/s are ours). A single Ethernet card that could do RDMA is the everyday network

@@ -49,7 +49,7 @@ def check_ib_rate(fleet: Fleet) -> Answer:
     the speed of the whole job. A cable with a bad lane comes up with fewer lanes ("100 Gb/sec (1X NDR)" in place of 4X)
     and nothing fails.
 
-    ## How it is told
+    ## How it is recognised
 
     Active ports of the same board id, function and port number are compared, on this host and over all hosts of the
     job. A port below what more than half of them have is an error. Without a majority it is a warning, of Ethernet

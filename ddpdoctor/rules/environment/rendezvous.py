@@ -35,7 +35,7 @@ def check_rdzv_host(fleet: Fleet) -> Answer:
     that finds itself starts the store. Where none does, all wait for a store that nobody started; where several do,
     there are several stores, and a job falls apart into parts.
 
-    ## How it is told
+    ## How it is recognised
 
     As torch does it (`_matches_machine_hostname` in torch/distributed/elastic/rendezvous/utils.py): the endpoint is
     `localhost`, a loopback address, the host's name, its full name, or shares an address with what the host's own

@@ -42,7 +42,7 @@ def check_roce_gid(fleet: Fleet) -> Answer:
     segment, and one of version 2, which is routed and can be marked for lossless queues. Both ends must use the same
     kind. A wrong one shows as a hang in the first collective, or "Got completion with error 12".
 
-    ## How it is told
+    ## How it is recognised
 
     Without NCCL_IB_GID_INDEX, NCCL since 2.21 looks for a RoCE v2 entry with an IPv4 address (IPv6 with
     NCCL_IB_ADDR_FAMILY=AF_INET6) and takes entry 0, link-local and version 1, where there is none. Of the ports of a

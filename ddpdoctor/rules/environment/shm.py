@@ -45,7 +45,7 @@ def check_shm(node: Node) -> Answer:
     When it is full the process that writes to it is killed by SIGBUS ("DataLoader worker is killed by signal: Bus
     error"), or NCCL says "unhandled system error".
 
-    ## How it is told
+    ## How it is recognised
 
     | /dev/shm | severity |
     |---|---|

@@ -41,7 +41,7 @@ def check_slurm_shape(node: Node) -> Answer:
     (`SLURM_NTASKS` = `SLURM_NNODES`). In any other, ranks wait for ranks that nobody starts, several torchruns fight
     for the GPUs of one node, or each torchrun trains by itself.
 
-    ## How it is told
+    ## How it is recognised
 
     - A task a rank: an error where `WORLD_SIZE` is not `SLURM_NTASKS`, a warning where `RANK` is not `SLURM_PROCID`.
     - torchrun: a warning where it counts fewer nodes than the step has, where more than one was started on a node, and
@@ -172,7 +172,7 @@ def check_srun_cpus(node: Node) -> Answer:
     From version 22.05 on, `srun` does not inherit `--cpus-per-task` from `sbatch` or `salloc` (sbatch(1)). A rank with
     loader workers then has one CPU for all of them, and training is many times slower, without any error.
 
-    ## How it is told
+    ## How it is recognised
 
     The CPUs that a task may run on (`sched_getaffinity`) are fewer than `SLURM_CPUS_PER_TASK`. Of a torchrun the CPUs
     of all its ranks on the node count together, for it may bind each to a part.
@@ -231,7 +231,7 @@ def check_gpus_per_task(node: Node) -> Answer:
     `torch.cuda.set_device(LOCAL_RANK)` and fails with "invalid device ordinal" in every task but the first. NCCL also
     cannot always reach the GPU of a neighbour that it cannot see (NVIDIA/nccl#1948).
 
-    ## How it is told
+    ## How it is recognised
 
     In a step with several tasks on a node, a task's local number (`LOCAL_RANK`, else `SLURM_LOCALID`) is not below the
     number of GPUs that it sees: those in `CUDA_VISIBLE_DEVICES`, else those that torch counts.

@@ -39,7 +39,7 @@ def check_acs_iommu(node: Node) -> Answer:
     it, and NVIDIA does not support copies between GPUs over PCIe behind one on bare metal (CUDA programming guide:
     "silent device memory corruption").
 
-    ## How it is told
+    ## How it is recognised
 
     On bare metal only: a virtual machine needs both. ACS: the bits Request Redirect and Completion Redirect of a bridge
     between a GPU and the switch that it shares with another GPU or a network card. Above a root port the way leads
@@ -159,7 +159,7 @@ def check_numa(node: Node) -> Answer:
     What such a rank hands to its GPU, and the threads of NCCL, cross the link between the sockets: copies are slower,
     and so is the rank, for which all others wait.
 
-    ## How it is told
+    ## How it is recognised
 
     The CPUs that the rank may run on, against local_cpulist of the GPU of its LOCAL_RANK (counted within
     CUDA_VISIBLE_DEVICES): none in common is a warning. A rank that may run anywhere is none. On a machine of two or

@@ -44,7 +44,7 @@ def check_torch_cuda_build(node: Node) -> Answer:
     `torch.cuda.is_available()` is False and the NCCL backend is missing: the job runs on the processors, many times
     slower, or stops with "Distributed package doesn't have NCCL built in".
 
-    ## How it is told
+    ## How it is recognised
 
     torch names neither CUDA nor ROCm, and this machine or container has been given GPUs: NVML lists them, or
     `/dev/nvidia0` is there. What the PCI bus and /proc show is not enough, for in a container they are the host's.
@@ -125,7 +125,7 @@ def check_nccl_loaded(node: Node) -> Answer:
     functions that torch calls, or talks another protocol than the other nodes; with two of them in one process,
     plugins and torch may use different ones.
 
-    ## How it is told
+    ## How it is recognised
 
     The child that imported torch lists the libnccl files it has mapped and asks the first for its version. Two files,
     or a version other than the one torch was compiled with, is a warning. A newer one that was installed as a wheel,
@@ -202,7 +202,7 @@ def check_hip_gpu_other(node: Node) -> Answer:
     Drivers, NVML, Xid errors, NVLink and the like are NVIDIA's. ddpdoctor has no checks of their own for AMD's GPUs
     yet: `rocm-smi` and `rvs` are the tools to ask. All checks of limits, network, names, variables and the launch hold.
 
-    ## How it is told
+    ## How it is recognised
 
     `torch.version.hip` is set.
 

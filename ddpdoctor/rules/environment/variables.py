@@ -47,7 +47,7 @@ def check_env_unknown(node: Node) -> Answer:
 
     A misspelt variable has no effect and nobody says so: the job runs as if it were not set.
 
-    ## How it is told
+    ## How it is recognised
 
     Names that begin with `NCCL_`, `TORCH_NCCL_`, `TORCH_FR_`, `TORCH_DISTRIBUTED_`, `GLOO_`, `TORCHELASTIC_`,
     `CUDA_VISIBLE_` or `OMP_NUM_`, in any case of letters, or with a slip of these such as `NCLL_`, are looked up in a
@@ -95,7 +95,7 @@ def check_env_value(node: Node) -> Answer:
     false, no, f, n, the empty one among them, ends `init_process_group` with "Invalid value for environment variable".
     A wrong `TORCH_FR_*` value was seen to hang the first collective of torch 2.13 over Gloo.
 
-    ## How it is told
+    ## How it is recognised
 
     Every known variable has a type, taken from the source that parses it: NCCL's src/misc/param.cc and
     src/graph/tuning.cc, torch's c10d/Utils.hpp and c10/util/env.cpp. A value that ends the job is an error, one that
@@ -130,7 +130,7 @@ def check_env_deprecated(node: Node) -> Answer:
     A variable under its old name works with a warning, if at all; one that was removed has no effect, and what it was
     set for does not happen. Such variables are copied from old tutorials and scripts.
 
-    ## How it is told
+    ## How it is recognised
 
     From a table of the names in the source of NCCL 2.3.5 to 2.30.7 and torch 1.4 to 2.13, held against the versions
     that are installed: a name that is still right for them is not reported. Where no version is known, a variable that
@@ -165,7 +165,7 @@ def check_env_danger(node: Node) -> Answer:
     `TORCH_DISTRIBUTED_DEBUG=DETAIL`, `TORCH_NCCL_ASYNC_ERROR_HANDLING=0`, `NCCL_COMM_ID`, a `NCCL_DEBUG_FILE` that all
     ranks of a node share.
 
-    ## How it is told
+    ## How it is recognised
 
     Only the value that does harm counts: `NCCL_P2P_DISABLE=0` is fine, and so is `NCCL_ALGO=^NVLS`, which forces
     nothing. What `ddpdoctor wrap` sets itself is no danger. What may be wanted as it is (the flight recorder switched

@@ -40,7 +40,7 @@ def check_torch_import(node: Node) -> Answer:
     that the wheel needs is not there, a wheel for another processor, files of two versions mixed in one folder, or a
     file or folder named `torch` where Python looks first.
 
-    ## How it is told
+    ## How it is recognised
 
     A Python of its own imports torch, so that a crash there is a fact and no crash of ddpdoctor. With `--no-torch`
     only the package's metadata is looked at.
@@ -115,7 +115,7 @@ def check_version_same(fleet: Fleet) -> Answer:
     or fails; two torch versions may order collectives differently. Another driver, VBIOS, kernel, OFED, GPU model,
     container image or Python is often the reason why one node is slower or fails alone.
 
-    ## How it is told
+    ## How it is recognised
 
     torch and NCCL that differ are errors, the others warnings. Of Python the minor version counts (3.11 against
     3.12), of GPUs the models that a node has. What a node could not tell has no voice. More than half of the nodes

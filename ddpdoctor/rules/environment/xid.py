@@ -53,7 +53,7 @@ def check_xid(node: Node) -> Answer:
 
     The NVIDIA driver writes a line with a number to the kernel's log when a GPU or a program on it fails.
 
-    ## How it is told
+    ## How it is recognised
 
     Lines "NVRM: Xid (PCI:…): N" that the kernel still has. Errors: 48 (uncorrectable memory error), 64 (a row could
     not be replaced), 74 (NVLink), 79 (fell off the bus), 95 (not contained), 119 and 120 (GSP), 140. Warnings: 63, 92,

@@ -38,7 +38,7 @@ def check_payloads(meeting: Meeting) -> Answer:
     vanish on the way, and so does every all-reduce of a real model), and a pair that is far slower than the others
     (`slow-link`).
 
-    ## How it is told
+    ## How it is recognised
 
     A small and a large payload go over a fresh connection of each ordered pair, no two of them to one host at a time,
     and are answered with a checksum. The sender's kernel counts segments and those that it sent again (TCP_INFO): 1 %

@@ -46,7 +46,7 @@ def check_mesh(meeting: Meeting) -> Answer:
     `MASTER_PORT` alone lets all ranks meet; the first collective, or already `init_process_group`, then waits until its
     time limit.
 
-    ## How it is told
+    ## How it is recognised
 
     Every ordered pair: the target opens a fresh port on the address that Gloo or NCCL would publish there, the source
     connects to it and sends a few bytes. A column of the matrix that is all bad blames what comes in to that host, a

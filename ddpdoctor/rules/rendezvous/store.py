@@ -47,7 +47,7 @@ def check_tcp_store(meeting: Meeting) -> Answer:
     has timed out" for a name that does not resolve, a port on which nobody listens, a firewall that drops, and a
     program that is no store, and says so only after its time limit.
 
-    ## How it is told
+    ## How it is recognised
 
     Each node looks the name up, connects to each address, and speaks to what answers as torch's store does, each with a
     limit of its own. The node that is to serve the store serves one, of torch's own, and connects to it too. If all

@@ -41,7 +41,7 @@ def check_start_trial(meeting: Meeting) -> Answer:
     The names, the store and every connection are well, and torch still does not start with the Gloo backend. The job
     would not either.
 
-    ## How it is told
+    ## How it is recognised
 
     Each node starts a process that joins a group of one rank a node and reduces one tensor, with a limit of seconds.
     The rule speaks only where no other error was found: a start that fails behind a firewall is the firewall's finding.
