@@ -207,7 +207,7 @@ def read_settings(options: Options) -> Settings:
 def _read_wanted(options: Options) -> Wanted:
     """Return what the result is held against, the baseline left out. Raises ``UserError``."""
     from ddpdoctor.diagnose.bandwidth import Wanted
-    from ddpdoctor.diagnose.check_env import now
+    from ddpdoctor.diagnose.reports import now
     from ddpdoctor.model.errors import UserError
 
     if options.fail_below is not None and options.compare is None:

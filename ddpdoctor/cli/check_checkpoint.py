@@ -44,8 +44,8 @@ def run(options: Options) -> int:
     """Read and judge the files; return the exit status. Raises ``UserError``."""
     from ddpdoctor.cli.outputs import Outputs, check_outputs, deliver_check
     from ddpdoctor.cli.progress import ShownProgress
-    from ddpdoctor.diagnose.check_env import now
     from ddpdoctor.diagnose.checkpoints import checkpoint_report
+    from ddpdoctor.diagnose.reports import now
     from ddpdoctor.probes.checkpoint.session import Wanted, read_checkpoints
 
     outputs = settings_of(options, Outputs)

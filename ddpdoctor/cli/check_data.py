@@ -148,7 +148,7 @@ def _ask_loader(options: Options, function: str, outputs: Outputs, env: Mapping[
     from ddpdoctor.cli.outputs import check_outputs, deliver_check
     from ddpdoctor.diagnose.bandwidth_machines import find_launch
     from ddpdoctor.diagnose.check_data import drawn_report
-    from ddpdoctor.diagnose.check_env import now
+    from ddpdoctor.diagnose.reports import now
     from ddpdoctor.launch.processes.ranks import end_with_parent, run_ranks
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.node import Launcher

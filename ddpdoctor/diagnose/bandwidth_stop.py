@@ -71,7 +71,7 @@ def _in_words_of_bench(finding: Finding, bench: Bench, stop: Stop) -> Finding:
     if _is_silence(finding, stop):
         finding = _silent(finding, bench, stop)
     if finding.code == "DD604":
-        finding = replace(finding, fix=_crash_fix(finding.summary))
+        finding = replace(finding, fix=_crash_fix(finding, stop))
     return replace(finding, evidence=(*finding.evidence, *_at_words(stop)))
 
 
@@ -81,8 +81,9 @@ def _at_words(stop: Stop) -> list[str]:
     return [f'the bench was in its phase "{stop.phase}"' + (f", at {whats[0]}" if whats else "")]
 
 
-def _crash_fix(summary: str) -> str:
-    if "memory" in summary.lower():
+def _crash_fix(finding: Finding, stop: Stop) -> str:
+    errors = [one.error or "" for one in stop.positions if one.rank in finding.ranks]
+    if any("memory" in error.lower() for error in errors):
         return "choose a smaller --max-size, or free memory; the errors of the other ranks follow from it"
     return "look up this error (NCCL_DEBUG=INFO says more of NCCL's); the errors of the other ranks follow from it"
 

@@ -10,8 +10,7 @@ from ddpdoctor.collect.node import Plan
 from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.fleet import gather
 from ddpdoctor.diagnose.redact import redact
-from ddpdoctor.diagnose.reports import make_report
-from ddpdoctor.diagnose.reports import now as now  # noqa: PLC0414 - verbs take it from here
+from ddpdoctor.diagnose.reports import make_report, now
 from ddpdoctor.diagnose.selection import choose_rules, sections_of
 from ddpdoctor.model.codec import encode
 from ddpdoctor.rules.engine import fleet_facts, judge

@@ -15,18 +15,18 @@ def format_size(size_bytes: int) -> str:
 
 def format_rate(gb_s: float) -> str:
     """Write "466 GB/s", "11.8 GB/s" or "0.85 GB/s": three digits, which is as much as these figures hold."""
-    return f"{_digits(gb_s)} GB/s"
+    return f"{format_digits(gb_s)} GB/s"
 
 
 def format_time(time_us: float) -> str:
     """Write "34.0 us", "1.20 ms", "85.0 ms" or "2.10 s"."""
     for unit, size in (("s", 1e6), ("ms", 1e3)):
         if abs(time_us) >= size:
-            return f"{_digits(time_us / size)} {unit}"
-    return f"{_digits(time_us)} us"
+            return f"{format_digits(time_us / size)} {unit}"
+    return f"{format_digits(time_us)} us"
 
 
-def _digits(value: float) -> str:
-    """Three digits of a number, trailing zeros included: they say how exact it is."""
+def format_digits(value: float) -> str:
+    """Write three digits of a number, trailing zeros included: they say how exact it is."""
     size = abs(value)
     return f"{value:.{0 if size >= 100 else 1 if size >= 10 else 2}f}" if size >= 0.1 or not size else f"{value:.2g}"

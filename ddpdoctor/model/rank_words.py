@@ -1,4 +1,4 @@
-"""Lists of ranks in sentences."""
+"""Lists of ranks, and of what else is numbered, in sentences."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-def rank_list(ranks: Iterable[int]) -> str:
-    """Return "rank 3", "ranks 0 and 2" or "ranks 0-6, 9"."""
+def rank_list(ranks: Iterable[int], noun: str = "rank") -> str:
+    """Return "rank 3", "ranks 0 and 2" or "ranks 0-6, 9"; ``noun`` is what is numbered."""
     numbers = sorted(set(ranks))
     if len(numbers) == 1:
-        return f"rank {numbers[0]}"
+        return f"{noun} {numbers[0]}"
     spans = [f"{a}-{b}" if b > a + 1 else f"{a}, {b}" if b > a else str(a) for a, b in _spans(numbers)]
     if len(numbers) == 2:
-        return f"ranks {numbers[0]} and {numbers[1]}"
-    return "ranks " + ", ".join(spans)
+        return f"{noun}s {numbers[0]} and {numbers[1]}"
+    return f"{noun}s {', '.join(spans)}"
 
 
 def _spans(numbers: Sequence[int]) -> list[tuple[int, int]]:

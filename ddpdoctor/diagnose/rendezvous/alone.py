@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.diagnose.check_env import now
 from ddpdoctor.diagnose.rendezvous.judging import build_report, judge, rendezvous_data
 from ddpdoctor.diagnose.rendezvous.wanted import RendezvousChecked
+from ddpdoctor.diagnose.reports import now
 from ddpdoctor.model.node import Fleet
 from ddpdoctor.model.reaching import Door, JobTold, Rendezvous, Visit
 from ddpdoctor.probes.rendezvous.scout import more_telling

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.launch.nodes import read_node_launch, told_environment
 from ddpdoctor.collect.system import System
-from ddpdoctor.diagnose.check_env import now
 from ddpdoctor.diagnose.rendezvous.alone import check_alone
 from ddpdoctor.diagnose.rendezvous.following import follow
 from ddpdoctor.diagnose.rendezvous.leading import lead
@@ -14,6 +13,7 @@ from ddpdoctor.diagnose.rendezvous.member import make_member
 from ddpdoctor.diagnose.rendezvous.messages import Seen
 from ddpdoctor.diagnose.rendezvous.room import Lobby
 from ddpdoctor.diagnose.rendezvous.visit import OwnVisit
+from ddpdoctor.diagnose.reports import now
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.probes.rendezvous.scout import Scout
 from ddpdoctor.probes.rendezvous.torch_process import TorchProcess

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.diagnose.check_env import now
 from ddpdoctor.diagnose.rendezvous.gathering import (
     Guests,
     absent_numbers,
@@ -22,6 +21,7 @@ from ddpdoctor.diagnose.rendezvous.messages import AtDoor, Trials
 from ddpdoctor.diagnose.rendezvous.steps import TRIAL_LIMIT_S, is_whole, stored
 from ddpdoctor.diagnose.rendezvous.visit import seat_of
 from ddpdoctor.diagnose.rendezvous.wanted import RendezvousChecked
+from ddpdoctor.diagnose.reports import now
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.reaching import JobTold, Rendezvous, StartTrial, Visit
 

@@ -121,4 +121,4 @@ def _count(cpus: int) -> str:
 
 def _named(cpus: tuple[int, ...]) -> str:
     """Return "CPU 3" or "CPUs 0-6, 9"."""
-    return "CPU" + rank_list(cpus).removeprefix("rank")
+    return rank_list(cpus, "CPU")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_rate
+from ddpdoctor.model.amounts import format_digits, format_rate
 from ddpdoctor.model.bandwidth import Collective
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def range_words(low: float, high: float | None) -> str:
     """Return "460-480 GB/s", or "460 GB/s" where both ends read alike."""
     if high is None or format_rate(low) == format_rate(high):
         return format_rate(low)
-    return f"{format_rate(low).removesuffix(' GB/s')}-{format_rate(high)}"
+    return f"{format_digits(low)}-{format_rate(high)}"
 
 
 def share_words(share: float) -> str:

@@ -135,12 +135,12 @@ def _word(value: str) -> str:
     return value or "unset"
 
 
-def _fix(name: str, split: Split[str]) -> str:
+def _fix(name: str, split: Split[str], everywhere: str = "ranks") -> str:
     majority = split.majority.value if split.majority is not None else None
     if majority == UNSET:
-        return f"unset {name} on all ranks"
+        return f"unset {name} on all {everywhere}"
     value = majority or next(side.value for side in reversed(split.minorities) if side.value)
-    return f"export {name}={value} on all ranks"
+    return f"export {name}={value} on all {everywhere}"
 
 
 def _files(fleet: Fleet, name: str) -> Iterable[str]:
@@ -223,7 +223,7 @@ def _plain_voice(node: Node, process: Process, name: str) -> Voice[str]:
 def _other_rendezvous(name: str, split: Split[str]) -> Problem:
     return Problem(
         summary=f"{_who_has_what(name, split, by_rank=False)}: these nodes never meet, and each waits in silence",
-        fix=_fix(name, split).replace("on all ranks", "on all nodes"),
+        fix=_fix(name, split, "nodes"),
         confidence=split.confidence,
         ranks=split.ranks,
         hosts=split.hosts,

@@ -131,7 +131,7 @@ def ranks_on(node: Node, gpus: Iterable[Gpu]) -> tuple[int, ...]:
 
 def gpu_list(gpus: Iterable[Gpu] | Iterable[int]) -> str:
     """Return "GPU 3", "GPUs 0 and 2" or "GPUs 0-6, 9"."""
-    return rank_list(one if isinstance(one, int) else one.index for one in gpus).replace("rank", "GPU", 1)
+    return rank_list((one if isinstance(one, int) else one.index for one in gpus), "GPU")
 
 
 def numbers(gpus: Iterable[Gpu]) -> str:

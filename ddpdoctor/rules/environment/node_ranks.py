@@ -57,4 +57,4 @@ def misnumbered(fleet: Fleet, size: int) -> Iterator[Problem]:
 
 
 def _numbers(numbers: dict[int, list[str]] | list[int]) -> str:
-    return rank_list(numbers).replace("rank", "node")
+    return rank_list(numbers, "node")

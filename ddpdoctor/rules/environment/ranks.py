@@ -80,7 +80,7 @@ def _missing(fleet: Fleet, size: int) -> Iterator[Problem]:
         return
     hosts = () if by_nodes else _hosts_of(fleet, missing)
     on = f" on {host_list(hosts)}" if hosts else ""
-    who = rank_list(missing).replace("rank", "node") if by_nodes else rank_list(missing)
+    who = rank_list(missing, "node" if by_nodes else "rank")
     yield Problem(
         summary=f"{who} of {size}{on} did not answer: all others would wait for {verb(missing, 'it', 'them')}",
         evidence=tuple(_whereabouts(fleet, hosts)),

@@ -24,8 +24,6 @@ BUSY_WANTED = 0.5
 BUSY_BYTES_S = 64 * 1024
 """As for progress (``launch.watching.progress``): a loop that polls a small file stays below."""
 
-_CHILD = "its child"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
@@ -35,11 +33,13 @@ class Busy:
     """Follows on "rank 0:": "has used 97% of a core for 30 s", "its child gcc (process 77) uses 100% of a core"."""
     may_spin: bool
     """CPU time is all that is seen of it, and an endless loop uses that too."""
+    by_child: bool
+    """A child works, which ``said`` names."""
 
     @property
     def sentence(self) -> str:
         """What it does, with a subject."""
-        return self.said if self.said.startswith(_CHILD) else f"it {self.said}"
+        return self.said if self.by_child else f"it {self.said}"
 
     @property
     def clue(self) -> str:
@@ -53,10 +53,11 @@ def find_work(scene: Scene, number: int) -> Busy | None:
     causes = rank.causes
     if causes is None or causes.work is None:
         return None
-    moved = next(_moves(causes, causes.work), None) or next(_children(causes), None)
-    computed = _computes(scene, rank, causes.work)
-    said = moved or computed
-    return None if said is None else Busy(said=said, may_spin=moved is None)
+    own, childs = next(_moves(causes, causes.work), None), next(_children(causes), None)
+    said = own or childs or _computes(scene, rank, causes.work)
+    if said is None:
+        return None
+    return Busy(said=said, may_spin=not (own or childs), by_child=own is None and childs is not None)
 
 
 def _moves(causes: ProcessCauses, work: Work) -> Iterator[str]:
@@ -73,7 +74,7 @@ def _moves(causes: ProcessCauses, work: Work) -> Iterator[str]:
 
 def _children(causes: ProcessCauses) -> Iterator[str]:
     for child in causes.working_children:
-        who = f"{_CHILD} {child.name} (process {child.pid})"
+        who = f"its child {child.name} (process {child.pid})"
         work = child.work
         if _is_computing(work):
             yield f"{who} {_core_words(work)} of a core"

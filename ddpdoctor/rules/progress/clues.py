@@ -45,19 +45,32 @@ def size_words(size_bytes: int) -> str:
     return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes / MIB:.0f} MiB"
 
 
-def owner_words(scene: Scene, host: str, pid: int | None, command: str) -> str:
-    """Return who a process of a host is: "rank 0 (process 4711)", "a child of rank 0 (…)", or its command."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Who a process of a host is: "rank 0", "a child of rank 0", "process 4711"."""
+
+    name: str
+    detail: str
+
+    @property
+    def words(self) -> str:
+        """The name, with what else is known in brackets."""
+        return f"{self.name} ({self.detail})" if self.detail else self.name
+
+
+def find_owner(scene: Scene, host: str, pid: int | None, command: str) -> Owner:
+    """Return who a process of a host is."""
     if pid is None:
-        return "a process that cannot be seen from here (of another host or container)"
+        return Owner(name="a process that cannot be seen from here", detail="of another host or container")
     for number in sorted(scene.states):
         rank = scene.rank(number)
         if rank.host != host:
             continue
         if rank.pid == pid:
-            return f"rank {number} (process {pid})"
+            return Owner(name=f"rank {number}", detail=f"process {pid}")
         if pid in children_of(rank):
-            return f"a child of rank {number} (process {pid})"
-    return f"process {pid}" + (f" ({command})" if command else "")
+            return Owner(name=f"a child of rank {number}", detail=f"process {pid}")
+    return Owner(name=f"process {pid}", detail=command)
 
 
 def children_of(rank: Rank) -> frozenset[int]:

@@ -19,7 +19,7 @@ from .places import innermost_user, places
 from .reducer_causes import other_words, reducer_clues, reducer_summary
 from .scene import Cause, Scene
 from .turning import AT_THE_END, find_turning, fix_of_turning, turning_words
-from .words import place_words, verb
+from .words import first_line, place_words, verb
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Call, Rank
@@ -270,9 +270,9 @@ def _summary(root: Failure, who: str, blamed: tuple[int, ...], where: tuple[Plac
     at = place_words(next((place for place in where if place.rank == root.rank.rank), None))
     if root.error is not None:
         child = "passed on an error of a child process: " if root.error.from_child else "raised "
-        name, _, message = say.how_words(root).partition(": ")
-        message = reducer_summary(root.error.reducer) if root.error.reducer is not None else message
-        return f"{who} {child}{name} {at}" + (f": {message}" if message else "")
+        reducer = root.error.reducer
+        message = reducer_summary(reducer) if reducer is not None else first_line(root.error.message)
+        return f"{who} {child}{root.error.type} {at}" + (f": {message}" if message else "")
     if not root.by_signal:
         return f"{who} left with {say.how_words(root)}" + (f" {at}" if where else "")
     was = verb(blamed, "was", "were")

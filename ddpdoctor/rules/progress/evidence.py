@@ -199,15 +199,18 @@ def _processes(scene: Scene, numbers: list[int]) -> str:
     return f"{'process' if len(numbers) == 1 else 'processes'} {pids}"
 
 
-def cascade_words(failures: Iterable[Failure], blamed: Iterable[int]) -> list[str]:
-    """Return who failed beside the blamed ranks, and with what; texts that differ in numbers only are told once."""
+def cascade_words(failures: Iterable[Failure], blamed: Iterable[int], also: str = " as well") -> list[str]:
+    """Return who failed beside the blamed ranks, and with what; texts that differ in numbers only stand once.
+
+    ``also`` is empty where the blamed ranks did not fail themselves.
+    """
     merged: dict[tuple[str, str], list[Failure]] = defaultdict(list)
     for failure in failures:
         if failure.rank.rank not in set(blamed):
             where = f", in {failure.call.op}" if failure.call is not None else ""
             merged[where, without_numbers(how_words(failure))].append(failure)
     return [
-        f"{rank_list(f.rank.rank for f in group)} failed as well{where}: {how_words(group[0])}"
+        f"{rank_list(f.rank.rank for f in group)} failed{also}{where}: {how_words(group[0])}"
         for (where, _), group in list(merged.items())[:MAX_CLASSES]
     ]
 

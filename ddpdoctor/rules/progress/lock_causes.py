@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.causes import LockKind
 
-from .clues import Clue, children_of, owner_words
+from .clues import Clue, Owner, children_of, find_owner
 from .places import innermost_user, is_file, last_main_stack, other_threads
 from .words import line_of
 
@@ -29,7 +29,7 @@ def lock_clues(scene: Scene, rank: Rank, causes: ProcessCauses) -> Iterator[Clue
     stack = last_main_stack(rank)
     if causes.waits_for_lock is not None:
         lock = causes.waits_for_lock
-        yield _held(lock.path, _holder_words(scene, rank, lock))
+        yield _held(lock.path, _holder(scene, rank, lock))
     elif causes.lock_file is not None and causes.lock_file.kind is not LockKind.KERNEL:
         if causes.lock_file.exists:
             yield _marker(scene, rank, causes.lock_file)
@@ -79,10 +79,10 @@ def _marker(scene: Scene, rank: Rank, file: LockFile) -> Clue:
     waits = f"waits until the lock file {file.path} is gone"
     owner = file.holders[0] if file.holders else None
     if owner is not None:
-        words = owner_words(scene, rank.host, owner.pid, owner.command)
+        who = find_owner(scene, rank.host, owner.pid, owner.command)
         return Clue(
-            said=f"{waits}, which {words} has open",
-            fix=f"see what {words.partition(' (')[0]} does; if it hangs, end it and then `rm {file.path}`",
+            said=f"{waits}, which {who.words} has open",
+            fix=f"see what {who.name} does; if it hangs, end it and then `rm {file.path}`",
         )
     age = f"; it is {_age_words(file.age_s)} old" if file.age_s is not None else ""
     if file.named_lives:
@@ -117,12 +117,11 @@ def _age_words(age_s: float) -> str:
     return f"{age_s:.0f} s"
 
 
-def _held(path: str | None, holder: str) -> Clue:
+def _held(path: str | None, holder: Owner) -> Clue:
     what = f"the lock on {path}" if path else "a lock on a file"
     return Clue(
-        said=f"waits for {what}, which {holder} holds",
-        fix=f"let {holder.partition(' (')[0]} give the lock back before it waits for other ranks, or take "
-        "it with a time limit",
+        said=f"waits for {what}, which {holder.words} holds",
+        fix=f"let {holder.name} give the lock back before it waits for other ranks, or take it with a time limit",
     )
 
 
@@ -133,12 +132,12 @@ def _polled(scene: Scene, rank: Rank, causes: ProcessCauses, stack: Stack) -> Cl
         return _baton(path)
     if causes.lock_file is not None and causes.lock_file.holders:
         holder = causes.lock_file.holders[0]
-        return _held(path, owner_words(scene, rank.host, holder.pid, holder.command))
+        return _held(path, find_owner(scene, rank.host, holder.pid, holder.command))
     holders = [lock for lock in causes.locks_of_others if path is None or lock.path == path]
     if path is not None and holders:
-        return _held(path, _holder_words(scene, rank, holders[0]))
+        return _held(path, _holder(scene, rank, holders[0]))
     if holders:
-        listed = ", ".join(f"{lock.path} by {_holder_words(scene, rank, lock)}" for lock in holders[:MOST_HOLDERS])
+        listed = ", ".join(f"{lock.path} by {_holder(scene, rank, lock).words}" for lock in holders[:MOST_HOLDERS])
         return Clue(said=f"polls for a lock file; locks that are held: {listed}")
     return Clue(
         said=f"polls for the lock file {path or 'of a library'}; no process of this job holds a lock on it",
@@ -155,8 +154,8 @@ def _baton(path: str | None) -> Clue:
     )
 
 
-def _holder_words(scene: Scene, rank: Rank, lock: FileLock) -> str:
-    return owner_words(scene, rank.host, lock.holder_pid, lock.holder)
+def _holder(scene: Scene, rank: Rank, lock: FileLock) -> Owner:
+    return find_owner(scene, rank.host, lock.holder_pid, lock.holder)
 
 
 def _of_own_process(rank: Rank, causes: ProcessCauses, stack: Stack | None) -> Iterator[Clue]:

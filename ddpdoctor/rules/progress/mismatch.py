@@ -126,7 +126,7 @@ def _finding(scene: Scene, conflict: Conflict) -> Problem:
             *say.handled_words(scene, blamed),
             *counts,
             *say.progress_words(scene, blamed),
-            *(told.replace(" failed as well", " failed") for told in say.cascade_words(scene.failures, ())),
+            *say.cascade_words(scene.failures, (), also=""),
         ),
         fix=SAME_OPTIONS if options else _fix(conflict, turning, uneven=bool(counts) and not scene.job.control_flow),
     )
@@ -188,19 +188,20 @@ def _summary(scene: Scene, conflict: Conflict, departing: list[Part], turning: T
     if not agreeing:
         sides = _call_classes(departing).items()
         return "ranks disagree: " + ", ".join(f"{say.who(scene, ranks)} in {what}" for what, ranks in sides)
-    mine = _side_words(scene, conflict, departing)
-    if turning is not None and len(_call_classes(departing)) == 1:
-        who = say.who(scene, [part.rank for part in departing])
-        mine = f"{who} {did_words(turning)}, and {mine.removeprefix(who).lstrip()}"
+    turned = f"{did_words(turning)}, and " if turning is not None and len(_call_classes(departing)) == 1 else ""
+    mine = _side_words(scene, conflict, departing, turned)
     return f"{mine}, where {_side_words(scene, conflict, agreeing)}"
 
 
-def _side_words(scene: Scene, conflict: Conflict, parts: list[Part]) -> str:
-    """Return "rank 0 is in reduce at train.py:6", or what it called where that went through."""
+def _side_words(scene: Scene, conflict: Conflict, parts: list[Part], before: str = "") -> str:
+    """Return "rank 0 is in reduce at train.py:6", or what it called where that went through.
+
+    ``before`` is what each did before that.
+    """
     told = []
     for what, ranks in _call_classes(parts).items():
         now = verb(ranks, "is in", "are in")
-        told.append(f"{say.who(scene, ranks)} {'called' if conflict.passed else now} {what}")
+        told.append(f"{say.who(scene, ranks)} {before}{'called' if conflict.passed else now} {what}")
     return ", ".join(told)
 
 

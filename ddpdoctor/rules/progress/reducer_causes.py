@@ -105,7 +105,7 @@ def skipped_reduction(scene: Scene, conflict: Conflict) -> Problem | None:
             f"{rank_list(blamed)}: {_took_another_branch(waiting)}",
             *(f"{rank_list([part.rank])}: now in {part.kind.op} at {line_of(part.site)}" for part in conflict.parts),
             *say.progress_words(scene, [part.rank for part in conflict.parts]),
-            *(told.replace(" failed as well", " failed") for told in say.cascade_words(scene.failures, ())),
+            *say.cascade_words(scene.failures, (), also=""),
         ),
         fix=FIXES[Fault.UNFINISHED],
     )
