@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,7 @@ import pytest
 from tests.forking import Forked
 from tests.scenarios.running import clean_environment, free_port
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("sklearn")
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed")
 
 TRAIN = Path(__file__).parents[2] / "docs" / "examples" / "train.py"
 EXIT_ABORT = "terminate called without an active exception"
@@ -53,6 +53,8 @@ def test_a_resumed_job_ends_where_an_unbroken_one_does_and_keeps_as_many_checkpo
 
 
 def holds_all_that_a_resumed_job_needs(checkpoint: Path) -> None:
+    import torch
+
     state = torch.load(checkpoint, weights_only=True)
     assert state["epochs_done"] == 4
     assert len(state["rng_states"]) == 2

@@ -9,7 +9,6 @@ import zipfile
 
 import pytest
 import torch
-from torch.distributed import checkpoint as distributed_checkpoint
 
 from ddpdoctor.model.checkpoint import Checksums, Form, Part, State
 from ddpdoctor.model.errors import UserError
@@ -292,6 +291,8 @@ def test_safetensors_are_read_by_their_header(tmp_path):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
+    from torch.distributed import checkpoint as distributed_checkpoint  # it takes a second
+
     folder = tmp_path_factory.mktemp("distributed") / "step1"
     made = model()
     distributed_checkpoint.save({"model": made.state_dict()}, checkpoint_id=folder, no_dist=True)
