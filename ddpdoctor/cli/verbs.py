@@ -17,6 +17,7 @@ from ddpdoctor import __version__
 from ddpdoctor.cli.help import Verb, write_examples, write_options, write_section
 from ddpdoctor.cli.listing import VERBS, load_verb
 from ddpdoctor.cli.options import PANELS, Argument, Option, build, declared_by
+from ddpdoctor.model.exit_status import MEANINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +101,8 @@ class Verbs(TyperGroup):
         write_options(self, ctx, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - the signature is Typer's
-        """Write examples."""
+        """Write what exit statuses mean, then examples."""
+        write_section(formatter, "Exit status", [(str(int(one)), meaning) for one, meaning in MEANINGS.items()])
         write_examples(formatter, "")
 
 

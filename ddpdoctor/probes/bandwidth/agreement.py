@@ -16,7 +16,7 @@ from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.probes.bandwidth.gpu_sharing import Gpu, check_backend, count_sharers
 from ddpdoctor.probes.bandwidth.possible import check_possible
-from ddpdoctor.probes.bandwidth.wording import OPTIONS, describe_setting
+from ddpdoctor.probes.bandwidth.wording import describe_settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -202,4 +202,4 @@ def _sayings(proposal: Proposal) -> dict[str, str]:
         "the version of torch": proposal.member.torch.partition("+")[0],
         "the version of NCCL": ".".join((proposal.member.nccl or "none").split(".")[:2]),
     }
-    return {option: describe_setting(proposal.settings, name) for name, option in OPTIONS.items()} | versions
+    return describe_settings(proposal.settings) | versions

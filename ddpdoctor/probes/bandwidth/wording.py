@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -10,25 +11,24 @@ from ddpdoctor.model.amounts import format_size
 if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Settings
 
-OPTIONS = {
+NAMES = {
     "collectives": "--collective",
     "dtypes": "--dtype",
     "redop": "--op",
     "modes": "--mode",
     "min_size_bytes": "--min-size",
     "max_size_bytes": "--max-size",
-    "factor": "--factor",
-    "backend": "--backend",
-    "in_place": "--in-place",
-    "cold": "--cold",
     "budget_s": "--budget",
     "iterations": "--iters",
-    "warmup": "--warmup",
-    "pairs": "--pairs",
-    "by_node": "--by-node",
     "hang_timeout_s": "--hang-timeout",
 }
-"""By field of ``Settings``."""
+"""Options that are not called as the field of ``Settings`` is."""
+
+
+def describe_settings(settings: Settings) -> dict[str, str]:
+    """Return each setting in words, by its option."""
+    names = [one.name for one in fields(settings)]
+    return {NAMES.get(name, f"--{name.replace('_', '-')}"): describe_setting(settings, name) for name in names}
 
 
 def describe_setting(settings: Settings, name: str) -> str:

@@ -88,7 +88,7 @@ def _differences(wishes: Sequence[Wish]) -> list[str]:
 def _sayings(wish: Wish) -> dict[str, str]:
     """Return what must be the same on all ranks, by what the user knows it as."""
     options: dict[str, Any] = {one.name: getattr(wish.settings, one.name) for one in fields(TrialSettings)}
-    said = {_OPTIONS.get(name, f"--{name}"): str(value) for name, value in options.items()}
+    said = {_OPTIONS.get(name, f"--{name.replace('_', '-')}"): str(value) for name, value in options.items()}
     versions = {"the version of ddpdoctor": wish.member.version, "the version of torch": wish.member.torch}
     return said | versions
 

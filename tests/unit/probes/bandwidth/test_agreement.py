@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from ddpdoctor.cli.allreduce_bench import Options
+from ddpdoctor.cli.options import declared_by
 from ddpdoctor.model.bandwidth import Collective, Member, Mode, Settings
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.probes.bandwidth.agreement import AUTO, Proposal, find_differences, judge
 from ddpdoctor.probes.bandwidth.gpu_sharing import Gpu, lets_share, nccl_host
-from ddpdoctor.probes.bandwidth.wording import OPTIONS, describe_setting
+from ddpdoctor.probes.bandwidth.wording import describe_settings
 
 SETTINGS = Settings(backend=AUTO)
 
@@ -176,11 +178,12 @@ def test_versions_that_differ(member, words):
     assert find_differences([proposal(0), proposal(1, **member)]) == words
 
 
-def test_every_setting_is_compared():
-    fields = {name: describe_setting(SETTINGS, name) for name in Settings.__dataclass_fields__}
+def test_every_setting_is_compared_and_called_as_the_option_is():
+    described = describe_settings(SETTINGS)
 
-    assert fields.keys() == OPTIONS.keys()
-    assert all(fields.values())
+    assert len(described) == len(Settings.__dataclass_fields__)
+    assert described.keys() <= {name for one in declared_by(Options) for name in one.names}
+    assert all(described.values())
 
 
 def test_those_that_did_not_come_are_named():
