@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from ddpdoctor.cli.report import read_run
 from ddpdoctor.report.json_format import render_json
 from tests import benches
+from tests.fingerprints import write_job
 from tests.fuzzing import Sample
-from tests.prints import write_job
 from tests.synthetic import SITUATIONS, Job, write_folder, write_gathered
 
 if TYPE_CHECKING:

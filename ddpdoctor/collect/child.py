@@ -15,7 +15,7 @@ NOT_FOR_CHILDREN = frozenset({"DDPDOCTOR_RUN"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class ChildEnd:
     """How a child ended, and what it wrote."""
 
     out: str
@@ -40,7 +40,7 @@ class Child:
             {name: value for name, value in env.items() if name not in NOT_FOR_CHILDREN},
         )
 
-    def wait(self, limit_s: float) -> Ended:
+    def wait(self, limit_s: float) -> ChildEnd:
         """Return how it ended, and what it wrote, within ``limit_s``."""
         return wait_for_program(self._process, limit_s)
 
@@ -52,7 +52,7 @@ def start_program(command: Sequence[str], env: Mapping[str, str] | None = None) 
     )
 
 
-def wait_for_program(process: subprocess.Popen[bytes], limit_s: float) -> Ended:
+def wait_for_program(process: subprocess.Popen[bytes], limit_s: float) -> ChildEnd:
     """Wait until it ends or for ``limit_s``; what it wrote by then is kept.
 
     One that is killed is not waited for, as ``subprocess.run`` would do: in an uninterruptible sleep it does not end.
@@ -61,11 +61,11 @@ def wait_for_program(process: subprocess.Popen[bytes], limit_s: float) -> Ended:
         out, err = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired as late:
         process.kill()
-        return Ended(out=_text(late.stdout), err=_text(late.stderr), status=None)
-    return Ended(out=_text(out), err=_text(err), status=process.returncode)
+        return ChildEnd(out=_text(late.stdout), err=_text(late.stderr), status=None)
+    return ChildEnd(out=_text(out), err=_text(err), status=process.returncode)
 
 
-def run_child(module: str, arguments: Sequence[str], env: Mapping[str, str], limit_s: float) -> Ended:
+def run_child(module: str, arguments: Sequence[str], env: Mapping[str, str], limit_s: float) -> ChildEnd:
     """Run ``python -m module`` until it ends or for ``limit_s``. Raises OSError."""
     return Child(("-m", module, *arguments), env).wait(limit_s)
 

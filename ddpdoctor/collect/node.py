@@ -25,7 +25,7 @@ TRIAL_LIMIT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ReadingPlan:
     """What is to be read, and how."""
 
     sections: frozenset[str]
@@ -80,7 +80,7 @@ SECTIONS_FOR_BENCH = frozenset({
 """What could explain a low bandwidth. Nothing of it imports torch or gives the GPUs work."""
 
 
-def read_node(system: System, plan: Plan, processes: tuple[Process, ...]) -> Node:
+def read_node(system: System, plan: ReadingPlan, processes: tuple[Process, ...]) -> Node:
     """Read the planned sections of a node; what does not answer in time is left, and said to be so."""
     together = [name for name in plan.sections if not COLLECTORS[name].alone]
     found = _read(system, plan, together)
@@ -89,7 +89,7 @@ def read_node(system: System, plan: Plan, processes: tuple[Process, ...]) -> Nod
     return Node(host=system.calls.hostname(), processes=processes, **found)
 
 
-def _read(system: System, plan: Plan, sections: Collection[str]) -> dict[str, Any]:
+def _read(system: System, plan: ReadingPlan, sections: Collection[str]) -> dict[str, Any]:
     started = time.monotonic()
     running = [_Reader(name, system, plan) for name in _in_order(sections)]
     for reader in running:
@@ -105,7 +105,7 @@ def _in_order(sections: Collection[str]) -> list[str]:
 class _Reader(threading.Thread):
     """Reads one section. A daemon: one that hangs does not keep the process."""
 
-    def __init__(self, section: str, system: System, plan: Plan) -> None:
+    def __init__(self, section: str, system: System, plan: ReadingPlan) -> None:
         super().__init__(name=f"ddpdoctor-{section}", daemon=True)
         self.section = section
         self._system, self._plan = system, plan

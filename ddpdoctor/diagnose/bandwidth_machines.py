@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.launch.launchers import seen_ranks
-from ddpdoctor.collect.node import SECTIONS_FOR_BENCH, Plan
+from ddpdoctor.collect.node import SECTIONS_FOR_BENCH, ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.fleet import gather_over
 
@@ -32,5 +32,5 @@ class MachineReader:
 
     def __call__(self, meeting: Meeting, store: Store) -> None:
         """Take part in the reading, on every rank. Raises ``StoreError``."""
-        plan = Plan(sections=SECTIONS_FOR_BENCH, use_torch=False)
+        plan = ReadingPlan(sections=SECTIONS_FOR_BENCH, use_torch=False)
         self.fleet = gather_over(meeting, store, self._launch, System(env=self._env), plan)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.launch.launchers import ByHand, seen_launch
-from ddpdoctor.collect.node import Plan
+from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.fleet import gather
 from ddpdoctor.diagnose.redact import redact
@@ -82,7 +82,7 @@ def check_environment(wanted: Wanted, env: Mapping[str, str]) -> Report | None:
     )
     launch = seen_launch(env, by_hand)
     rules = choose_rules(wanted.checks, wanted.skip)
-    plan = Plan(
+    plan = ReadingPlan(
         sections=sections_of(rules), deep=wanted.deep, use_torch=wanted.use_torch, torch_child=wanted.torch_child
     )
     fleet = gather(launch, System(env=env), plan, wanted.timeout_s)

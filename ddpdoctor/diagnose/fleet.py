@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ddpdoctor.collect.launch.this_process import Identity
-    from ddpdoctor.collect.node import Plan
+    from ddpdoctor.collect.node import ReadingPlan
     from ddpdoctor.collect.system import System
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.model.node import Node, Process
@@ -50,12 +50,12 @@ MOST_NAMED = 64
 """So many ranks that did not answer are asked for one by one."""
 
 
-def read_fleet(system: System, plan: Plan) -> Fleet:
+def read_fleet(system: System, plan: ReadingPlan) -> Fleet:
     """Read this machine alone."""
     return Fleet(nodes=(read_node(system, plan, (read_process(system),)),))
 
 
-def gather(launch: Launch, system: System, plan: Plan, timeout_s: float) -> Fleet | None:
+def gather(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float) -> Fleet | None:
     """Return what all processes of a job have seen, on rank 0; None on the others, which have then nothing to say.
 
     ``timeout_s`` is how long rank 0 waits for the slowest once it has read its own host: the others read theirs at the
@@ -80,7 +80,7 @@ def gather(launch: Launch, system: System, plan: Plan, timeout_s: float) -> Flee
         raise _unreachable(launch, error) from error
 
 
-def gather_over(meeting: Meeting, store: Store, launch: Launch, system: System, plan: Plan) -> Fleet | None:
+def gather_over(meeting: Meeting, store: Store, launch: Launch, system: System, plan: ReadingPlan) -> Fleet | None:
     """Do the same over a store that is open already, for a program whose ranks go on together afterwards.
 
     Raises ``StoreError``.
@@ -91,12 +91,12 @@ def gather_over(meeting: Meeting, store: Store, launch: Launch, system: System, 
     return None if gathered is None else gathered.fleet
 
 
-def _read_alone(launch: Launch, system: System, plan: Plan) -> Fleet:
+def _read_alone(launch: Launch, system: System, plan: ReadingPlan) -> Fleet:
     alone = read_fleet(system, plan)
     return replace(alone, launcher=launch.launcher, world_size=launch.world_size, nnodes=launch.nnodes)
 
 
-def _member(launch: Launch, system: System, plan: Plan, timeout_s: float, meeting: Meeting) -> _Member:
+def _member(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float, meeting: Meeting) -> _Member:
     return _Member(
         launch=launch,
         system=system,
@@ -126,7 +126,7 @@ class _Member:
 
     launch: Launch
     system: System
-    plan: Plan
+    plan: ReadingPlan
     timeout_s: float
     process: Process
     identity: Identity

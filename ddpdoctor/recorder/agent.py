@@ -14,7 +14,7 @@ from . import hooks
 from .state import AGENT_VARIABLE, guarded, here
 from .storage import ring_layout
 from .storage.files import open_plain
-from .wrappers import standing_for
+from .wrappers import wraps
 
 PAUSE_S = 1.2
 """How long the agent waits for the watcher to take its evidence. The watcher needs less, and says when it is done."""
@@ -76,7 +76,7 @@ def _leave_quietly() -> None:
         if kind.__name__ != "SignalException" or not _is_stopped_by_watcher():
             original(kind, error, traceback)
 
-    sys.excepthook = standing_for(original)(excepthook)
+    sys.excepthook = wraps(original)(excepthook)
 
 
 @guarded("agent stop")

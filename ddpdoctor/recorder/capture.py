@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from . import hooks
-from .wrappers import standing_for
+from .wrappers import wraps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def patch(module: Any) -> None:
 
 
 def _beginning(original: Callable[..., Any]) -> Callable[..., Any]:
-    @standing_for(original)
+    @wraps(original)
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
         _captured.add(id(self))
         try:
@@ -53,7 +53,7 @@ def _beginning(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ending(original: Callable[..., Any]) -> Callable[..., Any]:
-    @standing_for(original)
+    @wraps(original)
     def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return original(self, *args, **kwargs)

@@ -19,7 +19,7 @@ with ``stacklevel=2`` names the user's line, as it does without us."""
 _COPIED = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
 
 
-def standing_for(original: Any) -> Callable[[Wrapper], Wrapper]:
+def wraps(original: Any) -> Callable[[Wrapper], Wrapper]:
     """Return a decorator that gives a wrapper the names of ``original``, so that it is pickled and shown as that."""
 
     def decorate(wrapper: Wrapper) -> Wrapper:

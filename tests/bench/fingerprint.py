@@ -1,8 +1,8 @@
 """The checksum against a copy: python -m tests.bench.fingerprint, two minutes.
 
-Prints the speed of ``prints`` over that of copies of the same tensors, on one thread and on two. The copies are kept,
-as a check against an older state would keep them; dropped at once, so that each goes to the same place in the cache; or
-made in memory that is in use, which spares the page faults of the largest.
+Prints the speed of ``fingerprints`` over that of copies of the same tensors, on one thread and on two. The copies are
+kept, as a check against an older state would keep them; dropped at once, so that each goes to the same place in the
+cache; or made in memory that is in use, which spares the page faults of the largest.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ddpdoctor.recorder.replicas.fingerprint import prints
+from ddpdoctor.recorder.replicas.fingerprint import fingerprints
 from tests.bench.pairs import measure, spread
 
 PAIRS = 31
@@ -65,7 +65,7 @@ def main() -> None:
         torch.set_num_threads(threads)
         for name, tensors in sets().items():
             copies = [tensor.clone() for tensor in tensors]
-            times = max(1, round(WARM_S / 4 / seconds(lambda tensors=tensors: prints(tensors), 3)))
+            times = max(1, round(WARM_S / 4 / seconds(lambda tensors=tensors: fingerprints(tensors), 3)))
             for how, copy in (
                 ("clone, kept", lambda tensors=tensors: kept(tensors)),
                 ("clone, dropped", lambda tensors=tensors: dropped(tensors)),
@@ -73,7 +73,7 @@ def main() -> None:
             ):
                 pairs = [
                     *measure(
-                        lambda tensors=tensors, times=times: seconds(lambda: prints(tensors), times),
+                        lambda tensors=tensors, times=times: seconds(lambda: fingerprints(tensors), times),
                         lambda copy=copy, times=times: seconds(copy, times),
                         PAIRS,
                     )

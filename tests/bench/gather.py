@@ -17,7 +17,7 @@ from torch.distributed import TCPStore
 import ddpdoctor
 from ddpdoctor.collect.gpu.facts import read_gpu_facts
 from ddpdoctor.collect.launch.this_process import read_process
-from ddpdoctor.collect.node import Plan, read_node
+from ddpdoctor.collect.node import ReadingPlan, read_node
 from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.fleet import gather
 from ddpdoctor.exchange.facts import Facts, Hello
@@ -37,7 +37,7 @@ VARIABLES = {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_DEBUG": "INFO", "OMP_NUM_THREAD
 
 def read_template() -> Node:
     """Return this machine's facts, with GPUs, PCI and RDMA of the recorded node with 8 GPUs."""
-    plan = Plan(sections=frozenset(SECTIONS) - {"gpu_trial", "load"})
+    plan = ReadingPlan(sections=frozenset(SECTIONS) - {"gpu_trial", "load"})
     here = read_node(System(), plan, ())
     with tempfile.TemporaryDirectory() as folder:
         machine = load_machine("nvlink8", Path(folder))
@@ -94,7 +94,7 @@ def main() -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         for first in range(1, THREADS + 1):
             pool.submit(play, launch, range(first, world_size, THREADS), template)
-        fleet = gather(launch, System(env=VARIABLES), Plan(sections=frozenset()), 60)
+        fleet = gather(launch, System(env=VARIABLES), ReadingPlan(sections=frozenset()), 60)
     gathered = time.perf_counter()
     assert fleet is not None
     assert not fleet.missing, fleet.problems

@@ -1,11 +1,11 @@
-"""Compares the replicas of all nodes, by roots; by contents of the moments where those differ."""
+"""Compares the replicas of all nodes, by roots; by contents of the points where those differ."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.fingerprints.batches import pack_stream, unpack_moments
+from ddpdoctor.collect.fingerprints.batches import pack_stream, unpack_points
 from ddpdoctor.collect.fingerprints.columns import DAMAGED
 from ddpdoctor.collect.fingerprints.index import BEFORE_ALL
 from ddpdoctor.collect.fingerprints.streams import StreamSeen
@@ -15,9 +15,9 @@ from ddpdoctor.model.replica_records import NodeStreams, RootsRequest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddpdoctor.collect.fingerprints.batches import Moments
-    from ddpdoctor.collect.fingerprints.differences import Seen
-    from ddpdoctor.collect.fingerprints.index import Ledger, StreamLedger
+    from ddpdoctor.collect.fingerprints.batches import Points
+    from ddpdoctor.collect.fingerprints.differences import Written
+    from ddpdoctor.collect.fingerprints.index import NodeIndex, StreamIndex
     from ddpdoctor.model.replica_records import StreamKept, StreamRoot
 
 FIRST_REST_S = 2.0
@@ -31,75 +31,75 @@ ANSWER_LIMIT_S = 10.0
 class JointStream:
     """One stream on all nodes, as the first of them knows it."""
 
-    own: StreamLedger
+    own: StreamIndex
     found: StreamSeen
-    told: dict[int, StreamRoot] = field(default_factory=dict)
+    reported: dict[int, StreamRoot] = field(default_factory=dict)
     """What each other node said last."""
     equal: dict[int, int] = field(default_factory=dict)
-    """Up to which moment each other node is known to have the same, or was compared."""
+    """Up to which point each other node is known to have the same, or was compared."""
     same_random: bool = True
     compared_upto: int = BEFORE_ALL
-    received: dict[int, Moments] = field(default_factory=dict)
+    received: dict[int, Points] = field(default_factory=dict)
     asked_s: float | None = None
     """Since when contents are waited for."""
     rests_until_s: float = 0.0
     rest_s: float = FIRST_REST_S
 
-    def hear(self, member: int, told: StreamRoot, now_s: float) -> None:
+    def hear(self, member: int, reported: StreamRoot, now_s: float) -> None:
         """Take what another node says."""
-        self.told[member] = told
+        self.reported[member] = reported
         self._judge(member, now_s)
 
     def look(self, now_s: float) -> bool:
         """Go on with what this node has written since; return whether a kind was seen to differ for the first time."""
-        for member in self.told:
+        for member in self.reported:
             self._judge(member, now_s)
         if self.asked_s is not None:
             is_late = now_s - self.asked_s > ANSWER_LIMIT_S
             return self._compare_contents(now_s) if self.received and (is_late or self._has_all()) else False
         if self._is_complete():
-            self._pass(min(self.equal.get(member, BEFORE_ALL) for member in self.told))
+            self._pass(min(self.equal.get(member, BEFORE_ALL) for member in self.reported))
         return False
 
-    def answered(self, member: int, moments: Moments) -> None:
+    def answered(self, member: int, moments: Points) -> None:
         """Take the contents that another node has sent."""
         self.received[member] = moments
 
-    def compare(self, theirs: Iterable[Moments], upto: int) -> bool:
-        """Compare contents up to a moment; return whether a kind was seen to differ for the first time."""
+    def compare(self, theirs: Iterable[Points], upto: int) -> bool:
+        """Compare contents up to a point; return whether a kind was seen to differ for the first time."""
         own = {kept.number: dict(kept.seen) for kept in self.own.moments}
-        return compare_moments(self.found, [own, *theirs], range(self.compared_upto + 1, upto + 1))
+        return compare_points(self.found, [own, *theirs], range(self.compared_upto + 1, upto + 1))
 
     def ranks(self) -> set[int]:
         """Return the ranks that were heard of."""
-        return self.own.ranks.union(*(told.ranks for told in self.told.values()))
+        return self.own.ranks.union(*(reported.ranks for reported in self.reported.values()))
 
     def _judge(self, member: int, now_s: float) -> None:
-        """Hold the root of another node against the own moments, once this node has written them too."""
-        told = self.told[member]
-        if told.upto > self.own.upto or told.upto <= self.equal.get(member, BEFORE_ALL):
+        """Hold the root of another node against the own points, once this node has written them too."""
+        reported = self.reported[member]
+        if reported.upto > self.own.upto or reported.upto <= self.equal.get(member, BEFORE_ALL):
             return
         if self.asked_s is not None or now_s < self.rests_until_s:
             return
-        if told.since < self.compared_upto:
+        if reported.since < self.compared_upto:
             return  # it has not heard yet how far all have come, and will tell of what came after that
-        root, random = self.own.root(told.since, told.upto)
-        if root == told.root and self.own.since <= told.since:
-            self.equal[member] = told.upto
-            self.same_random = self.same_random and random == told.random != ""
+        root, random = self.own.root(reported.since, reported.upto)
+        if root == reported.root and self.own.since <= reported.since:
+            self.equal[member] = reported.upto
+            self.same_random = self.same_random and random == reported.random != ""
         else:
             self.asked_s = now_s
             self.received = {}
 
     def _is_complete(self) -> bool:
         """Return whether all ranks of the group were heard of."""
-        return bool(self.told) and self.ranks().issuperset(self.own.key.members)
+        return bool(self.reported) and self.ranks().issuperset(self.own.key.members)
 
     def _has_all(self) -> bool:
-        return self.told.keys() <= self.received.keys()
+        return self.reported.keys() <= self.received.keys()
 
     def _pass(self, upto: int) -> None:
-        """Go past moments that are equal on all nodes: the own ranks' stand for all."""
+        """Go past points that are equal on all nodes: the own ranks' stand for all."""
         for kept in self.own.moments:
             if self.compared_upto < kept.number <= upto:
                 self.found.compare(kept.number, kept.seen)
@@ -123,9 +123,9 @@ class JointStream:
         self.own.forget(self.compared_upto)
 
 
-def compare_moments(found: StreamSeen, nodes: Iterable[Moments], within: range) -> bool:
-    """Compare contents moment by moment; return whether a kind was seen to differ for the first time."""
-    by_number: dict[int, dict[int, Seen]] = {}
+def compare_points(found: StreamSeen, nodes: Iterable[Points], within: range) -> bool:
+    """Compare contents point by point; return whether a kind was seen to differ for the first time."""
+    by_number: dict[int, dict[int, Written]] = {}
     for moments in nodes:
         for number, seen in moments.items():
             if number in within:
@@ -140,7 +140,7 @@ def compare_moments(found: StreamSeen, nodes: Iterable[Moments], within: range) 
 class Joint:
     """The comparison of one attempt over all nodes, on the first of them."""
 
-    def __init__(self, own: Ledger, allowed: Sequence[str]) -> None:
+    def __init__(self, own: NodeIndex, allowed: Sequence[str]) -> None:
         """Take what this node's ranks write, and patterns of names that may differ."""
         self._own = own
         self._rows_read = RowsRead(allowed)
@@ -151,9 +151,9 @@ class Joint:
         self.unread: dict[int, str] = {}
         """Nodes whose contents could not be read, and why."""
 
-    def hear(self, member: int, told: Iterable[StreamRoot], now_s: float) -> None:
+    def hear(self, member: int, reported: Iterable[StreamRoot], now_s: float) -> None:
         """Take what another node says of its streams."""
-        for root in told:
+        for root in reported:
             stream = self._stream(root.stream)
             if stream is not None:
                 stream.hear(member, root, now_s)
@@ -172,7 +172,7 @@ class Joint:
         wanted = tuple(sorted(name for name, stream in self._streams.items() if stream.asked_s is not None))
         self.turn += bool(set(wanted) - self._wanted)
         self._wanted = set(wanted)
-        settled = {name: stream.compared_upto for name, stream in self._streams.items() if stream.told}
+        settled = {name: stream.compared_upto for name, stream in self._streams.items() if stream.reported}
         return RootsRequest(turn=self.turn, wanted=wanted, settled=settled)
 
     def answered(self, member: int, sent: NodeStreams) -> None:
@@ -184,11 +184,11 @@ class Joint:
 
     def found(self) -> NodeStreams:
         """Return what was found over all nodes so far."""
-        return NodeStreams(streams=tuple(_found(one) for one in self._streams.values() if one.told))
+        return NodeStreams(streams=tuple(_found(one) for one in self._streams.values() if one.reported))
 
-    def _unpack(self, member: int, kept: StreamKept) -> Moments:
+    def _unpack(self, member: int, kept: StreamKept) -> Points:
         try:
-            return unpack_moments(kept, self._rows_read)
+            return unpack_points(kept, self._rows_read)
         except DAMAGED as error:
             self.unread[member] = str(error) or type(error).__name__
             return {}

@@ -1,11 +1,11 @@
-"""Moments of a stream on their way between nodes, or in a file: to plain records, and carefully back."""
+"""Points of a stream on their way between nodes, or in a file: to plain records, and carefully back."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.fingerprints.differences import Seen
+from ddpdoctor.collect.fingerprints.differences import Written
 from ddpdoctor.collect.fingerprints.tables import StreamKey
 from ddpdoctor.model.consistency import What
 from ddpdoctor.model.replica_records import SideKept, StepKept, StreamKept
@@ -14,36 +14,36 @@ from ddpdoctor.recorder.storage import fingerprint_layout
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpdoctor.collect.fingerprints.index import Kept, StreamLedger
+    from ddpdoctor.collect.fingerprints.index import Kept, StreamIndex
     from ddpdoctor.collect.fingerprints.tables import Rows, RowsRead
     from ddpdoctor.model.consistency import Stream, TensorRow
 
-MAX_PARCEL_BYTES = 4 * 2**20
-"""Of one stream. Ours: 64 nodes' are sent within seconds. One moment is sent in any case."""
+MAX_BATCH_BYTES = 4 * 2**20
+"""Of one stream. Ours: 64 nodes' are sent within seconds. One point is sent in any case."""
 _LETTERS = {
     What.PARAMETER: fingerprint_layout.PARAMETER,
     What.GRADIENT: fingerprint_layout.GRADIENT,
     What.BUFFER: fingerprint_layout.BUFFER,
     What.STATE: fingerprint_layout.STATE,
 }
-Moments = dict[int, dict[int, Seen]]
-"""What ranks had, by number of the moment."""
+Points = dict[int, dict[int, Written]]
+"""What ranks had, by number of the point."""
 
 
-def pack_stream(ledger: StreamLedger, found: Stream) -> StreamKept:
-    """Return a stream as it is sent: its moments, the oldest first, as many as fit, and what was ``found`` in it."""
+def pack_stream(index: StreamIndex, found: Stream) -> StreamKept:
+    """Return a stream as it is sent: its points, the oldest first, as many as fit, and what was ``found`` in it."""
     tables: dict[int, tuple[int, Rows]] = {}
     moments: list[StepKept] = []
-    room = MAX_PARCEL_BYTES
-    for one in ledger.moments:
-        moment = _pack_moment(one, tables)
+    room = MAX_BATCH_BYTES
+    for one in index.moments:
+        moment = _pack_point(one, tables)
         room -= sum(len(side.prints) + sum(map(len, side.texts)) for side in moment.sides)
         if room < 0 and moments:
             break
         moments.append(moment)
-    key = ledger.key
+    key = index.key
     return StreamKept(
-        name=ledger.name,
+        name=index.name,
         clock=key.clock,
         group=key.group,
         members=key.members,
@@ -62,18 +62,18 @@ def read_stream_key(kept: StreamKept) -> StreamKey:
     )
 
 
-def unpack_moments(kept: StreamKept, rows_read: RowsRead) -> Moments:
-    """Return the moments by number.
+def unpack_points(kept: StreamKept, rows_read: RowsRead) -> Points:
+    """Return the points by number.
 
     Raises:
         ValueError, TypeError: they are damaged.
     """
     tables = [rows_read.read([_as_written(row) for row in table]) for table in kept.tables]
-    sizes = [len(table) * fingerprint_layout.PRINT_SIZE for table in kept.tables]
-    return {one.number: _unpack_moment(one, tables, sizes, set(kept.members)) for one in kept.moments}
+    sizes = [len(table) * fingerprint_layout.FINGERPRINT_SIZE for table in kept.tables]
+    return {one.number: _unpack_point(one, tables, sizes, set(kept.members)) for one in kept.moments}
 
 
-def _pack_moment(one: Kept, tables: dict[int, tuple[int, Rows]]) -> StepKept:
+def _pack_point(one: Kept, tables: dict[int, tuple[int, Rows]]) -> StepKept:
     sides: dict[tuple[int, bytes], list[int]] = {}
     for rank, seen in one.seen.items():
         tables.setdefault(id(seen.rows), (len(tables), seen.rows))
@@ -84,7 +84,7 @@ def _pack_moment(one: Kept, tables: dict[int, tuple[int, Rows]]) -> StepKept:
             SideKept(
                 ranks=tuple(ranks),
                 table=table,
-                prints=_prints_in_order(one.seen[ranks[0]]).hex(),
+                prints=_fingerprints_in_order(one.seen[ranks[0]]).hex(),
                 texts=tuple(json.dumps(one.seen[rank].text) for rank in ranks),
             )
             for (table, _), ranks in sides.items()
@@ -96,10 +96,10 @@ def _rows_in_order(rows: Rows) -> tuple[TensorRow, ...]:
     return tuple(row for kind in rows.kinds.values() for _, row in kind.rows.values())
 
 
-def _prints_in_order(seen: Seen) -> bytes:
-    """Return the prints of the rows that are compared, without those that may differ."""
+def _fingerprints_in_order(seen: Written) -> bytes:
+    """Return the fingerprints of the rows that are compared, without those that may differ."""
     starts = (at for kind in seen.rows.kinds.values() for at, _ in kind.rows.values())
-    return b"".join(seen.prints[at : at + fingerprint_layout.PRINT_SIZE] for at in starts)
+    return b"".join(seen.prints[at : at + fingerprint_layout.FINGERPRINT_SIZE] for at in starts)
 
 
 def _as_written(row: TensorRow) -> list[Any]:
@@ -107,17 +107,17 @@ def _as_written(row: TensorRow) -> list[Any]:
     return [_LETTERS[row.what], row.name, row.part, list(row.shape), row.dtype]
 
 
-def _unpack_moment(
+def _unpack_point(
     moment: StepKept, tables: list[Rows], sizes: list[int], members: set[int]
-) -> dict[int, Seen]:  # fmt: skip
-    found: dict[int, Seen] = {}
+) -> dict[int, Written]:  # fmt: skip
+    found: dict[int, Written] = {}
     for side in moment.sides:
         if not 0 <= side.table < len(tables) or len(side.texts) != len(side.ranks):
             raise ValueError("a side without a table, or without texts")
         prints = bytes.fromhex(side.prints)
         if len(prints) != sizes[side.table] or not members.issuperset(side.ranks):
             raise ValueError("a side whose prints are not those of its table, or whose ranks are not in its group")
-        found |= {rank: Seen(tables[side.table], prints, _text(text)) for rank, text in _pairs(side)}
+        found |= {rank: Written(tables[side.table], prints, _text(text)) for rank, text in _pairs(side)}
     return found
 
 

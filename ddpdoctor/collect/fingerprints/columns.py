@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.fingerprints.differences import Seen
+from ddpdoctor.collect.fingerprints.differences import Written
 from ddpdoctor.collect.fingerprints.tables import StreamKey, read_key
-from ddpdoctor.recorder.storage.fingerprint_reading import PrintFile
+from ddpdoctor.recorder.storage.fingerprint_reading import FingerprintFile
 
 if TYPE_CHECKING:
     from ddpdoctor.collect.fingerprints.tables import Rows, RowsRead
-    from ddpdoctor.recorder.storage.fingerprint_reading import PrintRecord
+    from ddpdoctor.recorder.storage.fingerprint_reading import FingerprintRecord
 
 DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError, struct.error)
-"""What a file of prints from elsewhere, cut short or of another version, can lead to."""
+"""What a file of fingerprints from elsewhere, cut short or of another version, can lead to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writer:
-    """A process that may write prints. Times are CLOCK_MONOTONIC."""
+    """A process that may write fingerprints. Times are CLOCK_MONOTONIC."""
 
     pid: int
     ticks: int
@@ -32,26 +32,26 @@ class Writer:
 
 
 @dataclass(slots=True, kw_only=True)
-class Source:
-    """An open file of prints, and how far it was read."""
+class OpenFile:
+    """An open file of fingerprints, and how far it was read."""
 
-    file: PrintFile
+    file: FingerprintFile
     key: StreamKey
     rank: int
     rows: Rows
     index: int = 0
 
 
-def open_source(path: Path, rows_read: RowsRead) -> Source:
-    """Open a file of prints.
+def open_source(path: Path, rows_read: RowsRead) -> OpenFile:
+    """Open a file of fingerprints.
 
     Raises:
         OSError: it cannot be read.
         DAMAGED: it is no such file, or not whole.
     """
-    file = PrintFile(str(path))
+    file = FingerprintFile(str(path))
     key, rank = read_key(file.table)
-    source = Source(file=file, key=key, rank=rank, rows=rows_read.read(file.rows))
+    source = OpenFile(file=file, key=key, rank=rank, rows=rows_read.read(file.rows))
     file.rows.clear()  # equal ones are kept once, and not by each rank
     return source
 
@@ -63,22 +63,22 @@ class Column:
         """Begin without a file."""
         self.writer = writer
         self.latest = -1
-        """The last moment that was read."""
+        """The last point that was read."""
         self.is_over = False
         """Nothing more will come."""
         self.bytes_written = 0
         self.failed: tuple[str, str] | None = None
         """A file that can no longer be read, and why."""
-        self._sources: list[Source] = []
+        self._sources: list[OpenFile] = []
 
-    def add(self, source: Source) -> None:
+    def add(self, source: OpenFile) -> None:
         """Add a later file of this rank."""
         self._sources.append(source)
         self.bytes_written += source.file.head_bytes
 
-    def read(self, most: int, *, closing: bool) -> list[tuple[int, Seen]]:
-        """Return the moments that were written since, at most so many. ``closing``: nobody writes any more."""
-        found: list[tuple[int, Seen]] = []
+    def read(self, most: int, *, closing: bool) -> list[tuple[int, Written]]:
+        """Return the points that were written since, at most so many. ``closing``: nobody writes any more."""
+        found: list[tuple[int, Written]] = []
         while len(found) < most:
             source = self._sources[0]
             records = self._records(source, most - len(found))
@@ -87,7 +87,7 @@ class Column:
                 source.index = record.index
                 if record.number > self.latest:
                     self.latest = record.number
-                    found.append((record.number, Seen(source.rows, record.prints, record.text)))
+                    found.append((record.number, Written(source.rows, record.prints, record.text)))
             if records:
                 continue
             if len(self._sources) == 1:
@@ -96,7 +96,7 @@ class Column:
             del self._sources[0]  # a rank writes to its last file only
         return found
 
-    def _records(self, source: Source, most: int) -> list[PrintRecord]:
+    def _records(self, source: OpenFile, most: int) -> list[FingerprintRecord]:
         try:
             return source.file.read_since(source.index, most)
         except (OSError, *DAMAGED) as error:

@@ -1,4 +1,4 @@
-"""Finds which tensors differ between ranks at one moment."""
+"""Finds which tensors differ between ranks at one point."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ddpdoctor.recorder.storage import fingerprint_layout
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from ddpdoctor.collect.fingerprints.tables import Kind, Name, Rows
+    from ddpdoctor.collect.fingerprints.tables import KindRows, Name, Rows
 
 Token = tuple[bytes, tuple[int, ...], str] | None
 """What must be equal: contents, shape and dtype; None where a rank has no such tensor."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a rank wrote at one moment."""
+class Written:
+    """What a rank wrote at one point."""
 
     rows: Rows
     prints: bytes
     text: dict[str, Any]
 
 
-def has_any(seen: Mapping[int, Seen], what: What) -> bool:
+def has_any(seen: Mapping[int, Written], what: What) -> bool:
     """Return whether a rank has a tensor of this kind."""
     return any(
         one.prints[run].count(0) < run.stop - run.start
@@ -36,13 +36,13 @@ def has_any(seen: Mapping[int, Seen], what: What) -> bool:
     )
 
 
-def count_present(one: Seen) -> int:
+def count_present(one: Written) -> int:
     """Return how many tensors a rank had."""
     starts = (at for kind in one.rows.kinds.values() for at, _ in kind.rows.values())
-    return sum(one.prints[at : at + fingerprint_layout.PRINT_SIZE] != fingerprint_layout.ABSENT for at in starts)
+    return sum(one.prints[at : at + fingerprint_layout.FINGERPRINT_SIZE] != fingerprint_layout.ABSENT for at in starts)
 
 
-def are_equal(seen: Mapping[int, Seen], what: What) -> bool:
+def are_equal(seen: Mapping[int, Written], what: What) -> bool:
     """Return whether all tensors of a kind are equal on all ranks that wrote."""
     first, *others = seen.values()
     if any(one.rows is not first.rows for one in others):
@@ -51,25 +51,25 @@ def are_equal(seen: Mapping[int, Seen], what: What) -> bool:
     return all(one.prints[run] == first.prints[run] for run in runs for one in others)
 
 
-def find_splits(seen: Mapping[int, Seen], what: What, most: int) -> tuple[tuple[Split, ...], int, int]:
+def find_splits(seen: Mapping[int, Written], what: What, most: int) -> tuple[tuple[Split, ...], int, int]:
     """Return the first tensors of a kind that differ, how many do, and how many there are on any rank."""
     found = list(_differing(seen, what))
     present = sum(any(tokens.values()) for _, tokens in _tokens(seen, what))
     return tuple(_split(row, tokens) for row, tokens in found[:most]), len(found), present
 
 
-def _differing(seen: Mapping[int, Seen], what: What) -> Iterator[tuple[TensorRow, dict[int, Token]]]:
+def _differing(seen: Mapping[int, Written], what: What) -> Iterator[tuple[TensorRow, dict[int, Token]]]:
     return ((row, tokens) for row, tokens in _tokens(seen, what) if len(set(tokens.values())) > 1)
 
 
-def _tokens(seen: Mapping[int, Seen], what: What) -> Iterator[tuple[TensorRow, dict[int, Token]]]:
+def _tokens(seen: Mapping[int, Written], what: What) -> Iterator[tuple[TensorRow, dict[int, Token]]]:
     """Give each tensor, and what each rank has of it."""
     kinds = {rank: one.rows.kinds.get(what) for rank, one in seen.items()}
     for name, row in _all_rows(kind for kind in kinds.values() if kind is not None).items():
         yield row, {rank: _token(seen[rank].prints, kind, name) for rank, kind in kinds.items()}
 
 
-def _all_rows(kinds: Iterable[Kind]) -> dict[Name, TensorRow]:
+def _all_rows(kinds: Iterable[KindRows]) -> dict[Name, TensorRow]:
     """Return the tensors of all ranks: in the order of the one that has the most, then what only others have."""
     different = {id(kind): kind for kind in kinds}.values()
     rows: dict[Name, TensorRow] = {}
@@ -79,11 +79,11 @@ def _all_rows(kinds: Iterable[Kind]) -> dict[Name, TensorRow]:
     return rows
 
 
-def _token(prints: bytes, kind: Kind | None, name: Name) -> Token:
+def _token(prints: bytes, kind: KindRows | None, name: Name) -> Token:
     if kind is None or name not in kind.rows:
         return None
     at, row = kind.rows[name]
-    contents = prints[at : at + fingerprint_layout.PRINT_SIZE]
+    contents = prints[at : at + fingerprint_layout.FINGERPRINT_SIZE]
     return None if contents == fingerprint_layout.ABSENT else (contents, row.shape, row.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Brings together what the ranks wrote of one stream: records of equal moments, never the latest ones."""
+"""Brings together what the ranks wrote of one stream: records of equal points, never the latest ones."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ddpdoctor.collect.fingerprints.columns import Column
-    from ddpdoctor.collect.fingerprints.differences import Seen
-    from ddpdoctor.collect.fingerprints.index import Ledger
+    from ddpdoctor.collect.fingerprints.differences import Written
+    from ddpdoctor.collect.fingerprints.index import NodeIndex
     from ddpdoctor.collect.fingerprints.tables import StreamKey
     from ddpdoctor.model.consistency import Stream
 
 MAX_AHEAD = 8
-"""Moments of a rank that are kept until others have written theirs; further ones wait in its file. Ours: ranks that
+"""Points of a rank that are kept until others have written theirs; further ones wait in its file. Ours: ranks that
 reduce gradients together are a step apart at most, so a rank that is further behind does not take part."""
 
 
 class Paired:
-    """The moments of one stream: those that wait for more ranks, and what was found in all before them."""
+    """The points of one stream: those that wait for more ranks, and what was found in all before them."""
 
-    def __init__(self, key: StreamKey, ledger: Ledger | None = None) -> None:
-        """Begin without ranks. A ``ledger`` keeps all moments for other nodes."""
+    def __init__(self, key: StreamKey, index: NodeIndex | None = None) -> None:
+        """Begin without ranks. A ``index`` keeps all points for other nodes."""
         self.key = key
-        self._ledger = ledger
+        self._ledger = index
         self.seen = StreamSeen(key)
         self.columns: dict[int, Column] = {}
-        self._pending: dict[int, dict[int, Seen]] = {}
+        self._pending: dict[int, dict[int, Written]] = {}
         self._settled = -1
         self._left: set[int] = set()
         """Ranks that are no longer waited for, until they write again."""
         self._waits_for_new = True
 
     def read(self, *, closing: bool) -> bool:
-        """Read a few moments of each rank; return whether there were any."""
+        """Read a few points of each rank; return whether there were any."""
         any_read = False
         for rank, column in self.columns.items():
             for number, seen in column.read(self._room(rank), closing=closing):
@@ -47,7 +47,7 @@ class Paired:
         return any_read
 
     def settle(self, *, others_may_come: bool) -> None:
-        """Compare the moments that have all their ranks.
+        """Compare the points that have all their ranks.
 
         ``others_may_come``: a rank that has written nothing of this stream may yet do so.
         """
@@ -64,11 +64,11 @@ class Paired:
         return own.stream(writers)
 
     def oldest_of_full(self) -> int | None:
-        """Return the oldest moment that waits, where a rank has no room for another; else None."""
+        """Return the oldest point that waits, where a rank has no room for another; else None."""
         return min(self._pending) if any(self._room(rank) <= 0 for rank in self.columns) else None
 
     def give_up_waiting(self) -> None:
-        """Go on without the ranks for which the oldest moment waits."""
+        """Go on without the ranks for which the oldest point waits."""
         oldest = min(self._pending)
         self._waits_for_new = False
         self._left |= {rank for rank in self.columns if not self._needs_no_more(rank, oldest)}

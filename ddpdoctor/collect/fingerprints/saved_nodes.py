@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.fingerprints.across_nodes import compare_moments
-from ddpdoctor.collect.fingerprints.batches import Moments, read_stream_key, unpack_moments
+from ddpdoctor.collect.fingerprints.across_nodes import compare_points
+from ddpdoctor.collect.fingerprints.batches import Points, read_stream_key, unpack_points
 from ddpdoctor.collect.fingerprints.columns import DAMAGED
 from ddpdoctor.collect.fingerprints.index import BEFORE_ALL
 from ddpdoctor.collect.fingerprints.streams import StreamSeen
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_NUMBER = 2**62
-"""No moment has a higher number."""
+"""No point has a higher number."""
 
 
-def moments_name(attempt: int | None = None) -> str:
+def points_name(attempt: int | None = None) -> str:
     """Return where a node keeps what it has for the others: of an attempt that was restarted, else of the last."""
     return "moments.json" if attempt is None else f"moments-{attempt}.json"
 
@@ -37,12 +37,12 @@ def joint_name(attempt: int | None = None) -> str:
     return "joint.json" if attempt is None else f"joint-{attempt}.json"
 
 
-def save_moments(path: Path, kept: NodeStreams) -> None:
-    """Write moments, whole or not at all; raises OSError."""
+def save_points(path: Path, kept: NodeStreams) -> None:
+    """Write points, whole or not at all; raises OSError."""
     write_whole(path, json.dumps(encode(kept)))
 
 
-def read_moments(path: Path) -> NodeStreams:
+def read_points(path: Path) -> NodeStreams:
     """Return what a file holds; nothing where it is not there, too large or damaged."""
     try:
         return decode(NodeStreams, load_json(path))
@@ -59,10 +59,10 @@ def unite_consistency(
     theirs, and ``found`` is what each node found by itself, the one that reports first.
     """
     own, known = found[0], [one for one in found if one is not None]
-    joint = {one.name: one for one in read_moments(folder / joint_name(attempt)).streams}
+    joint = {one.name: one for one in read_points(folder / joint_name(attempt)).streams}
     if own is None or (len(known) < 2 and not joint):
         return own
-    kept = [read_moments(where / moments_name(number)) for where, number in ((folder, attempt), *nodes)]
+    kept = [read_points(where / points_name(number)) for where, number in ((folder, attempt), *nodes)]
     shared = {one.name: one for moments in kept for one in moments.streams}
     joined = [_join(joint.get(name), [_named(moments, name) for moments in kept], own.allowed) for name in shared]
     streams = [stream for stream in joined if stream.compared]
@@ -82,21 +82,21 @@ def _join(joint: StreamKept | None, nodes: Sequence[StreamKept | None], allowed:
     since = BEFORE_ALL if before is None or before.last_number is None else before.last_number
     seen = StreamSeen(read_stream_key(there[0]))
     rows_read = RowsRead(allowed)
-    compare_moments(seen, [_unpack(node, rows_read) for node in there], range(since + 1, MAX_NUMBER))
+    compare_points(seen, [_unpack(node, rows_read) for node in there], range(since + 1, MAX_NUMBER))
     stream = seen.stream(())
     whole = stream if before is None else _continued(before, stream)
     return _with_own(whole, [node.found for node in there])
 
 
-def _unpack(kept: StreamKept, rows_read: RowsRead) -> Moments:
+def _unpack(kept: StreamKept, rows_read: RowsRead) -> Points:
     try:
-        return unpack_moments(kept, rows_read)
+        return unpack_points(kept, rows_read)
     except DAMAGED:
         return {}
 
 
 def _continued(before: Stream, after: Stream) -> Stream:
-    """Return what was found in moments that come one after another."""
+    """Return what was found in points that come one after another."""
     known = {one.what for one in before.differences}
     later = tuple(_since(before, one) for one in after.differences if one.what not in known)
     return replace(
@@ -113,7 +113,7 @@ def _continued(before: Stream, after: Stream) -> Stream:
 
 
 def _since(before: Stream, difference: Difference) -> Difference:
-    """Return a difference with the last moment before it at which all were equal, which may be of the first part."""
+    """Return a difference with the last point before it at which all were equal, which may be of the first part."""
     if difference.last_equal is not None or difference.what not in before.kinds:
         return difference
     return replace(difference, last_equal=before.last_number)

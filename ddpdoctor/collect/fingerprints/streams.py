@@ -1,4 +1,4 @@
-"""Keeps what was found so far in the moments of one stream, whose records come moment by moment."""
+"""Keeps what was found so far in the points of one stream, whose records come point by point."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddpdoctor.model.consistency import Difference, Stream, Values, What
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ddpdoctor.collect.fingerprints.differences import Seen
+    from ddpdoctor.collect.fingerprints.differences import Written
     from ddpdoctor.collect.fingerprints.tables import StreamKey
 
 MAX_SPLITS = 16
@@ -23,7 +23,7 @@ _Moment = tuple[int, _Texts]
 
 
 class StreamSeen:
-    """What was found in the moments of one stream. Moments come in their order, each once."""
+    """What was found in the points of one stream. Points come in their order, each once."""
 
     def __init__(self, key: StreamKey) -> None:
         """Begin with nothing compared."""
@@ -33,14 +33,14 @@ class StreamSeen:
         self.differences: dict[What, Difference] = {}
         self._kept: dict[int, _Texts] = {}
         self._last: _Moment | None = None
-        self._lowest: Seen | None = None
+        self._lowest: Written | None = None
         self._last_equal: dict[What, _Moment] = {}
         self._same_random = 0
         self._unchanged = 0
         self._parameters: dict[int, bytes] = {}
 
-    def compare(self, number: int, seen: Mapping[int, Seen]) -> bool:
-        """Compare what two or more ranks wrote at one moment; return whether a kind was seen to differ first."""
+    def compare(self, number: int, seen: Mapping[int, Written]) -> bool:
+        """Compare what two or more ranks wrote at one point; return whether a kind was seen to differ first."""
         moment = (number, {rank: seen[rank].text for rank in sorted(seen)})
         known = len(self.differences)
         same = _same(seen)
@@ -73,7 +73,7 @@ class StreamSeen:
             unpaired=tuple(sorted(set(writers) - self.ranks)),
         )
 
-    def _note_difference(self, what: What, moment: _Moment, seen: Mapping[int, Seen]) -> None:
+    def _note_difference(self, what: What, moment: _Moment, seen: Mapping[int, Written]) -> None:
         number, texts = moment
         equal = self._last_equal.get(what)
         splits, differing, of = find_splits(seen, what, MAX_SPLITS)
@@ -87,8 +87,8 @@ class StreamSeen:
         )
         self._kept |= dict(one for one in (self._last, equal) if one) | {number: texts}
 
-    def _follow(self, moment: _Moment, seen: Mapping[int, Seen]) -> None:
-        """Keep what later moments are held against."""
+    def _follow(self, moment: _Moment, seen: Mapping[int, Written]) -> None:
+        """Keep what later points are held against."""
         number, texts = moment
         if not self.compared:
             self._kept[number] = texts
@@ -106,8 +106,8 @@ class StreamSeen:
         self._lowest = seen[min(seen)]
 
 
-def _same(seen: Mapping[int, Seen]) -> bool:
-    """Return whether ranks wrote the same at all: of nearly all moments the only question."""
+def _same(seen: Mapping[int, Written]) -> bool:
+    """Return whether ranks wrote the same at all: of nearly all points the only question."""
     first, *others = seen.values()
     return all(one.rows is first.rows and one.prints == first.prints for one in others)
 

@@ -1,4 +1,4 @@
-"""Reads the table of a file of prints: which stream it belongs to, and which tensors its rows stand for."""
+"""Reads the table of a file of fingerprints: which stream it belongs to, and which tensors its rows stand for."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ class StreamKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class KindRows:
     """The rows of one kind."""
 
     rows: dict[Name, tuple[int, TensorRow]]
-    """By name, in the order of the model: where the print of each begins, in bytes."""
+    """By name, in the order of the model: where the fingerprint of each begins, in bytes."""
     runs: tuple[slice, ...]
-    """Where the prints of all of them are, neighbours as one."""
+    """Where the fingerprints of all of them are, neighbours as one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """The rows of a table without those that may differ; one object for all ranks that have the same."""
 
-    kinds: dict[What, Kind]
+    kinds: dict[What, KindRows]
     digest: bytes
     """Equal where these rows are, in their order."""
 
@@ -79,14 +79,14 @@ class RowsRead:
             rows = self._known[digest] = Rows(kinds=kinds, digest=_digest(kinds))
         return rows
 
-    def _kinds(self, table: list[Any]) -> dict[What, Kind]:
+    def _kinds(self, table: list[Any]) -> dict[What, KindRows]:
         rows: dict[What, dict[Name, tuple[int, TensorRow]]] = {}
         for position, entry in enumerate(table):
             row = _read_row(entry)
             if not any(fnmatchcase(row.name, pattern) for pattern in self._allowed):
-                at = position * fingerprint_layout.PRINT_SIZE
+                at = position * fingerprint_layout.FINGERPRINT_SIZE
                 rows.setdefault(row.what, {})[row.name, row.part] = (at, row)
-        return {what: Kind(of_kind, _runs(at for at, _ in of_kind.values())) for what, of_kind in rows.items()}
+        return {what: KindRows(of_kind, _runs(at for at, _ in of_kind.values())) for what, of_kind in rows.items()}
 
 
 def read_key(table: dict[str, Any]) -> tuple[StreamKey, int]:
@@ -112,7 +112,7 @@ def root_of(rows: Rows, prints: bytes, kinds: Iterable[What] = tuple(What)) -> b
     """Return 16 bytes that are equal where tables are, and the contents of all tensors of these kinds.
 
     With all kinds, this is what nodes hold against each other (see ``print_ledger``). Only where roots differ does a
-    node send the prints of one rank of each of its sides, 16 bytes a tensor, and the names of their rows.
+    node send the fingerprints of one rank of each of its sides, 16 bytes a tensor, and the names of their rows.
     """
     root = blake2b(key=rows.digest, digest_size=ROOT_SIZE)
     for what in kinds:
@@ -121,7 +121,7 @@ def root_of(rows: Rows, prints: bytes, kinds: Iterable[What] = tuple(What)) -> b
     return root.digest()
 
 
-def _digest(kinds: dict[What, Kind]) -> bytes:
+def _digest(kinds: dict[What, KindRows]) -> bytes:
     """Return what two nodes find equal, wherever in a table the rows stand that may differ."""
     digest = blake2b(digest_size=ROOT_SIZE)
     for kind in kinds.values():
@@ -144,10 +144,10 @@ def _whole(value: Any) -> int:
 
 
 def _runs(starts: Iterable[int]) -> tuple[slice, ...]:
-    """Return where neighbouring prints begin and end."""
+    """Return where neighbouring fingerprints begin and end."""
     found: list[slice] = []
     for start in sorted(starts):
-        end = start + fingerprint_layout.PRINT_SIZE
+        end = start + fingerprint_layout.FINGERPRINT_SIZE
         if found and found[-1].stop == start:
             found[-1] = slice(found[-1].start, end)
         else:

@@ -1,4 +1,4 @@
-"""Reads what a rank wrote beside its prints."""
+"""Reads what a rank wrote beside its fingerprints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares what the ranks of this host write of their replicas, moment by moment, while they go on writing."""
+"""Compares what the ranks of this host write of their replicas, point by point, while they go on writing."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ddpdoctor.collect.fingerprints.columns import Source
-    from ddpdoctor.collect.fingerprints.index import Ledger
+    from ddpdoctor.collect.fingerprints.columns import OpenFile
+    from ddpdoctor.collect.fingerprints.index import NodeIndex
     from ddpdoctor.collect.fingerprints.tables import StreamKey
     from ddpdoctor.model.consistency import Stream
 
 MAX_ROUNDS = 128
-"""Of reading a few moments of each rank, in one look. Ours: all that a rank's files of one stream can hold."""
+"""Of reading a few points of each rank, in one look. Ours: all that a rank's files of one stream can hold."""
 MAX_REASONS = 8
 """Files that could not be read, of which it is kept why."""
 
@@ -30,13 +30,16 @@ class Comparer:
     """The comparison of one attempt of a job; of its ranks, while they write or later, all files count together."""
 
     def __init__(
-        self, folder: Path, *, check_every: int, allowed: tuple[str, ...] = (), ledger: Ledger | None = None
+        self, folder: Path, *, check_every: int, allowed: tuple[str, ...] = (), index: NodeIndex | None = None
     ) -> None:
-        """Take the folder of prints, and patterns of names that may differ. A ``ledger`` keeps all for other nodes."""
+        """Take the folder of fingerprints and patterns of names that may differ.
+
+        An ``index`` keeps all of them for other nodes.
+        """
         self._folder = folder
         self._check_every = check_every
         self._allowed = allowed
-        self._ledger = ledger
+        self._ledger = index
         self._rows_read = RowsRead(allowed)
         self._writers: dict[tuple[int, int], Writer] = {}
         self._opened: set[Path] = set()
@@ -62,7 +65,7 @@ class Comparer:
         return self._count_differences() > known
 
     def close(self) -> Consistency:
-        """Compare what is left, now that nothing more is written: of each moment what two or more ranks have."""
+        """Compare what is left, now that nothing more is written: of each point what two or more ranks have."""
         self._read(closing=True)
         return self.consistency()
 
@@ -136,7 +139,7 @@ class Comparer:
                     found.append(((pid, ticks, position), path))
         return [path for _, path in sorted(found)]
 
-    def _add(self, source: Source) -> None:
+    def _add(self, source: OpenFile) -> None:
         who = (source.file.pid, source.file.start_ticks)
         writer = self._writers.get(who)
         if writer is None or source.key in self._torn:

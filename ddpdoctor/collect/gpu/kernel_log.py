@@ -15,7 +15,7 @@ from ddpdoctor.model.reading import NotRead, Unread, Why
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.collect.node import Plan
+    from ddpdoctor.collect.node import ReadingPlan
     from ddpdoctor.collect.system import System
 
 KMSG = "/dev/kmsg"
@@ -32,19 +32,19 @@ MAX_TEXT = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class LogRecord:
     """A record of the kernel's log."""
 
     age_s: float | None
     text: str
 
 
-def read_kernel_log(system: System, plan: Plan) -> KernelView:  # noqa: ARG001 - every collector is called so
+def read_kernel_log(system: System, plan: ReadingPlan) -> KernelView:  # noqa: ARG001 - every collector is called so
     """Return the errors of GPUs since boot; raises ``NotRead`` where the log may not be read or is not there."""
     return KernelView(xids=tuple(xid for line in read_lines(system) for xid in _xid(line)))
 
 
-def read_lines(system: System) -> tuple[Line, ...]:
+def read_lines(system: System) -> tuple[LogRecord, ...]:
     """Return the records that the kernel still has; raises ``NotRead``."""
     try:
         records = list(_records(system))
@@ -76,7 +76,7 @@ def _records(system: System) -> Iterator[str]:
         os.close(fd)
 
 
-def _lines(record: str, now_s: float | None) -> Iterator[Line]:
+def _lines(record: str, now_s: float | None) -> Iterator[LogRecord]:
     """Read "6,1234,5678901234,-;text": priority, number, microseconds since boot."""
     for line in record.splitlines():
         head, separator, text = line.partition(";")
@@ -84,10 +84,10 @@ def _lines(record: str, now_s: float | None) -> Iterator[Line]:
         if not separator or len(fields) < 3 or not fields[2].isdecimal():
             continue
         age_s = None if now_s is None else max(0.0, now_s - int(fields[2]) / 1e6)
-        yield Line(age_s=age_s, text=text)
+        yield LogRecord(age_s=age_s, text=text)
 
 
-def _xid(line: Line) -> Iterator[Xid]:
+def _xid(line: LogRecord) -> Iterator[Xid]:
     found = XID.search(line.text)
     if found:
         yield Xid(

@@ -11,7 +11,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.child import Ended, run_child
+from ddpdoctor.collect.child import ChildEnd, run_child
 from ddpdoctor.collect.gpu.facts import read_gpu_facts
 from ddpdoctor.collect.gpu.nvml_calls import Nvml, NvmlError
 from ddpdoctor.collect.system import System
@@ -19,7 +19,7 @@ from ddpdoctor.model.gpus import Gpu, GpuOnBus, GpuPair, GpuProcess, Gpus, NvLin
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
 if TYPE_CHECKING:
-    from ddpdoctor.collect.node import Plan
+    from ddpdoctor.collect.node import ReadingPlan
 
 CHILD_LIMIT_S = 40.0
 """Ours: without a persistence daemon the first call wakes every GPU, which takes some seconds for each."""
@@ -54,7 +54,7 @@ def is_nvidia_here(system: System) -> bool:
     return any(system.exists(f"{folder}/{LIBRARY}") for folder in folders if folder.startswith("/"))
 
 
-def read_gpus(system: System, plan: Plan) -> Gpus:
+def read_gpus(system: System, plan: ReadingPlan) -> Gpus:
     """Return what NVML says; raises ``NotRead`` where there is no driver, or where it did not answer at all."""
     limit_s = CHILD_LIMIT_S if plan.limit_s is None else min(CHILD_LIMIT_S, plan.limit_s - WITHOUT_LIMIT_S)
     if not is_nvidia_here(system):
@@ -72,12 +72,12 @@ def read_uuids(system: System, limit_s: float = COUNT_LIMIT_S) -> tuple[str, ...
     return tuple(said[UUIDS])
 
 
-def gpus_of(ended: Ended, limit_s: float) -> Gpus:
+def gpus_of(ended: ChildEnd, limit_s: float) -> Gpus:
     """Turn the lines of the child into facts: each is all that it knew by then, and the last one counts."""
     return _decode(_last_words(ended, limit_s))
 
 
-def _last_words(ended: Ended, limit_s: float) -> dict[str, Any]:
+def _last_words(ended: ChildEnd, limit_s: float) -> dict[str, Any]:
     lines = [line for line in ended.out.splitlines() if line.startswith("{") and line.endswith("}")]
     if lines:
         said: dict[str, Any] = json.loads(lines[-1])

@@ -14,7 +14,7 @@ from ddpdoctor.model.reading import NotRead, Unread, Why
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from ddpdoctor.collect.node import Plan
+    from ddpdoctor.collect.node import ReadingPlan
     from ddpdoctor.collect.system import System
 
 DEVICES = "/sys/bus/pci/devices"
@@ -43,7 +43,7 @@ EXTENDED, CONFIG_SHOWN_TO_ALL = 0x100, 64
 HYPERVISORS = ("qemu", "kvm", "vmware", "virtualbox", "innotek", "xen", "openstack", "virtual machine", "amazon ec2")
 
 
-def read_pci(system: System, plan: Plan) -> Pci:  # noqa: ARG001 - every collector is called with both
+def read_pci(system: System, plan: ReadingPlan) -> Pci:  # noqa: ARG001 - every collector is called with both
     """Read what matters to training, and pass by the rest: a host may have thousands of virtual functions."""
     names = system.names(DEVICES)
     if not names:

@@ -16,7 +16,7 @@ from ddpdoctor.model.reading import NotRead
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddpdoctor.collect.node import Plan
+    from ddpdoctor.collect.node import ReadingPlan
     from ddpdoctor.collect.system import System
 
 BETWEEN_LOOKS_S = 1.0
@@ -40,7 +40,7 @@ class _Look:
     """When it started, the time that it ran, how often it was switched."""
 
 
-def read_stuck(system: System, plan: Plan) -> tuple[StuckProcess, ...]:  # noqa: ARG001 - every collector is called so
+def read_stuck(system: System, plan: ReadingPlan) -> tuple[StuckProcess, ...]:  # noqa: ARG001 - every collector is called so
     """Return the processes that hang in the driver; raises ``NotRead`` where there is none."""
     if not is_nvidia_here(system):
         raise NotRead(NO_DRIVER)

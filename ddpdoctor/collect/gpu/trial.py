@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.child import Ended, run_child
+from ddpdoctor.collect.child import ChildEnd, run_child
 from ddpdoctor.collect.gpu.nvml import NO_DRIVER, is_nvidia_here
 from ddpdoctor.model.gpus import GpuTrial, GpuWork, PeerCopy
 from ddpdoctor.model.reading import NotRead, Unread, Why
@@ -15,10 +15,10 @@ from ddpdoctor.model.reading import NotRead, Unread, Why
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddpdoctor.collect.node import Plan
+    from ddpdoctor.collect.node import ReadingPlan
     from ddpdoctor.collect.system import System
 
-    Run = Callable[[tuple[str, ...], float], Ended]
+    Run = Callable[[tuple[str, ...], float], ChildEnd]
 
 PROBE = "ddpdoctor.probes.gpu_trial"
 WORK_LIMIT_S = 60.0
@@ -27,7 +27,7 @@ COPIES_LIMIT_S = 120.0
 """Ours: 56 pairs of eight GPUs, each a fraction of a second."""
 
 
-def read_gpu_trial(system: System, plan: Plan) -> GpuTrial:
+def read_gpu_trial(system: System, plan: ReadingPlan) -> GpuTrial:
     """Return what every GPU made of its work; raises ``NotRead`` without --deep, and where there is no GPU."""
     if not plan.deep:
         raise NotRead(Unread(why=Why.NOT_ASKED, reason="GPUs are given work with --deep only"))
@@ -45,7 +45,7 @@ def try_gpus(run: Run) -> GpuTrial:
     return GpuTrial(work=work, copies=copies)
 
 
-def _count(ended: Ended) -> int:
+def _count(ended: ChildEnd) -> int:
     said = _said(ended)
     if not said and ended.status is None:
         raise NotRead(Unread(why=Why.TIMEOUT, reason=f"torch did not count the GPUs within {WORK_LIMIT_S:.0f} s"))
@@ -68,7 +68,7 @@ def _work(run: Run, index: int) -> GpuWork:
     )
 
 
-def _copies(ended: Ended) -> tuple[PeerCopy, ...]:
+def _copies(ended: ChildEnd) -> tuple[PeerCopy, ...]:
     """Return the pairs that were tried; of one at which the process ended or hung nothing is known but that."""
     found = tuple(PeerCopy(**result) for result in _said(ended))
     if ended.status == 0 or found:
@@ -77,5 +77,5 @@ def _copies(ended: Ended) -> tuple[PeerCopy, ...]:
     return (PeerCopy(source=0, target=1, ok=False, error=reason, gb_s=None),)
 
 
-def _said(ended: Ended) -> list[dict[str, Any]]:
+def _said(ended: ChildEnd) -> list[dict[str, Any]]:
     return [json.loads(line) for line in ended.out.splitlines() if line.startswith("{") and line.endswith("}")]

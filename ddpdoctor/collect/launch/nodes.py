@@ -30,7 +30,7 @@ _TRUE, _FALSE = {"1", "true", "t", "yes", "y"}, {"0", "false", "f", "no", "n"}
 """As torch reads is_host (torch/distributed/elastic/rendezvous/api.py, get_as_bool)."""
 
 
-def told_environment(env: Mapping[str, str], options: NodeOptions) -> dict[str, str]:
+def effective_environment(env: Mapping[str, str], options: NodeOptions) -> dict[str, str]:
     """Return the environment with the options in it, and without what they overrule."""
     given = options.variables()
     overruled = set()

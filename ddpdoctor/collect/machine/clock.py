@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.limits import Clock
 
 if TYPE_CHECKING:
-    from ddpdoctor.collect.node import Plan
+    from ddpdoctor.collect.node import ReadingPlan
     from ddpdoctor.collect.system import System
 
 
-def read_clock(system: System, plan: Plan) -> Clock:  # noqa: ARG001 - the form of every collector
+def read_clock(system: System, plan: ReadingPlan) -> Clock:  # noqa: ARG001 - the form of every collector
     """Return what adjtimex says. How far the clock is off others is measured by who gathers the nodes."""
     try:
         unsynchronised = system.calls.clock_unsynchronised()

@@ -13,11 +13,11 @@ from ddpdoctor.collect.system import UNLIMITED
 from ddpdoctor.model.limits import Limit, Limits
 
 if TYPE_CHECKING:
-    from ddpdoctor.collect.node import Plan
+    from ddpdoctor.collect.node import ReadingPlan
     from ddpdoctor.collect.system import System
 
 
-def read_limits(system: System, plan: Plan) -> Limits:
+def read_limits(system: System, plan: ReadingPlan) -> Limits:
     """Return all limits; what this system does not have is None."""
     proc, groups = system.path("/proc"), system.path("/sys/fs/cgroup")
     tasks, task_limit = read_tasks(system), read_task_limit(proc, groups)

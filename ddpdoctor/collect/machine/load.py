@@ -20,7 +20,7 @@ from ddpdoctor.model.reading import NotRead, Unread, Why
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ddpdoctor.collect.node import Plan
+    from ddpdoctor.collect.node import ReadingPlan
     from ddpdoctor.collect.system import System
 
 WINDOW_S = 0.4
@@ -55,7 +55,7 @@ class OwnTimes:
     """The processor that each ran on last."""
 
 
-def read_load(system: System, _plan: Plan) -> Load:
+def read_load(system: System, _plan: ReadingPlan) -> Load:
     """Look for a moment; raises ``NotRead`` where the kernel does not count, as in a sandbox or on a Mac."""
     before = parse_cpu_times(system.text_or("/proc/stat"))
     if not before:

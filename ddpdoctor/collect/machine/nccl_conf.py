@@ -12,7 +12,7 @@ from ddpdoctor.model.variables import hide_login, is_listed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.collect.node import Plan
+    from ddpdoctor.collect.node import ReadingPlan
     from ddpdoctor.collect.system import System
 
 SYSTEM_FILE = "/etc/nccl.conf"
@@ -48,7 +48,7 @@ class _Content:
     repeated: list[int] = field(default_factory=list)
 
 
-def read_conf_files(system: System, plan: Plan) -> tuple[ConfFile, ...]:  # noqa: ARG001 - all collectors are called alike
+def read_conf_files(system: System, plan: ReadingPlan) -> tuple[ConfFile, ...]:  # noqa: ARG001 - all collectors are called alike
     """Read NCCL's files as NCCL does, the one that wins first; empty where there is none.
 
     NCCL reads ``$NCCL_CONF_FILE``, or else ``~/.nccl.conf``, and then ``/etc/nccl.conf``, and sets what is not set yet

@@ -12,7 +12,7 @@ from ddpdoctor.collect.machine.containers import container_image, container_kind
 from ddpdoctor.model.software import Software
 
 if TYPE_CHECKING:
-    from ddpdoctor.collect.node import Plan
+    from ddpdoctor.collect.node import ReadingPlan
     from ddpdoctor.collect.system import System
 
 DRIVER_VERSION = "/proc/driver/nvidia/version"
@@ -37,7 +37,7 @@ MOST_HOSTS_LINES = 1024
 _LOOPBACK = ("127.", "::1", "fe00::", "ff00::", "ff02::")
 
 
-def read_software(system: System, plan: Plan) -> Software:  # noqa: ARG001 - the form of every collector
+def read_software(system: System, plan: ReadingPlan) -> Software:  # noqa: ARG001 - the form of every collector
     """Return what is installed."""
     driver, is_open = read_driver(system)
     torch_version, torch_cuda, nccl_wheel = _wheels() if system.live else (None, None, None)

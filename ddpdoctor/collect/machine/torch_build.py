@@ -12,7 +12,7 @@ from ddpdoctor.model.software import PeerAccess, TorchBuild, TorchDevice
 
 if TYPE_CHECKING:
     from ddpdoctor.collect.child import Child
-    from ddpdoctor.collect.node import Plan
+    from ddpdoctor.collect.node import ReadingPlan
     from ddpdoctor.collect.system import System
 
 MARK = "ddpdoctor-torch-facts:"
@@ -22,7 +22,7 @@ CHILD_LIMIT_S = 55.0
 some seconds a GPU. Below the limit of the section, so that what was said before a hang is not lost."""
 
 
-def read_torch(system: System, plan: Plan) -> TorchBuild:
+def read_torch(system: System, plan: ReadingPlan) -> TorchBuild:
     """Return what the child says; raises ``NotRead`` where it was not asked or the import did not end."""
     if not plan.use_torch:
         raise NotRead(Unread(why=Why.NOT_ASKED, reason="torch is not imported (--no-torch)"))

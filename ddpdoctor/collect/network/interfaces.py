@@ -11,7 +11,7 @@ from ddpdoctor.collect.network.service_mesh import has_mesh_proxy
 from ddpdoctor.model.network import Interface, Network
 
 if TYPE_CHECKING:
-    from ddpdoctor.collect.node import Plan
+    from ddpdoctor.collect.node import ReadingPlan
     from ddpdoctor.collect.system import System
 
 FOLDER = "/sys/class/net"
@@ -21,7 +21,7 @@ LAST = 1 << 30
 """The index of an interface that has none: it comes after all others."""
 
 
-def read_network(system: System, _plan: Plan) -> Network:
+def read_network(system: System, _plan: ReadingPlan) -> Network:
     """Read interfaces, routes, ports and packet filter; on a Mac, interfaces and the port."""
     addresses = _addresses(system)
     return Network(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ddpdoctor.collect.bounded import Reply
-    from ddpdoctor.collect.node import Plan
+    from ddpdoctor.collect.node import ReadingPlan
     from ddpdoctor.collect.system import System
 
     Ask = Callable[[], tuple[str, ...]]
@@ -24,7 +24,7 @@ REVERSED = 4
 _REVERSE = "reverse of "
 
 
-def read_names(system: System, plan: Plan) -> Names:
+def read_names(system: System, plan: ReadingPlan) -> Names:
     """Look all names up side by side, each for two seconds at most."""
     hostname = system.calls.hostname()
     names = {"own": hostname, "master": master_name(system.env), "head": plan.head}

@@ -16,7 +16,7 @@ from ddpdoctor.model.reading import NotRead, Unread, Why
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddpdoctor.collect.node import Plan
+    from ddpdoctor.collect.node import ReadingPlan
     from ddpdoctor.collect.system import System
 
 DEVICES = "/sys/class/infiniband"
@@ -43,7 +43,7 @@ Counters = dict[str, dict[str, int]]
 """Of every port, by its folder."""
 
 
-def read_rdma(system: System, plan: Plan, pause: Callable[[float], None] = time.sleep) -> Rdma:  # noqa: ARG001
+def read_rdma(system: System, plan: ReadingPlan, pause: Callable[[float], None] = time.sleep) -> Rdma:  # noqa: ARG001
     """Read all RDMA devices, and the error counters of ports that are up twice."""
     names = system.names(DEVICES)
     if not names:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.process.blocked import read_blocked, read_kernel_function
 from ddpdoctor.collect.process.connections import Row, find_listener, read_connections, read_rows
-from ddpdoctor.collect.process.file_locks import Line, awaited_lock, locks_of_others, read_lines
+from ddpdoctor.collect.process.file_locks import LockLine, awaited_lock, locks_of_others, read_lines
 from ddpdoctor.collect.process.proc import read_command
 from ddpdoctor.model.causes import Blocked, LockFile, LostChild, Owner, ProcessCauses
 
@@ -27,7 +27,7 @@ class Look:
 
     family: frozenset[int] = frozenset()
     """The processes of the job."""
-    locks: tuple[Line, ...] = field(default_factory=read_lines)
+    locks: tuple[LockLine, ...] = field(default_factory=read_lines)
     connections: tuple[Row, ...] = ()
     """Of the network that all of them are in; none: each is asked for its own."""
     lock_files: dict[int, LockFile] = field(default_factory=dict)

@@ -25,7 +25,7 @@ MOST_OTHERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class LockLine:
     """One line of /proc/locks."""
 
     number: int
@@ -36,7 +36,7 @@ class Line:
     """Device and inode."""
 
 
-def read_lines(proc: Path = PROC) -> tuple[Line, ...]:
+def read_lines(proc: Path = PROC) -> tuple[LockLine, ...]:
     """Return all locks that this process may see."""
     try:
         text = (proc / "locks").read_text(errors="replace")
@@ -44,7 +44,7 @@ def read_lines(proc: Path = PROC) -> tuple[Line, ...]:
         return ()
     found = (_LINE.match(line) for line in text.splitlines())
     return tuple(
-        Line(
+        LockLine(
             number=int(one["number"]),
             waits=one["waits"] is not None,
             kind=KINDS[one["kind"]],
@@ -56,7 +56,7 @@ def read_lines(proc: Path = PROC) -> tuple[Line, ...]:
     )
 
 
-def awaited_lock(pid: int, lines: tuple[Line, ...], proc: Path = PROC) -> FileLock | None:
+def awaited_lock(pid: int, lines: tuple[LockLine, ...], proc: Path = PROC) -> FileLock | None:
     """Return the lock that the kernel has a process wait for, and who holds it; None where it waits for none."""
     mine = next((line for line in lines if line.waits and line.pid == pid), None)
     if mine is None:
@@ -67,7 +67,7 @@ def awaited_lock(pid: int, lines: tuple[Line, ...], proc: Path = PROC) -> FileLo
 
 
 def locks_of_others(
-    pid: int, family: frozenset[int], lines: tuple[Line, ...], proc: Path = PROC
+    pid: int, family: frozenset[int], lines: tuple[LockLine, ...], proc: Path = PROC
 ) -> tuple[FileLock, ...]:  # fmt: skip
     """Return the locks that processes of ``family`` other than ``pid`` hold on files whose path can be told."""
     found = []

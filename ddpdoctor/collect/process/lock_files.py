@@ -16,7 +16,7 @@ from ddpdoctor.model.causes import LockFile, LockKind, Owner
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.collect.process.file_locks import Line
+    from ddpdoctor.collect.process.file_locks import LockLine
 
 PROC = Path("/proc")
 MOST_HOLDERS = 4
@@ -36,7 +36,7 @@ def lock_of(evidence: dict[str, Any]) -> tuple[str | None, LockKind]:
     return (str(path) if path else None), LockKind.KERNEL
 
 
-def read_lock_files(answers: Mapping[int, dict[str, Any]], lines: tuple[Line, ...]) -> dict[int, LockFile]:
+def read_lock_files(answers: Mapping[int, dict[str, Any]], lines: tuple[LockLine, ...]) -> dict[int, LockFile]:
     """Return, by pid, the lock files that ranks poll for, as they answered; each file is looked at once."""
     polled = {pid: lock_of(answer) for pid, answer in answers.items()}
     waiting = frozenset(pid for pid, (path, _) in polled.items() if path is not None)
@@ -47,7 +47,7 @@ def read_lock_files(answers: Mapping[int, dict[str, Any]], lines: tuple[Line, ..
     return {pid: found[path] for pid, (path, _) in polled.items() if path is not None}
 
 
-def read_lock_file(path: str, kind: LockKind, lines: tuple[Line, ...], waiting: frozenset[int]) -> LockFile:
+def read_lock_file(path: str, kind: LockKind, lines: tuple[LockLine, ...], waiting: frozenset[int]) -> LockFile:
     """Return what is to be seen of a lock file. ``waiting`` are processes that poll for it, and do not own it."""
     try:
         seen = os.stat(path)  # noqa: PTH116 - a string, as all paths of facts

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.launch.this_process import read_process
-from ddpdoctor.collect.node import Plan, read_node
+from ddpdoctor.collect.node import ReadingPlan, read_node
 from ddpdoctor.collect.run.evidence import DAMAGED, load_json
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.codec import decode, encode
@@ -28,7 +28,7 @@ LIMIT_S = 6.0
 def save_machine(folder: Path) -> None:
     """Read this machine and write machine.json, whole or not at all; raises OSError."""
     system = System()
-    node = read_node(system, Plan(sections=SECTIONS, limit_s=LIMIT_S), (read_process(system),))
+    node = read_node(system, ReadingPlan(sections=SECTIONS, limit_s=LIMIT_S), (read_process(system),))
     write_whole(folder / FILE, json.dumps(encode(node)))
 
 

@@ -21,7 +21,7 @@ from ddpdoctor.collect.run.machine import load_machine
 from ddpdoctor.collect.run.nccl_warnings import read_warnings
 from ddpdoctor.collect.run.reached import load_reached
 from ddpdoctor.collect.run.run_format import RUN_FORMAT, RUN_VERSION
-from ddpdoctor.collect.run.sources import Seen, Source, find_ranks, is_on_one_host
+from ddpdoctor.collect.run.sources import RankTraces, Source, find_ranks, is_on_one_host
 from ddpdoctor.collect.run.watched import is_sound, read_watch
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import GroupState, Job, Rank
@@ -130,7 +130,7 @@ def _read_processes(folder: Path, agent: AgentLog, watch: dict[str, Any]) -> _Pr
     contents = rings.contents
     watched = watch.get("processes") or {}
     sources = find_ranks(
-        Seen(started=agent.started, contents=contents, watched=watched, until_ns=agent.superseded_ns)
+        RankTraces(started=agent.started, contents=contents, watched=watched, until_ns=agent.superseded_ns)
     )  # fmt: skip
     told = agent.ends | _child_ends(contents) | _launcher_end(watch)
     return _Processes(

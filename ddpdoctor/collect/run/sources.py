@@ -33,7 +33,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class RankTraces:
     """What the search for ranks goes by."""
 
     started: Mapping[int, dict[str, Any]]
@@ -55,7 +55,7 @@ class Seen:
         return self.begun_ns <= moment_ns and (self.until_ns is None or moment_ns < self.until_ns)
 
 
-def find_ranks(seen: Seen) -> list[Source]:
+def find_ranks(seen: RankTraces) -> list[Source]:
     """Return the processes that stand for ranks.
 
     With torch's elastic agent these are its children, or the world that one of those made: a child of the agent that
@@ -80,7 +80,7 @@ def process_note(content: RingContent) -> dict[str, Any]:
     return next((note for note in content.notes if note.get("k") == "process"), {})
 
 
-def _of_agent(seen: Seen) -> list[Source]:
+def _of_agent(seen: RankTraces) -> list[Source]:
     contents, started = seen.contents, seen.started
     later = {pid: c for pid, c in contents.items() if pid not in started and seen.covers(_began(c))}
     spawned = {pid: c for pid, c in later.items() if _made_world(c)}
@@ -123,7 +123,7 @@ def _behind_shell(number: int, candidates: Iterable[RingContent]) -> RingContent
     return max(mine, key=lambda c: (_made_world(c), _began(c)), default=None)
 
 
-def _numbered(seen: Seen) -> list[Source]:
+def _numbered(seen: RankTraces) -> list[Source]:
     """Return the ranks of a launcher that is not torch's elastic agent."""
     ranks = [c for c in seen.contents.values() if c.role == ring_layout.ROLE_RANK]
     launchers = {ancestor for content in ranks for ancestor in _ancestors(content, seen.contents)}
@@ -159,7 +159,7 @@ def _source(content: RingContent) -> Source:
     )
 
 
-def _unrecorded(seen: Seen) -> list[Source]:
+def _unrecorded(seen: RankTraces) -> list[Source]:
     """Return the ranks that the watcher saw and that have no recorder."""
     sources = []
     for pid, row in seen.watched.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.launch.nodes import read_node_launch, told_environment
+from ddpdoctor.collect.launch.nodes import effective_environment, read_node_launch
 from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.rendezvous.alone import check_alone
 from ddpdoctor.diagnose.rendezvous.following import follow
@@ -31,7 +31,7 @@ def check_rendezvous(wanted: RendezvousWanted, env: Mapping[str, str]) -> Rendez
     Raises ``UserError`` where nothing says which nodes are to meet.
     """
     started_at = now()
-    told = told_environment(env, wanted.options)
+    told = effective_environment(env, wanted.options)
     member = make_member(read_node_launch(told), System(env=told))
     if not member.launch.launch.reads_node:
         _stand_by(member, wanted)

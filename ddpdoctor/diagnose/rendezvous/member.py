@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import ddpdoctor
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.launch.this_process import read_identity, read_process
-from ddpdoctor.collect.node import Plan, read_node
+from ddpdoctor.collect.node import ReadingPlan, read_node
 from ddpdoctor.diagnose.rendezvous.messages import Arrived, Seen
 from ddpdoctor.diagnose.selection import sections_of
 from ddpdoctor.exchange.clocks import measure_clocks
@@ -86,7 +86,7 @@ def read_own_node(member: Member, conversation: Conversation | None, *, serves_r
     """
     sections = sections_of(chosen_rules())
     head = _head(member, conversation, serves_room=serves_room)
-    plan = Plan(sections=sections, use_torch=False, head=head, limit_s=READ_LIMIT_S)
+    plan = ReadingPlan(sections=sections, use_torch=False, head=head, limit_s=READ_LIMIT_S)
     node = read_node(member.system, plan, (member.process,))
     if conversation is None or isinstance(node.clock, Unread):
         return node

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.launch.command.placement import Placement, Style
-from ddpdoctor.launch.command.torchrun_nodes import SHAPE, TorchrunTold, told_by_command
+from ddpdoctor.launch.command.torchrun_nodes import SHAPE, TorchrunSettings, settings_of_command
 from ddpdoctor.model.rendezvous import is_loopback
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ def place(split: SplitCommand, env: Mapping[str, str], exchange_port: int | None
     What the command line says of nodes goes before Slurm's word, and that before RANK and WORLD_SIZE. Raises
     ``UserError`` where each of several tasks of a node would start the ranks of the whole node.
     """
-    placed = _place(split, told_by_command(split, env), env)
+    placed = _place(split, settings_of_command(split, env), env)
     if placed.alone:
         return placed
     return replace(placed, port=exchange_port or placed.port, token=_token(placed, env))
 
 
-def _place(split: SplitCommand, told: TorchrunTold | None, env: Mapping[str, str]) -> Placement:
+def _place(split: SplitCommand, told: TorchrunSettings | None, env: Mapping[str, str]) -> Placement:
     style = Style.COMMAND if split.is_command else Style.TORCHRUN
     if told is not None and (told.standalone or told.nnodes == (1, 1)):
         return Placement(style=style)
@@ -43,7 +43,7 @@ def _place(split: SplitCommand, told: TorchrunTold | None, env: Mapping[str, str
     return _by_variables(split, told, env) or Placement(style=style, note=_idle_note(env))
 
 
-def _in_step(split: SplitCommand, told: TorchrunTold | None, env: Mapping[str, str]) -> Placement | None:
+def _in_step(split: SplitCommand, told: TorchrunSettings | None, env: Mapping[str, str]) -> Placement | None:
     from ddpdoctor.launch.command.slurm_placing import place_task
     from ddpdoctor.launch.command.slurm_step import read_step
 
@@ -59,7 +59,7 @@ def _idle_note(env: Mapping[str, str]) -> str | None:
     return idle_note(env)
 
 
-def _by_torchrun(style: Style, told: TorchrunTold, nnodes: tuple[int, int]) -> Placement:
+def _by_torchrun(style: Style, told: TorchrunSettings, nnodes: tuple[int, int]) -> Placement:
     """Place a node by what torchrun is told. Only a static rendezvous goes by --node-rank."""
     host, port = told.endpoint or ("", 0)
     one_host = is_loopback(host)
@@ -75,7 +75,7 @@ def _by_torchrun(style: Style, told: TorchrunTold, nnodes: tuple[int, int]) -> P
     )
 
 
-def _by_variables(split: SplitCommand, told: TorchrunTold | None, env: Mapping[str, str]) -> Placement | None:
+def _by_variables(split: SplitCommand, told: TorchrunSettings | None, env: Mapping[str, str]) -> Placement | None:
     """Place a rank by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which an operator or another launcher has set."""
     if not env.get("RANK") or not env.get("WORLD_SIZE"):
         return None

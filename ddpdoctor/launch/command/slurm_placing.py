@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.collect.launch.this_process import number
 from ddpdoctor.launch.command.placement import Placement, Style
 from ddpdoctor.launch.command.slurm_step import SlurmStep, idle_nodes
-from ddpdoctor.launch.command.torchrun_nodes import SHAPE, TorchrunTold, variable_of
+from ddpdoctor.launch.command.torchrun_nodes import SHAPE, TorchrunSettings, variable_of
 from ddpdoctor.model.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.command.command_line import SplitCommand
 
 
-def place_task(split: SplitCommand, told: TorchrunTold | None, step: SlurmStep, env: Mapping[str, str]) -> Placement:
+def place_task(
+    split: SplitCommand, told: TorchrunSettings | None, step: SlurmStep, env: Mapping[str, str]
+) -> Placement:
     """Return a task's place, with what its torchrun or its rank needs to be told.
 
     ``told`` is what torchrun is told, None where the command is none. Raises ``UserError`` where each of several tasks
@@ -62,7 +64,7 @@ def _task(step: SlurmStep) -> Placement:
     )
 
 
-def _node_task(placed: Placement, told: TorchrunTold, step: SlurmStep) -> Placement:
+def _node_task(placed: Placement, told: TorchrunSettings, step: SlurmStep) -> Placement:
     """Add to torchrun's options what the user left out: the nodes, and where they meet under which name."""
     fewest, most = told.nnodes or (step.place.tasks, step.place.tasks)
     added = [] if told.nnodes else [f"--nnodes={step.place.tasks}"]
@@ -82,7 +84,7 @@ def _node_task(placed: Placement, told: TorchrunTold, step: SlurmStep) -> Placem
     )
 
 
-def _c10d_args(told: TorchrunTold, step: SlurmStep) -> list[str]:
+def _c10d_args(told: TorchrunSettings, step: SlurmStep) -> list[str]:
     host, port = step.store
     args = [] if told.is_c10d else ["--rdzv-backend=c10d"]
     if not told.text("--rdzv-id"):
@@ -97,7 +99,7 @@ def _c10d_args(told: TorchrunTold, step: SlurmStep) -> list[str]:
     return args
 
 
-def _static_args(told: TorchrunTold, step: SlurmStep) -> list[str]:
+def _static_args(told: TorchrunSettings, step: SlurmStep) -> list[str]:
     host, port = step.store
     args = [] if told.text("--node-rank") else [f"--node-rank={step.place.task}"]
     if told.text("--rdzv-endpoint"):
@@ -124,7 +126,7 @@ def _rank_variables(step: SlurmStep, env: Mapping[str, str]) -> tuple[tuple[str,
     return tuple((name, str(value)) for name, value in variables)
 
 
-def _shape_given(split: SplitCommand, told: TorchrunTold) -> str:
+def _shape_given(split: SplitCommand, told: TorchrunSettings) -> str:
     """Name an option or variable that speaks to torchrun; empty where there is none."""
     if split.torchrun:
         return split.torchrun[0].partition("=")[0]
@@ -147,7 +149,7 @@ def _rank_note(step: SlurmStep) -> str:
     return f"{became}; `srun --ntasks-per-node=1` starts torchrun"
 
 
-def _nnodes_note(told: TorchrunTold, step: SlurmStep) -> str | None:
+def _nnodes_note(told: TorchrunSettings, step: SlurmStep) -> str | None:
     if told.nnodes is None or told.nnodes[0] <= step.place.tasks <= told.nnodes[1]:
         return None
     return f"--nnodes is {told.text('--nnodes')}, and this Slurm step has {step.place.tasks} tasks, one a node"

@@ -25,7 +25,7 @@ SHAPE = (
 _MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch"})
 
 
-class TorchrunTold:
+class TorchrunSettings:
     """The options of one torchrun by their names, as ``--nnodes``; the command line goes before the variables."""
 
     def __init__(self, words: tuple[str, ...], env: Mapping[str, str]) -> None:
@@ -33,9 +33,9 @@ class TorchrunTold:
         self._words, self._env = words, env
         self._options = _read_options(words)
 
-    def also(self, words: Iterable[str]) -> TorchrunTold:
+    def also(self, words: Iterable[str]) -> TorchrunSettings:
         """Return what it is told with more options in front."""
-        return TorchrunTold((*words, *self._words), self._env)
+        return TorchrunSettings((*words, *self._words), self._env)
 
     def text(self, name: str) -> str:
         """Return what an option says; empty where neither it nor its variable is there."""
@@ -85,21 +85,21 @@ def variable_of(option: str) -> str:
     return "PET_" + option[2:].replace("-", "_").upper()
 
 
-def told_by_command(split: SplitCommand, env: Mapping[str, str]) -> TorchrunTold | None:
+def settings_of_command(split: SplitCommand, env: Mapping[str, str]) -> TorchrunSettings | None:
     """Return what torchrun is told: before a script, or as the command itself.
 
     Of another command an operator's variables tell on how many nodes it was started; None where they do not.
     """
     if not split.is_command:
-        return TorchrunTold(split.torchrun, env)
+        return TorchrunSettings(split.torchrun, env)
     words = split.script_args
     if Path(split.script).name.startswith("python") and words[:1] == ("-m",) and set(words[1:2]) & _MODULES:
         words = words[2:]
     elif Path(split.script).name != "torchrun":
-        return TorchrunTold((), env) if env.get("PET_NNODES") else None
+        return TorchrunSettings((), env) if env.get("PET_NNODES") else None
     try:
         # To ask torch for an option that is not known would keep the ranks waiting for seconds.
-        return TorchrunTold(split_command(words, {}, dict).torchrun, env)
+        return TorchrunSettings(split_command(words, {}, dict).torchrun, env)
     except UserError:  # torchrun's to complain about
         return None
 

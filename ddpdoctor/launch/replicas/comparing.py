@@ -71,18 +71,18 @@ class Replicas:
     def _begin(self, meeting: int) -> Comparer:
         from ddpdoctor.collect.fingerprints.within_host import Comparer
 
-        ledger = self._shared.begin(meeting) if self._shared is not None else None
-        return Comparer(self._folder / "prints", check_every=self._check_every, allowed=self._allowed, ledger=ledger)
+        index = self._shared.begin(meeting) if self._shared is not None else None
+        return Comparer(self._folder / "prints", check_every=self._check_every, allowed=self._allowed, index=index)
 
     def _supersede(self) -> None:
         """Keep what was found of an attempt that the launcher has given up; of what ran before any attempt, nothing."""
         from ddpdoctor.collect.fingerprints.saved import file_name
-        from ddpdoctor.collect.fingerprints.saved_nodes import joint_name, moments_name
+        from ddpdoctor.collect.fingerprints.saved_nodes import joint_name, points_name
 
         if self._attempt >= 0:
             self._end(self._attempt)
         self._comparer = None
-        for name in (file_name(), moments_name(), joint_name()):
+        for name in (file_name(), points_name(), joint_name()):
             remove(self._folder / name)
 
     def _end(self, attempt: int | None) -> None:

@@ -99,7 +99,7 @@ class ReplicaExchange:
             self._member.look_for_room()
 
     def _tell(self, room: Room, number: int) -> None:
-        told = self._shared.told()
+        told = self._shared.report()
         if told != self._told:
             leave(room, f"{ROOTS}/{number}", told, self._token)
             self._told = told

@@ -147,7 +147,7 @@ class Evidence:
                 self.dumps[process.pid] = [(before, size, time.monotonic_ns())]
                 self._last_dumps[process.pid] = process.heartbeat_changed_ns, self.dumps[process.pid]
 
-    def told_to_end_ns(self, process: Followed) -> int | None:
+    def asked_to_end_ns(self, process: Followed) -> int | None:
         """Return when a rank wrote its last words, which it does the moment it is sent SIGTERM."""
         try:
             seen = (self.folder / "evidence" / f"{process.pid}-{process.ticks}.term").stat()

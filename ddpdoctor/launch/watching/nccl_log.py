@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.machine.nccl_conf import read_conf_files
-from ddpdoctor.collect.node import Plan
+from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.run.nccl_warnings import FOLDER
 from ddpdoctor.collect.system import System
 from ddpdoctor.recorder.storage.files import make_folder
@@ -34,7 +34,7 @@ def nccl_log_environment(env: Mapping[str, str], folder: Path, system: System | 
     system = system or System(env=env)
     if not has_gpu_driver(system) or any(env.get(name) for name in NAMES):
         return {}
-    files = read_conf_files(system, Plan(sections=frozenset()))
+    files = read_conf_files(system, ReadingPlan(sections=frozenset()))
     if any(name in file.variables for file in files for name in NAMES):
         return {}
     target = folder / FOLDER

@@ -265,7 +265,7 @@ class Watch:
             if process.ended_ns is None:
                 self._children_seen[pid] = row["children"]
             row["children"] = self._children_seen.get(pid, [])
-            row["told_ns"] = self.evidence.told_to_end_ns(process)
+            row["told_ns"] = self.evidence.asked_to_end_ns(process)
             row["child_lines"] = self._workers.rows(pid)
             row["child_fetches"] = self._workers.fetches(pid)
             row["before_call"] = self._holdups.row(pid, process.ticks)

@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.checkpoint import OddValues
-from ddpdoctor.recorder.replicas.fingerprint import prints
+from ddpdoctor.recorder.replicas.fingerprint import fingerprints
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -59,7 +59,7 @@ def print_tensors(
     for name, ref in tensors:
         tensor = open_tensor(buffer, ref, starts)
         if tensor is not None:
-            found[name] = f"{ref.dtype} {list(ref.shape)} {prints([tensor]).hex()}"
+            found[name] = f"{ref.dtype} {list(ref.shape)} {fingerprints([tensor]).hex()}"
     return found
 
 

@@ -10,7 +10,7 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.tensor_names import align_names
 from ddpdoctor.probes.consistency.apart import measure_apart
 from ddpdoctor.probes.consistency.saved import read_saved
-from ddpdoctor.recorder.replicas.fingerprint import PRINT_SIZE, UNTOLD, prints
+from ddpdoctor.recorder.replicas.fingerprint import FINGERPRINT_SIZE, UNKNOWN, fingerprints
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -80,11 +80,11 @@ def _describe(path: Path, saved: Saved) -> SavedFile:
 
 def _digests(saved: Saved) -> dict[str, str]:
     """Return the shape, dtype and print of each tensor; nothing of one that cannot be told."""
-    found = prints([tensor for _, tensor in saved.tensors.values()])
+    found = fingerprints([tensor for _, tensor in saved.tensors.values()])
     digests = {}
     for number, (name, (_, tensor)) in enumerate(saved.tensors.items()):
-        value = found[number * PRINT_SIZE : (number + 1) * PRINT_SIZE]
-        digests[name] = "" if value == UNTOLD else f"{_look(tensor)} {value.hex()}"
+        value = found[number * FINGERPRINT_SIZE : (number + 1) * FINGERPRINT_SIZE]
+        digests[name] = "" if value == UNKNOWN else f"{_look(tensor)} {value.hex()}"
     return digests
 
 

@@ -57,11 +57,11 @@ def look(rows: Iterable[Row]) -> tuple[Seen, ...]:
     """Return rows with their prints. Tensors that cannot be read on one rank alone, as shards, are left out."""
     import torch
 
-    from ddpdoctor.recorder.replicas.fingerprint import prints
+    from ddpdoctor.recorder.replicas.fingerprint import fingerprints
 
     listed = list(rows)
-    unread = prints([torch.empty(1, device="meta")]).hex()
-    text = prints([None if row.tensor is None else row.tensor.detach() for row in listed]).hex()
+    unread = fingerprints([torch.empty(1, device="meta")]).hex()
+    text = fingerprints([None if row.tensor is None else row.tensor.detach() for row in listed]).hex()
     cut = [text[at : at + PRINT_DIGITS] for at in range(0, len(text), PRINT_DIGITS)]
     return tuple(_seen(row, print_) for row, print_ in zip(listed, cut, strict=True) if print_ != unread)
 

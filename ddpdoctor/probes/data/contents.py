@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.recorder.replicas.fingerprint import prints
+from ddpdoctor.recorder.replicas.fingerprint import fingerprints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +65,7 @@ def _digest(leaf: Any) -> str:
     import torch
 
     if isinstance(leaf, torch.Tensor):
-        return "" if _is_constant(leaf) else _hash(prints([leaf]), f"{leaf.dtype} {tuple(leaf.shape)}")
+        return "" if _is_constant(leaf) else _hash(fingerprints([leaf]), f"{leaf.dtype} {tuple(leaf.shape)}")
     if isinstance(leaf, bytes | str | int | float | bool):
         return _hash(leaf if isinstance(leaf, bytes) else repr(leaf).encode(), type(leaf).__name__)
     as_bytes = getattr(leaf, "tobytes", None)  # of NumPy's arrays and of images

@@ -12,7 +12,7 @@ from .. import capture, hooks
 from ..state import guarded, here
 from ..storage import ring_layout
 from ..training.step_clock import clock, ended_collective
-from ..wrappers import standing_for
+from ..wrappers import wraps
 from . import detail, groups, records, works
 from .waiting import end_wait
 
@@ -227,7 +227,7 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
     """Return ``original`` with a record around each call."""
     hook = _Hook(op, original, tensor, p2p)
 
-    @standing_for(original)
+    @wraps(original)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         try:
             call = hook.begin(sys._getframe(1), args, kwargs)

@@ -10,7 +10,7 @@ import os
 from typing import Any, Optional, Set
 
 from ..state import guarded
-from ..wrappers import standing_for
+from ..wrappers import wraps
 
 VARIABLE = "DDPDOCTOR_DETAIL"
 """Set where ``wrap`` wants DETAIL in every Python that has a recorder, and in no other: ``always``, or ``gloo``."""
@@ -34,7 +34,7 @@ def patch(c10d: Any) -> None:
     if os.environ.get(VARIABLE) != ON_GLOO:
         return
 
-    @standing_for(original)
+    @wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         given = dict(zip(("backend",), args), **kwargs)
         _decide(c10d, given.get("backend"), given.get("device_id"))

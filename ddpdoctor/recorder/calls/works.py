@@ -12,7 +12,7 @@ from .. import capture
 from ..state import here
 from ..storage import ring_layout
 from ..training.step_clock import clock
-from ..wrappers import standing_for
+from ..wrappers import wraps
 from . import records
 from .waiting import begin_wait, end_wait
 
@@ -74,7 +74,7 @@ def _has_ended(work: Any) -> bool:
 def wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``Work.wait`` with a record of which call is waited for."""
 
-    @standing_for(original)
+    @wraps(original)
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         index = since = call = 0
         # A call that is not asynchronous waits for its own work: that it waits is recorded already.

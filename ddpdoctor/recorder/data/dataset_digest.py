@@ -27,7 +27,7 @@ _HEAP_TYPE = 1 << 9
 _BY_NAME = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
 
 
-def print_of(dataset: Any) -> str:
+def digest_of(dataset: Any) -> str:
     """Return the digest; empty where nothing is told."""
     description = _Description()
     try:

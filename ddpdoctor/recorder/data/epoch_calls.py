@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict
 from .. import frames, hooks
 from ..state import check_every, guarded, here
 from ..storage import ring_layout
-from ..wrappers import standing_for
+from ..wrappers import wraps
 from . import samplers
 
 CALLS = 2
@@ -36,7 +36,7 @@ def _counted(original: Callable[..., Any]) -> Callable[..., Any]:
         _called(self)
         return result
 
-    return standing_for(original)(set_epoch)
+    return wraps(original)(set_epoch)
 
 
 @guarded("epoch calls")

@@ -10,7 +10,7 @@ import time
 
 from .. import hooks
 from ..state import here
-from ..wrappers import hide_own_frames, standing_for
+from ..wrappers import hide_own_frames, wraps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,4 +80,4 @@ def _timed(original: Callable[..., Any]) -> Callable[..., Any]:
             here.failed("fetches", error)
         return batch
 
-    return standing_for(original)(fetch)
+    return wraps(original)(fetch)

@@ -18,7 +18,7 @@ def describe(loader: Any, number: int) -> Dict[str, Any]:
         "n": number,
         "site": frames.describe_user(sys._getframe()),
         "ds": samplers.class_name(given.get("dataset")),
-        "dp": dataset_digest.print_of(given.get("dataset")),
+        "dp": dataset_digest.digest_of(given.get("dataset")),
         "N": None if iterable else _length(given.get("dataset")),
         "bs": _batch_size(given),
         "dl": given.get("drop_last") if isinstance(given.get("drop_last"), bool) else None,
@@ -34,7 +34,10 @@ def _part(dataset: Any) -> Dict[str, Any]:
     if type(dataset) is not getattr(sys.modules.get("torch.utils.data.dataset"), "Subset", None):
         return {}
     given = digests.attributes(dataset)
-    return {"of": dataset_digest.print_of(given.get("dataset")), "part": dataset_digest.print_of(given.get("indices"))}
+    return {
+        "of": dataset_digest.digest_of(given.get("dataset")),
+        "part": dataset_digest.digest_of(given.get("indices")),
+    }
 
 
 def _batch_size(given: Dict[str, Any]) -> Optional[int]:

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from .. import hooks
 from ..state import check_every, describers, guarded, here
 from ..storage import ring_layout
-from ..wrappers import standing_for
+from ..wrappers import wraps
 from . import digests, loader_facts, passes, samplers
 
 MAX_PASSES = 16
@@ -101,7 +101,7 @@ def _opening(original: Callable[..., Any]) -> Callable[..., Any]:
             _register(iterator, begun)
         return iterator
 
-    return standing_for(original)(begins)
+    return wraps(original)(begins)
 
 
 @guarded("loaders")
@@ -177,7 +177,7 @@ def _drawing(original: Callable[..., Any]) -> Callable[..., Any]:
             here.failed("loaders", error)
         return index
 
-    return standing_for(original)(draws)
+    return wraps(original)(draws)
 
 
 def delivered(iterator: Any, batch: Any) -> None:

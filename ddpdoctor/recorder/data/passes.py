@@ -80,11 +80,11 @@ class Pass:
             return
         leaves = digests.leaves_of(batch)
         if number < PRINTED_BATCHES:
-            self._print_batch(leaves)
+            self._digest_batch(leaves)
         if hits and self.mapped and len(self.sample_prints) < SAMPLES * digests.MAX_LEAVES:
-            self._print_samples(leaves, hits)
+            self._digest_samples(leaves, hits)
 
-    def _print_batch(self, leaves: List[digests.Leaf]) -> None:
+    def _digest_batch(self, leaves: List[digests.Leaf]) -> None:
         for number, leaf in enumerate(leaves):
             data = leaf.sample()
             if not digests.is_constant(data, leaf.item):
@@ -92,7 +92,7 @@ class Pass:
             self.shapes[leaf.shape] = None
         self.given += max([leaf.count for leaf in leaves], default=0)
 
-    def _print_samples(self, leaves: List[digests.Leaf], hits: List[Tuple[int, int, int]]) -> None:
+    def _digest_samples(self, leaves: List[digests.Leaf], hits: List[Tuple[int, int, int]]) -> None:
         for row, index, length in hits:
             for number, leaf in enumerate(leaves):
                 if leaf.shape and leaf.shape[0] == length:

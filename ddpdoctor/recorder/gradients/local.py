@@ -14,9 +14,9 @@ from .. import hooks
 from ..capture import is_capturing
 from ..replicas import ddp_models
 from ..state import check_every, guarded, here
-from ..wrappers import standing_for
+from ..wrappers import wraps
 from .finite_checks import tensors_in
-from .watch import Backward, Watch
+from .watch import Backward, GradientWatch
 
 MAX_OUTPUTS = 8
 """Outputs of a model that tell that a backward reaches it. Ours: the loss is made of one of the first."""
@@ -45,7 +45,7 @@ class _Output:
 
     __torch_unserializable__ = True  # or torch would warn where a script saves the output
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: GradientWatch) -> None:
         self._watch = watch
 
     def __call__(self, _gradient: Any) -> None:
@@ -73,7 +73,7 @@ def _note_what_looks_need(torch: Any) -> None:
 
 
 def _looking(original: Callable[..., Any]) -> Callable[..., Any]:
-    @standing_for(original)
+    @wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         watch = _begin(self, (args, kwargs))
         result = original(self, *args, **kwargs)
@@ -92,7 +92,7 @@ def patch_autograd(module: Any) -> None:
 
 
 def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
-    @standing_for(original)
+    @wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
         if not _kept.watches:
             return original(*args, **kwargs)
@@ -106,7 +106,7 @@ def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _scaling(original: Callable[..., Any]) -> Callable[..., Any]:
-    @standing_for(original)
+    @wraps(original)
     def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
         _kept.scaled = bool(getattr(self, "_enabled", False))
         return original(self, *args, **kwargs)
@@ -124,7 +124,7 @@ def _begin(ddp: Any, given: Any) -> Any:
         return None
     watch = _kept.watches.get(replica)
     if watch is None:
-        watch = _kept.watches[replica] = Watch(replica, ddp)
+        watch = _kept.watches[replica] = GradientWatch(replica, ddp)
         _tell(watch)
     if watch.off:
         return None
@@ -132,14 +132,14 @@ def _begin(ddp: Any, given: Any) -> Any:
     return watch
 
 
-def _tell(watch: Watch) -> None:
+def _tell(watch: GradientWatch) -> None:
     """Leave word that gradients are looked at here: without any finding, they were finite."""
     if not watch.off and not _kept.is_told and here.ring is not None:
         _kept.is_told = here.ring.note({"k": "gradients", "at": time.monotonic_ns()})
 
 
 @guarded("gradients")
-def _stand_by(watch: Watch, result: Any) -> None:
+def _stand_by(watch: GradientWatch, result: Any) -> None:
     import torch
 
     if not torch.is_grad_enabled():

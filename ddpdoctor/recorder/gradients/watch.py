@@ -87,7 +87,7 @@ class _Ahead:
         self.entry = entry
 
 
-class Watch:
+class GradientWatch:
     """The gradients of one DDP model."""
 
     def __init__(self, replica: Any, ddp: Any) -> None:

@@ -1,4 +1,4 @@
-"""The files of prints of this process, few and small: one per stream, and another when its rows change."""
+"""The files of fingerprints of this process, few and small: one per stream, and another when its rows change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional
 from ..state import here
 from ..storage import fingerprint_layout
 from ..storage.fingerprint_writing import MAX_BYTES as MAX_FILE_BYTES
-from ..storage.fingerprint_writing import MAX_SLOTS, MIN_SLOTS, PrintWriter
+from ..storage.fingerprint_writing import MAX_SLOTS, MIN_SLOTS, FingerprintWriter
 
 FOLDER = "prints"
 MAX_FILES = 128
@@ -25,7 +25,7 @@ _bytes = 0
 _has_given_up = False
 
 
-class PrintFiles:
+class FingerprintFiles:
     """The files of one stream. ``about`` is its table without rows."""
 
     def __init__(self, about: Dict[str, Any], most_records: int = MAX_SLOTS) -> None:
@@ -33,7 +33,7 @@ class PrintFiles:
         self._most_records = most_records
         self._rows = 0
         """A hash of them: as they are they would take hundreds of KiB."""
-        self._writer: Optional[PrintWriter] = None
+        self._writer: Optional[FingerprintWriter] = None
         self._made = 0
 
     def write(self, number: int, text: Dict[str, Any], rows: List[Any], prints: bytes) -> None:
@@ -45,7 +45,7 @@ class PrintFiles:
         if self._writer is not None:
             self._writer.write(number, text, prints)
 
-    def _next_writer(self, rows: List[Any]) -> Optional[PrintWriter]:
+    def _next_writer(self, rows: List[Any]) -> Optional[FingerprintWriter]:
         global _ring, _files, _bytes, _has_given_up
         if _ring is not here.ring:  # a forked child begins anew
             _ring, _files, _bytes, _has_given_up = here.ring, 0, 0, False
@@ -58,7 +58,7 @@ class PrintFiles:
         name = "%d-%d-%d.prints" % (pid, here.ticks, _files)
         table = dict(self._about, rows=rows)
         most_bytes = min(room, MAX_FILE_BYTES)
-        writer = PrintWriter(folder, name, table, pid, here.ticks, most_bytes, self._most_records)
+        writer = FingerprintWriter(folder, name, table, pid, here.ticks, most_bytes, self._most_records)
         here.kept.append(writer)
         _files += 1
         self._made += 1

@@ -3,8 +3,8 @@
 A tensor's elements, in logical order, are read as words of 64 bits, the last padded with zeros. In blocks of 125 rows
 of 509 words the sums of the rows and of the columns stand for the words; what is left over, and a small tensor, stands
 for itself. Each of these goes, with its position, through a mixer that is not linear. The sum of what comes out is one
-half of the print, the sum weighted by position the other. All are integers modulo 2**64: neither threads nor devices
-change a bit.
+half of the fingerprint, the sum weighted by position the other. All are integers modulo 2**64: neither threads nor
+devices change a bit.
 
 Why like this: torch has no hash. A plain sum misses every permutation, and modulo 2**64 an even number of changes of a
 word's highest bit, the sign of a float64. The sums of rows and columns let pass only such highest bits that are even in
@@ -25,10 +25,10 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from ..capture import is_capturing
-from ..storage.fingerprint_layout import ABSENT, PRINT_SIZE, UNTOLD
+from ..storage.fingerprint_layout import ABSENT, FINGERPRINT_SIZE, UNKNOWN
 from .tensor_words import WORD, copy_range, in_order, plain_parts
 
-__all__ = ["ABSENT", "PRINT_SIZE", "UNTOLD", "Prints", "prints"]
+__all__ = ["ABSENT", "FINGERPRINT_SIZE", "UNKNOWN", "Fingerprints", "fingerprints"]
 
 COLUMNS = 509
 """Words in a row. Part of the checksum, as is all that is written here in capitals but how much is done at once."""
@@ -52,23 +52,23 @@ CHUNK_BLOCKS, WHOLE_BLOCKS = 32, 1024
 where they are read in place. Their sums fit into a batch. Ours."""
 
 
-def prints(tensors: Sequence[Optional[torch.Tensor]]) -> bytes:
-    """Return 16 bytes a tensor: ABSENT for None, UNTOLD where the contents cannot be told. Never raises for a tensor.
+def fingerprints(tensors: Sequence[Optional[torch.Tensor]]) -> bytes:
+    """Return 16 bytes a tensor: ABSENT for None, UNKNOWN where the contents cannot be read. Never raises for a tensor.
 
-    UNTOLD are tensors without data (meta, fake, not initialised yet), shards (DTensor), quantised and nested ones,
+    UNKNOWN are tensors without data (meta, fake, not initialised yet), shards (DTensor), quantised and nested ones,
     sparse ones whose entries are still to be added up, those of classes that hide their data, all while torch.compile
     traces, and those on a GPU while a graph is captured. Shape and dtype are no part of it, the size in bytes is.
     """
-    return Prints(tensors).value()
+    return Fingerprints(tensors).value()
 
 
-class Prints:
+class Fingerprints:
     """Prints of tensors as they are when this is made, which waits for no GPU; ``value`` does, for each once."""
 
     def __init__(self, tensors: Sequence[Optional[torch.Tensor]]) -> None:
         self._parts: List[Any] = []
         if torch.compiler.is_compiling():
-            self._parts = [_untold(tensor) for tensor in tensors]
+            self._parts = [_unknown(tensor) for tensor in tensors]
             return
         # No graph is left, and no mode of the caller's sees the work. Dynamo must see these by name: a class of ours
         # around them left gradients off after a compiled function.
@@ -84,7 +84,7 @@ class Prints:
 
 
 class _Known:
-    """A print without words to be read."""
+    """A fingerprint without words to be read."""
 
     def __init__(self, value: bytes) -> None:
         self._value = value
@@ -93,19 +93,19 @@ class _Known:
         return self._value
 
 
-def _untold(tensor: Optional[torch.Tensor]) -> _Known:
-    return _Known(ABSENT if tensor is None else UNTOLD)
+def _unknown(tensor: Optional[torch.Tensor]) -> _Known:
+    return _Known(ABSENT if tensor is None else UNKNOWN)
 
 
 def _alone(tensor: Optional[torch.Tensor]) -> Any:
     try:
         return _Together([tensor])
     except Exception:  # noqa: BLE001  # a class of tensors that only looks like one, or no memory
-        return _Known(UNTOLD)
+        return _Known(UNKNOWN)
 
 
 class _Together:
-    """The prints of several tensors."""
+    """The fingerprints of several tensors."""
 
     def __init__(self, tensors: Sequence[Optional[torch.Tensor]]) -> None:
         self._readers: Dict[torch.device, Reader] = {}
@@ -114,7 +114,7 @@ class _Together:
         for owner, tensor in enumerate(tensors):
             parts = () if tensor is None else plain_parts(tensor)
             if not parts:
-                self._without.append((owner, ABSENT if tensor is None else UNTOLD))
+                self._without.append((owner, ABSENT if tensor is None else UNKNOWN))
             for i, part in enumerate(parts):
                 reader = self._readers.get(part.device)
                 if reader is None:
@@ -134,9 +134,9 @@ class _Together:
                     reader.add_to(sums)
                 found = struct.pack("<%dq" % (2 * count), *sums.reshape(-1).tolist())
             except Exception:  # noqa: BLE001  # the script hears of it by itself
-                return UNTOLD * count
+                return UNKNOWN * count
         for owner, value in self._without:
-            found = found[: owner * PRINT_SIZE] + value + found[(owner + 1) * PRINT_SIZE :]
+            found = found[: owner * FINGERPRINT_SIZE] + value + found[(owner + 1) * FINGERPRINT_SIZE :]
         return found
 
 

@@ -1,6 +1,6 @@
 """Writes down what a replica is like: after a step of an optimizer, at a forward, after a sync of buffers, at the end.
 
-Which moments are due is told by their numbers alone, which are equal on all ranks: 1, 2, 4 and so on below N, then the
+Which points are due is told by their numbers alone, which are equal on all ranks: 1, 2, 4 and so on below N, then the
 multiples of N. Nothing here talks to other ranks, and nothing is left on a GPU or in autograd.
 """
 
@@ -16,7 +16,7 @@ from ..capture import is_capturing
 from ..storage import fingerprint_layout
 from . import tensors, unwrapped
 from .ddp_models import Replica
-from .files import PrintFiles
+from .files import FingerprintFiles
 from .tensors import Rows
 from .untrained import Untrained
 from .values import fitted, model_values, optimizer_values
@@ -37,19 +37,19 @@ def may_look() -> bool:
     return not torch.compiler.is_compiling() and not is_capturing()
 
 
-class StepMoments:
-    """The moments of one model by the clock of one optimizer. It outlives the optimizer, and keeps no tensor alive."""
+class StepFingerprints:
+    """The points of one model by the clock of one optimizer. It outlives the optimizer, and keeps no tensor alive."""
 
     def __init__(self, replica: Any, optimizer: Any) -> None:
         self.replica = replica
         """A ``Replica``, or what stands for one where no DDP holds the parameters."""
         self.steps = 0
-        self._files: Optional[PrintFiles] = None
+        self._files: Optional[FingerprintFiles] = None
         self._untrained = Untrained()
         self._forwards, self._unreduced = replica.before_step
         self._gradients: Rows = []
         self._prints: Any = None
-        """Those of the gradients: ``fingerprint.Prints``, read when the step has ended."""
+        """Those of the gradients: ``fingerprint.Fingerprints``, read when the step has ended."""
         self._sample: Any = _nothing
         """A weak reference to one of the parameters that the optimizer changes."""
         self._left = (0, 0)
@@ -111,7 +111,7 @@ class StepMoments:
     def look_before(self, optimizer: Any) -> None:
         """Take the gradients as the optimizer is given them."""
         self._gradients = tensors.gradient_rows(self._named(optimizer))
-        self._prints = _prints_of(self._gradients)
+        self._prints = _fingerprints_of(self._gradients)
 
     def look_after(self, number: int, optimizer: Any, optimizers: List[Any], frame: Any) -> None:
         """Write the record of step ``number``.
@@ -135,15 +135,15 @@ class StepMoments:
             site=frames.describe_user(frame),
         )
         values.update(optimizer_values(optimizer))
-        taken, prints = gradients.value(), _prints_of(after).value()
+        taken, prints = gradients.value(), _fingerprints_of(after).value()
         values.update(self._untrained.look(named, prints, optimizer, optimizers))
         _write(self._own_files(), number, values, rows + after, taken + prints)
 
-    def _own_files(self) -> PrintFiles:
+    def _own_files(self) -> FingerprintFiles:
         """Return where to write; only an optimizer that has made a step gets a number."""
         if self._files is None:
             self.replica.optimizers += 1
-            self._files = PrintFiles(_about(self.replica, fingerprint_layout.STEP, self.replica.optimizers))
+            self._files = FingerprintFiles(_about(self.replica, fingerprint_layout.STEP, self.replica.optimizers))
         return self._files
 
 
@@ -151,15 +151,15 @@ def _nothing() -> None:
     """Stand for a reference whose object is gone."""
 
 
-class ModelMoments:
-    """The moments of one model by its own clocks."""
+class ModelFingerprints:
+    """The points of one model by its own clocks."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.forward_due = 1
         self.sync_due = 0
-        self._forward_files: Optional[PrintFiles] = None
-        self._sync_files: Optional[PrintFiles] = None
+        self._forward_files: Optional[FingerprintFiles] = None
+        self._sync_files: Optional[FingerprintFiles] = None
         self._forwards = 0
         self._unreduced = 0
 
@@ -167,7 +167,7 @@ class ModelMoments:
         """Write parameters, and buffers that nobody sends, at a forward."""
         replica = self.replica
         if self._forward_files is None:
-            self._forward_files = PrintFiles(_about(replica, fingerprint_layout.FORWARD))
+            self._forward_files = FingerprintFiles(_about(replica, fingerprint_layout.FORWARD))
         values = self._values(optimizers)
         values["site"] = frames.describe_user(frame)
         _write_rows(self._forward_files, replica.reductions, values, _whole(replica))
@@ -178,14 +178,14 @@ class ModelMoments:
         """Write the buffers that DDP has just sent."""
         replica = self.replica
         if self._sync_files is None:
-            self._sync_files = PrintFiles(_about(replica, fingerprint_layout.SYNC))
+            self._sync_files = FingerprintFiles(_about(replica, fingerprint_layout.SYNC))
         values = {"steps": 0, "reductions": replica.reductions, "forwards": 0, "unreduced_forwards": 0}
         _write_rows(self._sync_files, replica.reductions, values, tensors.buffer_rows(replica))
 
     def look_at_end(self, steps: int) -> None:
         """Write the model as training has left it, after so many steps. The optimizers may be gone already."""
         replica = self.replica
-        files = PrintFiles(_about(replica, fingerprint_layout.END), most_records=1)
+        files = FingerprintFiles(_about(replica, fingerprint_layout.END), most_records=1)
         values = dict(self._values([]), steps=steps, stray=0, unheld=0)
         _write_rows(files, replica.reductions, values, _whole(replica))
 
@@ -231,17 +231,17 @@ def _about(replica: Replica, clock: str, optimizer: int = 0) -> Dict[str, Any]:
     }
 
 
-def _prints_of(rows: Rows) -> Any:
-    """Return the prints of rows as they are now, without a wait for a GPU."""
-    from .fingerprint import Prints
+def _fingerprints_of(rows: Rows) -> Any:
+    """Return the fingerprints of rows as they are now, without a wait for a GPU."""
+    from .fingerprint import Fingerprints
 
-    return Prints([tensor for _, tensor in rows])
-
-
-def _write_rows(files: PrintFiles, number: int, values: Dict[str, Any], rows: Rows) -> None:
-    _write(files, number, values, rows, _prints_of(rows).value())
+    return Fingerprints([tensor for _, tensor in rows])
 
 
-def _write(files: PrintFiles, number: int, values: Dict[str, Any], rows: Rows, taken: bytes) -> None:
+def _write_rows(files: FingerprintFiles, number: int, values: Dict[str, Any], rows: Rows) -> None:
+    _write(files, number, values, rows, _fingerprints_of(rows).value())
+
+
+def _write(files: FingerprintFiles, number: int, values: Dict[str, Any], rows: Rows, taken: bytes) -> None:
     if rows:
         files.write(number, fitted(values), [row for row, _ in rows], taken)

@@ -1,7 +1,7 @@
 """Writes down what ranks of a device mesh hold alike: parameters that are replicated in a dimension of it.
 
 Such are the shards of hybrid FSDP in its replicating dimension, DTensors that are placed as ``Replicate``, and plain
-parameters inside of what ``parallelize_module`` was given. They are looked at when an optimizer steps, at the moments
+parameters inside of what ``parallelize_module`` was given. They are looked at when an optimizer steps, at the points
 at which replicas of DDP are, and compared among the ranks that hold the same part. Shards are compared with none.
 """
 
@@ -16,9 +16,9 @@ from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 from .. import frames, hooks
 from ..state import check_every, guarded, here
 from ..storage import fingerprint_layout
-from ..wrappers import standing_for
+from ..wrappers import wraps
 from . import placements
-from .files import PrintFiles
+from .files import FingerprintFiles
 from .fingerprinting import may_look, next_due
 from .placements import Sharing
 from .values import fitted, optimizer_values
@@ -49,7 +49,7 @@ class _Stepper:
         """Ids of its parameters when ``shared`` was found; it holds them, so that no other tensor has their ids."""
         self.shared: Shared = {}
         self.gradients: Dict[Sharing, Tuple[Rows, Any]] = {}
-        self.files: Dict[Sharing, PrintFiles] = {}
+        self.files: Dict[Sharing, FingerprintFiles] = {}
 
 
 def _forget(steppers: Dict[int, _Stepper], key: int, gone: Any) -> None:
@@ -68,7 +68,7 @@ def before_step(optimizer: Any, *unused: Any) -> None:
     if stepper.steps + 1 == stepper.due and may_look():
         for sharing, named in _shared(stepper, optimizer):
             rows = [_row(fingerprint_layout.GRADIENT, name, "", p, p.grad) for name, p in named if _has_gradient(p)]
-            stepper.gradients[sharing] = (rows, _prints_of(rows))
+            stepper.gradients[sharing] = (rows, _fingerprints_of(rows))
 
 
 @guarded("mesh step ends")
@@ -106,9 +106,9 @@ def _write(stepper: _Stepper, sharing: Sharing, named: List[Tuple[str, Any]], op
     values["site"] = frames.describe_user(sys._getframe(1))
     files = stepper.files.get(sharing)
     if files is None:
-        files = stepper.files[sharing] = PrintFiles(_about(stepper, sharing))
+        files = stepper.files[sharing] = FingerprintFiles(_about(stepper, sharing))
     every = gradients + rows
-    prints = (taken.value() if taken is not None else b"") + _prints_of(rows).value()
+    prints = (taken.value() if taken is not None else b"") + _fingerprints_of(rows).value()
     files.write(stepper.steps, fitted(values), [row for row, _ in every], prints)
 
 
@@ -194,10 +194,10 @@ def _row(what: str, name: str, part: str, like: Any, tensor: Any) -> Tuple[Row, 
     return (what, name, part, tuple(like.shape), str(like.dtype)[6:]), local  # without "torch."
 
 
-def _prints_of(rows: Rows) -> Any:
-    from .fingerprint import Prints
+def _fingerprints_of(rows: Rows) -> Any:
+    from .fingerprint import Fingerprints
 
-    return Prints([tensor for _, tensor in rows])
+    return Fingerprints([tensor for _, tensor in rows])
 
 
 def patch_fully_shard(module: Any) -> None:
@@ -216,7 +216,7 @@ def patch_distribute(module: Any) -> None:
 
 
 def _noting(original: Callable[..., Any], leaves_plain: bool = False) -> Callable[..., Any]:
-    @standing_for(original)
+    @wraps(original)
     def run(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         _note(args[0] if args else kwargs.get("module"), _mesh(args, kwargs) if leaves_plain else None)

@@ -11,7 +11,7 @@ from typing import Any, Dict
 
 from .. import hooks
 from ..state import check_every, guarded, here
-from ..wrappers import standing_for
+from ..wrappers import wraps
 
 MAX_KEPT = 65536
 """Parameters that came after an optimizer. Ours: some 10 MB at most."""
@@ -31,7 +31,7 @@ def patch_optimizer(module: Any) -> None:
 
 
 def _counting(original: Any) -> Any:
-    @standing_for(original)
+    @wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for the original
         original(self, *args, **kwargs)
         _count(self)

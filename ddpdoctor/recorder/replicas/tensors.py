@@ -8,7 +8,7 @@ from ..storage import fingerprint_layout
 from .ddp_models import Replica
 
 Row = Tuple[Any, ...]
-"""As in the table of a file of prints: what, name, part, shape, dtype."""
+"""As in the table of a file of fingerprints: what, name, part, shape, dtype."""
 Rows = List[Tuple[Row, Any]]
 """With the tensor of each, None where this rank has none now."""
 _COMPILED = "_orig_mod."

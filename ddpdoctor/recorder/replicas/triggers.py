@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Optional
 from ..state import check_every, guarded, here
 from . import ddp_models, unwrapped
 from .ddp_models import Replica
-from .fingerprinting import ModelMoments, StepMoments, gpu_is_idle, may_look, next_due
+from .fingerprinting import ModelFingerprints, StepFingerprints, gpu_is_idle, may_look, next_due
 
 MAX_STREAMS = 4
 """Optimizers of one model at a time whose steps are looked at; some scripts have one for each parameter. Ours."""
@@ -32,7 +32,7 @@ class Stepper:
         self.every = every
         self.seen = -1
         """The set of models that ``moments`` are of."""
-        self.moments: List[StepMoments] = []
+        self.moments: List[StepFingerprints] = []
 
 
 class _Thread(threading.local):
@@ -136,8 +136,8 @@ def _find_models(stepper: Stepper, optimizer: Any) -> None:
         if replica in known:
             known[replica].follow(optimizer)
             stepper.moments.append(known[replica])
-        elif len(_moments_of(replica)) < MAX_STREAMS:
-            stepper.moments.append(StepMoments(replica, optimizer))
+        elif len(_step_fingerprints_of(replica)) < MAX_STREAMS:
+            stepper.moments.append(StepFingerprints(replica, optimizer))
     if not stepper.steps and not known:
         _find_unwrapped(stepper, optimizer)
     stepper.moments += [moments for moments in known.values() if isinstance(moments.replica, unwrapped.Unwrapped)]
@@ -148,7 +148,7 @@ def _find_unwrapped(stepper: Stepper, optimizer: Any) -> None:
     known = {id(tensor) for replica in ddp_models.all_replicas() for tensor in replica.module().parameters()}
     model = unwrapped.find(_held(optimizer), known)
     if model is not None and may_look():
-        moments = StepMoments(model, optimizer)
+        moments = StepFingerprints(model, optimizer)
         moments.look_first()
         stepper.moments.append(moments)
 
@@ -157,7 +157,7 @@ def _held(optimizer: Any) -> List[Any]:
     return [tensor for group in optimizer.param_groups for tensor in group["params"]]
 
 
-def _moments_of(replica: Replica) -> List[StepMoments]:
+def _step_fingerprints_of(replica: Replica) -> List[StepFingerprints]:
     return [m for stepper in list(_steppers.values()) for m in stepper.moments if m.replica is replica]
 
 
@@ -166,10 +166,10 @@ def _optimizers() -> List[Any]:
     return [optimizer for optimizer in found if optimizer is not None]
 
 
-def _model_moments(replica: Replica) -> ModelMoments:
+def _model_fingerprints(replica: Replica) -> ModelFingerprints:
     if replica.moments is None:
-        replica.moments = ModelMoments(replica)
-    found: ModelMoments = replica.moments
+        replica.moments = ModelFingerprints(replica)
+    found: ModelFingerprints = replica.moments
     return found
 
 
@@ -181,11 +181,11 @@ def forward_begins(ddp: Any, *unused: Any, **also_unused: Any) -> None:
     replica = ddp_models.find(ddp)
     if replica is None or not torch.is_grad_enabled():
         return
-    own = _model_moments(replica)
+    own = _model_fingerprints(replica)
     if replica.reductions < own.forward_due:
         return
     own.forward_due = next_due(replica.reductions, check_every())
-    if not _moments_of(replica) and may_look():
+    if not _step_fingerprints_of(replica) and may_look():
         own.look_at_forward(_optimizers(), sys._getframe(1))
 
 
@@ -198,7 +198,7 @@ def buffers_synced(ddp: Any) -> None:
     replica = ddp_models.find(ddp)
     if replica is None or hasattr(ddp, "buffer_hook"):
         return
-    own = _model_moments(replica)
+    own = _model_fingerprints(replica)
     if replica.reductions >= own.sync_due and may_look():
         own.sync_due = next_due(replica.reductions, check_every())
         own.look_after_sync()
@@ -207,7 +207,7 @@ def buffers_synced(ddp: Any) -> None:
 @guarded("replica ends")
 def model_ended(replica: Replica) -> None:
     """Look a last time at a model that was trained, unless an error has ended training, or it was edited since."""
-    last: Optional[StepMoments] = replica.last_stepped
+    last: Optional[StepFingerprints] = replica.last_stepped
     trained = replica.reductions or last is not None
     if replica.ended or not trained or sys.exc_info()[1] is not None or getattr(sys, "last_value", None) is not None:
         return
@@ -215,7 +215,7 @@ def model_ended(replica: Replica) -> None:
     if (last is not None and last.is_edited()) or (replica.on_gpu and not gpu_is_idle()):
         return
     if may_look():
-        _model_moments(replica).look_at_end(last.steps if last is not None else 0)
+        _model_fingerprints(replica).look_at_end(last.steps if last is not None else 0)
 
 
 @guarded("replicas end")

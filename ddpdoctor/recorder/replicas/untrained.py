@@ -10,7 +10,7 @@ from . import optimizers
 MAX_NAMES = 5
 MAX_NAME = 120
 MIN_STILL = 2
-"""Moments in a row at which a parameter was as before. Ours: what is trained without an optimizer changes by then."""
+"""Points in a row at which a parameter was as before. Ours: what is trained without an optimizer changes by then."""
 
 
 class Untrained:
@@ -18,7 +18,7 @@ class Untrained:
 
     def __init__(self) -> None:
         self._still: Dict[str, Tuple[bytes, int]] = {}
-        """By name: its print, and at how many moments in a row it was the same."""
+        """By name: its fingerprint, and at how many points in a row it was the same."""
 
     def look(self, named: List[Tuple[str, Any]], prints: bytes, optimizer: Any, others: List[Any]) -> Dict[str, Any]:
         """Return the names of such parameters, first those that came after the optimizer that steps now.
@@ -33,7 +33,7 @@ class Untrained:
         for i, (name, tensor) in enumerate(named):
             if id(tensor) in held or not tensor.requires_grad or tensor.grad is None:
                 continue
-            value = prints[i * fingerprint_layout.PRINT_SIZE : (i + 1) * fingerprint_layout.PRINT_SIZE]
+            value = prints[i * fingerprint_layout.FINGERPRINT_SIZE : (i + 1) * fingerprint_layout.FINGERPRINT_SIZE]
             before, times = self._still.get(name, (b"", 0))
             still[name] = (value, times + 1 if value == before else 0)
             if still[name][1] >= MIN_STILL:

@@ -43,7 +43,7 @@ class _Held:
 
 
 class Unwrapped:
-    """What is kept of one such model: what ``replicas.Replica`` has, as far as its moments need it."""
+    """What is kept of one such model: what ``replicas.Replica`` has, as far as its points need it."""
 
     ignored: FrozenSet[str] = frozenset()
     on_gpu = join = False
@@ -86,7 +86,7 @@ class Unwrapped:
         return bool(self._now() != self._mark)
 
     def is_frozen(self) -> bool:
-        """Return whether a parameter of it gets no gradients at the moment."""
+        """Return whether a parameter of it gets no gradients at the point."""
         first = next(self._module.parameters(), None)
         return first is not None and not first.requires_grad
 

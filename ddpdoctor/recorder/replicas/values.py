@@ -26,7 +26,7 @@ Values = Dict[str, Any]
 
 
 def model_values(replica: Replica, named: List[Tuple[str, Any]], optimizers: List[Any]) -> Values:
-    """Return what can be told of a model at any moment. ``optimizers`` are all that have stepped in this process."""
+    """Return what can be told of a model at any point. ``optimizers`` are all that have stepped in this process."""
     _look_at_wrapper(replica)
     held = {id(tensor): tensor for optimizer in optimizers for tensor in _tensors_of(optimizer)}
     known = _all_parameters()
@@ -109,12 +109,12 @@ def random_digest(on_gpu: bool) -> str:
     """Return a digest of torch's random state, that of the GPU in use included."""
     import torch
 
-    from .fingerprint import prints
+    from .fingerprint import fingerprints
 
     states = [torch.get_rng_state()]
     if on_gpu and torch.cuda.is_initialized():
         states.append(torch.cuda.get_rng_state())
-    return "-".join(prints([state])[:6].hex() for state in states)
+    return "-".join(fingerprints([state])[:6].hex() for state in states)
 
 
 def _has_dropout(module: Any) -> bool:

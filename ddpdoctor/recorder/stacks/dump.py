@@ -12,7 +12,7 @@ import os
 
 from ..state import here, is_short_of_files
 from ..storage.files import open_plain
-from ..wrappers import standing_for
+from ..wrappers import wraps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def register() -> None:
     status = os.fstat(fd)
     _file = (fd, status.st_dev, status.st_ino)
     _register(_signal.SIGURG, file=fd, all_threads=True, chain=False)
-    _told(True)
+    _note_signal(True)
     if not _is_enabled():
         _enable(file=fd, all_threads=True)
         _has_fatal = True
@@ -72,10 +72,10 @@ def _forget_signal() -> None:
     """Take our handler away, unless the script has put its own in its place; no dump on request any more."""
     if _has_signal and _signal_is_free():
         faulthandler.unregister(_signal.SIGURG)
-    _told(False)
+    _note_signal(False)
 
 
-def _told(has_signal: bool) -> None:
+def _note_signal(has_signal: bool) -> None:
     """Let the watcher know whether SIGURG, sent to this process, writes stacks and does nothing else."""
     global _has_signal
     _has_signal = has_signal
@@ -115,25 +115,25 @@ def _is_there(file: Tuple[int, int, int]) -> bool:
 def _yield_to_script() -> None:
     """Have ``faulthandler`` answer a script as it would without us, and take what the script asks for."""
 
-    @standing_for(_enable)
+    @wraps(_enable)
     def enable(*args: Any, **kwargs: Any) -> None:
         global _has_fatal
         _enable(*args, **kwargs)
         _has_fatal = False
 
-    @standing_for(_disable)
+    @wraps(_disable)
     def disable() -> bool:
         return False if _has_fatal else bool(_disable())
 
-    @standing_for(_is_enabled)
+    @wraps(_is_enabled)
     def is_enabled() -> bool:
         return bool(_is_enabled()) and not _has_fatal
 
-    @standing_for(_register)
+    @wraps(_register)
     def register(*args: Any, **kwargs: Any) -> None:
         _register(*args, **kwargs)
         if _signal.SIGURG in (*args[:1], kwargs.get("signum")):
-            _told(False)
+            _note_signal(False)
 
     for function in (enable, disable, is_enabled, register):
         setattr(faulthandler, function.__name__, function)

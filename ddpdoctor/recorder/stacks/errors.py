@@ -9,7 +9,7 @@ import time
 
 from .. import frames, imports
 from ..state import guarded, here
-from ..wrappers import hide_own_frames, standing_for
+from ..wrappers import hide_own_frames, wraps
 from . import memory, reasons
 
 TYPE_CHECKING = False
@@ -171,7 +171,7 @@ def install() -> None:
         original(kind, error, error.__traceback__ if error is not None else traceback)
 
     # Both names: who finds them different takes the hook for another library's, and leaves out its own.
-    sys.__excepthook__ = sys.excepthook = standing_for(original)(excepthook)
+    sys.__excepthook__ = sys.excepthook = wraps(original)(excepthook)
     _watch_exits()
     _watch_shutdown()
     imports.when_there("threading", _watch_threads)
@@ -189,7 +189,7 @@ def _watch_exits() -> None:
 
 
 def _noting_exit(original: Any) -> Any:
-    @standing_for(original)
+    @wraps(original)
     def leave(*args: Any, **kwargs: Any) -> Any:
         _note_exit(sys._getframe(1), args[0] if args else None)
         try:
@@ -222,7 +222,7 @@ def _watch_threads(threading: Any) -> None:
             saw_uncaught(args.exc_value)
         original(args)
 
-    threading.excepthook = standing_for(original)(excepthook)
+    threading.excepthook = wraps(original)(excepthook)
     if hasattr(threading, "__excepthook__"):
         threading.__excepthook__ = threading.excepthook
     register = getattr(threading, "_register_atexit", None)
@@ -275,7 +275,7 @@ def note_processes(process: Any) -> None:
     """Note exceptions in multiprocessing's children, which catch them and print. ``process`` is its module."""
     original = process.BaseProcess.run
 
-    @standing_for(original)
+    @wraps(original)
     def run(self: Any) -> Any:
         try:
             return original(self)

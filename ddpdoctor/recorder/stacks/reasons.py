@@ -39,7 +39,7 @@ def reason_of(error: BaseException, rank: int, frames_of: Callable[[Any], Frames
     """
     outer = type(error).__name__
     found = Reason(error, frames_of(error.__traceback__))
-    told = _told_by_ranks(error)
+    told = _reported_by_ranks(error)
     if told:
         found.ranks = sorted(told)
         if rank in told:
@@ -59,7 +59,7 @@ def reason_of(error: BaseException, rank: int, frames_of: Callable[[Any], Frames
     return found
 
 
-def _told_by_ranks(error: BaseException) -> Dict[int, Any]:
+def _reported_by_ranks(error: BaseException) -> Dict[int, Any]:
     """Return the errors of ranks that ``torch.distributed.checkpoint`` has put into one, each with its traceback."""
     told = getattr(error, "failures", None)
     if type(error).__name__ != "CheckpointException" or not isinstance(told, dict):

@@ -1,4 +1,4 @@
-"""The layout of a file of prints, version 1: what a rank's replica of a model was like, again and again.
+"""The layout of a file of fingerprints, version 1: what a rank's replica of a model was like, again and again.
 
 A rank has one file per stream: a set of tensors (``rows``) that are looked at together by one clock. Where the set
 changes, as when an optimizer has made its state, a new file follows. It has three parts:
@@ -27,12 +27,12 @@ WRITTEN_OFFSET = 120
 NUMBER = struct.Struct("<Q")
 
 RECORD_HEAD = struct.Struct("<QQQI4x")
-"""number of the record from 1 (0: being written), number of the moment, time_ns, size of the text."""
+"""number of the record from 1 (0: being written), number of the point, time_ns, size of the text."""
 TEXT_SIZE = 1984
 """Room for the text of a record. Ours: two dozen groups of hyper-parameters."""
-PRINT_SIZE = 16
-ABSENT = bytes(PRINT_SIZE)
-UNTOLD = b"\xff" * PRINT_SIZE
+FINGERPRINT_SIZE = 16
+ABSENT = bytes(FINGERPRINT_SIZE)
+UNKNOWN = b"\xff" * FINGERPRINT_SIZE
 """Of a tensor that could not be read on this rank: it is compared with none."""
 
 PARAMETER, GRADIENT, BUFFER, STATE = "p", "g", "b", "s"
@@ -45,4 +45,4 @@ MESH = "mesh "
 
 def slot_size(rows: int) -> int:
     """Return the size of a record of so many rows."""
-    return RECORD_HEAD.size + TEXT_SIZE + rows * PRINT_SIZE
+    return RECORD_HEAD.size + TEXT_SIZE + rows * FINGERPRINT_SIZE

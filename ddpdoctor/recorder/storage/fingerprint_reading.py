@@ -1,4 +1,4 @@
-"""Reads files of prints (see ``print_wire``), which their rank may be writing."""
+"""Reads files of fingerprints (see ``print_wire``), which their rank may be writing."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MAX_TABLE_BYTES = 64 * 2**20
 """What a table may unpack to. Ours: a run folder may come from elsewhere."""
 
 
-class PrintRecord:
-    """One record: the moment's number, its time, the text, and the prints of all rows as one string of bytes."""
+class FingerprintRecord:
+    """One record: the point's number, its time, the text, and the fingerprints of all rows as one string of bytes."""
 
     __slots__ = ("index", "number", "prints", "text", "time_ns")
 
@@ -30,8 +30,8 @@ class PrintRecord:
         self.prints = prints
 
 
-class PrintFile:
-    """An open file of prints.
+class FingerprintFile:
+    """An open file of fingerprints.
 
     Raises:
         ValueError: it is none, or is damaged, or of another version.
@@ -63,9 +63,9 @@ class PrintFile:
         if len(self.rows) != rows:
             raise ValueError("%s is damaged" % path)
 
-    def read_since(self, index: int, most: Optional[int] = None) -> List[PrintRecord]:
+    def read_since(self, index: int, most: Optional[int] = None) -> List[FingerprintRecord]:
         """Return the whole records after the ``index``-th that are still there, oldest first, at most ``most``."""
-        found: List[PrintRecord] = []
+        found: List[FingerprintRecord] = []
         with os.fdopen(open_plain(self.path, os.O_RDONLY), "rb") as file:
             file.seek(fingerprint_layout.WRITTEN_OFFSET)
             written = fingerprint_layout.NUMBER.unpack(file.read(fingerprint_layout.NUMBER.size))[0]
@@ -96,7 +96,7 @@ class PrintFile:
         except ValueError:
             return None
         prints = data[start + fingerprint_layout.TEXT_SIZE :]
-        return PrintRecord(index, number, time_ns, text, prints) if isinstance(text, dict) else None
+        return FingerprintRecord(index, number, time_ns, text, prints) if isinstance(text, dict) else None
 
 
 def _table(packed: bytes, path: str) -> Dict[str, Any]:

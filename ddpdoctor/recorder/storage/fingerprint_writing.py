@@ -1,4 +1,4 @@
-"""Writes files of prints (see ``print_wire``) from inside a rank."""
+"""Writes files of fingerprints (see ``print_wire``) from inside a rank."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MAX_BYTES = 4 * 2**20
 MAX_SLOTS = 128
 
 
-class PrintWriter:
-    """A file of prints that this process writes; one is made where ``rings`` are, in the folder ``prints``.
+class FingerprintWriter:
+    """A file of fingerprints that this process writes; one is made where ``rings`` are, in the folder ``prints``.
 
     It has room for ``most_slots`` records, or for fewer, as fit into ``most_bytes``; for ``MIN_SLOTS`` in any case.
 
@@ -47,7 +47,7 @@ class PrintWriter:
         self.total_bytes = self._slots_at + self._slots * self._size
         self._map = allocate(self.path, self.total_bytes)
         self._written = 0
-        self._prints_bytes = rows * fingerprint_layout.PRINT_SIZE
+        self._prints_bytes = rows * fingerprint_layout.FINGERPRINT_SIZE
         self._map[fingerprint_layout.HEADER_SIZE : fingerprint_layout.HEADER_SIZE + len(packed)] = packed
         fingerprint_layout.IDENTITY.pack_into(
             self._map, 0, fingerprint_layout.MAGIC, fingerprint_layout.VERSION, rows, len(packed), self._slots_at,

@@ -25,7 +25,7 @@ class DamagedRingError(ValueError):
     """The file is no ring, or not a whole one."""
 
 
-class Line(NamedTuple):
+class LineCount(NamedTuple):
     """One line of the user's, and how often the main thread was met there in a phase of the step."""
 
     site: Dict[str, Any]
@@ -46,7 +46,7 @@ class RingContent(NamedTuple):
     strings: Dict[int, str]
     steps: List[Tuple[int, ...]]
     """Rows of ``ring_layout.STEP`` in order; a group is the number of its name in ``strings``."""
-    lines: List[Line]
+    lines: List[LineCount]
 
 
 def read_identity(data: Any, size: Optional[int] = None) -> Tuple[int, ring_layout.Shape, int, int]:
@@ -199,7 +199,7 @@ def _read_steps(data: bytes, room: int, recorded: int) -> List[Tuple[int, ...]]:
     return sorted(row for i, row in enumerate(rows) if oldest < row[0] <= recorded and (row[0] - 1) % room == i)
 
 
-def _read_lines(data: bytes, sites: Dict[int, Dict[str, Any]]) -> List[Line]:
+def _read_lines(data: bytes, sites: Dict[int, Dict[str, Any]]) -> List[LineCount]:
     used = data.rstrip(b"\0")
     entries = ring_layout.LINE.iter_unpack(used + bytes(-len(used) % ring_layout.LINE_SIZE))
-    return [Line(sites[site], phase, times) for site, phase, times in entries if times and site in sites]
+    return [LineCount(sites[site], phase, times) for site, phase, times in entries if times and site in sites]

@@ -21,7 +21,7 @@ from ..replicas import optimizers as made
 from ..stacks.errors import saw_uncaught
 from ..state import MASTER_VARIABLE, guarded, here
 from ..storage import ring_layout
-from ..wrappers import hide_own_frames, standing_for
+from ..wrappers import hide_own_frames, wraps
 from . import ddp_constructor, reducer, reductions, steps
 
 MAX_BAD_ENDS = 64
@@ -56,7 +56,7 @@ def phase(
     ``group`` returns the process group in which DDP's C++ makes collectives meanwhile, None where it makes none.
     """
 
-    @standing_for(original)
+    @wraps(original)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         index = 0
         try:
@@ -283,7 +283,7 @@ def patch_loader(module: Any) -> None:
 def _next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``__next__`` of a loader's iterator with a record around it, and a look at the batch."""
 
-    @standing_for(original)
+    @wraps(original)
     def recorded(self: Any) -> Any:
         index = 0
         try:
@@ -319,7 +319,7 @@ def patch_spawn(module: Any) -> None:
 
 
 def _noting_errors(original: Callable[..., Any]) -> Callable[..., Any]:
-    @standing_for(original)
+    @wraps(original)
     def _wrap(function: Any, *args: Any, **kwargs: Any) -> Any:
         return original(_noting(function), *args, **kwargs)
 
@@ -327,7 +327,7 @@ def _noting_errors(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _noting(function: Any) -> Any:
-    @standing_for(function)
+    @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
@@ -342,7 +342,7 @@ def patch_popen(module: Any) -> None:
     """Note how children of multiprocessing ended, which only their parent learns."""
     original = module.Popen.poll
 
-    @standing_for(original)
+    @wraps(original)
     def poll(self: Any, *args: Any, **kwargs: Any) -> Any:
         known = self.returncode is not None
         code = original(self, *args, **kwargs)

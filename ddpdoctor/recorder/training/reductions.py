@@ -14,7 +14,7 @@ from typing import Any, Dict, Optional
 from ..calls import groups
 from ..state import guarded, here
 from ..storage import ring_layout
-from .step_clock import Ended, clock
+from .step_clock import EndedStep, clock
 
 FIRST_STEPS = 64
 ONE_STEP_IN = 4
@@ -37,7 +37,7 @@ class Reduction:
 
 _pending: Dict[int, Reduction] = {}
 """By id of the DDP model."""
-_held: Optional[Ended] = None
+_held: Optional[EndedStep] = None
 """A step that has ended, and has a reduction that is pending."""
 
 
@@ -115,7 +115,7 @@ def _waited_ns(reduction: Reduction) -> Optional[int]:
     return None
 
 
-def _is_awaited(ended: Ended) -> bool:
+def _is_awaited(ended: EndedStep) -> bool:
     return any(reduction.waits is ended.waits for reduction in _pending.values())
 
 

@@ -74,7 +74,7 @@ class StepClock:
         """Put the step that ends, at a time or now, into the ring, and begin the next one."""
         self.take(now_ns).write()
 
-    def take(self, now_ns: int = 0) -> Ended:
+    def take(self, now_ns: int = 0) -> EndedStep:
         """Return the step that ends, at a time or now, and begin the next one."""
         now = now_ns or time.monotonic_ns()
         if self.since_ns:
@@ -82,12 +82,12 @@ class StepClock:
         self.since_ns = now
         self.number += 1
         flags = self.level | (ring_layout.STEP_WAIT_UNKNOWN if self.unknown or unseen_waits() else 0)
-        ended = Ended(self.number, now, self.group, flags, self.spent, self.waits)
+        ended = EndedStep(self.number, now, self.group, flags, self.spent, self.waits)
         self.spent, self.waits, self.unknown = [0, 0, 0, 0], [0, 0, 0, 0], False
         return ended
 
 
-class Ended:
+class EndedStep:
     """A step that has ended, until it is written."""
 
     __slots__ = ("ended_ns", "flags", "group", "number", "spent", "waits")

@@ -16,7 +16,7 @@ from typing import Any, Callable
 from .. import hooks
 from ..state import guarded, here
 from ..storage import ring_layout
-from ..wrappers import standing_for
+from ..wrappers import wraps
 from . import reductions
 from .lines import LineTable
 from .step_clock import clock
@@ -55,7 +55,7 @@ def then(original: Callable[..., Any], action: Callable[[Any], None]) -> Callabl
             here.failed("steps", error)
         return result
 
-    return standing_for(original)(run)
+    return wraps(original)(run)
 
 
 def _time_every_step(ddp: Any) -> None:
@@ -75,7 +75,7 @@ def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             clock.end_wait(began)
 
-    return standing_for(original)(run)
+    return wraps(original)(run)
 
 
 @guarded("steps")
@@ -96,7 +96,7 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
             _enter(ring_layout.BETWEEN)
             _forward_ended(self)
 
-    return standing_for(original)(forward)
+    return wraps(original)(forward)
 
 
 def _forward_ended(ddp: Any) -> None:
@@ -127,7 +127,7 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
             here.failed("steps", error)
         return result
 
-    return standing_for(original)(backward)
+    return wraps(original)(backward)
 
 
 def _backward_ended(began_ns: int) -> None:

@@ -3,8 +3,8 @@
 import torch
 from place import DEVICE, DRY, leave, settle
 
-from ddpdoctor.recorder.replicas.fingerprint import prints
-from ddpdoctor.recorder.storage.fingerprint_layout import PRINT_SIZE, UNTOLD
+from ddpdoctor.recorder.replicas.fingerprint import fingerprints
+from ddpdoctor.recorder.storage.fingerprint_layout import FINGERPRINT_SIZE, UNKNOWN
 
 FP8 = [name for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz") if hasattr(torch, name)]
 
@@ -29,7 +29,7 @@ def tensors():
 
 
 def split(found):
-    return [found[at : at + PRINT_SIZE] for at in range(0, len(found), PRINT_SIZE)]
+    return [found[at : at + FINGERPRINT_SIZE] for at in range(0, len(found), FINGERPRINT_SIZE)]
 
 
 def captured():
@@ -40,18 +40,21 @@ def captured():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         double = tensor * 2
-        told = prints([tensor])
+        told = fingerprints([tensor])
     graph.replay()
     settle()
-    return {"untold": told == UNTOLD, "right": bool((double == tensor * 2).all())}
+    return {"untold": told == UNKNOWN, "right": bool((double == tensor * 2).all())}
 
 
 def main():
     here = tensors()
-    cpu, device = split(prints(list(here.values()))), split(prints([tensor.to(DEVICE) for tensor in here.values()]))
+    cpu, device = (
+        split(fingerprints(list(here.values()))),
+        split(fingerprints([tensor.to(DEVICE) for tensor in here.values()])),
+    )
     leave({
         "differ": [name for name, one, other in zip(here, cpu, device) if one != other],
-        "untold": [name for name, one in zip(here, cpu) if one == UNTOLD],
+        "untold": [name for name, one in zip(here, cpu) if one == UNKNOWN],
         "count": len(here), "fp8": FP8, "captured": captured(),
     })  # fmt: skip
 

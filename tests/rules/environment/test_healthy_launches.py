@@ -6,7 +6,7 @@ import pytest
 
 from ddpdoctor.collect.network.interfaces import read_network
 from ddpdoctor.collect.network.names import read_names
-from ddpdoctor.collect.node import Plan
+from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.rules.registry import rules_of
 from tests.machines import load_machine
@@ -67,7 +67,7 @@ def test_torchrun_over_two_nodes():
 
 def recorded_fleet(name, folder, *states, env=None):
     system = load_machine(name, folder, *states, env=env)
-    plan = Plan(sections=frozenset())
+    plan = ReadingPlan(sections=frozenset())
     return fleet(
         node(
             system.calls.hostname(),

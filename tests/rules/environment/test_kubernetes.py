@@ -6,7 +6,7 @@ import pytest
 
 from ddpdoctor.collect.network.interfaces import read_network
 from ddpdoctor.collect.network.names import read_names
-from ddpdoctor.collect.node import Plan
+from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.reading import Unread, Why
 from tests.machines import load_machine
@@ -16,7 +16,7 @@ from tests.rules.environment.launches import recorded
 
 def pod(folder, *states, env=None):
     system = load_machine("k8s-pod", folder, *states, env=env)
-    plan = Plan(sections=frozenset())
+    plan = ReadingPlan(sections=frozenset())
     processes = [recorded("k8s-pod", folder, *states, env=env)]
     return node(processes=processes, names=read_names(system, plan), network=read_network(system, plan))
 

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from ddpdoctor.collect.machine.nccl_conf import read_conf_files
-from ddpdoctor.collect.node import Plan
+from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.node import ConfFile
@@ -163,7 +163,7 @@ def test_the_command_of_the_finding_mends_the_file(tmp_path, text, mended):
     path = tmp_path / "nccl conf"
     path.write_text(text, encoding="utf-8")
     system = System(env={"NCCL_CONF_FILE": str(path)})
-    plan = Plan(sections=frozenset())
+    plan = ReadingPlan(sections=frozenset())
     files = tuple(file for file in read_conf_files(system, plan) if file.path == str(path))
     finding = only(*files)
     subprocess.run(finding.fix, shell=True, check=True, timeout=200)

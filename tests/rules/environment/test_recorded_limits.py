@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.collect.node import Plan, read_node
+from ddpdoctor.collect.node import ReadingPlan, read_node
 from ddpdoctor.rules.registry import rules_of
 from tests.machines import load_machine
 from tests.rules.environment.build import fleet, judge_fleet, process
 
 FILES = ("versions", "torch_versions", "drivers", "limits", "memory", "shm", "processors", "clock")
-PLAN = Plan(sections=frozenset({"software", "torch", "limits", "clock"}))
+PLAN = ReadingPlan(sections=frozenset({"software", "torch", "limits", "clock"}))
 
 
 def told(machine, **variables):

@@ -9,7 +9,7 @@ import pytest
 
 from ddpdoctor.collect.gpu.facts import read_gpu_facts
 from ddpdoctor.collect.launch.this_process import read_process
-from ddpdoctor.collect.node import Plan, read_node
+from ddpdoctor.collect.node import ReadingPlan, read_node
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.node import SECTIONS, Fleet
 from ddpdoctor.model.reading import NOT_ASKED
@@ -25,7 +25,7 @@ WITH_GPUS = frozenset({"nvlink8", "roce8", "workstation2"})
 def read(machine, *states):
     """Return the machine and what the collectors say of it."""
     system = shared_machine(machine, *states)
-    return system, read_node(system, Plan(sections=frozenset(SECTIONS)), (read_process(system),))
+    return system, read_node(system, ReadingPlan(sections=frozenset(SECTIONS)), (read_process(system),))
 
 
 def findings_of(machine, states=(), nvml=()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.collect.gpu.kernel_log import read_kernel_log
-from ddpdoctor.collect.node import Plan
+from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.gpus import KernelView, Xid
 from ddpdoctor.model.reading import Unread, Why
@@ -37,7 +37,7 @@ def test_how_bad_each_is(codes, severity):
 
 
 def test_a_recorded_log(tmp_path):
-    view = read_kernel_log(load_machine("nvlink8", tmp_path, "xid"), Plan(sections=frozenset()))
+    view = read_kernel_log(load_machine("nvlink8", tmp_path, "xid"), ReadingPlan(sections=frozenset()))
     check, findings = ask("xid", gpu_node(kernel_log=view))
     assert (check.outcome, check.seen) == (Outcome.FAILED, "4 Xid errors since boot")
     assert [(finding.severity, finding.summary.split(":")[0]) for finding in findings] == [

@@ -15,7 +15,7 @@ import pytest
 from ddpdoctor.collect.child import Child, run_child
 from ddpdoctor.collect.gpu.count import GpuCount, count_gpus
 from ddpdoctor.collect.gpu.nvml import gpus_of, read_gpus, read_uuids
-from ddpdoctor.collect.node import Plan
+from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import NotRead, Why
 
@@ -118,7 +118,7 @@ def test_a_count_that_hangs_is_given_up(driver, state):
 def test_a_plan_that_is_in_a_hurry_keeps_what_nvml_said_by_then(driver):
     """As of `wrap`, which reads the machine of a job that hangs."""
     system = System(env={**os.environ, "LD_LIBRARY_PATH": str(driver), "FAKE_NVML": "hang"})
-    gpus = read_gpus(system, Plan(sections=frozenset(), limit_s=6.0))
+    gpus = read_gpus(system, ReadingPlan(sections=frozenset(), limit_s=6.0))
     assert [gpu.error for gpu in gpus.devices] == [None, "it did not answer in time"]
 
 

@@ -30,7 +30,7 @@ AT_START = (
     "stacks/last_words",
 )
 """The files that a rank loads before its script begins."""
-WALLS = frozenset({"Recorder.failed", "Recorder._noted_defect", "guarded", "standing_for", "apply"})
+WALLS = frozenset({"Recorder.failed", "Recorder._noted_defect", "guarded", "wraps", "apply"})
 """What stands between a failure and the script. There must be something that does not fail."""
 BREAKS = "\n\ndef _broken(*args, **kwargs):\n    raise {error}('broken on purpose')\n\n\n{name} = {value}\n"
 MOST_HOOKS = 60

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 torch.set_num_threads(1)
-WALLS = {"failed", "_noted_defect", "guarded", "standing_for", "apply", "begin_wait", "end_wait", "_forward_ended"}
+WALLS = {"failed", "_noted_defect", "guarded", "wraps", "apply", "begin_wait", "end_wait", "_forward_ended"}
 WALLS |= {"enter_phase", "leave_phase"}
 """What stands between a failure and the script, or is one try statement itself."""
 CALLERS = {"_run", "run", "tick", "rests", "_forget"}

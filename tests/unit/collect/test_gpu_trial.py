@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from ddpdoctor.collect.child import Ended
+from ddpdoctor.collect.child import ChildEnd
 from ddpdoctor.collect.gpu.trial import PROBE, read_gpu_trial, run_child, try_gpus
-from ddpdoctor.collect.node import Plan
+from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.gpus import GpuWork, PeerCopy
 from ddpdoctor.model.reading import NotRead, Why
@@ -28,19 +28,19 @@ def answers(**said):
 
 
 def ended(*results, status=0, err=""):
-    return Ended(out="".join(json.dumps(result) + "\n" for result in results), err=err, status=status)
+    return ChildEnd(out="".join(json.dumps(result) + "\n" for result in results), err=err, status=status)
 
 
 def test_without_deep_nothing_is_asked(tmp_path):
     with pytest.raises(NotRead) as missing:
-        read_gpu_trial(System(root=tmp_path), Plan(sections=frozenset()))
+        read_gpu_trial(System(root=tmp_path), ReadingPlan(sections=frozenset()))
     assert missing.value.unread.why is Why.NOT_ASKED
     assert "--deep" in missing.value.unread.reason
 
 
 def test_deep_without_a_gpu(tmp_path):
     with pytest.raises(NotRead) as missing:
-        read_gpu_trial(System(root=tmp_path), Plan(sections=frozenset(), deep=True))
+        read_gpu_trial(System(root=tmp_path), ReadingPlan(sections=frozenset(), deep=True))
     assert missing.value.unread.why is Why.ABSENT
 
 

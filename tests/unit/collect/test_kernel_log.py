@@ -11,12 +11,12 @@ import pytest
 
 from ddpdoctor.collect.gpu import kernel_log
 from ddpdoctor.collect.gpu.kernel_log import read_kernel_log, read_lines
-from ddpdoctor.collect.node import Plan
+from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import NotRead, Why
 from tests.machines import load_machine
 
-PLAN = Plan(sections=frozenset({"kernel_log"}))
+PLAN = ReadingPlan(sections=frozenset({"kernel_log"}))
 
 
 def test_errors_of_gpus_with_their_age(tmp_path):

@@ -12,13 +12,13 @@ from ddpdoctor.collect.machine.clock import read_clock
 from ddpdoctor.collect.machine.limits import read_limits
 from ddpdoctor.collect.machine.software import cuda_of_wheel, read_software
 from ddpdoctor.collect.machine.volumes import measure_writing, mount_of
-from ddpdoctor.collect.node import Plan
+from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.limits import Clock, Limit
 from tests.machines import RecordedCalls, load_machine, shared_machine
 
 GIB = 1 << 30
-PLAN = Plan(sections=frozenset())
+PLAN = ReadingPlan(sections=frozenset())
 
 
 def limits(name, *states, **env):

@@ -4,7 +4,7 @@ import pytest
 
 from ddpdoctor.collect.gpu.pci import read_pci
 from ddpdoctor.collect.network.rdma import read_rdma
-from ddpdoctor.collect.node import Plan
+from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.gpus import Gpu, Gpus
 from ddpdoctor.model.limits import Limit
@@ -14,7 +14,7 @@ from tests.machines import shared_machine
 from tests.rules.environment.build import ask
 from tests.rules.environment.machine_facts import limits
 
-PLAN = Plan(sections=frozenset({"pci", "rdma"}))
+PLAN = ReadingPlan(sections=frozenset({"pci", "rdma"}))
 CHECKS = (
     "pcie", "acs-iommu", "numa", "ib-state", "ib-rate", "ib-flap", "roce-gid", "ib-hca-env", "peermem", "memlock",
     "uverbs", "ib-disabled",

@@ -21,14 +21,14 @@ from ddpdoctor.collect.machine.load import (
     read_own_times,
     steal_share,
 )
-from ddpdoctor.collect.node import Plan
+from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.load import BusyCpu, Governor, Load
 from ddpdoctor.model.reading import NotRead, Why
 from tests.machines import RecordedCalls
 
-PLAN = Plan(sections=frozenset({"load"}))
+PLAN = ReadingPlan(sections=frozenset({"load"}))
 HEAD = "cpu  0 0 0 0 0 0 0 0 0 0\n"
 
 

@@ -6,11 +6,11 @@ import threading
 import pytest
 
 from ddpdoctor.collect.network.names import host_of, master_name, read_names
-from ddpdoctor.collect.node import Plan
+from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import LiveCalls, System
 from tests.machines import load_machine
 
-PLAN = Plan(sections=frozenset({"names"}))
+PLAN = ReadingPlan(sections=frozenset({"names"}))
 
 
 def test_an_infiniband_node(tmp_path):
@@ -29,7 +29,7 @@ def test_a_desktop_has_the_name_that_ubuntu_gives_it(tmp_path):
 
 def test_the_master_and_the_head_are_looked_up(tmp_path):
     system = load_machine("nvlink8", tmp_path, env={"MASTER_ADDR": "dgx07", "MASTER_PORT": "29500"})
-    names = read_names(system, Plan(sections=frozenset({"names"}), head="dgx01"))
+    names = read_names(system, ReadingPlan(sections=frozenset({"names"}), head="dgx01"))
     assert (names.master.name, names.master.addresses) == ("dgx07", ())
     assert names.master.error == "not recorded: resolve dgx07"
     assert names.head.addresses == ("10.0.0.11",)

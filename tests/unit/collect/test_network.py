@@ -5,12 +5,12 @@ import socket
 import pytest
 
 from ddpdoctor.collect.network.interfaces import read_network
-from ddpdoctor.collect.node import Plan
+from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import Unread, Why
 from tests.machines import RecordedCalls, load_machine, shared_machine
 
-PLAN = Plan(sections=frozenset({"network"}))
+PLAN = ReadingPlan(sections=frozenset({"network"}))
 
 
 def read(name, *states, **env):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.collect.launch.nodes import read_node_launch, told_environment
+from ddpdoctor.collect.launch.nodes import effective_environment, read_node_launch
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import NodeOptions
 from ddpdoctor.model.node import Launcher
@@ -20,7 +20,7 @@ STEP = {
 
 
 def read(env=None, **options):
-    return read_node_launch(told_environment(env or {}, NodeOptions(**options)))
+    return read_node_launch(effective_environment(env or {}, NodeOptions(**options)))
 
 
 def test_options():
@@ -35,7 +35,7 @@ def test_options():
 
 def test_options_overrule_what_they_stand_for():
     env = {"MASTER_ADDR": "old", "MASTER_PORT": "1", "PET_RDZV_ENDPOINT": "old:2", "NCCL_DEBUG": "INFO"}
-    told = told_environment(env, NodeOptions(nnodes="2", node_rank=0, master_addr="n0"))
+    told = effective_environment(env, NodeOptions(nnodes="2", node_rank=0, master_addr="n0"))
     assert told == {"NCCL_DEBUG": "INFO", "PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "n0"}
 
 

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from ddpdoctor.collect.child import Ended, run_child
+from ddpdoctor.collect.child import ChildEnd, run_child
 from ddpdoctor.collect.gpu import facts
 from ddpdoctor.collect.gpu.facts import HUNG, P2P, read_gpu_facts
 from ddpdoctor.collect.gpu.nvml import gpus_of, is_nvidia_here, read_gpus
-from ddpdoctor.collect.node import Plan
+from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.gpus import GpuProcess, NvLink
 from ddpdoctor.model.reading import NotRead, Why
@@ -23,7 +23,7 @@ from tests.machines import load_machine, shared_machine
 from tests.nvml import load_nvml
 
 H100_BUS = ["1b", "43", "52", "61", "9d", "c3", "d1", "df"]
-PLAN = Plan(sections=frozenset({"gpus"}))
+PLAN = ReadingPlan(sections=frozenset({"gpus"}))
 
 
 def read(machine, *states, files=(), env=None):
@@ -81,12 +81,12 @@ def test_a_device_that_hangs_is_named_by_what_was_said_before(tmp_path):
     before_third = steps[2]
     assert [gpu.error for gpu in before_third.devices] == [None, None, HUNG]
     said = "\n".join(json.dumps(asdict(step)) for step in steps[:3]) + '\n{"driver": "58'
-    assert gpus_of(Ended(out=said, err="", status=None), 40.0) == before_third
+    assert gpus_of(ChildEnd(out=said, err="", status=None), 40.0) == before_third
 
 
 def test_facts_come_through_the_pipe_unchanged():
     gpus = read("nvlink8", "leftover", "nvlink-down")
-    assert gpus_of(Ended(out=json.dumps(asdict(gpus)) + "\n", err="", status=0), 40.0) == gpus
+    assert gpus_of(ChildEnd(out=json.dumps(asdict(gpus)) + "\n", err="", status=0), 40.0) == gpus
 
 
 @pytest.mark.parametrize(

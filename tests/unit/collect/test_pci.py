@@ -3,12 +3,12 @@ import sys
 import pytest
 
 from ddpdoctor.collect.gpu.pci import parse_acs, parse_cpu_list, parse_speed, read_pci
-from ddpdoctor.collect.node import Plan
+from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import NotRead, Why
 from tests.machines import load_machine, shared_machine
 
-PLAN = Plan(sections=frozenset({"pci"}))
+PLAN = ReadingPlan(sections=frozenset({"pci"}))
 ACS = b"\x0d\x00\x01\x00\x5f\x00"
 
 

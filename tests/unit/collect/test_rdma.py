@@ -1,12 +1,12 @@
 import pytest
 
 from ddpdoctor.collect.network.rdma import BETWEEN_LOOKS_S, parse_rate, read_rdma
-from ddpdoctor.collect.node import Plan
+from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import NotRead, Why
 from tests.machines import load_machine, shared_machine
 
-PLAN = Plan(sections=frozenset({"rdma"}))
+PLAN = ReadingPlan(sections=frozenset({"rdma"}))
 IPV4 = "0000:0000:0000:0000:0000:ffff:0a10:0001"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.collect.run.sources import Seen, find_ranks, is_on_one_host
+from ddpdoctor.collect.run.sources import RankTraces, find_ranks, is_on_one_host
 from ddpdoctor.recorder.storage.ring_layout import CELL_NAMES, ROLE_CHILD, ROLE_RANK
 from ddpdoctor.recorder.storage.ring_reading import RingContent
 
@@ -20,7 +20,7 @@ def ring(pid, *, ppid=1, began=10, joined=None, role=ROLE_RANK, **env):
 
 def found(*rings, started=None, watched=None, until=None):
     contents = {content.pid: content for content in rings}
-    seen = Seen(started=started or {}, contents=contents, watched=watched or {}, until_ns=until)
+    seen = RankTraces(started=started or {}, contents=contents, watched=watched or {}, until_ns=until)
     return [(source.rank, source.pid) for source in find_ranks(seen)]
 
 
@@ -50,7 +50,7 @@ def test_a_world_that_an_agents_child_made_stands_for_it():
 
 
 def test_a_rank_behind_a_shell_is_its_python_and_ends_with_the_shell():
-    seen = Seen(
+    seen = RankTraces(
         started=AGENT, contents={c.pid: c for c in (ring(50, ppid=20, RANK=0), ring(51, ppid=21, RANK=1))}, watched={}
     )
     sources = find_ranks(seen)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.collect.gpu.stuck import find_stuck, read_stuck
-from ddpdoctor.collect.node import Plan
+from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.gpus import StuckProcess
 from ddpdoctor.model.reading import NotRead, Why
 from tests.machines import load_machine
 
-PLAN = Plan(sections=frozenset({"stuck_processes"}))
+PLAN = ReadingPlan(sections=frozenset({"stuck_processes"}))
 
 
 def no_wait(seconds):

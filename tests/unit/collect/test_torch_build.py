@@ -12,13 +12,13 @@ import ddpdoctor
 from ddpdoctor.collect.child import Child
 from ddpdoctor.collect.machine.torch_build import read_torch, torch_build, wait_for_torch
 from ddpdoctor.collect.machine.torch_process import PROBE, start_torch_child
-from ddpdoctor.collect.node import Plan, read_node
+from ddpdoctor.collect.node import ReadingPlan, read_node
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import NotRead, Why
 from ddpdoctor.model.software import TorchBuild, TorchDevice
 from tests.scenarios.running import wait_for
 
-PLAN = Plan(sections=frozenset())
+PLAN = ReadingPlan(sections=frozenset())
 WORKS = """
     import sys
     from types import SimpleNamespace as N
@@ -57,7 +57,7 @@ def test_this_torch():
 
 def test_a_child_that_was_started_before(tmp_path):
     text = WORKS + "    cuda = N(init=lambda: None, device_count=lambda: 0)\n"
-    plan = Plan(sections=frozenset({"torch"}), torch_child=start_torch_child(fake(tmp_path, text)))
+    plan = ReadingPlan(sections=frozenset({"torch"}), torch_child=start_torch_child(fake(tmp_path, text)))
     node = read_node(System(), plan, ())
     assert isinstance(node.torch, TorchBuild)
     assert node.torch.import_error is None
@@ -65,7 +65,7 @@ def test_a_child_that_was_started_before(tmp_path):
 
 def test_torch_is_not_imported_where_that_is_not_wanted():
     with pytest.raises(NotRead) as missing:
-        read_torch(System(), Plan(sections=frozenset(), use_torch=False))
+        read_torch(System(), ReadingPlan(sections=frozenset(), use_torch=False))
     assert missing.value.unread.why is Why.NOT_ASKED
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.collect.machine.nccl_conf import read_conf_files
-from ddpdoctor.collect.node import Plan
+from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import LiveCalls, System
 from tests.machines import RecordedCalls
 
-PLAN = Plan(sections=frozenset({"conf_files"}))
+PLAN = ReadingPlan(sections=frozenset({"conf_files"}))
 
 
 def machine(root, files, env=None, home="/home/ann"):

@@ -9,7 +9,7 @@ import pytest
 
 from ddpdoctor.collect.gpu.facts import read_gpu_facts
 from ddpdoctor.collect.launch.this_process import read_process
-from ddpdoctor.collect.node import COLLECTORS, SECTIONS_FOR_BENCH, Plan, read_node
+from ddpdoctor.collect.node import COLLECTORS, SECTIONS_FOR_BENCH, ReadingPlan, read_node
 from ddpdoctor.diagnose.bandwidth_reasons import CHECKS, find_reasons, reason_rules
 from ddpdoctor.diagnose.selection import sections_of
 from ddpdoctor.model.limits import Limits
@@ -20,7 +20,7 @@ from tests.nvml import load_nvml
 from tests.rules.bandwidth.benches_why import bench, load, log, member
 
 WITH_GPUS = frozenset({"nvlink8", "roce8", "workstation2"})
-PLAN = Plan(sections=SECTIONS_FOR_BENCH, use_torch=False)
+PLAN = ReadingPlan(sections=SECTIONS_FOR_BENCH, use_torch=False)
 
 
 @cache

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from torch.distributed import TCPStore
 
-from ddpdoctor.collect.node import Plan
+from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import LiveCalls, System
 from ddpdoctor.diagnose.fleet import gather, gather_over, read_fleet
 from ddpdoctor.exchange.facts import Facts, Hello
@@ -24,8 +24,8 @@ from ddpdoctor.model.reading import Unread
 from tests.rules.environment.build import process
 from tests.scenarios.running import free_port
 
-PLAN = Plan(sections=frozenset({"clock", "limits"}))
-NO_PLAN = Plan(sections=frozenset())
+PLAN = ReadingPlan(sections=frozenset({"clock", "limits"}))
+NO_PLAN = ReadingPlan(sections=frozenset())
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.collect.launch.nodes import read_node_launch, told_environment
+from ddpdoctor.collect.launch.nodes import effective_environment, read_node_launch
 from ddpdoctor.diagnose.rendezvous.gathering import (
     Guests,
     absent_numbers,
@@ -25,7 +25,7 @@ LONG_S = 60.0
 
 def launch(nnodes="2"):
     options = NodeOptions(nnodes=nnodes, node_rank=0, master_addr="n0")
-    return read_node_launch(told_environment({}, options))
+    return read_node_launch(effective_environment({}, options))
 
 
 def came(node_rank, *, host="", fewest=2, most=2, leads=True, rank=0):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.collect.fingerprints.saved import read_consistency
-from ddpdoctor.collect.fingerprints.saved_nodes import moments_name, unite_consistency
+from ddpdoctor.collect.fingerprints.saved_nodes import points_name, unite_consistency
 from ddpdoctor.exchange.asking import Room
 from ddpdoctor.exchange.room import HostedRoom
 from ddpdoctor.launch.nodes.node_messages import leave
@@ -20,7 +20,7 @@ from ddpdoctor.launch.watching.progress import Followed
 from ddpdoctor.model.consistency import Consistency
 from ddpdoctor.model.replica_records import RootsReport
 from ddpdoctor.recorder.storage import ring_layout
-from tests.prints import TICKS, FakeRank
+from tests.fingerprints import TICKS, FakeRank
 
 TOKEN = b"secret"
 RUN = {"check_every": 1, "allow_different": []}
@@ -149,10 +149,10 @@ def test_an_attempt_that_is_over_leaves_what_it_kept_under_its_number(nodes: lis
     first, _ = nodes
     first.write(1, "a")
     first.replicas.save()
-    assert (first.folder / moments_name()).exists()
+    assert (first.folder / points_name()).exists()
     first.follow(1)
-    assert (first.folder / moments_name(0)).exists()
-    assert not (first.folder / moments_name()).exists()
+    assert (first.folder / points_name(0)).exists()
+    assert not (first.folder / points_name()).exists()
 
 
 def test_what_others_send_amiss_ends_nothing(nodes: list[Node]) -> None:

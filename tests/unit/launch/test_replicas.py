@@ -14,7 +14,7 @@ from ddpdoctor.launch.replicas.comparing import Replicas
 from ddpdoctor.launch.watching.progress import Followed
 from ddpdoctor.model.consistency import Consistency
 from ddpdoctor.recorder.storage import ring_layout
-from tests.prints import TICKS, FakeRank
+from tests.fingerprints import TICKS, FakeRank
 
 RUN = {"check_every": 50, "allow_different": ["head.*"]}
 

@@ -9,8 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddpdoctor.recorder.replicas import fingerprint
-from ddpdoctor.recorder.replicas.fingerprint import prints
-from ddpdoctor.recorder.storage.fingerprint_layout import ABSENT, PRINT_SIZE, UNTOLD
+from ddpdoctor.recorder.replicas.fingerprint import fingerprints
+from ddpdoctor.recorder.storage.fingerprint_layout import ABSENT, FINGERPRINT_SIZE, UNKNOWN
 
 NAMES = [
     *(
@@ -47,9 +47,9 @@ def noise(dtype, count, seed=0):
 
 def each(tensors):
     tensors = list(tensors)
-    found = prints(tensors)
-    assert len(found) == PRINT_SIZE * len(tensors)
-    return [found[at : at + PRINT_SIZE] for at in range(0, len(found), PRINT_SIZE)]
+    found = fingerprints(tensors)
+    assert len(found) == FINGERPRINT_SIZE * len(tensors)
+    return [found[at : at + FINGERPRINT_SIZE] for at in range(0, len(found), FINGERPRINT_SIZE)]
 
 
 def with_bit(tensor, bit):
@@ -94,13 +94,13 @@ def by_definition(data):
 @pytest.mark.parametrize("words", [*SIZES, 6 * 509 + 7, 125 * 509 - 1, 125 * 509, 127 * 509 + 3, 253 * 509])
 def test_is_what_it_is_defined_to_be_at_every_size(words):
     data = noise(torch.int64, words)
-    assert prints([data]) == by_definition(data.numpy().tobytes())
+    assert fingerprints([data]) == by_definition(data.numpy().tobytes())
 
 
 @pytest.mark.parametrize("count", [1, 3, 4072, 16287, 16289, 20001])
 def test_a_tail_that_fills_no_word_is_padded_with_zeros(count):
     data = noise(torch.uint8, count)
-    assert prints([data]) == by_definition(data.numpy().tobytes())
+    assert fingerprints([data]) == by_definition(data.numpy().tobytes())
 
 
 def test_none_is_absent_and_no_tensor_is():
@@ -113,14 +113,14 @@ def test_none_is_absent_and_no_tensor_is():
     ]
     found = each([None, *empty])
     assert found[0] == ABSENT
-    assert not {ABSENT, UNTOLD} & set(found[1:])
-    assert prints([]) == b""
+    assert not {ABSENT, UNKNOWN} & set(found[1:])
+    assert fingerprints([]) == b""
 
 
 def test_a_print_does_not_depend_on_what_is_asked_beside_it():
     tensors = [noise(dtype, 1 + 37 * i, i) for i, dtype in enumerate(DTYPES * 4)]
     tensors += [noise(torch.float32, 70_000 + i, i) for i in range(8)]
-    alone = [prints([tensor]) for tensor in tensors]
+    alone = [fingerprints([tensor]) for tensor in tensors]
     assert each(tensors) == alone
     assert each(tensors[::-1]) == alone[::-1]
 
@@ -130,9 +130,9 @@ def test_threads_change_nothing():
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        alone = prints(tensors)
+        alone = fingerprints(tensors)
         torch.set_num_threads(3)
-        assert prints(tensors) == alone
+        assert fingerprints(tensors) == alone
     finally:
         torch.set_num_threads(before)
 
@@ -163,10 +163,10 @@ def test_every_bit_of_a_large_tensor_counts(dtype):
 
 def test_all_bits_of_one_of_two_blocks_count():
     tensor = noise(torch.float32, 2 * 130 * 509)
-    found = {prints([tensor])}
+    found = {fingerprints([tensor])}
     bits = range(7, tensor.numel() * 32, 50_021)
     for bit in bits:
-        found.add(prints([with_bit(tensor, bit)]))
+        found.add(fingerprints([with_bit(tensor, bit)]))
     assert len(found) == len(bits) + 1
 
 
@@ -177,7 +177,7 @@ def test_the_next_number_is_another():
             other = tensor.clone()
             integers = other.view({8: torch.int64, 4: torch.int32, 2: torch.int16}[dtype.itemsize])
             integers[at] += 1
-            assert prints([other]) != prints([tensor])
+            assert fingerprints([other]) != fingerprints([tensor])
 
 
 @pytest.mark.parametrize("shape", [(6,), (64, 64), (300, 509), (300, 1018), (40, 1024), (2, 50_000)])
@@ -301,25 +301,25 @@ def test_ten_thousand_pairs_in_other_layouts_are_equal():
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_large_tensor_is_equal_in_every_layout(dtype):
     tensor = noise(dtype, 5 * 70 * 11 * 8).view(5, 70, 11, 8)
-    expected = prints([tensor])
+    expected = fingerprints([tensor])
     raw = torch.uint8 if dtype.itemsize == 1 else dtype
     for order in ((0, 2, 3, 1), (3, 2, 1, 0), (1, 0, 3, 2)):
         back = [order.index(i) for i in range(4)]
         other = tensor.view(raw).permute(order).contiguous().permute(back)
-        assert prints([other if raw is dtype else other.view(dtype)]) == expected
+        assert fingerprints([other if raw is dtype else other.view(dtype)]) == expected
     bucket = torch.zeros(tensor.numel() + 3, dtype=raw)
     bucket[1:-2] = tensor.view(raw).view(-1)
-    assert prints([bucket.view(dtype)[1:-2].view(tensor.shape)]) == expected
+    assert fingerprints([bucket.view(dtype)[1:-2].view(tensor.shape)]) == expected
 
 
 def test_channels_last_and_expanded_tensors_are_equal():
     image = torch.randn(16, 33, 9, 7)
     video = torch.randn(3, 33, 4, 9, 7)
     row = torch.randn(7000)
-    assert prints([image.to(memory_format=torch.channels_last)]) == prints([image])
-    assert prints([video.to(memory_format=torch.channels_last_3d)]) == prints([video])
-    assert prints([row.expand(9, 7000)]) == prints([row.repeat(9, 1)])
-    assert prints([row[:9, None].expand(9, 7000)]) == prints([row[:9, None].repeat(1, 7000)])
+    assert fingerprints([image.to(memory_format=torch.channels_last)]) == fingerprints([image])
+    assert fingerprints([video.to(memory_format=torch.channels_last_3d)]) == fingerprints([video])
+    assert fingerprints([row.expand(9, 7000)]) == fingerprints([row.repeat(9, 1)])
+    assert fingerprints([row[:9, None].expand(9, 7000)]) == fingerprints([row[:9, None].repeat(1, 7000)])
 
 
 @pytest.mark.parametrize("count", [50, 40_000])
@@ -327,13 +327,15 @@ def test_conjugates_and_negatives_that_are_lazy_are_equal(count):
     for dtype in (torch.complex64, torch.complex128):
         lazy = torch.randn(count, dtype=dtype).conj()
         assert lazy.is_conj()
-        assert prints([lazy, lazy.imag]) == prints([lazy.resolve_conj().clone(), lazy.imag.resolve_neg().clone()])
+        assert fingerprints([lazy, lazy.imag]) == fingerprints(
+            [lazy.resolve_conj().clone(), lazy.imag.resolve_neg().clone()]
+        )
 
 
 def test_memory_that_begins_between_words_is_read():
     memory = bytearray(random.Random(1).randbytes(400_004))
     odd = torch.frombuffer(memory, dtype=torch.float32, offset=4)
-    assert prints([odd]) == prints([odd.clone()])
+    assert fingerprints([odd]) == fingerprints([odd.clone()])
 
 
 class Plain(torch.Tensor):
@@ -412,8 +414,8 @@ def test_what_cannot_be_told_says_so_and_costs_the_others_nothing():
         Broken(),
     ]
     found = each([plain, *untold, None, plain])
-    assert found[0] == found[-1] == prints([plain]) != UNTOLD
-    assert found[1:-2] == [UNTOLD] * len(untold)
+    assert found[0] == found[-1] == fingerprints([plain]) != UNKNOWN
+    assert found[1:-2] == [UNKNOWN] * len(untold)
     assert found[-2] == ABSENT
 
 
@@ -424,7 +426,7 @@ def test_a_shard_is_not_told(tmp_path):
 
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        assert prints([distribute_tensor(torch.randn(4, 4), init_device_mesh("cpu", (1,)))]) == UNTOLD
+        assert fingerprints([distribute_tensor(torch.randn(4, 4), init_device_mesh("cpu", (1,)))]) == UNKNOWN
     finally:
         dist.destroy_process_group()
 
@@ -432,10 +434,17 @@ def test_a_shard_is_not_told(tmp_path):
 def test_sparse_tensors_and_classes_of_tensors_are_looked_into():
     dense = torch.randn(40, 40).relu()
     for of in (torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr, torch.Tensor.to_sparse_csc):
-        assert UNTOLD != prints([of(dense)]) == prints([of(dense.clone())]) != prints([of(dense * 2)])
+        assert (
+            UNKNOWN != fingerprints([of(dense)]) == fingerprints([of(dense.clone())]) != fingerprints([of(dense * 2)])
+        )
     low, high = torch.randn(3), torch.randn(3)
-    assert UNTOLD != prints([Pair(low, high)]) == prints([Pair(low.clone(), high)]) != prints([Pair(high, low)])
-    assert prints([low.as_subclass(Plain)]) == prints([low])
+    assert (
+        UNKNOWN
+        != fingerprints([Pair(low, high)])
+        == fingerprints([Pair(low.clone(), high)])
+        != fingerprints([Pair(high, low)])
+    )
+    assert fingerprints([low.as_subclass(Plain)]) == fingerprints([low])
 
 
 class Calls(TorchDispatchMode):
@@ -452,25 +461,25 @@ class Calls(TorchDispatchMode):
 
 def test_no_mode_of_the_caller_sees_it_or_changes_it():
     tensors = [torch.randn(300, 300, requires_grad=True), torch.randn(5), torch.randn(500, 90).t(), torch.arange(3)]
-    expected = prints(tensors)
+    expected = fingerprints(tensors)
     with torch.device("meta"):
-        assert prints(tensors) == expected
+        assert fingerprints(tensors) == expected
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.enable_grad():
-        assert prints(tensors) == expected
+        assert fingerprints(tensors) == expected
     with torch.inference_mode():
-        assert prints(tensors) == expected
-        assert prints([tensors[0].clone()]) == expected[:PRINT_SIZE]
+        assert fingerprints(tensors) == expected
+        assert fingerprints([tensors[0].clone()]) == expected[:FINGERPRINT_SIZE]
         kept = tensors[2].clone()
-    assert prints([kept]) == expected[2 * PRINT_SIZE : 3 * PRINT_SIZE]
+    assert fingerprints([kept]) == expected[2 * FINGERPRINT_SIZE : 3 * FINGERPRINT_SIZE]
     with Calls() as calls:
-        assert prints(tensors) == expected
+        assert fingerprints(tensors) == expected
     before = Plain.seen
-    assert prints([tensors[1].as_subclass(Plain)]) == expected[PRINT_SIZE : 2 * PRINT_SIZE]
+    assert fingerprints([tensors[1].as_subclass(Plain)]) == expected[FINGERPRINT_SIZE : 2 * FINGERPRINT_SIZE]
     assert (calls.seen, Plain.seen) == (0, before)
     torch.use_deterministic_algorithms(mode=True)
     torch.set_default_dtype(torch.float64)
     try:
-        assert prints(tensors) == expected
+        assert fingerprints(tensors) == expected
     finally:
         torch.use_deterministic_algorithms(mode=False)
         torch.set_default_dtype(torch.float32)
@@ -483,7 +492,7 @@ def test_nothing_of_the_caller_changes():
     versions = [tensor._version for tensor in tensors]
     values = [tensor.detach().clone() for tensor in tensors]
     state = torch.get_rng_state()
-    prints(tensors)
+    fingerprints(tensors)
     assert versions == [tensor._version for tensor in tensors]
     assert all(torch.equal(a, b) for a, b in zip(tensors, values, strict=True))
     assert torch.equal(torch.get_rng_state(), state)
@@ -495,10 +504,10 @@ def test_nothing_of_the_caller_changes():
 def test_in_a_compiled_function_it_is_told_or_not_and_never_something_else():
     @torch.compile(backend="eager", fullgraph=False)
     def step(tensor):
-        return tensor * 2, prints([tensor])
+        return tensor * 2, fingerprints([tensor])
 
     tensor = torch.randn(3)
-    assert step(tensor)[1] in {UNTOLD, prints([tensor])}
+    assert step(tensor)[1] in {UNKNOWN, fingerprints([tensor])}
     assert torch.is_grad_enabled()
 
 
@@ -507,14 +516,14 @@ import json
 import sys
 import torch
 from torch.profiler import ProfilerActivity, profile
-from ddpdoctor.recorder.replicas.fingerprint import prints
+from ddpdoctor.recorder.replicas.fingerprint import fingerprints
 
 large = [torch.randn(10_000_000)]
 turned = [torch.randn(4000, 2500).t()]
 many = [torch.randn(250, 250) for _ in range(160)]
 for tensors in (large, turned, many):
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        prints(tensors)
+        fingerprints(tensors)
     seen.export_chrome_trace(sys.argv[1])
     with open(sys.argv[1]) as trace:
         taken = [event["args"] for event in json.load(trace)["traceEvents"] if event.get("name") == "[memory]"]

@@ -13,7 +13,7 @@ from ddpdoctor.model.consistency import Origin
 from ddpdoctor.recorder.gradients import findings
 from ddpdoctor.recorder.gradients.findings import LONG_ROW, MAX_NOTED
 from ddpdoctor.recorder.gradients.finite_checks import has_finite_sum, tensors_in
-from ddpdoctor.recorder.gradients.watch import Backward, Watch
+from ddpdoctor.recorder.gradients.watch import Backward, GradientWatch
 from ddpdoctor.recorder.state import here
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.ring_writing import Ring
@@ -47,7 +47,7 @@ class Trained:
         self.model = torch.nn.parallel.DistributedDataParallel(inner or torch.nn.Sequential(*layers), **options)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.replica = Counted()
-        self.watch = Watch(self.replica, self.model)
+        self.watch = GradientWatch(self.replica, self.model)
         self._ring = ring
 
     def backward(self, x=None, factor=1.0, *, scaled=False):
@@ -238,6 +238,6 @@ def test_a_backward_inside_another_has_gradients_looked_at_as_they_come(make):
 def test_a_parameter_that_gets_no_gradient_is_passed_over(make):
     job = make(find_unused_parameters=True)
     job.model.module.register_parameter("late", torch.nn.Parameter(torch.ones(3)))
-    job.watch = Watch(job.replica, job.model)
+    job.watch = GradientWatch(job.replica, job.model)
     job.backward(factor=NAN)
     assert job.found()[0].count == 6

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ddpdoctor.collect.rank.nonfinite import read_nonfinite
 from ddpdoctor.recorder.gradients import findings
 from ddpdoctor.recorder.gradients.finite_checks import Maxima, samples_of
-from ddpdoctor.recorder.gradients.watch import Backward, Watch
+from ddpdoctor.recorder.gradients.watch import Backward, GradientWatch
 from ddpdoctor.recorder.replicas.fingerprint import Reader
 from ddpdoctor.recorder.replicas.tensor_words import _of_known_dtype
 from ddpdoctor.recorder.state import here
@@ -143,7 +143,7 @@ class Trained:
         monkeypatch.setattr(torch.Tensor, "item", counted_item)
         monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
         self.replica = Replica()
-        self.watch = Watch(self.replica, self.model)
+        self.watch = GradientWatch(self.replica, self.model)
         self.norms.clear()
 
     def backward(self, x=None):

@@ -16,7 +16,7 @@ import pytest
 import ddpdoctor.recorder
 from ddpdoctor.recorder.replicas import fingerprinting
 from ddpdoctor.recorder.storage import fingerprint_layout
-from ddpdoctor.recorder.storage.fingerprint_reading import PrintFile
+from ddpdoctor.recorder.storage.fingerprint_reading import FingerprintFile
 from ddpdoctor.recorder.storage.ring_reading import read_ring
 
 BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
@@ -49,7 +49,7 @@ class Ran:
     """A job that has run: its files of prints, and which models its cases have made."""
 
     pid: int
-    files: list[PrintFile]
+    files: list[FingerprintFile]
     models: dict[str, list[list[Any]]]
     stderr: str
     notes: list[dict[str, Any]]
@@ -71,7 +71,7 @@ def finish(folder: Path, job: subprocess.Popen[str]) -> Ran:
     found = sorted((folder / "prints").glob("*.prints"), key=lambda path: int(path.stem.rsplit("-", 1)[1]))
     ring = next(path for path in (folder / "rings").iterdir() if path.name.startswith(f"{job.pid}-"))
     notes = list(read_ring(ring.read_bytes()).notes)
-    return Ran(job.pid, [PrintFile(str(path)) for path in found], json.loads(stdout), stderr, notes)
+    return Ran(job.pid, [FingerprintFile(str(path)) for path in found], json.loads(stdout), stderr, notes)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,9 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[Ran]:
     return [finish(folder, job) for folder, job in zip(folders, running, strict=True)]
 
 
-def files_of(jobs: list[Ran], case: str, clock: str, model: int = 0, optimizer: int | None = None) -> list[PrintFile]:
+def files_of(
+    jobs: list[Ran], case: str, clock: str, model: int = 0, optimizer: int | None = None
+) -> list[FingerprintFile]:
     """Return the files of a case's ``model``-th model, in the order in which they were made."""
     job = next(job for job in jobs if case in job.models)
     if model >= len(job.models[case]):
@@ -106,7 +108,7 @@ def values_of(jobs: list[Ran], case: str, clock: str, key: str, model: int = 0) 
     return [record.text.get(key) for record in records_of(jobs, case, clock, model)]
 
 
-def names_in(file: PrintFile, what: str) -> list[str]:
+def names_in(file: FingerprintFile, what: str) -> list[str]:
     return [" ".join(filter(None, row[1:3])) for row in file.rows if row[0] == what]
 
 
@@ -147,9 +149,9 @@ def test_an_ordinary_model(jobs: list[Ran]) -> None:
 
 def test_what_changes_has_other_prints(jobs: list[Ran]) -> None:
     records = records_of(jobs, "ordinary", STEP)
-    rows = len(records[0].prints) // fingerprint_layout.PRINT_SIZE
+    rows = len(records[0].prints) // fingerprint_layout.FINGERPRINT_SIZE
     for row in range(rows):
-        at = slice(row * fingerprint_layout.PRINT_SIZE, (row + 1) * fingerprint_layout.PRINT_SIZE)
+        at = slice(row * fingerprint_layout.FINGERPRINT_SIZE, (row + 1) * fingerprint_layout.FINGERPRINT_SIZE)
         assert len({record.prints[at] for record in records}) == len(records)
         assert fingerprint_layout.ABSENT not in {record.prints[at] for record in records}
 
@@ -277,7 +279,7 @@ def test_what_was_unfrozen_after_wrapping_is_named_and_has_rows_from_then_on(job
 
 def test_absent_gradients_are_zeros(jobs: list[Ran]) -> None:
     (file,) = files_of(jobs, "unused_parameters", STEP)
-    size = fingerprint_layout.PRINT_SIZE
+    size = fingerprint_layout.FINGERPRINT_SIZE
     for record in file.read_since(0):
         absent = {
             row[1]
@@ -302,7 +304,7 @@ def test_state_that_is_sharded_is_left_out(jobs: list[Ran]) -> None:
 
 def test_gradients_of_a_closure_are_those_of_its_own_step(jobs: list[Ran]) -> None:
     (file,) = files_of(jobs, "closures", STEP)
-    gradients = 4 * fingerprint_layout.PRINT_SIZE
+    gradients = 4 * fingerprint_layout.FINGERPRINT_SIZE
     assert all(fingerprint_layout.ABSENT not in record.prints[:gradients] for record in file.read_since(0))
 
 

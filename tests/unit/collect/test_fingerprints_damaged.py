@@ -16,7 +16,7 @@ from ddpdoctor.collect.fingerprints.within_host import Comparer
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.consistency import Consistency
 from ddpdoctor.recorder.storage import fingerprint_layout
-from tests.prints import TICKS, FakeRank, row
+from tests.fingerprints import TICKS, FakeRank, row
 
 
 def write_three(folder: Path) -> list[FakeRank]:

@@ -11,7 +11,7 @@ from ddpdoctor.collect.fingerprints.pairing import MAX_AHEAD
 from ddpdoctor.collect.fingerprints.within_host import Comparer
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.consistency import Consistency, Stream, StreamClock, What
-from tests.prints import FakeRank, row, write_job
+from tests.fingerprints import FakeRank, row, write_job
 
 
 def compare(folder: Path, ranks: Sequence[FakeRank], allowed: tuple[str, ...] = ()) -> Consistency:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.collect.fingerprints.columns import Writer
-from ddpdoctor.recorder.storage.fingerprint_writing import PrintWriter
+from ddpdoctor.recorder.storage.fingerprint_writing import FingerprintWriter
 
 TICKS = 7
 
@@ -28,7 +28,7 @@ class FakeRank:
         self.folder, self.rank, self.ranks = folder, rank, ranks
         self.pid = 100 + rank if pid is None else pid
         self.files = 0
-        self.writer: PrintWriter | None = None
+        self.writer: FingerprintWriter | None = None
         folder.parent.mkdir(parents=True, exist_ok=True)
 
     def open(self, names: Sequence[Any], **table: Any) -> FakeRank:
@@ -38,7 +38,7 @@ class FakeRank:
         about |= {"rank": self.rank, "rows": rows} | table
         name = f"{self.pid}-{TICKS}-{self.files}.prints"
         self.files += 1
-        self.writer = PrintWriter(str(self.folder), name, about, self.pid, TICKS)
+        self.writer = FingerprintWriter(str(self.folder), name, about, self.pid, TICKS)
         return self
 
     def write(self, number: int, *contents: object, **text: Any) -> None:

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.collect.fingerprints.across_nodes import ANSWER_LIMIT_S, Joint
-from ddpdoctor.collect.fingerprints.batches import MAX_PARCEL_BYTES, pack_stream
-from ddpdoctor.collect.fingerprints.differences import Seen
-from ddpdoctor.collect.fingerprints.index import MAX_KEPT_BYTES, Ledger
-from ddpdoctor.collect.fingerprints.saved_nodes import joint_name, moments_name, save_moments, unite_consistency
+from ddpdoctor.collect.fingerprints.batches import MAX_BATCH_BYTES, pack_stream
+from ddpdoctor.collect.fingerprints.differences import Written
+from ddpdoctor.collect.fingerprints.index import MAX_KEPT_BYTES, NodeIndex
+from ddpdoctor.collect.fingerprints.saved_nodes import joint_name, points_name, save_points, unite_consistency
 from ddpdoctor.collect.fingerprints.streams import StreamSeen
 from ddpdoctor.collect.fingerprints.tables import RowsRead, StreamKey
 from ddpdoctor.collect.fingerprints.within_host import Comparer
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.consistency import Consistency, Stream, StreamClock, What
 from ddpdoctor.model.replica_records import NodeStreams, StreamRoot
-from tests.prints import FakeRank, row
+from tests.fingerprints import FakeRank, row
 
 NAMES = ("w", "b")
 
@@ -30,8 +30,8 @@ class FakeNode:
     def __init__(self, folder: Path, ranks: Sequence[int], world: int, names: Sequence[object] = NAMES) -> None:
         self.folder = folder
         self.ranks = [FakeRank(folder / "prints", rank, range(world)).open(list(names)) for rank in ranks]
-        self.ledger = Ledger()
-        self.comparer = Comparer(folder / "prints", check_every=1, ledger=self.ledger)
+        self.index = NodeIndex()
+        self.comparer = Comparer(folder / "prints", check_every=1, index=self.index)
 
     def write(self, number: int, *contents: object, **text: object) -> None:
         for rank in self.ranks:
@@ -41,22 +41,22 @@ class FakeNode:
     def look(self) -> None:
         self.comparer.look([rank.process() for rank in self.ranks])
 
-    def told(self) -> tuple[StreamRoot, ...]:
-        return tuple(decode(StreamRoot, json.loads(json.dumps(encode(one)))) for one in self.ledger.told())
+    def report(self) -> tuple[StreamRoot, ...]:
+        return tuple(decode(StreamRoot, json.loads(json.dumps(encode(one)))) for one in self.index.report())
 
     def kept(self, names: Sequence[str] | None = None) -> NodeStreams:
         packed = [
             pack_stream(one, self.comparer.found_here(one.key))
-            for one in self.ledger.shared()
+            for one in self.index.shared()
             if names is None or one.name in names
         ]
         return decode(NodeStreams, json.loads(json.dumps(encode(NodeStreams(streams=tuple(packed))))))
 
     def save(self, joint: Joint | None = None) -> Consistency:
         found = self.comparer.close()
-        save_moments(self.folder / moments_name(), self.kept())
+        save_points(self.folder / points_name(), self.kept())
         if joint is not None:
-            save_moments(self.folder / joint_name(), joint.found())
+            save_points(self.folder / joint_name(), joint.found())
         return found
 
 
@@ -66,7 +66,7 @@ class FakeJob:
     def __init__(self, folder: Path, nodes: int, each: int, names: Sequence[object] = NAMES) -> None:
         world = nodes * each
         self.nodes = [FakeNode(folder / f"n{n}", range(n * each, n * each + each), world, names) for n in range(nodes)]
-        self.joint = Joint(self.nodes[0].ledger, ())
+        self.joint = Joint(self.nodes[0].index, ())
         self.now_s = 0.0
         self.asked: list[int] = []
         self.news = False
@@ -79,12 +79,12 @@ class FakeJob:
         """Let all nodes tell the first, and hear what it says."""
         self.now_s += 3.0
         for member, node in enumerate(self.nodes[1:], 1):
-            self.joint.hear(member, node.told(), self.now_s)
+            self.joint.hear(member, node.report(), self.now_s)
         self.news |= self.joint.look(self.now_s)
         word = self.joint.word()
         for member, node in enumerate(self.nodes[1:], 1):
             for name, upto in word.settled.items():
-                node.ledger.streams[name].forget(upto)
+                node.index.streams[name].forget(upto)
             if word.wanted:
                 self.asked.append(member)
                 self.joint.answered(member, node.kept(word.wanted))
@@ -234,7 +234,7 @@ def test_streams_of_one_node_alone_are_not_told_and_stay(tmp_path: Path) -> None
         for rank in node.ranks:
             rank.open(["w"], clock="forward", ranks=[one.rank for one in node.ranks], group=f"{node.folder.name}")
         node.write(1, "w")
-        assert node.told() == ()
+        assert node.report() == ()
     united = job.united()
     assert [stream.ranks for stream in united.streams if stream.clock is StreamClock.FORWARD] == [(0, 1), (2, 3)]
 
@@ -244,7 +244,7 @@ def test_contents_that_are_damaged_or_do_not_come_end_nothing(tmp_path: Path) ->
     for node in job.nodes:
         node.write(1, "w", "x" if node is job.nodes[1] else "b")
     for member, node in enumerate(job.nodes[1:], 1):
-        job.joint.hear(member, node.told(), 0)
+        job.joint.hear(member, node.report(), 0)
     wanted = job.joint.word().wanted
     text = json.dumps(encode(job.nodes[1].kept(wanted))).replace('"table": 0', '"table": 9')
     job.joint.answered(1, decode(NodeStreams, json.loads(text)))
@@ -269,15 +269,15 @@ def test_contents_are_asked_for_more_and_more_rarely(tmp_path: Path) -> None:
 def test_what_is_kept_and_what_is_sent_have_limits() -> None:
     key = StreamKey(clock=StreamClock.STEP, group="0", members=(0, 1), model=1, optimizer=1)
     rows = RowsRead(()).read([row(f"layer{number}") for number in range(4000)])
-    ledger = Ledger()
+    index = NodeIndex()
     for number in range(400):
-        ledger.note(key, number, {0: Seen(rows, number.to_bytes(4, "little") * 16_000, {})})
-    (kept,) = ledger.streams.values()
+        index.note(key, number, {0: Written(rows, number.to_bytes(4, "little") * 16_000, {})})
+    (kept,) = index.streams.values()
     assert MAX_KEPT_BYTES * 0.9 < sum(len(one.seen[0].prints) for one in kept.moments) < MAX_KEPT_BYTES
     assert kept.since == kept.moments[0].number - 1
     sent = pack_stream(kept, StreamSeen(key).stream(())).moments
     assert [one.number for one in sent] == [one.number for one in kept.moments][: len(sent)], "the oldest first"
-    assert MAX_PARCEL_BYTES * 0.9 < sum(len(one.sides[0].prints) for one in sent) < MAX_PARCEL_BYTES
+    assert MAX_BATCH_BYTES * 0.9 < sum(len(one.sides[0].prints) for one in sent) < MAX_BATCH_BYTES
 
 
 def test_one_node_is_as_it_was(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_one_node_is_as_it_was(tmp_path: Path) -> None:
     found = node.save()
     assert unite_consistency(tmp_path, None, [], [found]) == found
     assert unite_consistency(tmp_path, None, [], [None]) is None
-    assert node.told() == ()
+    assert node.report() == ()
 
 
 def test_a_lone_rank_of_a_node_says_nothing_by_itself(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_a_lone_rank_of_a_node_says_nothing_by_itself(tmp_path: Path) -> None:
 def test_a_root_is_small(tmp_path: Path) -> None:
     node = FakeNode(tmp_path, range(8), 512)
     node.write(1, "w", "b", random="r")
-    assert len(json.dumps(encode(node.told()[0]))) < 200
+    assert len(json.dumps(encode(node.report()[0]))) < 200
 
 
 def test_a_stream_that_two_processes_write_as_one_rank_is_left_out(tmp_path: Path) -> None:
@@ -308,4 +308,4 @@ def test_a_stream_that_two_processes_write_as_one_rank_is_left_out(tmp_path: Pat
     twin = FakeRank(tmp_path / "prints", 0, range(2), pid=900).open(list(NAMES))
     twin.write(1, "w", "b")
     node.comparer.look([node.ranks[0].process(), twin.process()])
-    assert (node.told(), node.kept()) == ((), NodeStreams())
+    assert (node.report(), node.kept()) == ((), NodeStreams())
