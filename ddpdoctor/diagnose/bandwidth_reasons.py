@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Bench
     from ddpdoctor.model.findings import Finding
     from ddpdoctor.model.node import Fleet
-    from ddpdoctor.rules.bandwidth.reasons import Place, View
+    from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView
     from ddpdoctor.rules.registry import Rule
 
 
@@ -91,7 +91,7 @@ def reason_rules() -> tuple[Rule, ...]:
     return tuple(rule for rule in rules_of("environment") if rule.kind in CHECKS)
 
 
-def _checked(seen: View, fleet: Fleet) -> Iterator[Weighed]:
+def _checked(seen: BenchView, fleet: Fleet) -> Iterator[Weighed]:
     """Ask the checks of the machines on which ranks ran."""
     fleet = replace(fleet, nodes=tuple(place.node for place in seen.places))
     rules = [rule for rule in reason_rules() if seen.nccl or CHECKS[rule.kind].gloo]
@@ -105,7 +105,7 @@ def _checked(seen: View, fleet: Fleet) -> Iterator[Weighed]:
             yield Weighed(effect=bearing.effect, reason=_reason(finding))
 
 
-def _goes(path: Path, seen: View, place: Place) -> bool:
+def _goes(path: Path, seen: BenchView, place: BenchNode) -> bool:
     """Say whether data took this path on a machine."""
     inside = len(place.members) > 1
     if path is Path.INSIDE:

@@ -16,7 +16,7 @@ from .series import size_at, sort_series, time_at
 if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Bench
 
-    from .fit import Line
+    from .fit import FittedLine
     from .plateau import Plateau
     from .series import Series
 
@@ -43,7 +43,7 @@ class _Basis:
 
     series: Series
     plateau: Plateau | None
-    line: Line | None
+    line: FittedLine | None
 
     def time_us(self, size_bytes: float) -> float | None:
         """Return the time of a size; beyond the largest one measured only by the plateau."""
@@ -164,7 +164,7 @@ def _try_other(basis: _Basis, model_bytes: int | None, whole_us: float | None) -
     return _Try(mib=mib, gain_us=gain, low_us=low, high_us=high)
 
 
-def _gain(line: Line, fewer_calls: float, smaller_bytes: float) -> tuple[float, float]:
+def _gain(line: FittedLine, fewer_calls: float, smaller_bytes: float) -> tuple[float, float]:
     """Return alpha times so many calls and the time of so many bytes in us, and how far off that may be."""
     variance = (
         fewer_calls**2 * line.var_alpha
@@ -175,7 +175,7 @@ def _gain(line: Line, fewer_calls: float, smaller_bytes: float) -> tuple[float, 
     return gain, SIGMAS * math.sqrt(max(0.0, variance))
 
 
-def _say_misfit(line: Line | None) -> str:
+def _say_misfit(line: FittedLine | None) -> str:
     if line is None:
         return "No other bucket_cap_mb can be named: too few sizes were measured."
     return (

@@ -20,7 +20,7 @@ figures then mean nothing: in the middle the line is 19 % off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class FittedLine:
     """A fitted line, with the variances that its own residual gives it."""
 
     alpha_us: float
@@ -37,7 +37,7 @@ class Line:
         return self.residual <= MOST_RESIDUAL and self.alpha_us > 0 and self.us_per_byte > 0
 
 
-def fit_line(series: Series) -> Line | None:
+def fit_line(series: Series) -> FittedLine | None:
     """Fit p50 over size, each with the weight 1 / p50**2, so that small sizes count as much as large ones.
 
     None with fewer than four sizes.
@@ -56,7 +56,7 @@ def fit_line(series: Series) -> Line | None:
     alpha = (sum_y - slope * sum_x) / total
     squares = sum(((alpha + slope * x - y) / y) ** 2 for x, y in points)
     variance = squares / (len(points) - 2)
-    return Line(
+    return FittedLine(
         alpha_us=alpha,
         us_per_byte=slope,
         residual=math.sqrt(squares / len(points)),
@@ -66,7 +66,7 @@ def fit_line(series: Series) -> Line | None:
     )
 
 
-def fit_of(line: Line | None) -> Fit | None:
+def fit_of(line: FittedLine | None) -> Fit | None:
     """Return a line as the report has it. One that falls with the size has no bandwidth, and is none."""
     if line is None or line.us_per_byte <= 0:
         return None

@@ -37,7 +37,7 @@ class Weighed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class BenchNode:
     """A node of the bench and the ranks on it."""
 
     node: Node
@@ -50,11 +50,11 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class BenchView:
     """All that reasons are told from."""
 
     bench: Bench
-    places: tuple[Place, ...] = ()
+    places: tuple[BenchNode, ...] = ()
     """Empty where the machines were not read."""
 
     @property
@@ -72,17 +72,17 @@ class View:
         """The highest bus bandwidth that was measured."""
         return max((one.busbw_gb_s for one in self.bench.results if one.busbw_gb_s is not None), default=None)
 
-    def logs(self, place: Place) -> tuple[NcclLog, ...]:
+    def logs(self, place: BenchNode) -> tuple[NcclLog, ...]:
         """Return what NCCL said on the ranks of a node."""
         return tuple(log for log in self.bench.nccl_logs if log.rank in place.ranks)
 
 
-def view(bench: Bench, fleet: Fleet | None) -> View:
+def view(bench: Bench, fleet: Fleet | None) -> BenchView:
     """Put ranks and machines together. Machines on which no rank of the bench ran are left out."""
     if fleet is None:
-        return View(bench=bench)
-    found = (Place(node=node, members=_members(bench, node, alone=len(fleet.nodes) == 1)) for node in fleet.nodes)
-    return View(bench=bench, places=tuple(place for place in found if place.members))
+        return BenchView(bench=bench)
+    found = (BenchNode(node=node, members=_members(bench, node, alone=len(fleet.nodes) == 1)) for node in fleet.nodes)
+    return BenchView(bench=bench, places=tuple(place for place in found if place.members))
 
 
 def _members(bench: Bench, node: Node, *, alone: bool) -> tuple[Member, ...]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.load import Governor, Load
     from ddpdoctor.model.node import Process
-    from ddpdoctor.rules.bandwidth.reasons import Place, View
+    from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView
 
 BUSY_CORES = 0.25
 """Ours: a quarter of a processor; less is what daemons do in passing."""
@@ -28,7 +28,7 @@ SAVING = "power"
 """The energy_performance_preference that puts saving before speed."""
 
 
-def processor_reasons(view: View) -> Iterator[Weighed]:
+def processor_reasons(view: BenchView) -> Iterator[Weighed]:
     """Yield what the processors of each machine could explain."""
     for place in view.places:
         load = known(place.node.load)
@@ -39,7 +39,7 @@ def processor_reasons(view: View) -> Iterator[Weighed]:
             yield from _held_down(place, load)
 
 
-def _crowded(place: Place) -> Iterator[Weighed]:
+def _crowded(place: BenchNode) -> Iterator[Weighed]:
     """Yield that a machine's ranks have fewer CPUs than they are, by affinity or by quota."""
     cpus = {cpu for process in place.node.processes for cpu in process.cpus}
     limits = known(place.node.limits)
@@ -59,7 +59,7 @@ def _crowded(place: Place) -> Iterator[Weighed]:
     yield _reason(Effect.LIMIT, place, text, source, ranks=place.ranks, fix=fix)
 
 
-def _busy(place: Place, load: Load) -> Iterator[Weighed]:
+def _busy(place: BenchNode, load: Load) -> Iterator[Weighed]:
     """Yield ranks to whom others leave too little of their CPUs; ranks with the same CPUs are judged together."""
     groups: dict[tuple[int, ...], list[Process]] = {}
     for process in place.node.processes:
@@ -81,7 +81,7 @@ def _busy(place: Place, load: Load) -> Iterator[Weighed]:
         )
 
 
-def _stolen(place: Place, load: Load) -> Iterator[Weighed]:
+def _stolen(place: BenchNode, load: Load) -> Iterator[Weighed]:
     if load.steal_share is None or load.steal_share < STEAL_SHARE:
         return
     text = f"of the time that this virtual machine wanted to work, its host has given {load.steal_share:.0%} to others"
@@ -89,7 +89,7 @@ def _stolen(place: Place, load: Load) -> Iterator[Weighed]:
     yield _reason(Effect.SHARED, place, text, "/proc/stat: steal, since the start", fix=fix)
 
 
-def _held_down(place: Place, load: Load) -> Iterator[Weighed]:
+def _held_down(place: BenchNode, load: Load) -> Iterator[Weighed]:
     for one in load.governors:
         if one.name == "powersave" and one.driver not in SELF_CLOCKING:
             effect, what = Effect.LIMIT, "stay at their lowest clock"
@@ -106,7 +106,9 @@ def _words(governor: Governor) -> str:
     return f"governor {governor.name} of {governor.driver or 'an unknown driver'}{preference}"
 
 
-def _reason(effect: Effect, place: Place, text: str, source: str, *, ranks: tuple[int, ...] = (), fix: str) -> Weighed:
+def _reason(
+    effect: Effect, place: BenchNode, text: str, source: str, *, ranks: tuple[int, ...] = (), fix: str
+) -> Weighed:
     reason = Reason(text=text, source=source, hosts=(place.node.host,), ranks=ranks, fix=fix)
     return Weighed(effect=effect, reason=reason)
 

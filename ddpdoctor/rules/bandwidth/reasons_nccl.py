@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.bandwidth import NcclLog
     from ddpdoctor.model.gpus import Gpu
-    from ddpdoctor.rules.bandwidth.reasons import Place, View
+    from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView
 
 SOURCE = "NCCL's log"
 SOCKETS = "NET/Socket"
@@ -26,7 +26,7 @@ NVLS_PARTS = ("H20", "H100", "H200", "H800", "B100", "B200", "B300", "GB200", "G
 """NVLink SHARP is in the third generation of NVSwitch and later, which came with Hopper."""
 
 
-def nccl_reasons(view: View) -> Iterator[Weighed]:
+def nccl_reasons(view: BenchView) -> Iterator[Weighed]:
     """Yield what NCCL's choices could explain; nothing where it was not measured, or did not log to us."""
     if not view.nccl:
         return
@@ -41,18 +41,18 @@ def nccl_reasons(view: View) -> Iterator[Weighed]:
             yield from _no_nvls(place, logs)
 
 
-def joined_by_nvlink(place: Place) -> bool:
+def joined_by_nvlink(place: BenchNode) -> bool:
     """Say whether every GPU of the machine has an NVLink that is up."""
     gpus = _gpus(place)
     return bool(gpus) and all(any(link.active for link in gpu.nvlinks or ()) for gpu in gpus)
 
 
-def _gpus(place: Place) -> tuple[Gpu, ...]:
+def _gpus(place: BenchNode) -> tuple[Gpu, ...]:
     gpus = known(place.node.gpus)
     return gpus.devices if gpus is not None else ()
 
 
-def _sockets(place: Place, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
+def _sockets(place: BenchNode, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
     """Yield ranks that send over TCP, and whether there would be something better."""
     those = [log for log in logs if log.network == "Socket" and (SOCKETS in log.transports or not log.transports)]
     if not those:
@@ -71,7 +71,7 @@ def _sockets(place: Place, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
         yield _weigh(Effect.LIMIT, place, text, those)
 
 
-def _no_gdr(place: Place, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
+def _no_gdr(place: BenchNode, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
     """Yield ranks whose data goes through host memory on its way to an RDMA card, with GPUs that could do without."""
     those = [log for log in logs if any(_goes_through_memory(way) for way in log.transports)]
     if those and all(is_data_center(gpu) for gpu in _gpus(place)):
@@ -85,7 +85,7 @@ def _goes_through_memory(way: str) -> bool:
     return way.startswith("NET/") and way != SOCKETS and not way.endswith("/GDRDMA")
 
 
-def _host_memory(place: Place, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
+def _host_memory(place: BenchNode, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
     """Yield ranks that reach others of their host through its memory."""
     those = [log for log in logs if "SHM" in log.transports]
     if not those:
@@ -101,7 +101,7 @@ def _host_memory(place: Place, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
         yield _weigh(Effect.LIMIT, place, text, those, fix="nvidia-smi topo -p2p r; see p2p and acs-iommu of check-env")
 
 
-def _no_nvls(place: Place, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
+def _no_nvls(place: BenchNode, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
     those = [log for log in logs if log.nvls is False]
     gpus = _gpus(place)
     if not those or not gpus or not all(_has_nvls(gpu) for gpu in gpus):
@@ -117,7 +117,7 @@ def _has_nvls(gpu: Gpu) -> bool:
     return part and is_board(gpu) and gpu.fabric_state == "completed"
 
 
-def _weigh(effect: Effect, place: Place, text: str, logs: Iterable[NcclLog], *, fix: str = "") -> Weighed:
+def _weigh(effect: Effect, place: BenchNode, text: str, logs: Iterable[NcclLog], *, fix: str = "") -> Weighed:
     ranks = tuple(sorted(log.rank for log in logs))
     whole = "" if set(ranks) == set(place.ranks) else f"{rank_list(ranks)}: "
     reason = Reason(text=whole + text, source=SOURCE, hosts=(place.node.host,), ranks=ranks, fix=fix)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.network import Interface, Network
-    from ddpdoctor.rules.bandwidth.reasons import Place, View
+    from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView
     from ddpdoctor.rules.interface_choice import Pick
 
 GB_S_PER_MB_S = 1e6 / 8 / 1e9
@@ -36,7 +36,7 @@ XRC, AtomicETH and ICRC (iboe_get_mtu, include/rdma/ib_addr.h)."""
 ROCE_SIZES = (4096, 2048, 1024, 512, 256)
 
 
-def network_reasons(view: View) -> Iterator[Weighed]:
+def network_reasons(view: BenchView) -> Iterator[Weighed]:
     """Yield what the interfaces could explain, by the library that was measured."""
     if not view.nccl:
         yield from _gloo(view)
@@ -44,7 +44,7 @@ def network_reasons(view: View) -> Iterator[Weighed]:
         yield from _nccl(view)
 
 
-def _gloo(view: View) -> Iterator[Weighed]:
+def _gloo(view: BenchView) -> Iterator[Weighed]:
     for place in view.places:
         network, names = known(place.node.network), known(place.node.names)
         if network is None:
@@ -56,7 +56,7 @@ def _gloo(view: View) -> Iterator[Weighed]:
             yield _loopback(place, picks)
 
 
-def _loopback(place: Place, picks: tuple[Pick, ...]) -> Weighed:
+def _loopback(place: BenchNode, picks: tuple[Pick, ...]) -> Weighed:
     """Say what a figure of ranks on one host is: the kernel sends to an own address over loopback, whichever it is."""
     own = f", whose address {picks[0].ip} is this host's own" if picks and not picks[0].ip.is_loopback else ""
     name = picks[0].interface.name if picks else "loopback"
@@ -69,7 +69,7 @@ def _loopback(place: Place, picks: tuple[Pick, ...]) -> Weighed:
     )
 
 
-def _nccl(view: View) -> Iterator[Weighed]:
+def _nccl(view: BenchView) -> Iterator[Weighed]:
     for place in view.places:
         network, logs = known(place.node.network), view.logs(place)
         if not logs or network is None:
@@ -82,7 +82,9 @@ def _nccl(view: View) -> Iterator[Weighed]:
         yield from _tcp(view, place, "NCCL", used, network)
 
 
-def _tcp(view: View, place: Place, library: str, used: tuple[Interface, ...], network: Network) -> Iterator[Weighed]:
+def _tcp(
+    view: BenchView, place: BenchNode, library: str, used: tuple[Interface, ...], network: Network
+) -> Iterator[Weighed]:
     """Yield what is slow about the interfaces over which a library sends from host to host."""
     for interface in used:
         if is_tunnel(interface.name):
@@ -93,7 +95,9 @@ def _tcp(view: View, place: Place, library: str, used: tuple[Interface, ...], ne
     yield from _small_packets(place, library, used)
 
 
-def _slow(view: View, place: Place, library: str, used: tuple[Interface, ...], network: Network) -> Iterator[Weighed]:
+def _slow(
+    view: BenchView, place: BenchNode, library: str, used: tuple[Interface, ...], network: Network
+) -> Iterator[Weighed]:
     speeds = [_speed(interface) for interface in used]
     speed_mb_s = sum(speed or 0 for speed in speeds)
     if not speeds or None in speeds:
@@ -126,7 +130,7 @@ def _faster(network: Network, used: tuple[Interface, ...], speed_mb_s: int) -> I
     return best if best is not None and (_speed(best) or 0) >= MUCH_FASTER * speed_mb_s else None
 
 
-def _small_packets(place: Place, library: str, used: tuple[Interface, ...]) -> Iterator[Weighed]:
+def _small_packets(place: BenchNode, library: str, used: tuple[Interface, ...]) -> Iterator[Weighed]:
     for interface in used:
         speed = _speed(interface)
         if speed is None or speed < JUMBO_FROM_MB_S or interface.mtu > ETHERNET_MTU:
@@ -139,7 +143,7 @@ def _small_packets(place: Place, library: str, used: tuple[Interface, ...]) -> I
         yield _weigh(Effect.SMALL, place, text, f"/sys/class/net/{interface.name}/mtu", fix=fix)
 
 
-def _roce_mtu(place: Place, network: Network) -> Iterator[Weighed]:
+def _roce_mtu(place: BenchNode, network: Network) -> Iterator[Weighed]:
     """Yield RoCE ports whose packets are smaller than RDMA's largest, since their interface's MTU is."""
     rdma = known(place.node.rdma)
     if rdma is None:
@@ -165,5 +169,5 @@ def _gbit(speed_mb_s: int) -> str:
     return f"{speed_mb_s / 1000:g} Gbit/s"
 
 
-def _weigh(effect: Effect, place: Place, text: str, source: str, *, fix: str = "") -> Weighed:
+def _weigh(effect: Effect, place: BenchNode, text: str, source: str, *, fix: str = "") -> Weighed:
     return Weighed(effect=effect, reason=Reason(text=text, source=source, hosts=(place.node.host,), fix=fix))

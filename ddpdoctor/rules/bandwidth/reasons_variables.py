@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.node import Process
     from ddpdoctor.model.variables import Variable
-    from ddpdoctor.rules.bandwidth.reasons import Place, View
+    from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView
     from ddpdoctor.rules.settings import Setting
 
 
@@ -58,7 +58,7 @@ FEW_CHANNELS = 8
 """Ours: on NVLink NCCL opens 12 channels (V100) and more; over a few network cards it may need no more than this."""
 
 
-def variable_reasons(view: View) -> Iterator[Weighed]:
+def variable_reasons(view: BenchView) -> Iterator[Weighed]:
     """Yield variables with a value that slows what was measured, by machine and the ranks that have it."""
     for place in view.places:
         found: dict[tuple[Effect, str, str, str], list[int]] = {}
@@ -71,7 +71,7 @@ def variable_reasons(view: View) -> Iterator[Weighed]:
             yield Weighed(effect=effect, reason=reason)
 
 
-def _judge(view: View, place: Place, process: Process) -> Iterator[tuple[Effect, str, str, str]]:
+def _judge(view: BenchView, place: BenchNode, process: Process) -> Iterator[tuple[Effect, str, str, str]]:
     measured = see(place.node, process)
     for name, bearing in DANGERS.items():
         setting, variable = find_setting(place.node, process, name), find_variable(name)
@@ -87,12 +87,12 @@ def _judge(view: View, place: Place, process: Process) -> Iterator[tuple[Effect,
         yield from _off_in_a_file(place, process)
 
 
-def _bears(bearing: Bearing, view: View, place: Place) -> bool:
+def _bears(bearing: Bearing, view: BenchView, place: BenchNode) -> bool:
     inside, between = len(place.members) > 1, view.between_hosts
     return (view.nccl or bearing.gloo) and ((bearing.inside and inside) or (bearing.between and between))
 
 
-def _off_in_a_file(place: Place, process: Process) -> Iterator[tuple[Effect, str, str, str]]:
+def _off_in_a_file(place: BenchNode, process: Process) -> Iterator[tuple[Effect, str, str, str]]:
     setting, rdma = find_setting(place.node, process, "NCCL_IB_DISABLE"), known(place.node.rdma)
     if setting is None or setting.path is None or not setting.number or rdma is None:
         return
@@ -102,7 +102,7 @@ def _off_in_a_file(place: Place, process: Process) -> Iterator[tuple[Effect, str
         yield Effect.OTHER_WAY, text, _source(setting), setting.removal
 
 
-def _few_channels(place: Place, process: Process) -> Iterator[tuple[Effect, str, str, str]]:
+def _few_channels(place: BenchNode, process: Process) -> Iterator[tuple[Effect, str, str, str]]:
     for name in CHANNEL_LIMITS:
         setting = find_setting(place.node, process, name)
         if setting is not None and setting.number is not None and 0 < setting.number < FEW_CHANNELS:
@@ -110,7 +110,7 @@ def _few_channels(place: Place, process: Process) -> Iterator[tuple[Effect, str,
             yield Effect.LIMIT, text, _source(setting), setting.removal
 
 
-def _misread(place: Place, process: Process) -> Iterator[tuple[Effect, str, str, str]]:
+def _misread(place: BenchNode, process: Process) -> Iterator[tuple[Effect, str, str, str]]:
     """Yield tuning that NCCL reads otherwise than it was meant: NCCL_BUFFSIZE=4M is 4 bytes to it."""
     measured = see(place.node, process)
     for name in process.variables:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Bench, Wrong
 
     from .measured import Measured
-    from .wrong_blame import Blame
+    from .wrong_blame import WrongDataBlame
 
 SHOWN = 8
 """So many wrong elements are named; more would repeat the same."""
@@ -75,7 +75,7 @@ def check_wrong_data(measured: Measured) -> Answer:
         if not checked:
             return skipped("no result was checked")
         return judged((), f"the results of {checked} measured cases are as they have to be")
-    by_blame: dict[Blame, list[Wrong]] = defaultdict(list)
+    by_blame: dict[WrongDataBlame, list[Wrong]] = defaultdict(list)
     for wrongs in _by_case(bench.wrong):
         by_blame[find_blame(bench, wrongs)] += wrongs
     return judged(
@@ -90,7 +90,7 @@ def _by_case(wrongs: Iterable[Wrong]) -> list[list[Wrong]]:
     return list(cases.values())
 
 
-def _problem(bench: Bench, blame: Blame, wrongs: list[Wrong]) -> Problem:
+def _problem(bench: Bench, blame: WrongDataBlame, wrongs: list[Wrong]) -> Problem:
     first = min(wrongs, key=lambda one: (one.size_bytes, one.rank))
     more = f", and {len(wrongs) - 1} more wrong results" if len(wrongs) > 1 else ""
     shown = [_element(one) for one in wrongs[:SHOWN]]

@@ -19,7 +19,7 @@ ROOT = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blame:
+class WrongDataBlame:
     """The ranks that can be at fault, how sure that is, and why."""
 
     ranks: tuple[int, ...]
@@ -27,7 +27,7 @@ class Blame:
     why: str
 
 
-def find_blame(bench: Bench, wrongs: Sequence[Wrong]) -> Blame:
+def find_blame(bench: Bench, wrongs: Sequence[Wrong]) -> WrongDataBlame:
     """Return who can be at fault for the wrong results of one case, at least one."""
     world = tuple(sorted(member.rank for member in bench.members))
     collective = wrongs[0].collective
@@ -40,36 +40,38 @@ def find_blame(bench: Bench, wrongs: Sequence[Wrong]) -> Blame:
     return _blame_shared(world, wrongs)
 
 
-def _blame_shared(world: tuple[int, ...], wrongs: Sequence[Wrong]) -> Blame:
+def _blame_shared(world: tuple[int, ...], wrongs: Sequence[Wrong]) -> WrongDataBlame:
     """Of what all ranks work out together, a rank with a wrong result beside right ones has made it wrong itself."""
     ranks = _ranks(wrongs)
     if len(ranks) < len(world):
         right = rank_list(set(world) - set(ranks))
-        return Blame(ranks=ranks, confidence=Confidence.HIGH, why=f"the same call gave {right} the right result")
+        return WrongDataBlame(
+            ranks=ranks, confidence=Confidence.HIGH, why=f"the same call gave {right} the right result"
+        )
     alike = len({(one.index, one.found) for one in wrongs}) == 1
     why = "all ranks have the same wrong number, so one of them sent it" if alike else "no rank has the right result"
     return _low(world, f"{why}: which one is at fault cannot be told")
 
 
-def _blame_broadcast(world: tuple[int, ...], wrongs: Sequence[Wrong]) -> Blame:
+def _blame_broadcast(world: tuple[int, ...], wrongs: Sequence[Wrong]) -> WrongDataBlame:
     ranks = _ranks(wrongs)
     right = set(world) - set(ranks) - {ROOT}
     if right:
         why = f"{rank_list(right)} received the same data right"
-        return Blame(ranks=ranks, confidence=Confidence.MEDIUM, why=why)
+        return WrongDataBlame(ranks=ranks, confidence=Confidence.MEDIUM, why=why)
     if len(world) > 2:
         why = f"every rank that received of rank {ROOT} has it wrong"
-        return Blame(ranks=(ROOT,), confidence=Confidence.MEDIUM, why=why)
+        return WrongDataBlame(ranks=(ROOT,), confidence=Confidence.MEDIUM, why=why)
     return _low(world, "sender and receiver cannot be told apart")
 
 
-def _blame_messages(bench: Bench, world: tuple[int, ...], wrongs: Sequence[Wrong]) -> Blame:
+def _blame_messages(bench: Bench, world: tuple[int, ...], wrongs: Sequence[Wrong]) -> WrongDataBlame:
     """Of messages from one rank to another, what all that are wrong have in common is at fault."""
     ends = [{one.rank, _sender(bench, world, one)} for one in wrongs]
     common = set.intersection(*ends)
     if len(ends) > 1 and len(common) == 1:
         why = "it sent or received every message that arrived wrong"
-        return Blame(ranks=tuple(common), confidence=Confidence.MEDIUM, why=why)
+        return WrongDataBlame(ranks=tuple(common), confidence=Confidence.MEDIUM, why=why)
     return _low(tuple(sorted(set.union(*ends))), "sender and receiver cannot be told apart")
 
 
@@ -85,8 +87,8 @@ def _is_case(size_bytes: int, dtype: str, wrong: Wrong) -> bool:
     return (size_bytes, dtype) == (wrong.size_bytes, wrong.dtype)
 
 
-def _low(ranks: tuple[int, ...], why: str) -> Blame:
-    return Blame(ranks=ranks, confidence=Confidence.LOW, why=why)
+def _low(ranks: tuple[int, ...], why: str) -> WrongDataBlame:
+    return WrongDataBlame(ranks=ranks, confidence=Confidence.LOW, why=why)
 
 
 def _ranks(wrongs: Sequence[Wrong]) -> tuple[int, ...]:

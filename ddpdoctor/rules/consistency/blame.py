@@ -31,7 +31,7 @@ class Ground(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blame:
+class DriftBlame:
     """Ranks to blame, and why these."""
 
     ranks: tuple[int, ...]
@@ -43,28 +43,28 @@ class Blame:
         return Confidence.LOW if self.ground is Ground.NONE else Confidence.HIGH
 
 
-def seen(values: Iterable[Values]) -> Blame | None:
+def seen(values: Iterable[Values]) -> DriftBlame | None:
     """Return the blame of ranks that were seen to do what is wrong; None where there are none."""
     ranks = tuple(sorted(each.rank for each in values))
-    return Blame(ranks=ranks, ground=Ground.SEEN) if ranks else None
+    return DriftBlame(ranks=ranks, ground=Ground.SEEN) if ranks else None
 
 
-def outvoted(sides: Iterable[Sequence[int]]) -> Blame:
+def outvoted(sides: Iterable[Sequence[int]]) -> DriftBlame:
     """Return the ranks outside of the side that more than half are on; all, where there is no such side."""
     ordered = sorted(sides, key=len, reverse=True)
     everybody = tuple(sorted(rank for side in ordered for rank in side))
     if 2 * len(ordered[0]) <= len(everybody):
-        return Blame(ranks=everybody, ground=Ground.NONE)
+        return DriftBlame(ranks=everybody, ground=Ground.NONE)
     majority = set(ordered[0])
-    return Blame(ranks=tuple(rank for rank in everybody if rank not in majority), ground=Ground.MAJORITY)
+    return DriftBlame(ranks=tuple(rank for rank in everybody if rank not in majority), ground=Ground.MAJORITY)
 
 
-def blame_of(splits: Iterable[Split]) -> Blame:
+def blame_of(splits: Iterable[Split]) -> DriftBlame:
     """Return who is to blame for tensors that differ: whoever is outvoted at one of them."""
     each = [outvoted(split.sides) for split in splits]
     ranks = tuple(sorted({rank for blame in each for rank in blame.ranks}))
     told = all(blame.ground is Ground.MAJORITY for blame in each)
-    return Blame(ranks=ranks, ground=Ground.MAJORITY if told else Ground.NONE)
+    return DriftBlame(ranks=ranks, ground=Ground.MAJORITY if told else Ground.NONE)
 
 
 def sides_by(values: Iterable[Values], told: Callable[[Values], Told]) -> list[tuple[Told, tuple[int, ...]]]:

@@ -8,7 +8,7 @@ from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.registry import rule
 
-from .cause import Cause
+from .cause import DriftCause
 from .survey import ruling, survey
 from .telling import findings_of
 
@@ -55,9 +55,9 @@ def check_buffers(job: Job) -> Answer:
     return ruling(job, seen, findings_of(job, seen.found, "buffers"), "buffers that DDP sends")
 
 
-def _why(sighting: Sighting) -> Cause:
+def _why(sighting: Sighting) -> DriftCause:
     if sighting.stream.clock is StreamClock.SYNC:
-        return Cause(
+        return DriftCause(
             name="not sent",
             words="DDP has sent rank 0's, and these were not among them: replaced or registered after wrapping",
             fix="register buffers before the model is wrapped, and change them in place (copy_), not by assigning "
@@ -65,7 +65,7 @@ def _why(sighting: Sighting) -> Cause:
         )
     names = {split.row.name.rpartition(".")[2] for split in sighting.difference.splits}
     what = "the statistics of its own data" if names & set(_STATISTICS) else "what it has made of them"
-    return Cause(
+    return DriftCause(
         name="kept apart",
         words=f"broadcast_buffers=False leaves each rank {what}",
         fix="leave broadcast_buffers=True, or use SyncBatchNorm; where this is meant, --allow-different '*running_*'",

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .blame import Blame
+    from .blame import DriftBlame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class DriftCause:
     """Why replicas differ."""
 
     name: str
@@ -18,7 +18,7 @@ class Cause:
     words: str
     """A clause that can follow a colon."""
     fix: str
-    blame: Blame | None = None
+    blame: DriftBlame | None = None
     """Whom the cause itself shows; None where only the tensors tell who differs."""
     unsynchronised: bool = False
     """Gradients were not reduced, which a script may want that averages parameters by itself."""

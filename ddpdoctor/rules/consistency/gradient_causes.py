@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.rank_words import rank_list
 
 from .blame import Ground, blame_of, outvoted, seen, sides_by, sides_words
-from .cause import Cause
+from .cause import DriftCause
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,7 +22,7 @@ _REDUCING_HOOKS = ("allreduce", "compress", "powersgd", "quantization")
 """In the names of torch's own hooks that leave the same gradients on all ranks."""
 
 
-def why_gradients_differ(sighting: Sighting) -> Cause:
+def why_gradients_differ(sighting: Sighting) -> DriftCause:
     """Return the likely cause of gradients that differ after the reduction."""
     if sighting.replica.mesh_dims:
         return _apart_in_mesh(sighting)
@@ -34,10 +34,10 @@ def why_gradients_differ(sighting: Sighting) -> Cause:
     return _changed_after(sighting)
 
 
-def _apart_in_mesh(sighting: Sighting) -> Cause:
+def _apart_in_mesh(sighting: Sighting) -> DriftCause:
     blame = blame_of(sighting.difference.splits)
     who = f"{rank_list(blame.ranks)} changed them" if blame.ground is Ground.MAJORITY else "they were changed"
-    return Cause(
+    return DriftCause(
         name="apart in a mesh",
         words=f"ranks of the mesh's {sighting.replica.mesh_dims} dimension hold these parameters alike, and {who} on "
         "the way to the optimizer, or computed them from other inputs",
@@ -52,7 +52,7 @@ def unreduced_names(values: Iterable[Values]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for each in values for name in each.unreduced))
 
 
-def added_after_wrapping(sighting: Sighting) -> Cause | None:
+def added_after_wrapping(sighting: Sighting) -> DriftCause | None:
     """Return the cause where tensors differ that DDP was not given to reduce, and none before them on one rank only.
 
     DDP may wait for a parameter that was replaced, and then reduces none of its bucket.
@@ -63,7 +63,7 @@ def added_after_wrapping(sighting: Sighting) -> Cause | None:
     if blame is None or not any(differs) or (not differs[0] and blame_of(splits[:1]).ground is Ground.MAJORITY):
         return None
     named = ", ".join(names[:MAX_NAMES]) + (" and more" if len(names) > MAX_NAMES else "")
-    return Cause(
+    return DriftCause(
         name="added after wrapping",
         words=f"DDP does not reduce {named}: added, replaced or unfrozen after the model was wrapped",
         fix="wrap the model in DDP once it has all the parameters it is trained with, each with requires_grad as it is "
@@ -73,14 +73,14 @@ def added_after_wrapping(sighting: Sighting) -> Cause | None:
     )
 
 
-def _unfinished(sighting: Sighting) -> Cause | None:
+def _unfinished(sighting: Sighting) -> DriftCause | None:
     """Return the cause where DDP still waited for gradients when the optimizer made its step."""
     waiting = [each for each in sighting.values if each.unfinished]
     if not waiting:
         return None
     names = list(dict.fromkeys(name for each in waiting for name in each.unfinished))
     named = ", ".join(names[:MAX_NAMES]) + (" and more" if len(names) > MAX_NAMES else "")
-    return Cause(
+    return DriftCause(
         name="unfinished",
         words=f"the backward left {named} without a gradient, so that DDP did not finish the reduction",
         fix="pass find_unused_parameters=True to DistributedDataParallel on all ranks; or let every output of forward "
@@ -93,11 +93,11 @@ def _unfinished(sighting: Sighting) -> Cause | None:
     )
 
 
-def _bypassed(sighting: Sighting) -> Cause | None:
+def _bypassed(sighting: Sighting) -> DriftCause | None:
     blame = seen(each for each in sighting.values if each.forwards == 0 and not _was_reduced(sighting, each))
     if blame is None:
         return None
-    return Cause(
+    return DriftCause(
         name="bypassed",
         words="the model was trained past DDP, whose forward did not run before the step",
         fix="call the DDP object itself in training, `model(x)`: neither `model.module(x)` nor the module that was "
@@ -116,11 +116,11 @@ def _was_reduced(sighting: Sighting, values: Values) -> bool:
     return reductions >= values.steps - (before.steps if before else 0) > 0
 
 
-def _under_no_sync(sighting: Sighting) -> Cause | None:
+def _under_no_sync(sighting: Sighting) -> DriftCause | None:
     blame = seen(each for each in sighting.values if 0 < each.forwards == each.unreduced_forwards)
     if blame is None:
         return None
-    return Cause(
+    return DriftCause(
         name="no_sync",
         words="all forwards since the step before ran under no_sync(), which leaves out the reduction",
         fix="run forward and backward of the last batch before step() outside of no_sync(): the forward decides "
@@ -132,12 +132,12 @@ def _under_no_sync(sighting: Sighting) -> Cause | None:
     )
 
 
-def _by_hook(sighting: Sighting) -> Cause | None:
+def _by_hook(sighting: Sighting) -> DriftCause | None:
     hooks = sorted({each.hook for each in sighting.values if each.hook})
     own = [hook for hook in hooks if not any(name in hook.lower() for name in _REDUCING_HOOKS)]
     if not own or blame_of(sighting.difference.splits).ground is Ground.MAJORITY:
         return None
-    return Cause(
+    return DriftCause(
         name="communication hook",
         words=f"the communication hook {own[0]} does not leave the same gradients on all ranks",
         fix="have the hook return what all ranks have in common, as the mean by all_reduce, for each bucket",
@@ -145,11 +145,11 @@ def _by_hook(sighting: Sighting) -> Cause | None:
     )
 
 
-def _scaled_apart(sighting: Sighting) -> Cause | None:
+def _scaled_apart(sighting: Sighting) -> DriftCause | None:
     sides = sides_by((each for each in sighting.values if each.scale is not None), lambda each: each.scale)
     if len(sides) < 2:
         return None
-    return Cause(
+    return DriftCause(
         name="scaled apart",
         words=f"the gradient scaler's scale is {sides_words(sides)}",
         fix="give GradScaler the same arguments on all ranks, load its state on all of them, and call update() on all "
@@ -159,11 +159,11 @@ def _scaled_apart(sighting: Sighting) -> Cause | None:
     )
 
 
-def _accumulated_after(sighting: Sighting) -> Cause | None:
+def _accumulated_after(sighting: Sighting) -> DriftCause | None:
     some = next((each for each in sighting.values if 0 < each.unreduced_forwards < each.forwards), None)
     if some is None or blame_of(sighting.difference.splits).ground is Ground.MAJORITY:
         return None
-    return Cause(
+    return DriftCause(
         name="accumulated after the reduction",
         words="gradients were added under no_sync() after the last reduction, or changed after it",
         fix="leave no_sync() for the last of the batches whose gradients are accumulated, not for the first",
@@ -172,12 +172,12 @@ def _accumulated_after(sighting: Sighting) -> Cause | None:
     )
 
 
-def _changed_after(sighting: Sighting) -> Cause:
+def _changed_after(sighting: Sighting) -> DriftCause:
     blame = blame_of(sighting.difference.splits)
     one = blame.ground is Ground.MAJORITY
     who = f"{rank_list(blame.ranks)} changed them" if one else "they were changed"
     more = "" if one else "; or a second backward added to them, as of a reentrant checkpoint"
-    return Cause(
+    return DriftCause(
         name="changed after the reduction",
         words=f"{who} after DDP had reduced them (edited, clipped or scaled by a number of the rank's own{more})",
         fix="do between backward and step() the same on all ranks: clip by the norm of the reduced gradients, scale "

@@ -12,7 +12,7 @@ from .replicas import all_values, is_aligned
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job
 
-    from .cause import Cause
+    from .cause import DriftCause
     from .replicas import Replica, Sighting
 
 _LOCAL_SGD = "ocalSGD"
@@ -51,7 +51,7 @@ def excuse_of_job(job: Job, sighting: Sighting) -> str:
     return ""
 
 
-def excuse_of_cause(sighting: Sighting, cause: Cause) -> str:
+def excuse_of_cause(sighting: Sighting, cause: DriftCause) -> str:
     """Return why gradients may be left unreduced: the script makes the parameters equal by itself."""
     if cause.unsynchronised and _ends_equal(sighting.replica):
         return "local SGD: gradients were not reduced, and the parameters were equal at the end"

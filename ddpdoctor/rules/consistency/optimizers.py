@@ -12,7 +12,7 @@ from ddpdoctor.rules.answers import Answer, Problem, skipped
 from ddpdoctor.rules.registry import rule
 
 from .blame import Ground
-from .cause import Cause
+from .cause import DriftCause
 from .intended import excuse_of_model
 from .parameter_causes import MAX_SETTINGS, SAME_SETTINGS, or_unseen, to_see_each, why_parameters_differ
 from .replicas import all_values, is_aligned, sightings
@@ -91,12 +91,12 @@ def check_optimizers(job: Job) -> Answer:
     return ruling(job, replace(seen, compared=compared), findings, "optimizers")
 
 
-def _why_state_differs(sighting: Sighting) -> Cause:
+def _why_state_differs(sighting: Sighting) -> DriftCause:
     for what, code in ((What.GRADIENT, "DD503"), (What.PARAMETER, "DD501")):
         earlier = next((one for one in sightings(sighting.replica, what) if one.step <= sighting.step), None)
         if earlier is not None and (what is What.GRADIENT or _follows_parameters(sighting, earlier)):
-            return Cause(name=FOLLOWS, words=f"state follows what differs before: see {code}", fix="")
-    return Cause(
+            return DriftCause(name=FOLLOWS, words=f"state follows what differs before: see {code}", fix="")
+    return DriftCause(
         name="state",
         words="with equal gradients, so that it was loaded or changed on some ranks only"
         f"{or_unseen(sighting)}: parameters will follow",

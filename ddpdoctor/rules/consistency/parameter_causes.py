@@ -9,7 +9,7 @@ from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.rank_words import rank_list
 
 from .blame import Ground, blame_of, outvoted, seen, sides_by, sides_words
-from .cause import Cause
+from .cause import DriftCause
 from .gradient_causes import added_after_wrapping, why_gradients_differ
 from .replicas import is_aligned, sightings, values_at
 from .settings import splits_of, state_follows_parameters
@@ -37,7 +37,7 @@ _LOAD_DDP = "load a checkpoint before the model is wrapped in DDP, or on all ran
 _LOAD_MESH = "initialize and load on all ranks, as torch.distributed.checkpoint does"
 
 
-def why_parameters_differ(sighting: Sighting) -> Cause:
+def why_parameters_differ(sighting: Sighting) -> DriftCause:
     """Return the likely cause of parameters that differ."""
     for look in (
         _follows_gradients,
@@ -54,7 +54,7 @@ def why_parameters_differ(sighting: Sighting) -> Cause:
     return _written_on_one_rank(sighting)
 
 
-def _follows_gradients(sighting: Sighting) -> Cause | None:
+def _follows_gradients(sighting: Sighting) -> DriftCause | None:
     for earlier in sightings(sighting.replica, What.GRADIENT):
         if earlier.step <= sighting.step and is_aligned(earlier.values):
             cause = why_gradients_differ(earlier)
@@ -63,12 +63,12 @@ def _follows_gradients(sighting: Sighting) -> Cause | None:
     return None
 
 
-def _uneven_steps(sighting: Sighting) -> Cause | None:
+def _uneven_steps(sighting: Sighting) -> DriftCause | None:
     sides = sides_by(sighting.values, lambda each: each.steps)
     if len(sides) < 2:
         return None
     told = sides_words(sides, lambda steps: f"{steps} steps")
-    return Cause(
+    return DriftCause(
         name=UNEVEN_STEPS,
         words=f"ranks have made different numbers of steps: {told}",
         fix="call optimizer.step() on all ranks equally often: under no branch on the rank, on the loss or on the "
@@ -78,7 +78,7 @@ def _uneven_steps(sighting: Sighting) -> Cause | None:
     )
 
 
-def _some_steps_unreduced(sighting: Sighting) -> Cause | None:
+def _some_steps_unreduced(sighting: Sighting) -> DriftCause | None:
     """Return the cause where fewer backwards were reduced than steps made, although each step had one before."""
     now, before = _first_rank(sighting.values), _first_rank(sighting.before)
     if now is None or sighting.stream.clock is not StreamClock.STEP:
@@ -89,7 +89,7 @@ def _some_steps_unreduced(sighting: Sighting) -> Cause | None:
     missing = steps - (now.reductions - (before.reductions if before else 0))
     if missing <= 0:
         return None
-    return Cause(
+    return DriftCause(
         name="steps without a reduction",
         words=f"{missing} of the last {steps} steps {'was' if missing == 1 else 'were'} made without a reduction of "
         "gradients",
@@ -101,13 +101,13 @@ def _some_steps_unreduced(sighting: Sighting) -> Cause | None:
     )
 
 
-def _settings(sighting: Sighting) -> Cause | None:
+def _settings(sighting: Sighting) -> DriftCause | None:
     values = sighting.values if any(each.settings for each in sighting.values) else _last_settings(sighting)
     splits = splits_of(values, kernels=True)
     if not splits:
         return None
     told = "; ".join(split.words for split in splits[:MAX_SETTINGS])
-    return Cause(
+    return DriftCause(
         name="settings",
         words=f"the optimizer has different settings: {told}",
         fix=SAME_SETTINGS,
@@ -122,10 +122,10 @@ def _last_settings(sighting: Sighting) -> tuple[Values, ...]:
     return next((values for values in found if values), ())
 
 
-def _line_search(sighting: Sighting) -> Cause | None:
+def _line_search(sighting: Sighting) -> DriftCause | None:
     if not any(_LBFGS in each.optimizer for each in sighting.values):
         return None
-    return Cause(
+    return DriftCause(
         name="line search",
         words="LBFGS decides by the loss that its closure returns, which is each rank's own",
         fix="return from the closure the mean of the loss over all ranks (all_reduce)",
@@ -133,11 +133,11 @@ def _line_search(sighting: Sighting) -> Cause | None:
     )
 
 
-def _state(sighting: Sighting) -> Cause | None:
+def _state(sighting: Sighting) -> DriftCause | None:
     of_state = next((one for one in sightings(sighting.replica, What.STATE) if one.step <= sighting.step), None)
     if of_state is None or state_follows_parameters(sighting.values):
         return None
-    return Cause(
+    return DriftCause(
         name="optimizer state",
         words=f"the optimizer's state differs since step {of_state.step}, with equal gradients{or_unseen(of_state)}",
         fix=f"load the optimizer's state on all ranks, from the same file{to_see_each(of_state)}",
@@ -145,9 +145,9 @@ def _state(sighting: Sighting) -> Cause | None:
     )
 
 
-def _written_on_one_rank(sighting: Sighting) -> Cause:
+def _written_on_one_rank(sighting: Sighting) -> DriftCause:
     never = "" if sighting.last_good is not None else "; or they never were equal (init_sync=False)"
-    return Cause(
+    return DriftCause(
         name="written",
         words=f"something other than the optimizer's step changed them on {_writers(sighting)}, as a checkpoint that "
         f"was loaded there alone or an edit in place{or_unseen(sighting)}{never}",

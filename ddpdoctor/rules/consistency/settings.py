@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .blame import Blame, outvoted, sides_by, sides_words
+from .blame import DriftBlame, outvoted, sides_by, sides_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ class SettingSplit:
     sides: tuple[tuple[str, tuple[int, ...]], ...]
 
     @property
-    def blame(self) -> Blame:
+    def blame(self) -> DriftBlame:
         """Return who has another value than most."""
         return outvoted([ranks for _, ranks in self.sides])
 

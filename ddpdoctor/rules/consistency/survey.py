@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.consistency import What
     from ddpdoctor.model.facts import Job
 
-    from .cause import Cause
+    from .cause import DriftCause
     from .replicas import Replica, Sighting
 
 
@@ -26,7 +26,7 @@ class Found:
     """A difference that counts, and its likely cause."""
 
     sighting: Sighting
-    cause: Cause
+    cause: DriftCause
     since: int | None = None
     """The step at which it began, where that is known to be before it was seen."""
 
@@ -43,7 +43,7 @@ class Survey:
     """Why differences do not count, or models were not compared."""
 
 
-def survey(job: Job, what: What, why: Callable[[Sighting], Cause]) -> Survey:
+def survey(job: Job, what: What, why: Callable[[Sighting], DriftCause]) -> Survey:
     """Return the differences of a kind that count, with what ``why`` says of their cause."""
     found: list[Found] = []
     excuses: list[str] = []
@@ -94,7 +94,7 @@ def why_nothing(job: Job, noun: str) -> str:
 
 
 def _in_model(
-    job: Job, replica: Replica, what: What, why: Callable[[Sighting], Cause]
+    job: Job, replica: Replica, what: What, why: Callable[[Sighting], DriftCause]
 ) -> tuple[list[Found], list[str]]:
     """Return the first difference that counts, and why those before it do not."""
     excuses: list[str] = []

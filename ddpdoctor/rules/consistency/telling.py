@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Split, TensorRow
     from ddpdoctor.model.facts import Job
 
-    from .blame import Blame
+    from .blame import DriftBlame
     from .replicas import Replica, Sighting
     from .survey import Found
 
@@ -36,7 +36,7 @@ def findings_of(job: Job, found: Iterable[Found], nouns: str) -> list[Problem]:
     return [_finding(job, first, others, nouns) for first, *others in by_cause.values()]
 
 
-def blamed(found: Found) -> Blame:
+def blamed(found: Found) -> DriftBlame:
     """Return whom a difference is blamed on: whom its cause shows, else whoever differs from the majority."""
     return found.cause.blame or blame_of(found.sighting.difference.splits)
 
@@ -159,7 +159,7 @@ def _everybody(sighting: Sighting) -> tuple[int, ...]:
     return tuple(rank for side in sighting.difference.splits[0].sides for rank in side)
 
 
-def _places(found: Found, blame: Blame) -> tuple[Place, ...]:
+def _places(found: Found, blame: DriftBlame) -> tuple[Place, ...]:
     sites = {values.rank: values.site for values in found.sighting.values}
     places = []
     for rank in blame.ranks:

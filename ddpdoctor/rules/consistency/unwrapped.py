@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.consistency import What
 
 from .blame import seen
-from .cause import Cause
+from .cause import DriftCause
 from .parameter_causes import why_parameters_differ
 from .replicas import sightings, unwrapped_of
 from .survey import Found
@@ -38,7 +38,7 @@ def unwrapped_drift(job: Job) -> Iterator[Found]:
             yield Found(sighting=sighting, cause=cause, since=None if sighting.step else 1)
 
 
-def _cause(replica: Replica, sighting: Sighting) -> Cause | None:
+def _cause(replica: Replica, sighting: Sighting) -> DriftCause | None:
     """Return why a model differs that is meant to be equal; None where it may be each rank's own by design."""
     if _is_exchanged(sighting.stream):
         return _never_sent(replica, sighting) if sighting.last_good is None else why_parameters_differ(sighting)
@@ -60,8 +60,8 @@ def _is_trained_through(stream: Stream) -> bool:
     return bool(last) and all(each.own_steps > 0 and each.through > 0 for each in last[0])
 
 
-def _never_sent(replica: Replica, sighting: Sighting) -> Cause:
-    return Cause(
+def _never_sent(replica: Replica, sighting: Sighting) -> DriftCause:
+    return DriftCause(
         name="never sent",
         words="the gradients are the same on all ranks and the parameters never were: nobody has sent one rank's "
         "initial weights to the others, and each rank made its own (another seed)",
@@ -73,9 +73,9 @@ def _never_sent(replica: Replica, sighting: Sighting) -> Cause:
     )
 
 
-def _alone(sighting: Sighting) -> Cause:
+def _alone(sighting: Sighting) -> DriftCause:
     since = "from the start" if sighting.last_good is None else "since their first gradients, which nobody averaged"
-    return Cause(
+    return DriftCause(
         name="unwrapped",
         words=f"no DDP holds this model and its gradients are not exchanged, so that ranks differ {since}; DDP's model "
         "is trained through it, and gets the mean of gradients that different models made",

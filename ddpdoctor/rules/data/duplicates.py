@@ -67,7 +67,7 @@ def check_duplicates(replicas: Replicas) -> Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
+class _SamePass:
     """A pass in which ranks had the same samples."""
 
     number: int
@@ -104,7 +104,7 @@ def _unfit(replicas: Replicas, shared: Shared) -> str:
     return ""
 
 
-def _same_in(shared: Shared, number: int, passes: Mapping[int, EpochSeen]) -> tuple[_Seen | None, bool]:
+def _same_in(shared: Shared, number: int, passes: Mapping[int, EpochSeen]) -> tuple[_SamePass | None, bool]:
     """Return who had the same samples in a pass, and, where nobody had, whether that is certain."""
     if len(passes) < 2:
         return None, False
@@ -121,8 +121,10 @@ def _same_in(shared: Shared, number: int, passes: Mapping[int, EpochSeen]) -> tu
     return None, certain and any(epoch.drawn for epoch in passes.values())
 
 
-def _seen(number: int, ranks: tuple[int, ...], passes: Mapping[int, EpochSeen], *, all_samples: bool) -> _Seen | None:
-    return _Seen(number=number, ranks=ranks, passes=passes, all_samples=all_samples) if ranks else None
+def _seen(
+    number: int, ranks: tuple[int, ...], passes: Mapping[int, EpochSeen], *, all_samples: bool
+) -> _SamePass | None:
+    return _SamePass(number=number, ranks=ranks, passes=passes, all_samples=all_samples) if ranks else None
 
 
 def _drew_everything(shared: Shared, passes: Mapping[int, EpochSeen]) -> Callable[[int, int], bool]:
@@ -169,7 +171,7 @@ def _alike(passes: Mapping[int, EpochSeen], same: Callable[[int, int], bool]) ->
     return tuple(sorted(rank for kind in kinds if len(kind) > 1 for rank in kind))
 
 
-def _finding(replicas: Replicas, shared: Shared, seen: _Seen) -> Problem:
+def _finding(replicas: Replicas, shared: Shared, seen: _SamePass) -> Problem:
     loader = shared.seen[seen.ranks[0]]
     passes = [seen.passes[rank] for rank in seen.ranks]
     return Problem(
@@ -184,12 +186,12 @@ def _finding(replicas: Replicas, shared: Shared, seen: _Seen) -> Problem:
     )
 
 
-def _samples_words(shared: Shared, seen: _Seen) -> str:
+def _samples_words(shared: Shared, seen: _SamePass) -> str:
     samples = shared.seen[seen.ranks[0]].samples
     return f"{samples} samples" if seen.all_samples else "samples"
 
 
-def _cause(shared: Shared, seen: _Seen) -> str:
+def _cause(shared: Shared, seen: _SamePass) -> str:
     samplers = {rank: shared.seen[rank].sampler for rank in seen.ranks}
     known = [sampler for sampler in samplers.values() if sampler is not None and sampler.replicas is not None]
     if shared.seen[seen.ranks[0]].iterable:
@@ -210,7 +212,7 @@ def _sampler_cause(samplers: list[SamplerSeen]) -> str:
     return f"has a {say.class_name(samplers[0].type)} that gives each of them the same"
 
 
-def _evidence(shared: Shared, seen: _Seen) -> tuple[str, ...]:
+def _evidence(shared: Shared, seen: _SamePass) -> tuple[str, ...]:
     loader = shared.seen[seen.ranks[0]]
     epoch = seen.passes[seen.ranks[0]]
     return tuple(filter(None, (
@@ -222,7 +224,7 @@ def _evidence(shared: Shared, seen: _Seen) -> tuple[str, ...]:
     )))  # fmt: skip
 
 
-def _drawn_words(shared: Shared, seen: _Seen, epoch: EpochSeen) -> str:
+def _drawn_words(shared: Shared, seen: _SamePass, epoch: EpochSeen) -> str:
     if shared.seen[seen.ranks[0]].iterable or not epoch.drawn:
         return f"the first batches of {rank_list(seen.ranks)} were equal in all their parts"
     if not seen.all_samples:
@@ -236,7 +238,7 @@ def _drawn_words(shared: Shared, seen: _Seen, epoch: EpochSeen) -> str:
     return f"{rank_list(seen.ranks)} each {say.drawn_words(epoch)}, which is {which}, in {order}"
 
 
-def _contents_words(shared: Shared, seen: _Seen) -> str:
+def _contents_words(shared: Shared, seen: _SamePass) -> str:
     if shared.seen[seen.ranks[0]].iterable:
         return ""
     if is_told_by_prints(seen.passes[rank] for rank in seen.ranks):
@@ -244,7 +246,7 @@ def _contents_words(shared: Shared, seen: _Seen) -> str:
     return "class, length and attributes of the dataset are the same on them; what it gives could not be compared"
 
 
-def _unseen_words(shared: Shared, seen: _Seen) -> str:
+def _unseen_words(shared: Shared, seen: _SamePass) -> str:
     """Return how much of the dataset is in no share, where samplers of all ranks leave some out."""
     samplers = [loader.sampler for loader in shared.seen.values()]
     counts = {sampler.replicas if sampler is not None else None for sampler in samplers}

@@ -84,7 +84,7 @@ def check_shards(replicas: Replicas) -> Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cause:
+class _ShareFault:
     """Why shares do not fit together."""
 
     words: str
@@ -141,7 +141,7 @@ def _judge_samplers(
             seen = [f"{what}: {say.by_rank(values)} (pass {number})", _sums_words(shared, found, number)]
             if len(blamed) == len(shared.seen):
                 seen.append(NO_MAJORITY)
-            cause = _Cause(
+            cause = _ShareFault(
                 words=f"their samplers have different {what}", ranks=blamed, evidence=tuple(seen), sure=False
             )
             return judged([_finding(replicas, shared, cause)])
@@ -162,7 +162,7 @@ def _settle_samplers(
     return skipped(f"{say.name_of(shared.first())}: what its sampler shares out cannot be told from its sums")
 
 
-def _missing_shares(replicas: Replicas, shared: Shared, samplers: Mapping[int, SamplerSeen]) -> _Cause | None:
+def _missing_shares(replicas: Replicas, shared: Shared, samplers: Mapping[int, SamplerSeen]) -> _ShareFault | None:
     """Return the cause where samplers are for more ranks than there are; ranks with equal numbers are duplicates."""
     counts = {sampler.replicas for sampler in samplers.values()}
     numbers = {sampler.rank for sampler in samplers.values()}
@@ -172,7 +172,7 @@ def _missing_shares(replicas: Replicas, shared: Shared, samplers: Mapping[int, S
     if count <= shared.size or count == replicas.world_size or not all(s.standard for s in samplers.values()):
         return None
     missing = sorted(set(range(count)) - {number for number in numbers if number is not None})
-    return _Cause(
+    return _ShareFault(
         words=f"their samplers are for {count} ranks, and there are {shared.size}",
         ranks=shared.ranks,
         evidence=(
@@ -182,7 +182,7 @@ def _missing_shares(replicas: Replicas, shared: Shared, samplers: Mapping[int, S
     )
 
 
-def _other_parts(shared: Shared, samplers: Mapping[int, SamplerSeen]) -> _Cause | None:
+def _other_parts(shared: Shared, samplers: Mapping[int, SamplerSeen]) -> _ShareFault | None:
     """Return the cause where one dataset is shared out to all ranks after each has split off a part for itself."""
     wholes = {loader.part_of for loader in shared.seen.values()}
     numbers = {(sampler.replicas, sampler.rank) for sampler in samplers.values()}
@@ -192,7 +192,7 @@ def _other_parts(shared: Shared, samplers: Mapping[int, SamplerSeen]) -> _Cause 
     split = compare(Voice(host="", value=part or None, ranks=(rank,)) for rank, part in parts.items())
     if split is None or not all(sampler.standard for sampler in samplers.values()):
         return None
-    return _Cause(
+    return _ShareFault(
         words="they are shares of different parts (Subset) of the dataset",
         ranks=split.ranks,
         evidence=(
@@ -245,7 +245,7 @@ def _judge_drawn(replicas: Replicas, shared: Shared, passes: Mapping[int, Mappin
     as_many = sum(epoch.drawn for epoch in epochs) == samples
     is_proved = as_many and are_distinct(epochs) and must_leave_gap(samples, epochs)
     if is_proved and len(whole) > 1 and _same_shares(whole):
-        cause = _Cause(
+        cause = _ShareFault(
             words="each rank has the same samples in each epoch, and together these are not all",
             ranks=shared.ranks,
             evidence=(_sums_words(shared, found, number),),
@@ -262,7 +262,7 @@ def _same_shares(passes: Mapping[int, Mapping[int, EpochSeen]]) -> bool:
     return len(shares) == 1
 
 
-def _finding(replicas: Replicas, shared: Shared, cause: _Cause) -> Problem:
+def _finding(replicas: Replicas, shared: Shared, cause: _ShareFault) -> Problem:
     loader = shared.first()
     is_sure = cause.sure or len(cause.ranks) < len(shared.seen)
     return Problem(

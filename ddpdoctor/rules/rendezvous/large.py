@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddpdoctor.model.reaching import NodePair
-    from ddpdoctor.rules.rendezvous.lines import Blame
+    from ddpdoctor.rules.rendezvous.lines import BadPairs
     from ddpdoctor.rules.rendezvous.payloads import Rate
 
     Pairs = dict[tuple[int, int], NodePair]
@@ -77,7 +77,7 @@ def _blamed(
     meeting: Meeting,
     pairs: Pairs,
     bad: dict[tuple[int, int], bool],
-    make: Callable[[Meeting, Blame, list[NodePair]], Problem],
+    make: Callable[[Meeting, BadPairs, list[NodePair]], Problem],
 ) -> list[Problem]:
     return [make(meeting, blame, [pairs[key] for key in blame.pairs]) for blame in explain(bad)]
 
@@ -93,7 +93,7 @@ def _slow(meeting: Meeting, pairs: Pairs) -> list[Problem]:
     return [_slow_link(meeting, blame, [pairs[key] for key in blame.pairs], fastest) for blame in told]
 
 
-def _black_hole(meeting: Meeting, blame: Blame, bad: list[NodePair]) -> Problem:
+def _black_hole(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> Problem:
     interface = bad[0].interface or "eth0"
     return Problem(
         kind="mtu",
@@ -130,7 +130,7 @@ def _mtus(meeting: Meeting, bad: list[NodePair]) -> tuple[str, ...]:
     return first_few(found)
 
 
-def _loss(meeting: Meeting, blame: Blame, bad: list[NodePair]) -> Problem:
+def _loss(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> Problem:
     worst = max(lost_share(pair) or 0.0 for pair in bad)
     interface = bad[0].interface or "eth0"
     hosts = meeting.names(blame.nodes)
@@ -149,7 +149,7 @@ def _lost(meeting: Meeting, pair: NodePair) -> str:
     return f"{_both(meeting, pair)}: {pair.large.retransmitted} of {pair.large.sent} segments were sent again"
 
 
-def _slow_link(meeting: Meeting, blame: Blame, bad: list[NodePair], fastest: float) -> Problem:
+def _slow_link(meeting: Meeting, blame: BadPairs, bad: list[NodePair], fastest: float) -> Problem:
     rates = [rate for pair in bad if (rate := rate_of(pair)) is not None]
     interface = bad[0].interface or "eth0"
     hosts = meeting.names(blame.nodes)
@@ -173,7 +173,7 @@ def _ended(rate: Rate) -> str:
     return "" if rate.pair.large.contact is Contact.CONNECTED else "given up after "
 
 
-def _where(meeting: Meeting, blame: Blame) -> str:
+def _where(meeting: Meeting, blame: BadPairs) -> str:
     """Return the way on which something goes wrong."""
     first = meeting.name(blame.nodes[0])
     words = {
@@ -189,7 +189,7 @@ def _where(meeting: Meeting, blame: Blame) -> str:
     return f"from {meeting.name(source)} to {meeting.name(target)}{both}"
 
 
-def _confidence(blame: Blame) -> Confidence:
+def _confidence(blame: BadPairs) -> Confidence:
     return Confidence.MEDIUM if blame.alone or blame.way is Way.ALL else Confidence.HIGH
 
 

@@ -29,7 +29,7 @@ class Way(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blame:
+class BadPairs:
     """Nodes that explain some bad pairs."""
 
     way: Way
@@ -41,7 +41,7 @@ class Blame:
     """It rests on a single pair: the other end may as well be to blame."""
 
 
-def explain(tried: Mapping[Pair, bool]) -> tuple[Blame, ...]:
+def explain(tried: Mapping[Pair, bool]) -> tuple[BadPairs, ...]:
     """Return who explains the bad pairs; ``tried`` says of each pair that was tried whether it is bad.
 
     Whole rows and columns come first, the one that explains most before others; of equal ones the column, since
@@ -51,8 +51,8 @@ def explain(tried: Mapping[Pair, bool]) -> tuple[Blame, ...]:
     if not bad:
         return ()
     if len(bad) == len(tried) and len(bad) > 1:
-        return (Blame(way=Way.ALL, nodes=_nodes(bad), pairs=tuple(sorted(bad))),)
-    found: list[Blame] = []
+        return (BadPairs(way=Way.ALL, nodes=_nodes(bad), pairs=tuple(sorted(bad))),)
+    found: list[BadPairs] = []
     left = set(bad)
     lines = _bad_lines(tried, bad)
     while left:
@@ -65,7 +65,7 @@ def explain(tried: Mapping[Pair, bool]) -> tuple[Blame, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _RowOrColumn:
     way: Way
     node: int
     pairs: frozenset[Pair]
@@ -73,11 +73,11 @@ class _Line:
     def left(self, pairs: set[Pair]) -> frozenset[Pair]:
         return self.pairs & pairs
 
-    def blame(self, explained: frozenset[Pair]) -> Blame:
-        return Blame(way=self.way, nodes=(self.node,), pairs=tuple(sorted(explained)), alone=len(self.pairs) == 1)
+    def blame(self, explained: frozenset[Pair]) -> BadPairs:
+        return BadPairs(way=self.way, nodes=(self.node,), pairs=tuple(sorted(explained)), alone=len(self.pairs) == 1)
 
 
-def _bad_lines(tried: Mapping[Pair, bool], bad: set[Pair]) -> list[_Line]:
+def _bad_lines(tried: Mapping[Pair, bool], bad: set[Pair]) -> list[_RowOrColumn]:
     """Return all columns and then all rows of which every pair that was tried is bad.
 
     A line of one pair counts only where nothing else was tried of either end, as between two nodes.
@@ -89,30 +89,30 @@ def _bad_lines(tried: Mapping[Pair, bool], bad: set[Pair]) -> list[_Line]:
         rows.setdefault(source, set()).add((source, target))
     least = 1 if len(columns.keys() | rows.keys()) == 2 else 2
     return [
-        _Line(way, node, frozenset(pairs))
+        _RowOrColumn(way, node, frozenset(pairs))
         for way, lines in ((Way.INBOUND, columns), (Way.OUTBOUND, rows))
         for node, pairs in sorted(lines.items())
         if len(pairs) >= least and pairs <= bad
     ]
 
 
-def _draw_cut_off(found: Iterable[Blame]) -> tuple[Blame, ...]:
+def _draw_cut_off(found: Iterable[BadPairs]) -> tuple[BadPairs, ...]:
     """Draw row and column of one node together."""
-    by_node: dict[int, Blame] = {}
+    by_node: dict[int, BadPairs] = {}
     for blame in found:
         (node,) = blame.nodes
         former = by_node.get(node)
         both = None if former is None else tuple(sorted({*former.pairs, *blame.pairs}))
-        by_node[node] = blame if both is None else Blame(way=Way.CUT_OFF, nodes=(node,), pairs=both)
+        by_node[node] = blame if both is None else BadPairs(way=Way.CUT_OFF, nodes=(node,), pairs=both)
     return tuple(by_node[node] for node in sorted(by_node))
 
 
-def _draw_pairs(left: Iterable[Pair]) -> tuple[Blame, ...]:
+def _draw_pairs(left: Iterable[Pair]) -> tuple[BadPairs, ...]:
     """Return a blame for each two nodes, whichever way is bad between them."""
     between: dict[Pair, list[Pair]] = {}
     for pair in sorted(left):
         between.setdefault((min(pair), max(pair)), []).append(pair)
-    return tuple(Blame(way=Way.PAIR, nodes=nodes, pairs=tuple(pairs)) for nodes, pairs in between.items())
+    return tuple(BadPairs(way=Way.PAIR, nodes=nodes, pairs=tuple(pairs)) for nodes, pairs in between.items())
 
 
 def _nodes(pairs: Iterable[Pair]) -> tuple[int, ...]:

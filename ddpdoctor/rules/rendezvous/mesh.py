@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.reaching import Connecting, NodePair
-    from ddpdoctor.rules.rendezvous.lines import Blame
+    from ddpdoctor.rules.rendezvous.lines import BadPairs
 
 HOW = {
     Contact.NO_ANSWER: "nothing comes back, packets are dropped",
@@ -103,7 +103,7 @@ def failure_of(pair: NodePair) -> Connecting | None:
     return pair.connecting if lost else None
 
 
-def _finding(meeting: Meeting, blame: Blame, pairs: dict[tuple[int, int], NodePair]) -> Problem:
+def _finding(meeting: Meeting, blame: BadPairs, pairs: dict[tuple[int, int], NodePair]) -> Problem:
     bad = [pairs[key] for key in blame.pairs]
     refusing = tuple(_refusals(meeting, blame))
     guess = (blame.alone or blame.way is Way.ALL) and not refusing
@@ -120,7 +120,7 @@ def _finding(meeting: Meeting, blame: Blame, pairs: dict[tuple[int, int], NodePa
     )
 
 
-def _who(meeting: Meeting, blame: Blame) -> str:
+def _who(meeting: Meeting, blame: BadPairs) -> str:
     first = meeting.name(blame.nodes[0])
     if blame.way is Way.ALL:
         return f"{host_list(meeting.names(blame.nodes))} cannot connect to each other at all, in any direction"
@@ -154,11 +154,11 @@ def _line(meeting: Meeting, pair: NodePair) -> str:
     return f"{meeting.name(pair.source)} to {meeting.name(pair.target)} at {what}"
 
 
-def _share(meeting: Meeting, blame: Blame) -> str:
+def _share(meeting: Meeting, blame: BadPairs) -> str:
     return "with it" if blame.way in {Way.CUT_OFF, Way.INBOUND, Way.OUTBOUND} and len(meeting.arrived()) > 2 else ""
 
 
-def _refusals(meeting: Meeting, blame: Blame) -> Iterator[str]:
+def _refusals(meeting: Meeting, blame: BadPairs) -> Iterator[str]:
     """Yield what refuses connections in the packet filters of hosts to which none could be made."""
     if blame.way is Way.OUTBOUND:
         return
@@ -169,7 +169,7 @@ def _refusals(meeting: Meeting, blame: Blame) -> Iterator[str]:
             yield f"{meeting.name(number)}: {chain.name}: {chain.refusal}"
 
 
-def _fix(meeting: Meeting, blame: Blame, bad: list[NodePair]) -> str:
+def _fix(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> str:
     if blame.way is Way.OUTBOUND:
         host = meeting.name(blame.nodes[0])
         return f"nft list ruleset, as root on {host}, shows what it lets out; ip route get {bad[0].address} its way"
