@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from ddpdoctor.diagnose.bandwidth_job import GONE, build_job, is_in_call
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.progress.evidence import waiters_words
+from ddpdoctor.rules.progress.scene import build_scene
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 ROOTS = frozenset({"DD601", "DD602", "DD603", "DD604", "DD605", "DD606", "DD607", "DD608", "DD611"})
 """The findings that mean something of a program of our own."""
-MOST_TOLD = 4
+MOST_NAMED = 4
 """Groups that a summary names."""
 
 
@@ -90,14 +92,14 @@ def _crash_fix(finding: Finding, stop: Stop) -> str:
 
 def _silent(finding: Finding, bench: Bench, stop: Stop) -> Finding:
     """Say of ranks that did not answer what can be said: where they stand is not known."""
-    _, _, waiting = finding.summary.partition(" while ")
+    waiting = waiters_words(build_scene(build_job(bench, stop)), finding.ranks)
     verb = "no longer answers" if len(finding.ranks) == 1 else "no longer answer"
     seen = {int(rank) for one in stop.positions for rank in one.states}
     pids = [str(one.pid) for one in bench.members if one.rank in seen & set(finding.ranks)]
     down = "see whether their hosts, and the network to them, are up: ddpdoctor check-env on all hosts"
     return replace(
         finding,
-        summary=f"{rank_list(finding.ranks)} {verb}" + (f" while {waiting}" if waiting else ""),
+        summary=f"{rank_list(finding.ranks)} {verb}" + (f" {waiting}" if waiting else ""),
         evidence=_others(finding, bench, stop),
         fix=f"see what they do: py-spy dump --native --pid {' '.join(pids)}" if pids else down,
     )
@@ -115,13 +117,13 @@ def _others(finding: Finding, bench: Bench, stop: Stop) -> tuple[str, ...]:
 def _transport(finding: Finding, bench: Bench, stop: Stop) -> Finding:
     """Say which call of the bench does not complete, and among whom."""
     at = {(one.group, one.what or one.op) for one in stop.positions if one.rank in finding.ranks}
-    told = [f"{rank_list(group)} {_be(group)} in {what}" for group, what in sorted(at)]
-    more = f", and {len(told) - MOST_TOLD} more groups likewise" if len(told) > MOST_TOLD else ""
-    fails = "it does not complete" if len(told) == 1 else "none of these completes"
+    calls = [f"{rank_list(group)} {_be(group)} in {what}" for group, what in sorted(at)]
+    more = f", and {len(calls) - MOST_NAMED} more groups likewise" if len(calls) > MOST_NAMED else ""
+    fails = "it does not complete" if len(calls) == 1 else "none of these completes"
     hosts = dict.fromkeys(one.host for one in bench.members if one.rank in finding.ranks)
     return replace(
         finding,
-        summary=f"{', '.join(told[:MOST_TOLD])}{more}, and {fails}",
+        summary=f"{', '.join(calls[:MOST_NAMED])}{more}, and {fails}",
         fix=_transport_fix(len(hosts), bench.settings.backend),
     )
 

@@ -101,8 +101,8 @@ def job_status(job: Job, judgement: Judgement, *, hung: bool, interrupted: bool)
 
 
 def _world_size(job: Job) -> int | None:
-    told = [rank.world_size for rank in job.ranks if rank.world_size]
-    return max(told) if told else job.world_size
+    sizes = [rank.world_size for rank in job.ranks if rank.world_size]
+    return max(sizes) if sizes else job.world_size
 
 
 def _data(run: dict[str, Any], job: Job, sections: tuple[Attempt, ...]) -> dict[str, Any]:

@@ -328,7 +328,7 @@ class Reference:
     """It holds from this size on."""
 
 
-class Standing(str, Enum):
+class Assessment(str, Enum):
     """How a curve stands against its reference."""
 
     HEALTHY = "healthy"
@@ -374,7 +374,7 @@ class Curve:
     """None with too few sizes."""
     half_bytes: int | None
     """The size that reaches half of the plateau, by interpolation; None where the curve does not cross it."""
-    standing: Standing
+    standing: Assessment
     reference: Reference | None
     share: float | None
     """Plateau over reference."""

@@ -43,7 +43,7 @@ def _count(cases: Sequence[Element], report: Report) -> dict[str, str]:
 
 
 def _time(stamp: str) -> float | None:
-    """Return a moment in seconds; None for the damaged one of a file that came from elsewhere."""
+    """Return a time in seconds; None for the damaged one of a file that came from elsewhere."""
     try:
         return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()
     except (ValueError, OverflowError):

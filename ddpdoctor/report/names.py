@@ -63,10 +63,10 @@ def format_hosts(hosts: Iterable[str]) -> str:
 def format_time(stamp: str) -> str:
     """Write a time of a report to the second: "2026-01-02 03:04:05 UTC"."""
     try:
-        moment = datetime.fromisoformat(stamp.replace("Z", "+00:00"))
+        time = datetime.fromisoformat(stamp.replace("Z", "+00:00"))
     except ValueError:  # of a file that came from elsewhere
         return stamp
-    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{time:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def format_place(place: Place) -> str:

@@ -63,8 +63,9 @@ def _visits(seen: Rendezvous) -> Table:
 
 
 def _head(seen: Rendezvous) -> tuple[str, ...]:
-    door = next((visit.door for visit in seen.visits if visit.door is not None), None)
-    return ("node", "host", "publishes", f"store at {say_place(door.host, door.port)}" if door is not None else "store")
+    store = next((visit.door for visit in seen.visits if visit.door is not None), None)
+    place = f" at {say_place(store.host, store.port)}" if store is not None else ""
+    return ("node", "host", "publishes", f"store{place}")
 
 
 def _row(visit: Visit) -> tuple[str, ...]:
@@ -75,18 +76,18 @@ def _row(visit: Visit) -> tuple[str, ...]:
 
 
 def _store(visit: Visit) -> str:
-    door = visit.door
-    if door is None:
+    store = visit.door
+    if store is None:
         return visit.way_lost or "not looked at"
-    if door.not_served:
-        return f"cannot serve it: {door.not_served}"
-    best = next((attempt for attempt in door.attempts if attempt.contact is Contact.CONNECTED), None)
+    if store.not_served:
+        return f"cannot serve it: {store.not_served}"
+    best = next((attempt for attempt in store.attempts if attempt.contact is Contact.CONNECTED), None)
     if best is None:
-        last = door.attempts[-1] if door.attempts else None
+        last = store.attempts[-1] if store.attempts else None
         if last is None:
             return "not looked at"
         return f"{last.contact.value}: {last.error}" if last.error else last.contact.value
-    return "serves it" if door.serves else f"reached in {best.duration_s * 1000:.1f} ms"
+    return "serves it" if store.serves else f"reached in {best.duration_s * 1000:.1f} ms"
 
 
 def _pairs(seen: Rendezvous, tried: int) -> Iterator[Block]:

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from ddpdoctor.cli.output import render
-from ddpdoctor.model.bandwidth import Ending, Standing, Stop
+from ddpdoctor.model.bandwidth import Assessment, Ending, Stop
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Check, JobStatus, Outcome, Severity
 from ddpdoctor.report.json_format import parse_report, render_json
@@ -82,9 +82,9 @@ def test_the_curve_is_drawn_on_a_terminal_only():
 THREE = tuple(
     benches.curve(dtype=dtype, standing=standing)
     for dtype, standing in (
-        ("float32", Standing.HEALTHY),
-        ("bfloat16", Standing.BELOW),
-        ("float16", Standing.NO_REFERENCE),
+        ("float32", Assessment.HEALTHY),
+        ("bfloat16", Assessment.BELOW),
+        ("float16", Assessment.NO_REFERENCE),
     )
 )
 CLOSING = {
@@ -130,7 +130,7 @@ def test_what_could_not_be_judged_never_reads_like_passed():
 
 def test_reasons_stand_as_an_explanation_only_beside_a_low_number():
     assert "what could explain it\n  - NCCL_P2P_DISABLE=1" in draw(
-        benches.report(curves=(benches.curve(standing=Standing.BELOW),), reasons=(benches.REASON,))
+        benches.report(curves=(benches.curve(standing=Assessment.BELOW),), reasons=(benches.REASON,))
     )
     assert "seen on the machines\n  - NCCL_P2P_DISABLE=1" in draw(benches.report(reasons=(benches.REASON,)))
 

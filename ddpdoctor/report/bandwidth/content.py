@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_size, format_time
-from ddpdoctor.model.bandwidth import Mode, Standing
+from ddpdoctor.model.bandwidth import Assessment, Mode
 from ddpdoctor.report.bandwidth.comparison import comparison_section
 from ddpdoctor.report.bandwidth.curves import curve_facts, pick_curves
 from ddpdoctor.report.bandwidth.matrix import make_matrices, matrix_section
@@ -100,7 +100,7 @@ def _reason_sections(bench: Bandwidth) -> tuple[Section, ...]:
     """Return what could explain a low number; there may be something to say where no number is low."""
     if not bench.reasons:
         return ()
-    low = any(curve.standing is Standing.BELOW for curve in bench.curves)
+    low = any(curve.standing is Assessment.BELOW for curve in bench.curves)
     several = len(bench.hosts) > 1
     reasons = tuple(Item(text=_describe_reason(one, several=several), fix=one.fix) for one in bench.reasons)
     title = "what could explain it" if low else "seen on the machines"

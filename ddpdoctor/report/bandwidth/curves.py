@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_rate, format_size, format_time
-from ddpdoctor.model.bandwidth import Mode, Standing
+from ddpdoctor.model.bandwidth import Assessment, Mode
 from ddpdoctor.report.bandwidth.numbers import format_about, format_share
 from ddpdoctor.report.blocks import Fact, Facts, Tone
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from ddpdoctor.report.bandwidth.results import Measured
 
 TONES = {
-    Standing.HEALTHY: Tone.GOOD,
-    Standing.BELOW: Tone.ERROR,
-    Standing.NOISY: Tone.WARNING,
-    Standing.NOT_REACHED: Tone.STRONG,
-    Standing.NO_REFERENCE: Tone.STRONG,
-    Standing.NOT_DEFINED: Tone.STRONG,
+    Assessment.HEALTHY: Tone.GOOD,
+    Assessment.BELOW: Tone.ERROR,
+    Assessment.NOISY: Tone.WARNING,
+    Assessment.NOT_REACHED: Tone.STRONG,
+    Assessment.NO_REFERENCE: Tone.STRONG,
+    Assessment.NOT_DEFINED: Tone.STRONG,
 }
 MODE_WIDTH = max(len(mode.value) for mode in Mode)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.bandwidth import Ending, Mode, Standing
+from ddpdoctor.model.bandwidth import Assessment, Ending, Mode
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.report.bandwidth.results import name_series
 from ddpdoctor.report.findings import count_findings
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from ddpdoctor.report.bandwidth.reading import Bandwidth
 
 WORDS = {
-    Standing.BELOW: "below the reference",
-    Standing.NOISY: "too noisy to say",
-    Standing.HEALTHY: "healthy",
-    Standing.NO_REFERENCE: "without a reference",
-    Standing.NOT_REACHED: "short of the plateau",
-    Standing.NOT_DEFINED: "n/a",
+    Assessment.BELOW: "below the reference",
+    Assessment.NOISY: "too noisy to say",
+    Assessment.HEALTHY: "healthy",
+    Assessment.NO_REFERENCE: "without a reference",
+    Assessment.NOT_REACHED: "short of the plateau",
+    Assessment.NOT_DEFINED: "n/a",
 }
 """In the order in which they are counted."""
 
@@ -64,11 +64,11 @@ def headline(report: Report, bench: Bandwidth) -> str:
 
 
 def _nothing_found(report: Report, bench: Bandwidth) -> str:
-    """Say that there is no verdict; what could not be told must not read like "no problem found"."""
+    """Say that there is no verdict; what has no answer must not read like "no problem found"."""
     if bench.ending is not Ending.FINISHED:
         return "no cause found"
-    untold = [check.id for check in report.checks if check.outcome is Outcome.INCONCLUSIVE]
-    return f"could not tell about {', '.join(untold)}" if untold else "no problem found"
+    unknown = [check.id for check in report.checks if check.outcome is Outcome.INCONCLUSIVE]
+    return f"could not tell about {', '.join(unknown)}" if unknown else "no problem found"
 
 
 def describe_standing(curves: Sequence[Curve]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_size, format_time
-from ddpdoctor.model.bandwidth import Standing, describe_shared_gpus
+from ddpdoctor.model.bandwidth import Assessment, describe_shared_gpus
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.registry import rule
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SHOWN = 6
 """So many sizes are named as evidence; the table has them all."""
 MEASURE_MORE = "Measure more: --pairs and --by-node name the slow rank, link or host, where there is one."
-UNDECIDED = {Standing.NOISY, Standing.NOT_REACHED, Standing.NOT_DEFINED}
+UNDECIDED = {Assessment.NOISY, Assessment.NOT_REACHED, Assessment.NOT_DEFINED}
 
 
 @rule("DD405", "below-reference", Severity.WARNING, "The bandwidth is below what is demanded or what is normal")
@@ -56,7 +56,7 @@ def check_below(measured: Measured) -> Answer:
     sockets, a busy machine. `--pairs` and `--by-node` name the slow rank, link or host. Compare with the same run on
     another host.
     """
-    problems = [_against_number(measured, curve) for curve in measured.curves if curve.standing is Standing.BELOW]
+    problems = [_against_number(measured, curve) for curve in measured.curves if curve.standing is Assessment.BELOW]
     comparison = measured.comparison
     if comparison is not None and measured.fail_below is not None:
         problems += _against_baseline(measured, comparison, measured.fail_below)
@@ -125,7 +125,7 @@ def _doubts_of_number(measured: Measured) -> list[str]:
         return ["nothing was measured that --expect could be held to"]
     if shared := describe_shared_gpus(measured.bench.members):
         return [shared]
-    held = [curve for curve in measured.curves if curve.standing is not Standing.NO_REFERENCE]
+    held = [curve for curve in measured.curves if curve.standing is not Assessment.NO_REFERENCE]
     return [f"{name_case(curve)}: {curve.verdict}" for curve in held if curve.standing in UNDECIDED]
 
 
@@ -147,7 +147,7 @@ def _answer_healthy(measured: Measured) -> Answer:
         return judged(
             (), f"none of {len(measured.comparison.changes)} sizes is below {measured.fail_below:.0%} of the baseline"
         )
-    healthy = [curve for curve in measured.curves if curve.standing is Standing.HEALTHY]
+    healthy = [curve for curve in measured.curves if curve.standing is Assessment.HEALTHY]
     if healthy:
         return judged((), "; ".join(f"{name_case(curve)}: {curve.verdict}" for curve in healthy))
     verdicts = dict.fromkeys(curve.verdict for curve in measured.curves)

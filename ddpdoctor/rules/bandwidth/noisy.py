@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.bandwidth import Standing
+from ddpdoctor.model.bandwidth import Assessment
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.registry import rule
@@ -49,7 +49,7 @@ def check_noise(measured: Measured) -> Answer:
     doubts = [
         f"{name_case(curve)} in {curve.mode.value} mode: {curve.verdict}"
         for curve in measured.curves
-        if curve.standing is Standing.NOISY
+        if curve.standing is Assessment.NOISY
     ]
     if measured.comparison is not None and measured.fail_below is not None:
         noisy = sum(cannot_tell(change, measured.fail_below) for change in measured.comparison.changes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_rate, format_size
-from ddpdoctor.model.bandwidth import Standing
+from ddpdoctor.model.bandwidth import Assessment
 
 from .plateau import describe_end, levels_of
 from .references import EXPECT
@@ -35,7 +35,7 @@ LEAST_SHARE = 0.01
 class Verdict:
     """The standing, what there is of the reference as a share, and one sentence."""
 
-    standing: Standing
+    standing: Assessment
     share: float | None
     text: str
 
@@ -44,10 +44,12 @@ def judge(series: Series, plateau: Plateau | None, yardstick: Yardstick) -> Verd
     """Return how a curve stands."""
     levels = levels_of(series)
     if not levels:
-        return Verdict(standing=Standing.NOT_DEFINED, share=None, text="n/a: with one rank nothing crosses a link.")
+        return Verdict(standing=Assessment.NOT_DEFINED, share=None, text="n/a: with one rank nothing crosses a link.")
     reference = yardstick.reference
     if reference is None:
-        return Verdict(standing=Standing.NO_REFERENCE, share=None, text=f"{_seen(series, plateau)}; {yardstick.note}.")
+        return Verdict(
+            standing=Assessment.NO_REFERENCE, share=None, text=f"{_seen(series, plateau)}; {yardstick.note}."
+        )
     if plateau is None or plateau.to_bytes < reference.min_size_bytes:
         return _judge_short(series, levels, plateau, yardstick, reference)
     return _judge_plateau(plateau, yardstick, reference)
@@ -57,12 +59,12 @@ def _judge_plateau(plateau: Plateau, yardstick: Yardstick, reference: Reference)
     share = plateau.gb_s / reference.gb_s
     seen = f"{format_rate(plateau.gb_s)} from {format_size(plateau.from_bytes)} on"
     if plateau.high_gb_s < yardstick.least_gb_s:
-        return Verdict(standing=Standing.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}.")
+        return Verdict(standing=Assessment.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}.")
     if plateau.low_gb_s >= yardstick.least_gb_s:
-        return Verdict(standing=Standing.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}.")
+        return Verdict(standing=Assessment.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}.")
     interval = range_words(plateau.low_gb_s, plateau.high_gb_s)
     text = f"Too noisy to say: {interval} from {format_size(plateau.from_bytes)} on, held to {_least(yardstick)}."
-    return Verdict(standing=Standing.NOISY, share=share, text=text)
+    return Verdict(standing=Assessment.NOISY, share=share, text=text)
 
 
 def _judge_short(
@@ -73,14 +75,14 @@ def _judge_short(
     share = last.gb_s / reference.gb_s
     seen = f"{format_rate(last.gb_s)} at {format_size(last.size_bytes)}"
     if last.low >= yardstick.least_gb_s:
-        return Verdict(standing=Standing.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}.")
+        return Verdict(standing=Assessment.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}.")
     reachable = _ceiling(series) if yardstick.steady else math.inf
     if max(reachable, *(level.high for level in levels)) < yardstick.least_gb_s:
-        return Verdict(standing=Standing.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}.")
+        return Verdict(standing=Assessment.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}.")
     why = describe_end(series)
     if plateau is not None:
         why = f"the reference holds from {format_size(reference.min_size_bytes)} on"
-    return Verdict(standing=Standing.NOT_REACHED, share=None, text=f"No plateau reached: {seen}, and {why}.")
+    return Verdict(standing=Assessment.NOT_REACHED, share=None, text=f"No plateau reached: {seen}, and {why}.")
 
 
 def _ceiling(series: Series) -> float:

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.model.bandwidth import Collective, Mode, Settings, Standing
+from ddpdoctor.model.bandwidth import Assessment, Collective, Mode, Settings
 from ddpdoctor.model.bandwidth_references import read_references
 from ddpdoctor.rules.bandwidth.curve import build_curves
 from tests.rules.bandwidth.sweeps import A100, GIB, H200, KIB, MIB, bench, linear, members, powers, sweep, upto
 
-HEALTHY, BELOW, NOISY = Standing.HEALTHY, Standing.BELOW, Standing.NOISY
-NO_REFERENCE, NOT_REACHED, NOT_DEFINED = Standing.NO_REFERENCE, Standing.NOT_REACHED, Standing.NOT_DEFINED
+HEALTHY, BELOW, NOISY = Assessment.HEALTHY, Assessment.BELOW, Assessment.NOISY
+NO_REFERENCE, NOT_REACHED, NOT_DEFINED = Assessment.NO_REFERENCE, Assessment.NOT_REACHED, Assessment.NOT_DEFINED
 A100_NAME = "NVIDIA A100-SXM4-80GB"
 H100_NAME = "NVIDIA H100 80GB HBM3"
 
