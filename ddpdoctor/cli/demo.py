@@ -65,7 +65,7 @@ def _run(fault: str) -> int:
     ranks = RANKS.get(fault, 2)
     say(sys.stderr, f"running a job of {ranks} ranks with a seeded fault: {describe(fault)}")
     options = _make_options(fault, ranks)
-    verdict = outcome_report(options, run_and_show(options)).verdict
+    verdict = outcome_report(run_and_show(options)).verdict
     say(sys.stderr, f"script and report are kept in {options.report_dir.parent}")
     if verdict is not None and verdict.kind == fault:
         return 0

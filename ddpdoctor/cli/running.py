@@ -99,20 +99,11 @@ def _say_failure(failure: Exception, outcome: Outcome) -> None:
         show_defect(failure)
 
 
-def outcome_report(options: WrapOptions, outcome: Outcome) -> Report:
+def outcome_report(outcome: Outcome) -> Report:
     """Build the report of an outcome, without the findings that the user ignores."""
     from ddpdoctor.diagnose.build import build_report
 
-    return build_report(
-        outcome.folder,
-        outcome.judgement,
-        hung=outcome.hung,
-        exit_status=outcome.exit_status,
-        interrupted=outcome.interrupted_by is not None,
-        ignore=options.ignore,
-        started_at=outcome.started_at,
-        ended_at=outcome.ended_at,
-    )
+    return build_report(outcome.folder, outcome.judgement, outcome.end)
 
 
 def keep_errors(report: Report) -> Report | None:
@@ -163,7 +154,7 @@ def _show(options: WrapOptions, outcome: Outcome) -> None:
     if outcome.judged_at is not None and options.format == "text":
         _show_elsewhere(options, outcome)
         return
-    report = outcome_report(options, outcome)
+    report = outcome_report(outcome)
     shown = keep_errors(report) if options.quiet else report
     if shown is not None:
         file = options.report_file
@@ -204,7 +195,7 @@ def _show_elsewhere(options: WrapOptions, outcome: Outcome) -> None:
     """Say in a line what is wrong with a job that another node reports of; of many ranks, those to blame say it."""
     from ddpdoctor.report.names import title_of
 
-    report = outcome_report(options, outcome)
+    report = outcome_report(outcome)
     verdict = report.verdict
     if verdict is None or verdict.severity is not Severity.ERROR:
         return
@@ -214,6 +205,6 @@ def _show_elsewhere(options: WrapOptions, outcome: Outcome) -> None:
 
 
 def _save(options: WrapOptions, outcome: Outcome) -> None:
-    file, report = options.report_file, outcome_report(options, outcome)
+    file, report = options.report_file, outcome_report(outcome)
     if not save_report(file.parent, report, file.name) and outcome.folder != outcome.run_dir:
         save_report(outcome.folder, report)

@@ -139,7 +139,7 @@ def run(options: Options) -> int:
     if outer is not None:
         run_under_outer(prepared)
     outcome = run_and_show(prepared)
-    if outcome.exit_status == 0 and has_found(outcome_report(prepared, outcome), severity_of(options.fail_on)):
+    if outcome.exit_status == 0 and has_found(outcome_report(outcome), severity_of(options.fail_on)):
         return ExitStatus.FOUND
     return outcome.exit_status
 

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.run.nodes import read_job
-from ddpdoctor.collect.run.runfolder import JUDGED_ATTEMPTS, read_run
+from ddpdoctor.collect.run.nodes import job_of
+from ddpdoctor.collect.run.runfolder import JUDGED_ATTEMPTS
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.diagnose.rows import rank_row
 from ddpdoctor.model.findings import Attempt, Finding, JobStatus, Judgement, Severity
 from ddpdoctor.rules.verdict import order_findings, pick_verdict
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from ddpdoctor.collect.run.nodes import SavedRun
     from ddpdoctor.model.facts import Job
+    from ddpdoctor.model.run import Run
 
 
-def judge_earlier(folder: Path, last: int, ignore: tuple[str, ...]) -> tuple[Attempt, ...]:
+def judge_earlier(saved: SavedRun, last: int, ignore: tuple[str, ...]) -> tuple[Attempt, ...]:
     """Return the attempts before the last, the oldest of many left out, without findings of the codes in ``ignore``."""
-    run = read_run(folder)
-    jobs = {number: read_job(folder, number) for number in range(max(0, last - JUDGED_ATTEMPTS), last)}
-    return tuple(_restarted(number, job, judge_job(job), run, ignore) for number, job in jobs.items())
+    jobs = {number: job_of(saved, number) for number in range(max(0, last - JUDGED_ATTEMPTS), last)}
+    return tuple(_restarted(number, job, judge_job(job), saved.own.run, ignore) for number, job in jobs.items())
 
 
-def last_attempt(folder: Path, job: Job, status: JobStatus, findings: tuple[Finding, ...]) -> Attempt:
+def last_attempt(run: Run, job: Job, status: JobStatus, findings: tuple[Finding, ...]) -> Attempt:
     """Return the last attempt as a section like the others."""
-    return _section(last_number(job), job, status, findings, read_run(folder))
+    return _section(last_number(job), job, status, findings, run)
 
 
 def last_number(job: Job) -> int:
@@ -36,7 +35,7 @@ def last_number(job: Job) -> int:
 
 
 def _restarted(
-    number: int, job: Job, judgement: Judgement, run: dict[str, Any], ignore: tuple[str, ...]
+    number: int, job: Job, judgement: Judgement, run: Run, ignore: tuple[str, ...]
 ) -> Attempt:  # fmt: skip
     findings = tuple(finding for finding in judgement.findings if finding.code not in ignore)
     failed = any(finding.severity is Severity.ERROR for finding in judgement.findings)
@@ -44,7 +43,7 @@ def _restarted(
 
 
 def _section(
-    number: int, job: Job, status: JobStatus, findings: tuple[Finding, ...], run: dict[str, Any]
+    number: int, job: Job, status: JobStatus, findings: tuple[Finding, ...], run: Run
 ) -> Attempt:  # fmt: skip
     began = min((rank.started_ns for rank in job.ranks if rank.started_ns is not None), default=None)
     ended = max((rank.ended_ns for rank in job.ranks if rank.ended_ns is not None), default=None)
@@ -60,10 +59,10 @@ def _section(
     )
 
 
-def _wall(moment_ns: int | None, job: Job, run: dict[str, Any]) -> str | None:
+def _wall(moment_ns: int | None, job: Job, run: Run) -> str | None:
     """Return the time of day of a moment, by that of the launch."""
     try:
-        launched = datetime.fromisoformat(str(run.get("started_at")))
+        launched = datetime.fromisoformat(run.started_at or "")
     except ValueError:
         return None
     if moment_ns is None:

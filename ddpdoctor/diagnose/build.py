@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.run.nodes import read_job
-from ddpdoctor.collect.run.runfolder import read_run
+from ddpdoctor.collect.run.nodes import SavedRun, job_of, read_saved_run
 from ddpdoctor.diagnose.attempts import judge_earlier, last_attempt, last_number
 from ddpdoctor.diagnose.paces import pace_rows
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.diagnose.reports import make_report, now
 from ddpdoctor.diagnose.rows import rank_row
 from ddpdoctor.model.codec import encode
+from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.facts import Job, Life, shell_status
 from ddpdoctor.model.findings import JobStatus, JobSummary, Judgement, Severity, as_earlier
+from ddpdoctor.model.run import JobEnd, Run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,64 +24,67 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Attempt, Report
 
 
-def build_report(  # noqa: PLR0913 - what a report says of a run, each under its name
-    folder: Path,
-    judgement: Judgement,
-    *,
-    hung: bool,
-    exit_status: int | None,
-    interrupted: bool,
-    ignore: tuple[str, ...] = (),
-    started_at: str,
-    ended_at: str,
-    job: Job | None = None,
-) -> Report:
-    """Return the report of a job. Attempts that the launcher restarted have sections of their own.
-
-    ``job`` are the facts that the folder holds, where they were read already.
-    """
-    run = read_run(folder)
-    job = read_job(folder) if job is None else job
-    status = job_status(job, judgement, hung=hung, interrupted=interrupted)
-    shown = tuple(finding for finding in judgement.findings if finding.code not in ignore)
-    earlier = judge_earlier(folder, last_number(job), ignore)
-    before = [finding for attempt in earlier for finding in as_earlier(attempt)]
-    sections = (*earlier, last_attempt(folder, job, status, shown)) if earlier else ()
-    return make_report(
-        command=tuple(map(str, run.get("command") or ())),
-        started_at=started_at,
-        ended_at=ended_at,
-        job=JobSummary(world_size=_world_size(job), nnodes=job.nnodes, status=status, exit_status=exit_status),
-        findings=shown,
-        earlier=before,
-        checks=judgement.checks,
-        ranks=(rank_row(rank, job.stopping_since_ns if hung else None) for rank in job.ranks),
-        data=_data(run, job, sections),
-    )
-
-
-def rebuild_report(folder: Path) -> Report:
-    """Return the report of a run folder that has none: the watcher was killed, or the disk was full.
-
-    A job whose launcher had not ended when the folder was last written counts as interrupted.
+def build_report(folder: Path, judgement: Judgement, end: JobEnd) -> Report:
+    """Return the report of a job that was judged while it ran.
 
     Raises:
         UserError: the folder is no run folder.
     """
-    run = read_run(folder)
-    job = read_job(folder)
+    saved = read_saved_run(folder)
+    return _build(saved, job_of(saved), judgement, end)
+
+
+def rebuild_report(folder: Path) -> Report:
+    """Return the report of a run folder that has none: it was removed, the watcher was killed, or the disk was full.
+
+    Raises:
+        UserError: the folder is no run folder.
+    """
+    saved = read_saved_run(folder)
+    job = job_of(saved)
     judgement = judge_job(job)
+    return _build(saved, job, judgement, saved.own.end or _infer_end(saved.own.run, job, judgement))
+
+
+def _infer_end(run: Run, job: Job, judgement: Judgement) -> JobEnd:
+    """Return how a job ended whose watcher could not say it: a launcher that was still there counts as interrupted."""
     status = job.launcher_status if job.ended else None
     hung = status is None and job.stopping_since_ns is not None and judgement.certain
-    return build_report(
-        folder,
-        judgement,
+    return JobEnd(
         hung=hung,
-        exit_status=shell_status(status) if status is not None else None,
         interrupted=job.interrupted_by is not None or (status is None and not hung),
-        started_at=str(run.get("started_at") or now()),
+        exit_status=_infer_status(status, job.interrupted_by, hung=hung),
+        started_at=run.started_at or now(),
         ended_at=now(),
-        job=job,
+    )
+
+
+def _infer_status(status: int | None, interrupted_by: str | None, *, hung: bool) -> int | None:
+    if interrupted_by == "SIGINT":
+        return ExitStatus.INTERRUPTED
+    if hung:
+        return ExitStatus.HUNG
+    return None if status is None else shell_status(status)
+
+
+def _build(saved: SavedRun, job: Job, judgement: Judgement, end: JobEnd) -> Report:
+    """Return the report of a job. Attempts that the launcher restarted have sections of their own."""
+    run = saved.own.run
+    status = job_status(job, judgement, hung=end.hung, interrupted=end.interrupted)
+    shown = tuple(finding for finding in judgement.findings if finding.code not in end.ignore)
+    earlier = judge_earlier(saved, last_number(job), end.ignore)
+    before = [finding for attempt in earlier for finding in as_earlier(attempt)]
+    sections = (*earlier, last_attempt(run, job, status, shown)) if earlier else ()
+    return make_report(
+        command=run.command or (),
+        started_at=end.started_at,
+        ended_at=end.ended_at,
+        job=JobSummary(world_size=_world_size(job), nnodes=job.nnodes, status=status, exit_status=end.exit_status),
+        findings=shown,
+        earlier=before,
+        checks=judgement.checks,
+        ranks=(rank_row(rank, job.stopping_since_ns if end.hung else None) for rank in job.ranks),
+        data=_data(run, job, sections),
     )
 
 
@@ -105,10 +109,14 @@ def _world_size(job: Job) -> int | None:
     return max(sizes) if sizes else job.world_size
 
 
-def _data(run: dict[str, Any], job: Job, sections: tuple[Attempt, ...]) -> dict[str, Any]:
-    names = ("hang_timeout_s", "torch_version", "environment")
+def _data(run: Run, job: Job, sections: tuple[Attempt, ...]) -> dict[str, Any]:
     return {
-        "run": {name: run.get(name) for name in names} | {"debug_level": job.debug_level},
+        "run": {
+            "hang_timeout_s": run.hang_timeout_s,
+            "torch_version": run.torch_version,
+            "environment": run.environment,
+            "debug_level": job.debug_level,
+        },
         "attempts": last_number(job) + 1,
         "steps": pace_rows(job),
         "consistency": _without_values(job.consistency),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import socket
 import time
@@ -24,9 +25,11 @@ from ddpdoctor.launch.replicas.exchange import ReplicaExchange
 from ddpdoctor.launch.replicas.shared import SharedReplicas
 from ddpdoctor.launch.watching.examining import Examining, has_errors
 from ddpdoctor.launch.watching.watch import Watch
+from ddpdoctor.model.codec import encode
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.facts import shell_status
 from ddpdoctor.model.findings import Judgement, Severity
+from ddpdoctor.model.run import END_NAME, JobEnd
 from ddpdoctor.recorder.storage.files import write_whole
 
 if TYPE_CHECKING:
@@ -209,7 +212,7 @@ class Session:
             self._note_stop()
             self.examining.tell(looked, stop=True)
             self.hang = looked.judgement
-            self.telling.save(self._outcome(None))
+            self._save(self._outcome(None))
             self._stop()
         elif has_errors(looked.judgement):
             self.examining.tell(looked, stop=False)
@@ -231,7 +234,7 @@ class Session:
         if self.standing is None or cause_of(self.standing) != cause:
             self.standing = judgement
             copy_back(self.folder, self.run_dir)
-            self.telling.save(outcome)
+            self._save(outcome)
             self.telling.go_on(outcome, cause in self.told)
             self.told.add(cause)
 
@@ -240,7 +243,17 @@ class Session:
         self.examining.withdraw()
         standing, self.standing = self.standing, None
         if standing is not None:
+            for folder in (self.watch.readable(), self.run_dir):
+                (folder / END_NAME).unlink(missing_ok=True)
             self.telling.withdraw(standing)
+
+    def _save(self, outcome: Outcome) -> None:
+        """Save a report, and in the run folder how the job ended or stands, so that it can be judged again."""
+        text = json.dumps(encode(outcome.end))
+        for folder in dict.fromkeys((outcome.folder, outcome.run_dir)):
+            with contextlib.suppress(OSError):  # a folder without room gets the report alone
+                write_whole(folder / END_NAME, text)
+        self.telling.save(outcome)
 
     def _settle(self, judged: Judgement, status: int | None) -> Judgement:
         """Return what holds at the end: what was judged then, or the report of a hang in which the job was ended."""
@@ -288,7 +301,7 @@ class Session:
         with self._job_goes_first():
             copy_back(self.folder, self.run_dir)
             judgement = self._settle(self.examining.judge_now(), None)
-            self.telling.save(self._outcome(None, judgement))
+            self._save(self._outcome(None, judgement))
 
     def _has_heard(self, number: signal.Signals, began_ns: int) -> bool:
         """Return whether the launcher needs no signal of ours: it stops its ranks already, or the terminal told it.
@@ -327,7 +340,7 @@ class Session:
         outcome = self._outcome(status, judgement)
         with self._job_goes_first():  # what was found is shown, whether it can be saved or not
             copy_back(self.folder, self.run_dir)
-            self.telling.save(outcome)
+            self._save(outcome)
         return outcome
 
     def _close_record(self, status: int) -> None:
@@ -347,9 +360,11 @@ class Session:
             exit_status = ExitStatus.INTERRUPTED
         found = judgement or self.hang or Judgement(findings=(), checks=(), certain=False)
         return Outcome(
-            folder=self.watch.readable(), run_dir=self.run_dir, judgement=found, hung=hung,
-            launcher_status=status, exit_status=exit_status, interrupted_by=self.watch.interrupted_by,
-            started_at=self.started_at, ended_at=_now(),
+            folder=self.watch.readable(), run_dir=self.run_dir, judgement=found,
+            end=JobEnd(
+                hung=hung, interrupted=self.watch.interrupted_by is not None, exit_status=exit_status,
+                started_at=self.started_at, ended_at=_now(), ignore=self.options.ignore,
+            ),
             failure=self.failure or self.watch.replicas.failure or self.examining.failure,
             judged_at=self.examining.judged_at,
         )  # fmt: skip

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import ddpdoctor.report
+from ddpdoctor.diagnose.build import rebuild_report
 from ddpdoctor.recorder.storage.ring_reading import DamagedRingError, read_ring
+from ddpdoctor.report.json_format import render_json
 
 JOBS = Path(__file__).parent / "jobs"
 SCHEMA = json.loads((Path(ddpdoctor.report.__file__).parent / "schema.json").read_text())
@@ -92,7 +94,20 @@ def finish(process: Any, folder: Path) -> Ran:
     report = json.loads(path.read_text()) if path.exists() else {}
     if report:
         hold_to_schema(report)
+        hold_to_second_judgement(folder, report)
     return Ran(process.returncode, stdout, stderr, report, folder)
+
+
+def hold_to_second_judgement(folder: Path, report: dict[str, Any]) -> None:
+    """Fail where the run folder alone says something else of the job than the report, which may be removed."""
+    if (folder / "run.json").exists():  # a folder without room has the report alone
+        again = json.loads(render_json(rebuild_report(folder)))
+        assert _told(again) == _told(report)
+
+
+def _told(report: dict[str, Any]) -> tuple[Any, ...]:
+    verdict = report["verdict"] or {"code": None, "ranks": None}
+    return report["job"], report["started_at"], report["ended_at"], verdict["code"], verdict["ranks"]
 
 
 def hold_to_schema(report: dict[str, Any]) -> None:

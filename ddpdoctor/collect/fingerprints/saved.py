@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.fingerprints.within_host import Comparer
 from ddpdoctor.collect.run.evidence import DAMAGED, load_json
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.collect.fingerprints.columns import Writer
+    from ddpdoctor.model.run import Run
 
 
 def file_name(attempt: int | None = None) -> str:
@@ -21,20 +22,17 @@ def file_name(attempt: int | None = None) -> str:
     return "consistency.json" if attempt is None else f"consistency-{attempt}.json"
 
 
-def read_consistency(
-    folder: Path, run: dict[str, Any], attempt: int | None, writers: Iterable[Writer]
-) -> Consistency | None:
+def read_consistency(folder: Path, run: Run, attempt: int | None, writers: Iterable[Writer]) -> Consistency | None:
     """Return what was found; None for a run that knew of no such comparison.
 
     ``writers`` are the ranks' processes: where the watcher was killed, their files are compared now.
     """
-    every = run.get("check_every")
-    if type(every) is not int or every < 0:
+    if run.check_every is None or run.check_every < 0:
         return None
-    if every == 0:
+    if run.check_every == 0:
         return Consistency(check_every=0)
     saved = _load(folder / file_name(attempt))
-    return saved if saved is not None else _compare(folder, every, run.get("allow_different"), writers)
+    return saved if saved is not None else _compare(folder, run.check_every, run.allow_different, writers)
 
 
 def _load(path: Path) -> Consistency | None:
@@ -44,8 +42,7 @@ def _load(path: Path) -> Consistency | None:
         return None
 
 
-def _compare(folder: Path, every: int, allowed: Any, writers: Iterable[Writer]) -> Consistency:
-    patterns = tuple(map(str, allowed)) if isinstance(allowed, list) else ()
+def _compare(folder: Path, every: int, patterns: tuple[str, ...], writers: Iterable[Writer]) -> Consistency:
     comparer = Comparer(folder / "prints", check_every=every, allowed=patterns)
     try:
         comparer.look(writers)

@@ -11,7 +11,7 @@ from ddpdoctor.recorder.storage.files import check_json
 from ddpdoctor.recorder.storage.parsing import parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 AGENT_NUMBERS = {
@@ -42,9 +42,13 @@ class AgentLog:
     """A number that the agents of all nodes give this attempt; None where they say none."""
 
 
-def read_agent_log(path: Path, attempt: int | None = None) -> AgentLog:
+def read_agent_log(path: Path) -> AgentLog:
+    """Return what the agent logged of the last attempt."""
+    return log_of(read_entries(path))
+
+
+def log_of(entries: Sequence[dict[str, Any]], attempt: int | None = None) -> AgentLog:
     """Return what the agent logged of one attempt, by default the last."""
-    entries = _entries(path)
     wanted = max((int(e.get("attempt", -1)) for e in entries), default=-1) if attempt is None else attempt
     mine = [e for e in entries if e.get("attempt") == wanted]
     return AgentLog(
@@ -58,9 +62,9 @@ def read_agent_log(path: Path, attempt: int | None = None) -> AgentLog:
     )
 
 
-def read_meetings(path: Path) -> dict[int, int]:
+def meetings_of(entries: Sequence[dict[str, Any]]) -> dict[int, int]:
     """Return the numbers that the agents of all nodes give the attempts of this one, where they say any."""
-    return {e.get("attempt", -1): e["meeting"] for e in reversed(_entries(path)) if type(e.get("meeting")) is int}
+    return {e.get("attempt", -1): e["meeting"] for e in reversed(entries) if type(e.get("meeting")) is int}
 
 
 def read_lacks(entries: Iterable[dict[str, Any]]) -> tuple[str, ...]:
@@ -69,7 +73,8 @@ def read_lacks(entries: Iterable[dict[str, Any]]) -> tuple[str, ...]:
     return tuple(sorted({str(hook) for hooks in told if isinstance(hooks, list) for hook in hooks}))
 
 
-def _entries(path: Path) -> list[dict[str, Any]]:
+def read_entries(path: Path) -> list[dict[str, Any]]:
+    """Return all lines of an agent's log that can be read."""
     text = read_text(path)
     try:
         check_json(text.encode())

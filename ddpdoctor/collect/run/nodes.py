@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from ddpdoctor.collect.run import runfolder
 from ddpdoctor.collect.run.attempts import NotThere, attempt_elsewhere, came_later, was_gone
 from ddpdoctor.collect.run.clock_shift import shift_rank
 from ddpdoctor.collect.run.evidence import DAMAGED, load_json
+from ddpdoctor.collect.run.runfolder import RunFolder, read_run_folder
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import HostSeen
@@ -38,19 +40,51 @@ class _Node:
     job: Job
 
 
-def read_job(folder: Path, attempt: int | None = None) -> Job:
-    """Return the facts of one attempt (by default the last) of the job that a run folder holds, of all nodes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRun:
+    """A run folder with what other nodes recorded, all of it read once."""
+
+    own: RunFolder
+    """Of the node that reports."""
+    members: NodesSeen | None
+    """None where the job had one node."""
+    others: dict[int, RunFolder]
+    """The folders of other nodes that are here and can be read, by number."""
+
+
+def read_saved_run(folder: Path) -> SavedRun:
+    """Read a run folder, and those of other nodes in it.
 
     Raises:
-        UserError: see ``runfolder.read_run``.
+        UserError: the folder is no run folder, or is damaged.
     """
-    own = runfolder.read_job(folder, attempt)
-    members = read_nodes(folder)
+    own, members = read_run_folder(folder), read_nodes(folder)
+    others = {}
+    for seen in members.nodes if members is not None else ():
+        place = _place(folder, seen)
+        if members is not None and seen.number != members.own and place is not None:
+            with suppress(UserError):
+                others[seen.number] = read_run_folder(place)
+    return SavedRun(own=own, members=members, others=others)
+
+
+def job_of(saved: SavedRun, attempt: int | None = None) -> Job:
+    """Return the facts of one attempt, by default the last, of all nodes.
+
+    Raises:
+        UserError: the folder is damaged.
+    """
+    own, members = runfolder.job_of(saved.own, attempt), saved.members
     if members is None:
         return own
-    members = replace(members, nodes=tuple(one for one in members.nodes if _took_part(folder, one, members, attempt)))
-    others = [node for seen in members.nodes if (node := _read_node(folder, seen, members, attempt)) is not None]
-    return _unite(own, members, others, folder, attempt)
+    members = replace(members, nodes=tuple(one for one in members.nodes if _took_part(saved, one, members, attempt)))
+    others = [node for seen in members.nodes if (node := _read_node(saved, seen, attempt)) is not None]
+    return _unite(own, members, others, saved.own.path, attempt)
+
+
+def read_job(folder: Path, attempt: int | None = None) -> Job:
+    """Read a run folder, and return the facts of one attempt; raises ``UserError`` as ``read_saved_run`` does."""
+    return job_of(read_saved_run(folder), attempt)
 
 
 def read_nodes(folder: Path) -> NodesSeen | None:
@@ -61,27 +95,27 @@ def read_nodes(folder: Path) -> NodesSeen | None:
         return None
 
 
-def _read_node(folder: Path, seen: NodeSeen, members: NodesSeen, attempt: int | None) -> _Node | None:
+def _read_node(saved: SavedRun, seen: NodeSeen, attempt: int | None) -> _Node | None:
     """Return what another node recorded; None where nothing of it is here, or it cannot be read."""
-    place = _place(folder, seen)
-    if place is None or seen.number == members.own:
+    other = saved.others.get(seen.number)
+    if other is None:
         return None
     try:
-        there = attempt_elsewhere(folder, place, attempt)
-        job = runfolder.read_job(place, there)
+        there = attempt_elsewhere(saved.own.agent, other.agent, attempt)
+        job = runfolder.job_of(other, there)
     except (UserError, NotThere):
         return None
-    return _Node(seen=seen, folder=place, attempt=there, job=_shift_job(job, seen))
+    return _Node(seen=seen, folder=other.path, attempt=there, job=_shift_job(job, seen))
 
 
-def _took_part(folder: Path, seen: NodeSeen, members: NodesSeen, attempt: int | None) -> bool:
+def _took_part(saved: SavedRun, seen: NodeSeen, members: NodesSeen, attempt: int | None) -> bool:
     """Return whether a node belongs to an attempt: in an elastic job nodes leave, and others come."""
     if seen.number == members.own:
         return True
-    place = _place(folder, seen)
-    if place is not None and came_later(folder, place, attempt):
+    other = saved.others.get(seen.number)
+    if other is not None and came_later(saved.own.agent, other.agent, attempt):
         return False
-    return not was_gone(folder, seen.heard_ns, attempt)
+    return not was_gone(saved.own.agent, seen.heard_ns, attempt)
 
 
 def _place(folder: Path, seen: NodeSeen) -> Path | None:

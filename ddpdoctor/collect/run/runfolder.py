@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.fingerprints.columns import Writer
@@ -13,85 +13,138 @@ from ddpdoctor.collect.rank.answers import find_answers
 from ddpdoctor.collect.rank.rings import read_rings
 from ddpdoctor.collect.rank.saved_causes import read_host_causes
 from ddpdoctor.collect.rank.steps import find_children
-from ddpdoctor.collect.run.agent_log import AgentLog, read_agent_log
+from ddpdoctor.collect.run.agent_log import AgentLog, log_of, read_entries
 from ddpdoctor.collect.run.control_flow import load_control_flow
 from ddpdoctor.collect.run.ends import find_ends, interruption_ns, stop_of_others
 from ddpdoctor.collect.run.evidence import DAMAGED, check_folders, load_json, read_text
 from ddpdoctor.collect.run.machine import load_machine
 from ddpdoctor.collect.run.nccl_warnings import read_warnings
 from ddpdoctor.collect.run.reached import load_reached
-from ddpdoctor.collect.run.run_format import RUN_FORMAT, RUN_VERSION
 from ddpdoctor.collect.run.sources import RankTraces, Source, find_ranks, is_on_one_host
-from ddpdoctor.collect.run.watched import is_sound, read_watch
+from ddpdoctor.collect.run.watched import read_watch
+from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import GroupState, Job, Rank
+from ddpdoctor.model.run import END_NAME, RUN_FORMAT, RUN_VERSION, JobEnd, Run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from ddpdoctor.collect.rank.answers import Answers
+    from ddpdoctor.collect.rank.rings import Rings
+    from ddpdoctor.model.causes import NcclLine
+    from ddpdoctor.model.control_flow import ControlFlow
+    from ddpdoctor.model.node import Node
+    from ddpdoctor.model.reaching import Connecting
     from ddpdoctor.recorder.storage import ring_reading
 
 JUDGED_ATTEMPTS = 10
 """Earlier attempts that are judged: with more, a report would take as long as a launcher goes on restarting."""
-RUN_FIELDS: dict[str, tuple[type, ...]] = {
-    "command": (list, NoneType),
-    "launched_ns": (int, NoneType),
-    "hang_timeout_s": (int, float, NoneType),
-    "nproc": (int, NoneType),
-    "nnodes": (int, NoneType),
-    "node_rank": (int, NoneType),
-    "world_size": (int, NoneType),
-}
-"""What run.json must hold in these fields, where it has them."""
 
 
-def read_run(folder: Path) -> dict[str, Any]:
-    """Return run.json: what was started, when and how.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFolder:
+    """What a run folder holds for all attempts of its job. It is read once; ``job_of`` makes a job of each attempt."""
+
+    path: Path
+    run: Run
+    end: JobEnd | None
+    """None where nothing was reported of it: the watcher was killed, or the job still runs."""
+    agent: Sequence[dict[str, Any]]
+    """The log of torch's elastic agent."""
+    rings: Rings
+    answers: Answers
+    lost: dict[int, str]
+    """Why a process could not be recorded, by pid."""
+    machine: Node | None
+    control_flow: tuple[ControlFlow, ...]
+    nccl_lines: tuple[NcclLine, ...]
+    reached: tuple[Connecting, ...]
+
+
+def read_run_folder(folder: Path) -> RunFolder:
+    """Read a run folder.
 
     Raises:
-        UserError: the folder is no run folder, or its run.json is damaged.
+        UserError: the folder is no run folder, or is damaged.
     """
     check_folders(folder)
-    run = _load(folder / "run.json")
-    if not isinstance(run, dict) or run.get("format") != RUN_FORMAT:
-        raise UserError(
-            f"{folder} is not a run folder of ddpdoctor",
-            help="give the folder that `ddpdoctor wrap` named at its end (--report-dir)",
+    run = _read_run(folder)
+    with _wall(folder):
+        return RunFolder(
+            path=folder,
+            run=run,
+            end=_read_end(folder),
+            agent=read_entries(folder / "agent.jsonl"),
+            rings=read_rings(folder),
+            answers=find_answers(folder / "evidence"),
+            lost=_read_lost(folder),
+            machine=load_machine(folder),
+            control_flow=load_control_flow(folder),
+            nccl_lines=read_warnings(folder),
+            reached=load_reached(folder),
         )
-    if run.get("version") != RUN_VERSION:
-        raise UserError(f"{folder} has version {run.get('version')!r}, this ddpdoctor reads {RUN_VERSION}")
-    wrong = [name for name, kinds in RUN_FIELDS.items() if not is_sound(run.get(name), kinds)]
-    if wrong:
-        raise UserError(f"{folder}: run.json is damaged: {', '.join(wrong)} cannot be read")
-    return run
 
 
-def read_job(folder: Path, attempt: int | None = None) -> Job:
-    """Return the facts of one attempt (by default the last) of the job that a run folder holds.
+def job_of(folder: RunFolder, attempt: int | None = None) -> Job:
+    """Return the facts of one attempt, by default the last.
 
     Raises:
-        UserError: see ``read_run``.
+        UserError: the folder is damaged.
     """
-    run = read_run(folder)
+    with _wall(folder.path):
+        return _job_of(folder, attempt)
+
+
+@contextmanager
+def _wall(folder: Path) -> Iterator[None]:
+    """Make whatever a collector raises an error that names the folder."""
     try:
-        return _read_job(folder, run, attempt)
+        yield
     except Exception as error:  # the wall around a collector
         told = f"{type(error).__name__}: {error}"
         raise UserError(f"{folder} is damaged, and cannot be judged ({told})") from error
 
 
-def _read_job(folder: Path, run: dict[str, Any], attempt: int | None) -> Job:
-    watch = read_watch(folder, attempt)
-    agent = read_agent_log(folder / "agent.jsonl", attempt)
-    processes = _read_processes(folder, agent, watch)
+def _read_run(folder: Path) -> Run:
+    """Return run.json: what was started, when and how."""
+    try:
+        plain = load_json(folder / "run.json")
+    except DAMAGED:
+        plain = None
+    if not isinstance(plain, dict) or plain.get("format") != RUN_FORMAT:
+        raise UserError(
+            f"{folder} is not a run folder of ddpdoctor",
+            help="give the folder that `ddpdoctor wrap` named at its end (--report-dir)",
+        )
+    if plain.get("version") != RUN_VERSION:
+        raise UserError(f"{folder} has version {plain.get('version')!r}, this ddpdoctor reads {RUN_VERSION}")
+    try:
+        return decode(Run, plain)
+    except WrongValue as wrong:
+        raise UserError(f"{folder}: run.json is damaged: {wrong}") from wrong
+
+
+def _read_end(folder: Path) -> JobEnd | None:
+    try:
+        return decode(JobEnd, load_json(folder / END_NAME))
+    except DAMAGED:
+        return None
+
+
+def _job_of(folder: RunFolder, attempt: int | None) -> Job:
+    run, path = folder.run, folder.path
+    watch = read_watch(path, attempt)
+    agent = log_of(folder.agent, attempt)
+    processes = _find_processes(folder, agent, watch)
     stop_ns = _stop_ns(agent, watch, processes)
-    found = _read_ranks(folder, agent, watch, run, processes, stop_ns)
+    found = _read_ranks(folder, agent, watch, processes, stop_ns)
     now_ns = int(watch.get("now_ns") or max([r.ended_ns or r.last_progress_ns or 0 for r in found], default=0))
     shape = _read_shape(run, agent, processes)
     return Job(
         now_ns=now_ns,
-        hang_timeout_s=float(run.get("hang_timeout_s") or 300),
+        hang_timeout_s=run.hang_timeout_s or 300.0,
         ranks=share_groups(found),
         world_size=ranks.believed(shape.world_size) if shape.world_size != 1 or not found else None,
         nnodes=shape.nnodes,
@@ -99,19 +152,19 @@ def _read_job(folder: Path, run: dict[str, Any], attempt: int | None) -> Job:
         may_run_elsewhere=shape.may_run_elsewhere,
         ended=bool(watch.get("ended", True)),
         launcher_status=watch.get("launcher_status"),
-        launched_ns=int(run.get("launched_ns") or 0),
+        launched_ns=run.launched_ns or 0,
         stopping_since_ns=stop_ns,
         interrupted_by=watch.get("interrupted_by"),
-        node_rank=run.get("node_rank"),
+        node_rank=run.node_rank,
         debug_level=_debug_level(run, processes.contents.values()),
-        torch_version=run.get("torch_version"),
+        torch_version=run.torch_version,
         host_causes=read_host_causes(watch.get("host_causes")),
-        machine=load_machine(folder),
-        control_flow=load_control_flow(folder),
-        consistency=read_consistency(folder, run, attempt, _writers(processes, watch)),
-        nccl_lines=read_warnings(folder),
-        host=str(run.get("host") or ""),
-        reached=load_reached(folder),
+        machine=folder.machine,
+        control_flow=folder.control_flow,
+        consistency=read_consistency(path, run, attempt, _writers(processes, watch)),
+        nccl_lines=folder.nccl_lines,
+        host=run.host,
+        reached=folder.reached,
     )
 
 
@@ -120,14 +173,12 @@ class _Processes:
     """The processes of one attempt: what they wrote, which of them stand for ranks, and how they ended."""
 
     contents: dict[int, ring_reading.RingContent]
-    damaged: dict[int, str]
     sources: list[Source]
     ends: dict[int, dict[str, Any]]
 
 
-def _read_processes(folder: Path, agent: AgentLog, watch: dict[str, Any]) -> _Processes:
-    rings = read_rings(folder)
-    contents = rings.contents
+def _find_processes(folder: RunFolder, agent: AgentLog, watch: dict[str, Any]) -> _Processes:
+    contents = folder.rings.contents
     watched = watch.get("processes") or {}
     sources = find_ranks(
         RankTraces(started=agent.started, contents=contents, watched=watched, until_ns=agent.superseded_ns)
@@ -135,17 +186,16 @@ def _read_processes(folder: Path, agent: AgentLog, watch: dict[str, Any]) -> _Pr
     told = agent.ends | _child_ends(contents) | _launcher_end(watch)
     return _Processes(
         contents=contents,
-        damaged=rings.damaged,
         sources=sources,
-        ends=find_ends(sources, contents, folder, watch, told),
+        ends=find_ends(sources, contents, folder.path, watch, told),
     )
 
 
-def _debug_level(run: dict[str, Any], contents: Iterable[ring_reading.RingContent]) -> str:
+def _debug_level(run: Run, contents: Iterable[ring_reading.RingContent]) -> str:
     """Return torch's debug level as a rank found it when its group was made; before that, and long ago, as chosen."""
     notes = [note for content in contents for note in content.notes if note.get("k") == "initialized"]
     told = [str(note["debug_level"]) for note in notes if note.get("debug_level")]
-    chosen = str(run.get("debug_level") or "OFF")
+    chosen = run.debug_level or "OFF"
     return told[-1] if told else "OFF" if chosen == "AUTO" else chosen
 
 
@@ -177,15 +227,14 @@ class _Shape:
     may_run_elsewhere: bool
 
 
-def _read_shape(run: dict[str, Any], agent: AgentLog, processes: _Processes) -> _Shape:
+def _read_shape(run: Run, agent: AgentLog, processes: _Processes) -> _Shape:
     """Return the shape as torchrun was asked for, as its agent tells it, or as the ranks were told.
 
     A rank that is the only one of its launcher stands for a node of its own, and says how many there are in all.
     """
-    nproc, nnodes = run.get("nproc"), int(run.get("nnodes") or 1)
-    if run.get("launcher") != "command":
-        local = nproc if isinstance(nproc, int) else None
-        world = run.get("world_size") or (None if local is None else local * nnodes)
+    if run.launcher != "command":
+        local, nnodes = run.nproc, run.nnodes or 1
+        world = run.world_size or (None if local is None else local * nnodes)
         elsewhere = nnodes > 1 or (world is not None and world != local)
         return _Shape(world_size=world, nnodes=nnodes, local_ranks=local, may_run_elsewhere=elsewhere)
     if agent.started:
@@ -198,25 +247,24 @@ def _read_shape(run: dict[str, Any], agent: AgentLog, processes: _Processes) -> 
 
 
 def _read_ranks(
-    folder: Path,
+    folder: RunFolder,
     agent: AgentLog,
     watch: dict[str, Any],
-    run: dict[str, Any],
     processes: _Processes,
     stop_ns: int | None,
 ) -> tuple[Rank, ...]:
     contents = processes.contents
     context = ranks.Context(
-        folder=folder,
-        host=str(run.get("host") or "localhost"),
+        folder=folder.path,
+        host=folder.run.host or "localhost",
         attempt=max(agent.attempt, 0),
         ends=processes.ends,
         stop_ns=stop_ns,
         watched=watch.get("processes") or {},
         contents=contents,
         children=find_children(contents),
-        answers=find_answers(folder / "evidence"),
-        lost=processes.damaged | _read_lost(folder),
+        answers=folder.answers,
+        lost=folder.rings.damaged | folder.lost,
         agent_lacks=agent.lacks,
     )
     return tuple(sorted((ranks.read_rank(source, context) for source in processes.sources), key=lambda rank: rank.rank))
@@ -262,10 +310,3 @@ def share_groups(found: tuple[Rank, ...]) -> tuple[Rank, ...]:
         return replace(group, ranks=shared.get(ranks, ranks))
 
     return tuple(replace(rank, groups=tuple(complete(group) for group in rank.groups)) for rank in found)
-
-
-def _load(path: Path) -> Any:
-    try:
-        return load_json(path)
-    except DAMAGED:
-        return None

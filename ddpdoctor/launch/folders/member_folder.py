@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import itertools
-import json
 import os
 import re
 from dataclasses import dataclass
@@ -22,8 +21,11 @@ from ddpdoctor.launch.folders.report_dir import (
     make_report_dir,
     name_stem,
 )
+from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.recorder.storage.files import check_json, read_plain
+from ddpdoctor.model.run import Run
+from ddpdoctor.recorder.storage.files import read_plain
+from ddpdoctor.recorder.storage.parsing import parse_json
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 
 if TYPE_CHECKING:
@@ -117,14 +119,12 @@ def _find_start(asked: Path, label: str, starter: Starter) -> Path:
     return next(base for i in numbers if _read_run(_own(base := asked / f"restart-{i}", label)) is None)
 
 
-def _is_former_start(run: dict[str, Any], starter: Starter) -> bool:
+def _is_former_start(run: Run, starter: Starter) -> bool:
     """Say whether a run is this very job before it was requeued, or this container before it was started again."""
     env = starter.env
-    stored = run.get("environment")
-    stored = stored if isinstance(stored, dict) else {}
     if job := env.get("SLURM_JOB_ID"):
-        return stored.get("SLURM_JOB_ID") == job and _restarts(stored) < _restarts(env)
-    same = (run.get("host"), run.get("command")) == (starter.host, list(hide_secrets(starter.command)))
+        return run.environment.get("SLURM_JOB_ID") == job and _restarts(run.environment) < _restarts(env)
+    same = (run.host, run.command) == (starter.host, hide_secrets(starter.command))
     return "KUBERNETES_SERVICE_HOST" in env and same
 
 
@@ -137,9 +137,7 @@ def _restarts(env: Mapping[str, Any]) -> int:
 def _refuse_other_job(base: Path, env: Mapping[str, str]) -> None:
     """Keep a member's files out of the folder of another Slurm job, which the first member would refuse too."""
     run, job = _read_run(base), env.get("SLURM_JOB_ID")
-    stored = (run or {}).get("environment")
-    other = stored.get("SLURM_JOB_ID") if isinstance(stored, dict) else None
-    if job and run is not None and other != job:
+    if job and run is not None and run.environment.get("SLURM_JOB_ID") != job:
         raise UserError(
             f"the report folder {base} already holds another run",
             help="Nothing was started. Choose another folder with --report-dir.",
@@ -173,12 +171,11 @@ def _claim(folder: Path) -> bool:
     return True
 
 
-def _read_run(folder: Path) -> dict[str, Any] | None:
+def _read_run(folder: Path) -> Run | None:
     """Return a folder's run.json; None where there is none, an empty record where it cannot be read."""
     try:
-        run = json.loads(check_json(read_plain(folder / RUN_NAME)))
+        return decode(Run, parse_json(read_plain(folder / RUN_NAME)))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return run if isinstance(run, dict) else {}
+    except (OSError, ValueError, WrongValue):
+        return Run()

@@ -23,7 +23,7 @@ REPORT_NAME = "report.json"
 RUN_MARKS = (REPORT_NAME, "run.json")
 """A folder that holds one of these is another run's; a run that was cut short has no report yet."""
 RUN_FILES = (
-    *RUN_MARKS, "agent.jsonl", "consistency.json", "control", "joint.json", "machine.json", "moments.json",
+    *RUN_MARKS, "agent.jsonl", "consistency.json", "control", "end.json", "joint.json", "machine.json", "moments.json",
     "nodes.json", "reached.json", "reserve", "verdict.txt", "watch.json",
 )  # fmt: skip
 RUN_FOLDERS = ("evidence", "gathered", "nccl", "nodes", "prints", "rings")

@@ -8,10 +8,11 @@ import re
 import socket
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.run.run_format import RUN_FORMAT, RUN_VERSION
 from ddpdoctor.launch.command.placement import Style
+from ddpdoctor.model.codec import encode
+from ddpdoctor.model.run import Run
 from ddpdoctor.recorder.storage.files import write_whole
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 
@@ -31,26 +32,24 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
     """Write run.json: what was started, when and how."""
     level = options.debug_level or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF")
     environment = {**os.environ, **dict(options.placement.variables)}
-    run = {
-        "format": RUN_FORMAT,
-        "version": RUN_VERSION,
-        "command": hide_secrets(options.command),
-        "started_at": started_at,
-        "launched_ns": launched_ns,
-        "hang_timeout_s": options.hang_timeout_s,
-        "debug_level": level.upper(),
-        "check_every": options.ranks.check_every,
-        "allow_different": list(options.allow_different),
-        "host": socket.gethostname(),
-        "torch_version": _torch_version(),
-        "environment": {name: environment[name] for name in STORED_VARIABLES if name in environment},
-        "launcher": options.placement.style.value,
+    run = Run(
+        command=hide_secrets(options.command),
+        started_at=started_at,
+        launched_ns=launched_ns,
+        hang_timeout_s=options.hang_timeout_s,
+        debug_level=level.upper(),
+        check_every=options.ranks.check_every,
+        allow_different=options.allow_different,
+        host=socket.gethostname(),
+        torch_version=_torch_version(),
+        environment={name: environment[name] for name in STORED_VARIABLES if name in environment},
+        launcher=options.placement.style.value,
         **_shape(options),
-    }
-    write_whole(folder / "run.json", json.dumps(run, indent=1))
+    )
+    write_whole(folder / "run.json", json.dumps(encode(run), indent=1))
 
 
-def _shape(options: WrapOptions) -> dict[str, int | None]:
+def _shape(options: WrapOptions) -> dict[str, Any]:
     """Return how many ranks are asked for, here and in all; of a command nothing, which will tell by what it starts."""
     placement = options.placement
     if placement.style is Style.TORCHRUN:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ddpdoctor.collect.run.agent_log import read_entries
 from ddpdoctor.collect.run.attempts import BEATS_NS, NotThere, attempt_elsewhere, came_later, was_gone
 from ddpdoctor.collect.run.nodes import read_job
 from tests.synthetic import Job, write_gathered
 
 
-def log(folder: Path, *meetings: int | None, at: int = 9) -> Path:
-    """Write the log of a node whose attempts 0, 1, ... came from these meetings."""
+def log(folder: Path, *meetings: int | None, at: int = 9) -> list[dict[str, Any]]:
+    """Return the log of a node whose attempts 0, 1, ... came from these meetings, as it is written and read."""
     folder.mkdir()
     common = {"k": "rank", "local_rank": 0, "rank": 0, "pid": 5, "world_size": 2, "at": at}
     rows = [{**common, "attempt": number, "meeting": meeting} for number, meeting in enumerate(meetings)]
     (folder / "agent.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
+    return read_entries(folder / "agent.jsonl")
 
 
 @pytest.mark.parametrize(

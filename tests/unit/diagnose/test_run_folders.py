@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.collect.run.runfolder import read_job
+from ddpdoctor.collect.run.nodes import read_job
 from ddpdoctor.diagnose.build import rebuild_report
 from ddpdoctor.diagnose.progress import judge_folder
 from ddpdoctor.model.errors import UserError
@@ -158,12 +158,16 @@ def test_of_two_processes_with_one_pid_the_later_counts(tmp_path: Path) -> None:
     assert worst(folder).ranks == (1,)
 
 
-def test_a_damaged_run_file_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"), [("command", 3), ("check_every", "50"), ("check_every", True), ("nproc", 2**70), ("host", None)]
+)
+def test_a_damaged_run_file_is_named(tmp_path: Path, name: str, value: object) -> None:
     folder = folder_of(tmp_path, "stuck", world=2)
     run = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps({**run, "command": 3}))
-    with pytest.raises(UserError, match=r"run\.json is damaged: command"):
+    (folder / "run.json").write_text(json.dumps({**run, name: value}))
+    with pytest.raises(UserError, match=rf"run\.json is damaged: {name}: ") as refused:
         rebuild_report(folder)
+    assert refused.value.status == 2
 
 
 def mangle(dice: random.Random, value: Any) -> Any:

@@ -19,11 +19,12 @@ from ddpdoctor.launch.replicas.shared import SharedReplicas
 from ddpdoctor.launch.watching.progress import Followed
 from ddpdoctor.model.consistency import Consistency
 from ddpdoctor.model.replica_records import RootsReport
+from ddpdoctor.model.run import Run
 from ddpdoctor.recorder.storage import ring_layout
 from tests.fingerprints import TICKS, FakeRank
 
 TOKEN = b"secret"
-RUN = {"check_every": 1, "allow_different": []}
+RUN = Run(check_every=1)
 
 
 class Place:

@@ -1,0 +1,59 @@
+"""What a run folder says of a job as a whole: what was started (run.json), and how it ended (end.json)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+RUN_FORMAT = "ddpdoctor-run"
+RUN_VERSION = 1
+END_NAME = "end.json"
+"""A ``JobEnd``, in the run folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The launch of a job, as `wrap` wrote it down before it started anything. None: not known, or not asked for."""
+
+    format: str = RUN_FORMAT
+    version: int = RUN_VERSION
+    command: tuple[str, ...] | None = None
+    """Without secrets."""
+    started_at: str | None = None
+    """ISO 8601, UTC."""
+    launched_ns: int | None = None
+    """CLOCK_MONOTONIC of this host."""
+    hang_timeout_s: float | None = None
+    debug_level: str | None = None
+    check_every: int | None = None
+    """Steps between two comparisons of replicas, 0 for none; None in a run of before there was such a comparison."""
+    allow_different: tuple[str, ...] = ()
+    host: str = ""
+    torch_version: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables of an allow-list."""
+    launcher: str | None = None
+    """How the ranks are started; "command" where the user's own command starts them."""
+    nproc: int | None = None
+    """Ranks on this node."""
+    nnodes: int | None = None
+    node_rank: int | None = None
+    world_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnd:
+    """How a job ended, or stood when it was reported: what the report says that no record of a rank can tell.
+
+    It is saved with each report, so that the folder can be judged again without it.
+    """
+
+    hung: bool
+    """ddpdoctor stopped it because it hung."""
+    interrupted: bool
+    exit_status: int | None
+    """Of `wrap`; None where the job was cut off and nobody knows."""
+    started_at: str
+    """ISO 8601, UTC, as ``ended_at``."""
+    ended_at: str
+    ignore: tuple[str, ...] = ()
+    """Codes of findings that the user did not want to see."""
