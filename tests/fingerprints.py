@@ -1,4 +1,4 @@
-"""Files of prints as ranks write them, for tests that compare them."""
+"""Files of fingerprints as ranks write them, for tests that compare them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def row(name: str, what: str = "p", part: str = "", shape: Sequence[int] = (4,),
     return [what, name, part, list(shape), dtype]
 
 
-def print_of(content: object) -> bytes:
+def fingerprint_of(content: object) -> bytes:
     """Stand for the checksum of a tensor: 16 bytes, zeros for None."""
     return bytes(16) if content is None else f"{content}".encode().rjust(16, b"x")[-16:]
 
 
 class FakeRank:
-    """One rank that writes prints; its pid is 100 and its rank, unless told otherwise."""
+    """One rank that writes fingerprints; its pid is 100 and its rank, unless told otherwise."""
 
     def __init__(self, folder: Path, rank: int, ranks: Sequence[int], pid: int | None = None) -> None:
         self.folder, self.rank, self.ranks = folder, rank, ranks
@@ -44,17 +44,17 @@ class FakeRank:
     def write(self, number: int, *contents: object, **text: Any) -> None:
         assert self.writer is not None
         text = {"steps": number, "reductions": number, "forwards": 1} | text
-        self.writer.write(number, text, b"".join(map(print_of, contents)))
+        self.writer.write(number, text, b"".join(map(fingerprint_of, contents)))
 
     def process(self, began_ns: int = 0, ended_ns: int | None = None) -> Writer:
         return Writer(pid=self.pid, ticks=TICKS, began_ns=began_ns, ended_ns=ended_ns)
 
 
-def write_job(folder: Path, moments: Mapping[int, Sequence[Sequence[object]]], names: Sequence[Any]) -> list[FakeRank]:
-    """Write what each rank had at each moment: ``{number: [contents of rank 0, contents of rank 1, ...]}``."""
-    count = len(next(iter(moments.values())))
+def write_job(folder: Path, steps: Mapping[int, Sequence[Sequence[object]]], names: Sequence[Any]) -> list[FakeRank]:
+    """Write what each rank had at each step: ``{number: [contents of rank 0, contents of rank 1, ...]}``."""
+    count = len(next(iter(steps.values())))
     ranks = [FakeRank(folder, rank, range(count)).open(names) for rank in range(count)]
-    for number, by_rank in moments.items():
+    for number, by_rank in steps.items():
         for rank, contents in zip(ranks, by_rank, strict=True):
             rank.write(number, *contents)
     return ranks

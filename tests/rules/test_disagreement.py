@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ddpdoctor.diagnose.progress import judge_job as judge
@@ -228,15 +230,10 @@ def test_without_a_history_both_of_two_are_named():
 
 def test_how_many_batches_each_rank_had_is_told():
     found = one_differs(2, 1, trained, lambda s: s.collective(20, "barrier"), lambda s: s.step())
-    ranks = [_with(found.ranks[0], steps=16, batches=16), _with(found.ranks[1], steps=12, batches=12)]
+    ranks = [replace(found.ranks[0], steps=16, batches=16), replace(found.ranks[1], steps=12, batches=12)]
     verdict = judge(job(*ranks)).findings[0]
     assert "rank 1 had done 12 optimizer steps and 12 batches" in verdict.evidence
     assert "DistributedSampler" in verdict.fix
-
-
-def _with(found, **more):
-    fields = {name: getattr(found, name) for name in found.__slots__}
-    return type(found)(**{**fields, **more})
 
 
 def test_ddp_in_a_group_of_its_own_is_compared_there():
@@ -263,16 +260,16 @@ def test_the_caller_is_named_where_an_innocent_receiver_was_aborted():
         1, "SIGABRT", recent_calls=victim.recent_calls, open_calls=victim.open_calls, looks=(), main_ended_ns=None,
         groups=(group(found[1].begun - 1, 3),),
     )  # fmt: skip
-    told = _with(lost, groups=tuple(_with(g, backend="") for g in lost.groups))
+    told = replace(lost, groups=tuple(replace(g, backend="") for g in lost.groups))
     broken = failed_in(2, "backward", site=14, groups=(group(16, 3),), at=LONG_AGO + 2 * S)
-    broken = _with(broken, recent_calls=_failing(found[2].step().calls))
+    broken = replace(broken, recent_calls=_failing(found[2].step().calls))
     report = judge(job(found[0].waits(), told, broken, ended=True, stopping_since_ns=LONG_AGO + 3 * S))
     errors = [f for f in report.findings if f.severity is Severity.ERROR]
     assert [(f.kind, f.ranks, [p.line for p in f.where]) for f in errors] == [("mismatch", (0,), [16])]
 
 
 def _failing(calls):
-    return (*calls[:-1], _with(calls[-1], failed=True))
+    return (*calls[:-1], replace(calls[-1], failed=True))
 
 
 def test_a_collective_of_a_thread_counts_while_the_main_thread_joins_it():
@@ -281,8 +278,8 @@ def test_a_collective_of_a_thread_counts_while_the_main_thread_joins_it():
         alternating(script)
         script.collective(14 if script.number == 2 else 11, shape=(3,) if script.number == 2 else (16,))
     aside = found[2].waits()
-    pending = (_with(aside.open_calls[0], thread_is_main=False),)
-    joins = _with(aside, open_calls=pending, looks=(look(stack(line(18), LOCK), stack(line(14), C10D, main=False)),))
+    pending = (replace(aside.open_calls[0], thread_is_main=False),)
+    joins = replace(aside, open_calls=pending, looks=(look(stack(line(18), LOCK), stack(line(14), C10D, main=False)),))
     report = judge(job(found[0].waits(), found[1].waits(), joins))
     assert [(f.kind, f.ranks, [p.line for p in f.where]) for f in report.findings] == [("mismatch", (2,), [14])]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ddpdoctor.diagnose.progress import judge_job as judge
@@ -53,12 +55,7 @@ def forwarded(script: Script) -> Rank:
     failed = thrown_out(script.phase("ddp_forward_no_grad", 30, 1), line(30), DDP)
     raised = failed.raised[0]
     fields = {name: getattr(raised, name) for name in raised.__slots__}
-    return _with(failed, raised=(type(raised)(**{**fields, "in_call": "ddp_forward"}),))
-
-
-def _with(found: Rank, **more: object) -> Rank:
-    fields = {name: getattr(found, name) for name in found.__slots__}
-    return type(found)(**{**fields, **more})
+    return replace(failed, raised=(type(raised)(**{**fields, "in_call": "ddp_forward"}),))
 
 
 ALONE = {

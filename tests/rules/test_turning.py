@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,10 +112,10 @@ def test_a_loop_that_ended_sooner_is_named_behind_the_call_at_which_it_showed(fl
 def test_a_call_too_many_inside_the_loop_is_no_loop_of_another_length(flow: ControlFlow) -> None:
     found = started(2)
     ranks = found[0].collective(LOG, "reduce").waits(steps=4, batches=4), in_step(found[1])
-    report = judged(ranks[0], _with(ranks[1], steps=4, batches=5), flow=flow)
+    report = judged(ranks[0], replace(ranks[1], steps=4, batches=5), flow=flow)
     assert (report.ranks, [place.line for place in report.where]) == ((0,), [LOG])
     assert "DistributedSampler" not in report.fix
-    unread = judged(ranks[0], _with(ranks[1], steps=4, batches=5))
+    unread = judged(ranks[0], replace(ranks[1], steps=4, batches=5))
     assert unread.fix.index("condition") < unread.fix.index("DistributedSampler")
 
 
@@ -184,8 +185,3 @@ def test_a_condition_around_a_call_that_the_rank_is_still_in_decides_nothing(flo
 
 def _standing(script: Script, at: Frame) -> Rank:
     return script.waits(looks=(look(stack(at, C10D)),))
-
-
-def _with(found: Rank, **more: object) -> Rank:
-    fields = {name: getattr(found, name) for name in found.__slots__}
-    return type(found)(**{**fields, **more})
