@@ -1,7 +1,8 @@
 """Lets several processes run tests side by side, and gives those marked ``alone`` the machine for themselves.
 
-Such a test goes by how fast something is, or by what the kernel counts for the whole machine. The others hold the room
-together; who wants it alone keeps the gate shut meanwhile, so that nobody comes in before.
+Such a test goes by how fast something is, or by what the kernel counts for the whole machine. It takes the lock of the
+machine exclusively, which all others share. A test that waits for either holds the lock of the queue, so that none
+overtakes one that is to run alone.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from pathlib import Path
 
 import pytest
 
-GATE, ROOM = Path(__file__).parent, Path(__file__)
+QUEUE, MACHINE = Path(__file__).parent, Path(__file__)
 LONGEST_WAIT_S = 600.0
-"""A process that a test has left behind may hold the room: then the others go on all the same."""
+"""A process that a test has left behind may hold a lock: then the others go on all the same."""
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Wait for the room before the clock of the test's time limit starts."""
+    """Wait for the machine before the clock of the test's time limit starts."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return (yield)
-    with _in_room(alone=item.get_closest_marker("alone") is not None):
+    with _machine(alone=item.get_closest_marker("alone") is not None):
         return (yield)
 
 
@@ -40,10 +41,10 @@ def _own_environment() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _in_room(*, alone: bool) -> Iterator[None]:
-    with contextlib.ExitStack() as room:
-        with _locked(GATE, fcntl.LOCK_EX):
-            room.enter_context(_locked(ROOM, fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+def _machine(*, alone: bool) -> Iterator[None]:
+    with contextlib.ExitStack() as held:
+        with _locked(QUEUE, fcntl.LOCK_EX):
+            held.enter_context(_locked(MACHINE, fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
         yield
 
 
