@@ -6,8 +6,6 @@ import os
 import sys
 from typing import NoReturn
 
-from ddpdoctor.cli.defects import show_defect
-from ddpdoctor.cli.output import show_error
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 
@@ -17,6 +15,8 @@ def main() -> NoReturn:
     try:
         status = _run(sys.argv[1:])
     except UserError as error:
+        from ddpdoctor.cli.output import show_error
+
         show_error(error)
         sys.exit(error.status)
     except KeyboardInterrupt:
@@ -24,6 +24,8 @@ def main() -> NoReturn:
     except Exception as error:  # noqa: BLE001  the outermost wall: no traceback ever reaches the terminal
         if came_of_interrupt(error):
             sys.exit(ExitStatus.INTERRUPTED)
+        from ddpdoctor.cli.defects import show_defect
+
         show_defect(error)
         sys.exit(ExitStatus.DEFECT)
     sys.exit(status)

@@ -25,7 +25,7 @@ class Options:
 def run(options: Options) -> int:
     """Show a page. Raises ``UserError`` where there is none."""
     from ddpdoctor.cli.output import read_width, write
-    from ddpdoctor.diagnose.catalogue import LIST_HINT, find_error, find_page, read_pages
+    from ddpdoctor.diagnose.catalogue import LIST_HINT, find_error, read_page, read_pages
     from ddpdoctor.model.errors import UserError
 
     if options.show_list:
@@ -33,7 +33,7 @@ def run(options: Options) -> int:
     elif options.name and (known := find_error(options.name)) is not None:
         write(sys.stdout, render_error(known, read_width(sys.stdout)))
     elif options.name:
-        write(sys.stdout, render_page(find_page(options.name, read_pages())))
+        write(sys.stdout, render_page(read_page(options.name)))
     else:
         raise UserError("no code was given", help=f"Give one, such as DD601; {LIST_HINT}")
     return 0

@@ -223,9 +223,9 @@ def _check_source(split: SplitCommand, env: Mapping[str, str]) -> bytes | None:
 def _check_codes(codes: tuple[str, ...]) -> tuple[str, ...]:
     if not codes:
         return ()
-    from ddpdoctor.diagnose.catalogue import check_codes, read_pages
+    from ddpdoctor.diagnose.catalogue import check_codes
 
-    return check_codes(codes, read_pages())
+    return check_codes(codes)
 
 
 def _make_member(

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ddpdoctor.model.errors import UserError
+
+if TYPE_CHECKING:
+    from ddpdoctor.rules.registry import Rule
 
 CLOSENESS = 0.5
 """How alike a name must be to be offered instead of an unknown one, on difflib's scale from 0 to 1."""
@@ -35,11 +39,19 @@ def read_pages() -> tuple[Page, ...]:
     """Return the pages of all rules, in the order of their codes."""
     from ddpdoctor.rules.registry import all_rules
 
-    pages = (
-        Page(code=rule.code, kind=rule.kind, severity=rule.severity.value, summary=rule.summary, text=rule.page)
-        for rule in all_rules()
-    )
-    return tuple(sorted(pages, key=lambda page: page.code))
+    return tuple(map(_page, all_rules()))
+
+
+def read_page(name: str) -> Page:
+    """Return the page of a rule by its code or kind. Raises ``UserError`` as ``find_page`` does."""
+    from ddpdoctor.rules.registry import find_rule
+
+    rule = find_rule(name)
+    return find_page(name, read_pages()) if rule is None else _page(rule)
+
+
+def _page(rule: Rule) -> Page:
+    return Page(code=rule.code, kind=rule.kind, severity=rule.severity.value, summary=rule.summary, text=rule.page)
 
 
 def find_error(text: str) -> ErrorPage | None:
@@ -67,11 +79,13 @@ def find_page(name: str, pages: tuple[Page, ...]) -> Page:
     raise UserError(f"there is no rule {name}", help=hint + LIST_HINT)
 
 
-def check_codes(given: tuple[str, ...], pages: tuple[Page, ...]) -> tuple[str, ...]:
+def check_codes(given: tuple[str, ...]) -> tuple[str, ...]:
     """Return codes in capitals, lists with commas taken apart; raises ``UserError`` for one that no rule has."""
+    from ddpdoctor.rules.registry import find_rule
+
     codes = tuple(code.strip().upper() for entry in given for code in entry.split(",") if code.strip())
-    known = {page.code for page in pages}
     for code in codes:
-        if code not in known:
+        rule = find_rule(code)
+        if rule is None or rule.code != code:
             raise UserError(f"--ignore names {code}, which is no code", help=LIST_HINT)
     return codes

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     Check = Callable[[Any], Answer]
 
 PACKAGE = "ddpdoctor.rules"
+LOOKED_UP_MOST = "progress"
 SUBJECTS = {
     "Node": "a machine, and the processes of the job on it",
     "Fleet": "all machines of a job",
@@ -150,8 +151,14 @@ def rules_of(*families: str) -> tuple[Rule, ...]:
 
 def all_rules() -> tuple[Rule, ...]:
     """Return every rule of every family, sorted by code."""
+    return rules_of(*_families())
+
+
+def _families() -> tuple[str, ...]:
+    """Return the packages below ``rules``; the one whose rules are looked up most comes first."""
     rules = importlib.import_module(PACKAGE)
-    return rules_of(*(module.name for module in pkgutil.iter_modules(rules.__path__) if module.ispkg))
+    names = [module.name for module in pkgutil.iter_modules(rules.__path__) if module.ispkg]
+    return tuple(sorted(names, key=lambda name: (name != LOOKED_UP_MOST, name)))
 
 
 def loaded_rules() -> tuple[Rule, ...]:
@@ -170,10 +177,10 @@ def _load(family: str) -> None:
 
 
 def find_rule(code_or_kind: str) -> Rule | None:
-    """Return the rule with this code (in any case) or kind, or None."""
+    """Return the rule with this code (in any case) or kind, or None. No more families are loaded than that takes."""
     wanted = code_or_kind.strip().lower()
-    for rules in (loaded_rules, all_rules):
-        for known in rules():
+    for family in (None, *_families()):
+        for known in loaded_rules() if family is None else rules_of(family):
             if wanted in (known.code.lower(), known.kind):
                 return known
     return None

@@ -64,7 +64,24 @@ def test_help_imports_nothing_heavy(run):
     done = run("--help", PYTHONPROFILEIMPORTTIME="1")
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "typer" in imported
-    assert not imported & {"torch", "rich", "psutil", "pynvml", "numpy"}
+    assert not imported & {"torch", "rich", "psutil", "pynvml", "numpy", "pydantic"}
+
+
+@pytest.mark.parametrize("args", [("explain", "DD601"), ("report", "run")])
+def test_what_only_shows_something_imports_no_typer(run, tmp_path, args):
+    write_report(tmp_path / "run")
+    done = run(*args, PYTHONPROFILEIMPORTTIME="1")
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert done.returncode == 0
+    assert not imported & {"torch", "typer", "pydantic", "psutil", "pynvml", "numpy"}
+
+
+def test_help_loads_no_verb(run):
+    done = run("--help", PYTHONPROFILEIMPORTTIME="1")
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not [
+        name for name in imported if name.startswith(("ddpdoctor.cli.check_", "ddpdoctor.cli.wrap", "ddpdoctor.launch"))
+    ]
 
 
 def test_help_of_wrap_names_each_option_and_its_variable(run):
