@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.report.blocks import Places, RankClass
-from ddpdoctor.report.names import format_numbers, format_place
+from ddpdoctor.report.names import format_numbers, format_place, format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,6 +38,14 @@ def classify(ranks: tuple[RankRow, ...], verdict: Finding | None) -> tuple[RankC
         )
         for (state, line, is_blamed), rows in classes.items()
     )
+
+
+PLACE_HEADS = ("ranks", "host", "state", "where")
+
+
+def place_rows(places: Places) -> list[tuple[str, str, str, str]]:
+    """Return the rows of a table of where ranks stand."""
+    return [(format_ranks(one.ranks), one.host, one.state, one.place) for one in places.classes]
 
 
 def merge_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -101,6 +101,15 @@ def check_words(check: Check) -> str:
     return where + (check.seen or check.reason)
 
 
+CHECK_HEADS = ("outcome", "code", "check", "seen")
+
+
+def check_rows(checks: Iterable[Check]) -> list[tuple[str, str, str, str]]:
+    """Return the rows of a table of checks, by outcome."""
+    ordered = sorted(checks, key=lambda check: list(Outcome).index(check.outcome))
+    return [(OUTCOME_WORDS[one.outcome], one.code, one.id, check_words(one)) for one in ordered]
+
+
 def check_tone(check: Check, findings: Iterable[Finding]) -> tuple[str, Tone]:
     """Return the word and the tone of how a check came out; one that found something shows how bad that is."""
     severities = [finding.severity for finding in findings if finding.kind == check.id]

@@ -6,10 +6,11 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from ddpdoctor.report.blocks import Facts, Heading, Items, Places, Series, Table, Text
+from ddpdoctor.report.classes import PLACE_HEADS, place_rows
 from ddpdoctor.report.contents import read_content
-from ddpdoctor.report.findings import headline
+from ddpdoctor.report.findings import CHECK_HEADS, check_rows, headline
 from ddpdoctor.report.lines import clean
-from ddpdoctor.report.names import format_ranks, format_time, merge_places
+from ddpdoctor.report.names import format_time, merge_places
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -38,6 +39,7 @@ def render_html(report: Report, picture: bytes | None = None) -> str:
         *([_inline_svg(picture)] if picture is not None else []),
         *(_write_finding(finding) for finding in report.findings),
         *_write_sections(content.sections),
+        _write_checks(report) if report.checks else "",
         f"<p>ddpdoctor {_text(report.tool_version)}, {_text(format_time(report.started_at))}</p>",
     ]
     body = "\n".join(part for part in parts if part)
@@ -69,8 +71,7 @@ def _write_block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
         case Table():
             return _write_table(block)
         case Places():
-            rows = [(format_ranks(one.ranks), one.host, one.state, one.place) for one in block.classes]
-            return _write_rows(("ranks", "host", "state", "where"), rows, (False,) * 4)
+            return _write_rows(PLACE_HEADS, place_rows(block))
         case Series():
             return ""  # in the picture
 
@@ -91,9 +92,9 @@ def _write_table(table: Table) -> str:
     return drawn + _list(table.legend)
 
 
-def _write_rows(heads: Sequence[str], rows: Iterable[Sequence[str]], to_right: Sequence[bool]) -> str:
+def _write_rows(heads: Sequence[str], rows: Iterable[Sequence[str]], to_right: Sequence[bool] = ()) -> str:
     def write(tag: str, cells: Sequence[str]) -> str:
-        marks = [' class="right"' if right else "" for right in to_right]
+        marks = [' class="right"' if right else "" for right in to_right or [False] * len(heads)]
         return "".join(f"<{tag}{mark}>{_text(cell)}</{tag}>" for cell, mark in zip(cells, marks, strict=True))
 
     lines = [write("th", heads), *(write("td", row) for row in rows)]
@@ -104,6 +105,11 @@ def _write_finding(finding: Finding) -> str:
     title = f"{finding.severity.value} {finding.code} {finding.kind}: {finding.summary}"
     fix = f"<pre>{_text(finding.fix)}</pre>" if finding.fix else ""
     return f"<h2>{_text(title)}</h2>\n{_list([*merge_places(finding.where), *finding.evidence])}{fix}"
+
+
+def _write_checks(report: Report) -> str:
+    table = _write_rows(CHECK_HEADS, check_rows(report.checks))
+    return f"<details><summary>All checks</summary>\n{table}\n</details>"
 
 
 def _list(lines: Iterable[str]) -> str:

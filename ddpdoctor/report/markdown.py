@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Outcome
 from ddpdoctor.report.blocks import Facts, Heading, Items, Places, Series, Table, Text
+from ddpdoctor.report.classes import PLACE_HEADS, place_rows
 from ddpdoctor.report.columns import fit_columns
 from ddpdoctor.report.contents import read_content
-from ddpdoctor.report.findings import OUTCOME_WORDS, check_words, headline
+from ddpdoctor.report.findings import CHECK_HEADS, check_rows, headline
 from ddpdoctor.report.lines import clean
-from ddpdoctor.report.names import format_ranks, format_time, merge_places, title_of
+from ddpdoctor.report.names import format_time, merge_places, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -54,8 +54,7 @@ def _write_block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
         case Table():
             return _write_table(block)
         case Places():
-            rows = [(format_ranks(one.ranks), one.host, one.state, one.place) for one in block.classes]
-            return _write_rows(("ranks", "host", "state", "where"), rows)
+            return _write_rows(PLACE_HEADS, place_rows(block))
         case Series():
             return ""  # the numbers are in a table beside it
 
@@ -94,12 +93,10 @@ def _write_finding(finding: Finding) -> str:
 
 def _write_checks(checks: tuple[Check, ...]) -> str:
     """Write a table of all checks, folded away."""
-    ordered = sorted(checks, key=lambda check: list(Outcome).index(check.outcome))
     rows = [
-        (OUTCOME_WORDS[one.outcome], _inline(one.code), f"`{_code(one.id)}`", _inline(check_words(one)))
-        for one in ordered
+        (outcome, _inline(code), f"`{_code(name)}`", _inline(seen)) for outcome, code, name, seen in check_rows(checks)
     ]
-    table = _draw_rows(("outcome", "code", "check", "seen"), ["---"] * 4, rows)
+    table = _draw_rows(CHECK_HEADS, ["---"] * len(CHECK_HEADS), rows)
     return f"<details><summary>All checks</summary>\n\n{table}\n\n</details>"
 
 

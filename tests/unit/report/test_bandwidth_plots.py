@@ -133,7 +133,8 @@ def test_a_page_needs_nothing_else_and_has_the_numbers_as_a_table():
     assert "svg" in page.tags
     assert "script" not in page.tags
     results, comparison, pairs, hosts = len(benches.SIZES) + 1, 2, 5, 4
-    assert page.tags.count("tr") == results + comparison + pairs + hosts
+    checks = len(REPORTS["everything"].checks) + 1
+    assert page.tags.count("tr") == results + comparison + pairs + hosts + checks
     assert "470.14" in page.text
     assert "Test the cable and the switch port between node0 and node1." in page.text
 

@@ -104,7 +104,7 @@ def test_a_new_verb_is_drawn_as_html(report):
     for part in (
         "<h2>a heading</h2>", "&lt;b&gt;more", "<li>an item: do this</li>",
         "<dt>label</dt><dd>one text</dd><dd>another text</dd>", '<td>weight</td><td class="right">12</td>',
-        "<td>ranks 0, 1</td>",
+        "<td>ranks 0, 1</td>", "<td>passed</td><td>DD121</td><td>shm</td><td>64 MiB</td>",
     ):  # fmt: skip
         assert part in text
 
