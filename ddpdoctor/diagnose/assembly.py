@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import ddpdoctor
@@ -14,8 +14,39 @@ from ddpdoctor.model.reading import Unread, Why
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ddpdoctor.exchange.facts import Facts, Hello
     from ddpdoctor.model.launch import Launch
+    from ddpdoctor.model.node import Process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """Left as soon as a process has reached the store, so that it can be named if nothing more comes of it."""
+
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """Left by rank 0 for the others: what its host calls itself in full, where that is known."""
+
+    fqdn: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All that one process has to say."""
+
+    rank: int
+    """Among those that gather."""
+    machine: str
+    container: str
+    process: Process
+    node: Node | None
+    """From the one process of a host that reads it, without processes."""
+    host: str
+    version: str
+    """Of ddpdoctor."""
 
 
 def assemble(launch: Launch, facts: Sequence[Facts], problems: Iterable[str] = ()) -> Fleet:

@@ -12,8 +12,7 @@ from ddpdoctor.diagnose.fleet import gather_over
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.exchange.meeting import Meeting
-    from ddpdoctor.exchange.store import Store
+    from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.model.node import Fleet
 
@@ -30,7 +29,7 @@ class MachineReader:
         self._launch, self._env = launch, env
         self.fleet: Fleet | None = None
 
-    def __call__(self, meeting: Meeting, store: Store) -> None:
+    def __call__(self, conversation: Conversation) -> None:
         """Take part in the reading, on every rank. Raises ``StoreError``."""
         plan = ReadingPlan(sections=SECTIONS_FOR_BENCH, use_torch=False)
-        self.fleet = gather_over(meeting, store, self._launch, System(env=self._env), plan)
+        self.fleet = gather_over(conversation.part("machines/"), self._launch, System(env=self._env), plan)

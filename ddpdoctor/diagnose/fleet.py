@@ -3,16 +3,13 @@
 Every process says hello, one process a host reads it, all send what they have, and rank 0 puts it together. Nothing of
 this goes over NCCL or Gloo, which may be what is broken.
 
-Keys, below the round: ``leaders``, ``head``, ``clock``, ``hello/RANK``, ``arrived``, ``facts/ARRIVAL`` and ``done``.
-The round is raised at the end, so that a second check-env under the same torchrun starts afresh.
+Keys: ``leaders``, ``head``, ``clock``, ``hello/RANK``, ``arrived``, ``facts/ARRIVAL``.
 """
 
 from __future__ import annotations
 
-import os
 import threading
-import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,29 +17,27 @@ import ddpdoctor
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.launch.this_process import read_identity, read_process
 from ddpdoctor.collect.node import read_node
-from ddpdoctor.diagnose.assembly import assemble, describe_missing, missing_ranks
-from ddpdoctor.exchange.facts import Facts, Head, Hello
-from ddpdoctor.exchange.framing import BadMessage
-from ddpdoctor.exchange.meeting import Meeting
-from ddpdoctor.exchange.store import Prefixed, Store, StoreError, wait_for
-from ddpdoctor.exchange.ticks import Ticker, measure_offset
-from ddpdoctor.model.codec import WrongValue, decode, encode
+from ddpdoctor.diagnose.assembly import Facts, Head, Hello, assemble, describe_missing, missing_ranks
+from ddpdoctor.exchange.clocks import ShownClock, measure_offset
+from ddpdoctor.exchange.conversation import BadRecord
+from ddpdoctor.exchange.meeting import meet
+from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.node import Fleet, Launcher
 from ddpdoctor.model.reading import Unread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from ddpdoctor.collect.launch.this_process import Identity
     from ddpdoctor.collect.node import ReadingPlan
     from ddpdoctor.collect.system import System
+    from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.model.node import Node, Process
 
 FQDN_LIMIT_S = 2.0
-LOOK_EVERY_S = 0.05
 LEAVE_LIMIT_S = 2.0
 SLOWEST_S = 30.0
 """Ours: how much slower than rank 0 another host may be to read where all have met already."""
@@ -67,28 +62,26 @@ def gather(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float) 
     if not launch.gathers:
         return _read_alone(launch, system, plan)
     # First of all: to import torch changes the environment and the affinity of some builds.
-    member = _member(launch, system, plan, timeout_s, Meeting(launch, system.env))
+    member = _member(launch, system, plan, timeout_s)
     try:
-        with member.meeting, closing(member.meeting.open(timeout_s)) as store:
-            gathered = _take_part(member, store)
-            if gathered is None:
-                return None
-            if launch.launcher is Launcher.TORCHRUN:
-                _see_off(member, gathered.facts)
-            return gathered.fleet
+        with meet(launch, system.env, timeout_s) as meeting:
+            conversation = meeting.begin("fleet")
+            if launch.launcher is not Launcher.TORCHRUN:
+                # Rank 0 serves the store: what it has acknowledged it has.
+                return _take_part(member, conversation)
+            return _end_together(member, conversation)
     except StoreError as error:
         raise _unreachable(launch, error) from error
 
 
-def gather_over(meeting: Meeting, store: Store, launch: Launch, system: System, plan: ReadingPlan) -> Fleet | None:
-    """Do the same over a store that is open already, for a program whose ranks go on together afterwards.
+def gather_over(conversation: Conversation, launch: Launch, system: System, plan: ReadingPlan) -> Fleet | None:
+    """Do the same in a conversation that is open already, for a program whose ranks go on together afterwards.
 
     Raises ``StoreError``.
     """
     if not launch.gathers:
         return _read_alone(launch, system, plan)
-    gathered = _take_part(_member(launch, system, plan, SLOWEST_S, meeting), store)
-    return None if gathered is None else gathered.fleet
+    return _take_part(_member(launch, system, plan, SLOWEST_S), conversation)
 
 
 def _read_alone(launch: Launch, system: System, plan: ReadingPlan) -> Fleet:
@@ -96,7 +89,7 @@ def _read_alone(launch: Launch, system: System, plan: ReadingPlan) -> Fleet:
     return replace(alone, launcher=launch.launcher, world_size=launch.world_size, nnodes=launch.nnodes)
 
 
-def _member(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float, meeting: Meeting) -> _Member:
+def _member(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float) -> _Member:
     return _Member(
         launch=launch,
         system=system,
@@ -104,20 +97,47 @@ def _member(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float,
         timeout_s=timeout_s,
         process=read_process(system, rank=launch.rank, local_rank=launch.local_rank),
         identity=read_identity(system),
-        meeting=meeting,
     )
 
 
-def _take_part(member: _Member, store: Store) -> _Led | None:
+def _take_part(member: _Member, conversation: Conversation) -> Fleet | None:
     """Lead or follow; None on those that follow."""
-    room = Prefixed(store, f"{store.add('round', 0)}/")
-    rank = member.launch.rank
-    room.set(f"hello/{rank}", member.pack(Hello(host=member.identity.host, pid=member.process.pid)))
-    # Where a mistake has made two processes rank 0, one of them leads.
-    if rank == 0 and room.add("leaders", 1) == 1:
-        return _lead(member, store, room)
-    _follow(member, room)
+    if _leads(member, conversation):
+        return _lead(member, conversation)
+    _follow(member, conversation)
     return None
+
+
+def _end_together(member: _Member, conversation: Conversation) -> Fleet | None:
+    """Take part, and let rank 0 end last: should it end first, and with 1, torchrun would stop the others."""
+    if _leads(member, conversation):
+        try:
+            return _lead(member, conversation)
+        finally:
+            with suppress(StoreError):
+                conversation.say_goodbye(_Done(), lambda: conversation.add("arrived", 0), LEAVE_LIMIT_S)
+    _follow(member, conversation)
+    # This process has sent all it has. That rank 0 is gone is as good as its goodbye.
+    with suppress(StoreError):
+        conversation.hear_goodbye(_Done, member.timeout_s, ends_process=True)
+    return None
+
+
+def _leads(member: _Member, conversation: Conversation) -> bool:
+    """Say who is here; return whether this process leads: where a mistake has made two rank 0, one of them does."""
+    rank = member.launch.rank
+    conversation.send(f"hello/{rank}", Hello(host=member.identity.host, pid=member.process.pid))
+    return rank == 0 and conversation.add("leaders", 1) == 1
+
+
+def _follow(member: _Member, conversation: Conversation) -> None:
+    facts = member.facts(_read_own_node(member, conversation) if member.launch.reads_node else None)
+    conversation.send(f"facts/{conversation.add('arrived', 1)}", facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Done:
+    """Rank 0 has heard all, or has stopped waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,10 +150,6 @@ class _Member:
     timeout_s: float
     process: Process
     identity: Identity
-    meeting: Meeting
-
-    def pack(self, facts: Facts | Hello | Head) -> bytes:
-        return self.meeting.pack(encode(facts))
 
     def facts(self, node: Node | None) -> Facts:
         return Facts(
@@ -147,63 +163,24 @@ class _Member:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Led:
-    fleet: Fleet
-    facts: tuple[Facts, ...]
-    """Of the others."""
-
-
-def _lead(member: _Member, store: Store, room: Prefixed) -> _Led:
-    """Show the head's name and clock, read this host, hear the others, and let them go."""
-    try:
-        plan = replace(member.plan, head=_read_fqdn(member))
-        room.set("head", member.pack(Head(fqdn=plan.head)))
-        with Ticker(member.meeting, room):
-            node = read_node(member.system, plan, (member.process,))
-            gathered = _hear(member, room)
-    finally:
-        with suppress(StoreError):
-            store.add("round", 1)
-            room.set("done", b"1")
+def _lead(member: _Member, conversation: Conversation) -> Fleet:
+    """Show the head's name and clock, read this host, and hear the others."""
+    plan = replace(member.plan, head=_read_fqdn(member))
+    conversation.send("head", Head(fqdn=plan.head))
+    with ShownClock(conversation):
+        node = read_node(member.system, plan, (member.process,))
+        gathered = _hear(member, conversation)
     fleet = assemble(member.launch, [member.facts(node), *gathered.facts], gathered.problems)
-    return _Led(fleet=replace(fleet, silent_hosts=gathered.silent_hosts), facts=gathered.facts)
+    return replace(fleet, silent_hosts=gathered.silent_hosts)
 
 
-def _follow(member: _Member, room: Prefixed) -> None:
-    """Read this host where that is this process's part, send what there is, and wait to be let go."""
-    facts = member.facts(_read_own_node(member, room) if member.launch.reads_node else None)
-    number = room.add("arrived", 1)
-    room.set(f"facts/{number}", member.pack(facts))
-    # A hub is in rank 0 itself: it has just acknowledged. The launcher's store is not, and once this has arrived there
-    # nothing more can go wrong here: that rank 0 is gone is as good as to be let go.
-    if member.launch.launcher is Launcher.TORCHRUN:
-        with suppress(StoreError):
-            wait_for(room, "done", member.timeout_s)
-
-
-def _see_off(member: _Member, facts: Sequence[Facts]) -> None:
-    """Wait a moment for the ranks beside this one to end: should rank 0 end first, and with 1, torchrun stops them."""
-    here = (member.identity.machine, member.identity.container)
-    beside = {one.process.pid for one in facts if (one.machine, one.container) == here} - {os.getpid()}
-    deadline = time.monotonic() + LEAVE_LIMIT_S
-    while any(map(_runs, beside)) and time.monotonic() < deadline:
-        time.sleep(LOOK_EVERY_S)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return True
-
-
-def _read_own_node(member: _Member, room: Prefixed) -> Node:
-    plan = replace(member.plan, head=_hear_head(member, room))
+def _read_own_node(member: _Member, conversation: Conversation) -> Node:
+    # Rank 0's name is what the look-ups of this host are about, and its clock starts with it.
+    head = conversation.wait(Head, "head", member.timeout_s, "rank 0")
+    plan = replace(member.plan, head=None if head is None else head.fqdn)
     if "clock" not in plan.sections:
         return read_node(member.system, plan, (member.process,))
-    offset = _Offset(member.meeting, room)
+    offset = _Offset(conversation)
     offset.start()
     node = read_node(member.system, plan, (member.process,))
     offset.join()
@@ -215,32 +192,21 @@ def _read_own_node(member: _Member, room: Prefixed) -> Node:
 class _Offset(threading.Thread):
     """Measures the clock's offset while the node is read."""
 
-    def __init__(self, meeting: Meeting, room: Prefixed) -> None:
+    def __init__(self, conversation: Conversation) -> None:
         super().__init__(name="ddpdoctor-offset", daemon=True)
-        self._meeting, self._room = meeting, room
+        self._conversation = conversation
         self.seconds: float | None = None
 
     def run(self) -> None:
         # Without it the check of the clocks goes by what the kernel says.
         with suppress(StoreError):
-            self.seconds = measure_offset(self._meeting, self._room)
+            self.seconds = measure_offset(self._conversation)
 
 
 def _read_fqdn(member: _Member) -> str | None:
     if "names" not in member.plan.sections:
         return None
     return ask_side_by_side({"fqdn": member.system.calls.fqdn}, FQDN_LIMIT_S)["fqdn"].value
-
-
-def _hear_head(member: _Member, room: Prefixed) -> str | None:
-    """Wait for rank 0: its name is what the look-ups of this host are about, and its clock starts then."""
-    message = wait_for(room, "head", member.timeout_s)
-    if message is None:
-        return None
-    try:
-        return decode(Head, member.meeting.unpack(message)).fqdn
-    except (BadMessage, WrongValue) as error:
-        raise StoreError(f"rank 0 sent {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,61 +216,45 @@ class _Gathered:
     silent_hosts: tuple[str, ...]
 
 
-def _hear(member: _Member, room: Prefixed) -> _Gathered:
+def _hear(member: _Member, conversation: Conversation) -> _Gathered:
     """Take what arrives until all have spoken or the time is up. Where the store is lost, what has arrived counts."""
     facts: list[Facts] = []
     problems: list[str] = []
     hellos: Mapping[int, Hello] = {}
     expected = member.launch.world_size - 1
-    deadline = time.monotonic() + member.timeout_s
+
+    def arrivals() -> range:
+        # More than expected is a mistake of the launch, and is not followed without end.
+        return range(1, min(conversation.add("arrived", 0), 2 * expected + 16) + 1)
+
+    def have_spoken(heard: Mapping[int, Facts]) -> bool:
+        facts[:] = heard.values()
+        return len(facts) + len(problems) >= expected
+
     try:
-        outstanding: set[int] = set()
-        heard = 0
-        while len(facts) + len(problems) < expected:
-            # More than expected is a mistake of the launch, and is not followed without end.
-            count = min(room.add("arrived", 0), 2 * expected + 16)
-            outstanding |= set(range(heard + 1, count + 1))
-            heard = max(heard, count)
-            taken = _take(member, room, outstanding, facts, problems)
-            if not taken and time.monotonic() >= deadline:
-                break
-            if not taken:
-                time.sleep(LOOK_EVERY_S)
+        conversation.gather(
+            Facts, "facts", arrivals, member.timeout_s, is_over=have_spoken,
+            on_bad=lambda _, error: problems.append(f"one process sent {error.what}"),
+        )  # fmt: skip
         missing = missing_ranks(member.launch, [member.facts(None), *facts])
-        hellos = _look_for_hellos(member, room, missing[:MOST_NAMED])
+        hellos = _look_for_hellos(conversation, missing[:MOST_NAMED])
         problems += describe_missing(missing, hellos, member.timeout_s)
     except StoreError as error:
         problems.append(f"the gathering ended early: {error}")
-    if member.meeting.strangers:
-        strangers = f"{member.meeting.strangers} connections without this job's token were turned away"
+    if turned_away := conversation.turned_away():
+        strangers = f"{turned_away} connections without this job's token were turned away"
         problems.append(f"{strangers}: is DDPDOCTOR_TOKEN the same on all nodes?")
     silent_hosts = tuple(dict.fromkeys(hello.host for hello in hellos.values()))
     return _Gathered(facts=tuple(facts), problems=tuple(problems), silent_hosts=silent_hosts)
 
 
-def _take(member: _Member, room: Prefixed, outstanding: set[int], facts: list[Facts], problems: list[str]) -> bool:
-    """Move what has arrived from ``outstanding`` to ``facts`` or ``problems``; say whether anything had."""
-    taken = set()
-    for number in sorted(outstanding):
-        message = room.look(f"facts/{number}")
-        if message is None:
-            continue
-        taken.add(number)
-        try:
-            facts.append(decode(Facts, member.meeting.unpack(message)))
-        except (BadMessage, WrongValue) as error:
-            problems.append(f"one process sent {error}")
-    outstanding -= taken
-    return bool(taken)
-
-
-def _look_for_hellos(member: _Member, room: Prefixed, ranks: tuple[int, ...]) -> Mapping[int, Hello]:
+def _look_for_hellos(conversation: Conversation, ranks: tuple[int, ...]) -> Mapping[int, Hello]:
     found: dict[int, Hello] = {}
     for rank in ranks:
-        message = room.look(f"hello/{rank}")
-        with suppress(BadMessage, WrongValue):
-            if message is not None:
-                found[rank] = decode(Hello, member.meeting.unpack(message))
+        with suppress(BadRecord):
+            hello = conversation.look(Hello, f"hello/{rank}", f"rank {rank}")
+            if hello is not None:
+                found[rank] = hello
     return found
 
 

@@ -37,6 +37,7 @@ class _Query(IntEnum):
     GET = 3
     ADD = 4
     CHECK = 5
+    DELETE_KEY = 8
     PING = 13
 
 
@@ -57,7 +58,7 @@ class JobStore:
 
     def look(self, key: str) -> bytes | None:
         """Return a value, or None where there is none yet."""
-        # To GET what is not there ends the connection. No key of ours is ever taken out.
+        # To GET what is not there ends the connection. Only the reader of a key of ours removes it.
         if self._ask(_request(_Query.CHECK, _LENGTH.pack(1), self._text(key)), 1) != _READY:
             return None
         return self._ask(_request(_Query.GET, self._text(key)), None)
@@ -66,6 +67,10 @@ class JobStore:
         """Add to a counter and return the sum."""
         answer = self._ask(_request(_Query.ADD, self._text(key), _AMOUNT.pack(amount)), _AMOUNT.size)
         return int(_AMOUNT.unpack(answer)[0])
+
+    def forget(self, key: str) -> None:
+        """Remove a value."""
+        self._ask(_request(_Query.DELETE_KEY, self._text(key)), _AMOUNT.size)
 
     def close(self) -> None:
         """Hang up."""

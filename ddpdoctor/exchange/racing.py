@@ -12,7 +12,7 @@ from ddpdoctor.exchange.store import StoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddpdoctor.exchange.asking import Room
+    from ddpdoctor.exchange.client import Client
 
 TRY_S = 3.0
 """Ours: one attempt of one way, after which it is asked whether another has got through."""
@@ -24,9 +24,9 @@ PAUSE_S = 0.2
 class Runner:
     """The attempts of one way, in a thread, from ``start`` until it gets through, ``stop``, or the deadline."""
 
-    def __init__(self, open_it: Callable[[float], Room], deadline: float) -> None:
+    def __init__(self, open_it: Callable[[float], Client], deadline: float) -> None:
         """Take how to connect within a limit, and until when, by ``time.monotonic``."""
-        self.found: Room | None = None
+        self.found: Client | None = None
         self.error: StoreError | None = None
         """What the last attempt that has ended saw."""
         self._open_it, self._deadline = open_it, deadline
@@ -54,12 +54,12 @@ class Runner:
                 self._stopped.wait(PAUSE_S)
         results.put(self)
 
-    def _keep(self, room: Room) -> None:
+    def _keep(self, meeting: Client) -> None:
         with self._lock:
             if self._stopped.is_set():
-                room.close()
+                meeting.close()
             else:
-                self.found = room
+                self.found = meeting
 
 
 def race(runners: Sequence[Runner], deadline: float) -> Runner | None:

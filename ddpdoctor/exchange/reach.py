@@ -10,12 +10,33 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.exchange.contacts import contact_of
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.reaching import Connecting, Contact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+_BY_ERRNO = {
+    errno.ECONNREFUSED: Contact.REFUSED,
+    errno.ECONNRESET: Contact.RESET,
+    errno.ECONNABORTED: Contact.RESET,
+    errno.EPIPE: Contact.RESET,
+    errno.EHOSTUNREACH: Contact.UNREACHABLE,
+    errno.ENETUNREACH: Contact.UNREACHABLE,
+    errno.EACCES: Contact.UNREACHABLE,
+    # What connect() returns where this host's own packet filter drops the packet on its way out.
+    errno.EPERM: Contact.UNREACHABLE,
+    errno.ETIMEDOUT: Contact.NO_ANSWER,
+}
+
+
+def contact_of(error: OSError) -> Contact:
+    """Return how a connection failed, after its name was resolved."""
+    if isinstance(error, TimeoutError):
+        return Contact.NO_ANSWER
+    # A connection that ends in the middle of an answer has words of ours and no number.
+    return _BY_ERRNO.get(error.errno or 0, Contact.RESET if isinstance(error, ConnectionError) else Contact.FAILED)
+
 
 Made = TypeVar("Made")
 

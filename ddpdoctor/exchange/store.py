@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Protocol
 
@@ -29,6 +30,9 @@ class Store(Protocol):
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, which starts at 0, and return the sum."""
 
+    def forget(self, key: str) -> None:
+        """Remove a value."""
+
     def close(self) -> None:
         """Leave; a second call does nothing."""
 
@@ -46,25 +50,32 @@ def wait_for(store: Store, key: str, limit_s: float) -> bytes | None:
     return value
 
 
-class Prefixed:
-    """A store whose keys all begin alike."""
+class LocalStore:
+    """A store for one process alone, or for the threads of one."""
 
-    def __init__(self, store: Store, prefix: str) -> None:
-        """Take the store and what its keys are to begin with."""
-        self._store, self._prefix = store, prefix
+    def __init__(self) -> None:
+        """Start empty."""
+        self._values: dict[str, bytes] = {}
+        self._lock = threading.Lock()
 
     def set(self, key: str, value: bytes) -> None:
         """Leave a value."""
-        self._store.set(self._prefix + key, value)
+        self._values[key] = value
 
     def look(self, key: str) -> bytes | None:
         """Return a value, or None where there is none yet."""
-        return self._store.look(self._prefix + key)
+        return self._values.get(key)
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter and return the sum."""
-        return self._store.add(self._prefix + key, amount)
+        with self._lock:
+            total = int(self._values.get(key, b"0")) + amount
+            self._values[key] = b"%d" % total
+            return total
+
+    def forget(self, key: str) -> None:
+        """Remove a value."""
+        self._values.pop(key, None)
 
     def close(self) -> None:
-        """Close the store."""
-        self._store.close()
+        """Do nothing."""

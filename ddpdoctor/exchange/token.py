@@ -12,8 +12,8 @@ All that a peer can do with it is to send facts, which are parsed within limits 
 that is none of the job's can send wrong ones, so that a report is wrong, and can read what the others sent: hosts,
 stacks, variables of the allow-list. Nothing that is sent is hidden on its way, with a token or without.
 
-It holds for every way to a room (see ``room``): a connection to the own port proves it before anything is served, and
-letters by way of a store or a shared folder are signed one by one (see ``letters``).
+It holds for every transport (see ``node_meeting``): a connection to the own port proves it before anything is served,
+and messages in a store or a shared folder are signed one by one (see ``forwarding``).
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.launch import Launch
 
 VARIABLE = "DDPDOCTOR_TOKEN"
+NO_TOKEN = b"ddpdoctor"
+"""What a server and its clients prove to hold where the job has no secret: that they are ddpdoctor."""
 
 
 def job_token(launch: Launch, env: Mapping[str, str]) -> bytes | None:

@@ -51,6 +51,10 @@ class TorchStore:
         """Add to a counter and return the sum."""
         return self._call(lambda: int(self._store.add(self._prefix + key, amount)))
 
+    def forget(self, key: str) -> None:
+        """Remove a value."""
+        self._call(lambda: self._store.delete_key(self._prefix + key))
+
     def close(self) -> None:
         """End the thread, and with it the connection."""
         self._calls.put(None)

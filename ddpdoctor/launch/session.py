@@ -135,7 +135,7 @@ class Session:
         with self._job_goes_first():
             nodes = join_nodes(self.options.placement, self.options.report_file.resolve().parent)
         if nodes is not None and self.shared is not None:
-            self.exchange = ReplicaExchange(self.shared, nodes, self.options.placement.token)
+            self.exchange = ReplicaExchange(self.shared, nodes)
             self.exchange.start()
         place = f"{socket.gethostname()}:{self.options.report_file.resolve().parent}"
         limit_s, on_hang = self.options.hang_timeout_s, self.options.on_hang

@@ -19,9 +19,10 @@ from ddpdoctor.collect.gpu.facts import read_gpu_facts
 from ddpdoctor.collect.launch.this_process import read_process
 from ddpdoctor.collect.node import ReadingPlan, read_node
 from ddpdoctor.collect.system import System
+from ddpdoctor.diagnose.assembly import Facts, Hello
 from ddpdoctor.diagnose.fleet import gather
-from ddpdoctor.exchange.facts import Facts, Hello
-from ddpdoctor.exchange.meeting import Meeting
+from ddpdoctor.exchange.framing import pack
+from ddpdoctor.exchange.meeting import meet
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import SECTIONS, Launcher, Node
@@ -65,14 +66,13 @@ def facts_of(rank: int, template: Node, world_size: int) -> Facts:
 
 def play(launch: Launch, ranks: range, template: Node) -> None:
     """Send what some ranks have to say, one after the other."""
-    meeting = Meeting(launch, {})
-    store = meeting.open(30)
-    for rank in ranks:
-        facts = facts_of(rank, template, launch.world_size)
-        store.set(f"0/hello/{rank}", meeting.pack(encode(Hello(host=facts.host, pid=facts.process.pid))))
-        number = store.add("0/arrived", 1)
-        store.set(f"0/facts/{number}", meeting.pack(encode(facts)))
-    store.close()
+    with meet(launch, {}, 30) as meeting:
+        conversation = meeting.begin("fleet")
+        for rank in ranks:
+            facts = facts_of(rank, template, launch.world_size)
+            conversation.send(f"hello/{rank}", Hello(host=facts.host, pid=facts.process.pid))
+            conversation.send(f"facts/{conversation.add('arrived', 1)}", facts)
+            conversation.add("heard", 1)
 
 
 def main() -> None:
@@ -89,7 +89,7 @@ def main() -> None:
         run="bench/0",
         agent_store=True,
     )
-    packed = Meeting(launch, {}).pack(encode(facts_of(1, template, world_size)))
+    packed = pack(encode(facts_of(1, template, world_size)))
     began = time.perf_counter()
     with ThreadPoolExecutor(THREADS) as pool:
         for first in range(1, THREADS + 1):

@@ -14,8 +14,9 @@ import sys
 import time
 from contextlib import closing, nullcontext
 
-from ddpdoctor.exchange.hub import Hub
-from ddpdoctor.exchange.hub_store import open_hub_store
+from ddpdoctor.exchange.client import open_client
+from ddpdoctor.exchange.conversation import Conversation
+from ddpdoctor.exchange.server import Server
 from ddpdoctor.exchange.store import Store, wait_for
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.reaching import Publication
@@ -68,12 +69,12 @@ def _summary(pairs: list[dict[str, object]]) -> str:
 
 def _member(addresses: list[str], number: int) -> None:
     """Be one host's process: wait for the others, run the mesh, say what it took."""
-    hub = Hub(PORT, TOKEN) if number == 0 else None
+    hub = Server(PORT, TOKEN) if number == 0 else None
     serving = closing(hub) if hub is not None else nullcontext()
-    with serving, closing(open_hub_store([addresses[0]], PORT, TOKEN, LIMIT_S)) as store:
+    with serving, closing(open_client([addresses[0]], PORT, TOKEN, LIMIT_S)) as store:
         _meet(store, len(addresses))
         started = time.monotonic()
-        pairs = run_mesh(store, number, _publications(addresses), MeshLimits())
+        pairs = run_mesh(Conversation(store), number, _publications(addresses), MeshLimits())
         print(json.dumps({"seconds": time.monotonic() - started, "pairs": [encode(pair) for pair in pairs]}))
         _see_off(store, len(addresses), serves=hub is not None)
 

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from ddpdoctor.diagnose.progress import judge_folder
-from ddpdoctor.exchange.room import OwnPort
+from ddpdoctor.exchange.node_meeting import OwnPort
 from ddpdoctor.launch.command.placement import Placement
 from ddpdoctor.launch.nodes.first_node import FirstNode
 from ddpdoctor.launch.nodes.joining import save_nodes
@@ -76,7 +76,7 @@ def measure(folder: Path, nodes: int, situation: str) -> None:
     folders = write_hosts(folder, Job(world=world, steps=steps_for(world, RECORDS), situation=situation), nodes)
     first = FirstNode(placement(0, nodes, 0), "node0", folders[0])
     first.serve()
-    port = first._room.port
+    port = first._meeting.port
     command = [sys.executable, "-m", "tests.bench.nodes", "members", str(port), *map(str, folders)]
     members = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert members.stdout is not None

@@ -10,7 +10,7 @@ from ddpdoctor.diagnose.rendezvous.wanted import RendezvousChecked
 from ddpdoctor.diagnose.reports import now
 from ddpdoctor.model.node import Fleet
 from ddpdoctor.model.reaching import Door, JobTold, Rendezvous, Visit
-from ddpdoctor.probes.rendezvous.scout import more_telling
+from ddpdoctor.probes.rendezvous.store_probe import more_telling
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.rendezvous.messages import Seen
@@ -24,7 +24,7 @@ def check_alone(visit: OwnVisit, why: str, attempts: tuple[Connecting, ...] = ()
 
     ``why`` says why it is alone, and ``attempts`` what it saw of the store while it looked for the others.
     """
-    seen = visit.seen or visit.read(None, 0, serves_room=False)
+    seen = visit.seen or visit.read(None, 0)
     door = visit.door or visit.look_at_store(None, None, 0)
     door = replace(door, way="", attempts=more_telling(attempts, door.attempts))
     rendezvous = _seen_alone(visit, seen, door, why)
@@ -76,7 +76,7 @@ def _seen_alone(visit: OwnVisit, seen: Seen, door: Door, why: str) -> Rendezvous
             problems=(f"this node could not meet the others: {why}",),
         ),
         complete=False,
-        trust=visit.lobby.trust,
+        trust=visit.meeting.trust,
     )
 
 

@@ -9,13 +9,13 @@ from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.rendezvous.alone import check_alone
 from ddpdoctor.diagnose.rendezvous.following import follow
 from ddpdoctor.diagnose.rendezvous.leading import lead
+from ddpdoctor.diagnose.rendezvous.meeting import NodeMeeting
 from ddpdoctor.diagnose.rendezvous.member import make_member
 from ddpdoctor.diagnose.rendezvous.messages import Seen
-from ddpdoctor.diagnose.rendezvous.room import Lobby
 from ddpdoctor.diagnose.rendezvous.visit import OwnVisit
 from ddpdoctor.diagnose.reports import now
 from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.probes.rendezvous.scout import Scout
+from ddpdoctor.probes.rendezvous.store_probe import StoreWatch
 from ddpdoctor.probes.rendezvous.torch_process import TorchProcess
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ def check_rendezvous(wanted: RendezvousWanted, env: Mapping[str, str]) -> Rendez
     if not member.launch.launch.reads_node:
         _stand_by(member, wanted)
         return None
-    with TorchProcess(told) as torch, Lobby(member.launch, told, wanted.folder, torch) as lobby:
-        visit = OwnVisit(member=member, wanted=wanted, torch=torch, lobby=lobby, started_at=started_at)
-        with Scout(member.launch.host, member.launch.port, torch) as scout:
+    with TorchProcess(told) as torch, NodeMeeting(member.launch, told, wanted.folder, torch) as meeting:
+        visit = OwnVisit(member=member, wanted=wanted, torch=torch, meeting=meeting, started_at=started_at)
+        with StoreWatch(member.launch.host, member.launch.port, torch) as scout:
             try:
-                entry = lobby.enter(wanted.timeout_s)
+                entry = meeting.enter(wanted.timeout_s)
             except StoreError as error:
                 return check_alone(visit, str(error), scout.attempts)
         try:
@@ -51,11 +51,11 @@ def check_rendezvous(wanted: RendezvousWanted, env: Mapping[str, str]) -> Rendez
 
 def _stand_by(member: Member, wanted: RendezvousWanted) -> None:
     """Leave what this process was given, for one that looks for the node."""
-    with Lobby(member.launch, member.env, wanted.folder) as lobby:
+    with NodeMeeting(member.launch, member.env, wanted.folder) as meeting:
         try:
-            conversation = lobby.find(wanted.timeout_s).conversation
-            number = conversation.room.add("arrived", 1)
-            conversation.leave(f"hello/{number}", member.arrived())
-            conversation.leave(f"facts/{number}", Seen(process=member.process))
+            conversation = meeting.find(wanted.timeout_s).conversation
+            number = conversation.add("arrived", 1)
+            conversation.send(f"hello/{number}", member.arrived())
+            conversation.send(f"facts/{number}", Seen(process=member.process))
         except StoreError:
             return  # what is in the way, the process that looks for this node reports

@@ -1,14 +1,13 @@
-"""A node that is a guest in the room: it takes part, and hears the verdict."""
+"""A node that takes part and hears the verdict."""
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ddpdoctor.diagnose.rendezvous.gathering import FACTS_LIMIT_S, GRACE_S
 from ddpdoctor.diagnose.rendezvous.judging import build_report
 from ddpdoctor.diagnose.rendezvous.messages import Roster, Sentence, Trials
-from ddpdoctor.diagnose.rendezvous.visit import seat_of, wait_told
+from ddpdoctor.diagnose.rendezvous.visit import seat_of, wait_for_judge
 from ddpdoctor.diagnose.rendezvous.wanted import RendezvousChecked
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.codec import encode
@@ -16,7 +15,7 @@ from ddpdoctor.model.codec import encode
 if TYPE_CHECKING:
     from typing import Any
 
-    from ddpdoctor.diagnose.rendezvous.room import Conversation, Entry
+    from ddpdoctor.diagnose.rendezvous.meeting import Entry
     from ddpdoctor.diagnose.rendezvous.visit import OwnVisit
 
 STEP_LIMIT_S = 600.0
@@ -24,16 +23,18 @@ STEP_LIMIT_S = 600.0
 
 
 def follow(visit: OwnVisit, entry: Entry) -> RendezvousChecked:
-    """Take part; raises ``StoreError`` where the room is lost, or this node comes too late."""
+    """Take part; raises ``StoreError`` where the meeting is lost, or this node comes too late."""
     conversation = entry.conversation
     arrival = visit.come_in(entry)
-    roster = wait_told(conversation, Roster, "roster", visit.wanted.timeout_s + FACTS_LIMIT_S + GRACE_S)
+    roster = wait_for_judge(conversation, Roster, "roster", visit.wanted.timeout_s + FACTS_LIMIT_S + GRACE_S)
     seat = seat_of(roster, arrival)
     visit.look_at_store(conversation, roster, arrival)
     visit.run_mesh(conversation, roster, seat)
-    if wait_told(conversation, Trials, "trials", STEP_LIMIT_S).run:
-        conversation.leave(f"trial/{arrival}", visit.try_start(roster, seat))
-    sentence = hear_sentence(conversation, STEP_LIMIT_S)
+    if wait_for_judge(conversation, Trials, "trials", STEP_LIMIT_S).run:
+        conversation.send(f"trial/{arrival}", visit.try_start(roster, seat))
+    sentence = conversation.hear_goodbye(Sentence, STEP_LIMIT_S)
+    if sentence is None:
+        raise StoreError(f"the node that judges did not go on within {STEP_LIMIT_S:g} s")
     launch = visit.member.launch
     return RendezvousChecked(
         report=build_report(sentence, visit.wanted, _data(visit, sentence), launch.told.world_size),
@@ -41,14 +42,6 @@ def follow(visit: OwnVisit, entry: Entry) -> RendezvousChecked:
         judged=False,
         shows=launch.own_screen,
     )
-
-
-def hear_sentence(conversation: Conversation, limit_s: float) -> Sentence:
-    """Return the verdict, and say that it was heard; raises ``StoreError`` where none comes."""
-    sentence = wait_told(conversation, Sentence, "verdict", limit_s)
-    with suppress(StoreError):  # the node that judges ends with that word, and its answer may come no more
-        conversation.room.add("left", 1)
-    return sentence
 
 
 def _data(visit: OwnVisit, sentence: Sentence) -> dict[str, Any]:

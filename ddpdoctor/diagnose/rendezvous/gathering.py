@@ -1,4 +1,4 @@
-"""What the node that serves the room hears of the others, and what it makes of it: who is there, as which number."""
+"""What the node that serves the meeting hears of the others, and what it makes of it: who is there, as which number."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from ddpdoctor.model.reading import Unread, Why
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ddpdoctor.diagnose.rendezvous.room import Conversation
+    from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.launch import NodeLaunch
 
-LOOK_EVERY_S = 0.02
 GRACE_S = 3.0
 """Ours: how long others are waited for after the last one has come, where nodes were told different numbers and as many
 are there as one of them was told: it is wrong already, and the rest may not exist."""
@@ -43,21 +42,19 @@ class Guests:
 
 def hear_arrivals(conversation: Conversation, launch: NodeLaunch, limit_s: float) -> dict[int, Arrived]:
     """Return who came, once all are there that are to come, or when the time is up."""
-    arrived: dict[int, Arrived] = {}
-    counted = 0
-    began = last_came = time.monotonic()
-    while True:
-        count = min(conversation.room.add("arrived", 0), 2 * launch.launch.world_size + MOST_TOO_MANY)
-        for number in range(counted + 1, count + 1):
-            found = conversation.hear(Arrived, f"hello/{number}", GRACE_S)
-            if found is not None:
-                arrived[number] = found
-                last_came = time.monotonic()
-        counted = max(counted, count)
-        waited_s, now = time.monotonic() - last_came, time.monotonic()
-        if now - began >= limit_s or is_complete(launch, arrived.values(), waited_s):
-            return arrived
-        time.sleep(LOOK_EVERY_S)
+    most = 2 * launch.launch.world_size + MOST_TOO_MANY
+    counted, last_came_s = 0, time.monotonic()
+
+    def is_over(arrived: Mapping[int, Arrived]) -> bool:
+        nonlocal counted, last_came_s
+        if len(arrived) > counted:
+            counted, last_came_s = len(arrived), time.monotonic()
+        return is_complete(launch, arrived.values(), time.monotonic() - last_came_s)
+
+    def arrivals() -> range:
+        return range(1, min(conversation.add("arrived", 0), most) + 1)
+
+    return conversation.gather(Arrived, "hello", arrivals, limit_s, is_over=is_over)
 
 
 def is_complete(launch: NodeLaunch, arrived: Iterable[Arrived], waited_s: float) -> bool:
@@ -78,13 +75,7 @@ def is_complete(launch: NodeLaunch, arrived: Iterable[Arrived], waited_s: float)
 
 def hear_facts(conversation: Conversation, arrived: Mapping[int, Arrived]) -> dict[int, Seen]:
     """Return what those that came have read of themselves, as far as it comes in time."""
-    deadline = time.monotonic() + FACTS_LIMIT_S
-    seen: dict[int, Seen] = {}
-    for number in arrived:
-        found = conversation.hear(Seen, f"facts/{number}", max(0.0, deadline - time.monotonic()))
-        if found is not None:
-            seen[number] = found
-    return seen
+    return conversation.gather(Seen, "facts", lambda: arrived, FACTS_LIMIT_S)
 
 
 def seat_nodes(guests: Guests, judge: int, most: int) -> tuple[Seat, ...]:

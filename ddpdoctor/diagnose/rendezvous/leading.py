@@ -1,4 +1,4 @@
-"""The node that serves the room: it takes part like all others, hears them, judges, and tells them."""
+"""The node that serves the meeting: it takes part like all others, hears them, judges, and tells them."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from ddpdoctor.model.reaching import JobTold, Rendezvous, StartTrial, Visit
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ddpdoctor.diagnose.rendezvous.meeting import Entry
     from ddpdoctor.diagnose.rendezvous.messages import Roster, Seat
-    from ddpdoctor.diagnose.rendezvous.room import Conversation, Entry
     from ddpdoctor.diagnose.rendezvous.visit import OwnVisit
+    from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.reaching import Door, NodePair
 
 DOOR_LIMIT_S = 15.0
 """Ours: what is left to a node for its look at the store once the mesh has ended."""
 HEAR_TRIAL_S = TRIAL_LIMIT_S + 8.0
 SEE_OFF_S = 10.0
-"""Ours: how long the room stays open for those that have yet to hear the verdict, and were heard to the last step."""
-LOOK_EVERY_S = 0.02
+"""Ours: how long to stay for those that were heard to the last step, and have yet to hear the verdict."""
 
 
 def lead(visit: OwnVisit, entry: Entry) -> RendezvousChecked:
@@ -49,7 +49,7 @@ def lead(visit: OwnVisit, entry: Entry) -> RendezvousChecked:
     arrived = hear_arrivals(conversation, launch, visit.wanted.timeout_s - (time.monotonic() - began))
     guests = Guests(arrived=arrived, seen=hear_facts(conversation, arrived))
     roster = make_roster(guests, arrival, launch.most)
-    conversation.tell("roster", roster)
+    conversation.send("roster", roster)
     seat = seat_of(roster, arrival)
     visit.look_at_store(conversation, roster, arrival)
     pairs = visit.run_mesh(conversation, roster, seat)
@@ -80,31 +80,25 @@ class _Meeting:
 
 
 def _hear_doors(conversation: Conversation, roster: Roster) -> dict[int, Door]:
-    deadline = time.monotonic() + DOOR_LIMIT_S
-    doors: dict[int, Door] = {}
-    for seat in roster.seats:
-        found = conversation.hear(AtDoor, f"door/{seat.arrival}", max(0.0, deadline - time.monotonic()))
-        if found is not None:
-            doors[seat.arrival] = found.door
-    return doors
+    arrivals = [seat.arrival for seat in roster.seats]
+    heard = conversation.gather(AtDoor, "door", lambda: arrivals, DOOR_LIMIT_S)
+    return {arrival: found.door for arrival, found in heard.items()}
 
 
 def _try_start(meeting: _Meeting, conversation: Conversation, own: Seat) -> tuple[StartTrial, ...]:
     """Have all make a real start, where everything else is well: otherwise it would only fail for what is known."""
     runs = _may_start(meeting)
-    conversation.tell("trials", Trials(run=runs))
+    conversation.send("trials", Trials(run=runs))
     if not runs:
         return ()
-    trials = [meeting.visit.try_start(meeting.roster, own)]
-    deadline = time.monotonic() + HEAR_TRIAL_S
-    for seat in meeting.roster.seats:
-        if seat == own:
-            continue
-        left_s = max(0.0, deadline - time.monotonic())
-        found = conversation.hear(StartTrial, f"trial/{seat.arrival}", left_s)
-        lost = StartTrial(node=seat.number, ok=False, stage="result", error="nothing more was heard of this node")
-        trials.append(lost if found is None else found)
-    return tuple(sorted(trials, key=lambda trial: trial.node))
+    trials = {own.arrival: meeting.visit.try_start(meeting.roster, own)}
+    others = [seat.arrival for seat in meeting.roster.seats if seat != own]
+    trials |= conversation.gather(StartTrial, "trial", lambda: others, HEAR_TRIAL_S)
+    lost = "nothing more was heard of this node"
+    return tuple(
+        trials.get(seat.arrival) or StartTrial(node=seat.number, ok=False, stage="result", error=lost)
+        for seat in meeting.roster.seats
+    )
 
 
 def _may_start(meeting: _Meeting) -> bool:
@@ -126,8 +120,8 @@ def _conclude(
 ) -> RendezvousChecked:
     visit, launch = meeting.visit, meeting.visit.member.launch
     problems = []
-    if visit.lobby.strangers:
-        strangers = f"{visit.lobby.strangers} connections without this job's token were turned away"
+    if turned_away := conversation.turned_away():
+        strangers = f"{turned_away} connections without this job's token were turned away"
         problems.append(f"{strangers}: is DDPDOCTOR_TOKEN the same on all nodes?")
     rendezvous = Rendezvous(
         nnodes=launch.most,
@@ -135,21 +129,14 @@ def _conclude(
         fleet=assemble_fleet(meeting.guests, meeting.seats, launch, problems),
         pairs=meeting.pairs,
         trials=trials,
-        trust=visit.lobby.trust,
+        trust=visit.meeting.trust,
     )
     sentence = judge(rendezvous, visit.started_at, now())
     with suppress(StoreError):
-        conversation.tell("verdict", sentence)
         # Who was lost on the way is not waited for.
-        _see_off(conversation, len(meeting.doors) - 1)
+        conversation.say_goodbye(sentence, lambda: len(meeting.doors) - 1, SEE_OFF_S)
     report = build_report(sentence, visit.wanted, rendezvous_data(rendezvous), launch.told.world_size)
     return RendezvousChecked(report=report, number=own.number, judged=True, shows=True)
-
-
-def _see_off(conversation: Conversation, guests: int) -> None:
-    deadline = time.monotonic() + SEE_OFF_S
-    while conversation.room.add("left", 0) < guests and time.monotonic() < deadline:
-        time.sleep(LOOK_EVERY_S)
 
 
 def _visits(meeting: _Meeting) -> tuple[Visit, ...]:

@@ -9,10 +9,10 @@ import ddpdoctor
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.launch.this_process import read_identity, read_process
 from ddpdoctor.collect.node import ReadingPlan, read_node
+from ddpdoctor.diagnose.assembly import Head
 from ddpdoctor.diagnose.rendezvous.messages import Arrived, Seen
 from ddpdoctor.diagnose.selection import sections_of
 from ddpdoctor.exchange.clocks import measure_clocks
-from ddpdoctor.exchange.facts import Head
 from ddpdoctor.model.reaching import Publication
 from ddpdoctor.model.reading import Unread, known
 from ddpdoctor.rules.environment.rendezvous import takes_itself_for
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.collect.launch.this_process import Identity
     from ddpdoctor.collect.system import System
-    from ddpdoctor.diagnose.rendezvous.room import Conversation
+    from ddpdoctor.diagnose.rendezvous.meeting import Entry
     from ddpdoctor.model.launch import NodeLaunch
     from ddpdoctor.model.node import Node, Process
     from ddpdoctor.rules.registry import Rule
@@ -79,30 +79,28 @@ def chosen_rules() -> tuple[Rule, ...]:
     return tuple(rule for rule in rules_of("environment") if rule.group in groups or rule.kind in BESIDE)
 
 
-def read_own_node(member: Member, conversation: Conversation | None, *, serves_room: bool) -> Node:
-    """Read this node; ``conversation`` is with the others, None where there is none.
+def read_own_node(member: Member, entry: Entry | None) -> Node:
+    """Read this node; ``entry`` is None where it has not met the others.
 
     The name of the first host, which torchrun's c10d publishes, is looked up on all.
     """
     sections = sections_of(chosen_rules())
-    head = _head(member, conversation, serves_room=serves_room)
+    head = None if entry is None or member.launch.by_number else _head(member, entry)
     plan = ReadingPlan(sections=sections, use_torch=False, head=head, limit_s=READ_LIMIT_S)
     node = read_node(member.system, plan, (member.process,))
-    if conversation is None or isinstance(node.clock, Unread):
+    if entry is None or isinstance(node.clock, Unread):
         return node
-    offset_s = 0.0 if serves_room else measure_clocks(conversation.room).wall_s
+    offset_s = 0.0 if entry.serves else measure_clocks(entry.client).wall_s
     return replace(node, clock=replace(node.clock, offset_s=offset_s))
 
 
-def _head(member: Member, conversation: Conversation | None, *, serves_room: bool) -> str | None:
-    """Return the full name of the first host where torchrun would publish it, which is so with c10d alone."""
-    if conversation is None or member.launch.by_number:
-        return None
-    if not serves_room:
-        head = conversation.told(Head, "head", HEAD_LIMIT_S)
+def _head(member: Member, entry: Entry) -> str | None:
+    """Return the full name of the first host, which torchrun's c10d publishes, and no other rendezvous."""
+    if not entry.serves:
+        head = entry.conversation.wait(Head, "head", HEAD_LIMIT_S, "the node that judges")
         return None if head is None else head.fqdn
     fqdn = ask_side_by_side({"fqdn": member.system.calls.fqdn}, FQDN_LIMIT_S)["fqdn"].value
-    conversation.tell("head", Head(fqdn=fqdn))
+    entry.conversation.send("head", Head(fqdn=fqdn))
     return fqdn
 
 

@@ -1,8 +1,8 @@
-"""What the nodes leave for each other in the room.
+"""The records that the nodes send to each other.
 
-Keys: ``arrived`` counts those that came; ``hello/N``, ``facts/N``, ``door/N`` and ``trial/N`` are of the one that came
-as number N; ``head``, ``roster``, ``served``, ``trials`` and ``verdict`` of the one that judges or serves; ``left``
-counts those that have heard the verdict. Below ``mesh/`` the mesh keeps its own.
+Keys: ``arrived`` counts those that came; ``hello/N``, ``facts/N``, ``door/N``, ``served/N`` and ``trial/N`` are of the
+one that came as number N; ``head``, ``roster`` and ``trials`` of the one that judges. Its goodbye is the verdict. Below
+``mesh/`` the mesh has keys of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:
-    """Left by a process as soon as it is in the room."""
+    """Left by a process as soon as it has reached the others."""
 
     host: str
     machine: str

@@ -6,19 +6,20 @@ import re
 import time
 from typing import TYPE_CHECKING
 
+from ddpdoctor.diagnose.rendezvous.meeting import in_background
 from ddpdoctor.diagnose.rendezvous.messages import Served
-from ddpdoctor.diagnose.rendezvous.room import in_background
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.reaching import Contact, Door, StartTrial, Transfer
-from ddpdoctor.probes.rendezvous.door import knock
+from ddpdoctor.probes.rendezvous.store_probe import knock
 from ddpdoctor.probes.rendezvous.torch_process import IMPORT_LIMIT_S, NoTorch, TorchError
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Iterable
 
+    from ddpdoctor.diagnose.rendezvous.meeting import NodeMeeting
     from ddpdoctor.diagnose.rendezvous.messages import Roster
-    from ddpdoctor.diagnose.rendezvous.room import Conversation, Lobby
+    from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.launch import NodeLaunch
     from ddpdoctor.model.reaching import NodePair
     from ddpdoctor.probes.rendezvous.torch_process import TorchProcess
@@ -29,12 +30,12 @@ TRIAL_LIMIT_S = 20.0
 
 
 class Serving:
-    """Serves the store beside all else, where this node is to, and lets guests into the room by it."""
+    """Serves the store beside all else, where this node is to, and lets guests into the meeting by it."""
 
-    def __init__(self, launch: NodeLaunch, torch: TorchProcess, lobby: Lobby, *, serves: bool) -> None:
+    def __init__(self, launch: NodeLaunch, torch: TorchProcess, meeting: NodeMeeting, *, serves: bool) -> None:
         """Begin; a launcher that serves the store itself has done so."""
         self.served = Served()
-        self._launch, self._torch, self._lobby = launch, torch, lobby
+        self._launch, self._torch, self._lobby = launch, torch, meeting
         self._serves = serves
         self._thread: threading.Thread = in_background(self._serve)
 
@@ -75,7 +76,7 @@ def wait_for_store(conversation: Conversation, roster: Roster) -> None:
     """Wait until those that are to serve the store have done so, or have said why they cannot."""
     deadline = time.monotonic() + SERVED_LIMIT_S
     for arrival in roster.servers:
-        conversation.told(Served, f"served/{arrival}", max(0.0, deadline - time.monotonic()))
+        conversation.wait(Served, f"served/{arrival}", max(0.0, deadline - time.monotonic()), f"arrival {arrival}")
 
 
 def look_at_door(launch: NodeLaunch, torch: TorchProcess, *, serves: bool, served: Served, way: str) -> Door:

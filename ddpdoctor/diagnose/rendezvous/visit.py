@@ -11,10 +11,11 @@ from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.probes.rendezvous.mesh import MeshLimits, run_mesh
 
 if TYPE_CHECKING:
+    from ddpdoctor.diagnose.rendezvous.meeting import Entry, NodeMeeting
     from ddpdoctor.diagnose.rendezvous.member import Member
     from ddpdoctor.diagnose.rendezvous.messages import Roster, Seat, Seen
-    from ddpdoctor.diagnose.rendezvous.room import Conversation, Entry, Lobby
     from ddpdoctor.diagnose.rendezvous.wanted import RendezvousWanted
+    from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.reaching import Door, NodePair, StartTrial
     from ddpdoctor.probes.rendezvous.torch_process import TorchProcess
 
@@ -25,10 +26,10 @@ class OwnVisit:
     """This node's part of the meeting."""
 
     def __init__(
-        self, *, member: Member, wanted: RendezvousWanted, torch: TorchProcess, lobby: Lobby, started_at: str
+        self, *, member: Member, wanted: RendezvousWanted, torch: TorchProcess, meeting: NodeMeeting, started_at: str
     ) -> None:
         """Take who this node is and what it works with."""
-        self.member, self.wanted, self.torch, self.lobby = member, wanted, torch, lobby
+        self.member, self.wanted, self.torch, self.meeting = member, wanted, torch, meeting
         self.started_at = started_at
         self.seen: Seen | None = None
         self.door: Door | None = None
@@ -39,18 +40,17 @@ class OwnVisit:
         """Say that this node is here, read it, and say what was read; return the number of its arrival."""
         conversation = entry.conversation
         self.way = entry.way
-        arrival = conversation.room.add("arrived", 1)
-        conversation.leave(f"hello/{arrival}", self.member.arrived())
-        self.read(conversation, arrival, serves_room=entry.serves)
-        conversation.leave(f"facts/{arrival}", self.seen)
+        arrival = conversation.add("arrived", 1)
+        conversation.send(f"hello/{arrival}", self.member.arrived())
+        conversation.send(f"facts/{arrival}", self.read(entry, arrival))
         return arrival
 
-    def read(self, conversation: Conversation | None, arrival: int, *, serves_room: bool) -> Seen:
+    def read(self, entry: Entry | None, arrival: int) -> Seen:
         """Read this node. It begins to serve the store afterwards: until then it can be seen who else has the port."""
         launch = self.member.launch
-        node = read_own_node(self.member, conversation, serves_room=serves_room)
-        self.seen = seen_by(self.member, node, arrival, own_address=self.lobby.has_own_address is True)
-        self._serving = Serving(launch, self.torch, self.lobby, serves=self.seen.serves)
+        node = read_own_node(self.member, entry)
+        self.seen = seen_by(self.member, node, arrival, own_address=self.meeting.has_own_address is True)
+        self._serving = Serving(launch, self.torch, self.meeting, serves=self.seen.serves)
         return self.seen
 
     def look_at_store(self, conversation: Conversation | None, roster: Roster | None, arrival: int) -> Door:
@@ -60,11 +60,11 @@ class OwnVisit:
         served = self._serving.wait()
         if conversation is not None and roster is not None:
             if arrival in roster.servers:
-                conversation.tell(f"served/{arrival}", served)
+                conversation.send(f"served/{arrival}", served)
             wait_for_store(conversation, roster)
         self.door = look_at_door(self.member.launch, self.torch, serves=self.seen.serves, served=served, way=self.way)
         if conversation is not None:
-            conversation.leave(f"door/{arrival}", AtDoor(door=self.door))
+            conversation.send(f"door/{arrival}", AtDoor(door=self.door))
         return self.door
 
     def run_mesh(self, conversation: Conversation, roster: Roster, seat: Seat) -> tuple[NodePair, ...]:
@@ -72,16 +72,16 @@ class OwnVisit:
         if len(roster.publications) < 2:
             return ()
         limits = MeshLimits(port_range=self.wanted.port_range)
-        return run_mesh(conversation.room, seat.number, roster.publications, limits)
+        return run_mesh(conversation.part("mesh/"), seat.number, roster.publications, limits)
 
     def try_start(self, roster: Roster, seat: Seat) -> StartTrial:
         """Make a real start, with all others at the same time."""
         return try_start(self.member.launch, self.torch, seat.number, len(roster.seats))
 
 
-def wait_told(conversation: Conversation, kind: type[Kind], key: str, limit_s: float) -> Kind:
-    """Return what the node that judges tells all; raises ``StoreError`` where nothing comes."""
-    found = conversation.told(kind, key, limit_s)
+def wait_for_judge(conversation: Conversation, kind: type[Kind], key: str, limit_s: float) -> Kind:
+    """Return what the node that judges sends to all; raises ``StoreError`` where nothing comes."""
+    found = conversation.wait(kind, key, limit_s, "the node that judges")
     if found is None:
         raise StoreError(f"the node that judges did not go on within {limit_s:g} s")
     return found

@@ -1,4 +1,4 @@
-"""The first member of a job: it serves the room, hears the others, asks what they recorded, and tells the verdict."""
+"""The first member of a job: it hears the others, asks what they recorded, and tells them the verdict."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ddpdoctor.exchange.framing import BadMessage
-from ddpdoctor.exchange.large import receive_large
-from ddpdoctor.exchange.meeting import NO_TOKEN
-from ddpdoctor.exchange.room import HostedRoom
+from ddpdoctor.exchange.conversation import Conversation
+from ddpdoctor.exchange.node_meeting import HostedMeeting
 from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.exchange.token import NO_TOKEN
 from ddpdoctor.launch.nodes.further_ways import FurtherWays
 from ddpdoctor.launch.nodes.members_heard import MembersHeard
 from ddpdoctor.launch.nodes.node_messages import (
@@ -27,7 +26,6 @@ from ddpdoctor.launch.nodes.node_messages import (
     Roster,
     Verdict,
     find,
-    leave,
     write_board,
 )
 from ddpdoctor.launch.nodes.packing import BadPack, unpack_folder
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ddpdoctor.exchange.asking import Room
     from ddpdoctor.launch.command.placement import Placement
     from ddpdoctor.launch.watching.suspicion import Headway
     from ddpdoctor.model.findings import Judgement
@@ -51,8 +48,8 @@ GATHER_LIMIT_S = 5.0
 LEAVE_LIMIT_S = 11.0
 """Ours: how long the end of one launcher waits for those of others: a little longer than for one that is silent."""
 TELL_LIMIT_S = 8.0
-"""Ours: how long the room stays for others to hear the verdict. By a folder a beat comes every three seconds, and takes
-some; a member that is silent is not waited for."""
+"""Ours: how long to stay for others to hear the verdict. By a folder a beat comes every three seconds, and takes
+some. A member that is silent is not waited for."""
 FURTHER_AFTER_S = 3.0
 """Ours: how long members may take over the port before other ways are served too."""
 JOIN_LIMIT_S = 12.0
@@ -72,13 +69,13 @@ class FirstNode:
         self.placement = placement
         self._error: Exception | None = None
         self._token = placement.token
-        self._room = HostedRoom(placement.port, self._token or NO_TOKEN, one_host=placement.one_host)
+        self._meeting = HostedMeeting(placement.port, self._token or NO_TOKEN, one_host=placement.one_host)
         self._hosting = ExitStack()
         self._members = MembersHeard(placement, host)
         self._board = Board()
         self._roster: Any = None
         self._asked_at = 0.0
-        self._further: FurtherWays | None = FurtherWays(self._room, placement, folder)
+        self._further: FurtherWays | None = FurtherWays(self._meeting, placement, folder)
         """Until they are served."""
         self._began = time.monotonic()
         self._ended = threading.Event()
@@ -86,19 +83,19 @@ class FirstNode:
 
     def serve(self) -> str:
         """Start; return why the port cannot be had, as where another member of this host serves already, else ""."""
-        self._hosting.enter_context(self._room)
-        self._store = self._room.store()
-        self._store.add(f"{CLAIM}/{self.number}", 1)
+        self._hosting.enter_context(self._meeting)
+        self._conversation = Conversation(self._meeting.store(), self._token)
+        self._conversation.add(f"{CLAIM}/{self.number}", 1)
         self._thread.start()
-        return self._room.not_listening
+        return self._meeting.not_listening
 
     @property
     def failure(self) -> Exception | None:
         """What keeps the others from being heard, if anything does."""
-        if self._error is not None or not self._room.not_listening or self._members.have_come():
+        if self._error is not None or not self._meeting.not_listening or self._members.have_come():
             return self._error
         return UserError(
-            f"the other nodes cannot be heard: {self._room.not_listening}",
+            f"the other nodes cannot be heard: {self._meeting.not_listening}",
             help="The job is watched on this node alone. Choose another port with --exchange-port, on all nodes.",
         )
 
@@ -106,12 +103,12 @@ class FirstNode:
         """Return how the ranks of the others get on."""
         return self._members.headways()
 
-    def room(self) -> Room | None:
-        """Return where all meet."""
-        return self._store
+    def conversation(self) -> Conversation:
+        """Return what all members say to each other."""
+        return self._conversation
 
-    def look_for_room(self) -> None:
-        """Do nothing: it is here."""
+    def reconnect(self) -> None:
+        """Do nothing: it is served here."""
 
     def others(self) -> list[int]:
         """Return the members that were heard."""
@@ -148,8 +145,8 @@ class FirstNode:
         number = self._board.verdict + 1
         verdict = Verdict(judgement=judgement, stop=stop, place=place)
         try:
-            leave(self._store, f"{VERDICT}/{number}", verdict, self._token)
-        except (StoreError, BadMessage) as error:
+            self._conversation.send(f"{VERDICT}/{number}", verdict)
+        except StoreError as error:
             self._error = self._error or error
             return
         self._post(verdict=number)
@@ -174,7 +171,7 @@ class FirstNode:
 
     def _post(self, **changed: Any) -> None:
         self._board = replace(self._board, **changed)
-        self._room.announce(write_board(self._board))
+        self._meeting.announce(write_board(self._board))
 
     def _hear(self) -> None:
         while not self._ended.wait(HEAR_EVERY_S):
@@ -184,20 +181,20 @@ class FirstNode:
                 self._error = self._error or error
 
     def _hear_once(self) -> None:
-        self._members.hear(self._room.heard())
+        self._members.hear(self._meeting.heard())
         self._serve_further()
         for number in self._members.unknown():
             self._take_greeting(number)
         for number, request in self._members.unread():
             self._take_greeting(number)
             with contextlib.suppress(StoreError):  # damaged, or gone again: it counts as not sent
-                packed = receive_large(self._store, f"{EVIDENCE}/{number}/{request}", FETCH_LIMIT_S)
+                packed = self._conversation.take_bytes(f"{EVIDENCE}/{number}/{request}", FETCH_LIMIT_S)
                 if packed is not None:
                     self._members.receive(number, request, packed)
         self._post_roster()
 
     def _take_greeting(self, number: int) -> None:
-        greeting = find(self._store, f"{GREETING}/{number}", Greeting, self._token)
+        greeting = find(self._conversation, Greeting, f"{GREETING}/{number}")
         if greeting is not None:
             self._members.greet(number, greeting)
 
@@ -207,7 +204,7 @@ class FirstNode:
 
     def _serve_further(self) -> None:
         """Serve the ways that need no port of ours too, once somebody is missed."""
-        waited = time.monotonic() - self._began > FURTHER_AFTER_S or self._room.not_listening
+        waited = time.monotonic() - self._began > FURTHER_AFTER_S or self._meeting.not_listening
         if self._further is not None and waited and not self._members.have_come():
             further, self._further = self._further, None
             self._hosting.callback(further.close)
@@ -218,7 +215,7 @@ class FirstNode:
         nodes = self._members.seen().nodes
         key = [(node.number, node.host, node.presence, node.ranks) for node in nodes]
         if key != self._roster:
-            leave(self._store, ROSTER, Roster(nodes=nodes), self._token)
+            self._conversation.send(ROSTER, Roster(nodes=nodes))
             self._roster = key
             self._post(roster=self._board.roster + 1)
 

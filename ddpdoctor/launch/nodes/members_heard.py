@@ -15,7 +15,7 @@ from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.exchange.presence import Heard
+    from ddpdoctor.exchange.heartbeats import Heard
     from ddpdoctor.launch.command.placement import Placement
     from ddpdoctor.launch.watching.suspicion import Headway
 
@@ -42,7 +42,7 @@ class MembersHeard:
         self._gathered: set[int] = set()
 
     def hear(self, heard: Mapping[str, Heard]) -> None:
-        """Take what the room has heard, by number as text."""
+        """Take what the meeting has heard, by number as text."""
         with self._lock:
             for name, one in heard.items():
                 if not (name.isascii() and name.isdecimal() and len(name) < 6):

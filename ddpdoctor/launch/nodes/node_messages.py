@@ -1,7 +1,7 @@
 """What the members of a wrapped job tell each other, beside what they have recorded.
 
 With its beat a member says how its ranks get on (``Pulse``), and sees in the answer what the first asks of all
-(``Board``): both are short arrays of JSON. What is larger lies in the room under a key.
+(``Board``): both are short arrays of JSON. What is larger is a record under a key.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import json
 from dataclasses import astuple, dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.exchange.framing import BadMessage, pack, unpack
+from ddpdoctor.exchange.conversation import BadRecord
 from ddpdoctor.launch.watching.suspicion import Headway
-from ddpdoctor.model.codec import WrongValue, decode, encode
+from ddpdoctor.model.codec import WrongValue, decode
 
 if TYPE_CHECKING:
-    from ddpdoctor.exchange.store import Store
+    from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.findings import Judgement
     from ddpdoctor.model.nodes import NodeSeen
 
@@ -129,22 +129,11 @@ def read_board(notice: bytes) -> Board | None:
     return Board(request=request, verdict=verdict, roster=roster, ends=bool(ends), left=bool(left))
 
 
-def leave(store: Store, key: str, message: object, token: bytes | None) -> None:
-    """Leave a message under a key; raises ``StoreError``, and ``BadMessage`` where it is too large."""
-    store.set(key, pack(encode(message), token))
-
-
-def find(store: Store, key: str, kind: type[Message], token: bytes | None) -> Message | None:
-    """Return the message under a key; None where there is none, or what is there is none.
-
-    A member that sends what cannot be read is like one that sends nothing. Raises ``StoreError``.
-    """
-    packed = store.look(key)
-    if packed is None:
-        return None
+def find(conversation: Conversation, kind: type[Message], key: str) -> Message | None:
+    """Return a record; None where there is none, or it cannot be read: its sender counts as one that sends nothing."""
     try:
-        return decode(kind, unpack(packed, token))
-    except (BadMessage, WrongValue):
+        return conversation.look(kind, key, "a member")
+    except BadRecord:
         return None
 
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ddpdoctor.exchange.clocks import measure_clocks
-from ddpdoctor.exchange.large import send_large
-from ddpdoctor.exchange.meeting import NO_TOKEN
-from ddpdoctor.exchange.presence import Beating
-from ddpdoctor.exchange.room import ByWord, NoRoom, find_room
+from ddpdoctor.exchange.conversation import Conversation
+from ddpdoctor.exchange.heartbeats import Heartbeating
+from ddpdoctor.exchange.node_meeting import NoMeeting, OtherPort, find_meeting
 from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.exchange.token import NO_TOKEN
 from ddpdoctor.launch.command.placement import Style
 from ddpdoctor.launch.nodes.members_heard import SILENT_NS
 from ddpdoctor.launch.nodes.node_messages import (
@@ -33,7 +33,6 @@ from ddpdoctor.launch.nodes.node_messages import (
     Roster,
     Verdict,
     find,
-    leave,
     read_board,
     write_pulse,
 )
@@ -44,9 +43,9 @@ from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddpdoctor.exchange.asking import Room
+    from ddpdoctor.exchange.client import Client
     from ddpdoctor.exchange.clocks import ClockOffset
-    from ddpdoctor.exchange.room import FoundRoom, Way
+    from ddpdoctor.exchange.node_meeting import FoundMeeting, Way
     from ddpdoctor.launch.command.placement import Placement
 
 FIND_LIMIT_S = 3.0
@@ -66,23 +65,23 @@ PAUSE_S = 0.05
 
 
 class OtherNode:
-    """The session's view of the first. A thread finds the room and does what is asked; nothing here waits for it."""
+    """The session's view of the first. A thread finds the meeting and does what is asked; nothing here waits for it."""
 
     is_first: Literal[False] = False
 
     def __init__(
         self, placement: Placement, host: str, ways: Sequence[Way], clocks_keep_s: float = CLOCKS_KEEP_S
     ) -> None:
-        """Take where this member stands, what its host is called, and how the room may be reached."""
+        """Take where this member stands, what its host is called, and how the meeting may be reached."""
         self.failure: Exception | None = None
         self.number = placement.number
-        """None until the room has given one, where nobody else did."""
+        """None until the meeting has given one, where nobody else did."""
         self.verdict: Verdict | None = None
         """The last one of the first member."""
         self.placement, self._host, self._ways = placement, host, ways
         self._token = placement.token
-        self._found: FoundRoom | None = None
-        self._beating: Beating | None = None
+        self._found: FoundMeeting | None = None
+        self._beating: Heartbeating | None = None
         self._board = Board()
         self._pulse = Pulse(headway=Headway())
         self._roster: tuple[NodeSeen, ...] = ()
@@ -95,7 +94,7 @@ class OtherNode:
         self._clocks_keep_s = clocks_keep_s
         self._searches = 0
         self._why = ""
-        """Why the room was not found so far."""
+        """Why the meeting was not found so far."""
         self._lock = threading.Lock()
         self._began_ns = time.monotonic_ns()
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -103,7 +102,7 @@ class OtherNode:
         self._thread = threading.Thread(target=self._run, name="ddpdoctor-nodes", daemon=True)
 
     def start(self) -> None:
-        """Begin to look for the room."""
+        """Begin to look for the meeting."""
         self._thread.start()
 
     @property
@@ -114,12 +113,12 @@ class OtherNode:
             return heard_ns
         return heard_ns if time.monotonic_ns() - heard_ns > SILENT_NS else None
 
-    def room(self) -> Room | None:
-        """Return where all meet; None where it was not found."""
-        return self._found.store if self._found is not None else None
+    def conversation(self) -> Conversation | None:
+        """Return what all members say to each other; None where the first was not found."""
+        return None if self._found is None else self._with(self._found.store)
 
-    def look_for_room(self) -> None:
-        """Open the room anew where the connection was lost."""
+    def reconnect(self) -> None:
+        """Connect again where the connection was lost."""
         if self._tasks.empty():
             self._tasks.put(self._look_at_roster)
 
@@ -230,40 +229,40 @@ class OtherNode:
             self.failure = self.failure or error
 
     def _find(self) -> bool:
-        """Look for the room once, and join it. The job's own store is left in peace at first."""
-        ways = [way for way in self._ways if self._searches or not isinstance(way, ByWord)]
+        """Look for the meeting once, and join it. The job's own store is left in peace at first."""
+        ways = [way for way in self._ways if self._searches or not isinstance(way, OtherPort)]
         self._searches += 1
         try:
-            self._join(find_room(ways, self._token or NO_TOKEN, FIND_LIMIT_S))
-        except NoRoom as error:
+            self._join(find_meeting(ways, self._token or NO_TOKEN, FIND_LIMIT_S))
+        except NoMeeting as error:
             self._why = error.tried[0].words  # of its own port: whether it is served there alone, only the first knows
         except StoreError as error:
             self._why = str(error)
         return self._found is not None
 
-    def _join(self, found: FoundRoom) -> None:
+    def _join(self, found: FoundMeeting) -> None:
         """Take a number, say who this is, and begin to beat."""
-        room = found.store
+        client = found.store
         told = self.placement.number
-        number = room.add(ARRIVALS, 1) if told is None else told
-        if room.add(f"{CLAIM}/{number}", 1) > 1:
-            number = max(self.placement.most, self.placement.expected) - 1 + room.add(SURPLUS, 1)
+        number = client.add(ARRIVALS, 1) if told is None else told
+        if client.add(f"{CLAIM}/{number}", 1) > 1:
+            number = max(self.placement.most, self.placement.expected) - 1 + client.add(SURPLUS, 1)
         self.number = number
-        self._greet(room)
+        self._greet(client)
         self._found = found
-        self._beating = Beating(found.open, str(number), on_notice=self._notice)
+        self._beating = Heartbeating(found.open, str(number), on_notice=self._notice)
         self._say()
         self._beating.__enter__()
 
-    def _greet(self, room: Room) -> None:
+    def _greet(self, client: Client) -> None:
         """Say who this is, and how far the clock is off now: a day later it may be seconds."""
         self._clocks_at = time.monotonic()
-        self._clocks = clocks = measure_clocks(room)
+        self._clocks = clocks = measure_clocks(client)
         greeting = Greeting(
             host=self._host, pid=os.getpid(), told=self.placement.number, wall_offset_s=clocks.wall_s,
             clock_offset_ns=clocks.monotonic_ns, clock_error_ns=clocks.error_ns,
         )  # fmt: skip
-        leave(room, f"{GREETING}/{self.number}", greeting, self._token)
+        self._with(client).send(f"{GREETING}/{self.number}", greeting)
 
     def _notice(self, notice: bytes) -> None:
         board = read_board(notice)
@@ -276,12 +275,12 @@ class OtherNode:
             self._tasks.put(self._look_at_verdict)
 
     def _look_at_roster(self) -> None:
-        roster = find(self._room(), ROSTER, Roster, self._token)
+        roster = find(self._with(self._client()), Roster, ROSTER)
         self._roster = roster.nodes if roster is not None else self._roster
 
     def _look_at_verdict(self) -> None:
         number = self._board.verdict
-        self.verdict = self._last = find(self._room(), f"{VERDICT}/{number}", Verdict, self._token)
+        self.verdict = self._last = find(self._with(self._client()), Verdict, f"{VERDICT}/{number}")
         self._last_ns = time.monotonic_ns()
         self._heard_verdict = number
         self._say(heard=number)
@@ -289,13 +288,13 @@ class OtherNode:
 
     def _send(self, request: int, packed: bytes, *, moved: bool) -> None:
         if time.monotonic() - self._clocks_at > self._clocks_keep_s:
-            self._greet(self._room())
-        send_large(self._room(), f"{EVIDENCE}/{self.number}/{request}", packed)
+            self._greet(self._client())
+        self._with(self._client()).send_bytes(f"{EVIDENCE}/{self.number}/{request}", packed)
         self._say(answered=request, moved=moved)
         self._beat_now()
 
     def _do(self, task: Callable[[], None]) -> None:
-        """Do something with the room, a second time where the connection was lost in the meantime."""
+        """Do something with the meeting, a second time where the connection was lost in the meantime."""
         try:
             task()
         except StoreError:
@@ -305,11 +304,14 @@ class OtherNode:
             except StoreError as error:
                 self._why = str(error)
 
-    def _room(self) -> Room:
+    def _with(self, client: Client) -> Conversation:
+        return Conversation(client, self._token)
+
+    def _client(self) -> Client:
         return self._required().store
 
-    def _required(self) -> FoundRoom:
-        assert self._found is not None, "before the room was found"
+    def _required(self) -> FoundMeeting:
+        assert self._found is not None, "before the meeting was found"
         return self._found
 
     def _beat_now(self) -> None:

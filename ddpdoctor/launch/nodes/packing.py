@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_PACKED_BYTES = 64 * 2**20
-"""Ours: what the room takes of one value. A rank's record packs to some 100 KiB."""
+"""Ours: what the meeting takes of one value. A rank's record packs to some 100 KiB."""
 MAX_FILE_BYTES = 64 * 2**20
 MAX_PLAIN_BYTES = 512 * 2**20
 """Ours: 256 ranks of a node with rings of a mebibyte and stacks of as much."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect.gpu.count import count_gpus
 from ddpdoctor.collect.launch.launchers import OWN_VARIABLE
 from ddpdoctor.collect.process.proc import read_process
-from ddpdoctor.exchange.hub import Hub
+from ddpdoctor.exchange.server import Server
 from ddpdoctor.exchange.token import VARIABLE as TOKEN_VARIABLE
 from ddpdoctor.exchange.token import token_bytes
 from ddpdoctor.model.errors import UserError
@@ -63,7 +63,7 @@ def run_ranks(arguments: Sequence[str], count: int, env: Mapping[str, str]) -> i
     has failed and rank 0 does not end by itself, so that nobody reports.
     """
     token = env.get(TOKEN_VARIABLE) or secrets.token_hex(16)
-    hub = Hub(0, token_bytes(token), one_host=True)
+    hub = Server(0, token_bytes(token), one_host=True)
     ranks = _Ranks()
     try:
         with _passing_on(ranks):

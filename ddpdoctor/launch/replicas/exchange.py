@@ -10,24 +10,21 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from ddpdoctor.exchange.framing import BadMessage, pack, unpack
-from ddpdoctor.exchange.large import receive_large, send_large
+from ddpdoctor.exchange.conversation import BadRecord
 from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.launch.nodes.node_messages import find, leave
-from ddpdoctor.model.codec import WrongValue, decode, encode
+from ddpdoctor.launch.nodes.node_messages import find
 from ddpdoctor.model.replica_records import NodeStreams, RootsReport, RootsRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpdoctor.exchange.asking import Room
+    from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.launch.replicas.shared import SharedReplicas
 
 EVERY_S = 3.0
 """Ours: with all headers this takes some 200 bytes a second, beside the heartbeats, and what is kept meanwhile fits."""
 SOON_S = 0.5
 """Ours: contents that were asked for are on their way."""
-SEND_LIMIT_S = 2.0
 CLOSE_LIMIT_S = 2.0
 ROOTS = "replicas/roots"
 WORD = "replicas/word"
@@ -45,11 +42,11 @@ class Member(Protocol):
     def number(self) -> int | None:
         """Of this member; None while it has none."""
 
-    def room(self) -> Room | None:
-        """Return where all meet; None while it was not found."""
+    def conversation(self) -> Conversation | None:
+        """Return what all members say to each other; None while the first was not found."""
 
-    def look_for_room(self) -> None:
-        """Open it anew where the connection was lost."""
+    def reconnect(self) -> None:
+        """Connect again where the connection was lost."""
 
     def others(self) -> Iterable[int]:
         """Return the members that were heard, on the first."""
@@ -58,10 +55,10 @@ class Member(Protocol):
 class ReplicaExchange:
     """From ``start`` to ``close``. What goes wrong is tried again the next time: a job is watched on without it."""
 
-    def __init__(self, shared: SharedReplicas, member: Member, token: bytes | None) -> None:
-        """Take what is exchanged, with whom, and the job's secret."""
+    def __init__(self, shared: SharedReplicas, member: Member) -> None:
+        """Take what is exchanged, and with whom."""
         self.failure: Exception | None = None
-        self._shared, self._member, self._token = shared, member, token
+        self._shared, self._member = shared, member
         self._turn = 0
         """The last time that contents were asked for that this node has answered."""
         self._told: RootsReport | None = None
@@ -87,52 +84,48 @@ class ReplicaExchange:
 
     def exchange(self) -> None:
         """Tell and hear once."""
-        room, number = self._member.room(), self._member.number
-        if room is None or number is None:
+        conversation, number = self._member.conversation(), self._member.number
+        if conversation is None or number is None:
             return
         try:
             if self._member.is_first:
-                self._hear(room)
+                self._hear(conversation)
             else:
-                self._tell(room, number)
+                self._tell(conversation, number)
         except StoreError:
-            self._member.look_for_room()
+            self._member.reconnect()
 
-    def _tell(self, room: Room, number: int) -> None:
+    def _tell(self, conversation: Conversation, number: int) -> None:
         told = self._shared.report()
         if told != self._told:
-            leave(room, f"{ROOTS}/{number}", told, self._token)
+            conversation.send(f"{ROOTS}/{number}", told)
             self._told = told
-        word = find(room, WORD, RootsRequest, self._token)
+        word = find(conversation, RootsRequest, WORD)
         if word is None:
             return
         self._shared.heed(word)
         if word.turn > self._turn and word.wanted:
             for name in word.wanted:
-                kept = pack(encode(self._shared.kept((name,))), self._token)
-                send_large(room, f"{CONTENTS}/{number}/{word.turn}/{name}", kept)
+                conversation.send(f"{CONTENTS}/{number}/{word.turn}/{name}", self._shared.kept((name,)))
             self._turn = word.turn
 
-    def _hear(self, room: Room) -> None:
+    def _hear(self, conversation: Conversation) -> None:
         others = list(self._member.others())
         for number in others:
-            told = find(room, f"{ROOTS}/{number}", RootsReport, self._token)
+            told = find(conversation, RootsReport, f"{ROOTS}/{number}")
             if told is not None:
                 self._shared.hear(number, told)
         word = self._shared.word()
         for name in word.wanted:
             for number in others:
-                self._receive(room, number, f"{CONTENTS}/{number}/{word.turn}/{name}")
+                self._receive(conversation, number, f"{CONTENTS}/{number}/{word.turn}/{name}")
         if word != self._word:
-            leave(room, WORD, word, self._token)
+            conversation.send(WORD, word)
             self._word = word
 
-    def _receive(self, room: Room, number: int, key: str) -> None:
-        """Take the contents of another node, where they have come; they are in the room once."""
-        if room.look(key) is None:
-            return
-        packed = b""
-        with contextlib.suppress(StoreError):  # damaged: it counts as an answer that says nothing
-            packed = receive_large(room, key, SEND_LIMIT_S) or b""
-        with contextlib.suppress(WrongValue, BadMessage):
-            self._shared.receive(number, decode(NodeStreams, unpack(packed, self._token)))
+    def _receive(self, conversation: Conversation, number: int, key: str) -> None:
+        """Take the contents of another node, where they have come."""
+        with contextlib.suppress(BadRecord):  # damaged: it counts as an answer that says nothing
+            sent = conversation.take(NodeStreams, key, f"node {number}")
+            if sent is not None:
+                self._shared.receive(number, sent)

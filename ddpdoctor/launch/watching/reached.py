@@ -71,7 +71,7 @@ def try_places(folder: Path, places: Sequence[Place]) -> bool:
 
 def _knock_at_all(places: Sequence[Place]) -> list[Connecting]:
     """Return the last attempt at each place, in their order; none where no answer came within the limit."""
-    from ddpdoctor.probes.rendezvous.door import knock
+    from ddpdoctor.probes.rendezvous.store_probe import knock
 
     answers: queue.SimpleQueue[tuple[Place, Connecting]] = queue.SimpleQueue()
 

@@ -1,12 +1,10 @@
 """Before anything is measured: all ranks have come, want the same, and have the same versions, or all end.
 
-Keys, below the round: ``come/RANK`` (how many say they are this rank), ``came`` (how many ranks have come so far),
-``proposal/RANK``, and ``verdict`` of rank 0.
+Keys: ``come/RANK`` counts those that say they are this rank, ``came`` the ranks that have come so far.
 """
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -21,12 +19,11 @@ from ddpdoctor.probes.bandwidth.wording import describe_settings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.bandwidth import Member, Settings
-    from ddpdoctor.probes.bandwidth.room import Room
 
 AUTO = "auto"
 """A proposal's backend where the user chose none."""
-LOOK_EVERY_S = 0.02
 NOTHING_TO_WAIT_FOR_S = 3.0
 """Ours: how long rank 0 waits for the others where its own command line is wrong already."""
 
@@ -66,48 +63,31 @@ class Disagreement(UserError):  # noqa: N818 - says what it is
     """No bench takes place. Rank 0 tells the user; the others know, end with the same status, and say nothing."""
 
 
-def agree(room: Room, proposal: Proposal, world_size: int, limit_s: float) -> Agreed:
+def agree(conversation: Conversation, proposal: Proposal, world_size: int, limit_s: float) -> Agreed:
     """Return what all do; raises ``Disagreement`` on every rank where they do not want the same, ``StoreError``."""
     rank = proposal.member.rank
-    if room.add(f"come/{rank}", 1) > 1:
+    if conversation.add(f"come/{rank}", 1) > 1:
         raise UserError(f"another process says that it is rank {rank}", help="Give each a RANK of its own.")
-    room.add("came", 1)
+    conversation.add("came", 1)
+    decided = None
     if rank == 0:
-        verdict = _lead(room, proposal, world_size, limit_s)
-        room.send("verdict", verdict)
+        decided = _decide(conversation, proposal, world_size, limit_s)
     else:
-        room.send(f"proposal/{rank}", proposal)
-        # Rank 0 may start as late as this one may, and then waits as long for the slowest.
-        verdict = room.receive(Verdict, "verdict", 2 * limit_s, "rank 0")
+        conversation.send(f"proposal/{rank}", proposal)
+    # Rank 0 may start as late as this one may, and then waits as long for the slowest.
+    verdict = conversation.agree(Verdict, "verdict", decided, 2 * limit_s)
     if verdict.agreed is None:
         raise Disagreement(verdict.problem, help=verdict.help, status=verdict.status)
     return verdict.agreed
 
 
-def _lead(room: Room, own: Proposal, world_size: int, limit_s: float) -> Verdict:
-    heard = {0: own, **_hear(room, world_size, min(limit_s, NOTHING_TO_WAIT_FOR_S) if own.problem else limit_s)}
+def _decide(conversation: Conversation, own: Proposal, world_size: int, limit_s: float) -> Verdict:
+    waits_s = min(limit_s, NOTHING_TO_WAIT_FOR_S) if own.problem else limit_s
+    heard = {0: own, **conversation.gather(Proposal, "proposal", lambda: range(1, world_size), waits_s)}
     try:
         return Verdict(agreed=judge([heard[rank] for rank in sorted(heard)], world_size, limit_s))
     except UserError as error:
         return Verdict(agreed=None, problem=error.message, help=error.help, status=error.status)
-
-
-def _hear(room: Room, world_size: int, limit_s: float) -> dict[int, Proposal]:
-    """Return the proposals of the other ranks that have come within the limit."""
-    heard: dict[int, Proposal] = {}
-    waiting = set(range(1, world_size))
-    deadline = time.monotonic() + limit_s
-    while waiting:
-        for rank in sorted(waiting):
-            found = room.look_for(Proposal, f"proposal/{rank}", f"rank {rank}")
-            if found is not None:
-                heard[rank] = found
-        waiting -= heard.keys()
-        if waiting and time.monotonic() > deadline:
-            break
-        if waiting:
-            time.sleep(LOOK_EVERY_S)
-    return heard
 
 
 def judge(proposals: Sequence[Proposal], world_size: int, limit_s: float) -> Agreed:

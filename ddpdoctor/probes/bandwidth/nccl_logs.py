@@ -12,8 +12,8 @@ from ddpdoctor.probes.bandwidth.nccl_log import nccl_log_environment, read_nccl_
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.probes.bandwidth.group import Group
-    from ddpdoctor.probes.bandwidth.room import Room
 
 
 class NcclLogs:
@@ -40,16 +40,16 @@ class NcclLogs:
         if self._folder is not None:
             self._folder.cleanup()
 
-    def share(self, group: Group, room: Room) -> tuple[NcclLog, ...]:
+    def share(self, group: Group, conversation: Conversation) -> tuple[NcclLog, ...]:
         """Return the logs of all ranks on rank 0, and this rank's own on the others. Raises ``StoreError``."""
         if self._folder is None:
             return ()
         rank = group.ranks[group.index]
         own = read_nccl_log(self._folder.name, rank)
         if own is not None:
-            room.send(f"nccl/{rank}", own)
+            conversation.send(f"nccl/{rank}", own)
         group.barrier()
         if rank != 0:
             return () if own is None else (own,)
-        found = (room.look_for(NcclLog, f"nccl/{other}", f"rank {other}") for other in group.ranks)
+        found = (conversation.look(NcclLog, f"nccl/{other}", f"rank {other}") for other in group.ranks)
         return tuple(log for log in found if log is not None)

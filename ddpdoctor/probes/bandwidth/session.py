@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-import time
-from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.exchange.meeting import Meeting
-from ddpdoctor.exchange.store import StoreError, wait_for
+from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.bandwidth import describe_shared_gpus
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
@@ -17,22 +13,23 @@ from ddpdoctor.probes.bandwidth.agreement import Disagreement, Proposal, agree
 from ddpdoctor.probes.bandwidth.log import Log
 from ddpdoctor.probes.bandwidth.member import name_member, read_gpu, read_member
 from ddpdoctor.probes.bandwidth.nccl_logs import NcclLogs
-from ddpdoctor.probes.bandwidth.room import Room
 from ddpdoctor.probes.bandwidth.tracker import Tracker
 from ddpdoctor.probes.bandwidth.watch import Watched, Watcher
+from ddpdoctor.probes.ranks import meet_ranks, unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ddpdoctor.exchange.store import Store
+    from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.bandwidth import Bench, Settings
     from ddpdoctor.model.launch import Launch
+    from ddpdoctor.probes.ranks import Ranks
 
 REPORT_LIMIT_S = 120.0
 """Ours: how long rank 0 may take to judge and draw; a first import of a plotting library takes several seconds."""
-LEAVE_LIMIT_S = 5.0
-"""Ours: how long rank 0, which may serve the store, waits for the others to have heard the status."""
-LOOK_EVERY_S = 0.02
+ABOVE_OURS = 3
+"""torch's own time limit is this many hang timeouts: the bench looks first, and says more."""
+LEAST_GROUP_LIMIT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +42,8 @@ class Job:
     """The backend may be left open."""
     timeout_s: float
     """For the slowest rank to come."""
-    read_machines: Callable[[Meeting, Store], None]
-    """Called on every rank, over a store of its own keys, with nothing else running. Raises ``StoreError``."""
+    read_machines: Callable[[Conversation], None]
+    """Called on every rank, with nothing else running. Raises ``StoreError``."""
     report: Callable[[Bench], int]
     """Judges and shows a bench on the rank that reports; returns the exit status."""
     show_error: Callable[[UserError], None]
@@ -59,8 +56,8 @@ def run_rank(job: Job) -> int:
     Raises ``UserError`` where the ranks cannot meet.
     """
     try:
-        with Meeting(job.launch, job.env) as meeting, closing(meeting.open(job.timeout_s)) as store:
-            return _take_part(job, Room(meeting, store), meeting)
+        with meet_ranks(job.launch, job.env, meet_limit_s=job.timeout_s, limit_s=job.timeout_s) as ranks:
+            return _take_part(job, ranks)
     except StoreError as error:
         raise _unreachable(job.launch, error) from error
 
@@ -71,66 +68,67 @@ def run_wrong_rank(
     """Take part only to say that this rank's command line is wrong, as that of all ranks may be; return the status."""
     proposal = Proposal(member=name_member(launch), settings=None, problem=error.message, help=error.help)
     try:
-        with Meeting(launch, env) as meeting, closing(meeting.open(limit_s)) as store:
-            room = Room(meeting, store)
+        with meet_ranks(launch, env, meet_limit_s=limit_s, limit_s=limit_s) as ranks:
             try:
-                agree(room, proposal, launch.world_size, limit_s)
-            except Disagreement as told:
-                return _end_disagreed(launch, room, told, show_error)
+                agree(ranks.conversation, proposal, launch.world_size, limit_s)
+            except Disagreement as disagreement:
+                return _end_disagreed(ranks, disagreement, show_error)
     except StoreError:
         pass  # nobody hears of it but the user
     show_error(error)
     return error.status
 
 
-def _take_part(job: Job, room: Room, meeting: Meeting) -> int:
+def _take_part(job: Job, ranks: Ranks) -> int:
     proposal = Proposal(
         member=read_member(job.launch, job.env),
         settings=job.settings,
         gpu=read_gpu(job.launch.local_rank or 0, job.env),
     )
     try:
-        agreed = agree(room, proposal, job.launch.world_size, job.timeout_s)
-    except Disagreement as told:
-        return _end_disagreed(job.launch, room, told, job.show_error)
+        agreed = agree(ranks.conversation, proposal, job.launch.world_size, job.timeout_s)
+    except Disagreement as disagreement:
+        return _end_disagreed(ranks, disagreement, job.show_error)
     log, tracker = Log(agreed.settings, agreed.members), Tracker()
     nccl_logs = NcclLogs(agreed.settings.backend)
-    with Watcher(_watched(job, room, log, tracker, nccl_logs)):
-        _read_machines(job, room, meeting, log)
-        _measure(job, room, log, tracker, nccl_logs)
-    return _leave(job.launch, room, _report(job, room, log))
+    with Watcher(_watched(job, ranks.conversation, log, tracker, nccl_logs)):
+        _read_machines(job, ranks.conversation, log)
+        _measure(job, ranks, log, tracker, nccl_logs)
+    return ranks.end(lambda: job.report(log.bench()), REPORT_LIMIT_S)
 
 
-def _end_disagreed(launch: Launch, room: Room, told: Disagreement, show_error: Callable[[UserError], None]) -> int:
-    if launch.rank == 0:
-        show_error(told)
-    return _leave(launch, room, told.status)
+def _end_disagreed(ranks: Ranks, disagreement: Disagreement, show_error: Callable[[UserError], None]) -> int:
+    def tell() -> int:
+        show_error(disagreement)
+        return disagreement.status
+
+    # Ranks that never came hear nothing.
+    return ranks.end(tell, REPORT_LIMIT_S, others=lambda: ranks.conversation.add("came", 0) - 1)
 
 
-def _watched(job: Job, room: Room, log: Log, tracker: Tracker, nccl_logs: NcclLogs) -> Watched:
+def _watched(job: Job, conversation: Conversation, log: Log, tracker: Tracker, nccl_logs: NcclLogs) -> Watched:
     return Watched(
         rank=job.launch.rank,
         members=log.members,
         tracker=tracker,
-        room=room,
+        conversation=conversation,
         hang_timeout_s=log.settings.hang_timeout_s,
         finish=lambda stop: job.report(log.bench(stop)),
         clean_up=nccl_logs.close,
     )
 
 
-def _read_machines(job: Job, room: Room, meeting: Meeting, log: Log) -> None:
+def _read_machines(job: Job, conversation: Conversation, log: Log) -> None:
     try:
-        job.read_machines(meeting, room)
+        job.read_machines(conversation)
     except StoreError as error:
         log.note(f"the machines could not be read: {error}")
 
 
-def _measure(job: Job, room: Room, log: Log, tracker: Tracker, nccl_logs: NcclLogs) -> None:
+def _measure(job: Job, ranks: Ranks, log: Log, tracker: Tracker, nccl_logs: NcclLogs) -> None:
     import torch
     from torch import distributed
 
-    from ddpdoctor.probes.bandwidth.connect import open_process_group
     from ddpdoctor.probes.bandwidth.group import Group
     from ddpdoctor.probes.bandwidth.localise import run_nodes, run_pairs
     from ddpdoctor.probes.bandwidth.sweep import run_sweep
@@ -142,7 +140,8 @@ def _measure(job: Job, room: Room, log: Log, tracker: Tracker, nccl_logs: NcclLo
     tracker.at("connect", allowance_s=job.timeout_s)
     with nccl_logs:
         tracker.enter("init_process_group", everybody)
-        store = open_process_group(job.launch, room, log.settings, member, job.timeout_s)
+        group_limit_s = max(LEAST_GROUP_LIMIT_S, ABOVE_OURS * log.settings.hang_timeout_s)
+        store = ranks.open_process_group(log.settings.backend, member.device, job.timeout_s, group_limit_s)
         tracker.leave()
         group = Group(None, everybody, torch.device(member.device), log.settings.backend, tracker)
         run_sweep(group, log.settings, hosts, log, job.progress)
@@ -151,42 +150,9 @@ def _measure(job: Job, room: Room, log: Log, tracker: Tracker, nccl_logs: NcclLo
         if log.settings.by_node:
             run_nodes(group, log.settings, hosts, log, job.progress)
         tracker.at("end")
-        log.nccl_logs = nccl_logs.share(group, room)
+        log.nccl_logs = nccl_logs.share(group, ranks.conversation)
     distributed.destroy_process_group()
     del store
-
-
-def _report(job: Job, room: Room, log: Log) -> int:
-    """Return the status of rank 0's report; the others report nothing, and hear of it."""
-    if job.launch.rank != 0:
-        return 0
-    try:
-        return job.report(log.bench())
-    except Exception:
-        room.set("status", b"%d" % ExitStatus.DEFECT)
-        raise
-
-
-def _leave(launch: Launch, room: Room, status: int) -> int:
-    """End together and with one status: torchrun stops those that are left when one ends badly."""
-    if launch.rank == 0:
-        room.leave()
-        room.set("status", b"%d" % status)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on nothing is left that it should cut short
-        _see_off(room)
-        return status
-    told = wait_for(room, "status", REPORT_LIMIT_S)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with suppress(StoreError):  # rank 0 may have waited long enough
-        room.add("left", 1)
-    return ExitStatus.INCONCLUSIVE if told is None else int(told)
-
-
-def _see_off(room: Room) -> None:
-    deadline = time.monotonic() + LEAVE_LIMIT_S
-    with suppress(StoreError):
-        while room.add("left", 0) < room.add("came", 0) - 1 and time.monotonic() < deadline:
-            time.sleep(LOOK_EVERY_S)
 
 
 def _unreachable(launch: Launch, error: StoreError) -> UserError:
@@ -197,8 +163,4 @@ def _unreachable(launch: Launch, error: StoreError) -> UserError:
             help="Choose another MASTER_PORT.",
             status=ExitStatus.INCONCLUSIVE,
         )
-    return UserError(
-        f"rank {launch.rank} cannot go on without rank 0 at {place}: {error}",
-        help="Is the command running on rank 0's host? Check MASTER_ADDR, MASTER_PORT and firewalls.",
-        status=ExitStatus.INCONCLUSIVE,
-    )
+    return unreachable(launch, error)

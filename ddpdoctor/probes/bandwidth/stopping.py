@@ -1,6 +1,9 @@
 """Ends a bench after an alarm: all ranks say where they are, one of them reports, and all end with its status.
 
 The main thread may sit in a call that never returns, and so may that of any other rank: the watchers do all this.
+
+Keys: ``position/RANK`` and ``ended/RANK`` say where a rank is, or was when it ended well; ``reporters`` counts the
+ranks that took it upon themselves to report.
 """
 
 from __future__ import annotations
@@ -13,15 +16,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.model.bandwidth import Ending, Stop
+from ddpdoctor.model.bandwidth import Ending, Position, Stop
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.probes.bandwidth.processes import EXITED, FROZEN, GONE
+from ddpdoctor.probes.ranks import Ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ddpdoctor.model.bandwidth import Member, Position
-    from ddpdoctor.probes.bandwidth.alarm import Alarm, AlarmRoom
+    from ddpdoctor.exchange.conversation import Conversation
+    from ddpdoctor.model.bandwidth import Member
     from ddpdoctor.probes.bandwidth.processes import Neighbours
 
 ANSWER_LIMIT_S = 4.0
@@ -39,6 +43,18 @@ SOON_S = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """Why the bench is to end."""
+
+    ending: Ending
+    rank: int
+    """Who raised it."""
+    phase: str
+    """In which phase that rank was."""
+    signal: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reporting:
     """What is needed to end a bench."""
 
@@ -49,18 +65,28 @@ class Reporting:
     """Writes the report of what there is, and returns the exit status."""
 
 
-def stop_together(reporting: Reporting, room: AlarmRoom, alarm: Alarm, position: Position) -> int:
+def stop_together(reporting: Reporting, conversation: Conversation, alarm: Alarm, position: Position) -> int:
     """Return the status to end with, after one rank has reported; raises ``StoreError`` before that."""
-    room.say_position(position)
+    conversation.send(f"position/{reporting.rank}", position)
     # Rank 0 may have come to its end just now: then it has all there is, and reports that.
-    if room.end_of(0) is not None or not _becomes_reporter(reporting, room):
-        return _hear_status(room, alarm)
-    others = _gather(reporting, room)
+    if end_of(conversation, 0) is not None or not _becomes_reporter(reporting, conversation):
+        return _hear_status(conversation, alarm)
+    others = _gather(reporting, conversation)
     positions = (_look_again(reporting, position), *others)
     status = _report(reporting, alarm, positions)
     with contextlib.suppress(StoreError):  # the report is written
-        room.say_status(status, len(positions) - 1, HEAR_LIMIT_S)
+        conversation.say_goodbye(Ended(status=int(status)), lambda: len(others), HEAR_LIMIT_S)
     return status
+
+
+def say_ended(conversation: Conversation, position: Position) -> None:
+    """Leave word that this rank has come to its end, so that nobody misses it."""
+    conversation.send(f"ended/{position.rank}", position)
+
+
+def end_of(conversation: Conversation, rank: int) -> Position | None:
+    """Return the last position of a rank that has come to its end."""
+    return conversation.look(Position, f"ended/{rank}", f"rank {rank}")
 
 
 def stop_alone(reporting: Reporting, alarm: Alarm, position: Position) -> int:
@@ -104,29 +130,31 @@ def end_process(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _becomes_reporter(reporting: Reporting, room: AlarmRoom) -> bool:
+def _becomes_reporter(reporting: Reporting, conversation: Conversation) -> bool:
     """Return whether this rank is to report: the lowest of those that answer. Only one ever is."""
     unable = reporting.neighbours.unable()
     before = sum(member.rank < reporting.rank and member.rank not in unable for member in reporting.members)
     wait_s = TURN_S + NEXT_TURN_S * min(before, MOST_TURNS) if before else 0.0
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
-        if room.has_reporter():
+        if conversation.add("reporters", 0) > 0:
             return False
         time.sleep(LOOK_EVERY_S)
-    return room.become_reporter()
+    return conversation.add("reporters", 1) == 1
 
 
-def _gather(reporting: Reporting, room: AlarmRoom) -> list[Position]:
+def _gather(reporting: Reporting, conversation: Conversation) -> list[Position]:
     """Return the positions of the others that answer in time. Those whose process cannot are not waited for."""
     positions: dict[int, Position] = {}
     missing = {member.rank for member in reporting.members} - {reporting.rank}
     deadline = time.monotonic() + ANSWER_LIMIT_S
     with contextlib.suppress(StoreError):  # what has come is reported
         while missing:
-            found = {rank: position for rank in missing if (position := room.position_of(rank)) is not None}
-            positions |= found
-            missing -= found.keys()
+            for rank in missing:
+                position = conversation.look(Position, f"position/{rank}", f"rank {rank}") or end_of(conversation, rank)
+                if position is not None:
+                    positions[rank] = position
+            missing -= positions.keys()
             if not missing - _unable(reporting, positions.values()) or time.monotonic() >= deadline:
                 break
             time.sleep(LOOK_EVERY_S)
@@ -134,16 +162,16 @@ def _gather(reporting: Reporting, room: AlarmRoom) -> list[Position]:
 
 
 def _unable(reporting: Reporting, positions: Iterable[Position]) -> set[int]:
-    """Return the ranks that cannot answer, by what is seen on this host and told from others."""
-    told = {int(rank) for one in positions for rank, state in one.states.items() if state in GONE | FROZEN}
-    return told | reporting.neighbours.unable()
+    """Return the ranks that cannot answer, by what is seen on this host and reported from others."""
+    reported = {int(rank) for one in positions for rank, state in one.states.items() if state in GONE | FROZEN}
+    return reported | reporting.neighbours.unable()
 
 
-def _hear_status(room: AlarmRoom, alarm: Alarm) -> int:
-    status = None
+def _hear_status(conversation: Conversation, alarm: Alarm) -> int:
+    word = None
     with contextlib.suppress(StoreError):  # the reporter may have served the store, and be gone
-        status = room.hear_status(ANSWER_LIMIT_S + REPORT_LIMIT_S)
-    return _untold(alarm) if status is None else status
+        word = conversation.hear_goodbye(Ended, ANSWER_LIMIT_S + REPORT_LIMIT_S)
+    return _untold(alarm) if word is None else word.status
 
 
 def _untold(alarm: Alarm) -> int:

@@ -1,5 +1,8 @@
 """Watches a rank of the bench from a thread: for a hang, a signal, an exception, the death of another rank.
 
+Keys: ``home/RANK`` says which process a rank is; ``moving/N`` and ``still/N`` count the answers to question N, whether
+anything moves.
+
 Whatever it is, partial results are reported and all ranks end. In a healthy bench it looks at one counter of the store
 once a second, and does nothing else that a timed call could notice.
 """
@@ -15,15 +18,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+from ddpdoctor.exchange.conversation import News
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.bandwidth import Ending
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.probes.bandwidth.alarm import Alarm, AlarmRoom, Told
 from ddpdoctor.probes.bandwidth.lifeline import Lifeline
 from ddpdoctor.probes.bandwidth.positions import Failure, describe_failure, take_position
-from ddpdoctor.probes.bandwidth.processes import Neighbours, read_home
+from ddpdoctor.probes.bandwidth.processes import Home, Neighbours, read_home
 from ddpdoctor.probes.bandwidth.signals import CaughtSignals
-from ddpdoctor.probes.bandwidth.stopping import ANSWER_LIMIT_S, Reporting, end_process, stop_alone, stop_together
+from ddpdoctor.probes.bandwidth.stopping import (
+    ANSWER_LIMIT_S,
+    Alarm,
+    Reporting,
+    end_of,
+    end_process,
+    say_ended,
+    stop_alone,
+    stop_together,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +43,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.bandwidth import Member, Position, Stop
-    from ddpdoctor.probes.bandwidth.room import Room
     from ddpdoctor.probes.bandwidth.tracker import Tracker
 
 Given = TypeVar("Given")
@@ -49,6 +61,7 @@ a hang may have ended a little later there."""
 MEET_LIMIT_S = 5.0
 """Ours: the ranks have just agreed with each other, so that all are about to say which processes they are."""
 SOON_S = 0.05
+NO_NEWS = News(alarm=False, questions=0)
 GIL_LIMIT_S = 80.0
 """Ours: so much longer than the hang timeout no Python may run in a process before it ends itself: a start of CUDA may
 keep the GIL for a minute, and the end is put off now and then only."""
@@ -64,8 +77,7 @@ class Watched:
     rank: int
     members: tuple[Member, ...]
     tracker: Tracker
-    room: Room
-    """Threads share it."""
+    conversation: Conversation
     hang_timeout_s: float
     finish: Callable[[Stop], int]
     """Writes the report of what there is, and returns the exit status. Called in one rank, in the watcher's thread."""
@@ -85,7 +97,7 @@ class Watcher:
     def __init__(self, watched: Watched) -> None:
         """Take what is to be watched."""
         self._watched = watched
-        self._room = AlarmRoom(watched.room, watched.rank)
+        self._conversation = watched.conversation
         self._neighbours = Neighbours(read_home())
         self._unknown = {member.rank for member in watched.members if _lives_beside(watched, member)}
         self._meet_until_s = time.monotonic() + MEET_LIMIT_S
@@ -121,7 +133,7 @@ class Watcher:
         # Where a stop is under way the thread ends the process.
         self._thread.join()
         with contextlib.suppress(StoreError):
-            self._room.say_ended(replace(self._position(), phase="end"))
+            say_ended(self._conversation, replace(self._position(), phase="end"))
         self._signals.__exit__()
         self._lifeline.release()
         self._neighbours.close()
@@ -158,7 +170,7 @@ class Watcher:
     def _introduce(self) -> None:
         home = read_home()
         if home is not None:
-            self._try(lambda: self._room.say_home(home), None)
+            self._try(lambda: self._conversation.send(f"home/{self._watched.rank}", home), None)
 
     def _begins_to_stop(self) -> bool:
         """Return False where the main thread has come to its end at this very moment."""
@@ -174,17 +186,17 @@ class Watcher:
         if caught:
             return self._raise(Ending.INTERRUPTED, caught[0])
         self._meet_neighbours()
-        told = self._try(self._room.look, Told(alarm=False, questions=0))
-        if told.alarm:
+        news = self._try(self._conversation.news, NO_NEWS)
+        if news.alarm:
             return self._hear_alarm()
-        self._answer(told.questions)
+        self._answer(news.questions)
         if self._somebody_died():
             return self._raise(Ending.FAILED)
         return self._raise(Ending.HUNG) if self._all_stand_still() else None
 
     def _meet_neighbours(self) -> None:
         for rank in sorted(self._unknown):
-            home = self._try(partial(self._room.home_of, rank), None)
+            home = self._try(partial(self._conversation.look, Home, f"home/{rank}", f"rank {rank}"), None)
             if home is None:
                 continue
             self._unknown.discard(rank)
@@ -198,7 +210,7 @@ class Watcher:
         while time.monotonic() < deadline:
             if self._failure is not None or self._somebody_died(where_unknown=True):
                 return self._raise(Ending.FAILED)
-            if self._try(self._room.look, Told(alarm=False, questions=0)).alarm:
+            if self._try(self._conversation.news, NO_NEWS).alarm:
                 return self._hear_alarm()
             self._signals.wait(SOON_S)
         return self._raise(Ending.INTERRUPTED, signal.SIGTERM)
@@ -210,7 +222,7 @@ class Watcher:
         """
         for rank in self._neighbours.gone() - self._ended:
             try:
-                left_word = self._room.end_of(rank) is not None
+                left_word = end_of(self._conversation, rank) is not None
             except StoreError:
                 left_word = not where_unknown
             if not left_word:
@@ -233,16 +245,16 @@ class Watcher:
 
     def _ask_whether_moving(self) -> bool:
         """Ask all ranks; those that do not answer in time are taken to stand still."""
-        question = self._room.ask()
+        question = self._conversation.ask()
         self._answer(question)
         deadline = time.monotonic() + ANSWER_LIMIT_S
         while time.monotonic() < deadline:
-            moving, still = self._room.answers(question)
-            if moving:
+            if self._conversation.add(f"moving/{question}", 0):
                 return True
+            still = self._conversation.add(f"still/{question}", 0)
             if still >= len(self._watched.members) - len(self._neighbours.unable()):
                 return False
-            self._answer(self._room.look().questions)
+            self._answer(self._conversation.news().questions)
             time.sleep(SOON_S)
         return False
 
@@ -250,7 +262,7 @@ class Watcher:
         """Answer what has been asked since the last time."""
         moving = self._still_s() < self._watched.hang_timeout_s * STILL_SHARE
         for question in range(self._answered + 1, questions + 1):
-            self._try(partial(self._room.answer, question, moving=moving), None)
+            self._try(partial(self._conversation.add, f"{'moving' if moving else 'still'}/{question}", 1), 0)
             # Whoever asked is about to decide.
             self._ask_not_before_s = time.monotonic() + ANSWER_LIMIT_S
         self._answered = max(self._answered, questions)
@@ -262,11 +274,11 @@ class Watcher:
 
     def _hear_alarm(self) -> Alarm:
         # Where the rank that raised it failed to say why, that it did is all that is known.
-        return self._try(self._room.raised, self._alarm(Ending.FAILED))
+        return self._try(partial(self._conversation.alarm, Alarm), self._alarm(Ending.FAILED))
 
     def _raise(self, ending: Ending, number: signal.Signals | None = None) -> Alarm:
         alarm = self._alarm(ending, number)
-        return self._try(lambda: self._room.raise_alarm(alarm), alarm)
+        return self._try(lambda: self._conversation.raise_alarm(alarm), alarm)
 
     def _alarm(self, ending: Ending, number: signal.Signals | None = None) -> Alarm:
         name = None if number is None else number.name
@@ -284,7 +296,7 @@ class Watcher:
         )
         position = self._position()
         try:
-            status = stop_together(reporting, self._room, alarm, position)
+            status = stop_together(reporting, self._conversation, alarm, position)
         except StoreError:
             status = stop_alone(reporting, alarm, position)
         watched.clean_up()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.bandwidth import Member
     from ddpdoctor.model.launch import Launch
-    from ddpdoctor.probes.consistency.peers import Peers
+    from ddpdoctor.probes.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +50,10 @@ def wish_of(launch: Launch, env: Mapping[str, str], settings: TrialSettings) -> 
     return Wish(member=member, gpu=read_gpu(launch.local_rank or 0, env), settings=settings)
 
 
-def agree(peers: Peers, wish: Wish) -> Word:
+def agree(ranks: Ranks, wish: Wish) -> Word:
     """Return what all ranks do, the same on each. Raises ``StoreError`` where one does not come."""
-    wishes = peers.collect("wish", wish)
-    return peers.hear(Word, "word", None if wishes is None else judge(wishes))
+    wishes = ranks.gather("wish", wish)
+    return ranks.agree(Word, "word", None if wishes is None else judge(wishes))
 
 
 def judge(wishes: Sequence[Wish]) -> Word:

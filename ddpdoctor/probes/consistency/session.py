@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.exchange.meeting import Meeting
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.consistency import Consistency
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.trial import Participant, Rerun, Trial, TrialSettings
-from ddpdoctor.probes.bandwidth.connect import open_store
-from ddpdoctor.probes.bandwidth.room import Room
 from ddpdoctor.probes.consistency.agreement import agree, wish_of
 from ddpdoctor.probes.consistency.batches import choose_batches
 from ddpdoctor.probes.consistency.building import build, quiet_dropout, see_model
 from ddpdoctor.probes.consistency.comparing import GROUP, compare_moments, split
 from ddpdoctor.probes.consistency.losses import Steps
 from ddpdoctor.probes.consistency.moments import Seen, buffer_rows, look, parameter_rows
-from ddpdoctor.probes.consistency.peers import Peers
-from ddpdoctor.probes.consistency.referee import Referee
+from ddpdoctor.probes.consistency.reference_process import ReferenceProcess
 from ddpdoctor.probes.consistency.rerun import Own, compare_runs, merge_reruns
 from ddpdoctor.probes.consistency.seeds import BUILD, set_seed
 from ddpdoctor.probes.consistency.training import Setting, Training
 from ddpdoctor.probes.consistency.watch import Watch
-from ddpdoctor.probes.together import unreachable
+from ddpdoctor.probes.ranks import meet_ranks, unreachable
 from ddpdoctor.probes.user_code import load_callable
 
 if TYPE_CHECKING:
@@ -37,6 +31,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Member
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.probes.consistency.moments import Moment
+    from ddpdoctor.probes.ranks import Ranks
 
 ABOVE_OURS = 3
 """torch's own time limit is this many of ours: the trial looks first, and says more."""
@@ -74,22 +69,22 @@ def run_rank(job: Job) -> int:
     Raises ``UserError`` where the ranks cannot meet. Ends the process where a rank fails or stands still.
     """
     try:
-        with Meeting(job.launch, job.env) as meeting, closing(meeting.open(job.settings.limit_s)) as store:
-            return _take_part(job, Room(meeting, store))
+        limit_s = job.settings.limit_s
+        with meet_ranks(job.launch, job.env, meet_limit_s=limit_s, limit_s=2 * limit_s) as ranks:
+            return _take_part(job, ranks)
     except StoreError as error:
         raise unreachable(job.launch, error) from error
 
 
-def _take_part(job: Job, room: Room) -> int:
-    peers = Peers(job.launch, room, 2 * job.settings.limit_s)
-    word = agree(peers, wish_of(job.launch, job.env, job.settings))
+def _take_part(job: Job, ranks: Ranks) -> int:
+    word = agree(ranks, wish_of(job.launch, job.env, job.settings))
     if word.settings is None:
         problem = UserError(word.problem, help=word.help, status=word.status)
-        return peers.end(lambda: _tell(job, problem), REPORT_LIMIT_S)
-    with Watch(room, job.launch.rank, job.launch.world_size, job.show_error) as watch:
+        return ranks.end(lambda: _tell(job, problem), REPORT_LIMIT_S)
+    with Watch(ranks, job.show_error) as watch:
         watch.limit(word.settings.limit_s)
         try:
-            trial = _Run(job, word.settings, word.members, room, peers, watch).run()
+            trial = _Run(job, word.settings, word.members, ranks, watch).run()
         except UserError as error:
             watch.fail(error)
             raise
@@ -98,7 +93,7 @@ def _take_part(job: Job, room: Room) -> int:
         except Exception as error:
             watch.fail(UserError(f"a defect of ddpdoctor: {type(error).__name__}: {error}", status=ExitStatus.DEFECT))
             raise
-    return peers.end(lambda: job.report(trial) if trial is not None else 0, REPORT_LIMIT_S)
+    return ranks.end(lambda: job.report(trial) if trial is not None else 0, REPORT_LIMIT_S)
 
 
 def _tell(job: Job, error: UserError) -> int:
@@ -110,12 +105,12 @@ class _Run:
     """What one rank does once all have agreed."""
 
     def __init__(
-        self, job: Job, settings: TrialSettings, members: tuple[Member, ...], room: Room, peers: Peers, watch: Watch
+        self, job: Job, settings: TrialSettings, members: tuple[Member, ...], ranks: Ranks, watch: Watch
     ) -> None:
         import torch
 
         self._launch, self._settings, self._members = job.launch, settings, members
-        self._room, self._peers, self._watch = room, peers, watch
+        self._ranks, self._watch = ranks, watch
         self._device = torch.device(members[job.launch.rank].device)
         self._notes: list[str] = []
 
@@ -124,7 +119,11 @@ class _Run:
         from torch import distributed
 
         self._watch.mark("the process group")
-        store = self._open_group()
+        settings = self._settings
+        device = self._members[self._launch.rank].device
+        store = self._ranks.open_process_group(
+            settings.backend, device, settings.limit_s, ABOVE_OURS * settings.limit_s
+        )
         trial = self._try()
         distributed.destroy_process_group()
         del store
@@ -132,12 +131,14 @@ class _Run:
 
     def _try(self) -> Trial | None:
         setting, dropout = self._build()
-        models = self._peers.collect("model", see_model(setting.built.module, GROUP))
+        models = self._ranks.gather("model", see_model(setting.built.module, GROUP))
         same = None if models is None else _Same(models=len({one.digest for one in models}) == 1)
-        if not self._peers.hear(_Same, "same", same).models:
+        if not self._ranks.agree(_Same, "same", same).models:
             self._notes.append("DDP was not tried: with models that differ its constructor raises, or waits for long")
             return None if models is None else self._trial(setting, models)
-        referee = Referee(self._settings, self._launch.world_size, self._device, dropout) if self._judges() else None
+        referee = (
+            ReferenceProcess(self._settings, self._launch.world_size, self._device, dropout) if self._judges() else None
+        )
         try:
             own, steps = self._train(setting, "", referee)
         finally:
@@ -174,12 +175,12 @@ class _Run:
         return setting, dropout
 
     def _train(
-        self, setting: Setting, run: str, referee: Referee | None
+        self, setting: Setting, run: str, referee: ReferenceProcess | None
     ) -> tuple[Own, list[tuple[Moment, ...]] | None]:
         """Make all steps; return what this rank saw, and on rank 0 what all saw, step by step."""
         module = setting.built.module
         built = look([*parameter_rows(module), *buffer_rows(module)])
-        looks = self._peers.collect(f"built{run}", _Looks(tensors=built))
+        looks = self._ranks.gather(f"built{run}", _Looks(tensors=built))
         if looks is not None and not run:
             self._note_built(looks)
         training = Training(setting)
@@ -194,25 +195,25 @@ class _Run:
             moment = training.finish(step, loss)
             own.append(moment)
             self._watch.mark(f"step {step}: the comparison")
-            moments = self._peers.collect(f"moment{run}/{step}", moment)
+            moments = self._ranks.gather(f"moment{run}/{step}", moment)
             if moments is not None:
                 steps.append(moments)
             if self._settings.reference and not run:
                 self._ask(referee, step, moments)
         return Own(built=built, moments=tuple(own)), steps if self._launch.rank == 0 else None
 
-    def _ask(self, referee: Referee | None, step: int, moments: tuple[Moment, ...] | None) -> None:
+    def _ask(self, referee: ReferenceProcess | None, step: int, moments: tuple[Moment, ...] | None) -> None:
         """Have one process compute the step, while the ranks wait: it may take as long as all of them together."""
         self._watch.mark(f"step {step}: the reference", times=6 + 6 * self._launch.world_size)
         if referee is not None and moments is not None:
             referee.ask(step, moments)
-        self._peers.hear(_Same, f"asked/{step}", _Same(models=True) if self._launch.rank == 0 else None)
+        self._ranks.agree(_Same, f"asked/{step}", _Same(models=True) if self._launch.rank == 0 else None)
 
     def _run_again(self, first: Own) -> Rerun | None:
         """Build and train once more, and compare with the first run on each rank."""
         setting, _ = self._build()
         second, _ = self._train(setting, "-again", None)
-        reruns = self._peers.collect("rerun", compare_runs(first, second, self._launch.rank))
+        reruns = self._ranks.gather("rerun", compare_runs(first, second, self._launch.rank))
         return None if reruns is None else merge_reruns(reruns)
 
     def _judges(self) -> bool:
@@ -248,22 +249,3 @@ class _Run:
             loss=setting.steps.words,
             notes=tuple(self._notes),
         )
-
-    def _open_group(self) -> Any:
-        """Make the default process group; return the store, which must live as long as it."""
-        import torch
-        from torch import distributed
-
-        on_gpu = self._device.type == "cuda"
-        if on_gpu:
-            torch.cuda.set_device(self._device)
-        store = open_store(self._launch, self._room, self._settings.limit_s)
-        distributed.init_process_group(
-            self._settings.backend,
-            store=store,
-            rank=self._launch.rank,
-            world_size=self._launch.world_size,
-            timeout=timedelta(seconds=ABOVE_OURS * self._settings.limit_s),
-            device_id=self._device if on_gpu else None,
-        )
-        return store

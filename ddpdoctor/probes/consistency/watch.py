@@ -1,7 +1,6 @@
 """Ends a trial in which a rank fails or stands still: all ranks with one status, and a word of where each was.
 
-Keys, below the trial's own number (see ``Room``): ``troubles``, a counter; ``trouble``, of the first that counted;
-``place/RANK``; ``status`` and ``left``, which are those of a trial that ends well.
+Keys: ``trouble/RANK`` and ``place/RANK``, of a rank that failed and of where each stood.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.exchange.store import StoreError, wait_for
+from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.probes.ranks import LEAVE_LIMIT_S, Ended
 from ddpdoctor.probes.user_code import is_installed
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from ddpdoctor.probes.bandwidth.room import Room
+    from ddpdoctor.probes.ranks import Ranks
 
 Kind = TypeVar("Kind")
 LOOK_EVERY_S = 0.25
@@ -35,7 +35,6 @@ PLACES_LIMIT_S = 3.0
 """Ours: how long rank 0 waits for the others to say where they are, of which some may be gone."""
 STATUS_LIMIT_S = 15.0
 """Ours: how long the others wait for rank 0's word."""
-LEAVE_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +64,10 @@ class Place:
 class Watch:
     """A context: a thread sees to it that this rank gets on, and that it ends when another cannot."""
 
-    def __init__(self, room: Room, rank: int, size: int, show_error: Callable[[UserError], None]) -> None:
-        """Take the room, who this is, and what tells the user."""
-        self._room, self._rank, self._size, self._show = room, rank, size, show_error
+    def __init__(self, ranks: Ranks, show_error: Callable[[UserError], None]) -> None:
+        """Take the ranks, and what tells the user."""
+        self._conversation, self._show = ranks.conversation, show_error
+        self._rank, self._size = ranks.rank, ranks.world_size
         self._phase, self._since, self._limit_s, self._times = "its start", time.monotonic(), 0.0, 1
         self._main = threading.get_ident()
         self._over = threading.Event()
@@ -100,7 +100,7 @@ class Watch:
     def _run(self) -> None:
         while not self._over.wait(LOOK_EVERY_S):
             try:
-                if self._room.add("troubles", 0) > 0:
+                if self._conversation.news().alarm:
                     self._end()
             except StoreError:
                 return  # the main thread finds that out for itself
@@ -109,20 +109,18 @@ class Watch:
 
     def _raise(self, trouble: Trouble) -> None:
         with suppress(StoreError):
-            self._room.send(f"trouble/{self._rank}", trouble)
-            if self._room.add("troubles", 1) == 1:
-                self._room.send("trouble", trouble)
+            self._conversation.send(f"trouble/{self._rank}", trouble)
+            self._conversation.raise_alarm(trouble)
 
     def _end(self) -> None:
-        trouble = self._room.receive(Trouble, "trouble", STATUS_LIMIT_S, "the rank that failed")
+        trouble = self._conversation.alarm(Trouble)
         if trouble.still:
-            self._room.send(f"place/{self._rank}", self._place())
+            self._conversation.send(f"place/{self._rank}", self._place())
         if self._rank == 0:
             self._tell(trouble)
         else:
             with suppress(StoreError):
-                wait_for(self._room, "status", STATUS_LIMIT_S)
-                self._room.add("left", 1)
+                self._conversation.hear_goodbye(Ended, STATUS_LIMIT_S)
         sys.stderr.flush()
         os._exit(trouble.status)
 
@@ -137,23 +135,11 @@ class Watch:
             ]
             said = trouble.message if len(alike) == self._size else f"{rank_list(alike)}: {trouble.message}"
         self._show(UserError(said, help=trouble.help))
-        self._room.leave()
-        self._room.set("status", b"%d" % trouble.status)
-        deadline = time.monotonic() + LEAVE_LIMIT_S
-        with suppress(StoreError):
-            while self._room.add("left", 0) < self._size - 1 and time.monotonic() < deadline:
-                time.sleep(LOOK_EVERY_S)
+        self._conversation.say_goodbye(Ended(status=int(trouble.status)), lambda: self._size - 1, LEAVE_LIMIT_S)
 
     def _gather(self, kind: type[Kind], name: str, limit_s: float) -> list[Kind]:
         """Return what ranks have left within the limit, in their order."""
-        deadline = time.monotonic() + limit_s
-        found: dict[int, Kind] = {}
-        while len(found) < self._size and time.monotonic() < deadline:
-            for rank in set(range(self._size)) - found.keys():
-                record = self._room.look_for(kind, f"{name}/{rank}", f"rank {rank}")
-                if record is not None:
-                    found[rank] = record
-            time.sleep(LOOK_EVERY_S / 5)
+        found = self._conversation.gather(kind, name, lambda: range(self._size), limit_s)
         return [found[rank] for rank in sorted(found)]
 
     def _place(self) -> Place:

@@ -6,14 +6,14 @@ import base64
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.drawn import Drawn, Indices, Pass, Told
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.probes.data.loaders import look_at
-from ddpdoctor.probes.together import together
+from ddpdoctor.probes.ranks import meet_ranks, unreachable
 from ddpdoctor.probes.user_code import load_callable, users_turn
 
 if TYPE_CHECKING:
@@ -21,12 +21,15 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.probes.data.loaders import Looked
-    from ddpdoctor.probes.together import Together
+    from ddpdoctor.probes.ranks import Ranks
 
 MOST_SAMPLES = 2**24
 """Ours: up to here ranks send which samples they drew, 2 MiB a pass; above, sums and counts are compared."""
 MADE_TWICE = "initialize the default process group twice"
 """Of torch's error where a function makes the process group that ddpdoctor has made for it."""
+MEET_LIMIT_S = 60.0
+"""Ours: how long a rank tries to reach the store. Importing torch on a busy host takes tens of seconds."""
+GROUP_TIMEOUT_S = 600.0
 LATE_S = 60.0
 """Ours: how long rank 0 may take to judge and report, once it has heard all."""
 
@@ -57,26 +60,33 @@ def run_rank(wanted: Wanted, launch: Launch, env: Mapping[str, str], report: Cal
     ``report`` judges and shows on rank 0. Raises ``UserError`` on rank 0 where the user's code failed on any rank, and
     on a rank that cannot reach the others.
     """
-    with together(launch, env) as ranks:
-        told, maps = _look(wanted, launch, ranks)
-        everyone = ranks.gather("told", told, wanted.timeout_s)
-        count = _least_compared(everyone or ())
-        parts = [
-            ranks.gather(f"map/{number}", Indices(bits=base64.b64encode(bits).decode()), wanted.timeout_s)
-            for number, bits in enumerate(maps)
-            if everyone is None or number < count
-        ]
-        return ranks.end(
-            lambda: _decide(wanted, everyone or (), [part for part in parts if part], report),
-            wanted.timeout_s + LATE_S,
-        )
+    try:
+        with meet_ranks(launch, env, meet_limit_s=MEET_LIMIT_S, limit_s=wanted.timeout_s) as ranks:
+            return _take_part(wanted, launch, ranks, report)
+    except StoreError as error:
+        raise unreachable(launch, error) from error
 
 
-def _look(wanted: Wanted, launch: Launch, ranks: Together) -> tuple[Told, tuple[bytes, ...]]:
+def _take_part(wanted: Wanted, launch: Launch, ranks: Ranks, report: Callable[[Heard], int]) -> int:
+    told, maps = _look(wanted, launch, ranks)
+    everyone = ranks.gather("drawn", told)
+    count = _least_compared(everyone or ())
+    parts = [
+        ranks.gather(f"map/{number}", Indices(bits=base64.b64encode(bits).decode()))
+        for number, bits in enumerate(maps)
+        if everyone is None or number < count
+    ]
+    return ranks.end(
+        lambda: _decide(wanted, everyone or (), [part for part in parts if part], report),
+        wanted.timeout_s + LATE_S,
+    )
+
+
+def _look(wanted: Wanted, launch: Launch, ranks: Ranks) -> tuple[Told, tuple[bytes, ...]]:
     """Return what this rank tells, and the maps of its passes where they are small enough."""
     host = os.uname().nodename
     try:
-        with _process_group(launch, ranks):
+        with _process_group(ranks):
             function = load_callable(wanted.function, "--dataset")
             with users_turn(f"--dataset {wanted.function} failed"):
                 made = function()
@@ -110,7 +120,7 @@ def _tell(looked: Looked, rank: int, host: str, *, compared: bool) -> Told:
 
 
 @contextmanager
-def _process_group(launch: Launch, ranks: Together) -> Iterator[None]:
+def _process_group(ranks: Ranks) -> Iterator[None]:
     """Have a default process group there, which samplers ask for rank and world size, and functions may wait in."""
     with _told_plainly():
         from torch import distributed
@@ -118,15 +128,13 @@ def _process_group(launch: Launch, ranks: Together) -> Iterator[None]:
     if not distributed.is_available() or distributed.is_initialized():
         yield
         return
-    store = ranks.open_store()
-    distributed.init_process_group(
-        "gloo", store=store, rank=launch.rank, world_size=launch.world_size, timeout=timedelta(minutes=10)
-    )
+    store = ranks.open_process_group("gloo", "cpu", MEET_LIMIT_S, GROUP_TIMEOUT_S)
     try:
         yield
     finally:
         if distributed.is_initialized():
             distributed.destroy_process_group()
+        del store
 
 
 @contextmanager

@@ -14,8 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.exchange.contacts import contact_of
-from ddpdoctor.exchange.reach import describe
+from ddpdoctor.exchange.reach import contact_of, describe
 from ddpdoctor.model.reaching import Connecting, Contact
 
 if TYPE_CHECKING:

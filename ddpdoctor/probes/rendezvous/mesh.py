@@ -1,8 +1,8 @@
 """Every ordered pair of nodes: a connection to a port opened for it alone, a small and a large payload over it.
 
 Connections are made many at a time, since they cost nothing and one that is dropped takes seconds; payloads one at a
-time, in the rounds of ``rounds``. Nodes hear of each other's ports, and tell what they saw, over the room's store:
-"mesh/posts/BLOCK/NUMBER" and "mesh/pairs/BLOCK/NUMBER".
+time, in the rounds of ``rounds``. Keys: ``posts/BLOCK/NUMBER`` has the
+ports of a node, ``pairs/BLOCK/NUMBER`` what it saw.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from ddpdoctor.exchange.framing import BadMessage, pack, unpack
-from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.reaching import NodePair
 from ddpdoctor.probes.rendezvous.payloads import Pace
 from ddpdoctor.probes.rendezvous.posts import Lost, Posts, PostsOpen
@@ -22,7 +20,7 @@ from ddpdoctor.probes.rendezvous.visits import Target, Visitor
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddpdoctor.exchange.store import Store
+    from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.reaching import Publication
 
 Kind = TypeVar("Kind")
@@ -63,13 +61,15 @@ class PairsTold:
     pairs: tuple[NodePair, ...]
 
 
-def run_mesh(store: Store, own: int, publications: Sequence[Publication], limits: MeshLimits) -> tuple[NodePair, ...]:
+def run_mesh(
+    conversation: Conversation, own: int, publications: Sequence[Publication], limits: MeshLimits
+) -> tuple[NodePair, ...]:
     """Run this node's part; return all pairs on the first of ``publications``, this node's own on the others.
 
-    ``own`` is this node's number. All nodes call it at about the same time with equal publications, over a store whose
-    keys below "mesh/" are free. Raises ``StoreError`` where the store is lost; what cannot be read counts as not heard.
+    ``own`` is this node's number. All nodes call it at about the same time with equal publications, in a conversation
+    of its own. Raises ``StoreError`` where the store is lost; what cannot be read counts as not heard.
     """
-    mesh = _Mesh(store, own, publications, limits)
+    mesh = _Mesh(conversation, own, publications, limits)
     blocks = blocks_of(len(publications))
     pairs = [pair for number, rounds in enumerate(blocks) for pair in mesh.run_block(number, rounds)]
     return mesh.collect(pairs, blocks) if mesh.place == 0 else tuple(pairs)
@@ -78,8 +78,10 @@ def run_mesh(store: Store, own: int, publications: Sequence[Publication], limits
 class _Mesh:
     """One node's part."""
 
-    def __init__(self, store: Store, own: int, publications: Sequence[Publication], limits: MeshLimits) -> None:
-        self._store, self._publications, self._limits = store, publications, limits
+    def __init__(
+        self, conversation: Conversation, own: int, publications: Sequence[Publication], limits: MeshLimits
+    ) -> None:
+        self._conversation, self._publications, self._limits = conversation, publications, limits
         self._count = len(publications)
         self.place = next(place for place, one in enumerate(publications) if one.number == own)
         total_s = limits.total_s if limits.total_s is not None else BASE_S + NODE_S * self._count
@@ -103,9 +105,9 @@ class _Mesh:
         targets = [self._publications[place] for place in targets_of(self.place, rounds, self._count)]
         patience = min(time.monotonic() + PATIENCE_S + PATIENCE_NODE_S * self._count, self._deadline)
         with Posts(own.address, sources, self._limits.port_range, self._pace, self._lost) as posts:
-            self._leave(f"posts/{block}/{own.number}", posts.told)
+            self._conversation.send(f"posts/{block}/{own.number}", posts.told)
             pairs = self._visit(block, targets, patience)
-            self._leave(f"pairs/{block}/{own.number}", PairsTold(pairs=pairs))
+            self._conversation.send(f"pairs/{block}/{own.number}", PairsTold(pairs=pairs))
             self._await(posts, block, sources if posts.told.ports else [], patience)
         return pairs
 
@@ -114,8 +116,7 @@ class _Mesh:
         seen: list[NodePair] = []
         late = list(targets)
         for deadline in (min(time.monotonic() + AT_ONCE_S, patience), patience):
-            keys = {one.number: f"posts/{block}/{one.number}" for one in late}
-            heard = self._hear(PostsOpen, keys, deadline)
+            heard = self._hear(PostsOpen, f"posts/{block}", [one.number for one in late], deadline)
             there = [one for one in late if one.number in heard]
             seen += self._visitor.visit([self._target(one, heard[one.number]) for one in there])
             late = [one for one in late if one.number not in heard]
@@ -135,9 +136,9 @@ class _Mesh:
         """Listen until each source was here, or has told what it saw instead, or is not there at all."""
         waiting = set(sources)
         while time.monotonic() < self._deadline:
-            waiting = {one for one in waiting - posts.served if not self._has(f"pairs/{block}/{one}")}
+            waiting = {one for one in waiting - posts.served if not self._conversation.has(f"pairs/{block}/{one}")}
             if time.monotonic() > patience:
-                waiting = {one for one in waiting if self._has(f"posts/{block}/{one}")}
+                waiting = {one for one in waiting if self._conversation.has(f"posts/{block}/{one}")}
             if not waiting:
                 return
             time.sleep(LOOK_EVERY_S)
@@ -145,10 +146,9 @@ class _Mesh:
     def collect(self, own: Sequence[NodePair], blocks: Sequence[range]) -> tuple[NodePair, ...]:
         """Return the pairs of all nodes, by source and target; those that were not heard of with the reason."""
         pairs = {(pair.source, pair.target): pair for pair in own}
-        there = [one.number for one in self._publications[1:] if self._has(f"posts/0/{one.number}")]
+        there = [one.number for one in self._publications[1:] if self._conversation.has(f"posts/0/{one.number}")]
         for block in range(len(blocks)):
-            keys = {number: f"pairs/{block}/{number}" for number in there}
-            for number, told in self._hear(PairsTold, keys, self._deadline + COLLECT_S).items():
+            for number, told in self._hear(PairsTold, f"pairs/{block}", there, self._deadline + COLLECT_S).items():
                 said = told.pairs if told is not None else ()
                 pairs |= {(number, pair.target): pair for pair in said if pair.source == number}
         return tuple(
@@ -158,32 +158,13 @@ class _Mesh:
             if source is not target
         )
 
-    def _has(self, key: str) -> bool:
-        return self._store.look(f"mesh/{key}") is not None
-
-    def _leave(self, key: str, record: object) -> None:
-        self._store.set(f"mesh/{key}", pack(encode(record)))
-
-    def _hear(self, kind: type[Kind], keys: dict[int, str], deadline: float) -> dict[int, Kind | None]:
+    def _hear(self, kind: type[Kind], key: str, numbers: Sequence[int], deadline: float) -> dict[int, Kind | None]:
         """Return what nodes left, by number, once all have; None for what cannot be read, nothing for what is late."""
-        heard: dict[int, Kind | None] = {}
-        while waiting := [number for number in keys if number not in heard]:
-            for number in waiting:
-                message = self._store.look(f"mesh/{keys[number]}")
-                if message is not None:
-                    heard[number] = _read(kind, message)
-            if time.monotonic() > deadline:
-                break
-            if len(heard) < len(keys):
-                time.sleep(LOOK_EVERY_S)
-        return heard
-
-
-def _read(kind: type[Kind], message: bytes) -> Kind | None:
-    try:
-        return decode(kind, unpack(message))
-    except (BadMessage, WrongValue):
-        return None
+        bad: dict[int, Kind | None] = {}
+        heard = self._conversation.gather(
+            kind, key, lambda: numbers, deadline - time.monotonic(), on_bad=lambda number, _: bad.update({number: None})
+        )
+        return bad | heard
 
 
 def _ticket(posts: PostsOpen | None) -> bytes:

@@ -16,8 +16,7 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.exchange.contacts import contact_of
-from ddpdoctor.exchange.reach import describe
+from ddpdoctor.exchange.reach import contact_of, describe
 from ddpdoctor.model.reaching import Contact, Transfer
 from ddpdoctor.probes.rendezvous.tcp_info import read_tcp_counts
 

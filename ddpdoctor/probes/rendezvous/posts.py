@@ -3,7 +3,7 @@
 Where a range of ports is given that has fewer free ones than there are sources, some share a port.
 
 Connections are taken by the kernel whenever they come; one at a time is served. Whoever does not hold the ticket, which
-is in the room where members of the job alone can read it, is turned away.
+is in the meeting where members of the job alone can read it, is turned away.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class _Servant:
         self._joined: Any = None
         self.calls: dict[str, Callable[..., Any]] = {
             "serve": self.serve, "join": self.join, "set": self.set, "look": self.look, "add": self.add,
-            "start": trial.run,
+            "forget": self.forget, "start": trial.run,
         }  # fmt: skip
 
     def serve(self, port: int) -> None:
@@ -106,6 +106,9 @@ class _Servant:
 
     def add(self, key: str, amount: int) -> int:
         return int(self._joined.add(PREFIX + key, amount))
+
+    def forget(self, key: str) -> None:
+        self._joined.delete_key(PREFIX + key)
 
 
 def _first_line(error: BaseException) -> str:

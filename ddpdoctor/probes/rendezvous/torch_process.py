@@ -159,6 +159,10 @@ class JoinedStore:
         """Add to a counter and return the sum."""
         return int(self._ask("add", key=key, amount=amount))
 
+    def forget(self, key: str) -> None:
+        """Remove a value."""
+        self._ask("forget", key=key)
+
     def close(self) -> None:
         """Leave it to the process."""
 

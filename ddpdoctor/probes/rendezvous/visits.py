@@ -8,8 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.exchange.contacts import contact_of
-from ddpdoctor.exchange.reach import describe
+from ddpdoctor.exchange.reach import contact_of, describe
 from ddpdoctor.model.reaching import Contact, NodePair
 from ddpdoctor.probes.rendezvous.connections import connect_all
 from ddpdoctor.probes.rendezvous.payloads import (

@@ -13,10 +13,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ddpdoctor.exchange.hub_store import open_hub_store
-from ddpdoctor.exchange.meeting import NO_TOKEN
+from ddpdoctor.exchange.client import open_client
+from ddpdoctor.exchange.clocks import KEY
 from ddpdoctor.exchange.store import wait_for
-from ddpdoctor.exchange.ticks import KEY
+from ddpdoctor.exchange.token import NO_TOKEN
 from tests.scenarios.hosts import Hosts, lent_hosts, require
 from tests.scenarios.running import SCHEMA, clean_environment, free_port
 from tests.scenarios.slurm import Slurm, lent_slurm
@@ -119,8 +119,8 @@ def test_a_rank_that_is_interrupted_ends_at_once():
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment(),
     )  # fmt: skip
     # Another rank could see its clock: it waits.
-    waits = open_hub_store(("localhost",), port, NO_TOKEN, 100)
-    assert wait_for(waits, f"0/{KEY}", 100)
+    waits = open_client(("localhost",), port, NO_TOKEN, 100)
+    assert wait_for(waits, f"fleet/0/{KEY}", 100)
     assert waits.add("0/arrived", 0) == 0
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=200)

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ddpdoctor.exchange.meeting import NO_TOKEN
+from ddpdoctor.exchange.token import NO_TOKEN
 from tests.scenarios.hosts import Hosts, lent_hosts, require
 from tests.scenarios.running import SCHEMA, clean_environment, free_port
 from tests.scenarios.slurm import Slurm, lent_slurm
@@ -200,7 +200,7 @@ def test_a_node_that_is_interrupted_ends_at_once(hosts):
     port = free_port()
     process = start(hosts, 0, *CHECK, *by_number(0, port), "--timeout", "600")
     inside = (
-        "import time; from ddpdoctor.exchange.hub_store import open_hub_store as o\n"
+        "import time; from ddpdoctor.exchange.client import open_client as o\n"
         f"s = o(('dd0',), {port + 1}, {NO_TOKEN!r}, 150)\n"
         "while not s.add('arrived', 0): time.sleep(0.05)"
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import ddpdoctor
-from ddpdoctor.diagnose.assembly import assemble, describe_missing, missing_ranks
-from ddpdoctor.exchange.facts import Facts, Hello
+from ddpdoctor.diagnose.assembly import Facts, Hello, assemble, describe_missing, missing_ranks
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.limits import Clock
 from ddpdoctor.model.node import SECTIONS, Launcher, Node

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -12,10 +11,12 @@ from torch.distributed import TCPStore
 
 from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import LiveCalls, System
+from ddpdoctor.diagnose.assembly import Facts, Hello
 from ddpdoctor.diagnose.fleet import gather, gather_over, read_fleet
-from ddpdoctor.exchange.facts import Facts, Hello
-from ddpdoctor.exchange.hub import Hub
-from ddpdoctor.exchange.meeting import NO_TOKEN, Meeting
+from ddpdoctor.exchange.framing import pack
+from ddpdoctor.exchange.meeting import meet
+from ddpdoctor.exchange.server import Server
+from ddpdoctor.exchange.token import NO_TOKEN
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import Launch
@@ -83,9 +84,8 @@ def test_a_rank_that_starts_and_sends_nothing_is_named_with_its_host(launch):
     def says_hello_only(rank):
         if rank != 2:
             return take_part(launch, rank, timeout_s=4)
-        meeting = Meeting(replace(launch, rank=2), {})
-        store = meeting.open(60)
-        store.set("0/hello/2", meeting.pack(encode(Hello(host="n2", pid=77))))
+        with meet(replace(launch, rank=2), {}, 60) as meeting:
+            meeting.begin("fleet").send("hello/2", Hello(host="n2", pid=77))
         return None
 
     with ThreadPoolExecutor() as pool:
@@ -114,10 +114,10 @@ def test_what_cannot_be_read_is_a_problem_and_the_rest_goes_on(launch, message, 
     def send(rank):
         if rank != 2:
             return take_part(launch, rank, timeout_s=5)
-        meeting = Meeting(replace(launch, rank=2), {})
-        store = meeting.open(60)
-        number = store.add("0/arrived", 1)
-        store.set(f"0/facts/{number}", message if isinstance(message, bytes) else meeting.pack(message))
+        with meet(replace(launch, rank=2), {}, 60) as meeting:
+            conversation = meeting.begin("fleet")
+            key = f"{conversation.prefix}facts/{conversation.add('arrived', 1)}"
+            conversation.store.set(key, message if isinstance(message, bytes) else pack(message))
         return None
 
     with ThreadPoolExecutor() as pool:
@@ -156,17 +156,17 @@ def test_a_second_time_over_the_same_store(torchrun):
 
 def test_over_a_store_that_is_open_and_of_the_launcher(launch):
     """The ranks go on together afterwards, with the same store."""
-    hub = Hub(0, NO_TOKEN, one_host=True)
+    hub = Server(0, NO_TOKEN, one_host=True)
     own = replace(launch, launcher=Launcher.OWN, port=hub.port, agent_store=True)
 
-    def meet(rank):
+    def go_on(rank):
         system = System(env={}, calls=NamedCalls(f"n{rank}"))
-        with Meeting(replace(own, rank=rank), {}) as meeting, closing(meeting.open(60)) as store:
-            fleet = gather_over(meeting, store, replace(own, rank=rank), system, PLAN)
-            return fleet, store.add("after", 1)
+        with meet(replace(own, rank=rank), {}, 60) as conversation:
+            fleet = gather_over(conversation, replace(own, rank=rank), system, PLAN)
+            return fleet, conversation.add("after", 1)
 
     with ThreadPoolExecutor() as pool:
-        (fleet, _), *others = pool.map(meet, [0, 1, 2])
+        (fleet, _), *others = pool.map(go_on, [0, 1, 2])
     hub.close()
     assert [node.host for node in fleet.nodes] == ["n0", "n1", "n2"]
     assert (fleet.launcher, fleet.missing, fleet.problems) == (Launcher.OWN, (), ())

@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from ddpdoctor.exchange.asking import Times
+from ddpdoctor.exchange.client import Times
 from ddpdoctor.exchange.clocks import ROUNDS, measure_clocks
-from ddpdoctor.exchange.room import HostedRoom, OwnPort, open_room
+from ddpdoctor.exchange.node_meeting import HostedMeeting, OwnPort, open_meeting
 
 MS = 1_000_000
 
@@ -67,8 +67,8 @@ def test_a_slow_way_is_asked_less_often():
 
 @pytest.mark.skipif(shutil.which("faketime") is None, reason="faketime is not installed")
 def test_a_real_clock_that_is_behind_is_seen_to_be():
-    with HostedRoom(0, b"token", one_host=True) as hosted:
-        own = measure_clocks(open_room(OwnPort(("127.0.0.1",), hosted.port), b"token", 60))
+    with HostedMeeting(0, b"token", one_host=True) as hosted:
+        own = measure_clocks(open_meeting(OwnPort(("127.0.0.1",), hosted.port), b"token", 60))
         behind = subprocess.run(
             ["faketime", "-f", "-20s", sys.executable, "-c", BEHIND, str(hosted.port)],
             stdout=subprocess.PIPE, text=True, check=True, timeout=200, env={**os.environ, "DONT_FAKE_MONOTONIC": "1"},
@@ -82,7 +82,7 @@ def test_a_real_clock_that_is_behind_is_seen_to_be():
 BEHIND = """
 import sys
 from ddpdoctor.exchange.clocks import measure_clocks
-from ddpdoctor.exchange.room import OwnPort, open_room
-offset = measure_clocks(open_room(OwnPort(("127.0.0.1",), int(sys.argv[1])), b"token", 60))
+from ddpdoctor.exchange.node_meeting import OwnPort, open_meeting
+offset = measure_clocks(open_meeting(OwnPort(("127.0.0.1",), int(sys.argv[1])), b"token", 60))
 print(offset.wall_s, offset.monotonic_ns, offset.error_ns)
 """

@@ -12,8 +12,8 @@ import pytest
 from torch.distributed import TCPStore
 
 from ddpdoctor.exchange.clocks import measure_clocks
-from ddpdoctor.exchange.large import receive_large, send_large
-from ddpdoctor.exchange.room import HostedRoom, OverStore, OwnPort, find_room
+from ddpdoctor.exchange.conversation import Conversation
+from ddpdoctor.exchange.node_meeting import HostedMeeting, OverStore, OwnPort, find_meeting
 from ddpdoctor.exchange.store import StoreError, wait_for
 from ddpdoctor.exchange.torch_store import TorchStore, open_torch_store
 from ddpdoctor.model.launch import Launch
@@ -95,17 +95,17 @@ def test_a_server_of_another_kind_is_told():
 def test_a_room_by_way_of_the_launcher_s_store(agent):
     """Where only the job's own port gets through, everything that a room is for goes over it."""
     _, port = agent
-    with HostedRoom(0, b"token", one_host=True) as hosted:
+    with HostedMeeting(0, b"token", one_host=True) as hosted:
         hosted.serve_over(open_torch_store(launch(port, rank=0), 60))
         blocked = OwnPort(("127.0.0.1",), free_port())
         over = OverStore(lambda limit_s: open_torch_store(launch(port), limit_s))
-        found = find_room([blocked, over], b"token", 60)
-        send_large(found.store, "pack", bytes(1_000_000))
+        found = find_meeting([blocked, over], b"token", 60)
+        Conversation(found.store).send_bytes("pack", bytes(1_000_000))
         found.store.beat("1", b"step 7")
         clocks = measure_clocks(found.store)
 
         assert found.way == "store"
-        assert receive_large(hosted.store(), "pack", 60) == bytes(1_000_000)
+        assert Conversation(hosted.store()).take_bytes("pack", 60) == bytes(1_000_000)
         assert hosted.heard()["1"].said == b"step 7"
         assert abs(clocks.monotonic_ns) <= clocks.error_ns
         found.store.close()

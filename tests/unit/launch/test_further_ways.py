@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.job_store import open_job_store
-from ddpdoctor.exchange.room import ByWord, OwnPort, open_room
+from ddpdoctor.exchange.node_meeting import OtherPort, OwnPort, open_meeting
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.launch.command.placement import Placement, Style
 from ddpdoctor.launch.nodes.first_node import FirstNode
-from ddpdoctor.launch.nodes.further_ways import DOOR, PREFIX, Door, further_ways
-from ddpdoctor.launch.nodes.node_messages import leave
+from ddpdoctor.launch.nodes.further_ways import PREFIX, SECOND_PORT, SecondPort, further_ways
 from ddpdoctor.launch.nodes.other_node import OtherNode
 from ddpdoctor.launch.nodes.own_host import MOST_ADDRESSES, own_addresses
 from tests.forking import Forked
@@ -86,11 +86,11 @@ def test_a_member_that_lost_its_connection_finds_the_door_without_the_store(stor
     process, port = store
     first = FirstNode(place(0, taken, port), "node0", tmp_path)
     first.serve()
-    way = next(way for way in further_ways(place(1, taken, port), tmp_path) if isinstance(way, ByWord))
+    way = next(way for way in further_ways(place(1, taken, port), tmp_path) if isinstance(way, OtherPort))
 
     def opens() -> bool:
         with contextlib.suppress(StoreError):
-            open_room(way, b"secret", 3).close()
+            open_meeting(way, b"secret", 3).close()
             return True
         return False
 
@@ -112,12 +112,12 @@ def test_the_store_is_left_in_peace_while_nobody_is_missed(store, tmp_path, monk
     assert wait_for(has_come(first, tmp_path))
     monkeypatch.setattr("ddpdoctor.launch.nodes.first_node.FURTHER_AFTER_S", 0.0)
     looked = open_job_store("127.0.0.1", port, PREFIX, 60)
-    assert not wait_for(lambda: looked.look(DOOR) is not None, 2.5)
+    assert not wait_for(lambda: looked.look(SECOND_PORT) is not None, 2.5)
     other.close()
     # One that is yet to come has word left for it.
     third = FirstNode(replace(place(0, number + 1, port), hosts=()), "node0", tmp_path)
     third.serve()
-    assert wait_for(lambda: looked.look(DOOR) is not None)
+    assert wait_for(lambda: looked.look(SECOND_PORT) is not None)
     third.close()
     first.close()
 
@@ -128,21 +128,23 @@ def test_the_store_is_left_in_peace_while_nobody_is_missed(store, tmp_path, monk
 def test_a_word_that_leads_nowhere_or_is_a_stranger_s(store, taken, tmp_path, token, words):
     _, port = store
     with contextlib.closing(open_job_store("127.0.0.1", port, PREFIX, 60)) as opened:
-        leave(opened, DOOR, Door(hosts=("127.0.0.1",), port=1), token)
-        assert opened.look(DOOR) is not None
-    way = next(way for way in further_ways(place(1, taken, port), tmp_path) if isinstance(way, ByWord))
+        Conversation(opened, token).send(SECOND_PORT, SecondPort(hosts=("127.0.0.1",), port=1))
+        assert opened.look(SECOND_PORT) is not None
+    way = next(way for way in further_ways(place(1, taken, port), tmp_path) if isinstance(way, OtherPort))
     with pytest.raises(StoreError, match=words):
-        open_room(way, b"secret", 3.0)
+        open_meeting(way, b"secret", 3.0)
 
 
 def test_a_word_of_very_many_addresses_starts_no_thread_for_each(store, taken, tmp_path):
     _, port = store
     with contextlib.closing(open_job_store("127.0.0.1", port, PREFIX, 60)) as opened:
-        leave(opened, DOOR, Door(hosts=tuple(f"127.0.0.{n}" for n in range(1, 200)), port=1), b"secret")
-        assert opened.look(DOOR) is not None
-    way = next(way for way in further_ways(place(1, taken, port), tmp_path) if isinstance(way, ByWord))
+        Conversation(opened, b"secret").send(
+            SECOND_PORT, SecondPort(hosts=tuple(f"127.0.0.{n}" for n in range(1, 200)), port=1)
+        )
+        assert opened.look(SECOND_PORT) is not None
+    way = next(way for way in further_ways(place(1, taken, port), tmp_path) if isinstance(way, OtherPort))
     with pytest.raises(StoreError) as told:
-        open_room(way, b"secret", 3.0)
+        open_meeting(way, b"secret", 3.0)
     assert str(told.value).count("connection refused") == MOST_ADDRESSES
 
 

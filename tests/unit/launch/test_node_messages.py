@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.exchange.presence import MAX_NOTICE_BYTES, MAX_SAID_BYTES
+from ddpdoctor.exchange.heartbeats import MAX_NOTICE_BYTES, MAX_SAID_BYTES
 from ddpdoctor.launch.nodes.node_messages import LAST, Board, Pulse, read_board, read_pulse, write_board, write_pulse
 from ddpdoctor.launch.watching.suspicion import Headway
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from ddpdoctor.exchange.room import OwnPort
+from ddpdoctor.exchange.node_meeting import OwnPort
 from ddpdoctor.launch.command.placement import Placement, Style
 from ddpdoctor.launch.nodes import first_node, other_node
 from ddpdoctor.launch.nodes.first_node import FOLDER, FirstNode

@@ -10,9 +10,9 @@ import pytest
 
 from ddpdoctor.collect.fingerprints.saved import read_consistency
 from ddpdoctor.collect.fingerprints.saved_nodes import points_name, unite_consistency
-from ddpdoctor.exchange.asking import Room
-from ddpdoctor.exchange.room import HostedRoom
-from ddpdoctor.launch.nodes.node_messages import leave
+from ddpdoctor.exchange.client import Client
+from ddpdoctor.exchange.conversation import Conversation
+from ddpdoctor.exchange.node_meeting import HostedMeeting
 from ddpdoctor.launch.replicas.comparing import Replicas
 from ddpdoctor.launch.replicas.exchange import CONTENTS, ROOTS, WORD, ReplicaExchange
 from ddpdoctor.launch.replicas.shared import SharedReplicas
@@ -28,36 +28,36 @@ RUN = Run(check_every=1)
 
 
 class Place:
-    """A member that has its number and is in the room."""
+    """A member that has its number and has met the others."""
 
-    def __init__(self, number: int, room: Room | None, others: tuple[int, ...] = ()) -> None:
+    def __init__(self, number: int, room: Client | None, others: tuple[int, ...] = ()) -> None:
         self.number: int | None = number
         self.is_first = number == 0
         self.lost = 0
-        """How often the room was to be opened anew."""
-        self._room, self._others = room, others
+        """How often it was to connect again."""
+        self._conversation, self._others = None if room is None else Conversation(room, TOKEN), others
 
-    def room(self) -> Room | None:
-        return self._room
+    def conversation(self) -> Conversation | None:
+        return self._conversation
 
     def others(self) -> tuple[int, ...]:
         return self._others
 
-    def look_for_room(self) -> None:
+    def reconnect(self) -> None:
         self.lost += 1
 
 
 class Node:
     """One node with one rank: what it writes is followed as a session does."""
 
-    def __init__(self, folder: Path, number: int, hosting: HostedRoom, world: int = 2) -> None:
+    def __init__(self, folder: Path, number: int, hosting: HostedMeeting, world: int = 2) -> None:
         self.folder = folder / f"n{number}"
         (self.folder / "prints").mkdir(parents=True)
         self.rank = FakeRank(self.folder / "prints", number, range(world)).open(["w"])
         self.shared = SharedReplicas(())
         self.replicas = Replicas(self.folder, 1, (), self.shared)
         others = tuple(range(1, world)) if number == 0 else ()
-        self.exchange = ReplicaExchange(self.shared, Place(number, hosting.store(), others), TOKEN)
+        self.exchange = ReplicaExchange(self.shared, Place(number, hosting.store(), others))
 
     def write(self, number: int, content: str) -> None:
         self.rank.write(number, content)
@@ -74,7 +74,7 @@ class Node:
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[list[Node]]:
-    with HostedRoom(0, TOKEN, one_host=True) as hosting:
+    with HostedMeeting(0, TOKEN, one_host=True) as hosting:
         yield [Node(tmp_path, number, hosting) for number in range(2)]
 
 
@@ -119,7 +119,7 @@ def test_what_is_equal_is_forgotten_everywhere_and_counted(nodes: list[Node]) ->
 
 
 def test_only_roots_travel_while_all_is_equal(tmp_path: Path) -> None:
-    with HostedRoom(0, TOKEN, one_host=True) as hosting:
+    with HostedMeeting(0, TOKEN, one_host=True) as hosting:
         nodes = [Node(tmp_path, number, hosting) for number in range(2)]
         for number in range(1, 9):
             for node in nodes:
@@ -160,14 +160,15 @@ def test_what_others_send_amiss_ends_nothing(nodes: list[Node]) -> None:
     first, second = nodes
     for node in nodes:
         node.write(1, "same")
-    room = first.exchange._member.room()
-    assert room is not None
+    conversation = first.exchange._member.conversation()
+    assert conversation is not None
+    room = conversation.store
     (name,) = (stream.name for stream in second.shared.kept().streams)
     for key in (f"{ROOTS}/1", WORD, f"{CONTENTS}/1/1/{name}"):
         room.set(key, b"junk")
     first.exchange.exchange()
     second.exchange.exchange()
-    leave(room, f"{ROOTS}/1", RootsReport(roots=()), b"another secret")
+    Conversation(room, b"another secret").send(f"{ROOTS}/1", RootsReport(roots=()))
     first.exchange.exchange()
     turn(nodes)
     first.follow()
@@ -175,8 +176,8 @@ def test_what_others_send_amiss_ends_nothing(nodes: list[Node]) -> None:
     assert (first.exchange.failure, first.replicas.failure) == (None, None)
 
 
-def test_a_member_without_a_room_says_nothing() -> None:
-    exchange = ReplicaExchange(SharedReplicas(()), Place(1, None), TOKEN)
+def test_a_member_that_is_alone_says_nothing() -> None:
+    exchange = ReplicaExchange(SharedReplicas(()), Place(1, None))
     exchange.exchange()
     exchange.start()
     exchange.close()
@@ -184,11 +185,11 @@ def test_a_member_without_a_room_says_nothing() -> None:
 
 
 def test_a_connection_that_was_lost_is_opened_anew() -> None:
-    with HostedRoom(0, TOKEN, one_host=True) as hosting:
+    with HostedMeeting(0, TOKEN, one_host=True) as hosting:
         room = hosting.store()
         place = Place(1, room)
         shared = SharedReplicas(())
-        exchange = ReplicaExchange(shared, place, TOKEN)
+        exchange = ReplicaExchange(shared, place)
         exchange.exchange()
         assert place.lost == 0
         room.close()

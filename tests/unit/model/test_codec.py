@@ -17,7 +17,7 @@ from enum import Enum
 import pytest
 
 import ddpdoctor.model
-from ddpdoctor.exchange.facts import Facts, Head, Hello, Tick
+from ddpdoctor.diagnose.assembly import Facts, Head, Hello, Tick
 from ddpdoctor.model.codec import WrongValue, _hints, decode, encode
 from ddpdoctor.model.findings import Report
 from ddpdoctor.model.limits import Clock, Limit

@@ -9,10 +9,9 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.model.bandwidth import Ending, Stop
-from ddpdoctor.probes.bandwidth.alarm import Alarm
 from ddpdoctor.probes.bandwidth.positions import take_position
 from ddpdoctor.probes.bandwidth.processes import Neighbours, read_home, read_stat
-from ddpdoctor.probes.bandwidth.stopping import Reporting, stop_alone
+from ddpdoctor.probes.bandwidth.stopping import Alarm, Reporting, stop_alone
 from ddpdoctor.probes.bandwidth.tracker import Tracker
 from tests.scenarios.running import wait_for
 

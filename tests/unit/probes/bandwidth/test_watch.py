@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.exchange.hub import Hub
-from ddpdoctor.exchange.meeting import NO_TOKEN
+from ddpdoctor.exchange.server import Server
+from ddpdoctor.exchange.token import NO_TOKEN
 from ddpdoctor.model.bandwidth import Ending, Stop
 from ddpdoctor.model.codec import decode
 from tests.scenarios.running import clean_environment, wait_for
@@ -29,7 +29,7 @@ class Ranks:
 
     def __init__(self, folder, faults, hang_timeout_s=LONG_S):
         self.folder = folder
-        self.hub = Hub(0, NO_TOKEN, one_host=True)
+        self.hub = Server(0, NO_TOKEN, one_host=True)
         told = [str(len(faults)), str(self.hub.port), str(hang_timeout_s)]
         self.processes = [
             subprocess.Popen(

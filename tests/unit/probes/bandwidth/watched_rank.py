@@ -16,12 +16,11 @@ import sys
 import time
 from pathlib import Path
 
-from ddpdoctor.exchange.meeting import Meeting
+from ddpdoctor.exchange.meeting import meet
 from ddpdoctor.model.bandwidth import Member
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import Launcher
-from ddpdoctor.probes.bandwidth.room import Room
 from ddpdoctor.probes.bandwidth.tracker import Tracker
 from ddpdoctor.probes.bandwidth.watch import GIL_LIMIT_S, Watched, Watcher
 
@@ -40,10 +39,10 @@ def wait_for_file(name):
         time.sleep(0.01)
 
 
-def wait_for_all(room):
+def wait_for_all(conversation):
     """Wait until all ranks are here: those of a bench have agreed with each other before they are watched."""
-    room.add("here", 1)
-    while room.add("here", 0) < WORLD:
+    conversation.add("here", 1)
+    while conversation.add("here", 0) < WORLD:
         time.sleep(0.01)
 
 
@@ -53,11 +52,11 @@ def wait_for_neighbours(watcher):
         time.sleep(0.01)
 
 
-def barrier(room, tracker, ranks):
+def barrier(conversation, tracker, ranks):
     tracker.enter("barrier", ranks)
     key = f"barrier/{'-'.join(map(str, ranks))}/{tracker.calls}"
-    room.add(key, 1)
-    while room.add(key, 0) < len(ranks):
+    conversation.add(key, 1)
+    while conversation.add(key, 0) < len(ranks):
         time.sleep(0.005)
     tracker.leave()
 
@@ -67,14 +66,14 @@ def hold_up():
         time.sleep(60)  # STUCK
 
 
-def pair_up(room, tracker):
+def pair_up(conversation, tracker):
     """Ranks 0 and 1 have much to do with each other, for which rank 2 waits."""
     for _ in range(15 if RANK < 2 else 0):
         time.sleep(HANG_TIMEOUT_S / 10)
-        barrier(room, tracker, (0, 1))
+        barrier(conversation, tracker, (0, 1))
 
 
-def act(room, tracker):
+def act(conversation, tracker):
     if FAULT == "stuck":
         hold_up()
     if FAULT == "raise":
@@ -82,7 +81,7 @@ def act(room, tracker):
     if FAULT == "exit":
         os._exit(3)
     if FAULT == "pair":
-        pair_up(room, tracker)
+        pair_up(conversation, tracker)
     if FAULT == "slow":
         tracker.at("measure", "a large one", allowance_s=60)
         time.sleep(1.5 * HANG_TIMEOUT_S)
@@ -96,17 +95,17 @@ def act(room, tracker):
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def run(room, tracker, watcher):
+def run(conversation, tracker, watcher):
     for number in range(1, 6):
         if number == 3:
             wait_for_neighbours(watcher)
         tracker.at("measure", f"call {number}")
         mark(f"at-{RANK}-{number}")
         if number == 3:
-            act(room, tracker)
+            act(conversation, tracker)
             if FAULT == "end":
                 return
-        barrier(room, tracker, EVERYBODY)
+        barrier(conversation, tracker, EVERYBODY)
 
 
 def finish(stop):
@@ -120,17 +119,18 @@ def main():
     launch = Launch(
         launcher=Launcher.OWN, rank=RANK, world_size=WORLD, nnodes=1, hosts=("127.0.0.1",), port=PORT, agent_store=True
     )  # fmt: skip
-    with Meeting(launch, os.environ) as meeting:
-        room, tracker = Room(meeting, meeting.open(100)), Tracker()
+    with meet(launch, os.environ, 100) as meeting:
+        conversation, tracker = meeting.begin("probe"), Tracker()
         more = {"host": "here", "pid": 0, "device": "cpu", "device_name": "", "cores": 1, "version": "", "torch": ""}
-        wait_for_all(room)
+        wait_for_all(conversation)
         members = tuple(Member(rank=rank, local_rank=rank, **more) for rank in EVERYBODY)
         watched = Watched(
-            rank=RANK, members=members, tracker=tracker, room=room, hang_timeout_s=HANG_TIMEOUT_S, finish=finish,
+            rank=RANK, members=members, tracker=tracker, conversation=conversation,
+            hang_timeout_s=HANG_TIMEOUT_S, finish=finish,
             gil_limit_s=2.0 if FAULT == "gil" else GIL_LIMIT_S, clean_up=lambda: mark(f"clean-{RANK}"),
         )  # fmt: skip
         with Watcher(watched) as watcher:
-            run(room, tracker, watcher)
+            run(conversation, tracker, watcher)
         mark(f"end-{RANK}")
 
 

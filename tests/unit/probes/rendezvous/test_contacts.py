@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from ddpdoctor.exchange.contacts import contact_of
+from ddpdoctor.exchange.reach import contact_of
 from ddpdoctor.model.reaching import Contact
 from ddpdoctor.probes.rendezvous.connections import connect_all
 

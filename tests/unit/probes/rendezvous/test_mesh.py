@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ddpdoctor.exchange.framing import pack
-from ddpdoctor.model.codec import encode
+from ddpdoctor.exchange.conversation import Conversation
+from ddpdoctor.exchange.store import LocalStore
 from ddpdoctor.model.reaching import Contact, Publication
 from ddpdoctor.probes.rendezvous.mesh import MeshLimits, PairsTold, run_mesh
 from ddpdoctor.probes.rendezvous.payloads import LARGE_BYTES, Pace
@@ -22,30 +22,18 @@ NOT_OURS = "192.0.2.1"
 """Of no host (RFC 5737)."""
 
 
-class Shelf:
-    """A store in this process."""
-
-    def __init__(self):
-        self.values = {}
-
-    def set(self, key, value):
-        self.values[key] = value
-
-    def look(self, key):
-        return self.values.get(key)
-
-
 def publication(number, address=None):
     return Publication(number=number, address=f"127.0.0.{number + 1}" if address is None else address, interface="lo")
 
 
 def run_nodes(publications, store=None, *, without=(), limits=None):
     """Run the nodes, save for ``without``; return what each came back with, by number."""
-    store = Shelf() if store is None else store
+    store = LocalStore() if store is None else store
     numbers = [one.number for one in publications if one.number not in without]
     with ThreadPoolExecutor(len(numbers)) as pool:
         given = {
-            number: pool.submit(run_mesh, store, number, publications, limits or MeshLimits()) for number in numbers
+            number: pool.submit(run_mesh, Conversation(store), number, publications, limits or MeshLimits())
+            for number in numbers
         }
         return {number: one.result(timeout=200) for number, one in given.items()}
 
@@ -120,17 +108,17 @@ def test_a_node_that_does_not_come_to_the_mesh():
 def test_nobody_speaks_for_others():
     """Node 2 has told of a pair of node 1's."""
     publications = [publication(n) for n in range(3)]
-    store = Shelf()
+    store = LocalStore()
     honest = run_nodes(publications)[0]
-    store.set("mesh/pairs/0/2", pack(encode(PairsTold(pairs=tuple(p for p in honest if p.source == 1)))))
+    Conversation(store).send("pairs/0/2", PairsTold(pairs=tuple(p for p in honest if p.source == 1)))
     found = run_nodes(publications, store, without={1, 2}, limits=MeshLimits(total_s=0.3))[0]
     assert {pair.skipped for pair in found if pair.source == 1} == {"nothing was heard of what the source saw"}
 
 
 def test_garbage_from_another_node_is_not_heard():
-    store = Shelf()
+    store = LocalStore()
     for key in ("posts", "pairs"):
-        store.set(f"mesh/{key}/0/1", b"garbage")
+        store.set(f"{key}/0/1", b"garbage")
     found = run_nodes([publication(0), publication(1), publication(2)], store, without={1})[0]
     by_pair = {(pair.source, pair.target): pair for pair in found}
     assert is_well(by_pair[0, 2])
@@ -141,10 +129,10 @@ def test_garbage_from_another_node_is_not_heard():
 
 def test_ports_that_are_none():
     posts = PostsOpen(ports={"0": 10**9}, ticket="no digits")
-    store = Shelf()
-    store.set("mesh/posts/0/1", pack(encode(posts)))
-    store.set("mesh/pairs/0/1", pack(encode(PairsTold(pairs=()))))
-    (pair, _) = run_mesh(store, 0, [publication(0), publication(1)], MeshLimits())
+    store = LocalStore()
+    Conversation(store).send("posts/0/1", posts)
+    Conversation(store).send("pairs/0/1", PairsTold(pairs=()))
+    (pair, _) = run_mesh(Conversation(store), 0, [publication(0), publication(1)], MeshLimits())
     assert (pair.connecting.contact, pair.connecting.error) == (Contact.FAILED, "Invalid argument")
 
 

@@ -1,7 +1,7 @@
-"""Who is there: members beat, and the hub keeps when it last heard each of them.
+"""Who is there: members beat, and the server keeps when it last heard each of them.
 
 A beat is some twenty bytes and up to ``MAX_SAID_BYTES`` of the member's own; its answer has up to ``MAX_NOTICE_BYTES``
-that the hub shows to everybody. With the headers of TCP that is under 1 KiB a second.
+that the server shows to everybody. With the headers of TCP that is under 1 KiB a second.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.exchange.hub_wire import BadRequest
+from ddpdoctor.exchange.protocol import BadRequest
 from ddpdoctor.exchange.store import StoreError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from ddpdoctor.exchange.asking import Room
+    from ddpdoctor.exchange.client import Client
 
 MAX_SAID_BYTES = 128
 MAX_NOTICE_BYTES = 256
@@ -33,7 +33,7 @@ REOPEN_LIMIT_S = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """What the hub knows of one member. Times are CLOCK_MONOTONIC of the hub's host."""
+    """What the server knows of one member. Times are CLOCK_MONOTONIC of the server's host."""
 
     heard_ns: int
     said: bytes = b""
@@ -44,8 +44,8 @@ class Heard:
     """When its connection ended without that word; None where it was heard again since, or it never broke."""
 
 
-class Presences:
-    """Written by the hub's thread; any thread may read."""
+class Heartbeats:
+    """Written by the server's thread; any thread may read."""
 
     def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         """Start with nobody."""
@@ -81,12 +81,12 @@ class Presences:
             raise BadRequest("the beat is over the limit")
 
 
-class Beating:
+class Heartbeating:
     """A context in which a member beats, on a connection of its own, so that no large value holds a beat up."""
 
     def __init__(
         self,
-        open_room: Callable[[float], Room],
+        connect: Callable[[float], Client],
         member: str,
         *,
         on_notice: Callable[[bytes], None] = lambda _: None,
@@ -94,11 +94,11 @@ class Beating:
     ) -> None:
         """Take how to connect within a limit, and who beats. The thread calls ``on_notice`` with each new notice."""
         self.heard_ns: int | None = None
-        """When the hub last answered, by CLOCK_MONOTONIC; None: never."""
+        """When the server last answered, by CLOCK_MONOTONIC; None: never."""
         self.said = b""
         """What the next beats carry; at most ``MAX_SAID_BYTES``."""
-        self._open_room, self._member, self._on_notice, self._clock_ns = open_room, member, on_notice, clock_ns
-        self._room: Room | None = None
+        self._connect, self._member, self._on_notice, self._clock_ns = connect, member, on_notice, clock_ns
+        self._client: Client | None = None
         self._notice = b""
         self._ended = threading.Event()
         self._now = threading.Event()
@@ -114,16 +114,16 @@ class Beating:
     ) -> None:
         """Stop, without a word."""
         self._stop()
-        if self._room is not None and not self._thread.is_alive():
-            self._room.close()
+        if self._client is not None and not self._thread.is_alive():
+            self._client.close()
 
     def leave(self, word: bytes = b"") -> bool:
         """Stop, and say that this member ends; False where that could not be said."""
         self._stop()
-        if self._room is None or self._thread.is_alive():
+        if self._client is None or self._thread.is_alive():
             return False
         try:
-            self._room.leave(self._member, word)
+            self._client.leave(self._member, word)
         except StoreError:
             return False
         return True
@@ -142,17 +142,17 @@ class Beating:
         while not self._ended.is_set():
             with contextlib.suppress(StoreError):
                 self._beat()
-            self._now.wait(1.0 if self._room is None else self._room.beat_every_s)
+            self._now.wait(1.0 if self._client is None else self._client.beat_every_s)
             self._now.clear()
 
     def _beat(self) -> None:
-        if self._room is None:
-            self._room = self._open_room(REOPEN_LIMIT_S)
+        if self._client is None:
+            self._client = self._connect(REOPEN_LIMIT_S)
         try:
-            notice = self._room.beat(self._member, self.said)
+            notice = self._client.beat(self._member, self.said)
         except StoreError:
-            self._room.close()
-            self._room = None
+            self._client.close()
+            self._client = None
             raise
         self.heard_ns = self._clock_ns()
         if notice != self._notice:

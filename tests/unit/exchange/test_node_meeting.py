@@ -10,8 +10,16 @@ import threading
 
 import pytest
 
-from ddpdoctor.exchange.hub_wire import MAX_VALUE_BYTES
-from ddpdoctor.exchange.room import Folder, HostedRoom, NoRoom, OverStore, OwnPort, find_room, open_room
+from ddpdoctor.exchange.node_meeting import (
+    Folder,
+    HostedMeeting,
+    NoMeeting,
+    OverStore,
+    OwnPort,
+    find_meeting,
+    open_meeting,
+)
+from ddpdoctor.exchange.protocol import MAX_VALUE_BYTES
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.reaching import Contact
 from tests.scenarios.running import free_port
@@ -26,7 +34,7 @@ BRIEFLY_S = 2.0
 
 @pytest.fixture
 def room():
-    with HostedRoom(0, TOKEN, one_host=True) as hosted:
+    with HostedMeeting(0, TOKEN, one_host=True) as hosted:
         yield hosted
 
 
@@ -49,7 +57,7 @@ def blocked_port():
 
 @pytest.mark.parametrize("name", ["own port", "store", "folder"])
 def test_values_and_counters_by_every_way(room, ways, name):
-    found = find_room([ways[name]], TOKEN, LIMIT_S)
+    found = find_meeting([ways[name]], TOKEN, LIMIT_S)
     own = room.store()
     found.store.set("a", b"\0\xff" * 100_000)
 
@@ -65,7 +73,7 @@ def test_values_and_counters_by_every_way(room, ways, name):
 
 @pytest.mark.parametrize("name", ["own port", "store", "folder"])
 def test_a_value_over_the_limit_is_refused_in_words_by_every_way(ways, name):
-    store = open_room(ways[name], TOKEN, LIMIT_S)
+    store = open_meeting(ways[name], TOKEN, LIMIT_S)
     with pytest.raises(StoreError, match="over the limit"):
         store.set("large", bytes(MAX_VALUE_BYTES + 1))
     assert store.add("n", 1) == 1
@@ -73,13 +81,13 @@ def test_a_value_over_the_limit_is_refused_in_words_by_every_way(ways, name):
 
 @pytest.mark.parametrize("name", ["own port", "store", "folder"])
 def test_the_same_way_is_open_again(ways, name):
-    found = find_room([ways[name]], TOKEN, LIMIT_S)
+    found = find_meeting([ways[name]], TOKEN, LIMIT_S)
     assert found.store.add("n", 1) == 1
     assert found.open(LIMIT_S).add("n", 1) == 2
 
 
 def test_threads_share_a_connection_by_letters(ways):
-    store = open_room(ways["store"], TOKEN, LIMIT_S)
+    store = open_meeting(ways["store"], TOKEN, LIMIT_S)
     sums = []
     threads = [threading.Thread(target=lambda: sums.extend(store.add("n", 1) for _ in range(5))) for _ in range(4)]
     for thread in threads:
@@ -90,13 +98,13 @@ def test_threads_share_a_connection_by_letters(ways):
 
 
 def test_the_way_that_is_wanted_first_is_taken_where_all_get_through(ways):
-    assert find_room([*ways.values()], TOKEN, LIMIT_S).way == "own port"
-    assert find_room([*ways.values()][::-1], TOKEN, LIMIT_S).way == "folder"
+    assert find_meeting([*ways.values()], TOKEN, LIMIT_S).way == "own port"
+    assert find_meeting([*ways.values()][::-1], TOKEN, LIMIT_S).way == "folder"
 
 
 def test_what_the_blocked_ways_saw_is_told_and_typed(ways):
     port = blocked_port()
-    found = find_room([port, ways["folder"]], TOKEN, LIMIT_S)
+    found = find_meeting([port, ways["folder"]], TOKEN, LIMIT_S)
 
     assert found.way == "folder"
     (tried,) = found.tried
@@ -111,16 +119,16 @@ def test_where_no_way_gets_through_each_says_what_it_saw(tmp_path):
         raise StoreError("it refuses")
 
     nowhere = OwnPort(("no-such-host.invalid",), 1)
-    with pytest.raises(NoRoom) as told:
-        find_room([nowhere, OverStore(closed), Folder(tmp_path)], TOKEN, BRIEFLY_S)
+    with pytest.raises(NoMeeting) as told:
+        find_meeting([nowhere, OverStore(closed), Folder(tmp_path)], TOKEN, BRIEFLY_S)
     assert str(told.value).startswith("by own port: no-such-host.invalid:1: the name does not resolve")
     assert str(told.value).endswith("; by store: it refuses; by folder: nobody serves it")
     assert [attempt.contact for attempt in told.value.tried[0].attempts] == [Contact.UNRESOLVED]
 
 
 def test_without_any_way_there_is_no_room():
-    with pytest.raises(NoRoom, match="no way is known"):
-        find_room([], TOKEN, 0.1)
+    with pytest.raises(NoMeeting, match="no way is known"):
+        find_meeting([], TOKEN, 0.1)
 
 
 def test_what_answers_and_is_no_ddpdoctor_is_told():
@@ -132,8 +140,8 @@ def test_what_answers_and_is_no_ddpdoctor_is_told():
                     server.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
         threading.Thread(target=serve, daemon=True).start()
-        with pytest.raises(NoRoom, match="something answers that is not ddpdoctor") as told:
-            find_room([OwnPort(("127.0.0.1",), server.getsockname()[1])], TOKEN, BRIEFLY_S)
+        with pytest.raises(NoMeeting, match="something answers that is not ddpdoctor") as told:
+            find_meeting([OwnPort(("127.0.0.1",), server.getsockname()[1])], TOKEN, BRIEFLY_S)
     assert told.value.tried[0].attempts[0].contact is Contact.NO_STORE
 
 
@@ -143,37 +151,37 @@ def test_a_room_that_opens_later_is_waited_for(tmp_path):
     with contextlib.ExitStack() as stack:
 
         def serve():
-            hosted = stack.enter_context(HostedRoom(port, TOKEN, one_host=True))
+            hosted = stack.enter_context(HostedMeeting(port, TOKEN, one_host=True))
             hosted.serve_folder(tmp_path)
             opened.set()
 
         threading.Timer(0.3, serve).start()
-        found = find_room([OwnPort(("127.0.0.1",), port), Folder(tmp_path)], TOKEN, LIMIT_S)
+        found = find_meeting([OwnPort(("127.0.0.1",), port), Folder(tmp_path)], TOKEN, LIMIT_S)
         assert opened.wait(LIMIT_S)
         assert found.store.add("n", 1) == 1
 
 
 def test_a_port_that_is_taken_leaves_the_other_ways(room, tmp_path):
-    with HostedRoom(room.port, TOKEN, one_host=True) as hosted:
+    with HostedMeeting(room.port, TOKEN, one_host=True) as hosted:
         assert hosted.not_listening == f"port {room.port} cannot be listened on: Address already in use"
         assert hosted.port == 0
         hosted.serve_folder(tmp_path)
-        assert open_room(Folder(tmp_path), TOKEN, LIMIT_S).add("n", 1) == 1
+        assert open_meeting(Folder(tmp_path), TOKEN, LIMIT_S).add("n", 1) == 1
         assert hosted.store().add("n", 0) == 1
 
 
 def test_the_own_connection_needs_no_network(room):
     """Neither a port nor a loopback interface: it is a pair of sockets of this process."""
-    with HostedRoom(None, TOKEN) as hosted:
+    with HostedMeeting(None, TOKEN) as hosted:
         assert hosted.store().add("n", 1) == 1
     assert room.store()._connection.family is socket.AF_UNIX
 
 
 def test_a_room_that_has_closed_says_so(tmp_path):
-    with HostedRoom(None, TOKEN) as hosted:
+    with HostedMeeting(None, TOKEN) as hosted:
         own = hosted.store()
         hosted.serve_folder(tmp_path)
-        by_folder = open_room(Folder(tmp_path), TOKEN, LIMIT_S)
+        by_folder = open_meeting(Folder(tmp_path), TOKEN, LIMIT_S)
     with pytest.raises(StoreError):
         own.look("a")
     with pytest.raises(StoreError):
@@ -182,8 +190,8 @@ def test_a_room_that_has_closed_says_so(tmp_path):
 
 
 def test_who_does_not_hold_the_token_gets_in_by_no_way(room, ways):
-    with pytest.raises(NoRoom) as told:
-        find_room([*ways.values()], b"another", BRIEFLY_S)
+    with pytest.raises(NoMeeting) as told:
+        find_meeting([*ways.values()], b"another", BRIEFLY_S)
     assert all("does not hold the same token" in tried.words for tried in told.value.tried)
     assert room.strangers >= 1
     assert room.heard() == {}
@@ -198,21 +206,21 @@ def test_a_folder_that_another_run_has_left_behind_is_no_room(tmp_path):
     killed.kill()
     killed.wait()
     assert (tmp_path / ".room" / "room").exists()
-    with pytest.raises(NoRoom, match="does not answer"):
-        find_room([Folder(tmp_path)], TOKEN, BRIEFLY_S)
+    with pytest.raises(NoMeeting, match="does not answer"):
+        find_meeting([Folder(tmp_path)], TOKEN, BRIEFLY_S)
 
-    with HostedRoom(None, TOKEN) as hosted:
+    with HostedMeeting(None, TOKEN) as hosted:
         hosted.serve_folder(tmp_path)
-        assert find_room([Folder(tmp_path)], TOKEN, LIMIT_S).store.add("n", 1) == 1
+        assert find_meeting([Folder(tmp_path)], TOKEN, LIMIT_S).store.add("n", 1) == 1
 
 
 KILLED = """
 import sys
 from pathlib import Path
-from ddpdoctor.exchange.room import Folder, HostedRoom, open_room
-with HostedRoom(None, b"token") as hosted:
+from ddpdoctor.exchange.node_meeting import Folder, HostedMeeting, open_meeting
+with HostedMeeting(None, b"token") as hosted:
     hosted.serve_folder(Path(sys.argv[1]))
-    print(open_room(Folder(Path(sys.argv[1])), b"token", 10).add("n", 1), flush=True)
+    print(open_meeting(Folder(Path(sys.argv[1])), b"token", 10).add("n", 1), flush=True)
     sys.stdin.read()
 """
 
@@ -223,7 +231,7 @@ def test_a_store_that_ends_ends_that_way_alone(room):
     shelf.ended = True
 
     assert wait_until(lambda: relay.failed == "the store has ended", LIMIT_S)
-    assert open_room(OwnPort(("127.0.0.1",), room.port), TOKEN, LIMIT_S).add("n", 1) == 1
+    assert open_meeting(OwnPort(("127.0.0.1",), room.port), TOKEN, LIMIT_S).add("n", 1) == 1
 
 
 def test_a_folder_that_cannot_be_written_is_told(room, tmp_path):
@@ -234,7 +242,7 @@ def test_a_folder_that_cannot_be_written_is_told(room, tmp_path):
 
 
 def test_the_losers_are_hung_up_on(ways):
-    found = find_room([*ways.values()], TOKEN, LIMIT_S)
+    found = find_meeting([*ways.values()], TOKEN, LIMIT_S)
     assert found.store.add("n", 1) == 1
     assert wait_until(
         lambda: not [thread for thread in threading.enumerate() if thread.name == "ddpdoctor-find"], LIMIT_S

@@ -7,22 +7,32 @@ import threading
 
 import pytest
 
+from ddpdoctor.exchange.folder_mailbox import FolderInbox, FolderOutbox
+from ddpdoctor.exchange.forwarding import (
+    LINE_BYTES,
+    MAX_LINES,
+    MAX_MESSAGE_BYTES,
+    MEETING_BYTES,
+    Forwarder,
+    MailboxClient,
+    Message,
+    Side,
+    seal,
+    unseal,
+)
 from ddpdoctor.exchange.framing import BadMessage
-from ddpdoctor.exchange.hub_wire import LENGTH, MAX_VALUE_BYTES, Operation, pack_request
-from ddpdoctor.exchange.letters import LINE_BYTES, MAX_LETTER_BYTES, ROOM_BYTES, Letter, Side, seal, unseal
-from ddpdoctor.exchange.letters_in_folder import FolderInbox, FolderOutbox
-from ddpdoctor.exchange.letters_in_store import LARGE_BYTES, LATE_S, SLOTS, StoreInbox, StoreOutbox
-from ddpdoctor.exchange.relay import MAX_LINES, LetterRoom, Relay
-from ddpdoctor.exchange.room import HostedRoom, OverStore, open_room
+from ddpdoctor.exchange.node_meeting import HostedMeeting, OverStore, open_meeting
+from ddpdoctor.exchange.protocol import LENGTH, MAX_VALUE_BYTES, Operation, pack_request
 from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.exchange.store_mailbox import LARGE_BYTES, LATE_S, SLOTS, StoreInbox, StoreOutbox
 from tests.scenarios.running import wait_for as wait_until
 from tests.unit.exchange.shelf import Shelf
 
 TOKEN = b"token"
-ROOM = bytes(range(ROOM_BYTES))
+ROOM = bytes(range(MEETING_BYTES))
 LINE = bytes(range(LINE_BYTES))
 LIMIT_S = 60.0
-LETTER = Letter(line=LINE, number=7, text=b"text")
+LETTER = Message(line=LINE, number=7, text=b"text")
 
 
 @pytest.fixture
@@ -32,13 +42,13 @@ def shelf():
 
 @pytest.fixture
 def hosted(shelf):
-    with HostedRoom(None, TOKEN) as room:
+    with HostedMeeting(None, TOKEN) as room:
         room.serve_over(shelf)
         yield room
 
 
 def by_letters(shelf):
-    return open_room(OverStore(lambda _: shelf), TOKEN, LIMIT_S)
+    return open_meeting(OverStore(lambda _: shelf), TOKEN, LIMIT_S)
 
 
 def add_one():
@@ -59,7 +69,7 @@ def test_a_letter_is_read_as_it_was_sealed():
     ids=["sent back", "of another room", "by another token"],
 )
 def test_a_letter_of_another_side_room_or_token_is_refused(side, room, token):
-    with pytest.raises(BadMessage, match="of another room, or by another token"):
+    with pytest.raises(BadMessage, match="of another meeting, or by another token"):
         unseal(seal(LETTER, Side.CLIENT, ROOM, TOKEN), side, room, token)
 
 
@@ -71,7 +81,7 @@ def test_a_letter_with_any_bit_changed_is_refused():
             unseal(changed, Side.CLIENT, ROOM, TOKEN)
 
 
-@pytest.mark.parametrize("message", [b"", b"x", bytes(100), bytes(MAX_LETTER_BYTES + 1)])
+@pytest.mark.parametrize("message", [b"", b"x", bytes(100), bytes(MAX_MESSAGE_BYTES + 1)])
 def test_what_is_no_letter_is_refused(message):
     with pytest.raises(BadMessage):
         unseal(message, Side.CLIENT, ROOM, TOKEN)
@@ -91,15 +101,15 @@ def test_a_letter_that_is_seen_and_left_again_counts_once(hosted, shelf):
 
 def test_a_letter_that_is_left_again_for_want_of_an_answer_counts_once(shelf):
     """The answer was lost, not the question."""
-    with HostedRoom(None, TOKEN) as hosted:
+    with HostedMeeting(None, TOKEN) as hosted:
         asked = []
         ask = hosted.store().ask
         inbox = StoreInbox(shelf)
-        relay = Relay(inbox, lambda request: (asked.append(request), ask(request))[1], TOKEN)
+        relay = Forwarder(inbox, lambda request: (asked.append(request), ask(request))[1], TOKEN)
         relay.start()
         assert wait_until(lambda: shelf.look("room") is not None, LIMIT_S)
         outbox, key = StoreOutbox(shelf), outbox_room(shelf)
-        message = seal(Letter(line=LINE, number=1, text=add_one()), Side.CLIENT, key, TOKEN)
+        message = seal(Message(line=LINE, number=1, text=add_one()), Side.CLIENT, key, TOKEN)
         outbox.post(LINE, message)
         outbox.post(LINE, message)
         assert wait_until(lambda: inbox._next == 3, LIMIT_S)
@@ -109,7 +119,7 @@ def test_a_letter_that_is_left_again_for_want_of_an_answer_counts_once(shelf):
 
 
 def outbox_room(shelf):
-    return StoreOutbox(shelf).room()
+    return StoreOutbox(shelf).meeting()
 
 
 @pytest.mark.usefixtures("hosted")
@@ -133,7 +143,7 @@ def test_a_malformed_request_does_not_end_the_way_of_the_others(shelf, text):
 @pytest.mark.usefixtures("hosted")
 def test_a_forged_answer_is_not_taken(shelf):
     room = by_letters(shelf)
-    forged = seal(Letter(line=room._line, number=2, text=b"\x00forged"), Side.SERVER, room._room, b"another")
+    forged = seal(Message(line=room._line, number=2, text=b"\x00forged"), Side.SERVER, room._meeting, b"another")
     shelf.set(f"line/{room._line.hex()}", forged)
     assert room.look("a") is None
 
@@ -145,12 +155,12 @@ def test_a_ticket_without_a_letter_holds_up_the_others_for_a_while_only(shelf):
     shelf.add("tickets", 1)
     StoreOutbox(shelf).post(LINE, b"letter")
 
-    assert list(inbox.letters()) == []
+    assert list(inbox.messages()) == []
     now_s[0] = LATE_S - 0.1
-    assert list(inbox.letters()) == []
+    assert list(inbox.messages()) == []
     now_s[0] = LATE_S
-    assert list(inbox.letters()) == [b"", b"letter"]
-    assert list(inbox.letters()) == []
+    assert list(inbox.messages()) == [b"", b"letter"]
+    assert list(inbox.messages()) == []
 
 
 @pytest.mark.usefixtures("hosted")
@@ -170,25 +180,25 @@ def test_letters_take_few_keys_of_the_store_and_little_room(shelf):
 
 
 def test_a_new_room_does_not_read_what_was_left_for_the_former(shelf):
-    with HostedRoom(None, TOKEN) as former:
+    with HostedMeeting(None, TOKEN) as former:
         former.serve_over(shelf)
         by_letters(shelf).add("n", 5)
-    assert StoreOutbox(shelf).room() is None
-    with HostedRoom(None, TOKEN) as hosted:
+    assert StoreOutbox(shelf).meeting() is None
+    with HostedMeeting(None, TOKEN) as hosted:
         hosted.serve_over(shelf)
         assert by_letters(shelf).add("n", 1) == 1
 
 
 def test_there_are_only_so_many_lines(shelf):
-    relay = Relay(StoreInbox(shelf), lambda _: b"\0", TOKEN)
+    relay = Forwarder(StoreInbox(shelf), lambda _: b"\0", TOKEN)
     for number in range(MAX_LINES):
         relay._answered[number.to_bytes(LINE_BYTES, "big")] = 1
-    assert not relay._is_next(Letter(line=b"f" * LINE_BYTES, number=1, text=b"x"))
-    assert relay._is_next(Letter(line=bytes(LINE_BYTES), number=2, text=b"x"))
+    assert not relay._is_next(Message(line=b"f" * LINE_BYTES, number=1, text=b"x"))
+    assert relay._is_next(Message(line=bytes(LINE_BYTES), number=2, text=b"x"))
 
 
 def test_an_answer_that_does_not_come_is_waited_for_until_the_limit(shelf):
-    room = LetterRoom(StoreOutbox(shelf), ROOM, TOKEN, "the first node")
+    room = MailboxClient(StoreOutbox(shelf), ROOM, TOKEN, "the first node")
     with pytest.raises(StoreError, match=r"the first node did not answer within 0\.1 s"):
         room.ask_within(add_one(), 0.1)
 
@@ -204,12 +214,12 @@ def folder(tmp_path):
 
 def test_letters_in_a_folder_come_and_are_answered_once_each(folder):
     inbox, outbox, _ = folder
-    assert outbox.room() == ROOM
+    assert outbox.meeting() == ROOM
     outbox.post(LINE, b"one")
-    assert list(inbox.letters()) == [b"one"]
-    assert list(inbox.letters()) == []
+    assert list(inbox.messages()) == [b"one"]
+    assert list(inbox.messages()) == []
     outbox.post(LINE, b"two")
-    assert list(inbox.letters()) == [b"two"]
+    assert list(inbox.messages()) == [b"two"]
     assert outbox.answer(LINE) is None
     inbox.reply(LINE, b"answer that is long")
     inbox.reply(LINE, b"answer")
@@ -220,7 +230,7 @@ def test_a_folder_is_left_as_it_was(tmp_path):
     inbox, outbox = FolderInbox(tmp_path), FolderOutbox(tmp_path)
     inbox.open(ROOM)
     outbox.post(LINE, b"one")
-    list(inbox.letters())
+    list(inbox.messages())
     inbox.reply(LINE, b"answer")
     inbox.close()
     assert list(tmp_path.iterdir()) == []
@@ -241,8 +251,8 @@ def test_what_is_no_plain_small_file_is_not_read(folder, tmp_path, kind):
         path.mkdir()
     else:
         with path.open("wb") as file:
-            file.truncate(MAX_LETTER_BYTES + 1)
-    assert list(inbox.letters()) == []
+            file.truncate(MAX_MESSAGE_BYTES + 1)
+    assert list(inbox.messages()) == []
 
 
 def test_an_answer_is_not_written_through_a_link(folder, tmp_path):
@@ -258,18 +268,18 @@ def test_an_answer_is_not_written_through_a_link(folder, tmp_path):
 def test_other_files_in_the_folder_are_let_be(folder):
     inbox, _, place = folder
     (place / "notes.txt").write_text("mine")
-    assert list(inbox.letters()) == []
+    assert list(inbox.messages()) == []
     inbox.close()
     assert (place / "notes.txt").read_text() == "mine"
 
 
 def test_a_letter_half_written_is_read_again_when_it_is_whole(tmp_path):
     whole = {}
-    with HostedRoom(None, TOKEN) as hosted:
+    with HostedMeeting(None, TOKEN) as hosted:
         hosted.serve_folder(tmp_path)
         outbox = FolderOutbox(tmp_path)
-        assert wait_until(lambda: outbox.room() is not None, LIMIT_S)
-        message = seal(Letter(line=LINE, number=1, text=add_one()), Side.CLIENT, outbox.room(), TOKEN)
+        assert wait_until(lambda: outbox.meeting() is not None, LIMIT_S)
+        message = seal(Message(line=LINE, number=1, text=add_one()), Side.CLIENT, outbox.meeting(), TOKEN)
         outbox.post(LINE, message[: len(message) // 2])
         threading.Event().wait(0.05)
         outbox.post(LINE, message)
@@ -281,4 +291,4 @@ def test_large_letters_of_a_line_are_told_apart(folder):
     inbox, outbox, _ = folder
     for fill in (b"a", b"b"):
         outbox.post(LINE, fill * MAX_VALUE_BYTES)
-        assert [letter[:1] for letter in inbox.letters()] == [fill]
+        assert [letter[:1] for letter in inbox.messages()] == [fill]

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from ddpdoctor.exchange.letters_in_folder import FOLDER
-from ddpdoctor.exchange.room import HostedRoom
-from ddpdoctor.exchange.standing_in import SETTLE_S, _Candidate, stand_in
+from ddpdoctor.exchange.election import SETTLE_S, _Candidate, find_deputy
+from ddpdoctor.exchange.folder_mailbox import FOLDER
+from ddpdoctor.exchange.node_meeting import HostedMeeting
 from ddpdoctor.exchange.store import StoreError
 
 TOKEN = b"token"
@@ -83,12 +83,12 @@ def test_one_serves_and_the_others_find_it(tmp_path):
     results = {}
 
     def wait(number):
-        room = stand_in(tmp_path, TOKEN, number, 100)
+        room = find_deputy(tmp_path, TOKEN, number, 100)
         results[number] = "serves" if room is None else room.add("guests", 1)
         if room is None:
             hosted.serve_folder(tmp_path)
 
-    with HostedRoom(None, TOKEN) as hosted:
+    with HostedMeeting(None, TOKEN) as hosted:
         threads = [threading.Thread(target=wait, args=(number,)) for number in (3, 1)]
         for thread in threads:
             thread.start()
@@ -108,7 +108,7 @@ def test_a_lower_one_that_serves_nothing_is_waited_for_until_the_limit(tmp_path)
     thread.start()
     try:
         with pytest.raises(StoreError, match="a node with a lower number is there"):
-            stand_in(tmp_path, TOKEN, 1, SETTLE_S + 0.3)
+            find_deputy(tmp_path, TOKEN, 1, SETTLE_S + 0.3)
     finally:
         ended.set()
         thread.join()

@@ -19,16 +19,16 @@ import threading
 import time
 from typing import TYPE_CHECKING, cast
 
-from ddpdoctor.exchange.desk import Desk
-from ddpdoctor.exchange.hub_peer import Peer, WrongToken
-from ddpdoctor.exchange.hub_wire import BadRequest
+from ddpdoctor.exchange.protocol import BadRequest
 from ddpdoctor.exchange.reach import describe
+from ddpdoctor.exchange.requests import RequestHandler
+from ddpdoctor.exchange.server_connection import Peer, WrongToken
 from ddpdoctor.exchange.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ddpdoctor.exchange.presence import Presences
+    from ddpdoctor.exchange.heartbeats import Heartbeats
 
 _TAKE, _CLOSE = b"t", b"x"
 BACKLOG = 4096
@@ -42,7 +42,7 @@ TICK_S = 0.5
 """How often peers that do not get on are looked for, and how long accepting rests where files have run out."""
 
 
-class Hub:
+class Server:
     """Serves from the start of its life until ``close``."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Hub:
         self.strangers = 0
         """Connections that did not hold the token."""
         self._token, self._clock, self._max_peers = token, clock, max_peers
-        self._desk = Desk()
+        self._handler = RequestHandler()
         self._peers: dict[socket.socket, Peer] = {}
         self._one_host = one_host
         self._listeners = [] if port is None else [_listen(port, one_host=one_host)]
@@ -73,13 +73,13 @@ class Hub:
         self._resume_at: float | None = None
         self._wake, self._woken = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="ddpdoctor-hub", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="ddpdoctor-server", daemon=True)
         self._thread.start()
 
     @property
-    def presences(self) -> Presences:
+    def presences(self) -> Heartbeats:
         """Who was heard, and what is shown to them."""
-        return self._desk.presences
+        return self._handler.presences
 
     def admit(self) -> socket.socket:
         """Return a connection of this process's own, which needs no port; raises ``StoreError`` once it has closed."""
@@ -185,7 +185,7 @@ class Hub:
         try:
             if mask & selectors.EVENT_WRITE:
                 peer.send(now_s)
-            elif not peer.receive(self._desk, now_s):
+            elif not peer.receive(self._handler, now_s):
                 self._drop(peer)
                 return
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""One connection of a hub: it proves itself first, then asks; what it sends is taken in pieces and within limits."""
+"""One connection of a server: it proves itself first, then asks; what it sends is taken in pieces and within limits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hmac
 import os
 from typing import TYPE_CHECKING
 
-from ddpdoctor.exchange.hub_wire import (
+from ddpdoctor.exchange.protocol import (
     HELLO,
     LENGTH,
     MAX_REQUEST_BYTES,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from ddpdoctor.exchange.desk import Desk
+    from ddpdoctor.exchange.requests import RequestHandler
 
 PROOF_LIMIT_S = 10.0
 """Ours: how long a new connection may take to prove itself."""
@@ -70,17 +70,17 @@ class Peer:
         del self._outbox[:sent]
         self._set_deadline(now_s, moved=sent > 0 and not self._outbox)
 
-    def receive(self, desk: Desk, now_s: float) -> bool:
+    def receive(self, handler: RequestHandler, now_s: float) -> bool:
         """Take what has arrived and answer it; False at the end. Raises ``BadRequest`` for what no client sends."""
         data = self.connection.recv(_READ_BYTES)
         self._inbox += data
         answered = False
-        while not self._outbox and self._answer_next(desk):
+        while not self._outbox and self._answer_next(handler):
             answered = True
         self._set_deadline(now_s, moved=answered)
         return bool(data)
 
-    def _answer_next(self, desk: Desk) -> bool:
+    def _answer_next(self, handler: RequestHandler) -> bool:
         if not self.proven:
             return self._take_proof()
         request = self._take_request()
@@ -89,7 +89,7 @@ class Peer:
         operation, key, value = parse_request(request)
         if operation in {Operation.BEAT, Operation.LEAVE}:
             self.member = key
-        self._outbox += desk.answer(operation, key, value)
+        self._outbox += handler.answer(operation, key, value)
         return True
 
     def _take_proof(self) -> bool:

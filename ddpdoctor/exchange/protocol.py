@@ -1,4 +1,4 @@
-"""What the hub and its clients say to each other, and how each proves that it holds the job's token.
+"""What the server and its clients say to each other, and how each proves that it holds the job's token.
 
 Server: ``HELLO`` and 32 random bytes. Client: 32 random bytes and HMAC("client", both). Server: HMAC("server", both);
 then requests and answers in turn. A request: length of the rest (4 bytes, big-endian), operation (1 byte), length of
@@ -12,7 +12,7 @@ import hmac
 import struct
 from enum import IntEnum
 
-HELLO = b"ddpdoctor hub 1\n"
+HELLO = b"ddpdoctor server 1\n"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 MAX_KEY_BYTES = 256

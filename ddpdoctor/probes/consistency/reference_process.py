@@ -33,7 +33,7 @@ LIMIT_FACTOR = 2
 """One process does the work of all ranks four times over; the limit of a step is taken so many times for each pass."""
 
 
-class Referee:
+class ReferenceProcess:
     """A process of its own, so that to the user's code it is a job of one rank in every respect."""
 
     def __init__(self, settings: TrialSettings, world_size: int, device: Any, dropout: int) -> None:

@@ -1,6 +1,6 @@
-"""Letters by way of a store that somebody else serves: torch's own, where no port but the job's gets through.
+"""Messages by way of a store that somebody else serves: torch's own, where no port but the job's gets through.
 
-Keys are few, for the store is the job's: a client takes the next ticket and leaves its letter in one of ``SLOTS``
+Keys are few, for the store is the job's: a client takes the next ticket and leaves its message in one of ``SLOTS``
 places by it; the server goes through the tickets. So it asks one question at a time, however many clients there are.
 """
 
@@ -10,7 +10,7 @@ import struct
 import time
 from typing import TYPE_CHECKING
 
-from ddpdoctor.exchange.letters import ROOM_BYTES
+from ddpdoctor.exchange.forwarding import MEETING_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from ddpdoctor.exchange.store import Store
 
 SLOTS = 4096
-"""A client has one request under way: with fewer clients than this no letter is overwritten before it is read."""
+"""A client has one request under way: with fewer clients than this no message is overwritten before it is read."""
 LATE_S = 2.0
-"""Ours: how long a client may take between its ticket and its letter; the next ticket's turn comes then."""
+"""Ours: how long a client may take between its ticket and its message; the next ticket's turn comes then."""
 LARGE_BYTES = 4096
 """What is larger is taken out of the job's store once it is read."""
 _TICKET = struct.Struct("!Q")
@@ -33,15 +33,15 @@ class StoreOutbox:
         """Own the store."""
         self._store = store
 
-    def room(self) -> bytes | None:
-        """Return the room that is served, as far as can be seen."""
-        room = self._store.look("room")
-        return room if room is not None and len(room) == ROOM_BYTES else None
+    def meeting(self) -> bytes | None:
+        """Return the meeting that is served, as far as can be seen."""
+        meeting = self._store.look("room")
+        return meeting if meeting is not None and len(meeting) == MEETING_BYTES else None
 
-    def post(self, line: bytes, letter: bytes) -> None:  # noqa: ARG002 - the letter itself says its line
-        """Leave a letter."""
+    def post(self, line: bytes, message: bytes) -> None:  # noqa: ARG002 - the message itself says its line
+        """Leave a message."""
         ticket = self._store.add("tickets", 1)
-        self._store.set(_slot(ticket), _TICKET.pack(ticket) + letter)
+        self._store.set(_slot(ticket), _TICKET.pack(ticket) + message)
 
     def answer(self, line: bytes) -> bytes | None:
         """Return the last answer that was left for a line."""
@@ -64,19 +64,19 @@ class StoreInbox:
         self._next = 1
         self._waited_since: float | None = None
 
-    def open(self, room: bytes) -> None:
-        """Say that this room is served, from the next ticket on."""
+    def open(self, meeting: bytes) -> None:
+        """Say that this meeting is served, from the next ticket on."""
         self._next = self._store.add("tickets", 0) + 1
-        self._store.set("room", room)
+        self._store.set("room", meeting)
 
-    def letters(self) -> Iterator[bytes]:
+    def messages(self) -> Iterator[bytes]:
         """Return what has come since."""
-        while (message := self._take_next()) is not None:
-            yield message
+        while (sealed := self._take_next()) is not None:
+            yield sealed
 
-    def reply(self, line: bytes, letter: bytes) -> None:
+    def reply(self, line: bytes, message: bytes) -> None:
         """Leave an answer for a line."""
-        self._store.set(_place(line), letter)
+        self._store.set(_place(line), message)
 
     def close(self) -> None:
         """Say that nothing is served any more, and leave."""
@@ -84,7 +84,7 @@ class StoreInbox:
         self._store.close()
 
     def _take_next(self) -> bytes | None:
-        """Return the next ticket's letter; empty for a ticket without one, None where there is no further ticket."""
+        """Return the next ticket's message; empty for a ticket without one, None where there is no further ticket."""
         found = self._store.look(_slot(self._next))
         if found is not None and found.startswith(_TICKET.pack(self._next)):
             if len(found) > LARGE_BYTES:

@@ -1,4 +1,4 @@
-"""Who serves a room where the first member never comes, and all that the others share is a folder: the lowest there is.
+"""Who serves where the first member never comes, and the others share no more than a folder: the lowest of them.
 
 Each member that waits keeps a file of its own in the folder, with a number that it raises; a file that does not change
 is of a member that has gone. No clock is compared: each judges by what it saw change itself.
@@ -13,15 +13,15 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ddpdoctor.exchange.letters_in_folder import FOLDER, make_folder, read_small, remove, write_in_place
-from ddpdoctor.exchange.room import Folder, is_shown, open_room
+from ddpdoctor.exchange.folder_mailbox import FOLDER, make_folder, read_small, remove, write_in_place
+from ddpdoctor.exchange.node_meeting import Folder, is_shown, open_meeting
 from ddpdoctor.exchange.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ddpdoctor.exchange.asking import Room
+    from ddpdoctor.exchange.client import Client
 
 RAISE_EVERY_S = 0.5
 SETTLE_S = 3.0
@@ -29,8 +29,8 @@ SETTLE_S = 3.0
 _HERE = re.compile(r"here-([0-9]{8}|x)-[0-9a-f]{16}")
 
 
-def stand_in(path: Path, token: bytes, number: int | None, limit_s: float) -> Room | None:
-    """Return the room that a lower member serves in a shared folder; None where this one is to serve it.
+def find_deputy(path: Path, token: bytes, number: int | None, limit_s: float) -> Client | None:
+    """Return the meeting that a lower member serves in a shared folder; None where this one is to serve it.
 
     ``number`` is what a member was told of its place; those without one come after all that have one. Raises
     ``StoreError`` where a lower member is there and serves nothing within the limit.
@@ -41,7 +41,7 @@ def stand_in(path: Path, token: bytes, number: int | None, limit_s: float) -> Ro
             candidate.look()
             if is_shown(path):
                 with contextlib.suppress(StoreError):
-                    return open_room(Folder(path), token, SETTLE_S)
+                    return open_meeting(Folder(path), token, SETTLE_S)
             if candidate.is_lowest:
                 return None
             time.sleep(RAISE_EVERY_S)
@@ -49,7 +49,7 @@ def stand_in(path: Path, token: bytes, number: int | None, limit_s: float) -> Ro
 
 
 @dataclass(slots=True)
-class _Seen:
+class _OtherFile:
     """A file of another member, and when it was last seen to change."""
 
     content: bytes
@@ -66,7 +66,7 @@ class _Candidate:
     _name: str = ""
     _raised: int = 0
     _began_s: float = 0.0
-    _others: dict[str, _Seen] = field(default_factory=dict)
+    _others: dict[str, _OtherFile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         place = "x" if self.number is None else f"{self.number:08d}"
@@ -83,9 +83,9 @@ class _Candidate:
             content = read_small(folder / name) or b""
             seen = self._others.get(name)
             if seen is None:
-                self._others[name] = _Seen(content)
+                self._others[name] = _OtherFile(content)
             elif content != seen.content:
-                self._others[name] = _Seen(content, self.clock())
+                self._others[name] = _OtherFile(content, self.clock())
 
     @property
     def is_lowest(self) -> bool:

@@ -1,4 +1,4 @@
-"""Letters by way of a folder that all hosts see: where no port gets through at all.
+"""Messages by way of a folder that all hosts see: where no port gets through at all.
 
 Every line has two files, one for its requests and one for the answers. Each is made once and then written in place, for
 a network file system shows a reader who opens a file what was written before (close-to-open consistency of NFS), while
@@ -14,7 +14,7 @@ import stat
 import zlib
 from typing import TYPE_CHECKING
 
-from ddpdoctor.exchange.letters import LINE_BYTES, MAX_LETTER_BYTES, ROOM_BYTES
+from ddpdoctor.exchange.forwarding import LINE_BYTES, MAX_MESSAGE_BYTES, MEETING_BYTES
 from ddpdoctor.exchange.store import StoreError
 
 if TYPE_CHECKING:
@@ -35,15 +35,15 @@ class FolderOutbox:
         self._folder = path / FOLDER
         self._lines: set[bytes] = set()
 
-    def room(self) -> bytes | None:
-        """Return the room that is served, as far as can be seen."""
-        room = read_small(self._folder / _ROOM)
-        return room if room is not None and len(room) == ROOM_BYTES else None
+    def meeting(self) -> bytes | None:
+        """Return the meeting that is served, as far as can be seen."""
+        meeting = read_small(self._folder / _ROOM)
+        return meeting if meeting is not None and len(meeting) == MEETING_BYTES else None
 
-    def post(self, line: bytes, letter: bytes) -> None:
-        """Leave a letter."""
+    def post(self, line: bytes, message: bytes) -> None:
+        """Leave a message."""
         self._lines.add(line)
-        write_in_place(self._folder / f"{line.hex()}.asked", letter)
+        write_in_place(self._folder / f"{line.hex()}.asked", message)
 
     def answer(self, line: bytes) -> bytes | None:
         """Return the last answer that was left for a line."""
@@ -64,24 +64,24 @@ class FolderInbox:
         self._folder = path / FOLDER
         self._seen: dict[str, int] = {}
 
-    def open(self, room: bytes) -> None:
-        """Say that this room is served; what was left for a former one is taken away."""
+    def open(self, meeting: bytes) -> None:
+        """Say that this meeting is served; what was left for a former one is taken away."""
         make_folder(self._folder)
         self._clear()
-        write_in_place(self._folder / _ROOM, room)
+        write_in_place(self._folder / _ROOM, meeting)
 
-    def letters(self) -> Iterator[bytes]:
+    def messages(self) -> Iterator[bytes]:
         """Return what has come since."""
         for name in self._names():
-            letter = read_small(self._folder / name) if _ASKED.fullmatch(name) else None
+            message = read_small(self._folder / name) if _ASKED.fullmatch(name) else None
             # All of it counts: one that is seen half written has its size and its beginning already.
-            if letter and (seen := zlib.crc32(letter)) != self._seen.get(name):
+            if message and (seen := zlib.crc32(message)) != self._seen.get(name):
                 self._seen[name] = seen
-                yield letter
+                yield message
 
-    def reply(self, line: bytes, letter: bytes) -> None:
+    def reply(self, line: bytes, message: bytes) -> None:
         """Leave an answer for a line."""
-        write_in_place(self._folder / f"{line.hex()}.answered", letter)
+        write_in_place(self._folder / f"{line.hex()}.answered", message)
 
     def close(self) -> None:
         """Take everything away."""
@@ -120,10 +120,10 @@ def read_small(path: Path) -> bytes | None:
         return None
     try:
         seen = os.fstat(file)
-        if not stat.S_ISREG(seen.st_mode) or seen.st_size > MAX_LETTER_BYTES:
+        if not stat.S_ISREG(seen.st_mode) or seen.st_size > MAX_MESSAGE_BYTES:
             return None
         with os.fdopen(file, "rb", closefd=False) as opened:
-            return opened.read(MAX_LETTER_BYTES + 1)
+            return opened.read(MAX_MESSAGE_BYTES + 1)
     except OSError:
         return None
     finally:

@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.exchange.hub import SPARED_FILES, Hub
-from ddpdoctor.exchange.hub_peer import PROOF_LIMIT_S, REQUEST_LIMIT_S, Peer
-from ddpdoctor.exchange.hub_store import HubStore, open_hub_store
-from ddpdoctor.exchange.hub_wire import (
+from ddpdoctor.exchange.client import ServerClient, open_client
+from ddpdoctor.exchange.protocol import (
     HELLO,
     LENGTH,
     MAX_VALUE_BYTES,
@@ -27,8 +25,10 @@ from ddpdoctor.exchange.hub_wire import (
     pack_request,
     prove,
 )
+from ddpdoctor.exchange.requests import MAX_TOTAL_BYTES, Values
+from ddpdoctor.exchange.server import SPARED_FILES, Server
+from ddpdoctor.exchange.server_connection import PROOF_LIMIT_S, REQUEST_LIMIT_S, Peer
 from ddpdoctor.exchange.store import StoreError, wait_for
-from ddpdoctor.exchange.values import MAX_TOTAL_BYTES, Values
 from tests.scenarios.running import free_port
 from tests.scenarios.running import wait_for as wait_until
 
@@ -37,13 +37,13 @@ TOKEN = b"token"
 
 @pytest.fixture
 def hub():
-    served = Hub(0, TOKEN, one_host=True)
+    served = Server(0, TOKEN, one_host=True)
     yield served
     served.close()
 
 
 def client(hub, token=TOKEN, limit_s=60.0):
-    return open_hub_store(("127.0.0.1",), hub.port, token, limit_s)
+    return open_client(("127.0.0.1",), hub.port, token, limit_s)
 
 
 def connect(hub):
@@ -118,7 +118,7 @@ def test_a_server_that_is_another_is_not_believed(greeting, words):
 
         threading.Thread(target=serve, daemon=True).start()
         with pytest.raises(StoreError, match=words):
-            open_hub_store(("127.0.0.1",), server.getsockname()[1], TOKEN, 3)
+            open_client(("127.0.0.1",), server.getsockname()[1], TOKEN, 3)
 
 
 def test_a_proof_cannot_be_used_again(hub):
@@ -172,7 +172,7 @@ def test_garbage_after_the_proof_is_hung_up_on(hub, request_bytes):
 
 def test_who_proves_nothing_is_hung_up_on_in_time():
     now_s = [0.0]
-    served = Hub(0, TOKEN, one_host=True, clock=lambda: now_s[0])
+    served = Server(0, TOKEN, one_host=True, clock=lambda: now_s[0])
     silent, _ = connect(served)
     # A byte now and then does not help.
     slow, _ = connect(served)
@@ -190,7 +190,7 @@ def test_who_proves_nothing_is_hung_up_on_in_time():
 
 def test_strangers_do_not_keep_out_who_holds_the_token():
     """Where all places are taken, the one that has not proven itself for longest loses its own."""
-    served = Hub(0, TOKEN, one_host=True, max_peers=3)
+    served = Server(0, TOKEN, one_host=True, max_peers=3)
     first = client(served)
     strangers = [connect(served)[0] for _ in range(2)]
     second = client(served)
@@ -274,38 +274,38 @@ def test_a_client_of_a_hub_that_has_gone_is_told(hub):
 def test_a_client_waits_for_a_hub_that_is_yet_to_start():
     port = free_port()
     started = []
-    threading.Timer(0.3, lambda: started.append(Hub(port, TOKEN, one_host=True))).start()
-    store = open_hub_store(("127.0.0.1",), port, TOKEN, 60)
+    threading.Timer(0.3, lambda: started.append(Server(port, TOKEN, one_host=True))).start()
+    store = open_client(("127.0.0.1",), port, TOKEN, 60)
 
     assert store.add("n", 1) == 1
     started[0].close()
 
 
 def test_the_next_host_is_tried_where_the_first_is_wrong(hub):
-    store = open_hub_store(("no-such-host.invalid", "127.0.0.1"), hub.port, TOKEN, 60)
+    store = open_client(("no-such-host.invalid", "127.0.0.1"), hub.port, TOKEN, 60)
     assert store.add("n", 1) == 1
 
 
 def test_where_nobody_listens_the_error_says_what_was_seen():
     port = free_port()
     with pytest.raises(StoreError, match=rf"^tried for \d+ s; 127.0.0.1:{port}: connection refused$"):
-        open_hub_store(("127.0.0.1",), port, TOKEN, 2)
+        open_client(("127.0.0.1",), port, TOKEN, 2)
 
 
 def test_a_name_that_does_not_resolve_is_said_to():
     with pytest.raises(StoreError, match=r"no-such-host\.invalid:1: the name does not resolve"):
-        open_hub_store(("no-such-host.invalid",), 1, TOKEN, 0.1)
+        open_client(("no-such-host.invalid",), 1, TOKEN, 0.1)
 
 
 def test_a_port_that_is_taken_is_told(hub):
     with pytest.raises(StoreError, match=f"port {hub.port} cannot be listened on: Address already in use"):
-        Hub(hub.port, TOKEN, one_host=True)
+        Server(hub.port, TOKEN, one_host=True)
 
 
 def test_it_listens_on_all_addresses_of_both_families_where_there_are_several_hosts():
-    served = Hub(0, TOKEN)
+    served = Server(0, TOKEN)
     addresses = ["127.0.0.1", *(["::1"] if socket.has_dualstack_ipv6() else [])]
-    assert [open_hub_store((address,), served.port, TOKEN, 60).add("n", 1) for address in addresses] == [1, 2][
+    assert [open_client((address,), served.port, TOKEN, 60).add("n", 1) for address in addresses] == [1, 2][
         : len(addresses)
     ]
     served.close()
@@ -362,7 +362,7 @@ def test_closing_ends_the_thread(hub):
 
 def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one():
     ours, theirs = socket.socketpair()
-    store = HubStore(ours)
+    store = ServerClient(ours)
     ours.settimeout(0.01)
     with pytest.raises(StoreError):
         store.look("a")

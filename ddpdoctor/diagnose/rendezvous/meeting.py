@@ -1,4 +1,4 @@
-"""How this node comes into the room: as the one that serves it, or as a guest by any way that gets through."""
+"""How this node comes into the meeting: as the one that serves it, or as a guest by any way that gets through."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.exchange.framing import BadMessage, pack, unpack
-from ddpdoctor.exchange.large import receive_large, send_large
-from ddpdoctor.exchange.meeting import NO_TOKEN
-from ddpdoctor.exchange.room import Folder, HostedRoom, NoRoom, OverStore, OwnPort, find_room
-from ddpdoctor.exchange.standing_in import stand_in
-from ddpdoctor.exchange.store import StoreError, wait_for
-from ddpdoctor.exchange.token import VARIABLE, job_token
-from ddpdoctor.model.codec import WrongValue, decode, encode
+from ddpdoctor.exchange.conversation import Conversation
+from ddpdoctor.exchange.election import find_deputy
+from ddpdoctor.exchange.node_meeting import Folder, HostedMeeting, NoMeeting, OverStore, OwnPort, find_meeting
+from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.exchange.token import NO_TOKEN, VARIABLE, job_token
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.rendezvous import is_loopback
-from ddpdoctor.probes.rendezvous.door import is_own
+from ddpdoctor.probes.rendezvous.store_probe import is_own
 from ddpdoctor.probes.rendezvous.torch_process import TorchError
 
 if TYPE_CHECKING:
@@ -28,72 +25,33 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from ddpdoctor.exchange.asking import Room
-    from ddpdoctor.exchange.room import Way
+    from ddpdoctor.exchange.client import Client
+    from ddpdoctor.exchange.node_meeting import Way
     from ddpdoctor.exchange.store import Store
     from ddpdoctor.model.launch import NodeLaunch
     from ddpdoctor.probes.rendezvous.torch_process import TorchProcess
 
-Kind = TypeVar("Kind")
-
 SEEK_FIRST_S = 4.0
-"""Ours: how long node 0 looks for a room at an address that is not its own before it opens one itself: the address may
-be of a load balancer that leads to it, or a wrong one."""
+"""Ours: how long node 0 looks for the meeting at an address that is not its own before it serves one. The address
+may be of a load balancer that leads to it, or a wrong one."""
 STAND_IN_S = 10.0
-"""Ours: how long nodes that share a folder wait for the lowest of them to serve the room, where node 0 never came."""
-
-
-class Conversation:
-    """The room as records: each is packed, signed where the job has a token, and checked as it is read."""
-
-    def __init__(self, room: Room, token: bytes | None) -> None:
-        """Take the room; ``token`` is the job's, where it has one."""
-        self.room = room
-        self._token = token
-
-    def leave(self, key: str, record: Any) -> None:
-        """Leave a record that the one that judges waits for; raises ``StoreError``."""
-        send_large(self.room, key, self._pack(key, record))
-
-    def hear(self, kind: type[Kind], key: str, limit_s: float) -> Kind | None:
-        """Return a record that one node alone waits for, and take it away; None where it does not come in time."""
-        return self._read(kind, key, receive_large(self.room, key, limit_s))
-
-    def tell(self, key: str, record: Any) -> None:
-        """Leave a record that all wait for; raises ``StoreError``."""
-        self.room.set(key, self._pack(key, record))
-
-    def told(self, kind: type[Kind], key: str, limit_s: float) -> Kind | None:
-        """Return a record that all wait for; None where it does not come in time."""
-        return self._read(kind, key, wait_for(self.room, key, limit_s))
-
-    def _pack(self, key: str, record: Any) -> bytes:
-        try:
-            return pack(encode(record), self._token)
-        except BadMessage as error:
-            raise StoreError(f"{key} is {error}") from error
-
-    def _read(self, kind: type[Kind], key: str, message: bytes | None) -> Kind | None:
-        if message is None:
-            return None
-        try:
-            return decode(kind, unpack(message, self._token))
-        except (BadMessage, WrongValue) as error:
-            raise StoreError(f"{key}: another node sent {error}") from error
+"""Ours: how long nodes that share a folder wait for the lowest of them to serve, where node 0 never came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """This node is in the room."""
+    """This node has met the others."""
 
     conversation: Conversation
+    client: Client
+    """Of the node that serves: it says what the clocks show there."""
     serves: bool
-    """Whether the room is this node's, which then judges."""
+    """Whether the meeting is this node's, which then judges."""
     way: str
 
 
-class Lobby:
-    """A context: the room is open to this node, and to others where it serves it, inside of it."""
+class NodeMeeting:
+    """A context: the meeting is open to this node, and to others where it serves it, inside of it."""
 
     def __init__(
         self, launch: NodeLaunch, env: Mapping[str, str], folder: Path | None, torch: TorchProcess | None = None
@@ -106,7 +64,7 @@ class Lobby:
         self._folder = folder
         self._given = bool(env.get(VARIABLE))
         self._token = job_token(launch.launch, env)
-        self._hosted: HostedRoom | None = None
+        self._hosted: HostedMeeting | None = None
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -134,13 +92,8 @@ class Lobby:
         """Whether the store is to be at an address of this host; None where that cannot be told."""
         return is_own(self._launch.host, self._launch.port)
 
-    @property
-    def strangers(self) -> int:
-        """How many connections were turned away for want of the token."""
-        return 0 if self._hosted is None else self._hosted.strangers
-
     def enter(self, limit_s: float) -> Entry:
-        """Serve the room or find it; raises ``StoreError`` (``NoRoom``) where no way gets through in time."""
+        """Serve the meeting or find it; raises ``StoreError`` (``NoMeeting``) where no way gets through in time."""
         if not self._may_serve():
             return self._find_or_stand_in(limit_s)
         if self._seeks_first():
@@ -151,28 +104,28 @@ class Lobby:
         return self._serve()
 
     def serve_over(self, store: Store) -> None:
-        """Let guests in by the job's own store too, where this node serves the room."""
+        """Let guests in by the job's own store too, where this node serves the meeting."""
         if self._hosted is not None:
             self._hosted.serve_over(store)
 
     def _find_or_stand_in(self, limit_s: float) -> Entry:
-        """Find the room; where the first node never serves one, the lowest of those that share a folder does."""
+        """Find the meeting; where the first node never serves one, the lowest of those that share a folder does."""
         try:
             return self.find(limit_s)
-        except NoRoom:
+        except NoMeeting:
             if self._folder is None:
                 raise
         token = self._token or NO_TOKEN
-        room = stand_in(self._folder, token, self._launch.told.node_rank, STAND_IN_S)
-        if room is not None:
-            self._open.callback(room.close)
-            return Entry(conversation=Conversation(room, self._token), serves=False, way=Folder.name)
-        hosted = self._hosted = self._open.enter_context(HostedRoom(None, token))
+        client = find_deputy(self._folder, token, self._launch.told.node_rank, STAND_IN_S)
+        if client is not None:
+            self._open.callback(client.close)
+            return self._entry(client, serves=False, way=Folder.name)
+        hosted = self._hosted = self._open.enter_context(HostedMeeting(None, token))
         hosted.serve_folder(self._folder)
-        return Entry(conversation=Conversation(hosted.store(), self._token), serves=True, way=Folder.name)
+        return self._entry(hosted.store(), serves=True, way=Folder.name)
 
     def _may_serve(self) -> bool:
-        """Say whether this is the node where the others look for the room."""
+        """Say whether this is the node where the others look for the meeting."""
         launch = self._launch
         number = launch.told.node_rank
         if number == 0 or launch.most == 1:
@@ -188,7 +141,7 @@ class Lobby:
 
     def _serve(self) -> Entry:
         launch = self._launch
-        hosted = HostedRoom(launch.launch.port, self._token or NO_TOKEN, one_host=launch.most == 1)
+        hosted = HostedMeeting(launch.launch.port, self._token or NO_TOKEN, one_host=launch.most == 1)
         self._hosted = self._open.enter_context(hosted)
         if hosted.not_listening:
             try:
@@ -198,13 +151,20 @@ class Lobby:
                 pass  # some other program: the other ways are left
         if self._folder is not None:
             hosted.serve_folder(self._folder)
-        return Entry(conversation=Conversation(hosted.store(), self._token), serves=True, way="own port")
+        return self._entry(hosted.store(), serves=True, way="own port")
 
     def find(self, limit_s: float) -> Entry:
-        """Find a room that another node serves; raises ``NoRoom``."""
-        found = find_room(self._ways(), self._token or NO_TOKEN, limit_s)
+        """Find a meeting that another node serves; raises ``NoMeeting``."""
+        found = find_meeting(self._ways(), self._token or NO_TOKEN, limit_s)
         self._open.callback(found.store.close)
-        return Entry(conversation=Conversation(found.store, self._token), serves=False, way=found.way)
+        return self._entry(found.store, serves=False, way=found.way)
+
+    def _entry(self, client: Client, *, serves: bool, way: str) -> Entry:
+        conversation = Conversation(
+            client, self._token, first="the node that judges", member="arrival",
+            turned_away=lambda: 0 if self._hosted is None else self._hosted.strangers,
+        )  # fmt: skip
+        return Entry(conversation=conversation, client=client, serves=serves, way=way)
 
     def _ways(self) -> tuple[Way, ...]:
         launch = self._launch.launch

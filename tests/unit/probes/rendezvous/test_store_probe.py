@@ -12,8 +12,7 @@ import pytest
 
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.reaching import Connecting, Contact
-from ddpdoctor.probes.rendezvous.door import is_own, knock
-from ddpdoctor.probes.rendezvous.scout import more_telling
+from ddpdoctor.probes.rendezvous.store_probe import is_own, knock, more_telling
 from ddpdoctor.probes.rendezvous.torch_process import NoTorch, TorchError, TorchProcess
 
 

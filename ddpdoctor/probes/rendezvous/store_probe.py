@@ -3,18 +3,76 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.exchange.contacts import contact_of
-from ddpdoctor.exchange.reach import CONNECT_LIMIT_S, LOOKUP_LIMIT_S, describe, look_up
+from ddpdoctor.exchange.reach import CONNECT_LIMIT_S, LOOKUP_LIMIT_S, contact_of, describe, look_up
 from ddpdoctor.model.reaching import Connecting, Contact
 from ddpdoctor.probes.rendezvous.torch_process import NoTorch, TorchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from types import TracebackType
+
+    from typing_extensions import Self
 
     from ddpdoctor.probes.rendezvous.torch_process import TorchProcess
+
+FIRST_AFTER_S = 1.0
+EVERY_S = 2.0
+_TELLING = (
+    Contact.CONNECTED,
+    Contact.NO_STORE,
+    Contact.RESET,
+    Contact.UNREACHABLE,
+    Contact.NO_ANSWER,
+    Contact.FAILED,
+    Contact.REFUSED,
+    Contact.UNRESOLVED,
+)
+"""What says most first: a port that refuses is one on which nobody listens yet, or any more."""
+
+
+class StoreWatch:
+    """A context in which it looks."""
+
+    def __init__(self, host: str, port: int, torch: TorchProcess) -> None:
+        """Take where the store is to be."""
+        self.attempts: tuple[Connecting, ...] = ()
+        """Of the look that said most."""
+        self._host, self._port, self._torch = host, port, torch
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="ddpdoctor-store", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop; a look that is under way is not waited for."""
+        self._ended.set()
+
+    def _look(self) -> None:
+        pause_s = FIRST_AFTER_S
+        while not self._ended.wait(pause_s):
+            pause_s = EVERY_S
+            found = knock(self._host, self._port, self._torch if self._torch.is_ready else None)
+            if not self._ended.is_set():
+                self.attempts = more_telling(self.attempts, found)
+
+
+def more_telling(one: tuple[Connecting, ...], other: tuple[Connecting, ...]) -> tuple[Connecting, ...]:
+    """Return which of two looks says more; of two that say as much, the later one, which is ``other``."""
+    return min((other, one), key=_order)
+
+
+def _order(attempts: tuple[Connecting, ...]) -> int:
+    return min((_TELLING.index(one.contact) for one in attempts), default=len(_TELLING))
+
 
 JOIN_LIMIT_S = 5.0
 """Ours: a store answers in milliseconds once its port does."""

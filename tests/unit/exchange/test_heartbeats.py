@@ -7,17 +7,17 @@ import threading
 
 import pytest
 
-from ddpdoctor.exchange.asking import BEAT_EVERY_S
-from ddpdoctor.exchange.hub_wire import BadRequest, Operation, Status, pack_answer, pack_request
-from ddpdoctor.exchange.presence import (
+from ddpdoctor.exchange.client import BEAT_EVERY_S
+from ddpdoctor.exchange.heartbeats import (
     MAX_MEMBERS,
     MAX_NOTICE_BYTES,
     MAX_SAID_BYTES,
-    Beating,
     Heard,
-    Presences,
+    Heartbeating,
+    Heartbeats,
 )
-from ddpdoctor.exchange.room import Folder, HostedRoom, OwnPort, open_room
+from ddpdoctor.exchange.node_meeting import Folder, HostedMeeting, OwnPort, open_meeting
+from ddpdoctor.exchange.protocol import BadRequest, Operation, Status, pack_answer, pack_request
 from ddpdoctor.exchange.store import StoreError
 from tests.scenarios.running import free_port
 from tests.scenarios.running import wait_for as wait_until
@@ -28,12 +28,12 @@ LIMIT_S = 60.0
 
 @pytest.fixture
 def hosted():
-    with HostedRoom(0, TOKEN, one_host=True) as room:
+    with HostedMeeting(0, TOKEN, one_host=True) as room:
         yield room
 
 
 def opener(hosted):
-    return lambda limit_s: open_room(OwnPort(("127.0.0.1",), hosted.port), TOKEN, limit_s)
+    return lambda limit_s: open_meeting(OwnPort(("127.0.0.1",), hosted.port), TOKEN, limit_s)
 
 
 def heard(hosted, member):
@@ -43,7 +43,7 @@ def heard(hosted, member):
 def test_a_member_is_heard_with_what_it_says_and_hears_the_notice(hosted):
     notices = []
     hosted.announce(b"all is well")
-    with Beating(opener(hosted), "3", on_notice=notices.append) as beating:
+    with Heartbeating(opener(hosted), "3", on_notice=notices.append) as beating:
         assert wait_until(lambda: heard(hosted, "3") is not None, LIMIT_S)
         first = heard(hosted, "3")
         beating.said = b"step 7"
@@ -57,7 +57,7 @@ def test_a_member_is_heard_with_what_it_says_and_hears_the_notice(hosted):
 
 
 def test_a_member_that_leaves_is_not_lost(hosted):
-    with Beating(opener(hosted), "3") as beating:
+    with Heartbeating(opener(hosted), "3") as beating:
         assert wait_until(lambda: heard(hosted, "3") is not None, LIMIT_S)
         assert beating.leave(b"0")
     assert wait_until(lambda: len(hosted._serving._peers) == 0, LIMIT_S)
@@ -104,7 +104,7 @@ def test_a_member_comes_again_by_itself_where_its_connection_broke(hosted):
         rooms.append(opener(hosted)(limit_s))
         return rooms[-1]
 
-    with Beating(open_it, "3") as beating:
+    with Heartbeating(open_it, "3") as beating:
         assert wait_until(lambda: heard(hosted, "3") is not None, LIMIT_S)
         rooms[0]._connection.shutdown(socket.SHUT_RDWR)
         beating.beat_now()
@@ -117,9 +117,9 @@ def test_a_member_that_reaches_nobody_knows_and_can_leave():
 
     def open_it(_):
         tried.set()
-        return open_room(nowhere, TOKEN, 0.1)
+        return open_meeting(nowhere, TOKEN, 0.1)
 
-    with Beating(open_it, "3") as beating:
+    with Heartbeating(open_it, "3") as beating:
         assert tried.wait(LIMIT_S)
         assert not beating.leave(b"0")
         assert beating.heard_ns is None
@@ -127,8 +127,8 @@ def test_a_member_that_reaches_nobody_knows_and_can_leave():
 
 def test_by_letters_a_member_beats_less_often(hosted, tmp_path):
     hosted.serve_folder(tmp_path)
-    room = open_room(Folder(tmp_path), TOKEN, LIMIT_S)
-    with Beating(lambda _: room, "3") as beating:
+    room = open_meeting(Folder(tmp_path), TOKEN, LIMIT_S)
+    with Heartbeating(lambda _: room, "3") as beating:
         assert wait_until(lambda: heard(hosted, "3") is not None, LIMIT_S)
         assert beating.leave(b"1")
     assert heard(hosted, "3").left == b"1"
@@ -156,7 +156,7 @@ def test_what_is_over_the_limit_is_refused_and_the_connection_lives(hosted):
 
 
 def test_there_are_only_so_many_members():
-    presences = Presences(lambda: 7)
+    presences = Heartbeats(lambda: 7)
     for number in range(MAX_MEMBERS):
         presences.beat(str(number), b"")
     with pytest.raises(BadRequest, match="over the limit"):
@@ -166,7 +166,7 @@ def test_there_are_only_so_many_members():
 
 
 def test_a_loss_after_the_last_word_is_none():
-    presences = Presences(lambda: 7)
+    presences = Heartbeats(lambda: 7)
     presences.leave("3", b"0")
     presences.lose("3")
     presences.lose("nobody")

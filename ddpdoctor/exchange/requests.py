@@ -1,16 +1,18 @@
-"""What a hub keeps: values and counters by key, within limits."""
+"""What a server does with a request: values and counters, the time, and who is there."""
 
 from __future__ import annotations
 
-from ddpdoctor.exchange.hub_wire import MAX_VALUE_BYTES, BadRequest, Operation, Status, pack_answer
+from ddpdoctor.exchange.client import read_times
+from ddpdoctor.exchange.heartbeats import Heartbeats
+from ddpdoctor.exchange.protocol import MAX_VALUE_BYTES, TIMES, BadRequest, Operation, Status, pack_answer
 
 MAX_KEYS = 65_536
 MAX_TOTAL_BYTES = 512 * 2**20
-"""Ours: 8,192 processes with room to spare, and no more than a rank's host can lose."""
+"""Ours: 8,192 processes with some to spare, and no more than a rank's host can lose."""
 
 
 class Values:
-    """Answers requests. Not safe between threads: the hub's only thread has it."""
+    """Answers requests. Not safe between threads: the server's only thread has it."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -50,3 +52,26 @@ class Values:
             raise BadRequest("there are too many keys")
         self._values[key] = value
         self._total_bytes = grown
+
+
+class RequestHandler:
+    """Answers requests. Not safe between threads: the server's only thread has it."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.presences = Heartbeats()
+        self._values = Values()
+
+    def answer(self, operation: Operation, key: str, value: bytes) -> bytes:
+        """Return the packed answer to a request."""
+        if operation is Operation.NOW:
+            return pack_answer(Status.DONE, TIMES.pack(*read_times()))
+        try:
+            if operation is Operation.BEAT:
+                return pack_answer(Status.DONE, self.presences.beat(key, value))
+            if operation is Operation.LEAVE:
+                self.presences.leave(key, value)
+                return pack_answer(Status.DONE)
+        except BadRequest as bad:
+            return pack_answer(Status.REFUSED, str(bad).encode())
+        return self._values.answer(operation, key, value)

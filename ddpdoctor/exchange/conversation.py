@@ -1,0 +1,310 @@
+"""What a verb needs of the other processes of its job: their records, one value for all, an alarm, a goodbye.
+
+A record is a dataclass. It travels packed, signed where the job has a token, and in chunks where it is large. It is
+checked when it is read. Every wait has a limit. Every call raises ``StoreError`` where the store does not answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import struct
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from ddpdoctor.exchange.framing import MAGIC, BadMessage, pack, unpack
+from ddpdoctor.exchange.store import StoreError, wait_for
+from ddpdoctor.model.codec import WrongValue, decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ddpdoctor.exchange.store import Store
+
+Kind = TypeVar("Kind")
+
+CHUNK_BYTES = 256 * 1024
+"""Ours: at 1 Mbit/s a chunk takes 2 s, well within a call's limit, and other requests get their turn between chunks."""
+MAX_BYTES = 64 * 2**20
+"""Ours: the most that one sender leaves under one key. A server keeps 512 MiB in all."""
+LOOK_EVERY_S = 0.02
+ALARM_LIMIT_S = 5.0
+"""Ours: after a member raises the alarm it may take so long to say what it is about."""
+_ALARM = 1_000_000
+"""An alarm adds this to the counter "news", and a question adds 1: one look tells of both."""
+_DESCRIPTION = struct.Struct("!Q32s")
+
+
+class BadRecord(StoreError):  # noqa: N818 - says what it is
+    """A record that came cannot be read, or is not signed with this job's token."""
+
+    def __init__(self, sender: str, what: str) -> None:
+        """Take who sent it, and what it is: "a message signed with another token"."""
+        super().__init__(f"{sender} sent {what}")
+        self.what = what
+
+
+class News(NamedTuple):
+    """What one look at the counter of alarms and questions tells."""
+
+    alarm: bool
+    questions: int
+
+
+class Conversation:
+    """One member's part in it. Threads may share it."""
+
+    def __init__(
+        self,
+        store: Store,
+        token: bytes | None = None,
+        *,
+        prefix: str = "",
+        turned_away: Callable[[], int] = lambda: 0,
+        first: str = "rank 0",
+        member: str = "rank",
+    ) -> None:
+        """Take an open store, and the job's token. All keys begin with ``prefix``.
+
+        ``turned_away`` counts the connections without the token, where this process serves the store. ``first`` and
+        ``member`` are what errors call the member that decides, and another one, with its number.
+        """
+        self.store, self.turned_away = store, turned_away
+        self._first, self._member = first, member
+        self._token, self._prefix = token, prefix
+        self._turn = ""
+        """The counter that is raised at the goodbye, so that the next conversation of this name begins afresh."""
+
+    def begin(self, name: str) -> Conversation:
+        """Return the conversation of this name that is on now: several may follow each other over one store."""
+        turn = self._prefix + name
+        part = self.part(f"{name}/{self.store.add(turn, 0)}/")
+        part._turn = turn  # noqa: SLF001 - of this class
+        return part
+
+    def part(self, prefix: str) -> Conversation:
+        """Return a conversation over the same store with keys of its own."""
+        return Conversation(
+            self.store, self._token, prefix=self._prefix + prefix, turned_away=self.turned_away, first=self._first,
+            member=self._member,
+        )  # fmt: skip
+
+    @property
+    def prefix(self) -> str:
+        """What all keys begin with; no other conversation over this store has it."""
+        return self._prefix
+
+    # Records
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter, which starts at 0, and return the sum."""
+        return self.store.add(self._prefix + key, amount)
+
+    def send(self, key: str, record: Any) -> None:
+        """Leave a record for all who look for it."""
+        try:
+            data = pack(encode(record), self._token)
+        except BadMessage as error:
+            raise StoreError(f"{key} is {error}") from error
+        if len(data) <= CHUNK_BYTES:
+            self.store.set(self._prefix + key, data)
+        else:
+            self.send_bytes(key, data)
+
+    def has(self, key: str) -> bool:
+        """Return whether there is a record."""
+        return self.store.look(self._prefix + key) is not None
+
+    def look(self, kind: type[Kind], key: str, sender: str) -> Kind | None:
+        """Return a record, None where there is none yet; raises ``BadRecord``. ``sender`` is who leaves it."""
+        data = self.store.look(self._prefix + key)
+        return None if data is None else self._read(kind, key, data, sender)
+
+    def take(self, kind: type[Kind], key: str, sender: str) -> Kind | None:
+        """Return a record as ``look`` does, and remove it: each one takes memory of the server."""
+        data = self.store.look(self._prefix + key)
+        if data is None:
+            return None
+        try:
+            return self._read(kind, key, data, sender)
+        finally:
+            self._forget(key, data)
+
+    def wait(self, kind: type[Kind], key: str, limit_s: float, sender: str) -> Kind | None:
+        """Return a record once it is there; None where it does not come in time."""
+        data = wait_for(self.store, self._prefix + key, limit_s)
+        return None if data is None else self._read(kind, key, data, sender)
+
+    def receive(self, kind: type[Kind], key: str, limit_s: float, sender: str) -> Kind:
+        """Return a record once it is there; raises ``StoreError`` where it does not come in time."""
+        record = self.wait(kind, key, limit_s, sender)
+        if record is None:
+            raise StoreError(f"nothing was heard of {sender} within {limit_s:g} s")
+        return record
+
+    def send_bytes(self, key: str, data: bytes) -> None:
+        """Leave up to ``MAX_BYTES``. What describes the chunks comes last: who sees it finds all of them."""
+        if len(data) > MAX_BYTES:
+            raise StoreError(f"{key} is {len(data)} bytes, which is over the limit of {MAX_BYTES}")
+        for number, start in enumerate(range(0, len(data), CHUNK_BYTES)):
+            self.store.set(f"{self._prefix}{key}/{number}", data[start : start + CHUNK_BYTES])
+        self.store.set(self._prefix + key, _DESCRIPTION.pack(len(data), hashlib.sha256(data).digest()))
+
+    def take_bytes(self, key: str, limit_s: float) -> bytes | None:
+        """Return bytes once they are there, and remove them; None where they do not come in time.
+
+        Raises ``BadRecord``.
+        """
+        description = wait_for(self.store, self._prefix + key, limit_s)
+        if description is None:
+            return None
+        try:
+            return self._join(key, description)
+        finally:
+            self._forget(key, description)
+
+    def _read(self, kind: type[Kind], key: str, data: bytes, sender: str) -> Kind:
+        try:
+            return decode(kind, unpack(self._join(key, data) if _is_description(data) else data, self._token))
+        except (BadMessage, WrongValue) as error:
+            raise BadRecord(sender, str(error)) from error
+
+    def _join(self, key: str, description: bytes) -> bytes:
+        size, digest = read_description(key, description)
+        parts = [self.store.look(self._prefix + name) for name in _chunk_names(key, size)]
+        data = b"".join(part or b"" for part in parts)
+        if len(data) != size or hashlib.sha256(data).digest() != digest:
+            raise BadRecord("another process", f"{key}, which arrived damaged")
+        return data
+
+    def _forget(self, key: str, data: bytes) -> None:
+        with suppress(BadRecord):
+            for name in _chunk_names(key, read_description(key, data)[0]) if _is_description(data) else ():
+                self.store.forget(self._prefix + name)
+        self.store.forget(self._prefix + key)
+
+    # All of them
+
+    def gather(
+        self,
+        kind: type[Kind],
+        key: str,
+        members: Callable[[], Iterable[int]],
+        limit_s: float,
+        *,
+        is_over: Callable[[dict[int, Kind]], bool] | None = None,
+        on_bad: Callable[[int, BadRecord], None] | None = None,
+    ) -> dict[int, Kind]:
+        """Return what members have left under KEY/MEMBER, by member: those that come within the limit.
+
+        ``members`` says who is waited for. It is asked before each look, since more may come, and some may be given
+        up. ``is_over`` ends it earlier, or lets it go on for more. ``on_bad`` takes a record that cannot be read, which
+        then counts as heard; without it the error is raised.
+        """
+        heard: dict[int, Kind] = {}
+        bad: set[int] = set()
+        deadline = time.monotonic() + limit_s
+        while True:
+            waiting = [member for member in members() if member not in heard and member not in bad]
+            before = len(heard) + len(bad)
+            for member in waiting:
+                try:
+                    record = self.look(kind, f"{key}/{member}", f"{self._member} {member}")
+                except BadRecord as error:
+                    if on_bad is None:
+                        raise
+                    on_bad(member, error)
+                    bad.add(member)
+                    continue
+                if record is not None:
+                    heard[member] = record
+            came = len(heard) + len(bad) - before
+            if is_over(heard) if is_over is not None else came == len(waiting):
+                return heard
+            if not came:
+                if time.monotonic() >= deadline:
+                    return heard
+                time.sleep(LOOK_EVERY_S)
+
+    def agree(self, kind: type[Kind], key: str, decided: Kind | None, limit_s: float) -> Kind:
+        """Return what rank 0 has decided, on every rank. The others give None, and wait for it."""
+        if decided is None:
+            return self.receive(kind, key, limit_s, self._first)
+        self.send(key, decided)
+        return decided
+
+    # Alarm and questions
+
+    def news(self) -> News:
+        """Return whether the alarm was raised, and how many questions were asked so far."""
+        return _news(self.add("news", 0))
+
+    def ask(self) -> int:
+        """Ask all members the next question; return its number."""
+        return _news(self.add("news", 1)).questions
+
+    def raise_alarm(self, why: Kind) -> Kind:
+        """Have all members stop; return the alarm that counts, which is another's where that came first."""
+        if self.add("news", _ALARM) // _ALARM > 1:
+            return self.alarm(type(why))
+        self.send("alarm", why)
+        return why
+
+    def alarm(self, kind: type[Kind]) -> Kind:
+        """Return why the alarm was raised."""
+        return self.receive(kind, "alarm", ALARM_LIMIT_S, "the rank that raised the alarm")
+
+    # Goodbye
+
+    def say_goodbye(self, word: Any, others: Callable[[], int], limit_s: float, *, ends_process: bool = False) -> None:
+        """Leave the last word, and stay until ``others`` have heard it, or the limit has passed.
+
+        This process may serve the store, which ends with it. ``ends_process``: SIGTERM is ignored from here on. When
+        one rank ends badly torchrun sends it to the others, and a rank that has only to end shall do so by itself.
+        """
+        if self._turn:
+            self.store.add(self._turn, 1)
+        self.send("goodbye", word)
+        if ends_process:
+            _ignore_sigterm()
+        deadline = time.monotonic() + limit_s
+        with suppress(StoreError):
+            while self.add("heard", 0) < others() and time.monotonic() < deadline:
+                time.sleep(LOOK_EVERY_S)
+
+    def hear_goodbye(self, kind: type[Kind], limit_s: float, *, ends_process: bool = False) -> Kind | None:
+        """Return the last word, and confirm it; None where it does not come in time. ``ends_process``: as above."""
+        word = self.wait(kind, "goodbye", limit_s, self._first)
+        if ends_process:
+            _ignore_sigterm()
+        with suppress(StoreError):  # who said it may have gone by now, and the store with it
+            self.add("heard", 1)
+        return word
+
+
+def read_description(key: str, description: bytes) -> tuple[int, bytes]:
+    """Return size and SHA-256 of a value in chunks; raises ``BadRecord``."""
+    if len(description) != _DESCRIPTION.size:
+        raise BadRecord("another process", f"{key}, which is not described as a value in chunks is")
+    size, digest = _DESCRIPTION.unpack(description)
+    if size > MAX_BYTES:
+        raise BadRecord("another process", f"{key} of {size} bytes, which is over the limit of {MAX_BYTES}")
+    return size, digest
+
+
+def _is_description(data: bytes) -> bool:
+    return len(data) == _DESCRIPTION.size and not data.startswith(MAGIC)
+
+
+def _ignore_sigterm() -> None:
+    with suppress(ValueError):  # only the main thread may
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _chunk_names(key: str, size: int) -> list[str]:
+    return [f"{key}/{number}" for number in range(-(-size // CHUNK_BYTES))]
+
+
+def _news(counter: int) -> News:
+    return News(alarm=counter >= _ALARM, questions=counter % _ALARM)

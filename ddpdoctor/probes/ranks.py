@@ -1,0 +1,162 @@
+"""The ranks of a probe as one of them sees them: they meet, rank 0 hears all, and all end with one status.
+
+Nothing of this goes over a process group: that may be what is broken, and the user's code may make its own.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ddpdoctor.exchange.meeting import meet
+from ddpdoctor.exchange.reach import reach
+from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.node import Launcher
+from ddpdoctor.model.rank_words import rank_list
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterator, Mapping
+
+    from ddpdoctor.exchange.conversation import Conversation
+    from ddpdoctor.model.launch import Launch
+
+Kind = TypeVar("Kind")
+
+LEAVE_LIMIT_S = 5.0
+"""Ours: how long rank 0, which may serve the store, waits for the others to have heard the status."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """Rank 0's last word: the exit status of all ranks."""
+
+    status: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Port:
+    """Of the store of torch that rank 0 serves."""
+
+    port: int
+
+
+class Ranks:
+    """One rank among others, or alone. Every call raises ``StoreError`` for ranks of which nothing is heard."""
+
+    def __init__(self, launch: Launch, conversation: Conversation, limit_s: float) -> None:
+        """Take who this rank is, and how long to wait for another one."""
+        self.rank, self.world_size = launch.rank, launch.world_size
+        self.conversation = conversation
+        self._launch, self._limit_s = launch, limit_s
+
+    def gather(self, name: str, record: Kind) -> tuple[Kind, ...] | None:
+        """Return the records of all ranks, in their order, on rank 0; None on the others, which go on at once."""
+        if self.rank != 0:
+            self.conversation.send(f"{name}/{self.rank}", record)
+            return None
+        others = range(1, self.world_size)
+        heard = self.conversation.gather(type(record), name, lambda: others, self._limit_s)
+        if missing := [rank for rank in others if rank not in heard]:
+            raise StoreError(f"nothing was heard of {rank_list(missing)} within {self._limit_s:g} s")
+        return (record, *(heard[rank] for rank in others))
+
+    def agree(self, kind: type[Kind], name: str, decided: Kind | None) -> Kind:
+        """Return what rank 0 has decided, on every rank; the others give None."""
+        return self.conversation.agree(kind, name, decided, self._limit_s)
+
+    def end(self, decide: Callable[[], int], limit_s: float, others: Callable[[], int] | None = None) -> int:
+        """Have rank 0 decide on the exit status; return it on every rank, once all can know it.
+
+        torchrun stops the ranks that are left when one ends badly, so all end together. The others wait ``limit_s`` for
+        rank 0. ``others`` counts those that will hear it, which is all of them unless some never came.
+        """
+        if self.world_size == 1:
+            return decide()
+        if self.rank == 0:
+            return self._end_all(decide, others or (lambda: self.world_size - 1))
+        word = self.conversation.hear_goodbye(Ended, limit_s, ends_process=True)
+        return ExitStatus.INCONCLUSIVE if word is None else word.status
+
+    def _end_all(self, decide: Callable[[], int], others: Callable[[], int]) -> int:
+        status: int = ExitStatus.DEFECT
+        try:
+            status = decide()
+        except UserError as error:
+            status = error.status
+            raise
+        finally:
+            self.conversation.say_goodbye(Ended(status=int(status)), others, LEAVE_LIMIT_S, ends_process=True)
+        return status
+
+    def open_process_group(self, backend: str, device: str, store_limit_s: float, timeout_s: float) -> Any:
+        """Make the default process group; return its store, which must live as long. Raises what torch raises too."""
+        import torch
+        from torch import distributed
+
+        gpu = torch.device(device) if device.startswith("cuda") else None
+        if gpu is not None:
+            torch.cuda.set_device(gpu)
+        store = self._open_store(store_limit_s)
+        distributed.init_process_group(
+            backend,
+            store=store,
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=timedelta(seconds=timeout_s),
+            device_id=gpu,
+        )
+        return store
+
+    def _open_store(self, limit_s: float) -> Any:
+        """Return a store of torch that all ranks share."""
+        from torch.distributed import HashStore, PrefixStore, TCPStore
+
+        if self.world_size == 1:
+            return HashStore()
+        timeout = timedelta(seconds=limit_s)
+        launch = self._launch
+        if launch.launcher is Launcher.TORCHRUN:
+            store = TCPStore(launch.hosts[0], launch.port, is_master=False, wait_for_workers=False, timeout=timeout)
+            return PrefixStore(f"ddpdoctor/{launch.run}/group/{self.conversation.prefix}", store)
+        if self.rank == 0:
+            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
+            self.conversation.send("port", _Port(port=store.port))
+            return store
+        told = self.conversation.wait(_Port, "port", limit_s, "rank 0")
+        if told is None:
+            raise StoreError(f"rank 0 opened no store within {limit_s:g} s")
+        host = reach(launch.hosts, told.port, limit_s, _address)
+        return TCPStore(host, told.port, is_master=False, wait_for_workers=False, timeout=timeout)
+
+
+def _address(connection: socket.socket) -> str:
+    """Return the address at which rank 0 answered, of those that it may have."""
+    with connection:
+        return str(connection.getpeername()[0])
+
+
+@contextmanager
+def meet_ranks(launch: Launch, env: Mapping[str, str], *, meet_limit_s: float, limit_s: float) -> Iterator[Ranks]:
+    """Meet the other ranks. Raises ``StoreError`` where they cannot be reached or are lost on the way."""
+    with meet(launch, env, meet_limit_s) as conversation:
+        yield Ranks(launch, conversation.begin("probe"), limit_s)
+
+
+def unreachable(launch: Launch, error: StoreError) -> UserError:
+    """Return what to tell the user of a store that cannot be reached, or of ranks that are lost on the way."""
+    place = f"{launch.hosts[0]}:{launch.port}"
+    if launch.rank == 0:
+        advice = "Did a rank fail before it came here? Is the command the same on every rank?"
+        return UserError(
+            f"the ranks cannot go on together at {place}: {error}", help=advice, status=ExitStatus.INCONCLUSIVE
+        )
+    return UserError(
+        f"rank {launch.rank} cannot go on without rank 0 at {place}: {error}",
+        help="Is the command running on rank 0's host? Check MASTER_ADDR, MASTER_PORT and firewalls.",
+        status=ExitStatus.INCONCLUSIVE,
+    )
