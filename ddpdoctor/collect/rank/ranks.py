@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.rank.answers import Answers, dicts, read_answer, read_groups, read_looks, read_seconds
@@ -27,6 +27,7 @@ from ddpdoctor.recorder.storage.secrets import hide_in_text
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ddpdoctor.collect.run.watched import Watch, Watched
     from ddpdoctor.model.call_log import CallLog
     from ddpdoctor.recorder.storage import ring_reading
 
@@ -48,7 +49,7 @@ class Context:
     attempt: int
     ends: dict[int, dict[str, Any]]
     stop_ns: int | None
-    watched: dict[str, Any]
+    watch: Watch
     contents: dict[int, ring_reading.RingContent]
     children: dict[int, list[ring_reading.RingContent]]
     answers: Answers
@@ -70,28 +71,27 @@ def read_rank(source: Source, context: Context) -> Rank:
 
 def _read_rank(source: Source, context: Context) -> Rank:
     content = context.contents.get(source.pid)
-    watched = context.watched.get(str(source.pid)) or {}
-    end = _end_of(source.pid, context, watched)
-    common: dict[str, Any] = {
-        "rank": source.rank,
-        "local_rank": source.local_rank,
-        "host": context.host,
-        "pid": source.pid,
-        "attempt": context.attempt,
-        "proc_state": watched.get("state"),
-        "cpu_share": watched.get("cpu_share"),
-        "traced_by": watched.get("tracer") or None,
-        "frozen_since_ns": watched.get("frozen_since_ns"),
-        "before_call": _before_call(watched.get("before_call")),
-        "oom_killed": watched.get("oom"),
-        "last_progress_ns": watched.get("last_progress_ns"),
-        "lost": context.lost.get(source.pid) or _defects(content) or watched.get("why"),
-        **end,
-    }
-    if content is None:
-        causes = read_process_causes(watched.get("causes"), [], {})
-        return Rank(**common, world_size=believed(source.world_size), causes=causes)
-    return Rank(**common, **_from_ring(content, source, context, watched))
+    watched = context.watch.of(source.pid)
+    seen = Rank(
+        rank=source.rank,
+        local_rank=source.local_rank,
+        host=context.host,
+        pid=source.pid,
+        attempt=context.attempt,
+        life=Life.RUNNING,
+        world_size=believed(source.world_size),
+        proc_state=watched.state,
+        cpu_share=watched.cpu_share,
+        traced_by=watched.tracer or None,
+        frozen_since_ns=watched.frozen_since_ns,
+        before_call=_before_call(watched.before_call),
+        oom_killed=watched.oom,
+        last_progress_ns=watched.last_progress_ns,
+        lost=context.lost.get(source.pid) or _defects(content) or watched.why,
+        causes=read_process_causes(watched.causes, [], {}) if content is None else None,
+    )
+    ended = _with_end(seen, context, watched)
+    return ended if content is None else _with_ring(ended, content, source, context)
 
 
 def believed(world_size: int | None) -> int | None:
@@ -105,20 +105,20 @@ def _defects(content: ring_reading.RingContent | None) -> str | None:
     return "; ".join(sorted({f"{note.get('hook')}: {note.get('error')}" for note in notes})) or None
 
 
-def _end_of(pid: int, context: Context, watched: dict[str, Any]) -> dict[str, Any]:
-    """Return life, exit code or signal, and when: the agent knows how, the watcher sees sooner when."""
-    end = context.ends.get(pid)
-    gone_ns = watched.get("ended_ns")
+def _with_end(rank: Rank, context: Context, watched: Watched) -> Rank:
+    """Add life, exit code or signal, and when: the agent knows how, the watcher sees sooner when."""
+    end = context.ends.get(rank.pid or 0)
+    gone_ns = watched.ended_ns
     if end is None:
         if gone_ns is None:
-            return {"life": Life.RUNNING}
-        return {"life": Life.GONE, "ended_ns": gone_ns, "after_stop": _after(gone_ns, context.stop_ns)}
+            return rank
+        return replace(rank, life=Life.GONE, ended_ns=gone_ns, after_stop=_after(gone_ns, context.stop_ns))
     ended_ns = min(filter(None, (gone_ns, int(end["at"]))))
-    found: dict[str, Any] = {"ended_ns": ended_ns, "after_stop": _after(ended_ns, context.stop_ns)}
+    rank = replace(rank, ended_ns=ended_ns, after_stop=_after(ended_ns, context.stop_ns))
     code = int(end["code"])
     if code >= 0:
-        return {"life": Life.EXITED, "exit_code": code, **found}
-    return {"life": Life.SIGNALED, "signal": _signal_name(-code), **found}
+        return replace(rank, life=Life.EXITED, exit_code=code)
+    return replace(rank, life=Life.SIGNALED, signal=_signal_name(-code))
 
 
 def _after(moment: int, stop_ns: int | None) -> bool:
@@ -132,14 +132,14 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _from_ring(
-    content: ring_reading.RingContent, source: Source, context: Context, watched: dict[str, Any]
-) -> dict[str, Any]:
+def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, context: Context) -> Rank:
+    """Add what the process itself wrote down."""
+    watched = context.watch.of(content.pid)
     log = read_log(content.slots)
     notes = content.notes
     process = process_note(content)
     roots = tuple(str(root) for root in process.get("roots") or ())
-    evidence = {} if watched.get("dumps") else read_answer(context.answers, content.pid, content.start_ticks)
+    evidence = {} if watched.dumps else read_answer(context.answers, content.pid, content.start_ticks)
     on_request, fatal = split_fatal(_read_dump(context.folder, content))
     looks = read_looks(evidence) or _signal_looks(on_request, process.get("main"), roots, watched)
     looks = looks or _last_look(context.folder, content, roots)
@@ -150,49 +150,49 @@ def _from_ring(
     dumped = read_dump(context.folder, content) if _is_over(content, context) or not evidence else None
     flight = dumped or read_flight(evidence)
     cells = content.cells
-    return {
-        "recorded": True,
-        "answered": bool(evidence),
-        "started_ns": cells["started_ns"],
-        "world_size": believed(world.get("world_size") or source.world_size),
-        "init_timeout_s": read_seconds(begun.get("timeout_s")),
-        "initialized": bool(cells["initialized"]),
-        "main_ended_ns": cells["main_ended_ns"] or None,
-        "exit_call": read_frame(leaving.get("frame")),
-        "exit_asked": leaving.get("status"),
-        "last_place": _last_place(content),
-        "fatal_place": _innermost_user(parse_stacks(struck_thread(fatal), process.get("main"), roots))
+    return replace(
+        rank,
+        recorded=True,
+        answered=bool(evidence),
+        started_ns=cells["started_ns"],
+        world_size=believed(world.get("world_size") or source.world_size),
+        init_timeout_s=read_seconds(begun.get("timeout_s")),
+        initialized=bool(cells["initialized"]),
+        main_ended_ns=cells["main_ended_ns"] or None,
+        exit_call=read_frame(leaving.get("frame")),
+        exit_asked=leaving.get("status"),
+        last_place=_last_place(content),
+        fatal_place=_innermost_user(parse_stacks(struck_thread(fatal), process.get("main"), roots))
         or _innermost_user(parse_stacks(fatal, process.get("main"), roots)),
-        "fatal_outside": bool(fatal) and not struck_thread(fatal),
-        "open_calls": (*log.open(), *pending_on_device(flight, log, groups)),
-        "device_times": device_times(flight) or noted_times(notes),
-        "recent_calls": log.ended(),
-        "groups": groups,
-        "looks": looks,
-        "children": _children(watched, context),
-        "causes": read_process_causes(watched.get("causes"), notes, evidence),
-        "raised": _raised(notes),
-        "handled": next(iter(_raised([dict(evidence.get("handled") or {}, k="raised")])), None)
+        fatal_outside=bool(fatal) and not struck_thread(fatal),
+        open_calls=(*log.open(), *pending_on_device(flight, log, groups)),
+        device_times=device_times(flight) or noted_times(notes),
+        recent_calls=log.ended(),
+        groups=groups,
+        looks=looks,
+        children=_children(watched, context),
+        causes=read_process_causes(watched.causes, notes, evidence),
+        raised=_raised(notes),
+        handled=next(iter(_raised([dict(evidence.get("handled") or {}, k="raised")])), None)
         if evidence.get("handled")
         else None,
-        "models": read_models(notes),
-        "unfinished": read_unfinished(notes),
-        "loaders": read_loaders(notes, evidence),
-        "nonfinite": read_nonfinite(notes),
-        "step_times": read_steps(content),
-        "fetch_times": read_fetches(context.children.get(content.pid, ()), watched.get("child_fetches")),
-        "lines_seen": read_lines(content, context.children.get(content.pid, ()), watched.get("child_lines") or ()),
-        "lacks": tuple(sorted({*read_lacks(notes), *context.agent_lacks})),
-        "steps": cells["steps"],
-        "batches": cells["batches"],
-        "epochs": cells["epochs"],
-    }
+        models=read_models(notes),
+        unfinished=read_unfinished(notes),
+        loaders=read_loaders(notes, evidence),
+        nonfinite=read_nonfinite(notes),
+        step_times=read_steps(content),
+        fetch_times=read_fetches(context.children.get(content.pid, ()), watched.child_fetches),
+        lines_seen=read_lines(content, context.children.get(content.pid, ()), watched.child_lines or ()),
+        lacks=tuple(sorted({*read_lacks(notes), *context.agent_lacks})),
+        steps=cells["steps"],
+        batches=cells["batches"],
+        epochs=cells["epochs"],
+    )
 
 
 def _is_over(content: ring_reading.RingContent, context: Context) -> bool:
     """Return whether a process has ended, so that what torch dumped of it is later than what it answered."""
-    watched = context.watched.get(str(content.pid)) or {}
-    return content.pid in context.ends or watched.get("ended_ns") is not None
+    return content.pid in context.ends or context.watch.of(content.pid).ended_ns is not None
 
 
 def _before_call(row: Any) -> BeforeCall | None:
@@ -292,10 +292,10 @@ def _read_dump(folder: Path, content: ring_reading.RingContent) -> str:
     return read_text(folder / "evidence" / f"{content.pid}-{content.start_ticks}.dump")
 
 
-def _signal_looks(text: str, main: Any, roots: tuple[str, ...], watched: dict[str, Any]) -> tuple[Look, ...]:
+def _signal_looks(text: str, main: Any, roots: tuple[str, ...], watched: Watched) -> tuple[Look, ...]:
     """Return the looks that a signal got, each from the part of the dump that it wrote."""
     looks = []
-    for start, end, moment in watched.get("dumps") or ():
+    for start, end, moment in watched.dumps or ():
         stacks = parse_stacks(text[start:end], main if isinstance(main, int) else None, roots)
         if stacks:
             looks.append(Look(time_ns=moment, by="signal", stacks=stacks))
@@ -309,9 +309,9 @@ def _last_look(folder: Path, content: ring_reading.RingContent, roots: tuple[str
     return (Look(time_ns=content.cells["heartbeat_ns"], by="signal", stacks=stacks),) if stacks else ()
 
 
-def _children(watched: dict[str, Any], context: Context) -> tuple[Child, ...]:
+def _children(watched: Watched, context: Context) -> tuple[Child, ...]:
     found = []
-    for entry in dicts(watched.get("children")):
+    for entry in dicts(watched.children):
         content = context.contents.get(entry["pid"])
         if content is not None and content.start_ticks != entry.get("ticks"):
             content = None

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.collect.run.sources import Source
+    from ddpdoctor.collect.run.watched import Watch
     from ddpdoctor.recorder.storage.ring_reading import RingContent
 
 SHELL_SIGNAL = 128
@@ -39,44 +40,42 @@ def find_ends(
     sources: Iterable[Source],
     contents: Mapping[int, RingContent],
     folder: Path,
-    watch: Mapping[str, Any],
+    watch: Watch,
     known: Mapping[int, End],
 ) -> dict[int, End]:
     """Return how processes ended, by pid. ``known`` is what their parents said; the rest is worked out."""
     ends = dict(known)
-    watched = watch.get("processes") or {}
     unexplained = []
     for source in sources:
-        row = watched.get(str(source.pid)) or {}
+        row = watch.of(source.pid)
         shell = known.get(source.stands_for or 0)
-        gone_ns = row.get("ended_ns") or (shell["at"] if shell else None)
+        gone_ns = row.ended_ns or (shell["at"] if shell else None)
         if source.pid in ends or gone_ns is None:
             continue
-        code = row.get("code")
+        code = row.code
         if code is None:
             code = _code_of(contents.get(source.pid), folder, shell)
         if code is None:
             unexplained.append((source.pid, gone_ns))
         else:
             ends[source.pid] = {"code": code, "at": gone_ns}
-    signal = _signal_in(watch.get("launcher_status"))
+    signal = _signal_in(watch.launcher_status)
     if len(unexplained) == 1 and signal is not None:
         pid, gone_ns = unexplained[0]
         ends[pid] = {"code": -signal, "at": gone_ns}
     return ends
 
 
-def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: Mapping[str, Any]) -> int | None:
+def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: Watch) -> int | None:
     """Return when a launcher that says nothing of it began to stop the ranks; None if it did not.
 
     A rank that gets SIGTERM first, while no other has ended, was killed: the launcher stops the others after it.
     """
     told, others = [], []
-    watched = watch.get("processes") or {}
     for source in sources:
         end = ends.get(source.pid)
         if end is not None and end["code"] == -SIGTERM:
-            told.append(int((watched.get(str(source.pid)) or {}).get("told_ns") or end["at"]))
+            told.append(int(watch.of(source.pid).told_ns or end["at"]))
         elif end is not None and end["code"] != 0:
             others.append(int(end["at"]))
     told.sort()
@@ -89,20 +88,19 @@ def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: Ma
     return told[1] if told[1] - told[0] > TOLD_TOGETHER_NS else told[0]
 
 
-def interruption_ns(sources: Iterable[Source], ends: Mapping[int, End], watch: Mapping[str, Any]) -> int | None:
+def interruption_ns(sources: Iterable[Source], ends: Mapping[int, End], watch: Watch) -> int | None:
     """Return when somebody interrupted the job; None if nobody did.
 
     Ctrl-C and ``scancel`` send the signal to the whole process group, so ranks may die of it before ``wrap`` acts.
     """
-    noted = watch.get("interrupted_ns")
+    noted = watch.interrupted_ns
     if not noted:
         return None
-    watched = watch.get("processes") or {}
     moments = [int(noted)]
     for source in sources:
-        end, row = ends.get(source.pid), watched.get(str(source.pid)) or {}
+        end, row = ends.get(source.pid), watch.of(source.pid)
         if end is not None and end["code"] == -SIGTERM:
-            moments.append(min(filter(None, (row.get("told_ns"), row.get("ended_ns"), end["at"]))))
+            moments.append(min(filter(None, (row.told_ns, row.ended_ns, end["at"]))))
     return min(moment for moment in moments if moment > noted - SAME_SIGNAL_NS)
 
 

@@ -21,7 +21,7 @@ from ddpdoctor.collect.run.machine import load_machine
 from ddpdoctor.collect.run.nccl_warnings import read_warnings
 from ddpdoctor.collect.run.reached import load_reached
 from ddpdoctor.collect.run.sources import RankTraces, Source, find_ranks, is_on_one_host
-from ddpdoctor.collect.run.watched import read_watch
+from ddpdoctor.collect.run.watched import Watch, read_watch
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import GroupState, Job, Rank
@@ -140,7 +140,7 @@ def _job_of(folder: RunFolder, attempt: int | None) -> Job:
     processes = _find_processes(folder, agent, watch)
     stop_ns = _stop_ns(agent, watch, processes)
     found = _read_ranks(folder, agent, watch, processes, stop_ns)
-    now_ns = int(watch.get("now_ns") or max([r.ended_ns or r.last_progress_ns or 0 for r in found], default=0))
+    now_ns = int(watch.now_ns or max([r.ended_ns or r.last_progress_ns or 0 for r in found], default=0))
     shape = _read_shape(run, agent, processes)
     return Job(
         now_ns=now_ns,
@@ -150,15 +150,15 @@ def _job_of(folder: RunFolder, attempt: int | None) -> Job:
         nnodes=shape.nnodes,
         local_ranks_expected=shape.local_ranks,
         may_run_elsewhere=shape.may_run_elsewhere,
-        ended=bool(watch.get("ended", True)),
-        launcher_status=watch.get("launcher_status"),
+        ended=watch.ended,
+        launcher_status=watch.launcher_status,
         launched_ns=run.launched_ns or 0,
         stopping_since_ns=stop_ns,
-        interrupted_by=watch.get("interrupted_by"),
+        interrupted_by=watch.interrupted_by,
         node_rank=run.node_rank,
         debug_level=_debug_level(run, processes.contents.values()),
         torch_version=run.torch_version,
-        host_causes=read_host_causes(watch.get("host_causes")),
+        host_causes=read_host_causes(watch.host_causes),
         machine=folder.machine,
         control_flow=folder.control_flow,
         consistency=read_consistency(path, run, attempt, _writers(processes, watch)),
@@ -177,11 +177,10 @@ class _Processes:
     ends: dict[int, dict[str, Any]]
 
 
-def _find_processes(folder: RunFolder, agent: AgentLog, watch: dict[str, Any]) -> _Processes:
+def _find_processes(folder: RunFolder, agent: AgentLog, watch: Watch) -> _Processes:
     contents = folder.rings.contents
-    watched = watch.get("processes") or {}
     sources = find_ranks(
-        RankTraces(started=agent.started, contents=contents, watched=watched, until_ns=agent.superseded_ns)
+        RankTraces(started=agent.started, contents=contents, watch=watch, until_ns=agent.superseded_ns)
     )  # fmt: skip
     told = agent.ends | _child_ends(contents) | _launcher_end(watch)
     return _Processes(
@@ -199,19 +198,18 @@ def _debug_level(run: Run, contents: Iterable[ring_reading.RingContent]) -> str:
     return told[-1] if told else "OFF" if chosen == "AUTO" else chosen
 
 
-def _launcher_end(watch: dict[str, Any]) -> dict[int, dict[str, Any]]:
+def _launcher_end(watch: Watch) -> dict[int, dict[str, Any]]:
     """Return the end of the command itself, which may be a rank."""
-    pid, code = watch.get("launcher_pid"), watch.get("launcher_status")
-    if not isinstance(pid, int) or not isinstance(code, int):
+    pid, code = watch.launcher_pid, watch.launcher_status
+    if pid is None or code is None:
         return {}
-    row = (watch.get("processes") or {}).get(str(pid)) or {}
-    return {pid: {"code": code, "at": row.get("ended_ns") or watch.get("now_ns") or 0}}
+    return {pid: {"code": code, "at": watch.of(pid).ended_ns or watch.now_ns or 0}}
 
 
-def _stop_ns(agent: AgentLog, watch: dict[str, Any], processes: _Processes) -> int | None:
+def _stop_ns(agent: AgentLog, watch: Watch, processes: _Processes) -> int | None:
     """Return when somebody began to stop the ranks: the agent, ddpdoctor, the user, or another launcher."""
     interrupted = interruption_ns(processes.sources, processes.ends, watch)
-    moments = [watch.get("stopping_since_ns"), interrupted, agent.closing_ns]
+    moments = [watch.stopping_since_ns, interrupted, agent.closing_ns]
     if not agent.started:
         moments.append(stop_of_others(processes.sources, processes.ends, watch))
     return min((int(moment) for moment in moments if moment), default=None)
@@ -249,7 +247,7 @@ def _read_shape(run: Run, agent: AgentLog, processes: _Processes) -> _Shape:
 def _read_ranks(
     folder: RunFolder,
     agent: AgentLog,
-    watch: dict[str, Any],
+    watch: Watch,
     processes: _Processes,
     stop_ns: int | None,
 ) -> tuple[Rank, ...]:
@@ -260,7 +258,7 @@ def _read_ranks(
         attempt=max(agent.attempt, 0),
         ends=processes.ends,
         stop_ns=stop_ns,
-        watched=watch.get("processes") or {},
+        watch=watch,
         contents=contents,
         children=find_children(contents),
         answers=folder.answers,
@@ -270,16 +268,15 @@ def _read_ranks(
     return tuple(sorted((ranks.read_rank(source, context) for source in processes.sources), key=lambda rank: rank.rank))
 
 
-def _writers(processes: _Processes, watch: dict[str, Any]) -> list[Writer]:
+def _writers(processes: _Processes, watch: Watch) -> list[Writer]:
     """Return the processes that stand for ranks and wrote down what their replicas are like."""
-    watched = watch.get("processes") or {}
     found = [processes.contents[source.pid] for source in processes.sources if source.pid in processes.contents]
     return [
         Writer(
             pid=content.pid,
             ticks=content.start_ticks,
             began_ns=content.cells["started_ns"],
-            ended_ns=(watched.get(str(content.pid)) or {}).get("ended_ns"),
+            ended_ns=watch.of(content.pid).ended_ns,
         )
         for content in found
     ]

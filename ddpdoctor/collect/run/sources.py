@@ -10,6 +10,7 @@ from ddpdoctor.recorder.storage import ring_layout
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from ddpdoctor.collect.run.watched import Watch, Watched
     from ddpdoctor.recorder.storage.ring_reading import RingContent
 
 RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -39,8 +40,8 @@ class RankTraces:
     started: Mapping[int, dict[str, Any]]
     """What torch's elastic agent started in this attempt, by pid; empty where another launcher starts the ranks."""
     contents: Mapping[int, RingContent]
-    watched: Mapping[str, Any]
-    """What the watcher saw of processes, by pid as text."""
+    watch: Watch
+    """What the watcher saw of processes."""
 
     until_ns: int | None = None
     """When the agent began the next attempt."""
@@ -131,22 +132,21 @@ def _numbered(seen: RankTraces) -> list[Source]:
     for content in ranks:
         if content.pid not in launchers or _made_world(content):
             by_rank.setdefault(_rank_of(content), []).append(content)
-    return [_source(c) for number in sorted(by_rank) for c in _of_last_job(by_rank[number], seen.watched)]
+    return [_source(c) for number in sorted(by_rank) for c in _of_last_job(by_rank[number], seen.watch)]
 
 
-def _of_last_job(same: list[RingContent], watched: Mapping[str, Any]) -> list[RingContent]:
+def _of_last_job(same: list[RingContent], watch: Watch) -> list[RingContent]:
     """Leave out processes of one number that had ended when the last began (a script that trains twice), and helpers.
 
     What is left is one process, or several that do have the same number.
     """
     last = max(map(_began, same))
-    left = [c for c in same if _began(c) == last or not _ended_before(last, watched.get(str(c.pid)))]
+    left = [c for c in same if _began(c) == last or not _ended_before(last, watch.of(c.pid))]
     return [c for c in left if _made_world(c)] or left
 
 
-def _ended_before(moment_ns: int, row: dict[str, Any] | None) -> bool:
-    ended_ns = (row or {}).get("ended_ns")
-    return ended_ns is not None and int(ended_ns) < moment_ns
+def _ended_before(time_ns: int, row: Watched) -> bool:
+    return row.ended_ns is not None and row.ended_ns < time_ns
 
 
 def _source(content: RingContent) -> Source:
@@ -162,12 +162,12 @@ def _source(content: RingContent) -> Source:
 def _unrecorded(seen: RankTraces) -> list[Source]:
     """Return the ranks that the watcher saw and that have no recorder."""
     sources = []
-    for pid, row in seen.watched.items():
-        env = row.get("unrecorded")
+    for pid, row in seen.watch.processes.items():
+        env = row.unrecorded
         rank = _number(env, RANK_NAMES) if isinstance(env, dict) else None
-        if rank is not None and int(pid) not in seen.contents:
+        if rank is not None and pid not in seen.contents:
             local, world = _number(env, LOCAL_RANK_NAMES), _number(env, WORLD_SIZE_NAMES)
-            sources.append(Source(pid=int(pid), rank=rank, local_rank=local, world_size=world))
+            sources.append(Source(pid=pid, rank=rank, local_rank=local, world_size=world))
     return sources
 
 

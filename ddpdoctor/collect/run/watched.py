@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.run.evidence import DAMAGED, load_json
@@ -37,7 +38,57 @@ ROW_FIELDS: dict[str, tuple[type, ...]] = {
 MOST = 2**63
 
 
-def read_watch(folder: Path, attempt: int | None) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What the watcher saw of one process. What is ``Any`` is read, and checked, where it is used."""
+
+    state: str | None = None
+    """Its letter in /proc/PID/stat."""
+    cpu_share: float | None = None
+    tracer: int | None = None
+    frozen_since_ns: int | None = None
+    last_progress_ns: int | None = None
+    told_ns: int | None = None
+    """When it was told to end."""
+    ended_ns: int | None = None
+    code: int | None = None
+    oom: bool | None = None
+    why: str | None = None
+    """Why not all is known of it."""
+    before_call: Any = None
+    dumps: Any = None
+    """Which parts of its dump were written when: begin, end, time."""
+    children: Any = None
+    child_lines: Any = None
+    child_fetches: Any = None
+    causes: Any = None
+    unrecorded: Any = None
+    """Its environment, where it is a rank without a recorder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """What the watcher saw of a job."""
+
+    now_ns: int | None = None
+    ended: bool = True
+    launcher_pid: int | None = None
+    launcher_status: int | None = None
+    stopping_since_ns: int | None = None
+    interrupted_by: str | None = None
+    interrupted_ns: int | None = None
+    host_causes: Any = None
+    processes: Mapping[int, Watched] = field(default_factory=dict)
+
+    def of(self, pid: int) -> Watched:
+        """Return what was seen of a process."""
+        return self.processes.get(pid, UNSEEN)
+
+
+UNSEEN = Watched()
+
+
+def read_watch(folder: Path, attempt: int | None) -> Watch:
     """Return what the watcher saw: of an attempt that was restarted as it was saved then, else the last."""
     names = [] if attempt is None else [f"watch-{attempt}.json"]
     for name in (*names, "watch.json"):
@@ -46,11 +97,17 @@ def read_watch(folder: Path, attempt: int | None) -> dict[str, Any]:
         except DAMAGED:
             continue
         if isinstance(watch, dict):
-            return {**_sound(watch, WATCH_FIELDS), "processes": _rows(watch.get("processes"))}
-    return {}
+            return parse_watch(watch)
+    return Watch()
 
 
-def _rows(rows: Any) -> dict[str, dict[str, Any]]:
+def parse_watch(watch: Mapping[str, Any]) -> Watch:
+    """Return what watch.json holds; a value that is not of its kind is left out."""
+    known = _known(_sound(watch, WATCH_FIELDS), Watch)
+    return Watch(**{**known, "processes": _rows(watch.get("processes"))})
+
+
+def _rows(rows: Any) -> dict[int, Watched]:
     """Return the processes by pid; one of which something is damaged says so, where nothing else is wrong with it."""
     found = {}
     for pid, row in rows.items() if isinstance(rows, dict) else ():
@@ -58,8 +115,12 @@ def _rows(rows: Any) -> dict[str, dict[str, Any]]:
             sound = _sound(row, ROW_FIELDS)
             lost = sorted(row.keys() - sound.keys())
             why = f"what the watcher saw of it is damaged ({', '.join(lost)})" if lost else None
-            found[pid] = {**sound, "why": sound.get("why") or why}
+            found[int(pid)] = Watched(**{**_known(sound, Watched), "why": sound.get("why") or why})
     return found
+
+
+def _known(values: Mapping[str, Any], kind: type[Watch | Watched]) -> dict[str, Any]:
+    return {one.name: values[one.name] for one in fields(kind) if one.name in values}
 
 
 def _sound(values: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.collect.run.sources import RankTraces, find_ranks, is_on_one_host
+from ddpdoctor.collect.run.watched import Watch, parse_watch
 from ddpdoctor.recorder.storage.ring_layout import CELL_NAMES, ROLE_CHILD, ROLE_RANK
 from ddpdoctor.recorder.storage.ring_reading import RingContent
 
@@ -20,7 +21,9 @@ def ring(pid, *, ppid=1, began=10, joined=None, role=ROLE_RANK, **env):
 
 def found(*rings, started=None, watched=None, until=None):
     contents = {content.pid: content for content in rings}
-    seen = RankTraces(started=started or {}, contents=contents, watched=watched or {}, until_ns=until)
+    seen = RankTraces(
+        started=started or {}, contents=contents, watch=parse_watch({"processes": watched or {}}), until_ns=until
+    )
     return [(source.rank, source.pid) for source in find_ranks(seen)]
 
 
@@ -51,7 +54,9 @@ def test_a_world_that_an_agents_child_made_stands_for_it():
 
 def test_a_rank_behind_a_shell_is_its_python_and_ends_with_the_shell():
     seen = RankTraces(
-        started=AGENT, contents={c.pid: c for c in (ring(50, ppid=20, RANK=0), ring(51, ppid=21, RANK=1))}, watched={}
+        started=AGENT,
+        contents={c.pid: c for c in (ring(50, ppid=20, RANK=0), ring(51, ppid=21, RANK=1))},
+        watch=Watch(),
     )
     sources = find_ranks(seen)
     assert [(s.rank, s.pid, s.stands_for) for s in sources] == [(0, 50, 20), (1, 51, 21)]
