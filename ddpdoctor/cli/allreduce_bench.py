@@ -166,7 +166,7 @@ def run(options: Options) -> int:
 
 def _prepare(options: Options, launch: Launch, world_size: int) -> tuple[Settings, Wanted]:
     """Check all that can be checked before ranks meet; files on rank 0 only, which is where they are."""
-    from ddpdoctor.cli.outputs import Outputs, check_outputs
+    from ddpdoctor.cli.delivery import Outputs, check_outputs
 
     settings, wanted = read_settings(options), _read_wanted(options)
     if launch.rank != 0:
@@ -277,7 +277,7 @@ def _take_part(options: Options, env: Mapping[str, str], launch: Launch, prepare
 
 def _report(options: Options, wanted: Wanted, reader: MachineReader, progress: ShownProgress, bench: Bench) -> int:
     """Judge, save and show a bench, on the rank that reports; return the exit status."""
-    from ddpdoctor.cli.outputs import Outputs, deliver, severity_of
+    from ddpdoctor.cli.delivery import Outputs, deliver, severity_of
     from ddpdoctor.diagnose.bandwidth import build_report, exit_status
 
     progress.stop()

@@ -24,7 +24,7 @@ def main() -> NoReturn:
     except Exception as error:  # noqa: BLE001  the outermost wall: no traceback ever reaches the terminal
         if came_of_interrupt(error):
             sys.exit(ExitStatus.INTERRUPTED)
-        from ddpdoctor.cli.defects import show_defect
+        from ddpdoctor.cli.output import show_defect
 
         show_defect(error)
         sys.exit(ExitStatus.DEFECT)
@@ -54,5 +54,5 @@ def _run(arguments: list[str]) -> int:
             return status
     from ddpdoctor.cli import verbs
 
-    verbs.app(prog_name="ddpdoctor")
-    return 0
+    verbs.app(prog_name="ddpdoctor")  # ends the process
+    return ExitStatus.OK

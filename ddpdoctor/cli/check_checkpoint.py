@@ -42,7 +42,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Read and judge the files; return the exit status. Raises ``UserError``."""
-    from ddpdoctor.cli.outputs import Outputs, check_outputs, deliver_check
+    from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
     from ddpdoctor.cli.progress import ShownProgress
     from ddpdoctor.diagnose.checkpoints import checkpoint_report
     from ddpdoctor.diagnose.reports import now

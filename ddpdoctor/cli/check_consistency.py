@@ -32,7 +32,7 @@ from ddpdoctor.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.cli.outputs import Outputs
+    from ddpdoctor.cli.delivery import Outputs
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.model.trial import Trial, TrialSettings
 
@@ -109,14 +109,14 @@ def run(options: Options) -> int:
 
 def _outputs(options: Options) -> Outputs:
     """Return where the report goes. Files that differ, in buffers only too, are what --diff was asked for."""
-    from ddpdoctor.cli.outputs import Outputs
+    from ddpdoctor.cli.delivery import Outputs
 
     return settings_of(options, Outputs, fail_on=options.fail_on or ("warning" if options.diff else "error"))
 
 
 def _prepare(options: Options, launch: Launch, _: int) -> TrialSettings:
     """Check all that can be checked before ranks meet; files on rank 0 only, which is where they are."""
-    from ddpdoctor.cli.outputs import check_outputs
+    from ddpdoctor.cli.delivery import check_outputs
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.trial import TrialSettings
 
@@ -146,14 +146,14 @@ def _take_part(options: Options, env: Mapping[str, str], launch: Launch, setting
 
 def _report(options: Options, started_at: str, trial: Trial) -> int:
     """Judge, save and show a trial, on the rank that reports; return the exit status."""
-    from ddpdoctor.cli.outputs import deliver_check
+    from ddpdoctor.cli.delivery import deliver_check
     from ddpdoctor.diagnose.consistency import build_report
 
     return deliver_check(build_report(trial, tuple(sys.argv), started_at), _outputs(options))
 
 
 def _compare_files(options: Options) -> int:
-    from ddpdoctor.cli.outputs import check_outputs, deliver_check
+    from ddpdoctor.cli.delivery import check_outputs, deliver_check
     from ddpdoctor.diagnose.consistency import build_diff_report
     from ddpdoctor.diagnose.reports import now
     from ddpdoctor.model.errors import UserError

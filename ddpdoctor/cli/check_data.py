@@ -24,7 +24,7 @@ from ddpdoctor.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.cli.outputs import Outputs
+    from ddpdoctor.cli.delivery import Outputs
     from ddpdoctor.model.sharing import Plan, Sharing
     from ddpdoctor.probes.data.session import Heard
 
@@ -91,7 +91,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Do the arithmetic, or ask the user's loader; return the exit status. Raises ``UserError``."""
-    from ddpdoctor.cli.outputs import Outputs, check_outputs, deliver_check
+    from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
     from ddpdoctor.diagnose.check_data import plan_report
 
     outputs = settings_of(options, Outputs)
@@ -145,7 +145,7 @@ def _refuse_arithmetic(options: Options) -> None:
 
 def _ask_loader(options: Options, function: str, outputs: Outputs, env: Mapping[str, str]) -> int:
     """Ask the loader on this rank, or start ranks that do; return the exit status. Raises ``UserError``."""
-    from ddpdoctor.cli.outputs import check_outputs, deliver_check
+    from ddpdoctor.cli.delivery import check_outputs, deliver_check
     from ddpdoctor.diagnose.bandwidth_machines import find_launch
     from ddpdoctor.diagnose.check_data import drawn_report
     from ddpdoctor.diagnose.reports import now

@@ -27,6 +27,7 @@ from ddpdoctor.cli.options import (
     settings_of,
     typed,
 )
+from ddpdoctor.model.exit_status import ExitStatus
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.check_env import Entry
@@ -70,7 +71,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Check this machine, or take part in a check of several; return the exit status. Raises ``UserError``."""
-    from ddpdoctor.cli.outputs import Outputs, check_outputs, deliver_check
+    from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
     from ddpdoctor.diagnose.torch_start import start_torch_early
 
     outputs = settings_of(options, Outputs)
@@ -86,9 +87,9 @@ def run(options: Options) -> int:
     )
     if options.show_list:
         _print_list(list_checks(wanted))
-        return 0
+        return ExitStatus.OK
     report = check_environment(wanted, os.environ)
-    return 0 if report is None else deliver_check(report, outputs)
+    return ExitStatus.OK if report is None else deliver_check(report, outputs)
 
 
 def _reports(options: Options) -> bool:

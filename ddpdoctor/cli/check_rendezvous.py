@@ -27,6 +27,7 @@ from ddpdoctor.cli.options import (
     typed,
 )
 from ddpdoctor.cli.values import parse_ports
+from ddpdoctor.model.exit_status import ExitStatus
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.rendezvous.wanted import RendezvousChecked
@@ -101,11 +102,11 @@ def run(options: Options) -> int:
         command=tuple(sys.argv),
     )
     checked = check_rendezvous(wanted, os.environ)
-    return 0 if checked is None else _finish(checked, options)
+    return ExitStatus.OK if checked is None else _finish(checked, options)
 
 
 def _finish(checked: RendezvousChecked, options: Options) -> int:
-    from ddpdoctor.cli.outputs import Outputs, deliver, severity_of
+    from ddpdoctor.cli.delivery import Outputs, deliver, severity_of
     from ddpdoctor.launch.folders.report_dir import REPORT_NAME
     from ddpdoctor.model.exit_status import report_status
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import LIST, Argument
+from ddpdoctor.model.exit_status import ExitStatus
 
 if TYPE_CHECKING:
     from ddpdoctor.launch.command.options import WrapOptions
@@ -39,7 +40,7 @@ def run(options: Options) -> int:
     if options.show_list:
         width = max(map(len, FAULTS))
         write(sys.stdout, "".join(f"{name:<{width}}  {describe(name)}\n" for name in FAULTS))
-        return 0
+        return ExitStatus.OK
     if options.fault not in FAULTS:
         raise UserError(f"there is no fault {options.fault}", help=f"Faults: {', '.join(FAULTS)}.")
     return _run(options.fault)
@@ -68,10 +69,10 @@ def _run(fault: str) -> int:
     verdict = outcome_report(run_and_show(options)).verdict
     say(sys.stderr, f"script and report are kept in {options.report_dir.parent}")
     if verdict is not None and verdict.kind == fault:
-        return 0
+        return ExitStatus.OK
     found = "no verdict" if verdict is None else f"the verdict {verdict.kind}"
     say(sys.stderr, f"the seeded fault was {fault}, but the diagnosis came to {found}")
-    return 1
+    return ExitStatus.FOUND
 
 
 def _make_options(fault: str, ranks: int) -> WrapOptions:

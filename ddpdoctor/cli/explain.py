@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import LIST, Argument
+from ddpdoctor.model.exit_status import ExitStatus
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.catalogue import ErrorPage, Page
@@ -36,7 +37,7 @@ def run(options: Options) -> int:
         write(sys.stdout, render_page(read_page(options.name)))
     else:
         raise UserError("no code was given", help=f"Give one, such as DD601; {LIST_HINT}")
-    return 0
+    return ExitStatus.OK
 
 
 def render_list(pages: tuple[Page, ...]) -> str:

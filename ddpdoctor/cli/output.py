@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from ddpdoctor import __version__
 from ddpdoctor.recorder.storage.files import write_whole
 
 if TYPE_CHECKING:
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.command.options import SavedFormat
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.findings import Report, Severity
+
+
+ISSUES_URL = "https://github.com/ddpdoctor/ddpdoctor/issues"
+ISSUES_HINT = f"Please report it with that file at {ISSUES_URL}. Your script and your files are unchanged."
 
 
 def show_report(
@@ -105,6 +110,26 @@ def print_error(message: str, hint: str) -> None:
     if hint:
         # A command that we break cannot be pasted.
         write(sys.stderr, f"  {clean(hint)}\n" if "`" in hint else _wrapped(sys.stderr, f"  {hint}"))
+
+
+def show_defect(error: Exception) -> None:
+    """Write to stderr what failed, and where its traceback was saved, or why it could not be saved."""
+    print_error(f"a defect of ddpdoctor: {type(error).__name__}. {_save_traceback(error)}", ISSUES_HINT)
+
+
+def _save_traceback(error: Exception) -> str:
+    import tempfile
+    import traceback
+
+    text = "".join(traceback.format_exception(error))
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="ddpdoctor-defect-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
+        ) as file:
+            file.write(f"ddpdoctor {__version__}, Python {sys.version}\n{text}")
+    except OSError as failure:
+        return f"The traceback could not be saved: {failure.strerror}."
+    return f"The traceback is in {file.name}"
 
 
 def _wrapped(stream: TextIO, text: str) -> str:

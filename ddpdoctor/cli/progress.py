@@ -46,7 +46,7 @@ def _make_bar(stream: TextIO) -> Any:
 
     console = Console(file=stream)
     words, left = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[left]}", markup=False)
-    # Drawn when it is told something, between measurements: a thread that draws would take turns with them.
+    # Drawn in calls of show(), between measurements: a thread that draws would take turns with them.
     return Progress(words, BarColumn(), left, console=console, transient=True, auto_refresh=False)
 
 

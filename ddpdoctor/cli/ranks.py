@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Kind = TypeVar("Kind")
 WRONG_LIMIT_S = 10.0
-"""Ours: how long a rank whose command line is wrong tries to tell rank 0, before it tells the user itself."""
+"""Ours: how long a rank whose command line is wrong tries to reach rank 0, before it shows the error itself."""
 
 
 def run_in_ranks(

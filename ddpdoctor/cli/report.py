@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import FORMAT, PLOT, VERBOSE, Argument
 from ddpdoctor.launch.command.options import SavedFormat
+from ddpdoctor.model.exit_status import ExitStatus
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
@@ -40,8 +41,8 @@ class Options:
 
 def run(options: Options) -> int:
     """Draw the saved report. Raises ``UserError`` for a folder or file that cannot be used."""
+    from ddpdoctor.cli.delivery import check_plot_file, save_plot
     from ddpdoctor.cli.output import show_report
-    from ddpdoctor.cli.outputs import check_plot_file, save_plot
     from ddpdoctor.model.findings import Severity
 
     if options.plot is not None:
@@ -52,7 +53,7 @@ def run(options: Options) -> int:
         save_plot(saved, options.plot)
     folder = path.parent if path.is_file() else path
     show_report(saved, options.format, sys.stdout, folder, verbose=options.verbose, fail_on=Severity.ERROR)
-    return 0
+    return ExitStatus.OK
 
 
 def find_latest(runs: Path) -> Path:

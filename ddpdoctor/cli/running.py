@@ -10,8 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.cli.debug_level import debug_note
-from ddpdoctor.cli.defects import show_defect
-from ddpdoctor.cli.output import save_report, say, show_error, show_report
+from ddpdoctor.cli.output import save_report, say, show_defect, show_error, show_report
 from ddpdoctor.launch.command.options import WrapOptions
 from ddpdoctor.launch.folders.report_dir import REPORT_NAME
 from ddpdoctor.launch.folders.shared_folder import has_room
@@ -72,7 +71,7 @@ def run_and_show(options: WrapOptions) -> Outcome:
     failure = outcome.failure
     try:
         show(outcome)
-    except Exception as error:  # noqa: BLE001 - the job has ended, and its status is told whatever fails here
+    except Exception as error:  # noqa: BLE001 - the job has ended, and its status is returned whatever fails here
         failure = failure or error
     if failure is not None:
         _say_failure(failure, outcome)
@@ -116,7 +115,7 @@ def keep_errors(report: Report) -> Report | None:
 
 
 def _say_notes(options: WrapOptions) -> None:
-    """Say what was chosen, once for the job where that can be told."""
+    """Say what was chosen, once for the job where one node can say it for all."""
     if options.placement.number not in {0, None}:
         return
     level = debug_note(options.debug_level, os.environ)
@@ -145,8 +144,8 @@ def _tell_of_replicas(options: WrapOptions, folder: Path) -> bool:
     found = [f for f in judge_replicas(folder) if f.severity is not Severity.INFO and f.code not in options.ignore]
     if found:
         # Only the end shows whether a script that leaves out reductions averages parameters by itself.
-        told = f"{title_of(found[0])}: {found[0].summary}"
-        say(sys.stderr, f"{told}; training goes on, and the report at its end has the last word")
+        problem = f"{title_of(found[0])}: {found[0].summary}"
+        say(sys.stderr, f"{problem}; training goes on, and the report at its end has the last word")
     return bool(found)
 
 

@@ -33,7 +33,7 @@ class RankVerb(Verb):
     """A verb that a launcher may start in each rank: a wrong command line is reported once, not by each."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse; without a launcher, what is wrong is told as with every verb."""
+        """Parse; without a launcher, an error is shown as for every verb."""
         from ddpdoctor.model.errors import UserError
 
         try:
@@ -42,8 +42,8 @@ class RankVerb(Verb):
             from ddpdoctor.cli.ranks import refuse
 
             hint = f"ddpdoctor {ctx.info_name} --help lists the options."
-            told = error if isinstance(error, UserError) else UserError(error.format_message(), help=hint)
-            status = refuse(told)
+            problem = error if isinstance(error, UserError) else UserError(error.format_message(), help=hint)
+            status = refuse(problem)
             if status is None:
                 raise
             raise typer.Exit(status) from error

@@ -129,7 +129,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Run the job, show what came of it, and return the exit status."""
-    from ddpdoctor.cli.outputs import severity_of
+    from ddpdoctor.cli.delivery import severity_of
     from ddpdoctor.cli.running import outcome_report, run_and_show, run_under_outer
     from ddpdoctor.launch.processes.nested import find_outer_run
     from ddpdoctor.model.exit_status import ExitStatus, has_found
@@ -186,7 +186,7 @@ def prepare(
 def _read_check_every(options: Options, outer: Path | None) -> int:
     """Return every how many steps replicas are compared, 0 for never.
 
-    Under another wrap the variable is what that one told its ranks, and its own options hold.
+    Under another wrap the variable is what that one gave its ranks, and its options hold.
     """
     return 0 if options.no_consistency or outer is not None else parse_steps(options.check_every, "--check-every")
 

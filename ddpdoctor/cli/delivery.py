@@ -57,7 +57,7 @@ def check_plot_file(path: Path) -> None:
 
 
 def _check_writable(path: Path, option: str) -> None:
-    """Write to the file, as permissions alone do not tell; one that was not there before is removed again."""
+    """Try to write: permissions alone do not say. A file that was not there before is removed again."""
     existed = path.exists()
     if existed and not path.is_file() and not path.is_dir():
         return  # a pipe or a device: to open it may wait for a reader
