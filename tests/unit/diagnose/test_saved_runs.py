@@ -16,9 +16,9 @@ from ddpdoctor.report.text import render_text
 
 SAVED = Path(__file__).parents[2] / "data" / "runs"
 JOBS = {
-    "crash": ("failed", 1, "crash", (1,)),
+    "crash": ("failed", 1, "crash", (0,)),
     "ctrl-c": ("interrupted", 130, None, ()),
-    "drift": ("finished", 0, "param-drift", (1,)),
+    "drift": ("finished", 0, "param-drift", (0,)),
     "finished": ("finished", 0, None, ()),
     "hung": ("hung", 124, "early-exit", (1,)),
     "killed": ("failed", 1, "killed", (2,)),
