@@ -40,6 +40,17 @@ def python(tmp_path_factory) -> Path:
     return folder / "bin" / "python"
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """Return a folder with a model's code and its saved weights."""
+    import torch
+
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "build.py").write_text("import torch\ndef model():\n    return torch.nn.Linear(2, 1)\n")
+    torch.save(torch.nn.Linear(2, 1).state_dict(), folder / "model.pt")
+    return folder
+
+
 def run(python: Path, folder: Path, *arguments: str, status: int = 0) -> str:
     env = {name: value for name, value in clean_environment().items() if name != "PYTHONPATH"}
     command = [str(python), "-m", "ddpdoctor", *arguments]
@@ -80,9 +91,5 @@ def test_the_bench_and_the_extra_of_its_plot(python, tmp_path):
     ],
     ids=" ".join,
 )
-def test_other_verbs(python, tmp_path, arguments):
-    (tmp_path / "build.py").write_text("import torch\ndef model():\n    return torch.nn.Linear(2, 1)\n")
-    save = "import build, torch; torch.save(build.model().state_dict(), 'model.pt')"
-    if "model.pt" in arguments:
-        subprocess.run([str(python), "-c", save], cwd=tmp_path, check=True)
-    run(python, tmp_path, *arguments)
+def test_other_verbs(python, model, arguments):
+    run(python, model, *arguments)
