@@ -20,6 +20,9 @@ QUEUE, MACHINE = Path(__file__).parent, Path(__file__)
 LONGEST_WAIT_S = 600.0
 """A process that a test has left behind may hold a lock: then the others go on all the same."""
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+"""With it each Python that a test starts compiles all of ddpdoctor anew, which takes a second."""
+
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:

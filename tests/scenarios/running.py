@@ -26,7 +26,7 @@ SCHEMA = json.loads((Path(ddpdoctor.report.__file__).parent / "schema.json").rea
 HANG_TIMEOUT_S = 4
 PATIENT = ("--hang-timeout", "60")
 """For jobs that do not hang: on a busy machine a rank may stand still for seconds."""
-PORTS = range(20_000, 32_000, 4)
+PORTS = range(20_000, 32_000, 8)
 """Below those that the kernel gives to whoever asks for any (ip_local_port_range), so that it gives none of them away
 before the job has bound it."""
 LIMIT_S = 250
@@ -44,8 +44,8 @@ class Ran:
 
 
 def free_port() -> int:
-    """Return a port that is free now, as the next one is; of two processes of tests each has its own."""
-    own = 2 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 2)
+    """Return a port that is free now, as the next one is; of four processes of tests each has its own."""
+    own = 2 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 4)
     while True:
         port = random.choice(PORTS) + own
         if _is_free(port) and _is_free(port + 1):

@@ -9,7 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.scenarios.running import JOBS, PATIENT, run
+
+pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 NO_SYNC = "all forwards since the step before ran under no_sync()"
 SYNCHRONISATION = (

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.scenarios.running import JOBS, PATIENT, run
+
+pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 BADLY = "data_shared_badly"
 WELL = "data_shared_out"

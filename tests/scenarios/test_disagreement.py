@@ -8,6 +8,8 @@ import pytest
 
 from tests.scenarios.running import PATIENT, marked_lines, run
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 SEEDED = {
     "mismatch_shifted": (2, "OFF", "mismatch", [0], "called all_reduce"),
     "mismatch_uneven": (3, "DETAIL", "mismatch", [2], "is in barrier"),

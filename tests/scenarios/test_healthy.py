@@ -8,6 +8,8 @@ import pytest
 
 from tests.scenarios.running import PATIENT, run
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 BOTH = ("DETAIL", "OFF")
 HEALTHY = (
     ("clean_plain", 2, ("OFF",)),

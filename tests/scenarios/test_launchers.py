@@ -30,6 +30,8 @@ from tests.scenarios.running import (
     wait_for,
 )
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 JOB = str(JOBS / "launched.py")
 SHELL = (str(JOBS / "launch.sh"), JOB)
 PYTHON = (sys.executable,)

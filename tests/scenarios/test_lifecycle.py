@@ -28,6 +28,8 @@ from tests.scenarios.running import (
     wait_for,
 )
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 
 def ddpdoctor(*args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ddpdoctor", *args]

@@ -8,6 +8,8 @@ import pytest
 
 from tests.scenarios.running import PATIENT, marked_lines, run
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 pytestmark = pytest.mark.alone
 
 SLOW = {

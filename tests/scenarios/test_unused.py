@@ -8,6 +8,8 @@ import pytest
 
 from tests.scenarios.running import JOBS, run
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 
 @pytest.mark.parametrize(("level", "how", "code"), [("OFF", "silent", "DD604"), ("DETAIL", "logged", "DD602")])
 def test_gradients_that_one_rank_leaves_out(tmp_path: Path, level: str, how: str, code: str) -> None:

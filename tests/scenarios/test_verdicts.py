@@ -13,6 +13,8 @@ import pytest
 
 from tests.scenarios.running import marked_lines, run
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 BOTH = ("DETAIL", "OFF")
 
 

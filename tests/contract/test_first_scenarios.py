@@ -1,0 +1,73 @@
+"""What the README's test command runs of the scenarios shows each kind, verb and launcher that any scenario shows."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.first import FIRST
+
+ROOT = Path(__file__).parents[2]
+KINDS = {path.stem[6:]: path.stem[:5] for path in (ROOT / "docs" / "rules").glob("DD*.md")}
+VERBS = ("wrap", "check-env", "check-rendezvous", "allreduce-bench", "check-data", "check-consistency", "report")
+LAUNCHERS = ("torchrun", "accelerate", "mpirun", "launch.sh", "srun", "kubernetes", "spawn", "hosts")
+ASK = "import sys, pytest, tests.contract.test_first_scenarios as t; sys.exit(pytest.main(sys.argv[1:], [t.Texts()]))"
+
+
+class Texts:
+    """A plugin that writes what each collected test says: its code, its parameters, its row of a table."""
+
+    @staticmethod
+    def pytest_collection_finish(session: pytest.Session) -> None:
+        """Write it as JSON, behind all else."""
+        rows = {item.nodeid: [item.get_closest_marker("full") is None, _text(item)] for item in session.items}
+        sys.__stdout__.write("\n" + json.dumps(rows))  # type: ignore[union-attr]
+
+
+def _text(item: typing.Any) -> str:
+    values = getattr(getattr(item, "callspec", None), "params", {}).values()
+    tables = [value for value in vars(item.module).values() if isinstance(value, dict)]
+    rows = [table[value] for table in tables for value in values if isinstance(value, str) and value in table]
+    return inspect.getsource(item.function) + repr([*values, *rows, item.path.name])
+
+
+@pytest.fixture(scope="module")
+def scenarios() -> dict[str, tuple[bool, str]]:
+    """Return of each scenario whether it is run first, and what it says."""
+    command = [sys.executable, "-c", ASK, "--collect-only", "-q", "-m", "", "-p", "no:xdist", "tests/scenarios"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
+    return {name: (first, text) for name, (first, text) in json.loads(line).items()}
+
+
+def _says(text: str, *words: str) -> bool:
+    return any(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text) for word in words)
+
+
+def test_each_kind_that_any_scenario_shows_is_shown_first(scenarios: dict[str, tuple[bool, str]]) -> None:
+    names = [(kind, code) for kind, code in KINDS.items() if any(_says(t, kind, code) for _, t in scenarios.values())]
+    left_out = [kind for kind, code in names if not any(f and _says(t, kind, code) for f, t in scenarios.values())]
+    assert (left_out, len(names) > len(KINDS) / 2) == ([], True)
+
+
+@pytest.mark.parametrize("word", [*VERBS, *LAUNCHERS])
+def test_each_verb_and_launcher_is_shown_first(word: str, scenarios: dict[str, tuple[bool, str]]) -> None:
+    source = {name: (ROOT / name.partition("::")[0]).read_text() for name in scenarios}
+    assert any(first and (_says(text, word) or word in source[name]) for name, (first, text) in scenarios.items())
+
+
+def test_each_line_of_the_list_names_a_scenario(scenarios: dict[str, tuple[bool, str]]) -> None:
+    listed = [f"tests/scenarios/{file}::{start}" for file, starts in FIRST.items() for start in starts]
+    assert [line for line in listed if not any(name.startswith(line) for name in scenarios)] == []
