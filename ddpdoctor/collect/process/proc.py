@@ -38,6 +38,8 @@ class IoBytes:
 
     read: int
     written: int
+    fetched: int = 0
+    """Read from a disk, also for page faults: a library that is loaded comes that way, and not through read(2)."""
 
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -132,7 +134,9 @@ def read_io(pid: int, proc: Path = Path("/proc")) -> IoBytes | None:
     except OSError:
         return None
     values = dict(line.split(": ") for line in lines if ": " in line)
-    return IoBytes(read=int(values.get("rchar", 0)), written=int(values.get("wchar", 0)))
+    return IoBytes(
+        read=int(values.get("rchar", 0)), written=int(values.get("wchar", 0)), fetched=int(values.get("read_bytes", 0))
+    )  # fmt: skip
 
 
 def read_status(pid: int | str, proc: Path = Path("/proc")) -> dict[str, str]:

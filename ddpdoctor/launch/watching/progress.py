@@ -97,7 +97,7 @@ def follow(process: Followed, now_ns: int, interval_s: float, hang_timeout_s: fl
 
 def _has_advanced(process: Followed, old: dict[str, int], cells: dict[str, int], interval_s: float) -> bool:
     io = proc.read_io(process.pid)
-    io_bytes = None if io is None else io.read + io.written
+    io_bytes = None if io is None else io.read + io.written + io.fetched
     moved = (io_bytes or 0) - (process.io_bytes if process.io_bytes is not None else io_bytes or 0)
     process.io_bytes = io_bytes
     return (

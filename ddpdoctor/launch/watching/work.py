@@ -83,13 +83,16 @@ def _sample(process: proc.Process) -> _Sample:
 
 def _rates(before: _Sample, now: _Sample, over_s: float) -> Work:
     wanted_ns = None if before.wanted_ns is None or now.wanted_ns is None else now.wanted_ns - before.wanted_ns
-    known = before.io is not None and now.io is not None
+    read = written = None
+    if before.io is not None and now.io is not None:
+        read = max(now.io.read - before.io.read, now.io.fetched - before.io.fetched)
+        written = now.io.written - before.io.written
     return Work(
         over_s=over_s,
         cores=max(0.0, (now.ticks - before.ticks) / TICKS_PER_S / over_s),
         wanted=None if wanted_ns is None else min(1.0, max(0.0, wanted_ns / 1e9 / over_s)),
-        read_bytes_s=(now.io.read - before.io.read) / over_s if known and now.io and before.io else None,
-        written_bytes_s=(now.io.written - before.io.written) / over_s if known and now.io and before.io else None,
+        read_bytes_s=None if read is None else read / over_s,
+        written_bytes_s=None if written is None else written / over_s,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.collect.process.proc import read_io
 from ddpdoctor.launch.watching.progress import FAMILIAR_PATIENCE, IO_BYTES_PER_S, Followed, follow, open_rings
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.recorder.storage.ring_writing import Ring
@@ -86,6 +87,28 @@ def test_much_io_is_progress_and_a_line_a_second_is_none(process: Followed, tmp_
     (tmp_path / "checkpoint").write_bytes(b"x" * (IO_BYTES_PER_S + 65536))
     look(process, 3, interval_s=1.0)
     assert process.last_progress_ns == 3 * SECOND
+
+
+def test_a_file_that_is_read_by_page_faults_is_progress(process: Followed, tmp_path: Path) -> None:
+    """As a library is, from a cold disk: nothing goes through read(2)."""
+    path = tmp_path / "library"
+    path.write_bytes(os.urandom(1 << 20))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as library:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        before = fetched()
+        look(process, 1, interval_s=1.0)
+        assert sum(library[:: mmap.PAGESIZE]) > 0
+        if fetched() - before < 2 * IO_BYTES_PER_S:
+            pytest.skip("this file system keeps its files in memory")
+        look(process, 2, interval_s=1.0)
+    assert process.last_progress_ns == 2 * SECOND
+
+
+def fetched() -> int:
+    io = read_io(os.getpid())
+    assert io is not None
+    return io.fetched
 
 
 def test_a_ring_that_replaces_another_is_followed_from_its_start(ring: Ring, tmp_path: Path) -> None:
