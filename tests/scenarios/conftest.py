@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +27,8 @@ def is_first(item: pytest.Item) -> bool:
 
 
 @pytest.fixture
-def preloaded_python() -> Iterator[None]:
+def preloaded_python(request: pytest.FixtureRequest) -> Iterator[None]:
     """Have a test's jobs start from a Python that has torch loaded; without it each starts as ever."""
-    with preloaded():
+    cold = request.node.get_closest_marker("cold") is not None
+    with contextlib.nullcontext() if cold else preloaded():
         yield

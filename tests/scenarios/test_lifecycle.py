@@ -274,6 +274,7 @@ def small_disk(folder: Path, limit: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.cold
 def test_a_disk_that_is_full_from_the_start_costs_the_record_not_the_job(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", "size=256k") as small:
         ran = run("clean_groups", small / "run", *PATIENT, TMPDIR=str(small))

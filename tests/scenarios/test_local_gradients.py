@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.scenarios.running import PATIENT, marked_lines, run
-
-pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 
 def verdict(script, folder, ranks):
