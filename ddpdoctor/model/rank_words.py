@@ -19,6 +19,11 @@ def rank_list(ranks: Iterable[int], noun: str = "rank") -> str:
     return f"{noun}s {', '.join(spans)}"
 
 
+def count_of(number: int, noun: str, nouns: str = "") -> str:
+    """Return "1 tensor" or "2 tensors"; ``nouns`` is the plural where it has no plain s."""
+    return f"{number} {noun if number == 1 else nouns or noun + 's'}"
+
+
 def _spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
     spans: list[tuple[int, int]] = []
     for number in numbers:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.bandwidth import Curve
+from ddpdoctor.model.amounts import format_rate, format_size
+from ddpdoctor.model.bandwidth import Assessment, Curve
 
 from .fit import fit_line, fit_of
-from .plateau import find_latency, find_plateau
-from .references import find_yardstick
-from .series import size_at, sort_series
-from .standing import judge
+from .plateau import describe_end, find_latency, find_plateau, levels_of
+from .references import EXPECT, find_yardstick
+from .series import size_at, sort_series, time_bounds
+from .words import range_words, share_words
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.bandwidth import Bench
+    from ddpdoctor.model.bandwidth import Bench, Reference
 
+    from .plateau import Level, Plateau
     from .references import Yardstick
     from .series import Series
 
@@ -48,3 +52,112 @@ def _curve(series: Series, yardstick: Yardstick) -> Curve:
         share=verdict.share,
         verdict=verdict.text,
     )
+
+
+FAR = 4.0
+"""Short of the plateau a curve is too low only where so many times the bandwidth that the last step in size came at is
+too low. Ours: a disturbed step may come at half of what it should."""
+MOST_GB_S = 100.0
+"""Nor does anything rise further where larger sizes take the same way, which is Gloo's, through the kernel's TCP. Ours:
+the fastest network card carries 800 Gbit/s, and processors copy less over loopback."""
+LEAST_SHARE = 0.01
+"""Of a reference; what is less would read as "100% below"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The standing, what there is of the reference as a share, and one sentence."""
+
+    standing: Assessment
+    share: float | None
+    text: str
+
+
+def judge(series: Series, plateau: Plateau | None, yardstick: Yardstick) -> Verdict:
+    """Return how a curve stands."""
+    levels = levels_of(series)
+    if not levels:
+        return Verdict(standing=Assessment.NOT_DEFINED, share=None, text="n/a: with one rank nothing crosses a link.")
+    reference = yardstick.reference
+    if reference is None:
+        return Verdict(
+            standing=Assessment.NO_REFERENCE, share=None, text=f"{_seen(series, plateau)}; {yardstick.note}."
+        )
+    if plateau is None or plateau.to_bytes < reference.min_size_bytes:
+        return _judge_short(series, levels, plateau, yardstick, reference)
+    return _judge_plateau(plateau, yardstick, reference)
+
+
+def _judge_plateau(plateau: Plateau, yardstick: Yardstick, reference: Reference) -> Verdict:
+    share = plateau.gb_s / reference.gb_s
+    seen = f"{format_rate(plateau.gb_s)} from {format_size(plateau.from_bytes)} on"
+    if plateau.high_gb_s < yardstick.least_gb_s:
+        return Verdict(standing=Assessment.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}.")
+    if plateau.low_gb_s >= yardstick.least_gb_s:
+        return Verdict(standing=Assessment.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}.")
+    interval = range_words(plateau.low_gb_s, plateau.high_gb_s)
+    text = f"Too noisy to say: {interval} from {format_size(plateau.from_bytes)} on, held to {_least(yardstick)}."
+    return Verdict(standing=Assessment.NOISY, share=share, text=text)
+
+
+def _judge_short(
+    series: Series, levels: tuple[Level, ...], plateau: Plateau | None, yardstick: Yardstick, reference: Reference
+) -> Verdict:
+    """Judge a sweep that does not reach the sizes at which the reference holds: what it reaches may be enough."""
+    last = levels[-1]
+    share = last.gb_s / reference.gb_s
+    seen = f"{format_rate(last.gb_s)} at {format_size(last.size_bytes)}"
+    if last.low >= yardstick.least_gb_s:
+        return Verdict(standing=Assessment.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}.")
+    reachable = _ceiling(series) if yardstick.steady else math.inf
+    if max(reachable, *(level.high for level in levels)) < yardstick.least_gb_s:
+        return Verdict(standing=Assessment.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}.")
+    why = describe_end(series)
+    if plateau is not None:
+        why = f"the reference holds from {format_size(reference.min_size_bytes)} on"
+    return Verdict(standing=Assessment.NOT_REACHED, share=None, text=f"No plateau reached: {seen}, and {why}.")
+
+
+def _ceiling(series: Series) -> float:
+    """Return what larger sizes can reach at most, in GB/s, by the bus bandwidth at which the last step in size came.
+
+    That is the most that t = alpha + S/B rises to. Where the two times cannot be told apart it bounds nothing.
+    """
+    before, last = series.points[-2:] if len(series.points) > 1 else (None, series.points[-1])
+    if before is None or last.busbw_gb_s is None:
+        return MOST_GB_S
+    step_us = time_bounds(last)[0] - time_bounds(before)[1]
+    if step_us <= 0:
+        return MOST_GB_S
+    factor = last.busbw_gb_s * last.p50_us / last.size_bytes
+    return min(MOST_GB_S, FAR * factor * (last.size_bytes - before.size_bytes) / step_us)
+
+
+def _seen(series: Series, plateau: Plateau | None) -> str:
+    if plateau is not None:
+        return f"{format_rate(plateau.gb_s)} from {format_size(plateau.from_bytes)} on"
+    last = levels_of(series)[-1]
+    return f"{format_rate(last.gb_s)} at {format_size(last.size_bytes)}, no plateau ({describe_end(series)})"
+
+
+def _of(share: float, reference: Reference) -> str:
+    return f"{share_words(share)} {_name(reference)}"
+
+
+def _below(share: float, yardstick: Yardstick, reference: Reference) -> str:
+    source = "" if reference.source == EXPECT else f" [{reference.source}]"
+    note = f"; {yardstick.note}" if yardstick.note else ""
+    how_far = f"{1 - share:.0%} below" if share >= LEAST_SHARE else f"less than {LEAST_SHARE:.0%} of"
+    return f"{how_far} {_name(reference)}{source}{note}"
+
+
+def _name(reference: Reference) -> str:
+    figure = range_words(reference.gb_s, reference.high_gb_s)
+    return f"{EXPECT} {figure}" if reference.source == EXPECT else f"the reference ({reference.text}: {figure})"
+
+
+def _least(yardstick: Yardstick) -> str:
+    assert yardstick.reference is not None
+    if yardstick.margin == 0:
+        return _name(yardstick.reference)
+    return f"{format_rate(yardstick.least_gb_s)}, {yardstick.margin:.0%} below {_name(yardstick.reference)}"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.tensor_names import align_names
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.registry import rule
 
-from .words import count, listed, some
+from .words import listed, some
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +53,7 @@ def check_copies(seen: Checkpoints) -> Answer:
         problem for group in seen.copies for problem in _compare([seen.files[n] for n in group], seen.same_asked)
     ]
     compared = sum(map(len, seen.copies))
-    return judged(problems, f"{count(compared, 'file')} compared by tensor")
+    return judged(problems, f"{count_of(compared, 'file')} compared by tensor")
 
 
 def _compare(files: Sequence[FileSeen], asked: bool) -> list[Problem]:  # noqa: FBT001 - of one caller
@@ -84,7 +85,7 @@ def _difference(
 ) -> Problem:
     return Problem(
         severity=None if asked else Severity.INFO,
-        summary=f"{other.path} differs from {first.path} in {len(names)} of {count(of, 'tensor')}: {listed(names)}",
+        summary=f"{other.path} differs from {first.path} in {len(names)} of {count_of(of, 'tensor')}: {listed(names)}",
         evidence=(f"in one of them only: {some(only, 'tensor')}",) if only else (),
         fix="copy one of them to all nodes, or load on rank 0 before DDP is constructed",
         tensor=names[0],
@@ -96,7 +97,7 @@ def _other_names(first: FileSeen, other: FileSeen, prefixes: Sequence[str], of: 
     under = [f"{file.path} has them below {key!r}" for file, key in zip((first, other), prefixes, strict=True) if key]
     return Problem(
         severity=Severity.WARNING if asked else Severity.INFO,
-        summary=f"{other.path} holds the same {count(of, 'tensor')} as {first.path} under other names",
+        summary=f"{other.path} holds the same {count_of(of, 'tensor')} as {first.path} under other names",
         evidence=tuple(under),
         fix="save both in the same way, or load the part below that key",
     )

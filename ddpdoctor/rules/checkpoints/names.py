@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.registry import rule
 
-from .words import count, some
+from .words import some
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -74,16 +75,16 @@ def _prefix(one: FileSeen, weights: Weights, expected: Expected | None) -> Itera
     if len(prefixed) < total:
         yield Problem(
             severity=Severity.WARNING,
-            summary=f"{_place(one, weights)}: {len(prefixed)} of {count(total, 'tensor')} have the prefix {prefix} and "
-            "the others not: with strict=False some of them are not loaded into any model, in silence",
+            summary=f"{_place(one, weights)}: {len(prefixed)} of {count_of(total, 'tensor')} have the prefix {prefix} "
+            "and the others not: with strict=False some of them are not loaded into any model, in silence",
             evidence=(f"with: {prefixed[0]}", f"without: {_first_plain(weights.tensors)}"),
             fix="save the state dict of one module, the same one that it is loaded into",
         )
     else:
         yield Problem(
             severity=Severity.INFO,
-            summary=f"{_place(one, weights)}: all {count(total, 'tensor')} have the prefix {prefix}: load_state_dict "
-            "into a model without the wrapper raises, and with strict=False loads nothing, in silence",
+            summary=f"{_place(one, weights)}: all {count_of(total, 'tensor')} have the prefix {prefix}: "
+            "load_state_dict into a model without the wrapper raises, and with strict=False loads nothing, in silence",
             evidence=(f"as {prefixed[0]}",),
             fix="save model.module.state_dict(); give --model to see what would load",
         )
@@ -94,7 +95,7 @@ def _mismatch(one: FileSeen, weights: Weights, expected: Expected, match: Match)
     prefix = _wrapper(name)
     inner = prefix or next(part for part in name.split(".") if part in WRAPPERS[1:]) + "."
     return Problem(
-        summary=f"{_place(one, weights)}: {match.exact} of {count(len(expected.tensors), 'tensor')} would load into "
+        summary=f"{_place(one, weights)}: {match.exact} of {count_of(len(expected.tensors), 'tensor')} would load into "
         f"{expected.function}, and {match.stripped} without the prefix {inner}",
         evidence=(
             f"in the file: {name}; in the model: {strip(name)}",
@@ -194,13 +195,13 @@ def check_keys(seen: Checkpoints) -> Answer:
     if not compared:
         empty = [one for one in seen.files if one.contents is not None and not one.contents.tensors]
         return judged([_empty(one, seen.expected) for one in empty], "") if empty else skipped(NO_WEIGHTS)
-    return judged(problems, f"{count(len(seen.expected.tensors), 'tensor')} of {seen.expected.function} compared")
+    return judged(problems, f"{count_of(len(seen.expected.tensors), 'tensor')} of {seen.expected.function} compared")
 
 
 def _empty(one: FileSeen, expected: Expected) -> Problem:
     return Problem(
         summary=f"{one.path} does not fit {expected.function}: there is no tensor in it",
-        evidence=(f"the model has {count(len(expected.tensors), 'tensor')}",),
+        evidence=(f"the model has {count_of(len(expected.tensors), 'tensor')}",),
         fix="name the file that holds the model's state dict",
     )
 

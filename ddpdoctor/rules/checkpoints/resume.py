@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.checkpoint import Form, Part, State
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.registry import rule
 
-from .words import count, listed
+from .words import listed
 
 if TYPE_CHECKING:
     from ddpdoctor.model.checkpoint import Checkpoints, FileSeen
@@ -59,7 +60,7 @@ def check_resume(seen: Checkpoints) -> Answer:
     if not training:
         return skipped("no file to resume from: none is known to hold more than weights")
     problems = [problem for one in training for problem in _lacks(one)]
-    return judged(problems, f"{count(len(training), 'file')} to resume from")
+    return judged(problems, f"{count_of(len(training), 'file')} to resume from")
 
 
 def _is_training(one: FileSeen) -> bool:
@@ -125,7 +126,7 @@ def check_refusal(seen: Checkpoints) -> Answer:
     if not read:
         return skipped("no index could be read")
     problems = [problem for one in read if (problem := _refusal(one)) is not None]
-    return judged(problems, f"{count(len(read) - len(problems), 'file')} of tensors and plain values")
+    return judged(problems, f"{count_of(len(read) - len(problems), 'file')} of tensors and plain values")
 
 
 def _refusal(one: FileSeen) -> Problem | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.registry import rule
 
-from .words import count, some
+from .words import some
 
 if TYPE_CHECKING:
     from ddpdoctor.model.checkpoint import Checkpoints, FileSeen, OddValues
@@ -47,7 +48,7 @@ def check_values(seen: Checkpoints) -> Answer:
     if not looked:
         return skipped("no values were looked at")
     problems = [problem for one in looked if (problem := _judge(one)) is not None]
-    return judged(problems, f"values of {count(len(looked), 'file')} looked at")
+    return judged(problems, f"values of {count_of(len(looked), 'file')} looked at")
 
 
 def _judge(one: FileSeen) -> Problem | None:
@@ -76,4 +77,4 @@ def _words(each: OddValues) -> str:
     kinds = [
         f"{number} {name}" for number, name in ((each.nan, "NaN"), (each.above, "inf"), (each.below, "-inf")) if number
     ]
-    return f"{' and '.join(kinds)} among the {count(each.of, 'value')} of {each.name}"
+    return f"{' and '.join(kinds)} among the {count_of(each.of, 'value')} of {each.name}"

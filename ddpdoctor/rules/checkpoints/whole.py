@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.checkpoint import Checksums, Form, State
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.registry import rule
 
-from .words import count, listed, some
+from .words import listed, some
 
 if TYPE_CHECKING:
     from ddpdoctor.model.checkpoint import Checkpoints, FileSeen
@@ -49,7 +50,7 @@ def check_foreign(seen: Checkpoints) -> Answer:
         for one in seen.files
         if one.state is State.FOREIGN
     ]
-    return judged(problems, f"{count(len(seen.files) - len(problems), 'file')} of a known form")
+    return judged(problems, f"{count_of(len(seen.files) - len(problems), 'file')} of a known form")
 
 
 @rule("DD711", "checkpoint-damaged", Severity.ERROR, "Bytes of a checkpoint are not those that were written")
@@ -85,8 +86,8 @@ def check_damaged(seen: Checkpoints) -> Answer:
     checked = [one for one in seen.files if one.checksums is Checksums.CHECKED]
     if problems or checked:
         without = [one for one in seen.files if one.checksums in {Checksums.NONE, Checksums.NOT_WRITTEN}]
-        more = f"; {count(len(without), 'file')} without checksums" if without else ""
-        return judged(problems, f"checksums of {count(len(checked), 'file')} computed again{more}")
+        more = f"; {count_of(len(without), 'file')} without checksums" if without else ""
+        return judged(problems, f"checksums of {count_of(len(checked), 'file')} computed again{more}")
     reason = next((one.checksums for one in seen.files if one.checksums is not Checksums.NOT_READ), Checksums.NOT_READ)
     return _skip(reason)
 
@@ -147,7 +148,7 @@ def check_truncated(seen: Checkpoints) -> Answer:
         epoch4.pt is cut off: of 62 tensors 17 are lost, the first of them model.layers.9.weight
     """
     problems = [_truncation(one) for one in seen.files if one.state in {State.CUT, State.EMPTY}]
-    return judged(problems, f"{count(len(seen.files) - len(problems), 'file')} to the end")
+    return judged(problems, f"{count_of(len(seen.files) - len(problems), 'file')} to the end")
 
 
 def _truncation(one: FileSeen) -> Problem:
@@ -166,8 +167,8 @@ def _truncation(one: FileSeen) -> Problem:
         return Problem(summary=summary, evidence=tuple(evidence), fix=fix)
     verb = "is" if len(one.lost) == 1 else "are"
     return Problem(
-        summary=f"{one.path} is cut off: of {count(tensors, 'tensor')} {len(one.lost)} {verb} lost, the first of them "
-        f"{one.lost[0]}",
+        summary=f"{one.path} is cut off: of {count_of(tensors, 'tensor')} {len(one.lost)} {verb} lost, the first of "
+        f"them {one.lost[0]}",
         evidence=(*evidence, f"lost: {some(one.lost, 'tensor')}"),
         fix=fix,
         tensor=one.lost[0],

@@ -1,4 +1,4 @@
-"""Who is to blame for a difference: the minority, or all where there is no majority."""
+"""Why replicas differ, and who is to blame: the minority, or all where there is no majority."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Split, Values
 
 Told = TypeVar("Told")
+
 MAX_SIDES = 4
 """So many sides are told apart in a sentence. Ours."""
 
@@ -80,3 +81,21 @@ def sides_words(sides: Sequence[tuple[Told, Sequence[int]]], words: Callable[[To
     told = [f"{words(what)} on {rank_list(ranks)}" for what, ranks in sides[:MAX_SIDES]]
     more = [f"others on {len(sides) - MAX_SIDES} more sides"] if len(sides) > MAX_SIDES else []
     return ", ".join([*told, *more])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftCause:
+    """Why replicas differ."""
+
+    name: str
+    """Findings of one code and one cause become one."""
+    words: str
+    """A clause that can follow a colon."""
+    fix: str
+    blame: DriftBlame | None = None
+    """Whom the cause itself shows; None where only the tensors tell who differs."""
+    unsynchronised: bool = False
+    """Gradients were not reduced, which a script may want that averages parameters by itself."""
+    at_the_step: bool = False
+    """The fault stands at, or right before, the line that makes the step."""
+    evidence: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.registry import rule
 
-from .cause import DriftCause
+from .blame import DriftCause
 from .survey import ruling, survey
 from .telling import findings_of
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.rank_words import rank_list
 
-from .blame import Ground, blame_of, outvoted, seen, sides_by, sides_words
-from .cause import DriftCause
+from .blame import DriftCause, Ground, blame_of, outvoted, seen, sides_by, sides_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

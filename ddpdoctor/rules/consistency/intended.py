@@ -12,7 +12,7 @@ from .replicas import all_values, is_aligned
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job
 
-    from .cause import DriftCause
+    from .blame import DriftCause
     from .replicas import Replica, Sighting
 
 _LOCAL_SGD = "ocalSGD"

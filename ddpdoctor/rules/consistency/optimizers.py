@@ -11,8 +11,7 @@ from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, skipped
 from ddpdoctor.rules.registry import rule
 
-from .blame import Ground
-from .cause import DriftCause
+from .blame import DriftCause, Ground
 from .intended import excuse_of_model
 from .parameter_causes import MAX_SETTINGS, SAME_SETTINGS, or_unseen, to_see_each, why_parameters_differ
 from .replicas import all_values, is_aligned, sightings

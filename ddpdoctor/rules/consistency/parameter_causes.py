@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.rank_words import rank_list
 
-from .blame import Ground, blame_of, outvoted, seen, sides_by, sides_words
-from .cause import DriftCause
+from .blame import DriftCause, Ground, blame_of, outvoted, seen, sides_by, sides_words
 from .gradient_causes import added_after_wrapping, why_gradients_differ
 from .replicas import is_aligned, sightings, values_at
 from .settings import splits_of, state_follows_parameters

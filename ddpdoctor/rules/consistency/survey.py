@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.consistency import What
     from ddpdoctor.model.facts import Job
 
-    from .cause import DriftCause
+    from .blame import DriftCause
     from .replicas import Replica, Sighting
 
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import What
 
-from .blame import seen
-from .cause import DriftCause
+from .blame import DriftCause, seen
 from .parameter_causes import why_parameters_differ
 from .replicas import sightings, unwrapped_of
 from .survey import Found

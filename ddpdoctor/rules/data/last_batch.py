@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import rule
 
@@ -96,10 +97,10 @@ def check_accumulation(shares: Shares) -> Answer:
     if every == 1:
         return skipped("gradients are not accumulated (--grad-accumulation)")
     steps, rest = divmod(batches, every)
-    seen = f"{_count(batches, 'batch', 'batches')} are {_count(steps, 'step', 'steps')} of {every} batches"
+    seen = f"{count_of(batches, 'batch', 'batches')} are {count_of(steps, 'step', 'steps')} of {every} batches"
     if not rest:
         return passed(seen)
-    left = f"{_count(rest, 'batch is', 'batches are')} left"
+    left = f"{count_of(rest, 'batch is', 'batches are')} left"
     fix = "step at the last batch of an epoch too, and divide the loss by the batches that there were; or leave it out"
     return judged([Problem(summary=f"{seen}, and {left}", fix=fix)], f"{seen}, {left}")
 
@@ -145,9 +146,5 @@ def _whose(shares: Shares, ranks: tuple[int, ...]) -> str:
 
 
 def _words(one: RankShare) -> str:
-    batches = _count(one.batches, "batch", "batches")
-    return f"rank {one.rank}: {batches}, the last of {_count(one.last_batch, 'sample', 'samples')}"
-
-
-def _count(number: int, singular: str, plural: str) -> str:
-    return f"{number} {singular if number == 1 else plural}"
+    batches = count_of(one.batches, "batch", "batches")
+    return f"rank {one.rank}: {batches}, the last of {count_of(one.last_batch, 'sample', 'samples')}"

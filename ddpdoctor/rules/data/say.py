@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Place
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.rank_words import count_of, rank_list
 from ddpdoctor.model.sharing import Plan, Sharing, share_out
 
 if TYPE_CHECKING:
@@ -44,18 +44,11 @@ def hosts_of(replicas: Replicas, ranks: Iterable[int]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(replicas.hosts[rank] for rank in ranks if rank in replicas.hosts))
 
 
-def count(number: int, noun: str) -> str:
-    """Return "1 batch", "3 batches"."""
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number} {noun}{'es' if noun.endswith(('s', 'ch', 'x')) else 's'}"
-
-
 def drawn_words(epoch: EpochSeen) -> str:
     """Return what a rank drew in a pass, so that it can be checked by hand."""
     state = "" if epoch.complete else ", and was not at its end"
     return (
-        f"drew {count(epoch.drawn, 'index').replace('indexes', 'indices')} in {count(epoch.batches, 'batch')}"
+        f"drew {count_of(epoch.drawn, 'index', 'indices')} in {count_of(epoch.batches, 'batch', 'batches')}"
         f" (sum {epoch.total}, xor {epoch.xor}){state}"
     )
 
@@ -83,6 +76,6 @@ def shared_out(loader: LoaderSeen, size: int) -> str:
     repeated = sum(share.repeated for share in shares.ranks)
     return (
         f"a DistributedSampler for {size} ranks gives each {one.drawn} of {loader.samples} samples"
-        f" ({count(one.batches, 'batch')} of {loader.batch_size}): {repeated} repeated,"
+        f" ({count_of(one.batches, 'batch', 'batches')} of {loader.batch_size}): {repeated} repeated,"
         f" {shares.missed or 0} left out in an epoch"
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.rank_words import count_of, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import rule
 
@@ -151,5 +151,5 @@ def _evidence(shared: Shared, found: _Uneven) -> tuple[str, ...]:
 def _numbers(batches: Mapping[int, int]) -> str:
     counts = sorted(set(batches.values()))
     if len(counts) == 1:
-        return say.count(counts[0], "batch")
+        return count_of(counts[0], "batch", "batches")
     return f"{counts[0]} to {counts[-1]} batches"

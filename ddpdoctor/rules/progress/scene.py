@@ -12,8 +12,7 @@ from ddpdoctor.model.findings import Confidence
 
 from .conflicts import ANY_SHAPE, EVEN_SHAPE, Conflict, find_conflict
 from .differences import Difference, find_difference
-from .failures import Failure, find_failures
-from .gave_up import all_gave_up
+from .failures import Failure, all_gave_up, find_failures
 from .groups import Position, group_table, position_of, world_of
 from .guards import blame_guarded
 from .lone_calls import find_lone_call

@@ -12,8 +12,7 @@ from .causes import busy_at, clues_of, compiles
 from .closed import closed
 from .clues import fix_of, sentences
 from .device import queued_behind
-from .late import find_late
-from .late_words import tell_late
+from .late import find_late, tell_late
 from .limits import limit_words
 from .lock_causes import is_held_outside, is_left_behind, is_surely_left, left_behind_words
 from .places import places, standing_places
