@@ -169,7 +169,7 @@ def _ask_loader(options: Options, function: str, outputs: Outputs, env: Mapping[
     started_at = now()
 
     def report(heard: Heard) -> int:
-        made = drawn_report(heard.drawn, heard.told, tuple(sys.argv), started_at, options.accumulation)
+        made = drawn_report(heard.drawn, heard.ranks, tuple(sys.argv), started_at, options.accumulation)
         return deliver_check(made, outputs)
 
     return run_rank(settings_of(options, Wanted, function=function), launch, env, report)

@@ -14,7 +14,7 @@ from ddpdoctor.rules.registry import rules_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpdoctor.model.drawn import Drawn, Told
+    from ddpdoctor.model.drawn import Drawn, RankDraws
     from ddpdoctor.model.findings import Report
     from ddpdoctor.rules.engine import Facts
 
@@ -33,11 +33,11 @@ def plan_report(plan: Plan, command: tuple[str, ...]) -> Report:
 
 
 def drawn_report(
-    drawn: Drawn, told: Sequence[Told], command: tuple[str, ...], started_at: str, accumulation: int
+    drawn: Drawn, ranks: Sequence[RankDraws], command: tuple[str, ...], started_at: str, accumulation: int
 ) -> Report:
     """Return the report of what ranks were seen to draw."""
     shares = _shares(drawn, accumulation)
-    facts: Facts = {Replicas: [_replicas(drawn, told)], **({} if shares is None else {Shares: [shares]})}
+    facts: Facts = {Replicas: [_replicas(drawn, ranks)], **({} if shares is None else {Shares: [shares]})}
     judged = judge(rules_of("data"), facts)
     data = {"verb": VERB, "drawn": encode(drawn)}
     return make_report(
@@ -45,13 +45,13 @@ def drawn_report(
     )
 
 
-def _replicas(drawn: Drawn, told: Sequence[Told]) -> Replicas:
+def _replicas(drawn: Drawn, ranks: Sequence[RankDraws]) -> Replicas:
     """Return the ranks as the rules of data know those of a job: a loop over this loader would train, and may hang."""
     return Replicas(
-        loaders={one.rank: (one.loader,) for one in told if one.loader is not None},
+        loaders={one.rank: (one.loader,) for one in ranks if one.loader is not None},
         size=drawn.world_size,
         world_size=drawn.world_size,
-        hosts={one.rank: one.host for one in told},
+        hosts={one.rank: one.host for one in ranks},
         trained_only=False,
         ended_badly=True,
         drawn=drawn,

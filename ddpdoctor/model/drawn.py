@@ -69,8 +69,8 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What one rank tells rank 0."""
+class RankDraws:
+    """What one rank drew, as it sends it to rank 0."""
 
     rank: int
     host: str

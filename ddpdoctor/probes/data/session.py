@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.model.drawn import Drawn, Indices, Pass, Told
+from ddpdoctor.model.drawn import Drawn, Indices, Pass, RankDraws
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.probes.data.loaders import look_at
@@ -51,7 +51,7 @@ class Heard:
     """What rank 0 has heard of all ranks."""
 
     drawn: Drawn
-    told: tuple[Told, ...]
+    ranks: tuple[RankDraws, ...]
 
 
 def run_rank(wanted: Wanted, launch: Launch, env: Mapping[str, str], report: Callable[[Heard], int]) -> int:
@@ -68,8 +68,8 @@ def run_rank(wanted: Wanted, launch: Launch, env: Mapping[str, str], report: Cal
 
 
 def _take_part(wanted: Wanted, launch: Launch, ranks: Ranks, report: Callable[[Heard], int]) -> int:
-    told, maps = _look(wanted, launch, ranks)
-    everyone = ranks.gather("drawn", told)
+    own, maps = _look(wanted, launch, ranks)
+    everyone = ranks.gather("drawn", own)
     count = _least_compared(everyone or ())
     parts = [
         ranks.gather(f"map/{number}", Indices(bits=base64.b64encode(bits).decode()))
@@ -82,7 +82,7 @@ def _take_part(wanted: Wanted, launch: Launch, ranks: Ranks, report: Callable[[H
     )
 
 
-def _look(wanted: Wanted, launch: Launch, ranks: Ranks) -> tuple[Told, tuple[bytes, ...]]:
+def _look(wanted: Wanted, launch: Launch, ranks: Ranks) -> tuple[RankDraws, tuple[bytes, ...]]:
     """Return what this rank tells, and the maps of its passes where they are small enough."""
     host = os.uname().nodename
     try:
@@ -92,7 +92,7 @@ def _look(wanted: Wanted, launch: Launch, ranks: Ranks) -> tuple[Told, tuple[byt
                 made = function()
             looked = look_at(made, wanted.function, launch.rank, wanted.epochs, set_epoch=wanted.set_epoch)
     except UserError as error:
-        return Told(rank=launch.rank, host=host, problem=error.message, help=_advise(error)), ()
+        return RankDraws(rank=launch.rank, host=host, problem=error.message, help=_advise(error)), ()
     fits = looked.samples is not None and looked.samples <= MOST_SAMPLES and len(looked.maps) == wanted.epochs
     return _tell(looked, launch.rank, host, compared=fits), looked.maps if fits else ()
 
@@ -105,8 +105,8 @@ def _advise(error: UserError) -> str:
     )
 
 
-def _tell(looked: Looked, rank: int, host: str, *, compared: bool) -> Told:
-    return Told(
+def _tell(looked: Looked, rank: int, host: str, *, compared: bool) -> RankDraws:
+    return RankDraws(
         rank=rank,
         host=host,
         loader=looked.loader,
@@ -148,38 +148,38 @@ def _told_plainly() -> Iterator[None]:
         ) from error
 
 
-def _least_compared(everyone: Sequence[Told]) -> int:
+def _least_compared(everyone: Sequence[RankDraws]) -> int:
     """Return of how many passes all ranks send maps."""
-    return min((len(told.passes) if told.compared else 0 for told in everyone), default=0)
+    return min((len(one.passes) if one.compared else 0 for one in everyone), default=0)
 
 
 def _decide(
-    wanted: Wanted, everyone: Sequence[Told], parts: Sequence[Sequence[Indices]], report: Callable[[Heard], int]
+    wanted: Wanted, everyone: Sequence[RankDraws], parts: Sequence[Sequence[Indices]], report: Callable[[Heard], int]
 ) -> int:
     _raise_problems(everyone)
-    return report(Heard(drawn=_count(wanted, everyone, parts), told=tuple(everyone)))
+    return report(Heard(drawn=_count(wanted, everyone, parts), ranks=tuple(everyone)))
 
 
-def _raise_problems(everyone: Sequence[Told]) -> None:
-    wrong = [told for told in everyone if told.problem]
+def _raise_problems(everyone: Sequence[RankDraws]) -> None:
+    wrong = [one for one in everyone if one.problem]
     if not wrong:
         return
-    alike = [told.rank for told in wrong if told.problem == wrong[0].problem]
+    alike = [one.rank for one in wrong if one.problem == wrong[0].problem]
     where = "" if len(alike) == len(everyone) else f"{rank_list(alike)}: "
     raise UserError(where + wrong[0].problem, help=wrong[0].help)
 
 
-def _count(wanted: Wanted, everyone: Sequence[Told], parts: Sequence[Sequence[Indices]]) -> Drawn:
+def _count(wanted: Wanted, everyone: Sequence[RankDraws], parts: Sequence[Sequence[Indices]]) -> Drawn:
     first = everyone[0]
     assert first.loader is not None
-    notes = dict.fromkeys(note for told in everyone for note in told.notes)
-    lengths = {told.samples for told in everyone}
+    notes = dict.fromkeys(note for one in everyone for note in one.notes)
+    lengths = {one.samples for one in everyone}
     same_length = len(lengths) == 1 and first.samples is not None
     if not same_length and None not in lengths:
         notes["the datasets of the ranks have different lengths, so that their indices are not the same samples"] = None
     passes = tuple(
         _count_pass(number, everyone, parts[number] if same_length and number < len(parts) else (), first.samples)
-        for number in range(min(len(told.passes) for told in everyone))
+        for number in range(min(len(one.passes) for one in everyone))
     )
     return Drawn(
         world_size=len(everyone),
@@ -195,8 +195,8 @@ def _count(wanted: Wanted, everyone: Sequence[Told], parts: Sequence[Sequence[In
     )
 
 
-def _count_pass(number: int, everyone: Sequence[Told], parts: Sequence[Indices], samples: int | None) -> Pass:
-    rows = tuple(told.passes[number] for told in everyone)
+def _count_pass(number: int, everyone: Sequence[RankDraws], parts: Sequence[Indices], samples: int | None) -> Pass:
+    rows = tuple(one.passes[number] for one in everyone)
     if not parts or samples is None:
         return Pass(number=number + 1, ranks=rows)
     once, twice = 0, 0
