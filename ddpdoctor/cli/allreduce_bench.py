@@ -68,10 +68,12 @@ class Options:
             names=("--max-size",),
             metavar="SIZE",
             parse=parse_size,
-            help="The largest size. Those that the budget or free memory leaves out are named.",
+            help="The largest size. Sizes that do not fit the budget or free memory are left out and named.",
         ),
     ] = typed("1GiB")
-    factor: Annotated[int, Option(min=2, metavar="N", help="Each size is so many times the one before.")] = 2
+    factor: Annotated[
+        int, Option(min=2, metavar="N", help="How many times larger each size is than the one before.")
+    ] = 2
     dtype: Annotated[
         tuple[str, ...],
         Option(metavar="NAME", help="float32, bfloat16, …; with commas or repeated.  [default: float32]"),
@@ -79,10 +81,12 @@ class Options:
     op: Annotated[str, Option(metavar="NAME", help="How to reduce: sum, prod, min, max, avg.")] = "sum"
     mode: Annotated[
         Literal["latency", "throughput", "both"],
-        Option(help="Calls one by one behind a barrier, or in batches back to back as nccl-tests does."),
+        Option(help="Single calls, each after a barrier, or batches back to back as nccl-tests has them."),
     ] = "both"
-    in_place: Annotated[bool, Option(help="Reduce into the buffer that is sent.")] = False
-    cold: Annotated[bool, Option(help="Rotate buffers beyond the last-level cache, instead of warm ones.")] = False
+    in_place: Annotated[bool, Option(help="Reduce in place, into the send buffer.")] = False
+    cold: Annotated[bool, Option(help="Use more buffers than the last-level cache holds, so that none is warm.")] = (
+        False
+    )
     backend: Annotated[Backend | None, BACKEND] = None
     nproc_per_node: Annotated[int | None, NPROC_PER_NODE] = None
     budget_s: Annotated[
@@ -91,18 +95,26 @@ class Options:
             names=("--budget",),
             metavar="DURATION",
             parse=parse_duration,
-            help="For checking and measuring; decides sizes and repeats. --pairs and --by-node have as much each.",
+            help="Time to check and measure; decides sizes and repeats. --pairs and --by-node take as long again each.",
         ),
     ] = typed("30s")
     iterations: Annotated[
         int | None,
-        Option(names=("--iters",), min=1, metavar="N", help="Timed calls of each case.  [default: by the budget]"),
+        Option(
+            names=("--iters",),
+            min=1,
+            metavar="N",
+            help="How many calls to time in each case.  [default: by the budget]",
+        ),
     ] = None
-    warmup: Annotated[int | None, Option(min=0, metavar="N", help="Calls before them.  [default: by the budget]")] = (
-        None
-    )
+    warmup: Annotated[
+        int | None,
+        Option(min=0, metavar="N", help="Calls to make before the timed ones.  [default: by the budget]"),
+    ] = None
     pairs: Annotated[bool, Option(help="Measure every pair of ranks too, and name a slow rank or link.")] = False
-    by_node: Annotated[bool, Option(help="Measure every host alone and every two, and name a slow one.")] = False
+    by_node: Annotated[bool, Option(help="Measure every host alone and every pair of hosts, and name a slow host.")] = (
+        False
+    )
     compare: Annotated[
         Path | None,
         Option(
@@ -117,7 +129,7 @@ class Options:
             panel=COMPARE,
             metavar="SHARE",
             parse=parse_share,
-            help="With --compare: an error where a size is below this share: 90%.",
+            help="With --compare: the least share of the saved bandwidth at each size: 90%. Less is an error.",
         ),
     ] = None
     expect_gb_s: Annotated[
@@ -127,17 +139,19 @@ class Options:
             panel=COMPARE,
             metavar="BANDWIDTH",
             parse=parse_bandwidth,
-            help="An error where the plateau's bus bandwidth is below: 460GB/s.",
+            help="The least bus bandwidth of the plateau: 460GB/s. Less is an error.",
         ),
     ] = None
     reference: Annotated[
         Literal["auto", "none"],
-        REFERENCE.but(help="Hold the plateau against the table of known hardware, or not."),
+        REFERENCE.but(help="Whether to compare the plateau with the table of known hardware."),
     ] = "auto"
     model_size: Annotated[
         int | None,
         Option(
-            metavar="N", parse=parse_count, help="Parameters of your model, for what the curve means for DDP: 350M, 7B."
+            metavar="N",
+            parse=parse_count,
+            help="Parameters of your model (350M, 7B), to say what the curve means for DDP.",
         ),
     ] = None
     format: Annotated[
@@ -149,7 +163,8 @@ class Options:
     report_dir: Annotated[Path | None, REPORT_DIR] = None
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
     hang_timeout_s: Annotated[
-        float, HANG_TIMEOUT.but(help="How long no call may complete before the bench is said to hang.")
+        float,
+        HANG_TIMEOUT.but(help="How long the bench may go without a completed call before it is reported as hung."),
     ] = typed("60s")
     timeout_s: Annotated[float, TIMEOUT.but(help="How long to wait for the slowest rank to start: 60, 2m.")] = typed(
         "60s"

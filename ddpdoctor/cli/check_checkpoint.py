@@ -33,7 +33,7 @@ class Options:
     ]
     model: Annotated[str | None, MODEL.but(help="A function of yours that returns the model to load into.")] = None
     same: Annotated[bool, Option(help="The files are copies of one checkpoint: report where they differ.")] = False
-    quick: Annotated[bool, Option(help="Read the index only: neither checksums nor values.")] = False
+    quick: Annotated[bool, Option(help="Read the index only, and neither checksums nor values.")] = False
     verbose: Annotated[bool, VERBOSE] = False
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"

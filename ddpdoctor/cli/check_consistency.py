@@ -78,12 +78,14 @@ class Options:
     allowed: Annotated[tuple[str, ...], ALLOW_DIFFERENT] = ()
     unused: Annotated[
         bool,
-        Option(names=("--find-unused-parameters",), help="As DDP's argument, for models that leave some out."),
+        Option(names=("--find-unused-parameters",), help="Pass it to DDP, for models that leave out some parameters."),
     ] = False
     backend: Annotated[Backend | None, BACKEND] = None
-    seed: Annotated[int, Option(metavar="N", help="For building, batches and steps.")] = 0
+    seed: Annotated[int, Option(metavar="N", help="Seed for building the model, making batches, and steps.")] = 0
     nproc_per_node: Annotated[int | None, NPROC_PER_NODE] = None
-    diff: Annotated[bool, Option(panel=COMPARE, help="Compare files by the names of tensors; needs no ranks.")] = False
+    diff: Annotated[bool, Option(panel=COMPARE, help="Compare files tensor by tensor, by name; needs no ranks.")] = (
+        False
+    )
     format: Annotated[ReportFormat, FORMAT] = "text"
     report_dir: Annotated[Path | None, REPORT_DIR] = None
     fail_on: Annotated[

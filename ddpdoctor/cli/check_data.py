@@ -51,24 +51,29 @@ class Options:
             help="A function of yours that returns the DataLoader of this rank; it is asked for its indices.",
         ),
     ] = None
-    epochs: Annotated[int, Option(min=1, max=16, metavar="N", help="With --dataset: passes to look at.")] = 2
+    epochs: Annotated[int, Option(min=1, max=16, metavar="N", help="With --dataset: how many passes to look at.")] = 2
     set_epoch: Annotated[
         bool,
         Option(
             names=("--set-epoch/--no-set-epoch",),
-            help="With --dataset: call the sampler's set_epoch before each pass, or not.",
+            help="With --dataset: whether to call the sampler's set_epoch before each pass.",
         ),
     ] = True
-    samples: Annotated[int | None, Option(min=1, metavar="N", help="The arithmetic alone: length of the dataset.")] = (
-        None
-    )
-    world_size: Annotated[
-        int | None, Option(min=1, metavar="N", help="Ranks; with --dataset and no launcher: start so many here.")
+    samples: Annotated[
+        int | None, Option(min=1, metavar="N", help="Length of the dataset, for the arithmetic alone.")
     ] = None
-    batch_size: Annotated[int | None, Option(min=1, metavar="N", help="Of each rank's loader.  [default: 1]")] = None
+    world_size: Annotated[
+        int | None,
+        Option(min=1, metavar="N", help="Number of ranks; with --dataset and no launcher, how many to start here."),
+    ] = None
+    batch_size: Annotated[
+        int | None, Option(min=1, metavar="N", help="Batch size of each rank's loader.  [default: 1]")
+    ] = None
     drop_last: Annotated[bool, Option(help="The loader leaves out a last batch that is not full.")] = False
     sampler_drop_last: Annotated[bool, Option(help="DistributedSampler(drop_last=True): nothing is repeated.")] = False
-    no_sampler: Annotated[bool, Option(help="Nothing shares out: every rank goes over all samples.")] = False
+    no_sampler: Annotated[
+        bool, Option(help="There is no sampler that splits the data: every rank goes over all samples.")
+    ] = False
     split: Annotated[bool, Option(help="Split by hand, without padding: samples[rank::world_size].")] = False
     shuffle: Annotated[bool, Option(names=("--shuffle/--no-shuffle",), help="Whether the sampler shuffles.")] = True
     accumulation: Annotated[
@@ -77,7 +82,7 @@ class Options:
             names=("--grad-accumulation",),
             min=1,
             metavar="K",
-            help="Batches whose gradients are added up for one step.",
+            help="How many batches are accumulated for one optimizer step.",
         ),
     ] = 1
     verbose: Annotated[bool, VERBOSE] = False

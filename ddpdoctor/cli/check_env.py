@@ -61,7 +61,8 @@ class Options:
     nnodes: Annotated[
         int | None,
         NNODES.but(
-            min=1, help="Launchers say this themselves; by hand, start the command on every node with these four."
+            min=1,
+            help="Number of nodes. Only without a launcher: start the command on every node with these four options.",
         ),
     ] = None
     node_rank: Annotated[int | None, NODE_RANK] = None

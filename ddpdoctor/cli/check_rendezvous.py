@@ -42,21 +42,25 @@ class Options:
     """
 
     nnodes: Annotated[
-        str | None, NNODES.but(help="Nodes of the job, as torchrun takes it: 2, or 1:4 of an elastic job.")
+        str | None, NNODES.but(help="Number of nodes of the job, as for torchrun: 2, or 1:4 for an elastic job.")
     ] = None
     node_rank: Annotated[
         int | None, NODE_RANK.but(help="This node's number, from 0; not needed with --rdzv-endpoint.")
     ] = None
     master_addr: Annotated[str | None, MASTER_ADDR] = None
-    master_port: Annotated[int | None, MASTER_PORT.but(help="Of the store there.  [default: 29500]")] = None
+    master_port: Annotated[int | None, MASTER_PORT.but(help="Port of the store on node 0.  [default: 29500]")] = None
     rdzv_endpoint: Annotated[
         str | None,
-        Option(panel=NODES, metavar="HOST:PORT", help="As for torchrun's c10d rendezvous: who hosts it is found out."),
+        Option(
+            panel=NODES,
+            metavar="HOST:PORT",
+            help="As for torchrun's c10d rendezvous; the check finds out which node hosts it.",
+        ),
     ] = None
     rdzv_backend: Annotated[
         str | None, Option(metavar="NAME", help="c10d or static.  [default: c10d with an endpoint]")
     ] = None
-    rdzv_id: Annotated[str | None, Option(metavar="ID", help="Of the job, the same on all nodes.")] = None
+    rdzv_id: Annotated[str | None, Option(metavar="ID", help="Id of the job, the same on all nodes.")] = None
     rdzv_conf: Annotated[
         str | None, Option(metavar="K=V,...", help="As for torchrun; is_host=1 says that this node hosts.")
     ] = None
@@ -72,7 +76,7 @@ class Options:
         int | None,
         EXCHANGE_PORT.but(
             shows_variable=False,
-            help="Where the nodes' ddpdoctors meet on the first host.  [default: the store's port + 1]",
+            help="Where ddpdoctor's processes meet, on the first host.  [default: the store's port + 1]",
         ),
     ] = None
     timeout_s: Annotated[float, TIMEOUT.but(help="How long nodes wait for each other: 30, 30s, 2m.")] = typed("30s")

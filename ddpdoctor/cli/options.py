@@ -154,10 +154,13 @@ ALLOW_DIFFERENT = Option(
     names=("--allow-different",), panel=REPLICAS, metavar="GLOB",
     help="Tensors of these names are meant to differ between ranks, as 'expert.*'; repeatable.",
 )  # fmt: skip
-BACKEND = Option(names=("--backend",), help="[default: nccl where every rank has a GPU of its own, else gloo]")
+BACKEND = Option(
+    names=("--backend",),
+    help="Backend of the process group.  [default: nccl where every rank has a GPU of its own, else gloo]",
+)
 NPROC_PER_NODE = Option(
     names=("--nproc-per-node",), panel=NODES, metavar="N", min=1,
-    help="Without torchrun or srun: start so many ranks on this machine.  [default: one a GPU, else 2]",
+    help="Without torchrun or srun: how many ranks to start on this machine.  [default: one a GPU, else 2]",
 )  # fmt: skip
 NNODES = Option(names=("--nnodes",), panel=NODES, metavar="N", help="Number of nodes of the job.")
 NODE_RANK = Option(names=("--node-rank",), panel=NODES, metavar="N", min=0, help="This node's number, from 0.")

@@ -120,7 +120,7 @@ class Options:
         Option(
             panel=REPLICAS,
             variable="DDPDOCTOR_NO_CONSISTENCY",
-            help="Look neither at replicas, nor at gradients that are not finite, nor at how data is shared out.",
+            help="Do not compare replicas, look for gradients that are not finite, or check how data is split.",
         ),
     ] = False
     allow_different: Annotated[tuple[str, ...], ALLOW_DIFFERENT.but(variable="DDPDOCTOR_ALLOW_DIFFERENT")] = ()

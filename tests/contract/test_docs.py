@@ -84,6 +84,14 @@ def test_readme_names_every_exit_status_and_the_command_that_ci_runs() -> None:
     assert "<!-- ci: test -->\n```sh\npython3 -m venv .venv && " in readme
 
 
+def test_no_other_module_has_numbers_for_exit_statuses() -> None:
+    forms = (r"\bstatus=[1-9]", r"\bsys\.exit\([1-9]", r"\bos\._exit\([1-9]", r"\bExit\([0-9]", r"^[A-Z_]*STATUS = \d")
+    numbers = re.compile("|".join(forms), re.MULTILINE)
+    modules = [path for path in (ROOT / "ddpdoctor").rglob("*.py") if path.name != "exit_status.py"]
+
+    assert {str(path): numbers.findall(path.read_text()) for path in modules if numbers.search(path.read_text())} == {}
+
+
 def test_readme_table_has_the_code_and_kind_of_each_progress_rule() -> None:
     from ddpdoctor.rules.registry import all_rules
 
