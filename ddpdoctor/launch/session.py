@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import socket
 import time
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.collect.run.evidence import save
 from ddpdoctor.launch.command.placement import Style
 from ddpdoctor.launch.folders.report_dir import refuse
 from ddpdoctor.launch.folders.run_file import write_run_file
@@ -25,7 +25,6 @@ from ddpdoctor.launch.replicas.exchange import ReplicaExchange
 from ddpdoctor.launch.replicas.shared import SharedReplicas
 from ddpdoctor.launch.watching.examining import Examining, has_errors
 from ddpdoctor.launch.watching.watch import Watch
-from ddpdoctor.model.codec import encode
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.facts import shell_status
 from ddpdoctor.model.findings import Judgement, Severity
@@ -249,10 +248,9 @@ class Session:
 
     def _save(self, outcome: Outcome) -> None:
         """Save a report, and in the run folder how the job ended or stands, so that it can be judged again."""
-        text = json.dumps(encode(outcome.end))
         for folder in dict.fromkeys((outcome.folder, outcome.run_dir)):
             with contextlib.suppress(OSError):  # a folder without room gets the report alone
-                write_whole(folder / END_NAME, text)
+                save(folder / END_NAME, outcome.end)
         self.telling.save(outcome)
 
     def _settle(self, judged: Judgement, status: int | None) -> Judgement:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.fingerprints.within_host import Comparer
-from ddpdoctor.collect.run.evidence import DAMAGED, load_json
-from ddpdoctor.model.codec import decode
+from ddpdoctor.collect.run.evidence import load
 from ddpdoctor.model.consistency import Consistency
 
 if TYPE_CHECKING:
@@ -31,15 +30,8 @@ def read_consistency(folder: Path, run: Run, attempt: int | None, writers: Itera
         return None
     if run.check_every == 0:
         return Consistency(check_every=0)
-    saved = _load(folder / file_name(attempt))
+    saved = load(Consistency, folder / file_name(attempt))
     return saved if saved is not None else _compare(folder, run.check_every, run.allow_different, writers)
-
-
-def _load(path: Path) -> Consistency | None:
-    try:
-        return decode(Consistency, load_json(path))
-    except DAMAGED:
-        return None
 
 
 def _compare(folder: Path, every: int, patterns: tuple[str, ...], writers: Iterable[Writer]) -> Consistency:

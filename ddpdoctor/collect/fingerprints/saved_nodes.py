@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,12 +11,9 @@ from ddpdoctor.collect.fingerprints.columns import DAMAGED
 from ddpdoctor.collect.fingerprints.index import BEFORE_ALL
 from ddpdoctor.collect.fingerprints.streams import StreamSeen
 from ddpdoctor.collect.fingerprints.tables import RowsRead
-from ddpdoctor.collect.run.evidence import DAMAGED as UNREADABLE
-from ddpdoctor.collect.run.evidence import load_json
-from ddpdoctor.model.codec import decode, encode
+from ddpdoctor.collect.run.evidence import load, save
 from ddpdoctor.model.consistency import Consistency, Difference, Stream, Values, What
 from ddpdoctor.model.replica_records import NodeStreams, StreamKept
-from ddpdoctor.recorder.storage.files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,15 +35,12 @@ def joint_name(attempt: int | None = None) -> str:
 
 def save_points(path: Path, kept: NodeStreams) -> None:
     """Write points, whole or not at all; raises OSError."""
-    write_whole(path, json.dumps(encode(kept)))
+    save(path, kept)
 
 
 def read_points(path: Path) -> NodeStreams:
     """Return what a file holds; nothing where it is not there, too large or damaged."""
-    try:
-        return decode(NodeStreams, load_json(path))
-    except UNREADABLE:
-        return NodeStreams()
+    return load(NodeStreams, path) or NodeStreams()
 
 
 def unite_consistency(

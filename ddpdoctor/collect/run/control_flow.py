@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.run.evidence import DAMAGED, load_json
+from ddpdoctor.collect.run.evidence import load, save
 from ddpdoctor.model.call_log import pack_calls
-from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.control_flow import ControlFlow, Statement
-from ddpdoctor.recorder.storage.files import read_plain, write_whole
+from ddpdoctor.recorder.storage.files import read_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,19 +39,16 @@ def save_control_flow(folder: Path, job: Job) -> bool:
     """Write down how control flows through the files of the job's calls; return whether there was any to read."""
     with contextlib.suppress(OSError):
         began_s = (folder / "run.json").stat().st_mtime
-        flows = [flow for file in _files_of(job) if (flow := read_control_flow(Path(file), began_s)) is not None]
+        flows = tuple(flow for file in _files_of(job) if (flow := read_control_flow(Path(file), began_s)) is not None)
         if flows:
-            write_whole(folder / FILE, json.dumps([encode(flow) for flow in flows]))
+            save(folder / FILE, flows)
             return True
     return False
 
 
 def load_control_flow(folder: Path) -> tuple[ControlFlow, ...]:
     """Return what was saved with a run; nothing where that is missing or damaged."""
-    try:
-        return decode(tuple[ControlFlow, ...], load_json(folder / FILE))
-    except DAMAGED:
-        return ()
+    return load(tuple[ControlFlow, ...], folder / FILE) or ()
 
 
 def read_control_flow(path: Path, unchanged_since_s: float) -> ControlFlow | None:

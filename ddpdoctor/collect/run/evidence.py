@@ -1,23 +1,39 @@
-"""Opens what is in a run folder, for all who read one: regular files only, no link, no more than a limit."""
+"""Reads and writes the files of a run folder: regular files only, no link, no more than a limit; written whole."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.model.codec import WrongValue
+from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.recorder.storage.files import is_folder, read_plain
+from ddpdoctor.recorder.storage.files import is_folder, read_plain, write_whole
 from ddpdoctor.recorder.storage.parsing import parse_json
 
 if TYPE_CHECKING:
     import os
     from pathlib import Path
 
+Kind = TypeVar("Kind")
 DAMAGED = (OSError, ValueError, OverflowError, RecursionError, WrongValue)
 """What a file raises that is not there, cannot be opened, or does not hold what it should."""
 MAX_TEXT_BYTES = 16 * 2**20
 """Ours: of stacks and other plain text. The stacks of a process with 100 threads take 100 KiB."""
 FOLDERS = ("rings", "prints", "evidence", "nccl", "nodes", "gathered")
+
+
+def save(path: Path, record: Any) -> None:
+    """Write a record, or a tuple of records, as JSON, whole or not at all; raises OSError."""
+    plain = [encode(one) for one in record] if isinstance(record, tuple) else encode(record)
+    write_whole(path, json.dumps(plain))
+
+
+def load(kind: type[Kind], path: Path) -> Kind | None:
+    """Return the record that ``save`` wrote; None where the file is missing or damaged."""
+    try:
+        return decode(kind, load_json(path))
+    except DAMAGED:
+        return None
 
 
 def load_json(path: str | os.PathLike[str]) -> Any:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.launch.this_process import read_process
 from ddpdoctor.collect.node import ReadingPlan, read_node
-from ddpdoctor.collect.run.evidence import DAMAGED, load_json
+from ddpdoctor.collect.run.evidence import load, save
 from ddpdoctor.collect.system import System
-from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.node import Node
-from ddpdoctor.recorder.storage.files import write_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,12 +26,9 @@ def save_machine(folder: Path) -> None:
     """Read this machine and write machine.json, whole or not at all; raises OSError."""
     system = System()
     node = read_node(system, ReadingPlan(sections=SECTIONS, limit_s=LIMIT_S), (read_process(system),))
-    write_whole(folder / FILE, json.dumps(encode(node)))
+    save(folder / FILE, node)
 
 
 def load_machine(folder: Path) -> Node | None:
     """Return what was saved, or None where nothing was, or it cannot be read."""
-    try:
-        return decode(Node, load_json(folder / FILE))
-    except DAMAGED:
-        return None
+    return load(Node, folder / FILE)

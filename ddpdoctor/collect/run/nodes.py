@@ -10,9 +10,8 @@ from ddpdoctor.collect.fingerprints.saved_nodes import unite_consistency
 from ddpdoctor.collect.run import runfolder
 from ddpdoctor.collect.run.attempts import NotThere, attempt_elsewhere, came_later, was_gone
 from ddpdoctor.collect.run.clock_shift import shift_rank
-from ddpdoctor.collect.run.evidence import DAMAGED, load_json
+from ddpdoctor.collect.run.evidence import load
 from ddpdoctor.collect.run.runfolder import RunFolder, read_run_folder
-from ddpdoctor.model.codec import decode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import HostSeen
 from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
@@ -89,10 +88,7 @@ def read_job(folder: Path, attempt: int | None = None) -> Job:
 
 def read_nodes(folder: Path) -> NodesSeen | None:
     """Return the nodes that were seen; None where the job had one, or the file cannot be read."""
-    try:
-        return decode(NodesSeen, load_json(folder / FILE))
-    except DAMAGED:
-        return None
+    return load(NodesSeen, folder / FILE)
 
 
 def _read_node(saved: SavedRun, seen: NodeSeen, attempt: int | None) -> _Node | None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.run.evidence import DAMAGED, load_json
-from ddpdoctor.model.codec import decode
+from ddpdoctor.collect.run.evidence import load
 from ddpdoctor.model.reaching import Connecting
 
 if TYPE_CHECKING:
@@ -17,8 +16,4 @@ FILE = "reached.json"
 
 def load_reached(folder: Path) -> tuple[Connecting, ...]:
     """Return what was saved; nothing where nothing was, or it cannot be read."""
-    try:
-        rows = load_json(folder / FILE)
-        return tuple(decode(Connecting, row) for row in rows) if isinstance(rows, list) else ()
-    except DAMAGED:
-        return ()
+    return load(tuple[Connecting, ...], folder / FILE) or ()

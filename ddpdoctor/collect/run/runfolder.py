@@ -16,7 +16,7 @@ from ddpdoctor.collect.rank.steps import find_children
 from ddpdoctor.collect.run.agent_log import AgentLog, log_of, read_entries
 from ddpdoctor.collect.run.control_flow import load_control_flow
 from ddpdoctor.collect.run.ends import find_ends, interruption_ns, stop_of_others
-from ddpdoctor.collect.run.evidence import DAMAGED, check_folders, load_json, read_text
+from ddpdoctor.collect.run.evidence import DAMAGED, check_folders, load, load_json, read_text
 from ddpdoctor.collect.run.machine import load_machine
 from ddpdoctor.collect.run.nccl_warnings import read_warnings
 from ddpdoctor.collect.run.reached import load_reached
@@ -75,7 +75,7 @@ def read_run_folder(folder: Path) -> RunFolder:
         return RunFolder(
             path=folder,
             run=run,
-            end=_read_end(folder),
+            end=load(JobEnd, folder / END_NAME),
             agent=read_entries(folder / "agent.jsonl"),
             rings=read_rings(folder),
             answers=find_answers(folder / "evidence"),
@@ -124,13 +124,6 @@ def _read_run(folder: Path) -> Run:
         return decode(Run, plain)
     except WrongValue as wrong:
         raise UserError(f"{folder}: run.json is damaged: {wrong}") from wrong
-
-
-def _read_end(folder: Path) -> JobEnd | None:
-    try:
-        return decode(JobEnd, load_json(folder / END_NAME))
-    except DAMAGED:
-        return None
 
 
 def _job_of(folder: RunFolder, attempt: int | None) -> Job:

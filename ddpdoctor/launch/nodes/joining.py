@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.codec import encode
-from ddpdoctor.recorder.storage.files import write_whole
+from ddpdoctor.collect.run.evidence import save
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,4 +47,4 @@ def join_nodes(placement: Placement, folder: Path) -> FirstNode | OtherNode | No
 def save_nodes(folder: Path, seen: NodesSeen) -> None:
     """Write who was seen into the run folder, whole or not at all; a full disk costs this, not the job."""
     with contextlib.suppress(OSError):
-        write_whole(folder / FILE, json.dumps(encode(seen)))
+        save(folder / FILE, seen)

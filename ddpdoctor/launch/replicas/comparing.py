@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from typing import TYPE_CHECKING
 
-from ddpdoctor.recorder.storage.files import remove, write_whole
+from ddpdoctor.recorder.storage.files import remove
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -93,10 +92,10 @@ class Replicas:
     def _write(self, found: Consistency, attempt: int | None) -> bool:
         """Write what was found, whole or not at all; on a disk that is full, ranks' own files are what is left."""
         from ddpdoctor.collect.fingerprints.saved import file_name
-        from ddpdoctor.model.codec import encode
+        from ddpdoctor.collect.run.evidence import save
 
         try:
-            write_whole(self._folder / file_name(attempt), json.dumps(encode(found)))
+            save(self._folder / file_name(attempt), found)
             if self._shared is not None:
                 self._shared.save(self._folder, attempt)
         except OSError:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
 import threading
 import time
 from typing import TYPE_CHECKING
 
+from ddpdoctor.collect.run.evidence import save
 from ddpdoctor.collect.run.reached import FILE
-from ddpdoctor.model.codec import encode
 from ddpdoctor.model.nodes import Presence
-from ddpdoctor.recorder.storage.files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +62,7 @@ def try_places(folder: Path, places: Sequence[Place]) -> bool:
         return False
     found = _knock_at_all(places)
     with contextlib.suppress(OSError):  # a disk that is full costs this evidence, not the job
-        write_whole(folder / FILE, json.dumps([encode(attempt) for attempt in found]))
+        save(folder / FILE, tuple(found))
         return bool(found)
     return False
 
