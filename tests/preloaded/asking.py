@@ -54,6 +54,7 @@ class Server:
         environment = dict(os.environ if asked["env"] is None else asked["env"])
         words = [os.fspath(word) for word in asked["args"]] if isinstance(asked["args"], (list, tuple)) else []
         special = any(asked[name] for name in ("shell", "executable", "pass_fds", "uid", "gid"))
+        special = special or asked.get("process_group", -1) != -1
         if special or not self._can_become(words, environment):
             return False
         streams = [asked["p2cread"], asked["c2pwrite"], asked["errwrite"]]

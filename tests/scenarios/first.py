@@ -50,7 +50,7 @@ FIRST = {
         "test_a_loss_times_the_world_size",
     ),
     "test_parallel.py": (
-        "test_the_fault_is_found[fsdp2", "test_the_fault_is_found[tensor-stuck",
+        "test_the_fault_is_found[fsdp2",
         "test_what_a_mesh_holds_alike_is_compared[hybrid", "test_healthy_jobs_stay_without_verdict[OFF]",
     ),
     "test_launchers.py": (
@@ -73,7 +73,6 @@ FIRST = {
     ),
     "nodes/test_basic.py": (
         "test_two_healthy_hosts", "test_a_rank_that_stands_still_on_the_other_host",
-        "test_another_way_is_taken_where_the_port_is_closed[the job's store]",
     ),
     "nodes/test_verdicts.py": (
         "test_the_culprit_on_another_node_is_named[deadlock]", "test_a_node_that_never_comes[ranks]",
@@ -87,7 +86,7 @@ FIRST = {
         "test_by_itself_it_starts_ranks", "test_under_torchrun_rank_0_alone_reports", "test_a_demand_that_is_not_met",
     ),
     "bandwidth/test_localise.py": (
-        "test_three_hosts_that_are_well", "test_a_host_that_sends_slowly", "test_a_rank_that_comes_late_to_every_call",
+        "test_three_hosts_that_are_well", "test_a_rank_that_comes_late_to_every_call",
         "test_of_two_ranks_it_cannot_be_told_which_is_slow",
     ),
     "bandwidth/test_stops.py": (
@@ -99,9 +98,9 @@ FIRST = {
         "test_right_data_are_no_finding",
     ),
     "bandwidth/test_agreement.py": (
-        "test_a_rank_with_other_settings", "test_a_rank_with_another_version", "test_a_rank_that_does_not_come",
+        "test_a_rank_with_other_settings", "test_a_rank_with_another_version",
     ),
-    "bandwidth/test_reasons.py": ("test_a_machine_as_it_should_be", "test_a_variable_left_set", "test_more_ranks"),
+    "bandwidth/test_reasons.py": ("test_a_machine_as_it_should_be", "test_a_variable_left_set"),
     "bandwidth/test_launchers.py": ("test_tasks_of_a_step_are_ranks",),
     "check_env/test_fleet.py": (
         "test_two_ranks_make_one_report", "test_ranks_with_different_environments", "test_two_hosts_by_hand",
@@ -110,21 +109,28 @@ FIRST = {
     "check_env/test_launch.py": ALL,
     "check_env/test_launch_slurm.py": (
         "test_steps_as_they_should_be", "test_each_node_looks", "test_two_rendezvous", "test_a_variable_of_one_node",
-        "test_more_ranks_than_tasks", "test_a_task_that_never_comes", "test_one_cpu_for_a_task",
+        "test_more_ranks_than_tasks", "test_one_cpu_for_a_task",
     ),
     "check_env/test_limits.py": ALL,
     "check_env/test_network.py": ALL,
     "check_env/test_variables.py": ALL,
     "check_env/test_gpus.py": ALL,
     "check_env/test_links.py": ALL,
-    "rendezvous/test_network.py": ALL,
+    "rendezvous/test_network.py": (
+        *(f"test_fault[{fault}]" for fault in (
+            "the store's port is reset", "another program has the port", "what answers is no store",
+            "other ports are prohibited", "large packets vanish", "packets are lost", "an interface that is not there",
+            "the grammar of NCCL in Gloo's variable",
+        )),
+        "test_nobody_listens_at_the_store", "test_hosts_that_are_well_in_an_unusual_way",
+    ),
     "rendezvous/test_meeting.py": (
         "test_under_torchrun_one_report_for_all_ranks", "test_in_a_slurm_step",
         "test_where_the_own_port_is_closed_the_nodes_meet_by_the_store",
     ),
     "rendezvous/test_names.py": (
         "test_four_hosts_that_are_well", "test_one_of_four_hosts_is_absent", "test_two_of_four_have_one_number",
-        "test_a_master_that_one_host_cannot_resolve", "test_a_master_that_is_a_number", "test_a_different_id",
+        "test_a_master_that_one_host_cannot_resolve",
         "test_a_host_name_that_is_loopback[on the lower address]", "test_two_nodes_against_three",
         "test_a_clock_that_is_behind",
     ),
