@@ -28,8 +28,6 @@ from tests.scenarios.running import (
     wait_for,
 )
 
-pytestmark = pytest.mark.usefixtures("preloaded_python")
-
 
 def ddpdoctor(*args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ddpdoctor", *args]
@@ -41,6 +39,7 @@ def until_it_trains(process: subprocess.Popen[str]) -> None:
     assert process.stdout.readline() == "step\n"
 
 
+@pytest.mark.usefixtures("preloaded_python")
 def test_ctrl_c_ends_the_ranks_and_leaves_a_report(tmp_path: Path) -> None:
     process = start("endless", tmp_path, *PATIENT, ranks=2)
     until_it_trains(process)
@@ -64,6 +63,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     assert job_pids(tmp_path) == []
 
 
+@pytest.mark.usefixtures("preloaded_python")
 def test_sigterm_of_a_scheduler_leaves_evidence_of_all_ranks(tmp_path: Path) -> None:
     process = start("endless", tmp_path, *PATIENT, ranks=2)
     until_it_trains(process)
@@ -76,6 +76,7 @@ def test_sigterm_of_a_scheduler_leaves_evidence_of_all_ranks(tmp_path: Path) -> 
     assert all(row["stack"] for row in ran.report["ranks"])
 
 
+@pytest.mark.usefixtures("preloaded_python")
 def test_a_killed_watcher_leaves_no_rank_and_a_readable_folder(tmp_path: Path) -> None:
     process = start("stuck_spin", tmp_path, "--hang-timeout", "600", ranks=2)
     assert wait_for(lambda: len(list((tmp_path / "rings").glob("*"))) == 2)
@@ -162,6 +163,7 @@ def test_a_rank_that_works_past_torchs_own_limit_is_named_by_the_line_of_its_wor
     assert ("had given up waiting there after 6 s" in verdict["summary"]) is (how == "late")
 
 
+@pytest.mark.usefixtures("preloaded_python")
 def test_on_hang_report_says_it_and_lets_the_job_go_on(tmp_path: Path) -> None:
     ran = run("long_pause", tmp_path, "--on-hang", "report", ranks=2)
     line = marked_lines("long_pause")[0]
@@ -180,6 +182,7 @@ def test_an_attempt_that_was_restarted_is_a_warning(tmp_path: Path) -> None:
     assert finding["where"][0]["line"] in marked_lines("second_attempt")
 
 
+@pytest.mark.usefixtures("preloaded_python")
 def test_an_abort_at_exit_is_no_failure_of_training(tmp_path: Path) -> None:
     ran = run("abort_at_exit", tmp_path, *PATIENT, ranks=2)
     assert ran.status == 1
@@ -189,6 +192,7 @@ def test_an_abort_at_exit_is_no_failure_of_training(tmp_path: Path) -> None:
     assert (finding["kind"], finding["severity"], finding["ranks"]) == ("exit-abort", "info", [1])
 
 
+@pytest.mark.usefixtures("preloaded_python")
 @pytest.mark.parametrize("status", [0, 5])
 def test_streams_directory_arguments_and_status_are_those_of_torchrun(status: int, tmp_path: Path) -> None:
     base = [sys.executable, "-m"]
@@ -211,6 +215,7 @@ def test_streams_directory_arguments_and_status_are_those_of_torchrun(status: in
 SECRETS = ("--api-key", "hunter2", "--hf_token=hunter4", "https://me:hunter5@host/x?token=hunter6", "-p", "hunter7")
 
 
+@pytest.mark.usefixtures("preloaded_python")
 def test_secrets_stay_out_of_the_folder(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
@@ -224,6 +229,7 @@ def test_secrets_stay_out_of_the_folder(tmp_path: Path) -> None:
     assert [str(path) for path in (tmp_path, *tmp_path.rglob("*")) if path.stat().st_mode & 0o077] == []
 
 
+@pytest.mark.usefixtures("preloaded_python")
 @pytest.mark.parametrize("name", ["", "report.json", "rings"])
 def test_a_folder_with_a_planted_link_is_refused_before_anything_starts(name: str, tmp_path: Path) -> None:
     folder, outside = tmp_path / "run", tmp_path / "outside"
@@ -247,6 +253,7 @@ raise ValueError("bad sample 17")
 """
 
 
+@pytest.mark.usefixtures("preloaded_python")
 @pytest.mark.parametrize(
     ("env", "line"),
     [({}, "traceback : DD604 crash (ddpdoctor): rank 1 raised ValueError"), ({"OWN": "1"}, "the script's own word")],
@@ -274,7 +281,6 @@ def small_disk(folder: Path, limit: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-@pytest.mark.cold
 def test_a_disk_that_is_full_from_the_start_costs_the_record_not_the_job(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", "size=256k") as small:
         ran = run("clean_groups", small / "run", *PATIENT, TMPDIR=str(small))
@@ -317,6 +323,7 @@ def test_on_a_disk_that_stays_full_the_verdict_is_on_the_screen(tmp_path: Path) 
     assert (report["verdict"]["kind"], report["verdict"]["ranks"]) == ("stuck", [1])
 
 
+@pytest.mark.usefixtures("preloaded_python")
 def test_a_foreign_and_a_damaged_folder_are_clear_errors(tmp_path: Path) -> None:
     foreign = ddpdoctor("report", str(tmp_path))
     assert foreign.returncode == 2

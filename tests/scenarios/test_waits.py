@@ -13,8 +13,6 @@ from tests.scenarios.running import Ran, finish, free_port, marked_lines, run, s
 
 BUILDER = """
 import os, sys
-
-pytestmark = pytest.mark.usefixtures("preloaded_python")
 held = os.open(sys.argv[1], os.O_CREAT | os.O_EXCL)
 print("begun", flush=True)
 sys.stdin.read()
