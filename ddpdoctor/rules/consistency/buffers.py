@@ -9,8 +9,8 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.registry import rule
 
 from .blame import DriftCause
+from .problems import problems_of
 from .survey import ruling, survey
-from .telling import findings_of
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job
@@ -52,7 +52,7 @@ def check_buffers(job: Job) -> Answer:
         its own data
     """
     seen = survey(job, What.BUFFER, _why)
-    return ruling(job, seen, findings_of(job, seen.found, "buffers"), "buffers that DDP sends")
+    return ruling(job, seen, problems_of(job, seen.found, "buffers"), "buffers that DDP sends")
 
 
 def _why(sighting: Sighting) -> DriftCause:

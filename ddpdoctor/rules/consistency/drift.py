@@ -10,9 +10,9 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.registry import rule
 
 from .parameter_causes import UNEVEN_STEPS, why_parameters_differ
+from .problems import problems_of
 from .replicas import is_aligned, sightings
 from .survey import ruling, survey
-from .telling import findings_of
 from .unwrapped import unwrapped_drift
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def check_parameters(job: Job) -> Answer:
     """
     seen = survey(job, What.PARAMETER, why_parameters_differ)
     found = [*(_since(one) for one in seen.found), *unwrapped_drift(job)]
-    return ruling(job, seen, findings_of(job, found, "parameters"), "parameters")
+    return ruling(job, seen, problems_of(job, found, "parameters"), "parameters")
 
 
 def _since(found: Found) -> Found:

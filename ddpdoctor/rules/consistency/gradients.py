@@ -9,8 +9,8 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.registry import rule
 
 from .gradient_causes import why_gradients_differ
+from .problems import problems_of
 from .survey import ruling, survey
-from .telling import findings_of
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job
@@ -61,4 +61,4 @@ def check_gradients(job: Job) -> Answer:
         before the step
     """
     seen = survey(job, What.GRADIENT, why_gradients_differ)
-    return ruling(job, seen, findings_of(job, seen.found, "gradients"), "gradients")
+    return ruling(job, seen, problems_of(job, seen.found, "gradients"), "gradients")

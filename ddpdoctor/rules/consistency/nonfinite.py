@@ -11,7 +11,7 @@ from ddpdoctor.rules.registry import rule
 
 from . import nonfinite_words as say
 from .nonfinite_words import NonFiniteStep
-from .telling import hosts_of
+from .problems import hosts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

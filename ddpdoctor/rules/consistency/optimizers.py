@@ -14,10 +14,10 @@ from ddpdoctor.rules.registry import rule
 from .blame import DriftCause, Ground
 from .intended import excuse_of_model
 from .parameter_causes import MAX_SETTINGS, SAME_SETTINGS, or_unseen, to_see_each, why_parameters_differ
+from .problems import UNTOLD, hosts_of, model_words, problems_of
 from .replicas import all_values, is_aligned, sightings
 from .settings import splits_of, state_follows_parameters
 from .survey import replicas, ruling, survey
-from .telling import UNTOLD, findings_of, hosts_of, model_words
 
 if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Values
@@ -82,7 +82,7 @@ def check_optimizers(job: Job) -> Answer:
     settings.sort(key=lambda found: found.step)
     findings = [
         *(_settings_finding(job, found) for found in settings[:1]),
-        *findings_of(job, counted, "states of optimizers"),
+        *problems_of(job, counted, "states of optimizers"),
     ]
     if not findings and seen.found:
         return skipped(seen.found[0].cause.words)

@@ -9,9 +9,9 @@ from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import rule
 
+from .problems import model_words
 from .replicas import all_values
 from .survey import replicas, why_nothing
-from .telling import model_words
 
 if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Stream

@@ -11,9 +11,9 @@ from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import rule
 
+from .problems import hosts_of, model_words
 from .replicas import step_of, values_at
 from .survey import replicas, why_nothing
-from .telling import hosts_of, model_words
 
 if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Stream, Values

@@ -10,7 +10,7 @@ from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import rule
 
-from . import say
+from . import words
 from .arithmetic import drew_all
 from .contents import is_told_by_prints, same_batches, same_contents
 from .counted import with_counts
@@ -90,13 +90,13 @@ def _judge(replicas: Replicas, shared: Shared) -> Answer:
         told = told or certain
     if told:
         return passed()
-    return skipped(f"{say.name_of(shared.first())}: what ranks drew could not be compared")
+    return skipped(f"{words.name_of(shared.first())}: what ranks drew could not be compared")
 
 
 def _unfit(replicas: Replicas, shared: Shared) -> str:
     """Return why a loader cannot be judged; empty where it can."""
     loaders = shared.seen.values()
-    name = say.name_of(shared.first())
+    name = words.name_of(shared.first())
     if any(epoch.split_after for loader in loaders for epoch in loader.epochs):
         return f"{name}: the script itself shares out its batches"
     if any(loader.samples is not None and loader.samples < replicas.size for loader in loaders):
@@ -177,10 +177,10 @@ def _finding(replicas: Replicas, shared: Shared, seen: _SamePass) -> Problem:
     return Problem(
         confidence=Confidence.HIGH if is_told_by_prints(passes) else Confidence.MEDIUM,
         ranks=seen.ranks,
-        hosts=say.hosts_of(replicas, seen.ranks),
-        where=say.places_of(shared, seen.ranks),
+        hosts=words.hosts_of(replicas, seen.ranks),
+        where=words.places_of(shared, seen.ranks),
         summary=f"{rank_list(seen.ranks)} train on the same {_samples_words(shared, seen)}: "
-        f"{say.name_of(loader)} {_cause(shared, seen)}",
+        f"{words.name_of(loader)} {_cause(shared, seen)}",
         evidence=_evidence(shared, seen),
         fix=_fix(iterable=loader.iterable),
     )
@@ -209,7 +209,7 @@ def _sampler_cause(samplers: list[SamplerSeen]) -> str:
         return f"has a sampler with rank={numbers.pop()} on each of them"
     if len(numbers) < len(samplers):
         return "has samplers of which several have the same rank"
-    return f"has a {say.class_name(samplers[0].type)} that gives each of them the same"
+    return f"has a {words.class_name(samplers[0].type)} that gives each of them the same"
 
 
 def _evidence(shared: Shared, seen: _SamePass) -> tuple[str, ...]:
@@ -220,7 +220,7 @@ def _evidence(shared: Shared, seen: _SamePass) -> tuple[str, ...]:
         _contents_words(shared, seen),
         _unseen_words(shared, seen),
         f"sampler {loader.sampler.type}, dataset {loader.dataset}" if loader.sampler else f"dataset {loader.dataset}",
-        "" if loader.iterable else say.shared_out(loader, shared.size),
+        "" if loader.iterable else words.shared_out(loader, shared.size),
     )))  # fmt: skip
 
 
@@ -228,14 +228,14 @@ def _drawn_words(shared: Shared, seen: _SamePass, epoch: EpochSeen) -> str:
     if shared.seen[seen.ranks[0]].iterable or not epoch.drawn:
         return f"the first batches of {rank_list(seen.ranks)} were equal in all their parts"
     if not seen.all_samples:
-        return f"{rank_list(seen.ranks)} each {say.drawn_words(epoch)}, in the same order"
+        return f"{rank_list(seen.ranks)} each {words.drawn_words(epoch)}, in the same order"
     orders = {seen.passes[rank].order for rank in seen.ranks}
     order = "the same order" if len(orders) == 1 else "different orders"
     samples = shared.seen[seen.ranks[0]].samples or 0
     which = (
         f"every index from 0 to {samples - 1}" if epoch.drawn == samples else "all but a last batch that is not full"
     )
-    return f"{rank_list(seen.ranks)} each {say.drawn_words(epoch)}, which is {which}, in {order}"
+    return f"{rank_list(seen.ranks)} each {words.drawn_words(epoch)}, which is {which}, in {order}"
 
 
 def _contents_words(shared: Shared, seen: _SamePass) -> str:

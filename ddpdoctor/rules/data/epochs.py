@@ -9,7 +9,7 @@ from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import rule
 
-from . import say
+from . import words
 from .shared import Shared, judge_loaders, was_trained
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _stubborn(replicas: Replicas, drawn: Drawn) -> Problem:
 def _judge(replicas: Replicas, shared: Shared) -> Answer:
     reason = _unfit(replicas, shared)
     if reason:
-        return skipped(f"{say.name_of(shared.first())}: {reason}")
+        return skipped(f"{words.name_of(shared.first())}: {reason}")
     passes = {rank: _trained(replicas, shared.seen[rank]) for rank in shared.ranks}
     if any(_is_reordered(epochs) for epochs in passes.values()):
         return passed()
@@ -130,14 +130,14 @@ def _finding(replicas: Replicas, shared: Shared, passes: dict[int, list[EpochSee
     calls = _stray_calls(shared, passes)
     called = next(iter(calls.values()), None)
     why = (
-        f"set_epoch of the sampler of {say.name_of(loader)} is never called, or always with the same number"
+        f"set_epoch of the sampler of {words.name_of(loader)} is never called, or always with the same number"
         if called is None
-        else f"{_line(called)} calls set_epoch of another sampler than that of {say.name_of(loader)}"
+        else f"{_line(called)} calls set_epoch of another sampler than that of {words.name_of(loader)}"
     )
     return Problem(
         ranks=shared.ranks,
-        hosts=say.hosts_of(replicas, shared.ranks),
-        where=(*_call_places(calls), *say.places_of(shared, shared.ranks)),
+        hosts=words.hosts_of(replicas, shared.ranks),
+        where=(*_call_places(calls), *words.places_of(shared, shared.ranks)),
         summary=f"{count} epochs had the same order: {why}",
         evidence=_evidence(shared, seen, called),
         fix="call sampler.set_epoch(epoch) before the loop over the loader, in each epoch and on all ranks"
@@ -176,5 +176,5 @@ def _evidence(shared: Shared, seen: list[EpochSeen], called: Frame | None) -> tu
     return (
         *other,
         f"sampler {sampler.type if sampler is not None else ''}: shuffle=True, and {epoch}",
-        f"pass {seen[0].number}: rank {rank} {say.drawn_words(seen[0])}, and {again}",
+        f"pass {seen[0].number}: rank {rank} {words.drawn_words(seen[0])}, and {again}",
     )

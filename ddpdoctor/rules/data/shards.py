@@ -11,7 +11,7 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.majority import Voice, compare
 from ddpdoctor.rules.registry import rule
 
-from . import say
+from . import words
 from .arithmetic import are_distinct, must_leave_gap, shows_all, sum_of_all
 from .counted import find_overlap, with_counts
 from .shared import Shared, judge_loaders, was_trained
@@ -97,7 +97,7 @@ class _ShareFault:
 
 
 def _judge(replicas: Replicas, shared: Shared) -> Answer:
-    name = say.name_of(shared.first())
+    name = words.name_of(shared.first())
     if any(loader.iterable or not loader.indices_seen for loader in shared.seen.values()):
         return skipped(f"{name}: the indices that ranks draw were not seen")
     if len({loader.samples for loader in shared.seen.values()}) > 1 or not shared.first().samples:
@@ -138,7 +138,7 @@ def _judge_samplers(
         named = _disagreement(found, samplers)
         if named is not None:
             what, values, blamed = named
-            seen = [f"{what}: {say.by_rank(values)} (pass {number})", _sums_words(shared, found, number)]
+            seen = [f"{what}: {words.by_rank(values)} (pass {number})", _sums_words(shared, found, number)]
             if len(blamed) == len(shared.seen):
                 seen.append(NO_MAJORITY)
             cause = _ShareFault(
@@ -146,7 +146,7 @@ def _judge_samplers(
             )
             return judged([_finding(replicas, shared, cause)])
     if not shared.is_whole:
-        return skipped(f"{say.name_of(shared.first())}: it was not seen on all ranks of the group")
+        return skipped(f"{words.name_of(shared.first())}: it was not seen on all ranks of the group")
     return _settle_samplers(shared, passes, samplers)
 
 
@@ -159,7 +159,7 @@ def _settle_samplers(
         return passed()
     if any(shows_all(samples, tuple(found.values())) for found in passes.values()):
         return passed()
-    return skipped(f"{say.name_of(shared.first())}: what its sampler shares out cannot be told from its sums")
+    return skipped(f"{words.name_of(shared.first())}: what its sampler shares out cannot be told from its sums")
 
 
 def _missing_shares(replicas: Replicas, shared: Shared, samplers: Mapping[int, SamplerSeen]) -> _ShareFault | None:
@@ -176,7 +176,7 @@ def _missing_shares(replicas: Replicas, shared: Shared, samplers: Mapping[int, S
         words=f"their samplers are for {count} ranks, and there are {shared.size}",
         ranks=shared.ranks,
         evidence=(
-            f"num_replicas={count}; rank: {say.by_rank({rank: one.rank for rank, one in samplers.items()})}",
+            f"num_replicas={count}; rank: {words.by_rank({rank: one.rank for rank, one in samplers.items()})}",
             f"the shares of {rank_list(missing)}, {len(missing)} of {count}, are drawn by nobody",
         ),
     )
@@ -196,7 +196,7 @@ def _other_parts(shared: Shared, samplers: Mapping[int, SamplerSeen]) -> _ShareF
         words="they are shares of different parts (Subset) of the dataset",
         ranks=split.ranks,
         evidence=(
-            f"digest of the indices that the Subset takes: {say.by_rank(parts)}",
+            f"digest of the indices that the Subset takes: {words.by_rank(parts)}",
             "digests of the dataset that it takes them from are equal",
             "" if split.majority is not None else NO_MAJORITY,
         ),
@@ -235,7 +235,7 @@ def _judge_drawn(replicas: Replicas, shared: Shared, passes: Mapping[int, Mappin
     """Judge shares of which only the sums are known: the same ones in each pass, which do not make up the dataset."""
     samples = shared.first().samples or 0
     whole = {number: found for number, found in passes.items() if all(epoch.complete for epoch in found.values())}
-    name = say.name_of(shared.first())
+    name = words.name_of(shared.first())
     if not shared.is_whole or not whole:
         return skipped(f"{name}: no pass that came to its end was seen on all ranks of the group")
     if any(shows_all(samples, tuple(found.values())) for found in whole.values()):
@@ -268,13 +268,13 @@ def _finding(replicas: Replicas, shared: Shared, cause: _ShareFault) -> Problem:
     return Problem(
         confidence=Confidence.HIGH if is_sure else Confidence.MEDIUM,
         ranks=cause.ranks,
-        hosts=say.hosts_of(replicas, cause.ranks),
-        where=say.places_of(shared, cause.ranks),
+        hosts=words.hosts_of(replicas, cause.ranks),
+        where=words.places_of(shared, cause.ranks),
         summary=f"the shares of {rank_list(shared.ranks)} overlap or leave samples out: {cause.words}"
-        f" ({say.name_of(loader)})",
+        f" ({words.name_of(loader)})",
         evidence=tuple(filter(None, (
             *cause.evidence,
-            say.shared_out(loader, shared.size),
+            words.shared_out(loader, shared.size),
             f"sampler {loader.sampler.type}" if loader.sampler is not None else "",
         ))),
         fix=cause.fix,

@@ -10,7 +10,7 @@ from ddpdoctor.model.rank_words import count_of, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import rule
 
-from . import say
+from . import words
 from .shared import Shared, judge_loaders, was_trained
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class _Uneven:
 
 
 def _judge(replicas: Replicas, shared: Shared) -> Answer:
-    name = say.name_of(shared.first())
+    name = words.name_of(shared.first())
     if any(loader.in_join for loader in shared.seen.values()):
         return skipped(f"{name}: it is used inside join, which is for uneven batches")
     ended = False
@@ -127,10 +127,10 @@ def _finding(replicas: Replicas, shared: Shared, found: _Uneven) -> Problem:
     return Problem(
         severity=Severity.ERROR if replicas.ended_badly else Severity.WARNING,
         ranks=found.short,
-        hosts=say.hosts_of(replicas, found.short),
-        where=say.places_of(shared, found.short),
+        hosts=words.hosts_of(replicas, found.short),
+        where=words.places_of(shared, found.short),
         summary=f"{rank_list(found.short)} {verb} {_numbers(fewest)} in pass {found.number}, where"
-        f" {rank_list(longest)} {'has' if len(longest) == 1 else 'have'} {most}: {say.name_of(loader)}",
+        f" {rank_list(longest)} {'has' if len(longest) == 1 else 'have'} {most}: {words.name_of(loader)}",
         evidence=_evidence(shared, found),
         fix="give ranks shares of equal length (DistributedSampler), or drop_last=True on them, or wrap the loop in"
         " `with model.join():`",
@@ -141,10 +141,10 @@ def _evidence(shared: Shared, found: _Uneven) -> tuple[str, ...]:
     trained = {rank: loader.trained_batches for rank, loader in shared.seen.items()}
     samples = {rank: loader.samples for rank, loader in shared.seen.items() if loader.samples is not None}
     return tuple(filter(None, (
-        f"batches of pass {found.number}: {say.by_rank(dict(found.batches))}",
-        f"batches trained on in all: {say.by_rank(dict(trained))}" if any(trained.values()) else "",
-        f"samples: {say.by_rank(dict(samples))}" if samples else "",
-        say.shared_out(shared.first(), shared.size) if len(set(samples.values())) == 1 else "",
+        f"batches of pass {found.number}: {words.by_rank(dict(found.batches))}",
+        f"batches trained on in all: {words.by_rank(dict(trained))}" if any(trained.values()) else "",
+        f"samples: {words.by_rank(dict(samples))}" if samples else "",
+        words.shared_out(shared.first(), shared.size) if len(set(samples.values())) == 1 else "",
     )))  # fmt: skip
 
 

@@ -28,7 +28,7 @@ _ALIKE = "hold the same in the {} dimension of the mesh"
 UNTOLD = "it cannot be told which of them is right"
 
 
-def findings_of(job: Job, found: Iterable[Found], nouns: str) -> list[Problem]:
+def problems_of(job: Job, found: Iterable[Found], nouns: str) -> list[Problem]:
     """Return a finding for each cause. ``nouns`` is what differs, as "gradients"."""
     by_cause: dict[str, list[Found]] = {}
     for one in found:
