@@ -14,7 +14,7 @@ from ddpdoctor.cli.output import save_report, say, show_defect, show_error, show
 from ddpdoctor.launch.command.options import WrapOptions
 from ddpdoctor.launch.folders.report_dir import REPORT_NAME
 from ddpdoctor.launch.folders.shared_folder import has_room
-from ddpdoctor.launch.progress_lines import Telling, hangs
+from ddpdoctor.launch.outcome import Telling, hangs
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import rank_list

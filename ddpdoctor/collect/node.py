@@ -59,7 +59,7 @@ COLLECTORS = {
     "software": Collector(module="ddpdoctor.collect.machine.software", function="read_software"),
     "torch": Collector(module="ddpdoctor.collect.machine.torch_build", function="read_torch", limit_s=TORCH_LIMIT_S),
     "limits": Collector(module="ddpdoctor.collect.machine.limits", function="read_limits", limit_s=10.0),
-    "clock": Collector(module="ddpdoctor.collect.machine.clock", function="read_clock"),
+    "clock": Collector(module="ddpdoctor.collect.machine.limits", function="read_clock"),
     "names": Collector(module="ddpdoctor.collect.network.names", function="read_names", limit_s=12.0),
     "network": Collector(module="ddpdoctor.collect.network.interfaces", function="read_network", limit_s=5.0),
     "gpus": Collector(module="ddpdoctor.collect.gpu.nvml", function="read_gpus", limit_s=45.0),

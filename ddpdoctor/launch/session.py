@@ -15,11 +15,10 @@ from ddpdoctor.launch.folders.report_dir import refuse
 from ddpdoctor.launch.folders.run_file import write_run_file
 from ddpdoctor.launch.folders.shared_folder import choose_folder, copy_back
 from ddpdoctor.launch.nodes.joining import join_nodes
-from ddpdoctor.launch.outcome import Outcome
+from ddpdoctor.launch.outcome import Outcome, cause_of, hangs
 from ddpdoctor.launch.processes.guardian import Guardian
 from ddpdoctor.launch.processes.starting import job_mark, start_launcher
 from ddpdoctor.launch.processes.stopping import STOP_GRACE_S, is_in_foreground, stop_job, stop_tree
-from ddpdoctor.launch.progress_lines import cause_of, hangs
 from ddpdoctor.launch.replicas.comparing import Replicas
 from ddpdoctor.launch.replicas.exchange import ReplicaExchange
 from ddpdoctor.launch.replicas.shared import SharedReplicas
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from ddpdoctor.launch.command.options import WrapOptions
-    from ddpdoctor.launch.progress_lines import Cause, Telling
+    from ddpdoctor.launch.outcome import Cause, Telling
 
     Judge = Callable[[Path, int | None], Judgement]
     """Reads a run folder and says what is wrong with an attempt, by default the last. Launch itself knows no rules."""

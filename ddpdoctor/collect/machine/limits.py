@@ -10,7 +10,7 @@ from ddpdoctor.collect.machine.shared_memory import read_shared_memory
 from ddpdoctor.collect.machine.tasks import Tasks, read_tasks
 from ddpdoctor.collect.machine.volumes import read_volumes
 from ddpdoctor.collect.system import UNLIMITED
-from ddpdoctor.model.limits import Limit, Limits
+from ddpdoctor.model.limits import Clock, Limit, Limits
 
 if TYPE_CHECKING:
     from ddpdoctor.collect.node import ReadingPlan
@@ -78,3 +78,12 @@ def _memory_elsewhere() -> tuple[int, int, int]:
 
     memory = psutil.virtual_memory()
     return memory.total, memory.available, psutil.swap_memory().total
+
+
+def read_clock(system: System, plan: ReadingPlan) -> Clock:  # noqa: ARG001 - the form of every collector
+    """Return what adjtimex says. How far the clock is off others is measured by who gathers the nodes."""
+    try:
+        unsynchronised = system.calls.clock_unsynchronised()
+    except OSError:
+        return Clock(synchronised=None, offset_s=None)
+    return Clock(synchronised=not unsynchronised, offset_s=None)

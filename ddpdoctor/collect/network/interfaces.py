@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from ddpdoctor.collect.network.firewall import read_firewall
 from ddpdoctor.collect.network.ports import read_master_port
 from ddpdoctor.collect.network.routes import read_default_interface
-from ddpdoctor.collect.network.service_mesh import has_mesh_proxy
 from ddpdoctor.model.network import Interface, Network
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ddpdoctor.collect.node import ReadingPlan
     from ddpdoctor.collect.system import System
+
 
 FOLDER = "/sys/class/net"
 IFF_UP = 0x1
@@ -115,3 +117,24 @@ def _interfaces_without_sysfs(system: System, addresses: dict[str, tuple[str, ..
         )
         for name, state in states.items()
     )
+
+
+ENVOY_PORTS = frozenset({15001, 15006})
+"""What Istio's proxy listens on for outgoing and incoming connections
+(https://istio.io/latest/docs/ops/deployment/application-requirements/). A pod's containers share their network, so that
+its sockets are seen from the others, where its processes are not."""
+_LISTEN = "0A"
+
+
+def has_mesh_proxy(system: System) -> bool:
+    """Say whether something listens on both ports of Istio's proxy; false where sockets cannot be seen."""
+    return set(_listened_on(system)) >= ENVOY_PORTS
+
+
+def _listened_on(system: System) -> Iterator[int]:
+    """Yield every local port of /proc/net/tcp that is listened on."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in system.text_or(table).splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 3 and fields[3] == _LISTEN:
+                yield int(fields[1].rpartition(":")[2], 16)

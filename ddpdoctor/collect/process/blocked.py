@@ -11,7 +11,7 @@ import re
 import struct
 from pathlib import Path
 
-from ddpdoctor.collect.process.addresses import parse_end
+from ddpdoctor.collect.process.connections import parse_end
 from ddpdoctor.model.causes import Blocked
 
 PROC = Path("/proc")

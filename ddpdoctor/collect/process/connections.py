@@ -7,13 +7,14 @@ tried again: that tells a dead link from a peer that is merely slow to read.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddpdoctor.collect.process.addresses import parse_end
 from ddpdoctor.model.causes import Connection, Connections
 
 PROC = Path("/proc")
@@ -119,3 +120,22 @@ def _text(path: Path) -> str:
             return file.read(MOST_BYTES)
     except OSError:
         return ""
+
+
+def parse_end(text: str) -> str | None:
+    """Return "10.0.0.4:29500" for "0400000A:733C", words of four bytes in the machine's own order; None for no address.
+
+    An IPv4 address in an IPv6 socket comes out as IPv4.
+    """
+    host, _, port = text.partition(":")
+    try:
+        raw = bytes.fromhex(host)
+        if sys.byteorder == "little":
+            raw = b"".join(raw[i : i + 4][::-1] for i in range(0, len(raw), 4))
+        ip = ipaddress.ip_address(raw)
+        number = int(port, 16)
+    except ValueError:
+        return None
+    if isinstance(ip, ipaddress.IPv6Address):
+        return f"{ip.ipv4_mapped}:{number}" if ip.ipv4_mapped else f"[{ip}]:{number}"
+    return f"{ip}:{number}"

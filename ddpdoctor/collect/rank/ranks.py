@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.rank.answers import Answers, dicts, read_answer, read_groups, read_looks, read_seconds
 from ddpdoctor.collect.rank.call_logs import read_log
-from ddpdoctor.collect.rank.ddp_constructor import read_models
 from ddpdoctor.collect.rank.dumps import parse_stacks, split_fatal, struck_thread
 from ddpdoctor.collect.rank.flight import device_times, noted_times, pending_on_device, read_dump, read_flight
 from ddpdoctor.collect.rank.frames import read_frame, read_frames
 from ddpdoctor.collect.rank.loaders import read_loaders
-from ddpdoctor.collect.rank.nonfinite import read_nonfinite
-from ddpdoctor.collect.rank.reducer import read_reducer, read_unfinished
+from ddpdoctor.collect.rank.notes import read_models, read_nonfinite, read_reducer, read_unfinished
 from ddpdoctor.collect.rank.saved_causes import read_process_causes
 from ddpdoctor.collect.rank.steps import read_fetches, read_lines, read_steps
 from ddpdoctor.collect.run.agent_log import read_lacks

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.run.evidence import read_text
 from ddpdoctor.collect.run.watched import is_sound
-from ddpdoctor.recorder.storage.files import check_json
-from ddpdoctor.recorder.storage.parsing import parse_json
+from ddpdoctor.recorder.storage.files import check_json, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.recorder.storage.files import is_folder, read_plain, write_whole
-from ddpdoctor.recorder.storage.parsing import parse_json
+from ddpdoctor.recorder.storage.files import is_folder, parse_json, read_plain, write_whole
 
 if TYPE_CHECKING:
     import os

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.launch.nodes.joining import save_nodes
 from ddpdoctor.launch.nodes.packing import pack_folder
-from ddpdoctor.launch.watching.control_flow import note_control_flow
-from ddpdoctor.launch.watching.machine import note_machine
+from ddpdoctor.launch.watching.machine import note_control_flow, note_machine
 from ddpdoctor.launch.watching.reached import note_reached, try_places
 from ddpdoctor.launch.watching.suspicion import Suspicion, suspicion_of
 from ddpdoctor.model.findings import Judgement, Severity

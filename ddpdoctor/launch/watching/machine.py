@@ -1,4 +1,4 @@
-"""Reads the machine at the moment that a collective does not complete, and in no other job."""
+"""Reads the machine and the control flow of the script when ranks stand still, and in no other job."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.model.findings import Judgement
+
 
 CODE = "DD611"
 """The rule that has a use for it."""
@@ -38,4 +39,24 @@ def _is_fresh(path: Path) -> bool:
     try:
         return time.time() - path.stat().st_mtime < FRESH_S
     except OSError:
+        return False
+
+
+CODES = frozenset({"DD602", "DD603"})
+"""The rules that have a use for it."""
+
+
+def note_control_flow(folder: Path, judgement: Judgement) -> bool:
+    """Save it where the judgement asks for it; return whether there is now more to judge by."""
+    if not any(finding.code in CODES for finding in judgement.findings):
+        return False
+    from ddpdoctor.collect.run.control_flow import FILE, save_control_flow
+    from ddpdoctor.collect.run.nodes import read_job
+    from ddpdoctor.model.errors import UserError
+
+    if (folder / FILE).exists():
+        return False
+    try:
+        return save_control_flow(folder, read_job(folder))
+    except UserError:
         return False

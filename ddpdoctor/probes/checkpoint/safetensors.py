@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from ddpdoctor.probes.checkpoint.pickles import MOST_ELEMENTS, StorageRef, TensorRef, Unreadable
-from ddpdoctor.recorder.storage.parsing import parse_json
+from ddpdoctor.recorder.storage.files import parse_json
 
 LENGTH = struct.Struct("<Q")
 MOST_HEADER_BYTES = 100 * 10**6

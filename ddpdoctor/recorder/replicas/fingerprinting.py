@@ -17,8 +17,8 @@ from ..storage import fingerprint_layout
 from . import tensors, unwrapped
 from .ddp_models import Replica
 from .files import FingerprintFiles
+from .optimizers import Untrained
 from .tensors import Rows
-from .untrained import Untrained
 from .values import fitted, model_values, optimizer_values
 
 GPU_WAIT_S = 1.0

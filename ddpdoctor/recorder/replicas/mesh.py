@@ -17,14 +17,14 @@ from .. import frames, hooks
 from ..state import check_every, guarded, here
 from ..storage import fingerprint_layout
 from ..wrappers import wraps
-from . import placements
 from .files import FingerprintFiles
 from .fingerprinting import may_look, next_due
-from .placements import Sharing
 from .values import fitted, optimizer_values
 
 Row = Tuple[Any, ...]
 Rows = List[Tuple[Row, Any]]
+Sharing = Tuple[str, Tuple[int, ...]]
+"""The dimensions of the mesh in which a tensor is the same, "dp" or "dp+tp", and the ranks that hold it, sorted."""
 Shared = Dict[Sharing, List[Tuple[str, Any]]]
 """Names and parameters, by who holds them alike. The parameters are weak references."""
 
@@ -152,11 +152,11 @@ def _sharing_of(tensor: Any, mesh: Any) -> Optional[Sharing]:
     What ranks compute each for themselves has equal bits on a CPU; kernels of a GPU need not add up in one order. There
     only tensors are told that are sharded as well, as by hybrid FSDP: their gradients are reduced.
     """
-    if placements.is_placed(tensor):
+    if is_placed(tensor):
         reduced = any(placement.is_shard() for placement in tensor.placements)
-        return placements.sharing_of(tensor) if reduced or tensor.device.type == "cpu" else None
+        return sharing_of(tensor) if reduced or tensor.device.type == "cpu" else None
     is_plain = type(tensor).__name__ == "Parameter" and tensor.device.type == "cpu"
-    return placements.sharing_in(mesh) if mesh is not None and is_plain else None
+    return sharing_in(mesh) if mesh is not None and is_plain else None
 
 
 def _named(held: FrozenSet[int]) -> List[Tuple[str, Any, Any]]:
@@ -184,13 +184,13 @@ def _named(held: FrozenSet[int]) -> List[Tuple[str, Any, Any]]:
 def _has_gradient(tensor: Any) -> bool:
     """Return whether the gradient lies as its parameter does: one that is still to be summed up differs by right."""
     grad = tensor.grad
-    if grad is None or placements.is_placed(grad) != placements.is_placed(tensor):
+    if grad is None or is_placed(grad) != is_placed(tensor):
         return False
-    return not placements.is_placed(tensor) or grad.placements == tensor.placements
+    return not is_placed(tensor) or grad.placements == tensor.placements
 
 
 def _row(what: str, name: str, part: str, like: Any, tensor: Any) -> Tuple[Row, Any]:
-    local = placements.local_part(tensor)
+    local = local_part(tensor)
     return (what, name, part, tuple(like.shape), str(like.dtype)[6:]), local  # without "torch."
 
 
@@ -236,3 +236,36 @@ def _note(given: Any, mesh: Any) -> None:
     for module in given if isinstance(given, (list, tuple)) else [given]:
         if hasattr(module, "named_parameters") and len(_modules) < MAX_MODULES:
             _modules.append((weakref.ref(module), mesh))
+
+
+def sharing_of(tensor: Any) -> Optional[Sharing]:
+    """Return who holds the same part of a DTensor; None where no other rank does, or a sum is still to be made."""
+    placements = tensor.placements
+    if any(placement.is_partial() for placement in placements):
+        return None
+    return _sharing(tensor.device_mesh, [d for d, placement in enumerate(placements) if placement.is_replicate()])
+
+
+def sharing_in(mesh: Any) -> Optional[Sharing]:
+    """Return who holds the same, where all ranks of a mesh do."""
+    return _sharing(mesh, list(range(mesh.ndim)))
+
+
+def _sharing(mesh: Any, alike: List[int]) -> Optional[Sharing]:
+    own = mesh.get_coordinate()
+    alike = [d for d in alike if mesh.size(d) > 1]
+    if own is None or not alike:
+        return None
+    part = mesh.mesh[tuple(slice(None) if d in alike else own[d] for d in range(mesh.ndim))]
+    names = mesh.mesh_dim_names or ["dim_%d" % d for d in range(mesh.ndim)]
+    return "+".join(names[d] for d in alike), tuple(sorted(part.flatten().tolist()))
+
+
+def is_placed(tensor: Any) -> bool:
+    """Return whether a tensor is a DTensor, without an import of that."""
+    return hasattr(tensor, "placements") and hasattr(tensor, "_local_tensor")
+
+
+def local_part(tensor: Any) -> Any:
+    """Return what this rank holds of a DTensor; any other tensor as it is."""
+    return tensor._local_tensor if is_placed(tensor) else tensor

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import Any, Dict
+from typing import Any, Dict, List, Tuple
 
 from .. import hooks
 from ..state import check_every, guarded, here
+from ..storage import fingerprint_layout
 from ..wrappers import wraps
 
 MAX_KEPT = 65536
@@ -67,3 +68,38 @@ def optimizers() -> Any:
 def is_later_than(parameter: Any, optimizer: Any) -> bool:
     """Return whether a module was given a parameter only after an optimizer had been made."""
     return bool(_came_after.get(id(parameter), 0) >= _numbers.get(optimizer, MAX_KEPT))
+
+
+MAX_NAMES = 5
+MAX_NAME = 120
+MIN_STILL = 2
+"""Points in a row at which a parameter was as before. Ours: what is trained without an optimizer changes by then."""
+
+
+class Untrained:
+    """What is known of one model by now."""
+
+    def __init__(self) -> None:
+        self._still: Dict[str, Tuple[bytes, int]] = {}
+        """By name: its fingerprint, and at how many points in a row it was the same."""
+
+    def look(self, named: List[Tuple[str, Any]], prints: bytes, optimizer: Any, others: List[Any]) -> Dict[str, Any]:
+        """Return the names of such parameters, first those that came after the optimizer that steps now.
+
+        ``prints`` begin with those of the parameters, in the order of ``named``.
+        """
+        everybody = [*optimizers(), *others]
+        held = {id(tensor) for one in everybody for group in one.param_groups for tensor in group["params"]}
+        still: Dict[str, Tuple[bytes, int]] = {}
+        late: List[str] = []
+        early: List[str] = []
+        for i, (name, tensor) in enumerate(named):
+            if id(tensor) in held or not tensor.requires_grad or tensor.grad is None:
+                continue
+            value = prints[i * fingerprint_layout.FINGERPRINT_SIZE : (i + 1) * fingerprint_layout.FINGERPRINT_SIZE]
+            before, times = self._still.get(name, (b"", 0))
+            still[name] = (value, times + 1 if value == before else 0)
+            if still[name][1] >= MIN_STILL:
+                (late if is_later_than(tensor, optimizer) else early).append(name[:MAX_NAME])
+        self._still = still
+        return {"untrained": (late + early)[:MAX_NAMES], "untrained_count": len(late + early), "late": len(late)}

@@ -10,7 +10,7 @@ import time
 from .. import frames, imports
 from ..state import guarded, here
 from ..wrappers import hide_own_frames, wraps
-from . import memory, reasons
+from . import error_details
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
     is_main = _thread.get_ident() == here.main_thread
     if ring is None or not _may_note(uncaught, is_main):
         return
-    reason = reasons.reason_of(error, _own_rank(), frames_of, _noted)
+    reason = error_details.reason_of(error, _own_rank(), frames_of, _noted)
     error = reason.error
     text = _text_of(error)
     passed_on = frames_in_text(text)
@@ -63,7 +63,7 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
         "ranks": reason.ranks,
         "frames": raised_at,
         "groups": _groups() if call else [],
-        "memory": memory.at_error(error, text),
+        "memory": error_details.at_error(error, text),
         "reducer": _of_reducer(error, text),
     }
     if not ring.note(entry, vital=uncaught):

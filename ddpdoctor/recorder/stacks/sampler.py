@@ -15,8 +15,8 @@ import time
 from .. import frames
 from ..state import describers, guarded, here, queries
 from ..storage import ring_layout
-from ..storage.encode import to_json
 from ..storage.files import open_new, open_plain
+from ..storage.ring_writing import to_json
 from . import dump
 
 TYPE_CHECKING = False

@@ -123,3 +123,17 @@ def check_json(data: bytes) -> bytes:
     if sum(data.count(mark) for mark in (b",", b"[", b"{")) > MAX_JSON_VALUES:
         raise ValueError("it has more than %d values" % MAX_JSON_VALUES)
     return data
+
+
+def parse_json(data: bytes) -> Any:
+    """Return what JSON says; bytes that are no UTF-8 are replaced.
+
+    Raises:
+        ValueError: it is damaged, nested too deeply, or has more values than ``check_json`` allows.
+    """
+    import json  # here, since it costs a short-lived Python more than all that is written
+
+    try:
+        return json.loads(check_json(data).decode("utf-8", "replace"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

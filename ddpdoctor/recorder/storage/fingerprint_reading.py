@@ -1,4 +1,4 @@
-"""Reads files of fingerprints (see ``print_wire``), which their rank may be writing."""
+"""Reads files of fingerprints (see ``fingerprint_layout``), which their rank may be writing."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import os
 import zlib
 
 from . import fingerprint_layout
-from .files import open_plain
-from .parsing import parse_json
+from .files import open_plain, parse_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

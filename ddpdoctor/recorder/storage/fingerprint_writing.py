@@ -1,4 +1,4 @@
-"""Writes files of fingerprints (see ``print_wire``) from inside a rank."""
+"""Writes files of fingerprints (see ``fingerprint_layout``) from inside a rank."""
 
 from __future__ import annotations
 

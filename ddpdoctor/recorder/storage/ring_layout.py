@@ -1,4 +1,4 @@
-"""The layout of a ring file, version 3: what a process writes about itself. ``reading`` reads it back.
+"""The layout of a ring file, version 3: what a process writes about itself. ``ring_reading`` reads it back.
 
 A ring outlives the process that writes it, however that dies. It has five parts:
 

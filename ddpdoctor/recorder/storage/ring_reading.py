@@ -1,4 +1,4 @@
-"""Reads a ring file back, whatever state it is in; ``wire`` says how it is laid out.
+"""Reads a ring file back, whatever state it is in; ``ring_layout`` says how it is laid out.
 
 Apart from the layout because no process that is recorded needs it.
 """
@@ -10,8 +10,7 @@ import struct
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from . import ring_layout
-from .files import open_plain
-from .parsing import parse_json
+from .files import open_plain, parse_json
 from .slots import Slots, bytes_used, read_slots
 
 MAX_RING_BYTES = 8 * 2**20

@@ -1,4 +1,4 @@
-"""Writes one ring file (see ``wire``) from inside a process of the user's."""
+"""Writes one ring file (see ``ring_layout``) from inside a process of the user's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import time
 
 from . import ring_layout
-from .encode import to_json
 from .files import open_plain
 
 TYPE_CHECKING = False
@@ -231,3 +230,36 @@ def allocate(path: str, size: int) -> mmap.mmap:
         raise
     finally:
         os.close(fd)
+
+
+try:
+    from _json import encode_basestring_ascii as _quote
+except ImportError:  # a Python that is not CPython
+    from json.encoder import py_encode_basestring_ascii as _quote
+
+
+_WORDS = {None: "null", True: "true", False: "false"}
+
+
+def to_json(value: Any) -> str:
+    """Return a value as JSON in ASCII, without spaces: what ``json.loads`` reads back as it was.
+
+    Takes None, booleans, numbers, strings, lists, tuples and dicts, whose keys become strings. A float that is not
+    finite becomes null.
+
+    Raises:
+        TypeError: anything else is among it.
+    """
+    if isinstance(value, str):
+        return _quote(value)
+    if value is None or isinstance(value, bool):
+        return _WORDS[value]
+    if isinstance(value, int):
+        return int.__repr__(value)
+    if isinstance(value, float):
+        return float.__repr__(value) if value - value == 0 else "null"
+    if isinstance(value, dict):
+        return "{%s}" % ",".join(["%s:%s" % (_quote(str(key)), to_json(item)) for key, item in value.items()])
+    if isinstance(value, (list, tuple)):
+        return "[%s]" % ",".join([to_json(item) for item in value])
+    raise TypeError("%s is nothing that JSON has" % type(value).__name__)

@@ -20,7 +20,6 @@ AT_START = (
     "start",
     "state",
     "storage/ring_writing",
-    "storage/encode",
     "frames",
     "imports",
     "stacks/errors",

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.collect.process import proc
-from ddpdoctor.collect.process.addresses import parse_end
 from ddpdoctor.collect.process.blocked import read_blocked, read_kernel_function
 from ddpdoctor.collect.process.causes import Look, lost_child, read_causes
-from ddpdoctor.collect.process.connections import read_connections, read_rows
+from ddpdoctor.collect.process.connections import parse_end, read_connections, read_rows
 from ddpdoctor.collect.process.file_locks import awaited_lock, locks_of_others, read_lines
 from ddpdoctor.model.causes import Blocked, LostChild
 from tests.scenarios.running import wait_for

@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from ddpdoctor.collect.machine.clock import read_clock
-from ddpdoctor.collect.machine.limits import read_limits
+from ddpdoctor.collect.machine.limits import read_clock, read_limits
 from ddpdoctor.collect.machine.software import cuda_of_wheel, read_software
 from ddpdoctor.collect.machine.volumes import measure_writing, mount_of
 from ddpdoctor.collect.node import ReadingPlan

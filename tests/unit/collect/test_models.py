@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ddpdoctor.collect.rank.ddp_constructor import read_models, unpack
+from ddpdoctor.collect.rank.notes import read_models, unpack
 from ddpdoctor.recorder.training import ddp_constructor
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ddpdoctor.recorder.storage.encode import to_json
+from ddpdoctor.recorder.storage.ring_writing import to_json
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddpdoctor.collect.rank.nonfinite import read_nonfinite
+from ddpdoctor.collect.rank.notes import read_nonfinite
 from ddpdoctor.recorder.gradients import findings
 from ddpdoctor.recorder.gradients.finite_checks import Maxima, samples_of
 from ddpdoctor.recorder.gradients.watch import Backward, GradientWatch

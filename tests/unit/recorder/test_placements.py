@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddpdoctor.recorder.replicas.placements import sharing_in, sharing_of
+from ddpdoctor.recorder.replicas.mesh import sharing_in, sharing_of
 
 
 @dataclass

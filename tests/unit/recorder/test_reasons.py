@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.recorder.stacks import errors
-from ddpdoctor.recorder.stacks.reasons import reason_of
+from ddpdoctor.recorder.stacks.error_details import reason_of
 
 LIBRARY = "/usr/lib/site-packages/torch/distributed/library.py"
 WRAPPING = """
