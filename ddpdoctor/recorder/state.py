@@ -7,8 +7,6 @@ import os
 import sys
 import time
 
-from .settings import read_settings
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional
@@ -191,7 +189,11 @@ def _launch_variables() -> Any:
 
 def check_every() -> int:
     """Return every how many steps replicas are looked at; 0 where consistency is not checked."""
-    return 0 if is_short_of_files() else read_settings(os.environ).check_every
+    if is_short_of_files():
+        return 0
+    from .settings import read_settings
+
+    return read_settings(os.environ).check_every
 
 
 def is_short_of_files() -> bool:
