@@ -131,7 +131,8 @@ def test_a_loader_is_asked_without_a_launcher_and_its_lines_stay_off_stdout(run,
 
 
 def test_checkpoints_are_told_apart(run, tmp_path):
-    assert forking.run("-c", SAVE, cwd=tmp_path).returncode == 0
+    (tmp_path / "save.py").write_text(SAVE)
+    assert forking.run("save.py", cwd=tmp_path).returncode == 0
     (tmp_path / "model.py").write_text(MODEL)
     sound = run("check-checkpoint", "sound.pt", "--model", "model:build", "--fail-on", "info")
     wrapped = run("check-checkpoint", "wrapped.pt", "--model", "model:build", "--format", "json")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forking import Forked
+from tests import forking
 from tests.scenarios.running import clean_environment, free_port
 
 pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed")
@@ -25,8 +25,8 @@ def run(*arguments: str, ranks: int = 2) -> list[tuple[str, ...]]:
     if ranks > 1:
         job |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     environments = [job | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}) for rank in range(ranks)]
-    started = [Forked(TRAIN, *arguments, env=environment) for environment in environments]
-    ended = [process.communicate() for process in started]
+    started = [forking.start(TRAIN, *arguments, env=environment) for environment in environments]
+    ended = [process.communicate(timeout=forking.LIMIT_S) for process in started]
     for process, (_, stderr) in zip(started, ended, strict=True):
         # After its last line a job on Gloo is aborted now and then, while the interpreter ends: see exit-abort (DD612).
         assert process.wait() == 0 or EXIT_ABORT in stderr, stderr

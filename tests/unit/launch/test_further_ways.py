@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +21,12 @@ from ddpdoctor.launch.nodes.first_node import FirstNode
 from ddpdoctor.launch.nodes.further_ways import PREFIX, SECOND_PORT, SecondPort, further_ways
 from ddpdoctor.launch.nodes.other_node import OtherNode
 from ddpdoctor.launch.nodes.own_host import MOST_ADDRESSES, own_addresses
-from tests.forking import Forked
 from tests.scenarios.running import free_port, wait_for
 from tests.torch_stores import serve_torch_store
 
 
 @pytest.fixture
-def store() -> Iterator[tuple[Forked, int]]:
+def store() -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A process that serves the job's store, with its port."""
     with serve_torch_store() as served:
         yield served
