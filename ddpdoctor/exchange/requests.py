@@ -1,4 +1,4 @@
-"""What a server does with a request: values and counters, the time, and who is there."""
+"""What a server does with a request: it keeps values and counters, tells the time, and takes heartbeats."""
 
 from __future__ import annotations
 

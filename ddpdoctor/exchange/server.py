@@ -1,6 +1,6 @@
-"""A small key-value server, for jobs whose launcher serves no store: Slurm without torchrun, or --nnodes by hand.
+"""A small key-value server, for processes that have no store of the launcher's in common.
 
-Rank 0 serves it from a thread, only while it gathers. A peer must hold the job's token (see ``token``), and is dropped
+The first member serves it from a thread. A peer must hold the job's token (see ``token``), and is dropped
 when it is slow, or sends garbage or more than the limits allow. What peers send is kept as bytes and never looked into.
 
 It listens on all addresses of the host, as torch's own store does: which of them the others reach is just what is not

@@ -38,11 +38,11 @@ def check_rendezvous(wanted: RendezvousWanted, env: Mapping[str, str]) -> Rendez
         return None
     with TorchProcess(told) as torch, NodeMeeting(member.launch, told, wanted.folder, torch) as meeting:
         visit = OwnVisit(member=member, wanted=wanted, torch=torch, meeting=meeting, started_at=started_at)
-        with StoreWatch(member.launch.host, member.launch.port, torch) as scout:
+        with StoreWatch(member.launch.host, member.launch.port, torch) as watch:
             try:
                 entry = meeting.enter(wanted.timeout_s)
             except StoreError as error:
-                return check_alone(visit, str(error), scout.attempts)
+                return check_alone(visit, str(error), watch.attempts)
         try:
             return lead(visit, entry) if entry.serves else follow(visit, entry)
         except StoreError as error:

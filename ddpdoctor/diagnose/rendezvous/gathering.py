@@ -28,7 +28,7 @@ MOST_TOO_MANY = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guests:
+class Arrivals:
     """Those that came, by number of arrival."""
 
     arrived: Mapping[int, Arrived]
@@ -78,9 +78,9 @@ def hear_facts(conversation: Conversation, arrived: Mapping[int, Arrived]) -> di
     return conversation.gather(Seen, "facts", lambda: arrived, FACTS_LIMIT_S)
 
 
-def seat_nodes(guests: Guests, judge: int, most: int) -> tuple[Seat, ...]:
+def seat_nodes(arrivals: Arrivals, judge: int, most: int) -> tuple[Seat, ...]:
     """Return the nodes by number: the node rank of each that says one nobody before it has, else one that is free."""
-    leads = guests.leads()
+    leads = arrivals.leads()
     by_number: dict[int, int] = {}
     rest: list[int] = []
     for arrival in sorted(leads, key=lambda one: (one != judge, one)):
@@ -97,24 +97,26 @@ def seat_nodes(guests: Guests, judge: int, most: int) -> tuple[Seat, ...]:
     )
 
 
-def make_roster(guests: Guests, judge: int, most: int) -> Roster:
+def make_roster(arrivals: Arrivals, judge: int, most: int) -> Roster:
     """Return who is there, for all to hear. The one that judges stands first among the publications."""
-    seats = [seat for seat in seat_nodes(guests, judge, most) if seat.arrival in guests.seen]
-    found = {seat: guests.seen[seat.arrival].publication for seat in sorted(seats, key=lambda s: s.arrival != judge)}
+    seats = [seat for seat in seat_nodes(arrivals, judge, most) if seat.arrival in arrivals.seen]
+    found = {seat: arrivals.seen[seat.arrival].publication for seat in sorted(seats, key=lambda s: s.arrival != judge)}
     return Roster(
         seats=tuple(seats),
         publications=tuple(replace(one, number=seat.number) for seat, one in found.items() if one is not None),
-        servers=tuple(seat.arrival for seat in seats if guests.seen[seat.arrival].serves),
+        servers=tuple(seat.arrival for seat in seats if arrivals.seen[seat.arrival].serves),
     )
 
 
-def assemble_fleet(guests: Guests, seats: Iterable[Seat], launch: NodeLaunch, problems: Iterable[str] = ()) -> Fleet:
+def assemble_fleet(
+    arrivals: Arrivals, seats: Iterable[Seat], launch: NodeLaunch, problems: Iterable[str] = ()
+) -> Fleet:
     """Return the nodes that came, in the order of their numbers, each with the processes of its host."""
     seats = tuple(seats)
     hosts = [seat.host for seat in seats]
     nodes = []
     for index, seat in enumerate(seats):
-        node = _node_of(guests, seat)
+        node = _node_of(arrivals, seat)
         twice = hosts.count(seat.host) > 1
         nodes.append(replace(node, index=index, host=f"{seat.host} (node {seat.number})" if twice else seat.host))
     return Fleet(
@@ -122,17 +124,17 @@ def assemble_fleet(guests: Guests, seats: Iterable[Seat], launch: NodeLaunch, pr
         launcher=launch.launch.launcher,
         world_size=launch.launch.world_size,
         nnodes=launch.most,
-        missing=_missing(guests, seats, launch),
-        problems=(*problems, *_other_versions(guests)),
+        missing=_missing(arrivals, seats, launch),
+        problems=(*problems, *_other_versions(arrivals)),
     )
 
 
-def _node_of(guests: Guests, seat: Seat) -> Node:
-    own = guests.seen.get(seat.arrival)
+def _node_of(arrivals: Arrivals, seat: Seat) -> Node:
+    own = arrivals.seen.get(seat.arrival)
     beside = [
-        guests.seen[number].process
-        for number, one in guests.arrived.items()
-        if not one.leads and one.machine == guests.arrived[seat.arrival].machine and number in guests.seen
+        arrivals.seen[number].process
+        for number, one in arrivals.arrived.items()
+        if not one.leads and one.machine == arrivals.arrived[seat.arrival].machine and number in arrivals.seen
     ]
     first = [] if own is None else [own.process]
     processes = sorted([*first, *beside], key=lambda process: -1 if process.rank is None else process.rank)
@@ -142,25 +144,25 @@ def _node_of(guests: Guests, seat: Seat) -> Node:
     return replace(own.node, processes=tuple(processes))
 
 
-def _missing(guests: Guests, seats: tuple[Seat, ...], launch: NodeLaunch) -> tuple[int, ...]:
+def _missing(arrivals: Arrivals, seats: tuple[Seat, ...], launch: NodeLaunch) -> tuple[int, ...]:
     """Return the nodes, or where ranks were counted the ranks, that are to come and did not."""
     if launch.launch.launcher is Launcher.NNODES:
-        return absent_numbers(guests, seats)
-    came = {one.rank for one in guests.arrived.values()}
+        return absent_numbers(arrivals, seats)
+    came = {one.rank for one in arrivals.arrived.values()}
     return tuple(rank for rank in range(launch.launch.world_size) if rank not in came)
 
 
-def absent_numbers(guests: Guests, seats: Iterable[Seat]) -> tuple[int, ...]:
+def absent_numbers(arrivals: Arrivals, seats: Iterable[Seat]) -> tuple[int, ...]:
     """Return the numbers of nodes that must come and did not. Where nodes were told different numbers, the least."""
-    expected = min((one.fewest for one in guests.leads().values()), default=0)
+    expected = min((one.fewest for one in arrivals.leads().values()), default=0)
     there = {seat.number for seat in seats}
     lacking = max(0, expected - len(there))
     return tuple(number for number in range(expected) if number not in there)[:lacking]
 
 
-def _other_versions(guests: Guests) -> list[str]:
+def _other_versions(arrivals: Arrivals) -> list[str]:
     return [
         f"ddpdoctor {one.version} on {one.host}, and {ddpdoctor.__version__} on the node that judges"
-        for one in guests.leads().values()
+        for one in arrivals.leads().values()
         if one.version != ddpdoctor.__version__
     ]

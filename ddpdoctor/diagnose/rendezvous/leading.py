@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.diagnose.rendezvous.gathering import (
-    Guests,
+    Arrivals,
     absent_numbers,
     assemble_fleet,
     hear_arrivals,
@@ -47,17 +47,17 @@ def lead(visit: OwnVisit, entry: Entry) -> RendezvousChecked:
     began = time.monotonic()
     arrival = visit.come_in(entry)
     arrived = hear_arrivals(conversation, launch, visit.wanted.timeout_s - (time.monotonic() - began))
-    guests = Guests(arrived=arrived, seen=hear_facts(conversation, arrived))
-    roster = make_roster(guests, arrival, launch.most)
+    arrivals = Arrivals(arrived=arrived, seen=hear_facts(conversation, arrived))
+    roster = make_roster(arrivals, arrival, launch.most)
     conversation.send("roster", roster)
     seat = seat_of(roster, arrival)
     visit.look_at_store(conversation, roster, arrival)
     pairs = visit.run_mesh(conversation, roster, seat)
     meeting = _Meeting(
         visit=visit,
-        guests=guests,
+        arrivals=arrivals,
         roster=roster,
-        seats=seat_nodes(guests, arrival, launch.most),
+        seats=seat_nodes(arrivals, arrival, launch.most),
         doors=_hear_doors(conversation, roster),
         pairs=pairs,
     )
@@ -70,7 +70,7 @@ class _Meeting:
     """What has come together."""
 
     visit: OwnVisit
-    guests: Guests
+    arrivals: Arrivals
     roster: Roster
     seats: tuple[Seat, ...]
     """Those that said nothing after they came are among them."""
@@ -103,13 +103,13 @@ def _try_start(meeting: _Meeting, conversation: Conversation, own: Seat) -> tupl
 
 def _may_start(meeting: _Meeting) -> bool:
     seats = meeting.roster.seats
-    told = {(one.fewest, one.most) for one in meeting.guests.leads().values()}
-    ranks = [one.told.node_rank for one in meeting.guests.leads().values() if one.told.node_rank is not None]
+    told = {(one.fewest, one.most) for one in meeting.arrivals.leads().values()}
+    ranks = [one.told.node_rank for one in meeting.arrivals.leads().values() if one.told.node_rank is not None]
     return (
         len(told) == 1
         and len(ranks) == len(set(ranks))
         and [seat.number for seat in seats] == list(range(len(meeting.seats)))
-        and not absent_numbers(meeting.guests, meeting.seats)
+        and not absent_numbers(meeting.arrivals, meeting.seats)
         and all(seat.arrival in meeting.doors and stored(meeting.doors[seat.arrival]) for seat in seats)
         and is_whole(meeting.pairs)
     )
@@ -126,7 +126,7 @@ def _conclude(
     rendezvous = Rendezvous(
         nnodes=launch.most,
         visits=_visits(meeting),
-        fleet=assemble_fleet(meeting.guests, meeting.seats, launch, problems),
+        fleet=assemble_fleet(meeting.arrivals, meeting.seats, launch, problems),
         pairs=meeting.pairs,
         trials=trials,
         trust=visit.meeting.trust,
@@ -140,7 +140,7 @@ def _conclude(
 
 
 def _visits(meeting: _Meeting) -> tuple[Visit, ...]:
-    absent = absent_numbers(meeting.guests, meeting.seats)
+    absent = absent_numbers(meeting.arrivals, meeting.seats)
     launch = meeting.visit.member.launch
     visits = [_visit(meeting, seat) for seat in meeting.seats]
     visits += [
@@ -156,7 +156,7 @@ def _visits(meeting: _Meeting) -> tuple[Visit, ...]:
 
 
 def _visit(meeting: _Meeting, seat: Seat) -> Visit:
-    seen = meeting.guests.seen.get(seat.arrival)
+    seen = meeting.arrivals.seen.get(seat.arrival)
     publication = None if seen is None else seen.publication
     door = meeting.doors.get(seat.arrival)
     lost = "" if door is not None else "it came, and was not heard again"
@@ -164,7 +164,7 @@ def _visit(meeting: _Meeting, seat: Seat) -> Visit:
         number=seat.number,
         host=seat.host,
         arrived=True,
-        told=meeting.guests.arrived[seat.arrival].told,
+        told=meeting.arrivals.arrived[seat.arrival].told,
         door=door,
         published=publication.address if publication is not None else "",
         interface=publication.interface if publication is not None else "",

@@ -1,4 +1,4 @@
-"""How this node comes into the meeting: as the one that serves it, or as a guest by any way that gets through."""
+"""How this node meets the others: it serves the meeting, or finds it by any way that gets through."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class NodeMeeting:
     ) -> None:
         """Take who this node is and what it can meet by; ``folder`` is one that others may see too.
 
-        Without ``torch`` it is a guest by the own port or the folder alone.
+        Without ``torch`` it meets the others by the own port or the folder alone.
         """
         self._launch, self._torch = launch, torch
         self._folder = folder
@@ -104,7 +104,7 @@ class NodeMeeting:
         return self._serve()
 
     def serve_over(self, store: Store) -> None:
-        """Let guests in by the job's own store too, where this node serves the meeting."""
+        """Serve others by the job's own store too, where this node serves the meeting."""
         if self._hosted is not None:
             self._hosted.serve_over(store)
 

@@ -30,7 +30,7 @@ TRIAL_LIMIT_S = 20.0
 
 
 class Serving:
-    """Serves the store beside all else, where this node is to, and lets guests into the meeting by it."""
+    """Serves the store beside all else, where this node is to, and lets others meet by it."""
 
     def __init__(self, launch: NodeLaunch, torch: TorchProcess, meeting: NodeMeeting, *, serves: bool) -> None:
         """Begin; a launcher that serves the store itself has done so."""

@@ -115,7 +115,7 @@ class OtherNode:
 
     def conversation(self) -> Conversation | None:
         """Return what all members say to each other; None where the first was not found."""
-        return None if self._found is None else self._with(self._found.store)
+        return None if self._found is None else self._talk()
 
     def reconnect(self) -> None:
         """Connect again where the connection was lost."""
@@ -262,7 +262,7 @@ class OtherNode:
             host=self._host, pid=os.getpid(), told=self.placement.number, wall_offset_s=clocks.wall_s,
             clock_offset_ns=clocks.monotonic_ns, clock_error_ns=clocks.error_ns,
         )  # fmt: skip
-        self._with(client).send(f"{GREETING}/{self.number}", greeting)
+        Conversation(client, self._token).send(f"{GREETING}/{self.number}", greeting)
 
     def _notice(self, notice: bytes) -> None:
         board = read_board(notice)
@@ -275,12 +275,12 @@ class OtherNode:
             self._tasks.put(self._look_at_verdict)
 
     def _look_at_roster(self) -> None:
-        roster = find(self._with(self._client()), Roster, ROSTER)
+        roster = find(self._talk(), Roster, ROSTER)
         self._roster = roster.nodes if roster is not None else self._roster
 
     def _look_at_verdict(self) -> None:
         number = self._board.verdict
-        self.verdict = self._last = find(self._with(self._client()), Verdict, f"{VERDICT}/{number}")
+        self.verdict = self._last = find(self._talk(), Verdict, f"{VERDICT}/{number}")
         self._last_ns = time.monotonic_ns()
         self._heard_verdict = number
         self._say(heard=number)
@@ -288,8 +288,8 @@ class OtherNode:
 
     def _send(self, request: int, packed: bytes, *, moved: bool) -> None:
         if time.monotonic() - self._clocks_at > self._clocks_keep_s:
-            self._greet(self._client())
-        self._with(self._client()).send_bytes(f"{EVIDENCE}/{self.number}/{request}", packed)
+            self._greet(self._required().store)
+        self._talk().send_bytes(f"{EVIDENCE}/{self.number}/{request}", packed)
         self._say(answered=request, moved=moved)
         self._beat_now()
 
@@ -304,11 +304,8 @@ class OtherNode:
             except StoreError as error:
                 self._why = str(error)
 
-    def _with(self, client: Client) -> Conversation:
-        return Conversation(client, self._token)
-
-    def _client(self) -> Client:
-        return self._required().store
+    def _talk(self) -> Conversation:
+        return Conversation(self._required().store, self._token)
 
     def _required(self) -> FoundMeeting:
         assert self._found is not None, "before the meeting was found"

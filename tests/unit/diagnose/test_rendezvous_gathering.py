@@ -6,7 +6,7 @@ import pytest
 
 from ddpdoctor.collect.launch.nodes import effective_environment, read_node_launch
 from ddpdoctor.diagnose.rendezvous.gathering import (
-    Guests,
+    Arrivals,
     absent_numbers,
     assemble_fleet,
     is_complete,
@@ -49,14 +49,14 @@ def seen(host, arrival, *, serves=False):
     )
 
 
-def guests(*arrivals, silent=()):
+def those(*arrivals, silent=()):
     arrived = dict(enumerate(arrivals, 1))
     facts = {number: seen(one.host, number, serves=number == 1) for number, one in arrived.items()}
-    return Guests(arrived=arrived, seen={number: one for number, one in facts.items() if number not in silent})
+    return Arrivals(arrived=arrived, seen={number: one for number, one in facts.items() if number not in silent})
 
 
 def numbers(*arrivals, judge=1, most=4):
-    return [(seat.number, seat.arrival) for seat in seat_nodes(guests(*arrivals), judge, most)]
+    return [(seat.number, seat.arrival) for seat in seat_nodes(those(*arrivals), judge, most)]
 
 
 def test_nodes_have_the_numbers_that_they_say():
@@ -98,22 +98,22 @@ def test_until_when_others_are_waited_for(arrivals, waited_s, complete):
 
 
 def test_who_is_absent():
-    found = guests(came(0, fewest=3, most=3), came(2, fewest=3, most=3))
+    found = those(came(0, fewest=3, most=3), came(2, fewest=3, most=3))
     assert absent_numbers(found, seat_nodes(found, 1, 3)) == (1,)
 
 
 def test_nobody_is_absent_where_nodes_were_told_different_numbers():
-    found = guests(came(0), came(1, fewest=3, most=3))
+    found = those(came(0), came(1, fewest=3, most=3))
     assert absent_numbers(found, seat_nodes(found, 1, 2)) == ()
 
 
 def test_two_that_claim_one_number_are_two():
-    found = guests(came(0), came(1, host="a"), came(1, host="b"))
+    found = those(came(0), came(1, host="a"), came(1, host="b"))
     assert absent_numbers(found, seat_nodes(found, 1, 3)) == ()
 
 
 def test_the_roster_begins_with_the_one_that_judges_and_travels():
-    found = guests(came(1), came(0))
+    found = those(came(1), came(0))
     roster = make_roster(found, 1, 2)
     assert [one.number for one in roster.publications] == [1, 0]
     assert roster.servers == (1,)
@@ -121,12 +121,12 @@ def test_the_roster_begins_with_the_one_that_judges_and_travels():
 
 
 def test_one_that_said_nothing_more_has_no_seat_in_the_roster():
-    roster = make_roster(guests(came(0), came(1), silent=(2,)), 1, 2)
+    roster = make_roster(those(came(0), came(1), silent=(2,)), 1, 2)
     assert [seat.number for seat in roster.seats] == [0]
 
 
 def test_the_fleet_is_in_the_order_of_numbers_and_names_apart():
-    found = guests(came(1, host="same"), came(0, host="same"), silent=(2,))
+    found = those(came(1, host="same"), came(0, host="same"), silent=(2,))
     fleet = assemble_fleet(found, seat_nodes(found, 1, 2), launch())
     assert [node.host for node in fleet.nodes] == ["same (node 0)", "same (node 1)"]
     assert isinstance(fleet.nodes[0].names, Unread)
@@ -135,6 +135,6 @@ def test_the_fleet_is_in_the_order_of_numbers_and_names_apart():
 
 
 def test_ranks_beside_belong_to_the_node_of_their_machine():
-    found = guests(came(0), came(1), came(1, leads=False, rank=1))
+    found = those(came(0), came(1), came(1, leads=False, rank=1))
     fleet = assemble_fleet(found, seat_nodes(found, 1, 2), launch())
     assert [len(node.processes) for node in fleet.nodes] == [1, 2]
