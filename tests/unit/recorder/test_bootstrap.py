@@ -61,7 +61,7 @@ def test_what_costs_time_to_import_is_not_imported_for_us(tmp_path: Path, *, is_
     slow = {"collections", "enum", "functools", "inspect", "json", "re", "signal", "sysconfig", "threading", "typing"}
     assert not added & slow
     parts = {name for name in added if name.startswith("_ddpdoctor_recorder.")}
-    assert is_rank or {name.rpartition(".")[2] for name in parts} <= {"imports", "start", "state"}
+    assert is_rank or {name.rpartition(".")[2] for name in parts} <= {"imports", "settings", "start", "state"}
 
 
 def test_a_module_and_a_package_that_stood_there_are_loaded_with_and_without_us(tmp_path: Path) -> None:
