@@ -118,12 +118,13 @@ def _draw_check(rule: Rule, heard: list[tuple[object, Answer]]) -> Check:
 
 
 def _draw_findings(rule: Rule, heard: list[tuple[object, Answer]]) -> list[Finding]:
-    """Draw together problems that say the same of several hosts."""
-    drawn: dict[tuple[object, ...], Finding] = {}
+    """Draw the findings of all answers. Problems of machines that say the same are one finding of several hosts."""
+    drawn: dict[object, Finding] = {}
     for about, answer in heard:
         for problem in answer.problems:
             finding = _finding(rule, problem, about)
-            key = (finding.summary, finding.fix, finding.severity)
+            same = (finding.summary, finding.fix, finding.severity)
+            key = same if isinstance(about, Node | Fleet) else len(drawn)
             former = drawn.get(key)
             drawn[key] = finding if former is None else _join(former, finding)
     return list(drawn.values())

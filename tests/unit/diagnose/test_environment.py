@@ -42,6 +42,15 @@ def test_problems_with_another_remedy_stay_apart():
     assert [finding.hosts for finding in findings] == [("a",), ("b",)]
 
 
+def test_equal_problems_at_two_steps_of_a_job_stay_apart():
+    def check_job(job):
+        return judged([Problem(summary="not finite", step=step) for step in job], "2 steps")
+
+    found = engine.judge([rule(check_job, about="tuple")], {tuple: [(3, 7)]}).findings
+
+    assert [finding.step for finding in found] == [3, 7]
+
+
 def test_the_worst_answer_counts_and_names_its_hosts():
     def check_one(one):
         return judged([Problem(summary="bad")], "3") if one.host == "b" else passed("4")
