@@ -1,1 +1,1 @@
-"""Programs that run in a Python of their own, with torch."""
+"""Programs that run in their own Python process and import torch."""

@@ -1,7 +1,7 @@
-"""Gives GPUs work of which the result is known, and compares: ``python -m ddpdoctor.probes.gpu_trial work cuda:0``.
+"""Gives GPUs work with a known result and compares: ``python -m ddpdoctor.probes.gpu_trial work cuda:0``.
 
-``count`` writes how many devices there are, ``work DEVICE`` tries one, ``copies`` tries every ordered pair. A line of
-JSON is written for each result as it comes, so that a device that hangs costs no more than its own.
+``count`` writes how many devices there are, ``work DEVICE`` tries one, ``copies`` tries every ordered pair. Each result
+is written as a line of JSON as soon as it is known, so a device that hangs loses only its own result.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 FREE_SHARE = 0.1
 MAX_BYTES = 2 * 2**30
-"""Of the free memory so much is filled: ours; enough to cross every memory channel, little enough for a shared GPU."""
+"""How much of the free memory is filled. Our choice: enough to use every memory channel, and safe on a shared GPU."""
 CHUNK_BYTES = 64 * 2**20
 INNER = 384
-"""Terms of each sum in the product. The results are 2 * INNER / 3 = 256 and -INNER / 3 = -128, and all sums on the way
-are whole and no larger: exact in float32, TF32 and bfloat16, in whatever order they are added."""
+"""Terms of each sum in the product. The results are 2 * INNER / 3 = 256 and -INNER / 3 = -128. All partial sums are
+whole numbers and no larger, so they are exact in float32, TF32 and bfloat16 in any order of addition."""
 ROUNDS = 20
 COPY_BYTES = 64 * 2**20
 PRIME = 1_000_003
 
 
 def main(arguments: list[str]) -> None:
-    """Do what the first argument says."""
+    """Run the command in ``arguments``."""
     import torch
 
     if arguments == ["count"]:
@@ -54,15 +54,15 @@ def _say(result: dict[str, Any]) -> None:
 
 
 def try_work(device: torch.device, size: int | None = None, memory_bytes: int | None = None) -> str | None:
-    """Fill memory and read it back, multiply matrices; return what went wrong, in words, or None.
+    """Fill memory and read it back, then multiply matrices. Return what went wrong, in words, or None.
 
-    ``size`` is the number of rows and columns of the product, ``memory_bytes`` what is filled; both suit the device
-    where they are not given.
+    ``size`` is the number of rows and columns of the product, and ``memory_bytes`` is how much is filled. The defaults
+    depend on the device.
     """
     try:
         wrong = _try_memory(device, memory_bytes if memory_bytes is not None else _memory_bytes(device))
         return wrong or _try_products(device, size if size is not None else _product_size(device))
-    except RuntimeError as error:  # what torch raises for all that CUDA says
+    except RuntimeError as error:  # torch raises this for every CUDA error
         return _first_line(error)
 
 
@@ -85,7 +85,7 @@ def _product_size(device: torch.device) -> int:
 
 
 def _pattern(words: int, seed: int, device: torch.device) -> torch.Tensor:
-    """Return numbers that differ from place to place and from seed to seed."""
+    """Return numbers that differ by index and by seed."""
     import torch
 
     places = torch.arange(words, dtype=torch.int64, device=device)
@@ -93,7 +93,7 @@ def _pattern(words: int, seed: int, device: torch.device) -> torch.Tensor:
 
 
 def _try_memory(device: torch.device, total_bytes: int) -> str | None:
-    """Fill all chunks before the first is compared: what is written to one place may not show in another."""
+    """Fill all chunks before comparing the first, to catch writes that land at another address."""
     import torch
 
     words = CHUNK_BYTES // 4
@@ -120,7 +120,7 @@ def _try_products(device: torch.device, size: int) -> str | None:
 def make_product(
     size: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return two matrices of -1, 0 and 1, and their product by a formula: 256 where i - j divides by 3, else -128."""
+    """Return two matrices of -1, 0 and 1, and their product by a formula: 256 if 3 divides i - j, else -128."""
     import torch
 
     rows = torch.arange(size, device=device)
@@ -133,7 +133,7 @@ def make_product(
 
 
 def compare_product(product: torch.Tensor, expected: torch.Tensor) -> str | None:
-    """Say how a product differs from what it must be, or None."""
+    """Return how a product differs from the expected one, or None."""
     import torch
 
     if torch.equal(product, expected):
@@ -152,7 +152,7 @@ def try_copies(devices: list[torch.device], copy_bytes: int = COPY_BYTES) -> Ite
             result: dict[str, Any] = {"source": source_index, "target": target_index, "error": None, "gb_s": None}
             try:
                 result["error"], result["gb_s"] = try_copy(source, target, source_index * 97 + target_index, copy_bytes)
-            except RuntimeError as error:  # what torch raises for all that CUDA says
+            except RuntimeError as error:  # torch raises this for every CUDA error
                 result["error"] = _first_line(error)
             yield {**result, "ok": result["error"] is None}
 
@@ -160,7 +160,7 @@ def try_copies(devices: list[torch.device], copy_bytes: int = COPY_BYTES) -> Ite
 def try_copy(
     source: torch.device, target: torch.device, seed: int, copy_bytes: int = COPY_BYTES, copy: Copy | None = None
 ) -> tuple[str | None, float | None]:
-    """Return what is wrong with a copy, and its speed in GB/s where the devices can tell the time."""
+    """Return what is wrong with a copy, and its speed in GB/s if the devices can time it."""
     import torch
 
     host = torch.device("cpu")
@@ -174,7 +174,7 @@ def try_copy(
 
 
 def timed_copy(sent: torch.Tensor, landed: torch.Tensor) -> float | None:
-    """Copy twice, and time the second: the first opens the way."""
+    """Copy twice and return the seconds of the second copy, because the first one sets up the path. None on the CPU."""
     import torch
 
     landed.copy_(sent)

@@ -1,6 +1,6 @@
-"""The ranks of a probe as one of them sees them: they meet, rank 0 hears all, and all end with one status.
+"""How the ranks of a probe work together: they meet, rank 0 collects the results, and all exit with one status.
 
-Nothing of this goes over a process group: that may be what is broken, and the user's code may make its own.
+None of this uses a process group. The group may be what is broken, and the user's code may create its own.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind")
 
 LEAVE_LIMIT_S = 5.0
-"""Ours: how long rank 0, which may serve the store, waits for the others to have heard the status."""
+"""Our choice: how long rank 0 waits until the others have received the status. Rank 0 may be serving the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """Rank 0's last word: the exit status of all ranks."""
+    """Rank 0's last message: the exit status of all ranks."""
 
     status: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Port:
-    """Of the store of torch that rank 0 serves."""
+    """The port of the torch store that rank 0 serves."""
 
     port: int
 
 
 class Ranks:
-    """One rank among others, or alone. Every call raises ``StoreError`` for ranks of which nothing is heard."""
+    """This rank's link to the other ranks, if any. Every call raises ``StoreError`` if a rank does not answer."""
 
     def __init__(self, launch: Launch, conversation: Conversation, limit_s: float) -> None:
-        """Take who this rank is, and how long to wait for another one."""
+        """Set who this rank is, and how long it waits for another rank."""
         self.rank, self.world_size = launch.rank, launch.world_size
         self.conversation = conversation
         self._launch, self._limit_s = launch, limit_s
 
     def gather(self, name: str, record: Kind) -> tuple[Kind, ...] | None:
-        """Return the records of all ranks, in their order, on rank 0; None on the others, which go on at once."""
+        """Return the records of all ranks in rank order on rank 0. Return None at once on the others."""
         if self.rank != 0:
             self.conversation.send(f"{name}/{self.rank}", record)
             return None
@@ -66,14 +66,15 @@ class Ranks:
         return (record, *(heard[rank] for rank in others))
 
     def agree(self, kind: type[Kind], name: str, decided: Kind | None) -> Kind:
-        """Return what rank 0 has decided, on every rank; the others give None."""
+        """Return rank 0's decision on every rank. The other ranks pass None."""
         return self.conversation.agree(kind, name, decided, self._limit_s)
 
     def end(self, decide: Callable[[], int], limit_s: float, others: Callable[[], int] | None = None) -> int:
-        """Have rank 0 decide on the exit status; return it on every rank, once all can know it.
+        """Let rank 0 decide the exit status, and return it on every rank.
 
-        torchrun stops the ranks that are left when one ends badly, so all end together. The others wait ``limit_s`` for
-        rank 0. ``others`` counts those that will hear it, which is all of them unless some never came.
+        All ranks exit together, because torchrun stops the remaining ranks when one fails. The other ranks wait
+        ``limit_s`` for rank 0. ``others`` returns how many ranks will receive the status. By default that is all of
+        them; it is fewer if some never came.
         """
         if self.world_size == 1:
             return decide()
@@ -94,7 +95,7 @@ class Ranks:
         return status
 
     def open_process_group(self, backend: str, device: str, store_limit_s: float, timeout_s: float) -> Any:
-        """Make the default process group; return its store, which must live as long. Raises what torch raises too."""
+        """Create the default process group and return its store, which must live as long. torch's errors propagate."""
         import torch
         from torch import distributed
 
@@ -113,7 +114,7 @@ class Ranks:
         return store
 
     def _open_store(self, limit_s: float) -> Any:
-        """Return a store of torch that all ranks share."""
+        """Return a torch store that all ranks share."""
         from torch.distributed import HashStore, PrefixStore, TCPStore
 
         if self.world_size == 1:
@@ -135,20 +136,20 @@ class Ranks:
 
 
 def _address(connection: socket.socket) -> str:
-    """Return the address at which rank 0 answered, of those that it may have."""
+    """Return which of rank 0's possible addresses answered."""
     with connection:
         return str(connection.getpeername()[0])
 
 
 @contextmanager
 def meet_ranks(launch: Launch, env: Mapping[str, str], *, meet_limit_s: float, limit_s: float) -> Iterator[Ranks]:
-    """Meet the other ranks. Raises ``StoreError`` where they cannot be reached or are lost on the way."""
+    """Meet the other ranks. Raises ``StoreError`` if they cannot be reached or get lost later."""
     with meet(launch, env, meet_limit_s) as conversation:
         yield Ranks(launch, conversation.begin("probe"), limit_s)
 
 
 def unreachable(launch: Launch, error: StoreError) -> UserError:
-    """Return what to tell the user of a store that cannot be reached, or of ranks that are lost on the way."""
+    """Return the error to show when the store cannot be reached or ranks get lost."""
     place = f"{launch.hosts[0]}:{launch.port}"
     if launch.rank == 0:
         advice = "Did a rank fail before it came here? Is the command the same on every rank?"

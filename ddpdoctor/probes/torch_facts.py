@@ -1,7 +1,7 @@
-"""Says in two lines of JSON what `import torch` gives here: first the build, then what CUDA finds.
+"""Prints two lines of JSON about the installed torch: first the build, then what CUDA finds.
 
-Run by ``collect.machine.torch_process``. It imports torch and what torch imports anyway, and leaves by ``os._exit``: it
-has to be as quick as ``python -c "import torch"``. The second line is missing where CUDA did not come to an end.
+``collect.machine.torch_process`` runs it. It must be as quick as ``python -c "import torch"``, so it imports only torch
+and what torch imports anyway, and leaves by ``os._exit``. The second line is missing if CUDA hung.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 MARK = "ddpdoctor-torch-facts:"
-"""Begins the lines that are meant: a wheel or a site hook may print lines of its own."""
+"""Starts each line of facts, because a wheel or a site hook may print its own lines."""
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def _where_torch_is() -> str | None:
 
 
 def _build(torch: Any) -> dict[str, Any]:
-    """Return what needs no GPU."""
+    """Return the facts that need no GPU."""
     libraries = _mapped("libnccl")
     return {
         "version": str(torch.__version__),
@@ -73,18 +73,18 @@ def _build(torch: Any) -> dict[str, Any]:
 
 
 def _native() -> Any:
-    """Return torch's compiled part, which knows without a look at any GPU what it was built with."""
+    """Return torch's compiled module. It knows what it was built with and does not touch a GPU for that."""
     return sys.modules.get("torch._C")
 
 
 def _arch_list() -> list[str]:
-    """Return what the build has kernels for, as torch.cuda.get_arch_list does where there is a GPU."""
+    """Return the architectures that the build has kernels for. torch.cuda.get_arch_list would need a GPU."""
     flags = getattr(_native(), "_cuda_getArchFlags", None)
     return (flags() or "").split() if flags is not None else []
 
 
 def _built_nccl() -> str | None:
-    """Return the version of the header that torch was compiled with."""
+    """Return the version of the NCCL header that torch was compiled with."""
     packed = getattr(_native(), "_nccl_version", None)
     if packed is None:
         return None
@@ -93,7 +93,7 @@ def _built_nccl() -> str | None:
 
 
 def _mapped(name: str) -> list[str]:
-    """Return the paths of libraries that this process has mapped, each file once."""
+    """Return the paths of the libraries that this process has mapped, each file once."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123 - no pathlib here
             paths = {line.split(None, 5)[5].rstrip("\n") for line in maps if f"/{name}.so" in line}
@@ -114,13 +114,13 @@ def _loaded_nccl(libraries: list[str]) -> str | None:
             return None
     except (OSError, AttributeError):
         return None
-    # NCCL_VERSION of nccl.h: two digits a part since 2.9, before that one for the major and minor ones.
+    # NCCL_VERSION in nccl.h: since 2.9 minor and patch have two digits each. Before that the minor version had one.
     scale = 10000 if number.value >= 10000 else 1000
     return f"{number.value // scale}.{number.value % scale // 100}.{number.value % 100}"
 
 
 def _found_by(libraries: list[str]) -> str | None:
-    """Tell which variable of the dynamic linker led to a mapped library, if one did."""
+    """Return the dynamic linker variable that led to a mapped library, or None."""
     preloaded = [os.path.realpath(path) for path in os.environ.get("LD_PRELOAD", "").replace(":", " ").split()]
     if any(library in preloaded for library in libraries):
         return "LD_PRELOAD"

@@ -1,4 +1,4 @@
-"""Calls what the user names as ``package.module:function``. What fails in there is the user's to put right."""
+"""Loads and calls what the user names as ``package.module:function``. Failures in it become a ``UserError``."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _NOT_THE_USERS = tuple(
 
 
 def load_callable(name: str, option: str) -> Callable[..., Any]:
-    """Return the function (or class) that ``option`` names, the working directory on the path of imports.
+    """Return the function (or class) that ``option`` names. Puts the working directory on ``sys.path``.
 
-    Raises ``UserError`` for a name of another form, for what is not there, and for what fails as it is imported.
+    Raises ``UserError`` if the name has another form, does not exist, or fails on import.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute or "/" in module_name or module_name.endswith(".py"):
@@ -57,9 +57,9 @@ def load_callable(name: str, option: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def users_turn(what: str) -> Iterator[None]:
-    """Run code of the user's: stdout is kept for the report, and our command line from the user's parser.
+    """Run the user's code. Its stdout goes to stderr, and ``sys.argv`` hides our options from the user's parser.
 
-    Whatever it raises becomes a ``UserError`` that begins with ``what`` and has the error's last line and its place.
+    Whatever it raises becomes a ``UserError`` that begins with ``what`` and has the error's last line and location.
     """
     former = sys.argv
     sys.argv = former[:1]
@@ -80,7 +80,7 @@ def _import(module_name: str, option: str) -> Any:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing != module_name and not module_name.startswith(missing + "."):
-            raise  # the module is there, and what it imports is not
+            raise  # the module exists, but something that it imports does not
         raise UserError(
             f"{option}: there is no module {missing}",
             help=f"Modules are looked for in {Path.cwd()} and where Python finds its own; start it in your project.",
@@ -111,7 +111,7 @@ def _last_line(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Say at which line: the innermost of the user's own, else the innermost; none where the call itself failed."""
+    """Return the location: the innermost line of the user's code, else the innermost line; "" if our call failed."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"at {error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -124,5 +124,5 @@ def _place(error: BaseException) -> str:
 
 
 def is_installed(file: str) -> bool:
-    """Return whether code of this file is not the user's: of the interpreter, an installed package, or ddpdoctor."""
+    """Return whether a file belongs to the interpreter, an installed package or ddpdoctor, and not to the user."""
     return file.startswith("<") or str(Path(file).resolve()).startswith(_NOT_THE_USERS)

@@ -1,1 +1,1 @@
-"""Checkpoint files, read without running anything that is in them."""
+"""Reads checkpoint files without running any code in them."""

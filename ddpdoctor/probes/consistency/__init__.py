@@ -1,1 +1,1 @@
-"""Are the replicas one model: runs the user's model under DDP, and compares."""
+"""Runs the user's model under DDP and checks that the replicas stay equal."""

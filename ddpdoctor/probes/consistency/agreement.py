@@ -1,4 +1,4 @@
-"""Before anything is built: all ranks have come, want the same, have the same versions, and know their device."""
+"""Checks before anything is built: all ranks have come, with the same options and versions. Gives each its device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What one rank wants, and what it is."""
+    """What one rank was asked to do, and on which device and versions."""
 
     member: Member
     gpu: Gpu | None
@@ -33,7 +33,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
-    """What rank 0 says to all: what they do, or why they do nothing."""
+    """Rank 0's decision for all ranks: what they do, or why they do nothing."""
 
     settings: TrialSettings | None
     members: tuple[Member, ...] = ()
@@ -43,7 +43,7 @@ class Word:
 
 
 def wish_of(launch: Launch, env: Mapping[str, str], settings: TrialSettings) -> Wish:
-    """Return what this rank wants. Imports torch."""
+    """Return this rank's wish. Imports torch."""
     import torch
 
     member = replace(name_member(launch), torch=str(torch.__version__))
@@ -51,13 +51,13 @@ def wish_of(launch: Launch, env: Mapping[str, str], settings: TrialSettings) -> 
 
 
 def agree(ranks: Ranks, wish: Wish) -> Word:
-    """Return what all ranks do, the same on each. Raises ``StoreError`` where one does not come."""
+    """Return rank 0's decision, the same on every rank. Raises ``StoreError`` if a rank does not come."""
     wishes = ranks.gather("wish", wish)
     return ranks.agree(Word, "word", None if wishes is None else judge(wishes))
 
 
 def judge(wishes: Sequence[Wish]) -> Word:
-    """Return what ranks with these wishes do. ``wishes`` are in the order of ranks."""
+    """Return the decision for these wishes, which are in rank order."""
     differences = _differences(wishes)
     if differences:
         return Word(
@@ -86,7 +86,7 @@ def _differences(wishes: Sequence[Wish]) -> list[str]:
 
 
 def _sayings(wish: Wish) -> dict[str, str]:
-    """Return what must be the same on all ranks, by what the user knows it as."""
+    """Return what must be the same on all ranks, keyed by the name that the user knows."""
     options: dict[str, Any] = {one.name: getattr(wish.settings, one.name) for one in fields(TrialSettings)}
     said = {_OPTIONS.get(name, f"--{name.replace('_', '-')}"): str(value) for name, value in options.items()}
     versions = {"the version of ddpdoctor": wish.member.version, "the version of torch": wish.member.torch}

@@ -1,7 +1,7 @@
-"""Computes a step of the user's training as one process would: on the whole batch, and on each rank's part of it.
+"""Computes a step of the user's training in one process: on the whole batch, and on each rank's part of it.
 
-Run by ``referee``; asked on stdin, answers on stdout. Everything else that is printed goes to stderr. It is a process
-group of one, in which the user's code finds a world of one rank, and DDP around the model as the ranks have it.
+``reference_process`` starts it, asks on stdin and reads answers from stdout. All other output goes to stderr. The
+user's code sees a process group of one rank. The model is in DDP here too, as on the ranks.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class _Copy:
     ddp: Any
     steps: Steps
     change: Callable[[Any], Any]
-    """Brings a batch's tensors to that precision."""
+    """Converts a batch's tensor to that precision."""
 
 
 class Alone:
-    """The model as one process has it, in its own precision and, where that can be, in float64."""
+    """The model in one process, in its own precision and, if possible, in float64."""
 
     def __init__(self, start: Start) -> None:
         """Build the model. Raises ``UserError``."""
@@ -83,7 +83,7 @@ class Alone:
         self._double = self._in_double(built)
 
     def answer(self, question: Question) -> Answer:
-        """Return how the gradients of a step compare."""
+        """Return how DDP's gradients of a step compare with those of one process."""
         import torch
 
         kept = torch.load(question.path, map_location="cpu", weights_only=True)
@@ -115,7 +115,7 @@ class Alone:
             try:
                 parts = [self._compute(self._double, kept, one, question.step, n)[0] for n, one in enumerate(batches)]
                 double = self._computed(kept, whole, parts, question.step, exact=True)
-            except UserError:  # a layer, or the user's own code, that does not know float64
+            except UserError:  # a layer or the user's code does not support float64
                 self._double = None
         exact = self._double is not None
         copy_ = self._double or self._plain
@@ -142,7 +142,7 @@ class Alone:
     def _without_batchnorm(
         self, one: _Copy, kept: Any, whole: Any, batches: Sequence[Any], step: int
     ) -> Gradients:  # fmt: skip
-        """Return the gradients with BatchNorm by its running statistics, which are the same for any batch."""
+        """Return the gradients with BatchNorm in eval mode: its running statistics are the same for any batch."""
         layers = [layer for layer in one.module.modules() if is_batchnorm(layer)]
         for layer in layers:
             layer.eval()
@@ -158,7 +158,7 @@ class Alone:
     def _compute(
         self, one: _Copy, kept: Any, batch: Any, step: int, rank: int, *, seed: int = 0
     ) -> tuple[dict[str, Any], float | None]:
-        """Return the gradients of a batch and the loss, from the state that was kept."""
+        """Return a batch's gradients and its loss, computed from the saved state."""
         import torch
 
         with torch.no_grad():
@@ -175,7 +175,7 @@ class Alone:
         return built
 
     def _in_double(self, plain: Built) -> _Copy | None:
-        """Return the model once more in float64; None where it does not know that."""
+        """Return a second copy of the model in float64, or None if it does not support that."""
         import torch
 
         built = self._build()
@@ -214,7 +214,7 @@ _IMPURE = (
 
 
 def take_gradients(module: Any) -> dict[str, Any]:
-    """Return a copy of a model's gradients, dense and in float64: on the host, where there is room for many of them."""
+    """Return a dense float64 copy of a model's gradients, on the host because there is room for many of them."""
     import torch
 
     gradients = {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
@@ -225,7 +225,7 @@ def take_gradients(module: Any) -> dict[str, Any]:
 
 
 def is_batchnorm(module: Any) -> bool:
-    """Return whether a layer takes statistics of its own rank's batch: BatchNorm in training, and no SyncBatchNorm."""
+    """Return whether a layer computes statistics on its own rank's batch: BatchNorm in training, not SyncBatchNorm."""
     from torch import nn
 
     family = nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - their only base
@@ -243,7 +243,7 @@ def _has_hooks(parameter: Any) -> bool:
 
 
 def _reverse(batch: Any, samples: int) -> Any:
-    """Return a batch with its samples in reverse order: the same sum, in another order."""
+    """Return a batch with its samples in reverse order. The gradient is the same sum, added in another order."""
     return map_tensors(batch, lambda tensor: tensor.flip(0) if tensor.ndim and tensor.shape[0] == samples else tensor)
 
 

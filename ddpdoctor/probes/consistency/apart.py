@@ -1,4 +1,4 @@
-"""By how much two tensors of one shape and dtype differ, without a copy of either."""
+"""Measures how much two tensors of the same shape and dtype differ, without copying either."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CHUNK = 2**18
-"""Elements looked at once: a few MiB as float64. Ours."""
+"""Elements compared at once, a few MiB as float64. Our choice."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What was seen so far."""
+    """The differences found so far."""
 
     differing: int = 0
     first: int = -1
@@ -26,7 +26,7 @@ class _Seen:
 
 
 def measure_apart(file: int, against: int, ours: Any, theirs: Any) -> Apart | None:
-    """Return how far ``ours``, of one file, is off ``theirs``; None where there is nothing to subtract."""
+    """Return how far ``ours``, of one file, is from ``theirs``, or None if they cannot be subtracted."""
     import torch
 
     both = (ours, theirs)
@@ -50,7 +50,7 @@ def measure_apart(file: int, against: int, ours: Any, theirs: Any) -> Apart | No
 
 
 def _chunks(ours: Any, theirs: Any) -> Iterator[tuple[int, Any, Any]]:
-    """Yield runs of elements in logical order, and where they begin."""
+    """Yield the start index and the elements of each chunk, in logical order."""
     if ours.is_contiguous() and theirs.is_contiguous():
         pairs = zip(ours.reshape(-1).split(CHUNK), theirs.reshape(-1).split(CHUNK), strict=True)
     else:
@@ -78,7 +78,7 @@ def _look(seen: _Seen, at: int, ours: Any, theirs: Any) -> None:
     a, b = a[finite], b[finite]
     off, size = (a - b).abs(), torch.maximum(a.abs(), b.abs())
     seen.largest = max(seen.largest or 0.0, float(off.max()))
-    # Only zeros of two signs have no size.
+    # The size is 0 only for +0 and -0.
     seen.relative = max(seen.relative or 0.0, float((off / size.clamp_min(torch.finfo(torch.float64).tiny)).max()))
 
 
@@ -89,7 +89,7 @@ def _bits(tensor: Any) -> Any:
 
 
 def _numbers(tensor: Any) -> Any:
-    """Return numbers that can be subtracted. Integers beyond 2**53 are rounded."""
+    """Return the tensor in a dtype that can be subtracted. Integers beyond 2**53 are rounded."""
     import torch
 
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)

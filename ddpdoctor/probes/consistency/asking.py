@@ -1,4 +1,4 @@
-"""What rank 0 and the process that computes the reference say to each other, a line of JSON each."""
+"""Messages between rank 0 and the process that computes the reference, each a line of JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What all steps have in common."""
+    """The first message: what all steps have in common."""
 
     settings: TrialSettings
     world_size: int
@@ -21,18 +21,18 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A step. ``path``: a file of tensors, the state before it and the gradients that DDP left."""
+    """A step to compute. ``path`` is a file with the state before the step and the gradients that DDP left."""
 
     step: int
     path: str
     batches: tuple[str, ...]
-    """By rank: the digest of its batch."""
+    """The digest of each rank's batch, in rank order."""
     losses: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """How the gradients compare; no step, and a problem, where they cannot be compared."""
+    """How the gradients compare. If they cannot be compared, ``step`` is None and ``problem`` says why."""
 
     step: ReferenceStep | None = None
     float64: bool = True

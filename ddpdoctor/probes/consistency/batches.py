@@ -1,4 +1,4 @@
-"""Batches: the user's, or made up for the first layer; and a global batch from those of all ranks."""
+"""Makes batches, the user's or random ones for the first layer, and joins the ranks' batches into a global one."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from ddpdoctor.model.trial import TrialSettings
 
 SAMPLES, TOKENS, PIXELS = 8, 16, 32
-"""Ours: of a batch that is made up."""
+"""Our choice: the shape of a made-up batch."""
 
 
 class CannotJoin(Exception):  # noqa: N818 - says what it is
-    """Batches of which no global batch can be made: a sentence that says why."""
+    """The ranks' batches cannot be joined into a global batch. The message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """Where batches come from. ``make(rank, world_size, step)`` returns one, on the CPU or wherever it likes."""
+    """Where batches come from. ``make(rank, world_size, step)`` returns one, on any device."""
 
     make: Callable[[int, int, int], Any]
     words: str
@@ -34,14 +34,14 @@ class Batches:
     device: Any
 
     def get(self, rank: int, world_size: int, step: int) -> Any:
-        """Return a batch on the device; random numbers are seeded by rank and step. Raises ``UserError``."""
+        """Return a batch on the device. Random numbers are seeded by rank and step. Raises ``UserError``."""
         set_seed(self.seed, BATCH, step=step, rank=rank)
         with users_turn(f"{self.spec} failed for rank {rank}, step {step}"):
             return move(self.make(rank, world_size, step), self.device)
 
 
 def choose_batches(settings: TrialSettings, module: Any, device: Any) -> Batches:
-    """Return the user's batches, or such as fit the model's first layer. Raises ``UserError``."""
+    """Return the user's batches, or random ones that fit the model's first layer. Raises ``UserError``."""
     if settings.batch:
         make = load_callable(settings.batch, "--batch")
         spec = f"--batch {settings.batch}"
@@ -64,7 +64,7 @@ def move(batch: Any, device: Any) -> Any:
 
 
 def map_tensors(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a batch with every tensor in its mappings, lists and tuples changed; the rest stays as it is."""
+    """Return a batch with ``change`` applied to every tensor in its mappings, lists and tuples."""
     import torch
 
     if isinstance(batch, torch.Tensor):
@@ -79,7 +79,7 @@ def map_tensors(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def leaves(batch: Any, place: str = "batch") -> Iterator[tuple[str, Any]]:
-    """Yield what a batch holds with its place in it: "batch[0]", "batch['labels']"."""
+    """Yield each leaf of a batch after its place: "batch[0]", "batch['labels']"."""
     if isinstance(batch, Mapping):
         for key, value in batch.items():
             yield from leaves(value, f"{place}[{key!r}]")
@@ -91,7 +91,7 @@ def leaves(batch: Any, place: str = "batch") -> Iterator[tuple[str, Any]]:
 
 
 def join(batches: Sequence[Any]) -> Any:
-    """Return one batch of several: tensors end to end along their first dimension. Raises ``CannotJoin``."""
+    """Join batches into one: concatenate tensors along their first dimension. Raises ``CannotJoin``."""
     rows = [list(leaves(batch)) for batch in batches]
     if len({tuple(place for place, _ in row) for row in rows}) > 1:
         raise CannotJoin("the batches of the ranks are not built alike")
@@ -100,7 +100,7 @@ def join(batches: Sequence[Any]) -> Any:
 
 
 def sample_counts(batches: Sequence[Any]) -> tuple[int, ...]:
-    """Return how many samples each batch has: the length of its first tensor; 0 where it has none."""
+    """Return how many samples each batch has: the length of its first tensor, or 0 if it has none."""
     return tuple(
         next((int(leaf.shape[0]) for _, leaf in leaves(one) if getattr(leaf, "ndim", 0)), 0) for one in batches
     )

@@ -1,4 +1,4 @@
-"""The user's model as the user's function builds it, and what DDP's constructor would be given of it."""
+"""Builds the user's model with the user's function, and describes what DDP's constructor would receive."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 DEFAULT_LR, DEFAULT_MOMENTUM = 0.01, 0.9
-"""Ours: an optimizer that has state, for a model that came without one."""
+"""Our choice: SGD with momentum, so that it has state, for a model that came without an optimizer."""
 RETURNS = "Let it return a torch.nn.Module, or (module, optimizer), or (module, optimizer, loss_fn)."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """What the user's function returned. ``loss_fn(output, target)`` is None where there is none."""
+    """What the user's function returned. ``loss_fn(output, target)`` is None if it returned none."""
 
     module: Any
     optimizer: Any
@@ -29,7 +29,7 @@ class Built:
 
 
 def build(builder: Callable[..., Any], spec: str, device: Any) -> Built:
-    """Call the user's function and return what it made, on a device. Raises ``UserError``."""
+    """Call the user's function and return what it built, with the model on ``device``. Raises ``UserError``."""
     with users_turn(f"--model {spec} failed"):
         made = builder()
     parts = made if isinstance(made, tuple) else (made,)
@@ -41,7 +41,7 @@ def build(builder: Callable[..., Any], spec: str, device: Any) -> Built:
 
 
 def see_model(module: Any, group: str) -> ModelSeen:
-    """Return what DDP's constructor would be given: parameters, then buffers, in order."""
+    """Return what DDP's constructor would receive: parameters, then buffers, in order."""
     tensors = tuple(_tensors(module))
     rows = [[one.name, one.shape, one.dtype, one.requires_grad, one.is_buffer] for one in tensors]
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
@@ -49,9 +49,9 @@ def see_model(module: Any, group: str) -> ModelSeen:
 
 
 def quiet_dropout(module: Any) -> int:
-    """Set the share of every dropout layer to 0; return how many there were.
+    """Set the probability of every dropout layer to 0, and return how many there were.
 
-    Attention and recurrent layers hold theirs as ``dropout``. Dropout that a forward calls by itself is not reached.
+    Attention and recurrent layers store it as ``dropout``. Functional dropout inside a forward is not reached.
     """
     from torch import nn
 
@@ -82,7 +82,7 @@ def _tensors(module: Any) -> Iterator[TensorSeen]:
 def _shape(tensor: Any) -> tuple[int, ...] | None:
     try:
         return tuple(tensor.shape)
-    except RuntimeError:  # a parameter of a lazy module has no shape yet
+    except RuntimeError:  # a lazy module's parameter has no shape yet
         return None
 
 

@@ -1,4 +1,4 @@
-"""Compares what ranks wrote down at the same moments: which tensor differs first, and who is on which side."""
+"""Compares the ranks' records of the same step: which tensor differs first, and which ranks agree with each other."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from ddpdoctor.probes.consistency.moments import Moment, Seen
 
 MAX_SPLITS = 8
-"""Tensors that are named of those that differ at one moment. Ours."""
+"""Our choice: how many differing tensors are named for one step."""
 GROUP = "0"
 """torch's name for the group of all ranks."""
 
 
 def compare_moments(steps: Sequence[Sequence[Moment]]) -> tuple[Stream, ...]:
-    """Return the streams of a run: of all steps, and of its syncs of buffers. ``steps`` are by step, then by rank."""
+    """Return the streams of a run: one of its steps, and one of its buffer syncs. ``steps`` is by step, then rank."""
     after = [(moments[0].step, {one.values.rank: one.tensors for one in moments}) for moments in steps]
     synced = [
         (moments[0].step, {one.values.rank: one.synced or () for one in moments})
@@ -34,7 +34,7 @@ def compare_moments(steps: Sequence[Sequence[Moment]]) -> tuple[Stream, ...]:
 
 
 def split(tensors: Mapping[int, Sequence[Seen]], whats: Iterable[What]) -> list[tuple[Split, ...]]:
-    """Return, of each kind, the tensors of which ranks hold different contents, in their order on the first ranks."""
+    """Return for each kind the tensors that differ between ranks, in the order in which the first ranks list them."""
     keyed = {rank: {(one.what, one.name, one.part): one for one in seen} for rank, seen in tensors.items()}
     order = dict.fromkeys(key for seen in keyed.values() for key in seen)
     found: dict[What, list[Split]] = {}
@@ -93,7 +93,7 @@ def _differences(moments: Sequence[tuple[int, Mapping[int, Sequence[Seen]]]]) ->
 
 
 def _split(seen: Mapping[int, Seen | None]) -> Split | None:
-    """Return how one tensor differs; None where it does not."""
+    """Return how one tensor differs between ranks, or None if it does not."""
     sides: dict[tuple[str, tuple[int, ...], str], list[int]] = {}
     for rank, one in sorted(seen.items()):
         sides.setdefault(("", (), "") if one is None else (one.print, one.shape, one.dtype), []).append(rank)
@@ -109,7 +109,7 @@ def _split(seen: Mapping[int, Seen | None]) -> Split | None:
 
 
 def _unchanged(moments: Sequence[Mapping[int, Sequence[Seen]]]) -> int:
-    """Return how often in a row, until the last, no parameter had changed from one moment to the next."""
+    """Return how many of the last steps in a row left every parameter unchanged."""
     count = 0
     kept = [{rank: _parameters(seen) for rank, seen in tensors.items()} for tensors in moments]
     for former, latter in zip(reversed(kept[:-1]), reversed(kept[1:]), strict=True):

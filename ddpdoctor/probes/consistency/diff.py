@@ -1,4 +1,4 @@
-"""`check-consistency --diff`: compares checkpoint files of ranks or runs by the names of what they hold."""
+"""`check-consistency --diff`: compares the checkpoint files of ranks or runs, name by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RANK = re.compile(r"rank[-_.]?0*(\d+)", re.IGNORECASE)
 
 
 def compare_files(paths: Sequence[Path]) -> DiffFacts:
-    """Compare two or more files, all against all; raises ``UserError`` for one that cannot be read or compared."""
+    """Compare two or more files, all against all. Raises ``UserError`` if one cannot be read or compared."""
     if len(paths) < 2:
         raise UserError("two files at least are needed to compare", help="Give the files of two ranks or of two runs.")
     saved = _align([read_saved(path) for path in paths])
@@ -43,9 +43,9 @@ def compare_files(paths: Sequence[Path]) -> DiffFacts:
 
 
 def _align(saved: list[Saved]) -> list[Saved]:
-    """Take off the key around the whole model where only some files have it: {"model": ...} against a state dict.
+    """Remove the key around the whole model if only some files have it: {"model": ...} against a state dict.
 
-    What such a file holds beside the model (an optimizer, an epoch) has nothing to be compared with.
+    What such a file holds besides the model (an optimizer, an epoch) has no counterpart in the others.
     """
     prefixes = align_names([one.tensors for one in saved])
     return [one.below(prefix) if prefix else one for one, prefix in zip(saved, prefixes, strict=True)]
@@ -79,7 +79,7 @@ def _describe(path: Path, saved: Saved) -> SavedFile:
 
 
 def _digests(saved: Saved) -> dict[str, str]:
-    """Return the shape, dtype and print of each tensor; nothing of one that cannot be told."""
+    """Return dtype, shape and fingerprint of each tensor as text, or "" if its values cannot be read."""
     found = fingerprints([tensor for _, tensor in saved.tensors.values()])
     digests = {}
     for number, (name, (_, tensor)) in enumerate(saved.tensors.items()):
@@ -111,7 +111,7 @@ def _unequal_tensor(name: str, saved: Sequence[Saved], digests: Sequence[dict[st
 
 
 def _unequal_value(name: str, saved: Sequence[Saved]) -> Unequal | None:
-    """Leave out a value that stands where other files hold a tensor: it is told with that."""
+    """Return how a value differs. Skip it if other files hold a tensor there: the tensor's result covers it."""
     held = [one.values.get(name) for one in saved]
     sides, absent = _sides([None if one is None else one[1] for one in held])
     if (len(sides) == 1 and not absent) or any(name in one.tensors for one in saved):
@@ -122,7 +122,7 @@ def _unequal_value(name: str, saved: Sequence[Saved]) -> Unequal | None:
 
 
 def _sides(held: Sequence[str | None]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """Return the files that hold the same, the most first, and those that hold nothing."""
+    """Return groups of files that hold the same, the largest first, and the files that hold nothing."""
     found: dict[str, list[int]] = {}
     for number, one in enumerate(held):
         if one is not None:

@@ -1,4 +1,4 @@
-"""Bytes of all ranks of a process group, on each of them, over whatever device the group's backend needs."""
+"""Gathers bytes from all ranks of a process group onto each, through the device that the group's backend needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import Any
 
 
 def members(group: Any) -> tuple[int, ...]:
-    """Return the global ranks of a group (None: all), (0,) without torch.distributed. Raises ``ValueError``."""
+    """Return the global ranks of a group (None: all ranks), or (0,) without torch.distributed.
+
+    Raises ``ValueError`` if this rank is not in the group.
+    """
     from torch import distributed
 
     if not distributed.is_available() or not distributed.is_initialized():
@@ -19,9 +22,9 @@ def members(group: Any) -> tuple[int, ...]:
 
 
 def gather_fixed(data: bytes, group: Any, parameter: Any) -> list[bytes]:
-    """Return what the ranks gave, in the order of the group. All must give equally many bytes, at least one.
+    """Return the ranks' bytes in group order. All ranks must give the same number of bytes, at least one.
 
-    ``parameter`` is a tensor on the device that training uses, for backends of which nothing else is known.
+    ``parameter`` is a tensor on the device that training uses. It decides the device for unknown backends.
     """
     import torch
     from torch import distributed
@@ -33,7 +36,7 @@ def gather_fixed(data: bytes, group: Any, parameter: Any) -> list[bytes]:
 
 
 def gather_bytes(data: bytes, group: Any, parameter: Any) -> list[bytes]:
-    """Return what the ranks gave, which may be of any length."""
+    """Return the ranks' bytes, which may have different lengths."""
     lengths = [int.from_bytes(one, "little") for one in gather_fixed(len(data).to_bytes(8, "little"), group, parameter)]
     padded = data.ljust(max(lengths), b"\0")
     return [one[:length] for one, length in zip(gather_fixed(padded, group, parameter), lengths, strict=True)]

@@ -1,6 +1,7 @@
-"""How DDP's gradient stands to those of one process, parameter by parameter, beside what rounding explains.
+"""Compares DDP's gradients with those of one process, parameter by parameter, and with the error of rounding.
 
-All is computed in float64, on the host. Memory: a gradient of the model for the whole batch, each rank's part, twice.
+Everything is computed in float64 on the host. Memory: one gradient of the model for the whole batch and one for each
+rank's part, all of that twice.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ if TYPE_CHECKING:
     Named = Mapping[str, Any]
 
 FLOOR_ULPS = 8.0
-"""Ours: a gradient is never taken for more exact than so many units in the last place of its norm. The order in which
-ranks are summed is worth about one; a parameter of few elements may be exact by chance in one computation."""
+"""Our choice: the least rounding error of a gradient, in units in the last place of its norm. The order in which ranks
+are summed is worth about one. A parameter with few elements may be exact by chance in one computation."""
 EXACT_SHARE = 1e-6
-"""Ours: float64 is exact to 1e-6 of the rounding of float32, where 2**-29 = 2e-9 follows from their digits."""
+"""Our choice: we take float64's error to be 1e-6 of float32's rounding. Their digits would give 2**-29 = 2e-9."""
 UNSURE_SHARE = 1e-2
-"""Ours: where the order of samples alone changes a gradient by more than this share, it is no rounding."""
+"""Our choice: if the order of samples alone changes a gradient by more than this share, it is not rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradients:
-    """Of one state, in one precision: of the whole batch, and of each rank's part of it."""
+    """The gradients from one state in one precision: of the whole batch, and of each rank's part of it."""
 
     whole: Named
     parts: tuple[Named, ...]
@@ -49,7 +50,10 @@ def compare_gradients(  # noqa: PLR0913 - each is one computation of the same gr
     part_losses: tuple[float | None, ...],
     in_double: bool,
 ) -> ReferenceStep:
-    """Return a step's comparison. ``double`` is None where float64 could not be had; ``still``: without BatchNorm."""
+    """Return a step's comparison.
+
+    ``double`` is None if float64 is not possible. ``still`` has BatchNorm in eval mode, or is None without BatchNorm.
+    """
     best = double or plain
     names = [name for name in best.whole if name in ddp and all(name in part for part in best.parts)]
     mean = {name: sum(part[name] for part in best.parts) / len(best.parts) for name in names}
@@ -95,10 +99,10 @@ def compare_gradients(  # noqa: PLR0913 - each is one computation of the same gr
 def _roundings(
     names: Sequence[str], plain: Gradients, double: Gradients | None, reordered: Named, ddp: Named
 ) -> dict[str, float]:
-    """Return how much of each parameter's gradient rounding explains, by norm."""
+    """Return the norm of the rounding error of each parameter's gradient."""
     own = {name: _own_rounding(name, plain, double, reordered) for name in names}
     norms = {name: _norm((double or plain).whole[name]) for name in names}
-    # A gradient that is nothing but rounding, as of a bias in front of BatchNorm, says nothing of the others.
+    # A gradient that is all rounding, such as a bias before BatchNorm, says nothing about the others.
     shares = [own[name] / norms[name] for name in names if norms[name] > own[name]]
     typical = statistics.median(shares) if shares else 0.0
     return {
@@ -109,7 +113,7 @@ def _roundings(
 
 def _own_rounding(name: str, plain: Gradients, double: Gradients | None, reordered: Named) -> float:
     if double is None:
-        # Without a better precision: the same sum in another order.
+        # Without float64, compare with the same sum in another order.
         error = _norm(plain.whole[name] - reordered[name])
         return min(error, UNSURE_SHARE * _norm(plain.whole[name]))
     pairs = [(plain.whole, double.whole), *zip(plain.parts, double.parts, strict=True)]
@@ -117,7 +121,7 @@ def _own_rounding(name: str, plain: Gradients, double: Gradients | None, reorder
 
 
 def _exact(rounding: float, reordered: float, *, in_double: bool) -> float:
-    """Return how exactly the gradients of the whole batch and of its parts can be compared with each other."""
+    """Return how precisely the gradients of the whole batch and of its parts can be compared."""
     return min(rounding, max(EXACT_SHARE * rounding, reordered)) if in_double else rounding
 
 
@@ -126,14 +130,14 @@ def _exact_or(rounding: float) -> float:
 
 
 def _weights(parts: Sequence[Named], whole: Named) -> tuple[float, ...]:
-    """Return the weights with which the parts' gradients come closest to that of the whole, by least squares."""
+    """Return the weights that bring the parts' gradients closest to the whole batch's, by least squares."""
     import torch
 
     gram = torch.tensor([[_dot(one, other) for other in parts] for one in parts], dtype=torch.float64)
     aims = torch.tensor([_dot(one, whole) for one in parts], dtype=torch.float64)
     if not bool(torch.isfinite(gram).all() and torch.isfinite(aims).all()):
         return (math.nan,) * len(parts)
-    # The pseudo-inverse: parts that are alike share their weight.
+    # With the pseudo-inverse, equal parts share their weight.
     solved = torch.linalg.pinv(gram, hermitian=True) @ aims
     return tuple(float(weight) for weight in solved)
 

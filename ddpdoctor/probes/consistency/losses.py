@@ -1,4 +1,4 @@
-"""From a model and a batch to gradients: the user's training step, the user's loss, or what the model returns."""
+"""Computes gradients from a model and a batch, by the user's step, the user's loss, or what the model returns."""
 
 from __future__ import annotations
 
@@ -12,27 +12,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FAILED = 4
-"""Exit status of the design's table: the steps were needed, and could not be run."""
+"""Exit status: the steps were needed but could not be run."""
 
 
 class Steps:
-    """One training step without the optimizer's, for any copy of the model."""
+    """One training step without the optimizer, for any copy of the model."""
 
     def __init__(self, step: str, loss_fn: Callable[..., Any] | None) -> None:
-        """Take the name of the user's training step, "" for none, and the loss that came with the model."""
+        """``step`` names the user's training step ("" for none), ``loss_fn`` is the loss that came with the model."""
         self.words = step or ("the loss_fn that came with the model" if loss_fn else "")
-        """How the loss is made; known after the first step where neither was given."""
+        """How the loss is computed. If neither was given, this is known only after the first step."""
         self._spec = f"--step {step}" if step else "the model"
         self._loss = self._choose(load_callable(step, "--step") if step else None, loss_fn)
 
     def run(self, model: Any, batch: Any, when: str) -> float | None:
-        """Leave fresh gradients in the model; return the loss where it is one number. Raises ``UserError``."""
+        """Compute fresh gradients into the model. Return the loss, or None if it is not a single number.
+
+        Raises ``UserError``.
+        """
         for parameter in model.parameters():
             parameter.grad = None
         try:
             with users_turn(f"{self._spec} failed in {when}"):
                 loss = self._loss(model, batch)
-                # A step of the user's may have called backward itself.
+                # The user's step may have called backward itself.
                 if all(parameter.grad is None for parameter in model.parameters()):
                     self._backward(loss)
         except UserError as error:

@@ -1,4 +1,4 @@
-"""What one rank writes down after each step: a print of every tensor, and the settings that explain differences."""
+"""What one rank records after each step: a fingerprint of every tensor, and settings that explain differences."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 PRINT_DIGITS = 32
-"""Of 16 bytes in hexadecimal."""
+"""Hexadecimal digits of a fingerprint, which has 16 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A tensor and its print."""
+    """A tensor and its fingerprint."""
 
     what: What
     name: str
@@ -26,17 +26,17 @@ class Seen:
     shape: tuple[int, ...] = ()
     dtype: str = ""
     print: str = ""
-    """In hexadecimal; empty where there is no such tensor, as a gradient of None."""
+    """The fingerprint in hexadecimal, or "" if there is no tensor (a gradient of None)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """One step on one rank: gradients right before the optimizer's step, all else right after it."""
+    """One step on one rank: gradients right before the optimizer's step, everything else right after it."""
 
     step: int
     tensors: tuple[Seen, ...]
     synced: tuple[Seen, ...] | None
-    """Buffers right after DDP had sent rank 0's; None where it sent none in this step."""
+    """Buffers right after DDP broadcast rank 0's, or None if it did not in this step."""
     values: Values
     loss: float | None
     batch: str = ""
@@ -45,7 +45,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A tensor that is to be printed; None where there is none."""
+    """A tensor to fingerprint; ``tensor`` is None if there is none."""
 
     what: What
     name: str
@@ -54,7 +54,7 @@ class Row:
 
 
 def look(rows: Iterable[Row]) -> tuple[Seen, ...]:
-    """Return rows with their prints. Tensors that cannot be read on one rank alone, as shards, are left out."""
+    """Return the fingerprints of rows. Tensors that one rank cannot read alone, such as shards, are left out."""
     import torch
 
     from ddpdoctor.recorder.replicas.fingerprint import fingerprints
@@ -67,7 +67,7 @@ def look(rows: Iterable[Row]) -> tuple[Seen, ...]:
 
 
 def gradient_rows(module: Any) -> Iterator[Row]:
-    """Yield the gradients of what trains."""
+    """Yield the gradients of the trainable parameters."""
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             yield Row(What.GRADIENT, name, parameter.grad)
@@ -108,7 +108,7 @@ def read_settings(optimizer: Any) -> tuple[tuple[str, str], ...]:
 
 
 def batch_digest(batch: Any) -> str:
-    """Return a digest of a batch's tensors and of where they stand in it."""
+    """Return a digest of a batch's tensors and their places in it."""
     import torch
 
     rows = [Row(What.BUFFER, place, leaf) for place, leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]

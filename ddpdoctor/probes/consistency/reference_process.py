@@ -1,4 +1,4 @@
-"""One process beside the ranks that computes each step on the whole batch: how rank 0 starts it and asks it."""
+"""Rank 0's side of the reference process, which computes each step on the whole batch: starts it and asks it."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 MODULE = "ddpdoctor.probes.consistency.alone"
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
-"""What torchrun sets for a job of one process. LOCAL_RANK stays: it chooses the GPU."""
+"""What torchrun sets for a job of one process. LOCAL_RANK is kept because it chooses the GPU."""
 LIMIT_FACTOR = 2
-"""One process does the work of all ranks four times over; the limit of a step is taken so many times for each pass."""
+"""The user's step limit is multiplied by this for each pass: one process does the work of all ranks four times."""
 
 
 class ReferenceProcess:
-    """A process of its own, so that to the user's code it is a job of one rank in every respect."""
+    """A separate process, so that the user's code sees a job of one rank in every respect."""
 
     def __init__(self, settings: TrialSettings, world_size: int, device: Any, dropout: int) -> None:
-        """Start it; its imports run while the ranks train."""
+        """Start the process. Its imports run while the ranks train."""
         self._folder = tempfile.TemporaryDirectory(prefix="ddpdoctor-reference-")
         self._limit_s = settings.limit_s * LIMIT_FACTOR * (2 + world_size)
         self._result = OneProcess(dropout=dropout)
@@ -54,12 +54,12 @@ class ReferenceProcess:
         self._send(start)
 
     def keep_state(self, module: Any) -> None:
-        """Remember what parameters and buffers are before a step; on the host, as the rank needs its GPU itself."""
+        """Copy parameters and buffers before a step, to the host because the rank needs its GPU itself."""
         tensors = [*module.named_parameters(), *module.named_buffers()]
         self._state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors}
 
     def keep_gradients(self, module: Any) -> None:
-        """Remember the gradients that DDP left."""
+        """Copy the gradients that DDP left."""
         self._gradients = {
             name: one.grad.detach().to_dense().to("cpu", copy=True)
             for name, one in module.named_parameters()
@@ -67,7 +67,7 @@ class ReferenceProcess:
         }
 
     def ask(self, step: int, moments: Sequence[Moment]) -> None:
-        """Have the step computed from the state before it, and keep how the gradients compare. Raises ``UserError``."""
+        """Have the step computed from the saved state, and keep how its gradients compare. Raises ``UserError``."""
         import torch
 
         if self._result.problem:
@@ -112,7 +112,7 @@ class ReferenceProcess:
 
     def _send(self, record: Start | Question) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # what it says of its end is read next
+        with suppress(BrokenPipeError):  # the next read reports that it ended
             self._process.stdin.write(json.dumps(encode(record)) + "\n")
             self._process.stdin.flush()
 
@@ -132,7 +132,7 @@ class ReferenceProcess:
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a job of one process, which finds the same modules."""
+    """Return the environment of a job of one process. It finds the same modules."""
     kept = {
         name: value for name, value in env.items() if not name.startswith(("TORCHELASTIC_", "SLURM_", "DDPDOCTOR_"))
     }

@@ -1,4 +1,4 @@
-"""``ddpdoctor.check_consistency``: compares replicas in the user's own code, over the user's own process group."""
+"""``ddpdoctor.check_consistency``: compares replicas from the user's code, over the user's process group."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 SETTING = "optimizer setting"
 _KERNELS = frozenset({"foreach", "fused", "capturable", "differentiable"})
-"""Settings that choose how a step is computed, and not what."""
+"""Settings that choose how a step is computed, not its result."""
 _ORDER = (SETTING, *(what.value for what in (What.PARAMETER, What.BUFFER, What.GRADIENT, What.STATE)))
-"""Settings first: they explain what follows, and tensors are many."""
+"""Settings come first: they explain the rest, and there are many tensors."""
 
 
 def check_consistency(  # noqa: PLR0913 - what is compared is the caller's choice, each by a name of its own
@@ -47,26 +47,26 @@ def check_consistency(  # noqa: PLR0913 - what is compared is the caller's choic
 ) -> ConsistencyResult:
     """Compare parameters, buffers, gradients, optimizer state and settings of all ranks, by name.
 
-    A collective: all ranks of the group must call it at the same point of training. Without torch.distributed, or in
-    a world of one rank, it compares nothing and returns at once.
+    This is a collective: all ranks of the group must call it at the same point of training. Without torch.distributed,
+    or with one rank, it compares nothing and returns at once.
 
     Args:
         model: a module, in DistributedDataParallel or not.
-        optimizer: one or several; their state and settings are compared too.
+        optimizer: one or several. Their state and settings are compared too.
         group: the ranks to compare. By default those of the model's DDP, else all.
-        allow: patterns, as ``"*.running_mean"``, of names that may differ.
-        gradients: compare them, as after the reduction. Within ``no_sync()`` they are left out in any case.
-        buffers: compare them. By default unless DDP sends rank 0's at each forward, so that each rank's own statistics
-            in between, as BatchNorm's, are no drift.
-        raise_on_difference: raise instead of returning a result that is not equal.
+        allow: patterns of names that may differ, such as ``"*.running_mean"``.
+        gradients: compare gradients, for use after the reduction. Within ``no_sync()`` they are always left out.
+        buffers: compare buffers. By default they are compared unless DDP broadcasts rank 0's at each forward: then each
+            rank's own statistics in between, such as BatchNorm's, are not drift.
+        raise_on_difference: raise ``ConsistencyError`` instead of returning a result that is not equal.
 
-    Cost: every tensor is read once, at about half the speed of a copy, and 32 bytes a rank are gathered; 16 bytes a
-    tensor with names only where ranks differ. No tensor leaves its device.
+    Cost: every tensor is read once, at about half the speed of a copy, and 32 bytes per rank are gathered. If ranks
+    differ, 16 bytes per tensor and the names are gathered too. No tensor leaves its device.
 
     Raises:
         ConsistencyError: on all ranks alike, with the names of tensors and ranks.
         ValueError: this rank is not in the group.
-        TypeError: the model is no module.
+        TypeError: the model is not a module.
     """
     ddp, module = unwrap(model)
     if not hasattr(module, "named_parameters"):
@@ -84,7 +84,7 @@ def check_consistency(  # noqa: PLR0913 - what is compared is the caller's choic
 
 
 def unwrap(model: Any) -> tuple[Any, Any]:
-    """Return the DDP object of a model, None where there is none, and the user's module inside."""
+    """Return the DDP object of a model (or None) and the user's module inside."""
     from torch.nn.parallel import DistributedDataParallel
 
     ddp = None
@@ -99,15 +99,15 @@ def unwrap(model: Any) -> tuple[Any, Any]:
 
 @dataclass(slots=True, kw_only=True)
 class _Own:
-    """What this rank puts forward: a text for each tensor or setting, by what it is, its name and part."""
+    """What this rank compares: a text for each tensor or setting, keyed by kind, name and part."""
 
     allow: tuple[str, ...]
     values: dict[tuple[str, str, str], tuple[str, str]] = field(default_factory=dict)
-    """What is compared, and what is shown of it."""
+    """The text that is compared, and the text that is shown."""
     left_out: list[str] = field(default_factory=list)
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Add tensors, except those that may differ or that one rank cannot read alone."""
+        """Add tensors, except those that may differ and those that one rank cannot read alone."""
         listed = [row for row in rows if not any(fnmatchcase(row.name, pattern) for pattern in self.allow)]
         seen = look(listed)
         for one in seen:
@@ -136,7 +136,7 @@ def _add_tensors(own: _Own, ddp: Any, module: Any, *, gradients: bool, buffers: 
 
 
 def _add_optimizer(own: _Own, module: Any, optimizer: Any, number: int) -> None:
-    """Add an optimizer; ``number`` from 1 where there are several."""
+    """Add an optimizer. ``number`` counts from 1 if there are several, and is 0 for a single one."""
     mark = f" of optimizer {number}" if number else ""
     if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
         own.left_out.append(f"the state{mark}, of which ZeroRedundancyOptimizer gives each rank a part")
@@ -154,7 +154,7 @@ def _compare(own: _Own, group: Any, parameter: Any) -> ConsistencyResult:
     differences: tuple[TensorDifference, ...] = ()
     if len(ranks) > 1:
         table = [[*key, *value] for key, value in own.values.items()]
-        # Tensors are compared by name: the order in which a rank has them is no difference.
+        # Sorted, because tensors are compared by name: their order on a rank does not matter.
         roots = gather_fixed(hashlib.sha256(json.dumps(sorted(table)).encode()).digest(), group, parameter)
         if len(set(roots)) > 1:
             packed = gather_bytes(zlib.compress(json.dumps(table).encode()), group, parameter)
@@ -170,7 +170,7 @@ def _compare(own: _Own, group: Any, parameter: Any) -> ConsistencyResult:
 
 
 def find_differences(tables: dict[int, list[list[str]]]) -> tuple[TensorDifference, ...]:
-    """Return what differs between ranks. A table's rows: what, name, part, what is compared, what is shown."""
+    """Return what differs between ranks. A table's row is: kind, name, part, text to compare, text to show."""
     told = {rank: {(row[0], row[1], row[2]): (row[3], row[4]) for row in rows} for rank, rows in tables.items()}
     keys = dict.fromkeys(key for rows in told.values() for key in rows)
     found = []

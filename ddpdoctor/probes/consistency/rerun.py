@@ -1,4 +1,4 @@
-"""Whether a second run with the same seed gives the same bits on the same rank, and where it first does not."""
+"""Whether a second run with the same seed gives the same bits on each rank, and where it first differs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """What one rank looked like in one run."""
+    """One rank's record of one run."""
 
     built: tuple[Seen, ...]
-    """Parameters, and buffers, as they were built."""
+    """Parameters and buffers before the first step."""
     moments: tuple[Moment, ...]
 
 
 def compare_runs(first: Own, second: Own, rank: int) -> Rerun:
-    """Return where two runs of one rank first differ: in what was built, in a batch, or in a step."""
+    """Return where two runs of one rank first differ: in the built model, in a batch, or in a step."""
     steps = len(second.moments)
     pairs = [(0, first.built, second.built)]
     for former, latter in zip(first.moments, second.moments, strict=False):

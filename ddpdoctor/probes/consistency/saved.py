@@ -1,4 +1,4 @@
-"""Reads a checkpoint file, without running what is in it, and lists all that it holds by name."""
+"""Reads a checkpoint file without running code in it, and lists what it holds by name."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ PREFIXES = ("module.", "_orig_mod.")
 """What DDP and torch.compile put before each name."""
 OPTIMIZER_KEYS = frozenset({"state", "param_groups"})
 BUFFERS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
-"""What a file does not tell: of batch and instance norm alone the names say it."""
+"""Names of buffers. A file does not say what is a buffer, and only batch and instance norm have telling names."""
 RANDOM = re.compile(r"(^|[._])(rng|random|generator)", re.IGNORECASE)
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a file holds, by name, in its order."""
+    """What a file holds, by name, in file order."""
 
     tensors: dict[str, tuple[Kind, Any]] = field(default_factory=dict)
     values: dict[str, tuple[Kind, str]] = field(default_factory=dict)
     stripped: set[str] = field(default_factory=set)
     prefix: str = ""
-    """The key around the whole model that was taken off, since other files lack it."""
+    """The key around the whole model. It was removed because other files lack it."""
     beside: int = 0
-    """Tensors that stand outside of that key and are left out."""
+    """The number of tensors outside of that key. They are left out."""
 
     def below(self, prefix: str) -> Saved:
-        """Return what stands below a key, without the key in its names."""
+        """Return only what is below a key, with the key removed from the names."""
         tensors = {name.removeprefix(prefix): one for name, one in self.tensors.items() if name.startswith(prefix)}
         values = {name.removeprefix(prefix): one for name, one in self.values.items() if name.startswith(prefix)}
         beside = len(self.tensors) - len(tensors)
@@ -45,7 +45,7 @@ class Saved:
 
 
 def read_saved(path: Path) -> Saved:
-    """Return what a file holds; raises ``UserError`` where it cannot be read."""
+    """Return what a file holds. Raises ``UserError`` if it cannot be read."""
     found = Saved()
     _list(found, _load(path), (), Kind.PARAMETER)
     if not found.tensors and not found.values:
@@ -62,7 +62,7 @@ def _load(path: Path) -> Any:
     try:
         return _safetensors(path) if path.suffix == ".safetensors" else _torch_file(path)
     except OSError as error:
-        # Of a file that is cut off torch maps more than there is: EINVAL.
+        # For a truncated file, torch maps more than there is and gets EINVAL.
         hint = check if path.is_file() else ""
         raise UserError(f"{path} cannot be read: {error.strerror or error}", help=hint) from error
     except pickle.UnpicklingError as error:
@@ -75,10 +75,10 @@ def _load(path: Path) -> Any:
 
 
 def _torch_file(path: Path) -> Any:
-    """Read with ``weights_only``: a pickle can run anything. A map of the file spares memory."""
+    """Read with ``weights_only``, because a pickle can run any code. Memory-map the file to save memory."""
     import torch
 
-    with suppress(RuntimeError):  # the format before torch 1.6 cannot be mapped; what is damaged is told below
+    with suppress(RuntimeError):  # the format before torch 1.6 cannot be mapped; damage raises again below
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     return torch.load(path, map_location="cpu", weights_only=True)
 
@@ -92,7 +92,7 @@ def _safetensors(path: Path) -> Mapping[str, Any]:
     if missing := [name for name in listed.tensors if name not in listed.starts]:
         raise ValueError(f"it ends before the data of {missing[0]}")
     with mapped(path) as buffer:
-        # Clones, as a tensor on the map would keep it from being closed.
+        # Clones, because a tensor on the map would keep it from being closed.
         opened = {name: open_tensor(buffer, ref, listed.starts) for name, ref in listed.tensors.items()}
         found = {name: tensor.clone() for name, tensor in opened.items() if tensor is not None}
         del opened
@@ -115,7 +115,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _list(found: Saved, value: Any, path: tuple[str, ...], kind: Kind) -> None:
-    """Put all that ``value`` holds into ``found``. Parts of a class that is no plain container are left out."""
+    """Add all that ``value`` holds to ``found``. Objects of other classes than plain containers are left out."""
     import torch
 
     name = ".".join(path)
@@ -133,13 +133,13 @@ def _list(found: Saved, value: Any, path: tuple[str, ...], kind: Kind) -> None:
 
 
 def _items(found: Saved, value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield keys and what they hold, without the prefixes that all keys of tensors have."""
+    """Yield keys and values, without the prefixes that all tensor keys share."""
     prefix = _common_prefix([key for key, child in value.items() if hasattr(child, "shape")])
     if prefix:
         found.stripped.add(prefix)
     for key, child in value.items():
         plain = str(key).removeprefix(prefix)
-        if "._orig_mod." in plain:  # of a part of the model that was compiled
+        if "._orig_mod." in plain:  # a part of the model was compiled
             found.stripped.add("_orig_mod.")
         yield plain.replace("._orig_mod.", "."), child
 

@@ -1,4 +1,4 @@
-"""Random numbers that are the same wherever they are drawn: by seed, step and rank."""
+"""Seeds random numbers by seed, step, rank and purpose, so that they are the same in any process."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import random
 import sys
 
 BUILD, BATCH, STEP = range(3)
-"""What is drawn for."""
+"""Purposes that get different random numbers."""
 _NUMPY_SEEDS = 2**32
 
 
 def set_seed(seed: int, purpose: int, *, step: int = 0, rank: int = 0) -> None:
-    """Seed Python's, numpy's (where it is loaded) and torch's generators, on all devices."""
+    """Seed the generators of Python, torch on all devices, and numpy if it is loaded."""
     import torch
 
-    # A few primes, so that steps, ranks and purposes do not meet.
+    # Prime factors, so that different steps, ranks and purposes do not collide.
     mixed = (seed * 1_000_003 + step * 10_007 + rank * 101 + purpose) % _NUMPY_SEEDS
     random.seed(mixed)
     torch.manual_seed(mixed)

@@ -1,4 +1,4 @@
-"""One rank of a trial from its start to its end: meet, agree, build, compare, train, compare, report, leave."""
+"""One rank of a trial from start to end: meet, agree, build, compare, train, compare, report, leave."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from ddpdoctor.probes.ranks import Ranks
 
 ABOVE_OURS = 3
-"""torch's own time limit is this many of ours: the trial looks first, and says more."""
+"""torch's timeout is this many times ours, so that the trial notices a hang first and says more."""
 REPORT_LIMIT_S = 120.0
-"""Ours: how long rank 0 may take to judge and draw."""
+"""Our choice: how long rank 0 may take to judge the trial and draw the report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +47,13 @@ class Job:
     env: Mapping[str, str]
     settings: TrialSettings
     report: Callable[[Trial], int]
-    """Judges and shows a trial on rank 0; returns the exit status."""
+    """Called on rank 0: judges and shows a trial, and returns the exit status."""
     show_error: Callable[[UserError], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Same:
-    """Rank 0's word on whether DDP may be tried."""
+    """Rank 0's decision on whether DDP can be tried."""
 
     models: bool
 
@@ -64,9 +64,9 @@ class _Looks:
 
 
 def run_rank(job: Job) -> int:
-    """Take part in a trial; return this rank's exit status, which is the same on all ranks.
+    """Take part in a trial and return the exit status, which is the same on all ranks.
 
-    Raises ``UserError`` where the ranks cannot meet. Ends the process where a rank fails or stands still.
+    Raises ``UserError`` if the ranks cannot meet. Ends the process if a rank fails or makes no progress.
     """
     try:
         limit_s = job.settings.limit_s
@@ -102,7 +102,7 @@ def _tell(job: Job, error: UserError) -> int:
 
 
 class _Run:
-    """What one rank does once all have agreed."""
+    """What one rank does once all ranks have agreed."""
 
     def __init__(
         self, job: Job, settings: TrialSettings, members: tuple[Member, ...], ranks: Ranks, watch: Watch
@@ -115,7 +115,7 @@ class _Run:
         self._notes: list[str] = []
 
     def run(self) -> Trial | None:
-        """Return all that was seen, on rank 0; None on the others."""
+        """Return the trial's facts on rank 0, None on the others."""
         from torch import distributed
 
         self._watch.mark("the process group")
@@ -177,7 +177,7 @@ class _Run:
     def _train(
         self, setting: Setting, run: str, referee: ReferenceProcess | None
     ) -> tuple[Own, list[tuple[Moment, ...]] | None]:
-        """Make all steps; return what this rank saw, and on rank 0 what all saw, step by step."""
+        """Make all steps. Return this rank's record, and on rank 0 the records of all ranks, step by step."""
         module = setting.built.module
         built = look([*parameter_rows(module), *buffer_rows(module)])
         looks = self._ranks.gather(f"built{run}", _Looks(tensors=built))
@@ -203,14 +203,14 @@ class _Run:
         return Own(built=built, moments=tuple(own)), steps if self._launch.rank == 0 else None
 
     def _ask(self, referee: ReferenceProcess | None, step: int, moments: tuple[Moment, ...] | None) -> None:
-        """Have one process compute the step, while the ranks wait: it may take as long as all of them together."""
+        """Have one process compute the step while the ranks wait. It may take as long as all ranks together."""
         self._watch.mark(f"step {step}: the reference", times=6 + 6 * self._launch.world_size)
         if referee is not None and moments is not None:
             referee.ask(step, moments)
         self._ranks.agree(_Same, f"asked/{step}", _Same(models=True) if self._launch.rank == 0 else None)
 
     def _run_again(self, first: Own) -> Rerun | None:
-        """Build and train once more, and compare with the first run on each rank."""
+        """Build and train a second time, and compare with the first run on each rank."""
         setting, _ = self._build()
         second, _ = self._train(setting, "-again", None)
         reruns = self._ranks.gather("rerun", compare_runs(first, second, self._launch.rank))

@@ -1,4 +1,4 @@
-"""Trains the user's model for a few steps under DDP, and writes down each step."""
+"""Trains the user's model for a few steps under DDP, and records each step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What one rank trains, on what."""
+    """What one rank trains, and on what device and data."""
 
     settings: TrialSettings
     rank: int
@@ -44,14 +44,14 @@ class Setting:
     batches: Batches
     steps: Steps
     mark: Callable[[str], None]
-    """Told what comes next, so that a rank that does not get on can be named."""
+    """Called with the name of the next phase, so that the report can name the phase of a rank that hangs."""
 
 
 class Training:
-    """The model in DDP, and what was seen of its calls."""
+    """The model in DDP, and counts of its forwards and reductions."""
 
     def __init__(self, setting: Setting) -> None:
-        """Wrap the model; the others must do so too. Raises ``UserError``."""
+        """Wrap the model in DDP, which is collective. Raises ``UserError``."""
         self._setting = setting
         module = setting.built.module
         setting.mark("DDP's constructor")
@@ -63,12 +63,12 @@ class Training:
         self._will_sync = False
         self._synced: tuple[Seen, ...] | None = None
         self._batch = ""
-        # DDP's own hook runs before it sends the buffers, the module's after that and before its forward.
+        # DDP's hook runs before DDP sends the buffers. The module's hook runs after that, before its forward.
         self.ddp.register_forward_pre_hook(self._before_ddp)
         module.register_forward_pre_hook(self._before_module)
 
     def compute(self, step: int) -> float | None:
-        """Leave this step's gradients in the model; return the loss. Raises ``UserError``."""
+        """Compute this step's gradients into the model and return the loss. Raises ``UserError``."""
         one = self._setting
         self._forwards = self._unreduced = 0
         self._synced = None
@@ -82,7 +82,7 @@ class Training:
         return loss
 
     def finish(self, step: int, loss: float | None) -> Moment:
-        """Make the optimizer's step; return what the rank looks like around it. Raises ``UserError``."""
+        """Make the optimizer's step and return this rank's record of the step. Raises ``UserError``."""
         module, optimizer = self._setting.built.module, self._setting.built.optimizer
         gradients = look(gradient_rows(module))
         self._setting.mark(f"step {step}: the optimizer's step")
@@ -135,7 +135,7 @@ class Training:
 
 
 def wrap(module: Any, device: Any, *, unused: bool) -> Any:
-    """Return a module in DDP, over all ranks. Raises ``UserError``."""
+    """Return a module wrapped in DDP over all ranks. Raises ``UserError``."""
     from torch.nn.parallel import DistributedDataParallel
 
     ids = [device.index] if device.type == "cuda" else None
@@ -144,7 +144,7 @@ def wrap(module: Any, device: Any, *, unused: bool) -> Any:
 
 
 def has_dropout(module: Any) -> bool:
-    """Return whether a layer of the model drops values as it trains."""
+    """Return whether the model has an active dropout layer."""
     from torch import nn
 
     return any(

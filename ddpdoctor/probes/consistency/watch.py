@@ -1,6 +1,6 @@
-"""Ends a trial in which a rank fails or stands still: all ranks with one status, and a word of where each was.
+"""Ends a trial in which a rank fails or stops progressing: all ranks exit with one status and say where each was.
 
-Keys: ``trouble/RANK`` and ``place/RANK``, of a rank that failed and of where each stood.
+Keys in the store: ``trouble/RANK`` says why a rank failed, ``place/RANK`` where a rank was.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind")
 LOOK_EVERY_S = 0.25
 ALIKE_LIMIT_S = 1.0
-"""Ours: how long rank 0 waits for others that fail as the first one did: what all have wrong is told of no rank."""
+"""Our choice: how long rank 0 waits for other ranks with the same failure. If all ranks have it, none is named."""
 PLACES_LIMIT_S = 3.0
-"""Ours: how long rank 0 waits for the others to say where they are, of which some may be gone."""
+"""Our choice: how long rank 0 waits for the others to say where they are. Some may be gone."""
 STATUS_LIMIT_S = 15.0
-"""Ours: how long the others wait for rank 0's word."""
+"""Our choice: how long the others wait for rank 0's last message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Trouble:
     help: str
     status: int
     still: bool = False
-    """Nothing failed, and a rank did not get on."""
+    """Nothing failed, but a rank made no progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +56,16 @@ class Place:
     rank: int
     phase: str
     line: str
-    """The innermost line of the user's own, empty where there is none."""
+    """The innermost line of the user's code, or "" if there is none."""
     waits: bool
-    """It stood in a call of torch or in ours, and not in a line of the user's."""
+    """The rank was inside torch, another installed package or ddpdoctor, not in the user's code."""
 
 
 class Watch:
-    """A context: a thread sees to it that this rank gets on, and that it ends when another cannot."""
+    """A context manager. Its thread ends this rank if it makes no progress or if another rank fails."""
 
     def __init__(self, ranks: Ranks, show_error: Callable[[UserError], None]) -> None:
-        """Take the ranks, and what tells the user."""
+        """``show_error`` shows an error to the user."""
         self._conversation, self._show = ranks.conversation, show_error
         self._rank, self._size = ranks.rank, ranks.world_size
         self._phase, self._since, self._limit_s, self._times = "its start", time.monotonic(), 0.0, 1
@@ -84,15 +84,15 @@ class Watch:
         self._thread.join(timeout=2 * STATUS_LIMIT_S)
 
     def limit(self, limit_s: float) -> None:
-        """Say how long one phase may take."""
+        """Set how long one phase may take."""
         self._limit_s = limit_s
 
     def mark(self, phase: str, *, times: int = 1) -> None:
-        """Say what comes next, and how many times as long as usual it may take."""
+        """Start a new phase, which may take ``times`` as long as usual."""
         self._phase, self._times, self._since = phase, times, time.monotonic()
 
     def fail(self, error: UserError) -> None:
-        """End all ranks for what went wrong here, unless another came first. Does not return."""
+        """End all ranks because of an error here, unless another rank failed first. Does not return."""
         self._raise(Trouble(rank=self._rank, message=error.message, help=error.help, status=error.status))
         self._thread.join(timeout=2 * STATUS_LIMIT_S)
         os._exit(error.status)
@@ -103,7 +103,7 @@ class Watch:
                 if self._conversation.news().alarm:
                     self._end()
             except StoreError:
-                return  # the main thread finds that out for itself
+                return  # the main thread will notice by itself
             if self._limit_s and time.monotonic() - self._since > self._times * self._limit_s:
                 self._raise(_standstill(self._rank, self._limit_s))
 
@@ -125,7 +125,7 @@ class Watch:
         os._exit(trouble.status)
 
     def _tell(self, trouble: Trouble) -> None:
-        """Tell the user, then the others, on rank 0."""
+        """On rank 0: show the trouble to the user, then send the others the status."""
         if trouble.still:
             places = self._gather(Place, "place", PLACES_LIMIT_S)
             said = "; ".join([trouble.message, *describe_places(places, self._size)])
@@ -138,7 +138,7 @@ class Watch:
         self._conversation.say_goodbye(Ended(status=int(trouble.status)), lambda: self._size - 1, LEAVE_LIMIT_S)
 
     def _gather(self, kind: type[Kind], name: str, limit_s: float) -> list[Kind]:
-        """Return what ranks have left within the limit, in their order."""
+        """Return what the ranks sent within the limit, in rank order."""
         found = self._conversation.gather(kind, name, lambda: range(self._size), limit_s)
         return [found[rank] for rank in sorted(found)]
 
@@ -150,7 +150,7 @@ class Watch:
 
 
 def describe_places(places: Iterable[Place], size: int) -> list[str]:
-    """Say where ranks were, those that stood at one place together; and of whom nothing was heard."""
+    """Return where the ranks were, grouped by place, and which ranks did not answer."""
     found: dict[str, list[int]] = {}
     for one in places:
         place = f"in {one.phase}" + (f", at {one.line}" if one.line else "")

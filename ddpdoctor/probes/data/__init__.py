@@ -1,1 +1,1 @@
-"""The user's own loaders, asked for their indices on every rank."""
+"""Reads the sample indices that the user's own loaders give each rank."""

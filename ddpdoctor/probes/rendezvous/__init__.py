@@ -1,1 +1,1 @@
-"""Tries what a start needs: the door of the store, every pair of nodes, a real process group."""
+"""Tries what a job needs to start: the store's port, a connection between every two nodes, a real process group."""
