@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 WORLD = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 HANG = frozenset({"NCCL_ALGO", "NCCL_PROTO"})
-"""Each rank chooses algorithm and protocol of a collective by itself, from its own variables: ranks that choose
-differently wait for each other."""
+"""Each rank chooses the algorithm and protocol of a collective from its own variables. Ranks that choose differently
+wait for each other."""
 RENDEZVOUS = (
     "TORCHELASTIC_RUN_ID", "PET_RDZV_ID", "PET_NNODES", "PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR",
     "PET_MASTER_PORT",
 )  # fmt: skip
 UNSET = ""
 MANY_SIDES = 4
-"""So many different values are all said; of more, the first two."""
+"""Up to this many different values are all shown. If there are more, only the first two are."""
 
 
 @rule(
@@ -38,30 +38,30 @@ MANY_SIDES = 4
     reads="WORLD_SIZE, MASTER_ADDR, MASTER_PORT, variables of NCCL and torch that must agree, NCCL's files",
 )  # fmt: skip
 def check_ws_same(fleet: Fleet) -> Answer:
-    """Report variables on which the ranks disagree, and who differs from the majority.
+    """Report variables on which the ranks disagree, and which ranks differ from the majority.
 
     ## What it means
 
-    Ranks with another `WORLD_SIZE`, `MASTER_ADDR` or `MASTER_PORT` wait for different jobs: rank 0 was seen to hang
-    for more than 40 s past a time limit of 12 s where one rank expected 3 ranks and the others 2. Ranks with another
+    Ranks with a different `WORLD_SIZE`, `MASTER_ADDR` or `MASTER_PORT` wait for different jobs. In our test one rank
+    expected 3 ranks and the others 2: rank 0 hung for more than 40 s past a time limit of 12 s. Ranks with a different
     `NCCL_ALGO` or `NCCL_PROTO` run different programs for the same collective, and hang or return wrong numbers.
 
     ## How it is recognised
 
-    An error for the three variables of the world, for `NCCL_ALGO` and `NCCL_PROTO`, and for `TORCH_DISTRIBUTED_DEBUG`
-    where it is DETAIL on some ranks only. A warning for the other variables that the table of variables marks as ones
-    that must agree. NCCL's values count wherever they come from: the environment, or else `NCCL_CONF_FILE`,
-    `~/.nccl.conf` and `/etc/nccl.conf` of that host. Set against unset counts as different.
+    It is an error for `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, for `NCCL_ALGO` and `NCCL_PROTO`, and for
+    `TORCH_DISTRIBUTED_DEBUG` if it is DETAIL on some ranks only. It is a warning for the other variables that must
+    agree. NCCL's values count wherever they come from: the environment, or else `NCCL_CONF_FILE`, `~/.nccl.conf` and
+    `/etc/nccl.conf` of that host. A variable that is set on some ranks and unset on others counts as different.
 
     ## What else looks like it
 
-    Two spellings of one host (`node0`, `node0.cluster`) are no difference where every host looks them up to a common
-    address, and neither is `localhost` on the first node. What may differ, such as `NCCL_SOCKET_IFNAME`,
-    `NCCL_IB_HCA`, `LOCAL_WORLD_SIZE` or `CUDA_VISIBLE_DEVICES`, is not compared.
+    Two spellings of one host (`node0`, `node0.cluster`) are fine if they resolve to a common address on every host.
+    `localhost` on the first node is fine too. Variables that may differ, such as `NCCL_SOCKET_IFNAME`, `NCCL_IB_HCA`,
+    `LOCAL_WORLD_SIZE` or `CUDA_VISIBLE_DEVICES`, are not compared.
 
     ## What to do
 
-    Export the variable in the one script that starts all ranks, not in a login file of some hosts.
+    Export the variable in the script that starts all ranks, not in a login file (such as `~/.bashrc`) of some hosts.
     """
     processes = list(fleet.processes())
     if not fleet.gathered:
@@ -81,7 +81,7 @@ def check_ws_same(fleet: Fleet) -> Answer:
 
 
 def _voice(node: Node, process: Process, name: str) -> Voice[str]:
-    """Return what a rank has for a variable; a value that NCCL reads from a file counts as set."""
+    """Return a rank's value of a variable. A value that NCCL reads from a file counts as set."""
     value = text_of(process, name)
     if not value and name.startswith("NCCL_"):
         files = known(node.conf_files) or ()
@@ -151,7 +151,7 @@ def _files(fleet: Fleet, name: str) -> Iterable[str]:
 
 
 def _same_host(fleet: Fleet, spellings: set[str]) -> bool:
-    """Say whether all spellings of MASTER_ADDR lead to one host, as far as the hosts look up their own."""
+    """Say whether all spellings of MASTER_ADDR resolve to one host. Each host resolves only its own spelling."""
     if len(spellings) < 2:
         return False
     if all(_means_first(fleet, node, process) for node, process in fleet.processes()):
@@ -166,7 +166,7 @@ def _same_host(fleet: Fleet, spellings: set[str]) -> bool:
 
 
 def _means_first(fleet: Fleet, node: Node, process: Process) -> bool:
-    """Say whether an address is localhost on the first node, or that node's name elsewhere."""
+    """Say whether MASTER_ADDR is localhost on the first node, or the first node's name on any node."""
     host, first = text_of(process, "MASTER_ADDR"), fleet.nodes[0]
     names = known(first.names)
     called = {first.host, *((names.hostname, names.fqdn, *names.own.addresses) if names is not None else ())}
@@ -183,22 +183,24 @@ def check_rdzv_id_same(fleet: Fleet) -> Answer:
 
     ## What it means
 
-    torchrun brings nodes together that have the same `--rdzv-id` at the same endpoint, and waits until `--nnodes` of
-    them have come. Nodes with another id or number each wait alone, in silence, until join_timeout: 600 s by default.
+    torchrun connects nodes that have the same `--rdzv-id` and the same endpoint, and waits until `--nnodes` of them
+    have joined. Nodes with a different id or number wait alone, without a message, until join_timeout: 600 s by
+    default.
 
     ## How it is recognised
 
-    `PET_RDZV_ID`, `PET_NNODES`, `PET_RDZV_BACKEND`, `PET_RDZV_ENDPOINT`, `PET_MASTER_ADDR` and `PET_MASTER_PORT`, which
-    stand for torchrun's options, and `TORCHELASTIC_RUN_ID`, over all processes that answered. Options on the command
-    line overrule them and cannot be seen.
+    The check compares `TORCHELASTIC_RUN_ID` and the variables that stand for torchrun's options, over all processes
+    that answered: `PET_RDZV_ID`, `PET_NNODES`, `PET_RDZV_BACKEND`, `PET_RDZV_ENDPOINT`, `PET_MASTER_ADDR` and
+    `PET_MASTER_PORT`. Options on the command line override them and cannot be seen.
 
     ## What else looks like it
 
-    Ranks that torchrun has started have met already: what the variables say then has been overruled, and is not judged.
+    Ranks that torchrun started have already met. The `PET_*` variables no longer matter then, and are not compared.
 
     ## What to do
 
-    Give all nodes one command line. An id of `$RANDOM` or `$(date)` is another one on each node: take `$SLURM_JOB_ID`.
+    Use the same command line on all nodes. An id of `$RANDOM` or `$(date)` is different on each node: use
+    `$SLURM_JOB_ID`.
     """
     if not fleet.gathered:
         return skipped("no launcher was seen, so that there is one process only")

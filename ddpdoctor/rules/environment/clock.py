@@ -1,4 +1,4 @@
-"""DD129 and DD130: clocks, and what else of the machines' files should be the same everywhere."""
+"""DD129 and DD130: clocks, and Python paths, systems and host files that should be the same on all nodes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ddpdoctor.model.software import Software
 
 FAR_OFF_S = 15.0
-"""Keep-alives of the c10d rendezvous, every 5 s, are held for lost after 3 of them, by comparing wall clocks of two
-hosts (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py, _sanitize). Seen: 16 s off, the first node ran alone
-with WORLD_SIZE=1 and exit status 0 under --nnodes 2; 12 s off, nothing happened."""
+"""The c10d rendezvous sends a keep-alive every 5 s and takes a node for dead after 3 missing ones. It compares wall
+clocks of two hosts (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py, _sanitize). Our test with --nnodes 2:
+at 16 s off the first node ran alone with WORLD_SIZE=1 and exit status 0; at 12 s off nothing happened."""
 OFF_S = 1.0
-"""Ours: logs of two hosts can no longer be read side by side."""
+"""Our choice: beyond it, logs of two hosts can no longer be read side by side."""
 
 
 @rule(
@@ -37,27 +37,28 @@ OFF_S = 1.0
     reads="the clock of every node against rank 0's, adjtimex",
 )
 def check_clock(fleet: Fleet) -> Answer:
-    """Report nodes whose wall clock is off that of the others.
+    """Report nodes whose wall clock differs from the others.
 
     ## What it means
 
-    torchrun's c10d rendezvous compares the wall clocks of hosts: from 15 s on it takes a living node for dead, and a
-    node may start alone with WORLD_SIZE=1 and end with status 0. From a second on, logs of two hosts do not match.
+    torchrun's c10d rendezvous compares the wall clocks of hosts. At a difference of 15 s or more it takes a living node
+    for dead. A node may then start alone with WORLD_SIZE=1 and end with status 0. At 1 s or more, logs of two hosts do
+    not line up.
 
     ## How it is recognised
 
-    Every node's clock is held against rank 0's over the connection by which the facts are gathered, and the median is
-    taken for right: 15 s off it is an error, 1 s (ours) a warning. With two nodes nobody can tell who is right, save
-    where the kernel of one says that nobody keeps its clock.
+    Every node's clock is compared with rank 0's over the connection that gathers the facts. The median counts as right:
+    15 s off is an error, more than 1 s (our choice) a warning. With two nodes nobody can tell which one is right,
+    unless one kernel says that its clock is not synchronized.
 
-    A clock that is not synchronised by the kernel's word (STA_UNSYNC) and agrees now is an info where there are several
-    nodes, and a warning where it could not be compared. On one machine alone it is no problem; many virtual machines
-    keep time by their host, and say so.
+    A clock that the kernel calls unsynchronized (STA_UNSYNC) is an info if it agrees with the other nodes now, and a
+    warning if it could not be compared. On a single machine it is no problem. Many virtual machines take the time from
+    their host and report STA_UNSYNC.
 
     ## What to do
 
-    The command that is shown, and a time service that stays: chrony or systemd-timesyncd. A container has its host's
-    clock.
+    Run the command that is shown, and keep a time service running: chrony or systemd-timesyncd. A container uses its
+    host's clock.
     """
     read = fleet.each(lambda node: node.clock)
     several = len(fleet.nodes) > 1 or (fleet.nnodes or 1) > 1
@@ -79,11 +80,11 @@ def _kernel_says(clock: Clock) -> str:
 
 
 Offsets = list[tuple[str, float]]
-"""Host and seconds. Two nodes may have one name: containers that share it."""
+"""Host and seconds. Two nodes may have the same name, as containers on one host do."""
 
 
 def _offsets(read: Sequence[tuple[Node, Clock]]) -> Offsets:
-    """Return the clocks against rank 0's. That of rank 0's own node is 0 once another was compared with it."""
+    """Return each clock's offset from rank 0's. Rank 0's own node gets 0 if another node was compared with it."""
     found = [(node.host, clock.offset_s) for node, clock in read if clock.offset_s is not None]
     if found and read[0][1].offset_s is None:
         found.insert(0, (read[0][0].host, 0.0))
@@ -102,7 +103,7 @@ def _who_is_off(offsets: Offsets, loose: list[Node]) -> list[Problem]:
 
 
 def _one_of_two(one: tuple[str, float], other: tuple[str, float], loose: set[str]) -> list[Problem]:
-    """Blame the one whose clock nobody keeps; where both or neither are kept, both."""
+    """Blame the host whose clock is not synchronized. If that is both or neither, blame both."""
     behind, ahead = sorted([one, other], key=lambda each: each[1])
     apart = ahead[1] - behind[1]
     if apart <= OFF_S:
@@ -171,22 +172,22 @@ def _unsynchronised(loose: list[Node], spread: float | None) -> list[Problem]:
     reads="the path of Python and of torch, os-release, what /etc/hosts says of other hosts",
 )
 def check_rootfs_same(fleet: Fleet) -> Answer:
-    """Say where nodes do not look like copies of each other.
+    """Report nodes that are set up differently from the others.
 
     ## What it means
 
-    Another path of Python or torch, another release of the system, or another /etc/hosts is often the trace of a node
-    that was set up by hand, or of a virtual environment that is activated on one node only. None of it is wrong by
-    itself.
+    A different path of Python or torch, a different release of the system, or a different /etc/hosts is often the sign
+    of a node that was set up by hand, or of a virtual environment that is active on one node only. None of this is
+    wrong by itself.
 
     ## How it is recognised
 
-    The path of the Python that ran here, that of torch, PRETTY_NAME of os-release, and a digest of the lines of
-    /etc/hosts are compared; the lines of the nodes themselves and loopback addresses are left out.
+    The check compares the path of the running Python, the path of torch, PRETTY_NAME of os-release, and a digest of the
+    lines of /etc/hosts. Lines about the nodes themselves and loopback addresses are left out.
 
     ## What to do
 
-    Where a node fails alone, look here first. One container image for all nodes keeps them the same.
+    If only one node fails, look at these differences first. One container image for all nodes keeps them the same.
     """
     if len(fleet.nodes) < 2:
         return skipped("one node only: there is nothing to compare")
@@ -213,7 +214,7 @@ def check_rootfs_same(fleet: Fleet) -> Answer:
 
 
 def _digest_others(software: Software, own: frozenset[str]) -> str | None:
-    """Return a digest of a host file without the lines of the nodes compared: many hosts know themselves only."""
+    """Return a digest of /etc/hosts without the compared nodes' lines: many hosts list only themselves."""
     if software.hosts_lines is None:
         return None
     others = [line for line in software.hosts_lines if line not in own]

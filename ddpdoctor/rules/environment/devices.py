@@ -1,4 +1,4 @@
-"""What rules over GPUs share: which of them the job uses, which rank is on which, and how they are named."""
+"""Shared by the GPU rules: which GPUs the job uses, which rank is on which GPU, and how GPUs are named."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ DATA_CENTER_PARTS = frozenset({
     "L2", "L4", "L20", "L40", "L40G", "L40S", "H20", "H100", "H800", "H200", "GH200",
     "B100", "B200", "B300", "GB200", "GB300",
 })  # fmt: skip
-"""Products that NVIDIA lists as data-centre GPUs (docs.nvidia.com/datacenter/tesla, "Supported GPUs"), by the word of
-the product's name that NVML gives: "NVIDIA A100-SXM4-80GB"."""
+"""Products that NVIDIA lists as data-center GPUs (docs.nvidia.com/datacenter/tesla, "Supported GPUs"). Each is one word
+of the name that NVML gives, such as "NVIDIA A100-SXM4-80GB"."""
 BOARD_PARTS = frozenset({"H20", "H100", "H200", "H800", "B100", "B200", "B300", "GB200", "GB300"})
-"""Parts whose name has no SXM where they are SXM modules: "NVIDIA H100 80GB HBM3". Cards are "PCIe" or "NVL"."""
+"""Parts whose SXM modules do not say SXM in their name: "NVIDIA H100 80GB HBM3". Cards say "PCIe" or "NVL"."""
 COHERENT_PARTS = frozenset({"GH200", "GB200", "GB300", "GB10"})
-"""Their memory is a NUMA node of the kernel's, which keeps files there: memory in use says nothing of processes."""
+"""Their memory is a NUMA node, where the kernel also caches files: memory in use says nothing about processes."""
 
 
 def is_data_center(gpu: Gpu) -> bool:
-    """Say whether a GPU is one that is built for servers, by its name."""
+    """Say, by its name, whether a GPU is built for servers."""
     if "GeForce" in gpu.name or "RTX A" in gpu.name or "Quadro" in gpu.name:
         return False
     return bool(_words(gpu) & DATA_CENTER_PARTS) or "Server Edition" in gpu.name
 
 
 def is_laptop(gpu: Gpu) -> bool:
-    """Say whether a GPU shares heat and power with a processor, by its name."""
+    """Say, by its name, whether a GPU shares heat and power with a processor."""
     return "Laptop" in gpu.name or "Max-Q" in gpu.name or "Mobile" in gpu.name
 
 
 def is_board(gpu: Gpu) -> bool:
-    """Say whether a GPU sits on a board that wires all NVLinks, and is no card with an optional bridge."""
+    """Say whether a GPU sits on a board that wires all NVLinks, rather than on a card with an optional bridge."""
     words = _words(gpu)
     return "SXM" in gpu.name.upper() or (bool(words & BOARD_PARTS) and not words & {"PCIe", "PCIE", "NVL"})
 
@@ -59,9 +59,9 @@ def _words(gpu: Gpu) -> set[str]:
 
 
 def listed(node: Node) -> Gpus:
-    """Return what NVML says of at least one GPU; raises ``NotRead`` where it lists none.
+    """Return what NVML says about the node's GPUs.
 
-    Where NVML does not start, other checks say so, and what depends on it is skipped.
+    Raises ``NotRead`` if NVML lists no GPU or does not start. Another check reports that NVML does not start.
     """
     gpus = need(node.gpus)
     if gpus.init_error is not None:
@@ -72,12 +72,12 @@ def listed(node: Node) -> Gpus:
 
 
 def keys_of(gpus: Gpus) -> tuple[str, ...]:
-    """Return what tells devices apart, in NVML's order: UUIDs, and a stand-in for one that is lost."""
+    """Return a unique key for each device, in NVML's order: its UUID, or a placeholder if the device is lost."""
     return tuple(gpu.uuid or f"no answer from {gpu.index}" for gpu in gpus.devices)
 
 
 def visible_to(process: Process, gpus: Gpus) -> Visible:
-    """Return what a process's CUDA_VISIBLE_DEVICES comes to."""
+    """Return the devices that a process's CUDA_VISIBLE_DEVICES leaves visible."""
     return read_visible(process.variables.get(VARIABLE), keys_of(gpus))
 
 
@@ -87,9 +87,9 @@ def sees_its_own(process: Process) -> bool:
 
 
 def in_use(node: Node) -> tuple[Gpu, ...]:
-    """Return the GPUs that the processes of a node see; all of them where that cannot be told.
+    """Return the GPUs that the processes of a node see, or all GPUs if that is not known.
 
-    Raises ``NotRead`` where all are hidden on purpose: nothing depends on them then.
+    Raises ``NotRead`` if all are hidden on purpose, because then the job needs none.
     """
     gpus = listed(node)
     if all(visible_to(process, gpus).on_purpose for process in node.processes):
@@ -102,14 +102,14 @@ def in_use(node: Node) -> tuple[Gpu, ...]:
 
 
 def _is_order_certain(node: Node, gpus: Gpus) -> bool:
-    """CUDA numbers the fastest GPU first where they differ and CUDA_DEVICE_ORDER does not say otherwise."""
+    """Say whether CUDA numbers the GPUs as NVML does: if they differ, its default puts the fastest first."""
     if len({gpu.name for gpu in gpus.devices}) <= 1:
         return True
     return all(process.variables.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" for process in node.processes)
 
 
 def device_of(process: Process, gpus: Gpus) -> str | None:
-    """Return the key of the device that a rank comes to: the only one that it sees, or that of its local rank."""
+    """Return the key of the device that a rank uses: the only one that it sees, or the one of its local rank."""
     devices = visible_to(process, gpus).devices
     if len(devices) == 1:
         return devices[0]
@@ -119,7 +119,7 @@ def device_of(process: Process, gpus: Gpus) -> str | None:
 
 
 def ranks_on(node: Node, gpus: Iterable[Gpu]) -> tuple[int, ...]:
-    """Return the ranks that come to these GPUs."""
+    """Return the ranks that use these GPUs."""
     everything = need(node.gpus)
     wanted = {gpu.uuid for gpu in gpus}
     return tuple(
@@ -135,7 +135,7 @@ def gpu_list(gpus: Iterable[Gpu] | Iterable[int]) -> str:
 
 
 def numbers(gpus: Iterable[Gpu]) -> str:
-    """Return "2,5", as `nvidia-smi -i` takes it."""
+    """Return "2,5", the form that `nvidia-smi -i` takes."""
     return ",".join(str(gpu.index) for gpu in gpus)
 
 
@@ -159,7 +159,7 @@ def gpu_problem(
     fix: str,
     severity: Severity | None = None,
 ) -> Problem:
-    """Make one problem of all GPUs of which the same is to be said.
+    """Make one problem for all GPUs that have it.
 
     ``what`` follows "GPUs 2 and 5"; in ``fix``, {ids} is "2,5" and {them} is "it" or "them".
     """

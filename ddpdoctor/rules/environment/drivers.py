@@ -41,26 +41,26 @@ VERSION_MISMATCH = "LIB_RM_VERSION_MISMATCH"
     reads="/proc/driver/nvidia/version or NVML, torch.version.cuda, the libcuda that is loaded",
 )
 def check_driver_min(node: Node) -> Answer:
-    """Report a driver that is older than the major version of CUDA takes.
+    """Report a driver that is too old for torch's major version of CUDA.
 
     ## What it means
 
-    CUDA cannot be initialised: "The NVIDIA driver on your system is too old". torch then sees no GPU.
+    CUDA cannot start: "The NVIDIA driver on your system is too old". torch then sees no GPU.
 
     ## How it is recognised
 
-    CUDA 13 takes driver 580 or newer, CUDA 12 takes 525, CUDA 11 takes 450: NVIDIA's table of minor version
-    compatibility. Where torch has initialised CUDA nothing is wrong, whatever the numbers.
+    CUDA 13 needs driver 580 or newer, CUDA 12 needs 525, CUDA 11 needs 450, by NVIDIA's table of minor version
+    compatibility. If torch could start CUDA, nothing is wrong, whatever the numbers say.
 
     ## What else looks like it
 
-    NVIDIA's cuda-compat package lets an older driver of a data-centre GPU run a newer CUDA. Where it is in use the
-    check passes, unless CUDA could not be initialised with it: the package is then too new for the driver, or the GPU
-    is not one that it supports.
+    NVIDIA's cuda-compat package lets an older driver of a data-center GPU run a newer CUDA. If it is in use, the check
+    passes, unless CUDA could not start with it. In that case the package is too new for the driver, or does not support
+    the GPU.
 
     ## What to do
 
-    Upgrade the driver, or install the build of torch that is named, which the driver takes.
+    Upgrade the driver, or install the build of torch that the report names. It works with the present driver.
     """
     if not nvidia_gpus(node):
         return skipped("no NVIDIA GPU has been given to this machine or container")
@@ -102,26 +102,26 @@ def _too_old(node: Node, driver: str, cuda: str, least: int, build: TorchBuild |
     reads="/proc/driver/nvidia/version, the names of libnvidia-ml.so.*, how NVML starts",
 )
 def check_driver_lib_mismatch(node: Node) -> Answer:
-    """Report libraries of the driver that do not belong to the module that the kernel has loaded.
+    """Report driver libraries whose version differs from the kernel module's.
 
     ## What it means
 
     The driver was upgraded and the old kernel module is still loaded (an unattended upgrade does this), or a container
-    keeps the libraries of a former driver. NVML says "Driver/library version mismatch", and CUDA finds no GPU.
+    keeps the libraries of an earlier driver. NVML says "Driver/library version mismatch", and CUDA finds no GPU.
 
     ## How it is recognised
 
-    NVML refuses to start with that error. Where NVML was not asked: `/proc/driver/nvidia/version` names a version of
-    which there is no libnvidia-ml among those that were found.
+    NVML refuses to start with that error. If NVML was not asked: none of the libnvidia-ml files that were found has the
+    version in `/proc/driver/nvidia/version`.
 
     ## What else looks like it
 
-    Old library files that lie beside the right ones harm nobody, and are not reported.
+    Old library files next to the right ones do no harm, and are not reported.
 
     ## What to do
 
-    Reboot; or, with nothing using the GPUs, unload the modules and load the new ones. A container has to be started
-    again after an upgrade of the host's driver.
+    Reboot. Or stop everything that uses the GPUs, unload the kernel modules and load the new ones. Restart a container
+    after an upgrade of the host's driver.
     """
     gpus = known(node.gpus)
     if gpus is not None and gpus.init_error == VERSION_MISMATCH:
@@ -162,7 +162,7 @@ def _mismatch(node: Node, evidence: str) -> Problem:
     reads="torch.cuda.get_arch_list(), torch.cuda.get_device_capability()",
 )
 def check_arch(node: Node) -> Answer:
-    """Report a GPU for which torch was built without code.
+    """Report a GPU that torch has no code for.
 
     ## What it means
 
@@ -171,9 +171,9 @@ def check_arch(node: Node) -> Answer:
     ## How it is recognised
 
     Machine code `sm_XY` runs on a GPU of the same major version X and of Y or above; `compute_XY` is compiled when it
-    is loaded, for a GPU of that version or a newer one. Names with an "a" run on exactly that version, those with an
-    "f" on its family. A GPU for which the build has nothing is reported: as an error where a rank would use it, or
-    where no GPU is fit; else, as for an old card that drives the screen, as a warning.
+    is loaded, for a GPU of that version or a newer one. Names with an "a" run on exactly that version, names with an
+    "f" on its family. A GPU that the build has no code for is an error if a rank would use it, or if there is no other
+    GPU. Otherwise, as for an old card that drives the screen, it is a warning.
 
     ## What to do
 

@@ -33,22 +33,23 @@ def check_v4v6(fleet: Fleet) -> Answer:
 
     ## What it means
 
-    A rank with an IPv4 address cannot connect to one that has told an IPv6 address. Gloo ends with an enforce failure
-    on the families, NCCL and the store with a time limit.
+    A rank with an IPv4 address cannot connect to a rank that gives an IPv6 address. Gloo fails an internal check of the
+    address families ("enforce"). NCCL and the store time out.
 
     ## How it is recognised
 
-    The address that each library would give to the others on each node; the families that the master's name resolves
-    to; an IPv6 address where `/proc/sys/net/ipv6/conf/all/disable_ipv6` is 1; NCCL_SOCKET_FAMILY for which no interface
-    has an address.
+    The check compares between nodes the address that each library would give to the others, and the families that the
+    master's name resolves to. It also reports a master with IPv6 addresses only on a node whose
+    `/proc/sys/net/ipv6/conf/all/disable_ipv6` is 1, and a NCCL_SOCKET_FAMILY for which no interface has an address.
 
     ## What else looks like it
 
-    A name with both families is no fault, even where another node sees only one of them: torch tries all addresses.
+    A name with addresses of both families is fine, even if another node sees only one of them: torch tries all
+    addresses.
 
     ## What to do
 
-    Set `NCCL_SOCKET_FAMILY=AF_INET` on all nodes, give the host names IPv4 addresses, or IPv6 addresses to all.
+    Set `NCCL_SOCKET_FAMILY=AF_INET` on all nodes, or give all host names addresses of the same family.
     """
     chosen = choices_of(fleet)
     problems = [problem for library in VARIABLES for problem in _mixed(library, chosen)]
@@ -78,7 +79,7 @@ def _mixed(library: str, chosen: Chosen) -> Iterator[Problem]:
 
 
 def _master_families(fleet: Fleet) -> Iterator[Problem]:
-    """Yield nodes that are told a family of the master which others are not, or which they have switched off."""
+    """Yield nodes that resolve the master to a family that other nodes lack, or that is switched off here."""
     read = [(node, known(node.network), known(node.names)) for node in fleet.nodes]
     found = [(node, network, names.master) for node, network, names in read if names is not None]
     families = {node.host: _families(one.addresses) for node, _, one in found if one is not None and one.addresses}

@@ -1,4 +1,4 @@
-"""DD327 and DD328: GPUs that do not do their work, and processes that hang in the driver."""
+"""DD327 and DD328: GPUs that fail or hang under work, and processes that hang in the driver."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Node
 
 LONG_S = 60.0
-"""Past this, nothing that the driver does by right takes so long: gpud and gcm watch for minutes of it."""
+"""No regular work of the driver takes longer. gpud and gcm wait for minutes before they report it."""
 
 
 @rule(
@@ -29,23 +29,24 @@ def check_gpu_alloc(node: Node) -> Answer:
 
     ## What it means
 
-    A GPU can look well to every question and still hang at the first kernel, or return wrong numbers, which no error
-    ever tells: the loss just does not fall.
+    A GPU can answer every query and still hang at the first kernel, or return wrong numbers. No error shows the wrong
+    numbers: the loss just does not fall.
 
     ## How it is recognised
 
-    Each GPU, in a process of its own with a limit of 60 s (ours): a tenth of its free memory, at most 2 GiB, is filled
-    with a pattern and read back; matrices of -1, 0 and 1 are multiplied in float32 and bfloat16, with a product that
-    is known and exact in both. Any difference, error, or no result in time is an error.
+    Each GPU is tested in its own process with a limit of 60 s (our choice). A tenth of its free memory, at most 2 GiB,
+    is filled with a pattern and read back. Matrices of -1, 0 and 1 are multiplied in float32 and bfloat16; their
+    product is known and exact in both. A difference, an error, or no result in time is an error.
 
     ## What else looks like it
 
-    A GPU whose memory others have taken fails with "out of memory": see other-procs. Where torch cannot be imported or
-    CUDA does not start, this check cannot tell.
+    A GPU whose memory is taken by other processes fails with "out of memory": see other-procs. If torch cannot be
+    imported or CUDA does not start, this check cannot tell.
 
     ## What to do
 
-    Wrong results or a hang: take the node out of use, reset or reboot, try again, and run `dcgmi diag -r 3`.
+    If results are wrong or the GPU hangs, take the node out of use, reset the GPU or reboot, try again, and run `dcgmi
+    diag -r 3`.
     """
     trial = need(node.gpu_trial)
     late = [work for work in trial.work if work.timed_out]
@@ -74,28 +75,28 @@ def _failed(work: Sequence[GpuWork], what: str, fix: str) -> Problem:
     group=Group.GPUS, needs=("stuck_processes",), reads="/proc/PID/stat, wchan, stack, status; /dev/kmsg",
 )  # fmt: skip
 def check_dstate(node: Node) -> Answer:
-    """Report processes in a sleep inside the driver that no signal ends.
+    """Report processes that hang inside the driver and that no signal can end.
 
     ## What it means
 
-    A GPU or its driver does not answer, and who asks it waits in state D: `nvidia-smi` hangs, `kill -9` does nothing,
-    and the next job that touches the GPU hangs too.
+    A GPU or its driver does not answer, and any process that asks it waits in state D: `nvidia-smi` hangs, `kill -9`
+    does nothing, and the next job that touches the GPU hangs too.
 
     ## How it is recognised
 
-    Processes in state D that sleep in a function of the NVIDIA modules, or are tools that do nothing but ask it, in two
-    looks a second apart between which they neither ran nor were switched. An error from 60 s on, which the kernel's
-    own watchdog says ("blocked for more than 122 seconds", in its log). Where it does not say, or the log may not be
-    read, a warning: it hangs for a second at least.
+    The check looks twice, a second apart, for processes in state D that neither ran nor were switched in between. They
+    must sleep in a function of the NVIDIA modules, or be tools that do nothing but query the driver. It is an error
+    from 60 s on, which the kernel's own watchdog reports in its log ("blocked for more than 122 seconds"). If the log
+    has no such line or may not be read, it is a warning: the process hangs for at least a second.
 
     ## What else looks like it
 
-    A file system that hangs makes state D as well, in another function. To wake GPUs takes seconds without persistence
-    mode, and a process that does it is switched meanwhile.
+    A file system that hangs also causes state D, but in another function. Without persistence mode, waking a GPU takes
+    seconds, but a process that does so is switched meanwhile.
 
     ## What to do
 
-    Reboot the node; before, `sudo dmesg | grep -E 'NVRM|Xid'` tells which GPU it is.
+    First run `sudo dmesg | grep -E 'NVRM|Xid'`, which shows which GPU it is. Then reboot the node.
     """
     stuck = need(node.stuck_processes)
     long = [one for one in stuck if (one.seconds or 0.0) >= LONG_S]

@@ -1,4 +1,4 @@
-"""DD321 to DD323: the ways between GPUs: NVLink, the NVSwitch fabric, peer access."""
+"""DD321 to DD323: the connections between GPUs: NVLink, the NVSwitch fabric, peer access."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 NVSWITCH_CLASS = 0x0680
 NVIDIA = 0x10DE
 NEAR = frozenset({"internal", "single", "multiple", "hostbridge"})
-"""What `nvidia-smi topo -m` shows as PIX, PXB and PHB: peer traffic need not cross a socket."""
+"""What `nvidia-smi topo -m` shows as PIX, PXB and PHB: peer traffic stays within one socket."""
 MANAGER = "sudo systemctl restart nvidia-fabricmanager; its version must be the driver's"
 
 
 def _is_virtual(node: Node) -> bool:
-    """Say whether this is a virtual machine, where the host decides on links; False where it is not known."""
+    """Say whether this is a virtual machine, where the host decides on links. Return False if it is not known."""
     pci = known(node.pci)
     return pci is not None and pci.virtual_machine
 
@@ -42,27 +42,28 @@ def _is_virtual(node: Node) -> bool:
     group=Group.LINKS, needs=("gpus", "pci"), reads="NVML: state and errors of each NVLink",
 )  # fmt: skip
 def check_nvlink(node: Node) -> Answer:
-    """Report GPUs with fewer active NVLinks than their peers, or with none where all are wired.
+    """Report GPUs with fewer active NVLinks than their peers, or boards whose NVLinks are down on all GPUs.
 
     ## What it means
 
-    NCCL routes its rings and trees by the links that are up: with one down, all GPUs go slower, or over PCIe.
+    NCCL routes its rings and trees over the links that are up. With one link down, all GPUs are slower, or use PCIe.
 
     ## How it is recognised
 
     NVML's state of each link that a GPU has. On boards that wire all links (SXM), a GPU with fewer active links than
-    another of its model is an error; so are links that are down on all of several GPUs, a warning in a virtual
-    machine, where the host may have switched them off. Cards have links for bridges that need not be there: for them,
-    a partial set of links beside a full one is a warning. Counts of link errors are shown only: a few replays are
-    everyday.
+    another of its model is an error. Links that are down on all of several GPUs are an error too, or a warning in a
+    virtual machine, where the host may have switched them off. Cards have links for optional bridges: for them, some
+    active links where another card has more is a warning. Counts of link errors are only shown, because a few replays
+    are normal.
 
     ## What else looks like it
 
-    A single GPU of a board in a virtual machine has no peer, and its links may be off.
+    If a virtual machine has a single GPU of a board, that GPU has no peer, and its links may be off.
 
     ## What to do
 
-    `nvidia-smi nvlink -s`; restart nvidia-fabricmanager, reset all GPUs of the board together, look for Xid 74.
+    Look at `nvidia-smi nvlink -s` and search `dmesg` for Xid 74. Restart nvidia-fabricmanager, or reset all GPUs of the
+    board together.
     """
     gpus = [gpu for gpu in listed(node).devices if gpu.nvlinks]
     if not gpus:
@@ -123,20 +124,20 @@ def check_fabric(node: Node) -> Answer:
 
     ## How it is recognised
 
-    NVML's fabric state of each GPU, which must be "completed" with status "success". Where the driver does not tell
-    (A100), there are NVSwitches on the PCI bus and no process nv-fabricmanager: an error, unless torch does see its
-    GPUs. With the fabric set up and the manager gone, a warning: what fails from now on is not mended.
-    In a container the manager does not show, and is not judged.
+    NVML's fabric state of each GPU, which must be "completed" with status "success". If the driver does not report it
+    (A100), the check looks for NVSwitches on the PCI bus without a process nv-fabricmanager. That is an error, unless
+    torch sees its GPUs. If the fabric is set up and the manager has gone, it is a warning: later failures are not
+    repaired. In a container the manager is not visible, and is not checked.
 
     ## What else looks like it
 
-    GPUs that belong to no fabric say "not supported". In a virtual machine with a part of the board, the host's
-    manager does the work.
+    GPUs that belong to no fabric say "not supported". In a virtual machine with part of a board, the host's manager
+    does the work.
 
     ## What to do
 
-    `sudo systemctl enable --now nvidia-fabricmanager`, in the very version of the driver; then its log,
-    /var/log/fabricmanager.log.
+    Run `sudo systemctl enable --now nvidia-fabricmanager`. Its version must be exactly the driver's. If that does not
+    help, read its log, /var/log/fabricmanager.log.
     """
     gpus = listed(node)
     pci = known(node.pci)
@@ -193,18 +194,18 @@ def check_p2p(node: Node) -> Answer:
     ## What it means
 
     Without peer access NCCL copies through host memory, at a fraction of the speed. With Access Control Services or an
-    IOMMU in between, copies can hang or arrive wrong, with no error.
+    IOMMU in between, copies can hang or arrive wrong without an error.
 
     ## How it is recognised
 
-    NVML's P2P status and torch's word for pairs below one host bridge, and for pairs that NVLink joins. A refusal is an
-    error with NVLink, and a warning for data-centre GPUs on PCIe; it is told only for cards that have no peer access
-    as they are sold (GeForce), and in a virtual machine, where the host decides. With `--deep`, 64 MiB are copied for
-    every ordered pair and compared byte by byte: any difference is an error.
+    The check asks NVML's P2P status and torch about pairs below one host bridge and pairs that NVLink joins. No access
+    is an error with NVLink, and a warning for data-center GPUs on PCIe. It is an info for cards that are sold without
+    peer access (GeForce), and in a virtual machine, where the host decides. With `--deep`, 64 MiB are copied for every
+    ordered pair and compared byte by byte: any difference is an error.
 
     ## What else looks like it
 
-    GPUs on different sockets: their pairs are not judged.
+    GPUs on different sockets often have no peer access. Such pairs are not checked.
 
     ## What to do
 
@@ -225,12 +226,12 @@ def check_p2p(node: Node) -> Answer:
 
 
 def _both_linked(pair: GpuPair, gpus: dict[int, Gpu]) -> bool:
-    """Say whether NVLink joins a pair: on a board all are joined, and of bridges NVML's status is the only witness."""
+    """Say whether NVLink joins a pair. On a board all are joined; for bridges only NVML's status tells."""
     return all(is_board(gpus[index]) and _active(gpus[index]) > 0 for index in (pair.first, pair.second))
 
 
 def _refusal(node: Node, pair: GpuPair, gpus: dict[int, Gpu]) -> str | None:
-    """Return why a pair has no peer access, or None where it has, or nobody says."""
+    """Return why a pair has no peer access, or None if it has access or nothing is known."""
     if pair.p2p not in {None, "ok"}:
         return f"NVML: {pair.p2p}"
     torch = known(node.torch)

@@ -1,4 +1,4 @@
-"""DD307 to DD310: errors of a GPU's memory, and what the GPU did about them."""
+"""DD307 to DD310: errors of a GPU's memory, and how the GPU handled them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MAX_CORRECTED = 50_000_000
 """The default of `--ecc_corrected_volatile_threshold` of gcm's check-nvidia-smi (facebookresearch/gcm)."""
 MAX_RETIRED_PAGES = 60
-"""Ours: near the 64 that a GPU can retire (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, "Row Remapping")."""
+"""Our choice: near the 64 that a GPU can retire (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, "Row Remapping")."""
 RESET = "sudo nvidia-smi -r -i {ids} with nothing running on {them}, or reboot"
 REPLACE = (
     "take the node out of use and have {them} replaced; its serial number: nvidia-smi -q -i {ids} | grep -i serial"
@@ -32,23 +32,23 @@ def check_ecc_unc(node: Node) -> Answer:
 
     ## What it means
 
-    An uncorrected (double-bit) error ends the process that reads the word, with Xid 48, 94 or 95, and where it is not
-    contained, other processes too. A GPU that had one often has more.
+    An uncorrected (double-bit) error ends the process that reads the word, with Xid 48, 94 or 95. If the error is not
+    contained, it ends other processes too. A GPU that had one often has more.
 
     ## How it is recognised
 
-    NVML's volatile counter of uncorrected errors, which begins at 0 when the driver is loaded or the GPU is reset: any
-    is an error. A warning for more than 50,000,000 corrected errors (the threshold of gcm's health checks), and for
-    ECC that is off on a data-centre GPU. Uncorrected errors of the past (the aggregate counter) are shown only.
+    NVML's volatile counter of uncorrected errors starts at 0 when the driver is loaded or the GPU is reset. Any count
+    above 0 is an error. More than 50,000,000 corrected errors (the threshold of gcm's health checks) are a warning, and
+    so is ECC that is off on a data-center GPU. Past uncorrected errors (the aggregate counter) are only shown.
 
     ## What else looks like it
 
-    Consumer GPUs have no ECC, or have it off by default: they are not judged.
+    Consumer GPUs have no ECC, or have it off by default. They are not checked.
 
     ## What to do
 
-    Reset the GPU or reboot, so that the bad row or page is taken out of use; if the counter rises again, have the GPU
-    replaced. `nvidia-smi -e 1` and a reset switch ECC on.
+    Reset the GPU or reboot, so that the bad row or page is taken out of use. If the counter rises again, have the GPU
+    replaced. To switch ECC on, run `nvidia-smi -e 1` and reset the GPU.
     """
     gpus = [gpu for gpu in in_use(node) if gpu.ecc_enabled is not None]
     if not gpus:
@@ -91,23 +91,24 @@ def check_row_remap(node: Node) -> Answer:
 
     ## What it means
 
-    From Ampere on, a GPU replaces a bad row of memory by a spare one, at the next reset. "Pending": the bad row is
-    known and not yet replaced. "Failed": there is no spare row left for it, and NVIDIA replaces the GPU.
+    From Ampere on, a GPU replaces a bad row of memory with a spare one at the next reset. "Pending" means that a bad
+    row is known and not yet replaced. "Failed" means that no spare row is left for it; NVIDIA then replaces the GPU.
 
     ## How it is recognised
 
-    NVML's counts of remapped rows and its two flags. Failed and pending are errors: a job that starts now can still
-    end by the bad row. A row that was replaced after an uncorrected error is a warning: it is mended, and was there.
-    Source: docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, where the flag "failed" is NVIDIA's condition for a return.
+    The check reads NVML's counts of remapped rows and its two flags. Failed and pending are errors, because the bad row
+    can still end a job that starts now. A row that was replaced after an uncorrected error is a warning: it is
+    repaired, but the error did happen. Source: docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, where the flag "failed"
+    is NVIDIA's condition for a return.
 
     ## What else looks like it
 
-    What is pending may harm nobody: NVIDIA lets jobs that run go on, for the driver keeps new ones from the bad page.
-    The reset is due before the next long job all the same.
+    A pending row may do no harm. NVIDIA lets running jobs go on, because the driver keeps new jobs off the bad page.
+    Still, reset the GPU before the next long job.
 
     ## What to do
 
-    Pending: reset the GPU or reboot. Failed: take the node out of use and have the GPU replaced.
+    For a pending row, reset the GPU or reboot. For a failed one, take the node out of use and have the GPU replaced.
     """
     gpus = [gpu for gpu in in_use(node) if gpu.remap_failed is not None or gpu.remap_pending is not None]
     if not gpus:
@@ -146,26 +147,26 @@ def _yes(flag: bool | None) -> str:  # noqa: FBT001 - a flag is what it words
     group=Group.GPUS, needs=("gpus",), reads="NVML: retired pages",
 )  # fmt: skip
 def check_retired_pages(node: Node) -> Answer:
-    """Report GPUs before Ampere that have a bad page still in use, or that retired very many.
+    """Report GPUs before Ampere that still use a bad page of memory, or that retired very many pages.
 
     ## What it means
 
-    Until Volta and Turing, a GPU takes a bad page of memory out of use when the driver is loaded anew. Until then,
-    whoever is given the page can end with Xid 48.
+    GPUs up to Volta and Turing take a bad page of memory out of use when the driver is loaded again. Until then, a
+    process that gets the page can end with Xid 48.
 
     ## How it is recognised
 
-    Pending is an error. 60 retired pages or more are a warning (ours): a GPU can retire 64
-    (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt), and what fails after those stays in use.
+    A pending page is an error. 60 retired pages or more are a warning (our choice). A GPU can retire 64
+    (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt); pages that fail after those stay in use.
 
     ## What else looks like it
 
-    A few retired pages are normal in the life of a GPU, and cost next to no memory. Newer GPUs replace rows instead:
-    see row-remap.
+    A few retired pages are normal in the life of a GPU and cost almost no memory. Newer GPUs replace rows instead: see
+    row-remap.
 
     ## What to do
 
-    Reset the GPU or reboot; with many retired pages, have the board replaced.
+    Reset the GPU or reboot. If many pages are retired, have the board replaced.
     """
     gpus = [gpu for gpu in in_use(node) if gpu.retired_pages is not None or gpu.retired_pending is not None]
     if not gpus:
@@ -195,16 +196,16 @@ def check_sram_threshold(node: Node) -> Answer:
 
     ## What it means
 
-    Caches and register files have no spare rows: what fails there goes on failing.
+    Caches and register files have no spare rows: a part that fails there keeps failing.
 
     ## How it is recognised
 
-    The flag of NVML by which the driver itself says that the threshold is exceeded, over the GPU's whole life. DCGM
-    reports the same as "SRAM Threshold Count". Source: docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, "RMA Policy".
+    An NVML flag, set by the driver, says that the threshold is exceeded. It covers the GPU's whole life. DCGM reports
+    the same as "SRAM Threshold Count". Source: docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, "RMA Policy".
 
     ## What else looks like it
 
-    Nothing: a reset does not clear the flag, and single errors do not set it.
+    Nothing does. A reset does not clear the flag, and single errors do not set it.
 
     ## What to do
 

@@ -1,4 +1,4 @@
-"""DD314 to DD317: how GPUs are set up: clocks, persistence, MIG, compute mode."""
+"""DD314 to DD317: the settings of GPUs: clocks, persistence, MIG, compute mode."""
 
 from __future__ import annotations
 
@@ -34,22 +34,23 @@ SHARING_ALLOWED = "NCCL_MULTI_RANK_GPU_ENABLE"
     group=Group.GPUS, needs=("gpus",), reads="NVML: application clocks, their default, maximum clocks",
 )  # fmt: skip
 def check_app_clocks(fleet: Fleet) -> Answer:
-    """Report GPUs whose application clock is lowered, and GPUs of one model with different highest clocks.
+    """Report GPUs whose application clock is lowered, and GPUs of one model with different maximum clocks.
 
     ## What it means
 
-    Application clocks are what `nvidia-smi -ac` sets, and they stay until a reset. A GPU with a lower one is slower
-    than its peers in every step.
+    `nvidia-smi -ac` sets application clocks, and they stay until a reset. A GPU with a lower one is slower than its
+    peers in every step.
 
     ## How it is recognised
 
-    The application clock of the multiprocessors against its default, on each GPU; and over all nodes, the highest
-    clock that GPUs of the same name have. A warning, as in azurehpc-health-checks and gcm's clock policy.
+    The check compares the application clock of the multiprocessors with its default on each GPU. Over all nodes, it
+    compares the maximum clocks of GPUs with the same name. Both are warnings, as in azurehpc-health-checks and gcm's
+    clock policy.
 
     ## What else looks like it
 
-    Newer drivers know no application clocks: what cannot be told is not judged. Locked clocks (`nvidia-smi -lgc`) do
-    not show here. A higher highest clock on some nodes is often another VBIOS: see version-same.
+    Newer drivers have no application clocks; these are not checked then. Locked clocks (`nvidia-smi -lgc`) do not show
+    here. A higher maximum clock on some nodes often comes from a different VBIOS: see version-same.
 
     ## What to do
 
@@ -109,22 +110,23 @@ def _differing(gpus: list[tuple[Node, Gpu]]) -> Iterator[Problem]:
     group=Group.GPUS, needs=("gpus",), reads="NVML: persistence mode; /run/nvidia-persistenced/socket",
 )  # fmt: skip
 def check_persistence(node: Node) -> Answer:
-    """Report data-centre GPUs that the driver puts to sleep when nobody uses them.
+    """Report data-center GPUs that the driver puts to sleep when nobody uses them.
 
     ## What it means
 
-    Without persistence, the last process that leaves a GPU unloads its state, and the next one that comes waits for
-    seconds a GPU: ranks start at different times, and `nvidia-smi` is slow. Volatile ECC counters and settings such as
-    a power limit are lost each time.
+    Without persistence mode, the driver unloads a GPU's state when its last process ends. The next process waits for
+    seconds on each GPU: ranks start at different times, and `nvidia-smi` is slow. Volatile ECC counters and settings
+    such as a power limit are lost each time.
 
     ## How it is recognised
 
-    NVML's persistence mode, or the socket of nvidia-persistenced. A warning on data-centre GPUs; on others it is off
-    as they are sold, and is told only. Source: docs.nvidia.com/deploy/driver-persistence.
+    The check reads NVML's persistence mode and looks for the socket of nvidia-persistenced. Having it off is a warning
+    on data-center GPUs. Others are sold with it off, so there it is an info. Source:
+    docs.nvidia.com/deploy/driver-persistence.
 
     ## What else looks like it
 
-    In a container the daemon's socket does not show; the mode does.
+    In a container the daemon's socket is not visible, but the mode is.
 
     ## What to do
 
@@ -160,26 +162,26 @@ def check_persistence(node: Node) -> Answer:
     group=Group.GPUS, needs=("gpus",), reads="NVML: MIG mode; CUDA_VISIBLE_DEVICES",
 )  # fmt: skip
 def check_mig(node: Node) -> Answer:
-    """Report GPUs in MIG mode: a process sees one slice, and slices do not reach each other.
+    """Report GPUs in MIG mode: a process sees one slice, and slices cannot access each other's memory.
 
     ## What it means
 
-    A process can use one MIG slice, whatever it lists in `CUDA_VISIBLE_DEVICES`. Slices have no peer access, by NVLink
-    or PCIe, and NCCL before 2.30.3 refuses several ranks on slices of one GPU.
+    A process can use only one MIG slice, whatever it lists in `CUDA_VISIBLE_DEVICES`. Slices have no peer access, by
+    NVLink or PCIe, and NCCL before 2.30.3 refuses several ranks on slices of one GPU.
 
     ## How it is recognised
 
-    NVML's MIG mode of the GPUs in use. With several ranks on the node it is an error, with one rank a warning. Where
-    `NCCL_MULTI_RANK_GPU_ENABLE=1` is set, NCCL's experimental support for slices is meant, and it is a warning.
+    The check reads NVML's MIG mode of the GPUs in use. With several ranks on the node it is an error, with one rank a
+    warning. It is also a warning if `NCCL_MULTI_RANK_GPU_ENABLE=1` asks for NCCL's experimental support of slices.
     Source: github.com/NVIDIA/nccl/issues/1716.
 
     ## What else looks like it
 
-    A single process on a slice that it was given works well.
+    A single process on its own slice works well.
 
     ## What to do
 
-    Whole GPUs: `nvidia-smi -mig 0` with nothing running, or ask the batch system for GPUs and not for slices.
+    Use whole GPUs: run `nvidia-smi -mig 0` with nothing running, or ask the batch system for GPUs and not for slices.
     """
     gpus = [gpu for gpu in in_use(node) if gpu.mig_enabled is not None]
     if not gpus:
@@ -210,21 +212,22 @@ def check_mig(node: Node) -> Answer:
     group=Group.GPUS, needs=("gpus",), reads="NVML: compute mode, processes on each GPU",
 )  # fmt: skip
 def check_compute_mode(node: Node) -> Answer:
-    """Report GPUs that take no process, or no second one.
+    """Report GPUs whose compute mode allows no process, or no second one.
 
     ## What it means
 
-    In compute mode "prohibited" CUDA reports no such device; in "exclusive process" the second process that comes gets
-    "CUDA-capable device(s) is/are busy or unavailable".
+    In compute mode "prohibited", CUDA reports that there is no such device. In "exclusive process", the second process
+    on a GPU gets "CUDA-capable device(s) is/are busy or unavailable".
 
     ## How it is recognised
 
-    NVML's compute mode. Prohibited is an error. Exclusive is one where another process already computes on the GPU, or
-    where several ranks come to it (see dup-gpu for how that is told); with one rank a GPU it is no fault.
+    The check reads NVML's compute mode. Prohibited is an error. Exclusive is an error if another process already
+    computes on the GPU, or if several ranks use it (dup-gpu explains how that is found). With one rank on a GPU it is
+    fine.
 
     ## What else looks like it
 
-    Data loader workers and check-env itself open no context, and are not in the way.
+    Data loader workers and check-env itself open no CUDA context, and do not count as a process on the GPU.
 
     ## What to do
 
@@ -261,5 +264,5 @@ def check_compute_mode(node: Node) -> Answer:
 
 
 def _strangers(gpu: Gpu, pids: set[int]) -> list[int]:
-    """Return the processes that compute on a GPU and are not of this job."""
+    """Return the processes that compute on a GPU and do not belong to this job."""
     return [one.pid for one in gpu.processes or () if not (one.ours or one.graphics or one.pid in pids)]

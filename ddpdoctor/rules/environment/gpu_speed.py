@@ -1,4 +1,4 @@
-"""DD312 and DD313: GPUs that are slowed down, or will be."""
+"""DD312 and DD313: GPUs that are slowed down, or soon will be."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ POWER_CAP = {0x04: "power cap"}
 """Bits of nvmlClocksEventReasons in nvml.h."""
 IDLE = 0x01
 NEAR_SLOWDOWN_C = 5
-"""Ours: so near, the next warm minute reaches it."""
+"""Our choice: a GPU this close reaches the threshold within minutes under load."""
 POWER_TOLERANCE_MW = 1_000
-"""Ours: NVML rounds limits."""
+"""Our choice: NVML rounds limits."""
 
 
 @rule(
@@ -32,7 +32,7 @@ POWER_TOLERANCE_MW = 1_000
     group=Group.GPUS, needs=("gpus",), reads="NVML: clocks event reasons",
 )  # fmt: skip
 def check_throttle(node: Node) -> Answer:
-    """Report GPUs that their hardware or driver slows down at this moment.
+    """Report GPUs that their hardware or driver is slowing down right now.
 
     ## What it means
 
@@ -40,19 +40,21 @@ def check_throttle(node: Node) -> Answer:
 
     ## How it is recognised
 
-    Bits of NVML's clocks event reasons. Hardware slowdown (0x8), hardware thermal slowdown (0x40) and power brake
-    (0x80, the server's power supply asks for less) are errors on data-centre GPUs, and warnings on others: laptops on
-    battery and workstations do it by design. Software thermal slowdown (0x20) is a warning. The power cap (0x4) is
-    normal under full load, and is told only. Source: nvml.h; gpud's hw-slowdown and azurehpc-health-checks judge so.
+    The check reads bits of NVML's clocks event reasons. Hardware slowdown (0x8), hardware thermal slowdown (0x40) and
+    power brake (0x80: the server's power supply asks for less) are errors on data-center GPUs. On others they are
+    warnings, because laptops on battery and workstations do this by design. Software thermal slowdown (0x20) is a
+    warning. The power cap (0x4) is normal under full load, and is an info. Source: nvml.h; gpud's hw-slowdown and
+    azurehpc-health-checks do the same.
 
     ## What else looks like it
 
-    An idle GPU has low clocks and the reason "idle", which is no fault. A GPU that is idle now may still be slowed
-    down under load: this check sees the moment.
+    An idle GPU has low clocks and the reason "idle", which is fine. A GPU that is idle now may still be slowed down
+    under load: this check only sees the present state.
 
     ## What to do
 
-    Hot: fans, filters, the room, a heat sink that came loose. Power brake: the power supplies, and the rack's limit.
+    If the GPU is hot, check fans, filters, the room's temperature, and the heat sink, which may be loose. For a power
+    brake, check the power supplies and the rack's power limit.
     """
     gpus = [gpu for gpu in in_use(node) if gpu.clock_event_reasons is not None]
     if not gpus:
@@ -104,26 +106,27 @@ def _state(gpu: Gpu) -> str:
     group=Group.GPUS, needs=("gpus",), reads="NVML: temperature and threshold, enforced and default power limit",
 )  # fmt: skip
 def check_temp_power(node: Node) -> Answer:
-    """Report GPUs within 5 °C of slowing down, and GPUs that may draw less power than they are built for.
+    """Report GPUs within 5 °C of slowing down, and GPUs whose power limit is lowered.
 
     ## What it means
 
-    At the slowdown temperature the GPU halves its clock. A lowered power limit lowers the clock under load, and the
-    job goes at the pace of the most limited GPU.
+    At the slowdown temperature the GPU halves its clock. A lowered power limit lowers the clock under load, and the job
+    runs at the speed of the most limited GPU.
 
     ## How it is recognised
 
-    The temperature against NVML's slowdown threshold, with a margin of 5 °C (ours); the limit that is in force against
-    the default one, with a tolerance of 1 W (ours). On laptops the limit moves by itself, and is told only.
+    The check compares the temperature with NVML's slowdown threshold, with a margin of 5 °C. It compares the power
+    limit in force with the default, with a tolerance of 1 W. Both numbers are our choice. On laptops the limit changes
+    by itself, so there it is an info.
 
     ## What else looks like it
 
-    A limit that somebody set on purpose, for the room or the bill: equal on all GPUs of all nodes it makes no
-    straggler.
+    Somebody may have set the limit on purpose, for cooling or cost. If it is equal on all GPUs of all nodes, it makes
+    no straggler.
 
     ## What to do
 
-    `nvidia-smi -pl` sets the limit; it is gone after a reboot unless a service sets it again.
+    Set the limit with `nvidia-smi -pl`. It is lost at a reboot unless a service sets it again.
     """
     gpus = in_use(node)
     hot = [gpu for gpu in gpus if _is_hot(gpu)]

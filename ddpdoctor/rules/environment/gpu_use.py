@@ -1,4 +1,4 @@
-"""DD318 and DD319: who else is on the GPUs."""
+"""DD318 and DD319: other processes on the GPUs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Node
 
 OTHERS_BYTES = 500 * 2**20
-"""Ours, near gcm's and gpud's: a context without any tensor takes as much."""
+"""Our choice, near gcm's and gpud's thresholds: a CUDA context without any tensor takes as much."""
 MOST = 0.5
-"""Ours: of the memory, what leaves no room for a job that was sized for the whole GPU."""
+"""Our choice: beyond this share of the memory, a job that needs the whole GPU does not fit."""
 UNSEEN_BYTES = 2**30
-"""Ours: of memory whose owners cannot be seen, what is more than a screen or a driver takes."""
+"""Our choice, for memory whose owners cannot be seen: more than a screen or a driver takes."""
 TRIAL_BYTES = 4 * 2**30
-"""What the trial of --deep may hold meanwhile: 2 GiB, the same while it compares, and its context."""
+"""What the GPU test of --deep may hold at the same time: 2 GiB, the same again while it compares, and its context."""
 
 
 @rule(
@@ -38,28 +38,29 @@ TRIAL_BYTES = 4 * 2**30
     group=Group.GPUS, needs=("gpus",), reads="NVML: processes and memory; /proc/PID/cgroup",
 )  # fmt: skip
 def check_other_procs(node: Node) -> Answer:
-    """Report memory of the job's GPUs that processes of others hold.
+    """Report memory on the job's GPUs that other processes hold.
 
     ## What it means
 
-    A leftover of an earlier run, or a neighbour, takes memory (out of memory at the largest batch) and time (a
-    straggler) from one rank.
+    A leftover process of an earlier run, or another user, takes memory and time from one rank. The job runs out of
+    memory at the largest batch, or that rank becomes a straggler.
 
     ## How it is recognised
 
-    NVML lists processes with their memory. This job's own are left out: what runs below the same launcher, in the same
-    Slurm job, in the same pod; and so is what only draws on a screen. More than 500 MiB are a warning, more than half
-    of the GPU's memory an error. In a container, processes of others do not show: there the memory in use is
-    compared, and more than 1 GiB of a data-centre GPU is a warning, more than half of it an error, both less sure. All
-    three limits are ours.
+    NVML lists processes with their memory. This job's own processes (same launcher, same Slurm job, or same pod) are
+    left out, and so are those that only draw on a screen. More than 500 MiB is a warning, more than half of the GPU's
+    memory an error. In a container, other processes are not visible, so the memory in use counts: more than 1 GiB of a
+    data-center GPU is a warning, more than half of it an error, both with less confidence. All three limits are our
+    choice.
 
     ## What else looks like it
 
-    A workstation's desktop and browser. A machine that is shared on purpose.
+    A workstation's desktop and browser hold GPU memory too. A machine may also be shared on purpose.
 
     ## What to do
 
-    Look whose it is (`ps -fp PID`), and end it if it is a leftover; or choose other GPUs by `CUDA_VISIBLE_DEVICES`.
+    See whose process it is (`ps -fp PID`), and end it if it is a leftover. Or choose other GPUs with
+    `CUDA_VISIBLE_DEVICES`.
     """
     gpus = [gpu for gpu in in_use(node) if gpu.processes is not None or gpu.memory_used_bytes is not None]
     if not gpus:
@@ -104,7 +105,7 @@ def _total(gpu: Gpu) -> str:
 
 
 def _by_memory(node: Node, gpus: list[Gpu]) -> Answer:
-    """Judge what is in use beyond this job's own, where nobody can be seen."""
+    """Judge the memory in use beyond this job's own, when other processes cannot be seen."""
     if not gpus:
         return skipped("the kernel keeps files in the memory of these GPUs, and their processes cannot be seen")
     allowed = TRIAL_BYTES if known(node.gpu_trial) is not None else 0
@@ -136,26 +137,27 @@ def _own(gpu: Gpu) -> int:
     group=Group.GPUS, needs=("gpus",), reads="NVML: memory in use, processes",
 )  # fmt: skip
 def check_zombie_ctx(node: Node) -> Answer:
-    """Report GPU memory that is in use though no process is on the GPU.
+    """Report GPU memory that is in use although no process is on the GPU.
 
     ## What it means
 
-    A process that was killed while the driver worked for it can stay half dead and hold its memory: a defunct process,
-    or one that another one (a data loader's worker, a debugger) keeps alive.
+    A process that was killed while the driver worked for it can stay behind and hold its memory. It may be defunct, or
+    kept alive by another process (a data loader's worker, a debugger).
 
     ## How it is recognised
 
-    More than 1 GiB in use (ours; NVML's figure leaves out what the driver keeps for itself), and NVML lists nobody.
-    It can be told only where the machine's processes can be seen, which is not so in a container, and not for GPUs in
-    MIG mode or with a memory that the kernel uses too (GH200, GB200).
+    More than 1 GiB is in use and NVML lists no process. The limit is our choice; NVML's figure leaves out the driver's
+    own memory. The check needs to see the machine's processes, so it cannot run in a container. It also skips GPUs in
+    MIG mode and GPUs whose memory the kernel uses too (GH200, GB200).
 
     ## What else looks like it
 
-    A GPU that a virtual machine has.
+    A GPU that was handed to a virtual machine.
 
     ## What to do
 
-    `sudo fuser -v /dev/nvidia*` lists who has the GPU open; end those, else reset the GPU.
+    List the processes that have the GPU open with `sudo fuser -v /dev/nvidia*` and end them. If that does not help,
+    reset the GPU.
     """
     gpus = listed(node)
     if not gpus.host_pids:
