@@ -1,1 +1,1 @@
-"""Rules over what ranks hold: whether replicas are still one model."""
+"""Rules that compare what ranks hold: whether replicas are still one model."""

@@ -1,4 +1,4 @@
-"""Why replicas differ, and who is to blame: the minority, or all where there is no majority."""
+"""Why replicas differ, and who is to blame: the minority, or all ranks if there is no majority."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 Told = TypeVar("Told")
 
 MAX_SIDES = 4
-"""So many sides are told apart in a sentence. Ours."""
+"""How many sides a sentence lists. Our choice."""
 
 
 class Ground(Enum):
-    """On what a blame rests."""
+    """The reason to blame these ranks."""
 
     SEEN = "seen"
-    """The ranks were seen to do what is wrong."""
+    """These ranks were seen to do something wrong."""
     MAJORITY = "majority"
-    """More than half of the ranks agree with each other, and not with these."""
+    """More than half of the ranks agree with each other but not with these."""
     NONE = "none"
-    """It cannot be told which of these ranks are right."""
+    """It is unknown which of these ranks are right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,18 +40,18 @@ class DriftBlame:
 
     @property
     def confidence(self) -> Confidence:
-        """Return how sure it is whom to blame."""
+        """Return how sure it is that these ranks are to blame."""
         return Confidence.LOW if self.ground is Ground.NONE else Confidence.HIGH
 
 
 def seen(values: Iterable[Values]) -> DriftBlame | None:
-    """Return the blame of ranks that were seen to do what is wrong; None where there are none."""
+    """Blame ranks that were seen to do something wrong. Return None if there are none."""
     ranks = tuple(sorted(each.rank for each in values))
     return DriftBlame(ranks=ranks, ground=Ground.SEEN) if ranks else None
 
 
 def outvoted(sides: Iterable[Sequence[int]]) -> DriftBlame:
-    """Return the ranks outside of the side that more than half are on; all, where there is no such side."""
+    """Blame the ranks outside the majority, or all ranks if no side has more than half."""
     ordered = sorted(sides, key=len, reverse=True)
     everybody = tuple(sorted(rank for side in ordered for rank in side))
     if 2 * len(ordered[0]) <= len(everybody):
@@ -61,7 +61,7 @@ def outvoted(sides: Iterable[Sequence[int]]) -> DriftBlame:
 
 
 def blame_of(splits: Iterable[Split]) -> DriftBlame:
-    """Return who is to blame for tensors that differ: whoever is outvoted at one of them."""
+    """Blame the ranks that are outvoted on any of the tensors that differ."""
     each = [outvoted(split.sides) for split in splits]
     ranks = tuple(sorted({rank for blame in each for rank in blame.ranks}))
     told = all(blame.ground is Ground.MAJORITY for blame in each)
@@ -69,7 +69,7 @@ def blame_of(splits: Iterable[Split]) -> DriftBlame:
 
 
 def sides_by(values: Iterable[Values], told: Callable[[Values], Told]) -> list[tuple[Told, tuple[int, ...]]]:
-    """Return what ranks tell, and which of them do; the most ranks first, among equals the lowest rank."""
+    """Group ranks by their value: the largest group first, or the one with the lowest rank among equals."""
     found: dict[Told, list[int]] = {}
     for each in sorted(values, key=lambda one: one.rank):
         found.setdefault(told(each), []).append(each.rank)
@@ -88,14 +88,14 @@ class DriftCause:
     """Why replicas differ."""
 
     name: str
-    """Findings of one code and one cause become one."""
+    """Findings with the same code and the same cause are merged into one."""
     words: str
     """A clause that can follow a colon."""
     fix: str
     blame: DriftBlame | None = None
-    """Whom the cause itself shows; None where only the tensors tell who differs."""
+    """The ranks that the cause itself shows, or None if only the tensors show who differs."""
     unsynchronised: bool = False
-    """Gradients were not reduced, which a script may want that averages parameters by itself."""
+    """Gradients were not reduced. A script that averages parameters by itself may want that."""
     at_the_step: bool = False
-    """The fault stands at, or right before, the line that makes the step."""
+    """The fault is at, or right before, the line that makes the step."""
     evidence: tuple[str, ...] = ()

@@ -24,27 +24,27 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 @rule("DD502", "buffer-drift", Severity.WARNING, "Ranks hold different buffers")
 def check_buffers(job: Job) -> Answer:
-    """Report buffers that differ between ranks where DDP has sent them, or is told not to.
+    """Report buffers that differ between ranks after DDP sent them, or because DDP is told not to send them.
 
     ## What it means
 
-    By default DDP sends rank 0's buffers before each forward in training. Between two of these, BatchNorm's
-    statistics are each rank's own, which is normal and no alarm. With `broadcast_buffers=False` nobody makes them
-    equal: ranks then evaluate different models, and the checkpoint holds the statistics of one rank's data.
+    By default DDP sends rank 0's buffers before each forward in training. In between, each rank has its own BatchNorm
+    statistics, which is normal and no alarm. With `broadcast_buffers=False` nothing makes them equal: ranks then
+    evaluate different models, and the checkpoint holds the statistics of one rank's data.
 
     ## How it is recognised
 
-    Each rank writes 16 bytes a buffer right after DDP has sent them; with `broadcast_buffers=False` after a step, as
-    for parameters. The parent compares those of equal moments by name.
+    Each rank writes 16 bytes per buffer right after DDP has sent them, or after a step with `broadcast_buffers=False`,
+    as for parameters. The parent process compares those of the same step by name.
 
     ## How sure
 
-    High where a majority is equal; otherwise all ranks are named: low.
+    High if a majority is equal. Otherwise all ranks are named: low.
 
     ## What to do
 
     Leave `broadcast_buffers=True`, or convert the model with `SyncBatchNorm.convert_sync_batchnorm` before wrapping it.
-    Where ranks are meant to have statistics of their own, `--allow-different '*running_*'` says so.
+    If ranks should have their own statistics, pass `--allow-different '*running_*'`.
 
     ## Example
 

@@ -24,53 +24,54 @@ if TYPE_CHECKING:
 
 @rule("DD501", "param-drift", Severity.ERROR, "Ranks hold different parameters", after=("grad-drift",))
 def check_parameters(job: Job) -> Answer:
-    """Report parameters that differ between ranks that are to hold the same.
+    """Report parameters that differ between ranks that should hold the same values.
 
     ## What it means
 
     DDP sends parameters once, when the model is wrapped. From then on they are equal only because equal gradients go
-    through equal optimizers. Where they are not, each rank trains another model: gradients are still averaged, of
-    different models, and what is saved is that of one rank.
+    through equal optimizers. If they differ, each rank trains its own model: DDP averages gradients of different
+    models, and the checkpoint holds the model of one rank.
 
     ## How it is recognised
 
-    Right after steps 1, 2, 4, ... and every `--check-every`-th, and once more at the end, each rank writes 16 bytes a
-    parameter. The parent compares those of equal steps by name. The first tensor in the model's order is named, with
-    the first step at which it was different and the last at which all was equal. What else was seen tells the cause:
+    Right after steps 1, 2, 4, ... and every `--check-every`-th, and once more at the end, each rank writes 16 bytes per
+    parameter. The parent process compares those of the same step by name. The finding names the first tensor in the
+    model's order, the first step at which it differed, and the last step at which all were equal. What else was seen
+    shows the cause:
 
     | seen | cause |
     |---|---|
     | gradients differ as well | they were not reduced: see DD503 |
-    | more steps than reductions | some step in between was made with gradients of the rank alone |
+    | more steps than reductions | some step in between used only the rank's own gradients |
     | numbers of steps differ | `step()` on some ranks only |
-    | settings differ | learning rate, weight decay, ...: given by rank, or by a scheduler of one rank |
-    | the optimizer is LBFGS | its line search goes by the loss of each rank |
+    | settings differ | learning rate, weight decay, ...: set by rank, or changed by one rank's scheduler |
+    | the optimizer is LBFGS | its line search depends on each rank's own loss |
     | state of the optimizer differs | it was loaded on one rank |
-    | nothing of these | a checkpoint loaded on one rank after wrapping, or an edit in place |
+    | none of these | a checkpoint loaded on one rank after wrapping, or an edit in place |
 
-    Gradients of the steps in between are not seen. Where there were such steps, the last two causes say that gradients
-    may have been changed there instead, and `--check-every 1` tells.
+    Gradients of steps in between are not recorded. If there were such steps, the last two causes also say that
+    gradients may have been changed there. `--check-every 1` shows which it is.
 
-    On a device mesh the ranks are compared that hold the same part of a tensor: in the replicating dimension of hybrid
+    On a device mesh, ranks are compared that hold the same part of a tensor: in the replicating dimension of hybrid
     FSDP, where a DTensor is placed as `Replicate`, and (on a CPU) plain parameters that `parallelize_module` leaves.
-    Shards are compared with none.
+    Shards are not compared.
 
     No alarm: parameters that DDP was told to ignore, `--allow-different`, ranks inside `join`, local SGD and post-local
-    SGD whose parameters are averaged, and what a rank loads once training is over.
+    SGD whose parameters are averaged, and what a rank loads after training is over.
 
-    A model that no DDP holds is looked at too, before its optimizer's first step and after the same steps. It is meant
-    to be equal where all ranks step with equal gradients, which somebody has exchanged then, and where it is trained by
-    a loss of its own and DDP's model through it, as the discriminator of a GAN or a critic. Any other such model may be
-    a rank's own, as an expert or a personal head: no alarm, whatever it holds.
+    A model outside DDP is checked too, before its optimizer's first step and after the same steps. It should be equal
+    in two cases. Either all ranks step with equal gradients, so the script exchanges them. Or it is trained by its own
+    loss and DDP's model is trained through it, like a GAN's discriminator or a critic. Any other such model may belong
+    to one rank, like an expert or a personal head: no alarm, whatever it holds.
 
     ## How sure
 
-    High where a majority is equal: the minority is to blame. With two ranks, or no majority, all are named: low.
+    High if a majority is equal: the minority is to blame. With two ranks, or no majority, all are named: low.
 
     ## What to do
 
-    Load checkpoints on all ranks, or before wrapping. Give optimizers and schedulers the same numbers on all ranks, and
-    call both on all of them.
+    Load checkpoints on all ranks, or before wrapping. Give optimizers and schedulers the same settings on all ranks,
+    and step both on all of them.
 
     ## Example
 
@@ -84,9 +85,9 @@ def check_parameters(job: Job) -> Answer:
 
 
 def _since(found: Found) -> Found:
-    """Return a difference with the step at which ranks were first seen to have made different numbers of steps.
+    """Return a difference with the step at which ranks first had different step counts.
 
-    Such ranks are compared at the end only, where they had equally many backwards.
+    Such ranks are compared at the end only, after equally many backwards.
     """
     sighting = found.sighting
     if found.cause.name != UNEVEN_STEPS or sighting.stream.clock is not StreamClock.END:

@@ -1,4 +1,4 @@
-"""Judges checkpoint files that were compared: DD501, DD502 and DD505, by what the files hold."""
+"""Judges checkpoint files by what they hold: DD501, DD502 and DD505 for files that were compared."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from ddpdoctor.model.diff import Apart, DiffFacts, Unequal
 
 MAX_NAMED = 5
-"""Tensors that a finding names; the report's data has all. Ours."""
+"""How many tensors a finding names; the report's data has all. Our choice."""
 CLOCKS = ("epoch", "step", "iter", "updates")
-"""What a trainer calls the moment at which it saved."""
+"""Names under which trainers save how far training was."""
 FILES_FIX = {
     Kind.PARAMETER: "load one file on all ranks before the model is wrapped by DDP; `ddpdoctor wrap` on the training "
     "says at which step and line ranks part",
@@ -46,7 +46,7 @@ def check_buffer_files(facts: DiffFacts) -> Answer:
 
 @also("DD505")
 def check_optimizer_files(facts: DiffFacts) -> Answer:
-    """Report files whose optimizers differ, and other values beside them."""
+    """Report files whose optimizers differ, and other values that differ."""
     answer = _judge(facts, Kind.STATE, Kind.SETTING)
     others = _other_values(facts)
     return judged([*answer.problems, *others]) if others else answer
@@ -80,7 +80,7 @@ def _problem(facts: DiffFacts, unequal: Sequence[Unequal], fix: str) -> Problem:
 
 
 def _blamed(facts: DiffFacts, unequal: Iterable[Unequal]) -> tuple[int, ...]:
-    """Return the files in a minority; all where, for one tensor, more than half do not agree."""
+    """Return the files in a minority, or all files if any tensor has no majority."""
     everybody = tuple(range(len(facts.files)))
     found: set[int] = set()
     for one in unequal:
@@ -92,7 +92,7 @@ def _blamed(facts: DiffFacts, unequal: Iterable[Unequal]) -> tuple[int, ...]:
 
 
 def _ranks(facts: DiffFacts, files: Sequence[int]) -> tuple[int, ...]:
-    """Return ranks where the names of all files tell them, each another."""
+    """Return the ranks of files, or nothing unless every file name gives a different rank."""
     ranks = [one.rank for one in facts.files]
     if None in ranks or len(set(ranks)) < len(ranks):
         return ()
@@ -143,7 +143,7 @@ def _who(facts: DiffFacts, blamed: Sequence[int]) -> list[str]:
 
 
 def _moments(facts: DiffFacts) -> list[str]:
-    """Say that files tell other epochs or steps: then they need not be equal."""
+    """Say that files record different epochs or steps: then they need not be equal."""
     found = [
         one
         for one in facts.unequal
@@ -153,7 +153,7 @@ def _moments(facts: DiffFacts) -> list[str]:
 
 
 def _prefixes(facts: DiffFacts) -> list[str]:
-    """Say what was taken off names, where not all files have it."""
+    """Say which prefixes were removed from names, if not all files have them."""
     if len({one.stripped for one in facts.files}) < 2:
         return []
     with_it = [number for number, one in enumerate(facts.files) if one.stripped]
@@ -162,7 +162,7 @@ def _prefixes(facts: DiffFacts) -> list[str]:
 
 
 def _other_values(facts: DiffFacts) -> list[Problem]:
-    """Tell of values beside model and optimizer: they are no drift, but the user asked what differs."""
+    """Report other values that differ: they are not drift, but the user asked what differs."""
     unequal = [one for one in facts.unequal if one.kind is Kind.VALUE]
     if not unequal:
         return []
@@ -178,7 +178,7 @@ def _other_values(facts: DiffFacts) -> list[Problem]:
 
 
 def _inner_name(name: str) -> str:
-    """Return a parameter's own name: without the key under which the file holds the model."""
+    """Return a parameter's own name, without the key under which the file holds the model."""
     head, _, rest = name.partition(".")
     return rest if rest and head in {"model", "state_dict", "model_state_dict", "module", "net"} else name
 
@@ -197,7 +197,7 @@ def _paths(facts: DiffFacts, files: Sequence[int]) -> str:
 
 
 def _short(facts: DiffFacts, number: int) -> str:
-    """Return a file's name, with its folder where another has the same name."""
+    """Return a file's name, with its folder if another file has the same name."""
     parts = facts.files[number].path.split("/")
     alike = [one for one in facts.files if one.path.split("/")[-1] == parts[-1]]
     return parts[-1] if len(alike) == 1 else facts.files[number].path

@@ -1,4 +1,4 @@
-"""Why gradients differ that an optimizer was given: they were not reduced, or changed afterwards."""
+"""Why the gradients given to an optimizer differ: they were not reduced, or were changed afterwards."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from .replicas import Sighting
 
 MAX_NAMES = 3
-"""So many parameters are named in a sentence. Ours."""
+"""How many parameters a sentence names. Our choice."""
 _REDUCING_HOOKS = ("allreduce", "compress", "powersgd", "quantization")
-"""In the names of torch's own hooks that leave the same gradients on all ranks."""
+"""Parts of the names of torch's own hooks that leave the same gradients on all ranks."""
 
 
 def why_gradients_differ(sighting: Sighting) -> DriftCause:
@@ -47,14 +47,14 @@ def _apart_in_mesh(sighting: Sighting) -> DriftCause:
 
 
 def unreduced_names(values: Iterable[Values]) -> tuple[str, ...]:
-    """Return the parameters that train and that DDP does not reduce, on any rank."""
+    """Return the trainable parameters that DDP does not reduce on at least one rank."""
     return tuple(dict.fromkeys(name for each in values for name in each.unreduced))
 
 
 def added_after_wrapping(sighting: Sighting) -> DriftCause | None:
-    """Return the cause where tensors differ that DDP was not given to reduce, and none before them on one rank only.
+    """Return the cause if DDP was never given the tensors that differ, and no majority agrees on one before them.
 
-    DDP may wait for a parameter that was replaced, and then reduces none of its bucket.
+    DDP may wait for a parameter that was replaced, and then it reduces none of that bucket.
     """
     names, splits = unreduced_names(sighting.values), sighting.difference.splits
     blame = seen(each for each in sighting.values if each.unreduced)
@@ -73,7 +73,7 @@ def added_after_wrapping(sighting: Sighting) -> DriftCause | None:
 
 
 def _unfinished(sighting: Sighting) -> DriftCause | None:
-    """Return the cause where DDP still waited for gradients when the optimizer made its step."""
+    """Return the cause if DDP still waited for gradients when the optimizer made its step."""
     waiting = [each for each in sighting.values if each.unfinished]
     if not waiting:
         return None
@@ -109,7 +109,7 @@ def _bypassed(sighting: Sighting) -> DriftCause | None:
 
 
 def _was_reduced(sighting: Sighting, values: Values) -> bool:
-    """Return whether there were at least as many reductions as steps since all was equal, or since the beginning."""
+    """Return whether there were at least as many reductions as steps since the last equal state, or since the start."""
     before = next((each for each in sighting.before if each.rank == values.rank), None)
     reductions = values.reductions - (before.reductions if before else 0)
     return reductions >= values.steps - (before.steps if before else 0) > 0

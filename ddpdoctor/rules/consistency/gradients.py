@@ -1,4 +1,4 @@
-"""DD503: gradients differ that the optimizer was given."""
+"""DD503: the gradients given to the optimizer differ between ranks."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ def check_gradients(job: Job) -> Answer:
 
     ## What it means
 
-    DDP gives all ranks the mean of their gradients. Where an optimizer is given others, each rank trains a model of its
-    own from this step on. Nothing crashes, and the loss still falls.
+    DDP gives all ranks the mean of their gradients. If the optimizer gets different gradients, each rank trains its own
+    model from this step on. Nothing crashes, and the loss still falls.
 
     ## How it is recognised
 
-    At steps 1, 2, 4, ... and then at every `--check-every`-th, each rank writes 16 bytes a gradient right before the
-    step, and the parent compares those of equal steps by name. The cause is told by what else was seen:
+    Right before optimizer steps 1, 2, 4, ... and then every `--check-every`-th, each rank writes 16 bytes per gradient.
+    The parent process compares those of the same step by name. What else was seen shows the cause:
 
-    | seen since the step before | cause |
+    | seen since the previous step | cause |
     |---|---|
-    | no forward of DDP | `ddp.module(x)`, or the module that was wrapped, was called in its place |
-    | all forwards under `no_sync()` | `step()` inside it, or it stands around the forward only |
+    | no forward of DDP | `ddp.module(x)` or the original module was called instead |
+    | all forwards under `no_sync()` | `step()` is inside it, or only the forward is |
     | the last forwards under `no_sync()` | gradients were added after the reduction |
-    | DDP was not given the parameter | added, replaced or unfrozen after wrapping |
-    | a communication hook of the script's | it does not leave the same on all ranks |
-    | the gradient scalers have different scales | gradients are unscaled by numbers of the ranks' own |
-    | nothing of these | changed after the reduction: clipped, scaled or edited on one rank |
+    | DDP was not given the parameter | it was added, replaced or unfrozen after wrapping |
+    | a communication hook from the script | it does not leave the same gradients on all ranks |
+    | the gradient scalers have different scales | each rank unscales its gradients by its own number |
+    | none of these | changed after the reduction: clipped, scaled or edited on one rank |
 
-    Not compared: ranks inside DDP's `join`, post-local SGD, and steps of equal numbers at which ranks had not come
-    equally far. A script that reduces by itself has equal gradients, and no alarm.
+    Not compared: ranks inside DDP's `join`, post-local SGD, and steps of the same number at which ranks had reduced
+    different numbers of backwards. A script that reduces gradients by itself has equal gradients, so there is no alarm.
 
     ## How sure
 
-    High where a majority is equal, or where the ranks were seen to do what is wrong. Otherwise all are named: low.
+    High if a majority is equal, or if ranks were seen to do something wrong. Otherwise all ranks are named: low.
 
     ## What to do
 

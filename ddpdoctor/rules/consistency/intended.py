@@ -1,4 +1,4 @@
-"""Differences that are meant to be, and moments that cannot be compared: what replicas are not held to, and why."""
+"""Differences that are intended, and times at which replicas cannot be compared, with the reason."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from .replicas import Replica, Sighting
 
 _LOCAL_SGD = "ocalSGD"
-"""In the names of torch's hook and of its optimizer, ``post_localSGD_hook`` and ``PostLocalSGDOptimizer``."""
+"""Part of the names of torch's hook and optimizer, ``post_localSGD_hook`` and ``PostLocalSGDOptimizer``."""
 _SHARDED = "ZeroRedundancyOptimizer"
 
 
 def excuse_of_model(replica: Replica, what: What) -> str:
-    """Return why tensors of a kind may differ in a model at any time; nothing where they may not."""
+    """Return why tensors of a kind may differ in a model at any time, or "" if they may not."""
     values = all_values(replica.streams)
     if any(_LOCAL_SGD in name for each in values for name in (each.hook, each.optimizer)):
         return "local SGD: ranks differ by design until their parameters are averaged"
@@ -33,7 +33,7 @@ def excuse_of_model(replica: Replica, what: What) -> str:
 
 
 def excuse_of_sighting(sighting: Sighting) -> str:
-    """Return why one difference says nothing; nothing where it counts."""
+    """Return why one difference does not count, or "" if it does."""
     if sighting.stream.clock is not StreamClock.END and _joins(sighting.replica):
         return "ranks may step unequally inside DDP's join: only the end is compared"
     if not is_aligned(sighting.values):
@@ -44,7 +44,7 @@ def excuse_of_sighting(sighting: Sighting) -> str:
 
 
 def excuse_of_job(job: Job, sighting: Sighting) -> str:
-    """Return why a difference follows from what has ended the job; nothing where it is a fault of its own."""
+    """Return why a difference results from what ended the job, or "" if it is a fault of its own."""
     raised = any(error.reducer is not None for rank in job.ranks for error in rank.raised if error.uncaught)
     if raised and any(each.unfinished for each in sighting.values):
         return "DDP had not finished its reduction, for which it raised an error at the next forward"
@@ -52,7 +52,7 @@ def excuse_of_job(job: Job, sighting: Sighting) -> str:
 
 
 def excuse_of_cause(sighting: Sighting, cause: DriftCause) -> str:
-    """Return why gradients may be left unreduced: the script makes the parameters equal by itself."""
+    """Return why gradients may stay unreduced, because the script makes parameters equal itself, or ""."""
     if cause.unsynchronised and _ends_equal(sighting.replica):
         return "local SGD: gradients were not reduced, and the parameters were equal at the end"
     return ""
@@ -68,7 +68,7 @@ def _ends_equal(replica: Replica) -> bool:
 
 
 def _came_after_training(sighting: Sighting) -> bool:
-    """Return whether all was still equal after the last step: what one rank loads to evaluate it harms no training."""
+    """Return whether all was equal after the last step: what a rank loads to evaluate does not harm training."""
     if sighting.stream.clock is not StreamClock.END:
         return False
     steps = [

@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 
 @rule("DD506", "model-differs", Severity.ERROR, "The ranks of one group give DDP different models")
 def check_models(scene: Scene) -> Answer:
-    """Report a model whose parameters or buffers are not the same on all ranks that DDP keeps equal.
+    """Report a model that is not the same on all ranks that DDP keeps equal: parameters, buffers or their order.
 
     ## What it means
 
-    DDP pairs parameters by their order alone. Where number, order, shapes, dtypes or `requires_grad` differ, its
-    constructor raises (on all ranks but rank 0, also where rank 0 is the odd one), the first backward hangs or aborts,
-    or gradients of different parameters are silently averaged with each other.
+    DDP pairs parameters by their order alone. If number, order, shapes, dtypes or `requires_grad` differ, one of three
+    things happens: its constructor raises (on all ranks but rank 0, even if rank 0 is the odd one), the first backward
+    hangs or aborts, or gradients of different parameters are silently averaged with each other.
 
     ## How it is recognised
 
-    What each rank hands to `DistributedDataParallel(...)` is recorded: names, order, shapes, dtypes, `requires_grad`,
+    What each rank passes to `DistributedDataParallel(...)` is recorded: names, order, shapes, dtypes, `requires_grad`,
     and the buffers that are synchronized. The first, second, ... model of each process group is compared within that
     group only: models of different groups may differ.
 
     ## How sure
 
-    High where a majority has the same model: the minority is to blame. Otherwise all are named: medium.
+    High if a majority has the same model: the minority is to blame. Otherwise all are named: medium.
 
     ## What to do
 
-    Build the model from the same arguments on all ranks: no branch on the rank, the same number of classes or
-    tokens, the same frozen layers, layers made in the same order (not from a `set`).
+    Build the model from the same arguments on all ranks: no branch on the rank, the same number of classes or tokens,
+    the same frozen layers, and layers created in the same order (not from a `set`).
 
     ## Example
 
@@ -65,7 +65,7 @@ def check_models(scene: Scene) -> Answer:
 
 @also("DD506")
 def check_built_models(job: Job) -> Answer:
-    """Judge what the ranks have built, whether or not they came to DDP's constructor."""
+    """Compare the models that ranks built, whether or not they reached DDP's constructor."""
     world = len(job.ranks)
     difference = find_difference(job.ranks, group_table(job), world)
     if difference is None:
@@ -76,7 +76,7 @@ def check_built_models(job: Job) -> Answer:
 
 
 def tell_models(difference: Difference, world: int, hosts: tuple[str, ...], more: Iterable[str] = ()) -> Problem:
-    """Return the finding of models that differ; ``more`` is what else was seen of the job."""
+    """Return the finding for models that differ; ``more`` is further evidence about the job."""
     blamed = difference.blamed
     sites = {n: difference.models[n].site for n in blamed}
     return Problem(
@@ -110,7 +110,7 @@ def _sides_words(difference: Difference, numbers: Iterable[int]) -> str:
 
 
 def _sides(difference: Difference, ranks: Iterable[int]) -> list[tuple[str, list[int]]]:
-    """Return what ranks have in the place of the first difference, and which do."""
+    """Return what each rank has at the first difference, and the ranks that have it."""
     found: dict[str, list[int]] = {}
     for number in ranks:
         found.setdefault(_row_words(difference.rows[number]), []).append(number)
@@ -126,7 +126,7 @@ def _row_words(tensor: TensorSeen | None) -> str:
 
 
 def _counts(difference: Difference) -> list[str]:
-    """Return how many parameters and buffers the models have, where that differs."""
+    """Return how many parameters and buffers the models have, if the counts differ."""
     found: dict[int, list[int]] = {}
     for number, model in sorted(difference.models.items()):
         found.setdefault(model.count, []).append(number)

@@ -25,44 +25,46 @@ NOT_LOOKED = "local gradients were not looked at"
 
 @rule("DD504", "nonfinite-grad", Severity.ERROR, "A rank's own gradients held inf or NaN before the reduction")
 def check_local_gradients(job: Job) -> Answer:
-    """Report the rank whose gradients were the first to hold inf or NaN, before DDP mixed them with all others.
+    """Report the rank whose gradients were the first to hold inf or NaN, before DDP averaged them with the others.
 
     ## What it means
 
-    DDP adds up the gradients of all ranks. One NaN on one rank is in the gradients of all after the reduction, and in
-    the parameters of all after the step; from then on nothing tells where it came from.
+    DDP adds up the gradients of all ranks. One NaN on one rank reaches the gradients of all ranks in the reduction, and
+    their parameters in the step. After that, nothing shows where it came from.
 
     ## How it is recognised
 
-    In each backward, when all gradients of a DDP model are computed and before DDP replaces them by their mean, each
-    rank looks at its own: one sum a tensor, of small ones together. What is not finite is then looked at closely: which
-    parameters (those computed first come first), and whether an input of the model, a parameter or the loss was not
-    finite before. On a GPU the result is read when it has come, without waiting for it.
+    In each backward, each rank checks its own gradients after all gradients of a DDP model are computed and before DDP
+    replaces them by their mean. It computes one sum per tensor, and one for small tensors together. If a sum is not
+    finite, it looks closer: which parameters are affected (those computed first come first), and whether an input of
+    the model, a parameter or the loss was already not finite. On a GPU it reads the result when it is ready, without
+    waiting for it.
 
-    The earliest step counts, and the ranks whose own gradients were not finite in it. What other ranks see later is
-    what the reduction brought them.
+    The earliest step counts, and the ranks whose own gradients were not finite in it. What other ranks see later came
+    through the reduction.
 
-    It is an error only where the gradients were used: an optimizer made its step with them, or parameters were not
-    finite afterwards. Otherwise:
+    It is an error only if the gradients were used: an optimizer stepped with them, or parameters were not finite
+    afterwards. Otherwise:
 
-    - a script that throws such gradients away (skips the step, `nan_to_num_`, raises) gets a note (info);
-    - a gradient scaler that skips a step because scaled gradients overflowed does its work, and gets none;
-    - it gets a warning where NaN came from the input or the loss, which no smaller scale mends, or where it skipped 20
-      steps in a row (ours: a scale of 2**16 is far below 1 by then).
+    - a script that discards such gradients (skips the step, calls `nan_to_num_`, raises) gets a note (info);
+    - a gradient scaler that skips a step because scaled gradients overflowed works as intended, and gets no finding;
+    - a gradient scaler gets a warning if NaN came from the input or the loss, which a smaller scale cannot fix, or if
+      it skipped 20 steps in a row (our choice: a scale of 2**16 is far below 1 by then).
 
-    Not looked at: models under compiled autograd or DDP's own mixed precision, parameters of subclasses of Tensor, and
+    Not checked: models under compiled autograd or DDP's own mixed precision, parameters of Tensor subclasses, and
     gradients that DDP does not reduce.
 
     ## How sure
 
-    High. Medium where parameters were not finite although no local gradient had been: the reduction, the optimizer, or
-    an edit of the parameters made them so.
+    High. Medium if parameters were not finite although no local gradient had been: then the reduction, the optimizer,
+    or an edit of the parameters is the cause.
 
     ## What to do
 
-    Input: look at the samples of this rank's share. Loss: look for the logarithm, root or quotient of zero, or for an
-    overflow in half precision. Gradient: run that step under `torch.autograd.set_detect_anomaly(True)`, which names the
-    operation; `sqrt`, `norm` and `where` have infinite slopes at finite values.
+    If the input was not finite: look at the samples of this rank's share. If the loss: look for a logarithm, root or
+    division of zero, or an overflow in half precision. If only a gradient: run that step under
+    `torch.autograd.set_detect_anomaly(True)`, which names the operation; `sqrt`, `norm` and `where` can have infinite
+    gradients at finite values.
 
     ## Example
 
@@ -78,7 +80,7 @@ def check_local_gradients(job: Job) -> Answer:
 
 
 def _by_model(looked: Iterable[Rank]) -> list[list[tuple[Rank, NonFinite]]]:
-    """Return what ranks saw, for each model by itself. Groups of different ranks may share a name."""
+    """Group what ranks saw by model. Groups of different ranks may share a name."""
     found: dict[tuple[tuple[int, ...], str, int], list[tuple[Rank, NonFinite]]] = {}
     for rank in looked:
         for seen in rank.nonfinite or ():
@@ -87,7 +89,7 @@ def _by_model(looked: Iterable[Rank]) -> list[list[tuple[Rank, NonFinite]]]:
 
 
 def _members(rank: Rank, name: str) -> tuple[int, ...]:
-    """Return the ranks of a group as one of them knows them; none where it does not."""
+    """Return the ranks of a group as this rank recorded them, or nothing if it did not."""
     return next((group.ranks for group in rank.groups if group.name == name), ())
 
 
@@ -127,9 +129,9 @@ def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem | None:
 
 
 def _cause(sightings: list[NonFiniteStep], at: int) -> int:
-    """Return the first sighting that was used, or the one in the step before it where that explains it.
+    """Return the index of the first sighting that was used, or of the one a step earlier if that explains it.
 
-    A rank that ended in between never saw that its gradients were used; the others have NaN in their parameters.
+    A rank that ended in between never saw that its gradients were used, but the others have NaN in their parameters.
     """
     before = at - 1
     if sightings[at].origins != {Origin.PARAMETER} or before < 0:

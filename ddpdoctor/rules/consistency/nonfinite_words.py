@@ -1,4 +1,4 @@
-"""Local gradients of one step that are not finite, and the sentences about them."""
+"""Non-finite local gradients of one step, and the sentences about them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from ddpdoctor.model.consistency import NonFinite
 
 MAX_RANKS = 4
-"""Ranks whose gradients are told one by one. Ours."""
+"""Ranks whose gradients are described one by one. Our choice."""
 LONG_ROW = 20
-"""Steps that a gradient scaler may skip one after another. Ours, see the rule's page."""
+"""Skipped steps in a row that earn a gradient scaler a warning. Our choice, see the rule's page."""
 
 _FIXES = {
     Origin.INPUT: "look at the samples that this rank was given in that step, and mend or leave out those that are not "
@@ -34,9 +34,9 @@ class NonFiniteStep:
     step: int
     by_rank: dict[int, NonFinite]
     others: tuple[int, ...]
-    """Ranks of the same group whose gradients were looked at and not found so in this step."""
+    """Ranks of the same group whose gradients were checked and were finite in this step."""
     unseen: tuple[int, ...]
-    """Ranks of the group whose gradients nobody looked at."""
+    """Ranks of the group whose gradients were not checked."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -50,12 +50,12 @@ class NonFiniteStep:
 
     @property
     def used(self) -> bool:
-        """Return whether training went on with them."""
+        """Return whether training used these gradients."""
         return any(seen.used for seen in self.by_rank.values())
 
     @property
     def origins(self) -> set[Origin]:
-        """Return what was first not to be a number, over all ranks."""
+        """Return what was the first to be non-finite, over all ranks."""
         return {seen.origin for seen in self.by_rank.values()}
 
 
@@ -70,7 +70,7 @@ def used(cause: NonFiniteStep) -> str:
 
 
 def skipped(cause: NonFiniteStep) -> str:
-    """Return the summary of gradients for whose sake a gradient scaler skipped steps."""
+    """Return the summary for steps that a gradient scaler skipped because of these gradients."""
     longest = max(seen.in_a_row for seen in cause.by_rank.values())
     if longest >= LONG_ROW:
         return (
@@ -81,7 +81,7 @@ def skipped(cause: NonFiniteStep) -> str:
 
 
 def thrown_away(cause: NonFiniteStep) -> str:
-    """Return the summary of gradients that were not seen to be used."""
+    """Return the summary for gradients of which no use was seen."""
     return f"{_computed(cause)}; no optimizer was seen to use it"
 
 
@@ -98,7 +98,7 @@ def _value(cause: NonFiniteStep) -> str:
 
 
 def _first(cause: NonFiniteStep) -> str:
-    """Say what was first not to be a number."""
+    """Say what was the first to be non-finite."""
     if cause.origins == {Origin.GRADIENT}:
         return "and loss and input were finite"
     told = [origin.value for origin in Origin if origin in cause.origins and origin is not Origin.GRADIENT]
@@ -125,7 +125,7 @@ def _rank_words(rank: int, seen: NonFinite) -> str:
 
 
 def rest(cause: NonFiniteStep) -> list[str]:
-    """Return what is known of the other ranks of the group, and how often it happened."""
+    """Return what is known of the group's other ranks, and how often it happened."""
     told = []
     if cause.others:
         told.append(

@@ -1,4 +1,4 @@
-"""DD505: the state or the settings of optimizers differ between ranks."""
+"""DD505: optimizer state or settings differ between ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .settings import SettingSplit
 
 FOLLOWS = "follows"
-"""Name of the cause that state differs because something else did before."""
+"""Name of the cause that state differs because gradients or parameters differed earlier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,28 +49,28 @@ class _Settings:
     after=("param-drift",),
 )
 def check_optimizers(job: Job) -> Answer:
-    """Report optimizers whose state or settings differ between ranks, also while the parameters are still equal.
+    """Report optimizers whose state or settings differ between ranks, even if the parameters are still equal.
 
     ## What it means
 
-    Momentum, the averages of Adam, learning rate or weight decay are not the same on all ranks: equal gradients move
-    parameters differently, and they will drift.
+    Momentum, Adam's averages, the learning rate or weight decay are not the same on all ranks. Equal gradients then
+    move parameters differently, and parameters will drift apart.
 
     ## How it is recognised
 
-    At the steps at which replicas are compared, the tensors of each optimizer's state are compared by name, and its
-    settings by value. State that differs because gradients or parameters did is told with these (DD503, DD501), not
-    here. Not compared: the state of ZeroRedundancyOptimizer, which is meant to be in parts, and settings that only
-    choose a kernel, as `foreach`.
+    At the steps at which replicas are compared, the state tensors of each optimizer are compared by name, and its
+    settings by value. State that differs because gradients or parameters did is reported there (DD503, DD501), not
+    here. Not compared: the state of ZeroRedundancyOptimizer, which is split between ranks by design, and settings that
+    only choose a kernel, such as `foreach`.
 
     ## How sure
 
-    High where a majority is equal; otherwise all ranks are named: low.
+    High if a majority is equal. Otherwise all ranks are named: low.
 
     ## What to do
 
-    Load the optimizer's state on all ranks. Step schedulers on all ranks; let one that looks at the loss see the mean
-    over all ranks.
+    Load the optimizer's state on all ranks. Step schedulers on all ranks, and give a scheduler that uses the loss the
+    mean over all ranks.
 
     ## Example
 
@@ -104,7 +104,7 @@ def _why_state_differs(sighting: Sighting) -> DriftCause:
 
 
 def _follows_parameters(sighting: Sighting, of_parameters: Sighting) -> bool:
-    """Return whether state had to differ with parameters: a rank's own gradients went into both, or decay does."""
+    """Return whether state had to differ because parameters do: through unreduced gradients or weight decay."""
     return why_parameters_differ(of_parameters).unsynchronised or state_follows_parameters(sighting.values)
 
 

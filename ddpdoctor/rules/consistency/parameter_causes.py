@@ -1,4 +1,4 @@
-"""Why parameters differ: gradients that differ, steps, settings or state of the optimizer, or what else wrote them."""
+"""Why parameters differ: gradients, steps, optimizer settings or state, or something else that wrote to them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from .replicas import Sighting
 
 MAX_SETTINGS = 3
-"""So many settings that differ are told with their values. Ours."""
+"""How many settings that differ are shown with their values. Our choice."""
 SAME_SETTINGS = (
     "give the optimizer the same settings on all ranks; step its scheduler on all ranks, and let one that looks at the "
     "loss (ReduceLROnPlateau) see the mean over all ranks"
 )
 _LBFGS = "LBFGS"
 UNEVEN_STEPS = "steps"
-"""Name of the cause that ranks have made different numbers of steps."""
+"""Name of the cause that ranks made different numbers of steps."""
 _UNSEEN = ", or gradients were changed after the reduction at a step in between, which was not compared"
 _SEE_EACH = "; with --check-every 1 the step is known, and whether gradients differ at it"
 
@@ -78,7 +78,7 @@ def _uneven_steps(sighting: Sighting) -> DriftCause | None:
 
 
 def _some_steps_unreduced(sighting: Sighting) -> DriftCause | None:
-    """Return the cause where fewer backwards were reduced than steps made, although each step had one before."""
+    """Return the cause if fewer backwards were reduced than steps made, unless that was already true earlier."""
     now, before = _first_rank(sighting.values), _first_rank(sighting.before)
     if now is None or sighting.stream.clock is not StreamClock.STEP:
         return None
@@ -116,7 +116,7 @@ def _settings(sighting: Sighting) -> DriftCause | None:
 
 
 def _last_settings(sighting: Sighting) -> tuple[Values, ...]:
-    """Return what ranks wrote at the last steps, for a moment at which no optimizer was looked at."""
+    """Return what ranks wrote at their last steps, for a comparison that recorded no optimizer."""
     found = [values_at(one, one.last_number) for one in sighting.replica.streams if one.clock is StreamClock.STEP]
     return next((values for values in found if values), ())
 
@@ -156,15 +156,15 @@ def _written_on_one_rank(sighting: Sighting) -> DriftCause:
 
 
 def or_unseen(sighting: Sighting) -> str:
-    """Return what may also have been, where steps since the last good one were not compared; else nothing.
+    """Return what else may have happened if steps since the last good one were not compared, or "".
 
-    Gradients of such a step are gone by now: what they did is left in parameters and state alone.
+    The gradients of such a step are gone: only parameters and state show what they did.
     """
     return _UNSEEN if _leaves_steps_out(sighting) else ""
 
 
 def to_see_each(sighting: Sighting) -> str:
-    """Return how to tell the step, where it is not known."""
+    """Return how to find the exact step if it is not known, or ""."""
     return _SEE_EACH if _leaves_steps_out(sighting) else ""
 
 

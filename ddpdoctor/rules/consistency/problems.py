@@ -1,4 +1,4 @@
-"""Puts differences into findings: one for each cause, of the model in which it was seen first."""
+"""Turns differences into findings: one per cause, for the model in which it was seen first."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from .survey import Found
 
 MAX_NAMED = 4
-"""So many tensors that differ are named. Ours."""
+"""How many tensors that differ are named. Our choice."""
 _ALIKE = "hold the same in the {} dimension of the mesh"
 UNTOLD = "it cannot be told which of them is right"
 
 
 def problems_of(job: Job, found: Iterable[Found], nouns: str) -> list[Problem]:
-    """Return a finding for each cause. ``nouns`` is what differs, as "gradients"."""
+    """Return a finding for each cause. ``nouns`` names what differs, such as "gradients"."""
     by_cause: dict[str, list[Found]] = {}
     for one in found:
         by_cause.setdefault(one.cause.name, []).append(one)
@@ -37,12 +37,12 @@ def problems_of(job: Job, found: Iterable[Found], nouns: str) -> list[Problem]:
 
 
 def blamed(found: Found) -> DriftBlame:
-    """Return whom a difference is blamed on: whom its cause shows, else whoever differs from the majority."""
+    """Return the ranks that the cause itself shows, or else those that differ from the majority."""
     return found.cause.blame or blame_of(found.sighting.difference.splits)
 
 
 def hosts_of(job: Job, ranks: Iterable[int]) -> tuple[str, ...]:
-    """Return the hosts of ranks, where the job has more than one node."""
+    """Return the hosts of ranks, or nothing if the job has only one node."""
     if job.nnodes <= 1:
         return ()
     wanted = set(ranks)
@@ -52,7 +52,7 @@ def hosts_of(job: Job, ranks: Iterable[int]) -> tuple[str, ...]:
 
 
 def model_words(job: Job, replica: Replica) -> list[str]:
-    """Return which model it is, where there are several, or in which dimension of a mesh its ranks hold it alike."""
+    """Return which model it is if there are several, or the mesh dimension in which its ranks hold it alike."""
     if replica.mesh_dims:
         return [f"{rank_list(replica.members)} {_ALIKE.format(replica.mesh_dims)}"]
     replicas = replicas_of(job.consistency) if job.consistency is not None else ()
@@ -62,7 +62,7 @@ def model_words(job: Job, replica: Replica) -> list[str]:
 
 
 def row_words(row: TensorRow) -> str:
-    """Return the name of a tensor; of optimizer state with its part."""
+    """Return the name of a tensor, with its part if it is optimizer state."""
     return f"{row.part} of {row.name}" if row.part else row.name
 
 
@@ -90,7 +90,7 @@ def _finding(job: Job, first: Found, others: Sequence[Found], nouns: str) -> Pro
 
 
 def moments_words(sighting: Sighting) -> str:
-    """Return when all was last seen to be equal, and when not."""
+    """Return when the tensors were last equal, and when they first differed."""
     seen = f"different {_moment_words(sighting) if sighting.step else _when(sighting)}"
     if sighting.last_good is None:
         return f"{seen}, the first moment that was compared"
@@ -126,7 +126,7 @@ def _count_words(sighting: Sighting, nouns: str) -> str:
 
 
 def _side_words(sighting: Sighting) -> list[str]:
-    """Return who agrees with whom at the first tensor, where that says more than that each rank is alone."""
+    """Return who agrees with whom at the first tensor. With two ranks that differ there is nothing to say."""
     split = sighting.difference.splits[0]
     if all(len(side) == 1 for side in split.sides) and not split.absent_on:
         return [f"{row_words(split.row)}: no two ranks are equal"] if len(split.sides) > 2 else []

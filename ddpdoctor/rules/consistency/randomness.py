@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .replicas import Replica
 
 MIN_MOMENTS = 2
-"""Ours: ranks that were seeded alike for the start only have drawn different numbers soon."""
+"""Our choice: ranks that shared a seed only at the start have soon drawn different numbers."""
 
 
 @rule("DD507", "same-random", Severity.INFO, "All ranks drop out the same units")
@@ -29,13 +29,14 @@ def check_random_state(job: Job) -> Answer:
 
     ## What it means
 
-    Each rank drops the same units, and whatever else it draws from torch's generator is the same too. That is no fault:
-    many scripts seed all ranks alike on purpose. But the mean over ranks then averages out less noise than it could.
+    Each rank drops the same units, and everything else it draws from torch's generator is the same too. This is not a
+    fault: many scripts seed all ranks alike on purpose. But the mean over ranks then averages out less noise than it
+    could.
 
     ## How it is recognised
 
-    A digest of torch's random state is written at each moment at which replicas are compared; it was the same on all
-    ranks at each of them, and a module of the model drops out.
+    Each time replicas are compared, each rank also writes a digest of torch's random state. The digests were equal on
+    all ranks every time, and the model has a module that drops out.
 
     ## How sure
 
@@ -43,7 +44,7 @@ def check_random_state(job: Job) -> Answer:
 
     ## What to do
 
-    After the model is wrapped, which makes parameters equal whatever the seed: `torch.manual_seed(seed + rank)`.
+    After wrapping the model (which makes parameters equal whatever the seed), call `torch.manual_seed(seed + rank)`.
 
     ## Example
 

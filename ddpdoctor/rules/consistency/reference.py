@@ -28,30 +28,31 @@ def check_reference(trial: Trial) -> Answer:
 
     ## How it is recognised
 
-    `check-consistency --reference` has a process of its own compute the gradient of the batches of all ranks, end to
-    end, from the state that the replicas are in, and that of each rank's batch by itself; once in the model's precision
-    and once in float64, which gives what rounding explains for each parameter. An error of at most ten times that is
-    none. What else agrees tells the cause:
+    `check-consistency --reference` starts one extra process. From the same state as the replicas, it computes the
+    gradient of the batches of all ranks joined together, and the gradient of each rank's batch alone. It does so once
+    in the model's precision and once in float64, which shows how much rounding explains for each parameter. An error of
+    up to ten times that counts as none. Which gradients agree shows the cause:
 
     | seen | cause |
     |---|---|
-    | DDP's gradient is k times the mean over ranks | the loss, or the gradient, is scaled by k: a world size too much |
-    | DDP's gradient is that of one rank's batch | it was not reduced: `no_sync`, or past DDP |
-    | the whole batch's gradient is the sum over ranks | the loss is a sum over samples, and DDP takes means |
-    | it is a sum with other weights | ranks have different numbers of samples or tokens: a mean of means |
+    | DDP's gradient is k times the mean over ranks | the loss or the gradient is scaled by k, such as the world size |
+    | DDP's gradient is that of one rank's batch | it was not reduced: `no_sync`, or the model was called without DDP |
+    | the whole batch's gradient is the sum over ranks | the loss is a sum over samples, but DDP takes the mean |
+    | the whole batch's gradient is a weighted sum | ranks have unequal numbers of samples or tokens: a mean of means |
     | the two agree without batch statistics | BatchNorm takes statistics of each rank's own batch |
 
-    Dropout is turned off for this. A model that draws random numbers all the same cannot be told.
+    Dropout is turned off for this. A model that still draws random numbers cannot be judged.
 
     ## How sure
 
-    High where one of these explains all parameters; otherwise the cause cannot be told: medium.
+    High if one of these causes explains all parameters. Otherwise the cause is unknown: medium.
 
     ## What to do
 
-    Return a mean from the loss, over all that all ranks have: multiply by the world size what is divided by a count
-    summed over ranks. Leave scaling by the world size to DDP. `SyncBatchNorm.convert_sync_batchnorm(model)` takes
-    statistics over all ranks; smaller batches for BatchNorm may also be what you want (a warning, not an error).
+    Make the loss a mean over the samples of all ranks. If it divides by a count that is summed over ranks, multiply the
+    result by the world size. Otherwise leave scaling by the world size to DDP.
+    `SyncBatchNorm.convert_sync_batchnorm(model)` takes statistics over all ranks. Smaller batches for BatchNorm may
+    also be what you want, so this case is a warning, not an error.
 
     ## Example
 
@@ -97,7 +98,7 @@ def _finding(trial: Trial, reference: OneProcess, step: ReferenceStep) -> Proble
 
 
 def worst_tensor(step: ReferenceStep) -> GradientErrors | None:
-    """Return the parameter whose gradient differs most from one process's, by what rounding explains."""
+    """Return the parameter whose error is the largest compared with its rounding error."""
     return max(step.tensors, key=lambda one: ratio(one.whole, one.rounding), default=None)
 
 

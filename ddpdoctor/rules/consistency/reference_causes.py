@@ -1,4 +1,4 @@
-"""Why DDP's gradient is not that of one process: which other gradient it agrees with tells."""
+"""Why DDP's gradient is not that of one process: the gradient that it does equal shows the cause."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from ddpdoctor.model.reference import GradientErrors, OneProcess, ReferenceStep
 
 LIMIT = 10.0
-"""Ours: an error up to this many times what rounding explains is none. Rounding errors of two computations of one
-gradient differ by small factors; what is wrong in practice is wrong by hundreds of times and more."""
+"""Our choice: an error of up to this many times the rounding error counts as none. Rounding errors of two computations
+of one gradient differ by small factors; real faults are wrong by a factor of hundreds or more."""
 NEAR = 1e-3
-"""Ours: how near a factor must be to the world size to be called that."""
+"""Our choice: how near a factor must be to the world size to be reported as the world size."""
 MAX_NAMES = 4
-"""So many modules or parameters are named in a sentence. Ours."""
+"""How many modules or parameters a sentence names. Our choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """A cause in words that follow a colon."""
+    """A cause, in words that follow a colon."""
 
     words: str
     fix: str
@@ -34,12 +34,12 @@ class Explanation:
 
 
 def ratio(error: float, allowed: float) -> float:
-    """Return an error in units of what is allowed; 0 for none."""
+    """Return an error as a multiple of the allowed one; 0 for no error."""
     return error / allowed if error and allowed else math.inf if error else 0.0
 
 
 def explain(reference: OneProcess, step: ReferenceStep) -> Explanation:
-    """Return why a step's gradient is not that of one process. The first that explains all parameters counts."""
+    """Return why a step's gradient is not that of one process: the first cause that explains all parameters."""
     tests: tuple[Callable[[OneProcess, ReferenceStep], Explanation | None], ...] = (
         _missing,
         _local,
@@ -70,7 +70,7 @@ def _missing(_: OneProcess, step: ReferenceStep) -> Explanation | None:
 
 
 def _local(_: OneProcess, step: ReferenceStep) -> Explanation | None:
-    """Return the cause where it is the gradient of rank 0's batch alone."""
+    """Return the cause if DDP's gradient is that of rank 0's batch alone."""
     if _agree(step.tensors, "parts") or not _agree(step.tensors, "local"):
         return None
     return Explanation(
@@ -81,7 +81,7 @@ def _local(_: OneProcess, step: ReferenceStep) -> Explanation | None:
 
 
 def _partly_local(_: OneProcess, step: ReferenceStep) -> Explanation | None:
-    """Return the cause where that holds for some parameters, and the others have the mean over ranks."""
+    """Return the cause if some parameters have rank 0's gradient, and the others the mean over ranks."""
     local = [one for one in step.tensors if ratio(one.parts, one.rounding) > LIMIT]
     rest = [one for one in step.tensors if one not in local]
     if not local or not rest or not _agree(local, "local"):
@@ -95,7 +95,7 @@ def _partly_local(_: OneProcess, step: ReferenceStep) -> Explanation | None:
 
 
 def _scaled(reference: OneProcess, step: ReferenceStep) -> Explanation | None:
-    """Return the cause where it is a multiple of the mean over ranks."""
+    """Return the cause if DDP's gradient is a multiple of the mean over ranks."""
     if _agree(step.tensors, "parts") or not _agree(step.tensors, "scaled"):
         return None
     world = len(step.samples)
@@ -119,7 +119,7 @@ def _scaled(reference: OneProcess, step: ReferenceStep) -> Explanation | None:
 
 
 def _batchnorm(reference: OneProcess, step: ReferenceStep) -> Explanation | None:
-    """Return the cause where the ranks' parts make up the whole once BatchNorm takes no statistics of the batch."""
+    """Return the cause if the ranks' parts add up to the whole once BatchNorm takes no batch statistics."""
     known = [one for one in step.tensors if one.without_batchnorm is not None]
     same = all(ratio(one.without_batchnorm or 0.0, one.exact) <= LIMIT for one in known)
     if not reference.batchnorm or not known or not same or not _agree(step.tensors, "parts"):
@@ -136,7 +136,7 @@ def _batchnorm(reference: OneProcess, step: ReferenceStep) -> Explanation | None
 
 
 def _weighted(_: OneProcess, step: ReferenceStep) -> Explanation | None:
-    """Return the cause where one process weighs the ranks' parts in another way, and DDP weighs all alike."""
+    """Return the cause if one process gives the ranks' parts other weights than DDP, which weights all alike."""
     if not _agree(step.tensors, "parts") or not _agree(step.tensors, "weighted", "exact"):
         return None
     world = len(step.weights)

@@ -19,24 +19,25 @@ def check_repeat(trial: Trial) -> Answer:
 
     ## What it means
 
-    Nothing is wrong with the replicas, which are compared with each other in each run: the code or the machine does not
-    repeat itself. Two runs, or two machines, then cannot be told apart by their bits, and a bug that shows in one run
-    may not show in the next.
+    Nothing is wrong with the replicas, which are compared with each other in each run. The code or the machine does not
+    repeat itself. You then cannot compare two runs, or two machines, bit by bit, and a bug that shows in one run may
+    not show in the next.
 
     ## How it is recognised
 
-    `check-consistency --twice` builds and trains the model a second time with the same seed, and compares 16 bytes a
-    tensor with those of the first run on the same rank: what was built, each batch, then gradients, parameters and
-    optimizer state of each step.
+    `check-consistency --twice` builds and trains the model a second time with the same seed. It compares 16 bytes per
+    tensor with the first run on the same rank: the built model, each batch, then gradients, parameters and optimizer
+    state of each step.
 
     ## How sure
 
-    High. Which code is to blame is not told; the first tensor says where to look.
+    High. The finding does not say which code is to blame; the first tensor that differs shows where to look.
 
     ## What to do
 
-    Make batches and models by torch's generators, which are seeded, and not by time, os.urandom or the order of a set.
-    On GPUs, atomic additions sum in any order: `torch.use_deterministic_algorithms(True)`, `CUBLAS_WORKSPACE_CONFIG`.
+    Create batches and models with torch's generators, which are seeded, not from the time, os.urandom or the order of a
+    set. On GPUs, atomic additions sum in any order: use `torch.use_deterministic_algorithms(True)` and
+    `CUBLAS_WORKSPACE_CONFIG`.
 
     ## Example
 

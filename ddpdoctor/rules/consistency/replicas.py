@@ -1,4 +1,4 @@
-"""The replicas of a job, by model, and the first difference of each kind that was seen between them."""
+"""The replicas of a job by model, and the first difference of each kind between them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One model that the ranks of a group keep equal, as it was seen by all clocks."""
+    """One model that the ranks of a group keep equal, with the streams of all clocks that recorded it."""
 
     group: str
     model: int
@@ -24,7 +24,7 @@ class Replica:
 
     @property
     def mesh_dims(self) -> str:
-        """The dimensions of the device mesh in which ranks hold this alike, as "dp"; empty for a model of DDP."""
+        """The dimensions of the device mesh in which ranks hold the same, such as "dp"; empty for a DDP model."""
         return self.group.removeprefix(MESH) if self.group.startswith(MESH) else ""
 
 
@@ -36,22 +36,22 @@ class Sighting:
     stream: Stream
     difference: Difference
     step: int
-    """The training step after which, or within which, it was seen, from 1."""
+    """The training step, from 1, during or after which it was seen."""
     last_good: int | None
-    """The last step before it at which all of this kind were seen to be equal."""
+    """The last step before it at which all tensors of this kind were equal."""
     values: tuple[Values, ...]
-    """What ranks wrote at this moment."""
+    """What ranks wrote at this comparison."""
     before: tuple[Values, ...]
-    """What they wrote at the last moment of the same clock at which all were equal; empty where there was none."""
+    """What they wrote at the last comparison of the same clock at which all were equal, or nothing."""
 
 
 def replicas_of(consistency: Consistency) -> tuple[Replica, ...]:
-    """Return the DDP models in the order of their streams. Groups of different ranks may share a name."""
+    """Return the DDP models, in the order of their streams. Groups of different ranks may share a name."""
     return _models(stream for stream in consistency.streams if stream.model > 0)
 
 
 def unwrapped_of(consistency: Consistency) -> tuple[Replica, ...]:
-    """Return what optimizers train and no DDP holds."""
+    """Return the models that optimizers train outside DDP."""
     return _models(stream for stream in consistency.streams if stream.model < 0)
 
 
@@ -67,7 +67,7 @@ def _models(streams: Iterable[Stream]) -> tuple[Replica, ...]:
 
 
 def sightings(replica: Replica, what: What) -> list[Sighting]:
-    """Return the differences of one kind, one a stream at most, the earliest first; among equals as streams come."""
+    """Return the differences of one kind, at most one per stream, the earliest first."""
     found = [
         _sighting(replica, stream, difference)
         for stream in replica.streams
@@ -78,19 +78,19 @@ def sightings(replica: Replica, what: What) -> list[Sighting]:
 
 
 def values_at(stream: Stream, number: int | None) -> tuple[Values, ...]:
-    """Return what ranks wrote at a moment; nothing where it was not kept."""
+    """Return what ranks wrote at a comparison, or nothing if that was not kept."""
     return next((values for at, values in stream.values if at == number), ())
 
 
 def all_values(streams: Iterable[Stream]) -> list[Values]:
-    """Return what ranks wrote at all moments that were kept."""
+    """Return what ranks wrote at all comparisons that were kept."""
     return [values for stream in streams for _, those in stream.values for values in those]
 
 
 def step_of(stream: Stream, number: int) -> int:
-    """Return the training step, from 1, to which a moment belongs.
+    """Return the training step, from 1, of a comparison.
 
-    Where no optimizer counts them, a step is a backward whose gradients were reduced.
+    If no optimizer counts steps, a step is a backward whose gradients were reduced.
     """
     if stream.clock is StreamClock.STEP:
         return number
@@ -101,9 +101,9 @@ def step_of(stream: Stream, number: int) -> int:
 
 
 def is_aligned(values: Iterable[Values]) -> bool:
-    """Return whether ranks had come equally far: as many backwards reduced.
+    """Return whether ranks had progressed equally: the same number of reduced backwards.
 
-    A rank that has made a step more, or fewer, writes its step N at another place of training than the others.
+    A rank that has made one step more or less writes its step N at another point of training than the others.
     """
     return len({each.reductions for each in values}) <= 1
 
@@ -131,7 +131,7 @@ def _last_good(replica: Replica, what: What, step: int) -> int | None:
 
 
 def _last_equal(stream: Stream, what: What) -> int | None:
-    """Return the last moment at which all of a kind were equal, as far as the first difference tells."""
+    """Return the last comparison at which all tensors of a kind were equal, up to the first difference."""
     for difference in stream.differences:
         if difference.what is what:
             return difference.last_equal

@@ -1,4 +1,4 @@
-"""The settings of optimizers, as ranks wrote them down: which differ, and who has which."""
+"""The optimizer settings that ranks recorded: which differ, and which ranks have which value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Values
 
 _KERNELS = frozenset({"foreach", "fused", "capturable", "differentiable"})
-"""Settings that choose how a step is computed, and not what: they change the last bits at most."""
+"""Settings that choose how a step is computed, not what: they change the last bits at most."""
 _DECAY = "weight_decay"
 _DECOUPLED = frozenset({"AdamW"})
 """Optimizers whose weight decay does not go through their state."""
@@ -21,14 +21,14 @@ _DECOUPLED = frozenset({"AdamW"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingSplit:
-    """A setting of which ranks have different values."""
+    """A setting that has different values on different ranks."""
 
     name: str
     sides: tuple[tuple[str, tuple[int, ...]], ...]
 
     @property
     def blame(self) -> DriftBlame:
-        """Return who has another value than most."""
+        """Return the ranks whose value is not that of the majority."""
         return outvoted([ranks for _, ranks in self.sides])
 
     @property
@@ -38,7 +38,7 @@ class SettingSplit:
 
 
 def splits_of(values: Sequence[Values], *, kernels: bool = False) -> tuple[SettingSplit, ...]:
-    """Return the settings that differ between ranks, those that choose a kernel only where they are asked for."""
+    """Return the settings that differ between ranks. ``kernels`` includes those that only choose a kernel."""
     told = [each for each in values if each.settings]
     names = dict.fromkeys(name for each in told for name, _ in each.settings)
     found = []
@@ -57,7 +57,7 @@ def base_name(name: str) -> str:
 
 
 def state_follows_parameters(values: Sequence[Values]) -> bool:
-    """Return whether an optimizer's state depends on its parameters, by a weight decay that is part of the gradient."""
+    """Return whether the state depends on the parameters, because weight decay is added to the gradient."""
     return any(
         each.optimizer.rpartition(".")[2] not in _DECOUPLED
         and any(base_name(name) == _DECAY and _is_on(text) for name, text in each.settings)

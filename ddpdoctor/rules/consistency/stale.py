@@ -1,4 +1,4 @@
-"""DD508: the optimizer trains tensors that are no parameters of the model."""
+"""DD508: the optimizer trains tensors that are not parameters of the model."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from .replicas import Replica
 
 MIN_UNCHANGED = 2
-"""Moments in a row without any change. Ours: a step may be skipped, or have a learning rate of 0 in a warm-up."""
+"""Comparisons in a row without any change. Our choice: a step may be skipped, or have a learning rate of 0 in a
+warm-up."""
 
 
 MIN_COMPARED = 3
-"""Steps looked at before a part of the model is called stale. Ours: an optimizer of its own may step later."""
+"""Steps to check before a part of the model is called stale. Our choice: a second optimizer may start stepping
+later."""
 
 
 MAKE_ANEW = "make the optimizer from model.parameters() after the model has been moved, replaced, loaded and wrapped"
@@ -38,32 +40,33 @@ def check_stale_optimizer(job: Job) -> Answer:
 
     ## What it means
 
-    The optimizer was made from parameters that the model has no longer: it was copied, replaced or loaded as a whole,
-    or its layers were, after `optimizer = ...(model.parameters())`. Backward fills the gradients of the new
-    parameters, and the optimizer steps with the old ones. Ranks stay equal, and nothing is learned.
+    The optimizer was created from parameters that the model no longer has. After `optimizer = ...(model.parameters())`,
+    the model or some of its layers were copied, replaced or loaded as a whole. Backward fills the gradients of the new
+    parameters, but the optimizer updates the old ones. Ranks stay equal, and nothing is learned.
 
     ## How it is recognised
 
-    All of this was seen: gradients of the model were reduced again and again, optimizers made steps, no parameter of
-    the model changed on any rank, parameters that train are in no optimizer, and at least as many tensors in
-    optimizers are no parameters of any DDP model. Master copies in another precision change the model's parameters,
-    and are no alarm; nor is a model through which something smaller, as a prompt or an image, is trained.
+    For a whole model, all of this must be true: gradients of the model were reduced again and again, optimizers made
+    steps, no parameter of the model changed on any rank, its trainable parameters are in no optimizer, and optimizers
+    hold at least as many tensors that are not parameters of any DDP model. No alarm: master copies in another
+    precision, which do change the model's parameters, and a fixed model through which something smaller is trained,
+    such as a prompt or an image.
 
-    Or for a part of the model, as a head that was replaced: parameters that have gradients are in no optimizer, and
-    optimizers hold as many tensors of the same shapes that are no parameters of any DDP model, have no gradient and
-    never had one. Layers that are frozen by leaving them out of the optimizer have no such twins.
+    For a part of the model, such as a replaced head: parameters that have gradients are in no optimizer, and optimizers
+    hold as many tensors of the same shapes that are not parameters of any DDP model and never had a gradient. Layers
+    that are frozen by leaving them out of the optimizer have no such twins.
 
-    Or parameters that have gradients, are in no optimizer and do not change were given to a module after the optimizer
-    was made: a head of another size, adapters. Where they were there before, it is a note and no more: layers that were
-    unfrozen and never added look as those that are left out on purpose.
+    For new parameters, such as a head of another size or adapters: they have gradients, are in no optimizer, do not
+    change, and were added to a module after the optimizer was created. If they existed before the optimizer, this is
+    only a note: layers that were unfrozen but never added look the same as layers that are left out on purpose.
 
     ## How sure
 
-    High; low for the note.
+    High. Low for the note.
 
     ## What to do
 
-    Make the optimizer after the model has been moved, replaced, loaded and wrapped: `optimizer =
+    Create the optimizer after the model has been moved, replaced, loaded and wrapped: `optimizer =
     ...(model.parameters())`.
 
     ## Example
@@ -84,7 +87,7 @@ def check_stale_optimizer(job: Job) -> Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stale:
-    """What an optimizer holds in place of the model, or of a part of it."""
+    """The tensors that an optimizer holds instead of those of the model, or of a part of it."""
 
     summary: str
     evidence: str
@@ -186,5 +189,5 @@ def _names(names: tuple[str, ...], count: int) -> str:
 
 
 def _unchanged_since(stream: Stream) -> int | None:
-    """Return the first step where no moment had any change; None where the parameters did change once."""
+    """Return the first step after which nothing changed, or None if the parameters changed at least once."""
     return 1 if stream.unchanged == stream.compared - 1 else None

@@ -1,4 +1,4 @@
-"""What was seen of one kind of tensors in all models of a job: differences that count, and why others do not."""
+"""The differences of one kind of tensor in all models of a job: which count, and why others do not."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ class Found:
     sighting: Sighting
     cause: DriftCause
     since: int | None = None
-    """The step at which it began, where that is known to be before it was seen."""
+    """The step at which it began, if known to be before the step at which it was seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """All of one kind in a job."""
+    """The differences of one kind of tensor in a job."""
 
     found: tuple[Found, ...]
-    """The earliest of each model, the earliest first."""
+    """The first difference of each model, the earliest first."""
     compared: bool
-    """At one moment of one model, or more, it was told whether all were equal."""
+    """Whether tensors of this kind were compared at least once, in at least one model."""
     excuses: tuple[str, ...]
-    """Why differences do not count, or models were not compared."""
+    """Why some differences do not count, or models were not compared."""
 
 
 def survey(job: Job, what: What, why: Callable[[Sighting], DriftCause]) -> Survey:
-    """Return the differences of a kind that count, with what ``why`` says of their cause."""
+    """Return the differences of a kind that count. ``why`` returns the cause of each."""
     found: list[Found] = []
     excuses: list[str] = []
     compared = False
@@ -62,12 +62,12 @@ def survey(job: Job, what: What, why: Callable[[Sighting], DriftCause]) -> Surve
 
 
 def replicas(job: Job) -> tuple[Replica, ...]:
-    """Return the models of a job whose replicas were looked at."""
+    """Return the models of a job whose replicas were compared."""
     return replicas_of(job.consistency) if job.consistency is not None else ()
 
 
 def ruling(job: Job, survey_: Survey, findings: Iterable[Problem], noun: str) -> Answer:
-    """Return findings, or that all were equal, or why nothing can be said. ``noun`` is what was to be compared."""
+    """Return the findings, or "passed", or why nothing can be said. ``noun`` names what was to be compared."""
     told = tuple(findings)
     if told:
         return judged(told)
@@ -109,7 +109,7 @@ def _in_model(
 
 
 def _is_compared(replica: Replica, what: What, *, excused: bool) -> bool:
-    """Return whether a stream told of all moments that they were equal, or at least of some before the first."""
+    """Return whether any stream found tensors equal at all times, or at least before its first difference."""
     for stream in replica.streams:
         if what not in stream.kinds:
             continue

@@ -1,4 +1,4 @@
-"""Models that no DDP holds: which of them are meant to be equal on all ranks, and differ."""
+"""Models outside DDP that should be equal on all ranks, and differ."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from .replicas import Replica, Sighting
 
 MIN_EXCHANGED = 2
-"""Steps at which all ranks had the same gradients, before they are taken as exchanged. Ours: one may be by chance, as
-where all gradients are zero."""
+"""Steps with equal gradients on all ranks, before we assume that the script exchanges them. Our choice: one may be
+chance, for example if all gradients are zero."""
 BROADCAST = (
     "wrap the model in DistributedDataParallel, or send rank 0's parameters once before training: `for p in "
     "model.parameters(): dist.broadcast(p.data, src=0)`"
@@ -29,7 +29,7 @@ BROADCAST = (
 
 
 def unwrapped_drift(job: Job) -> Iterator[Found]:
-    """Return the models that are to be equal by what they do, and are not."""
+    """Yield the models that differ although their use shows that they should be equal."""
     for replica in unwrapped_of(job.consistency) if job.consistency is not None else ():
         sighting = next(iter(sightings(replica, What.PARAMETER)), None)
         cause = _cause(replica, sighting) if sighting is not None else None
@@ -38,7 +38,7 @@ def unwrapped_drift(job: Job) -> Iterator[Found]:
 
 
 def _cause(replica: Replica, sighting: Sighting) -> DriftCause | None:
-    """Return why a model differs that is meant to be equal; None where it may be each rank's own by design."""
+    """Return why a model that should be equal differs, or None if each rank may have its own by design."""
     if _is_exchanged(sighting.stream):
         return _never_sent(replica, sighting) if sighting.last_good is None else why_parameters_differ(sighting)
     if _is_trained_through(sighting.stream):
@@ -47,14 +47,14 @@ def _cause(replica: Replica, sighting: Sighting) -> DriftCause | None:
 
 
 def _is_exchanged(stream: Stream) -> bool:
-    """Return whether all ranks made their steps with the same gradients: no two models have these by themselves."""
+    """Return whether all ranks stepped with the same gradients, which separate models never have by themselves."""
     differs = any(one.what is What.GRADIENT for one in stream.differences)
     stood_still = stream.unchanged >= stream.compared - 1
     return What.GRADIENT in stream.kinds and not differs and not stood_still and stream.compared > MIN_EXCHANGED
 
 
 def _is_trained_through(stream: Stream) -> bool:
-    """Return whether a model has a loss of its own, and DDP's gradients pass through it: a discriminator, a critic."""
+    """Return whether a model has its own loss and also passes gradients on to DDP: a discriminator, a critic."""
     last = [values for number, values in stream.values if number == stream.last_number]
     return bool(last) and all(each.own_steps > 0 and each.through > 0 for each in last[0])
 

@@ -1,1 +1,1 @@
-"""Rules over how data is shared out among ranks."""
+"""Rules about how ranks share out the data."""

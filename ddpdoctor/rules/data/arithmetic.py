@@ -1,4 +1,4 @@
-"""What count, sum and exclusive or of indices prove about which of them were drawn."""
+"""What the count, sum and exclusive or of indices prove about which indices were drawn."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from ddpdoctor.model.data import EpochSeen, LoaderSeen
 
 ORDER_LENGTH = 4096
-"""So many first indices of a pass are compared one by one for repetitions: the recorder's ``MAX_ORDER``."""
+"""How many first indices of a pass are checked one by one for repeats: the recorder's ``MAX_ORDER``."""
 
 MIN_EXPECTED_REPEATS = 8
-"""Where draws with replacement would have repeated so many of the first indices, and none was, they were without. Ours:
-by chance it is once in 3,000 passes (of a Poisson distribution with this mean)."""
+"""If draws with replacement would repeat this many of the first indices and none repeats, the draws were without
+replacement. Our choice: the chance of an error is 1 in 3,000 passes (a Poisson distribution with this mean)."""
 
 
 def sum_of_all(samples: int) -> int:
@@ -29,7 +29,7 @@ def xor_of_all(samples: int) -> int:
 
 
 def drew_all(epoch: EpochSeen, loader: LoaderSeen) -> bool:
-    """Return whether a pass drew each index of a dataset once, or all but a last batch that was not full."""
+    """Return whether a pass drew each index of a dataset once, except for a dropped incomplete last batch."""
     samples = loader.samples
     if not samples or not epoch.complete:
         return False
@@ -40,7 +40,7 @@ def drew_all(epoch: EpochSeen, loader: LoaderSeen) -> bool:
 
 
 def draws_once(epoch: EpochSeen, samples: int) -> bool:
-    """Return whether a pass drew without replacement: with it indices would have come again among the first ones."""
+    """Return whether a pass drew without replacement: otherwise some of the first indices would have repeated."""
     looked_at = min(epoch.drawn, ORDER_LENGTH)
     return epoch.repeats == 0 and looked_at * looked_at >= 2 * MIN_EXPECTED_REPEATS * samples
 
@@ -51,10 +51,10 @@ def are_distinct(epochs: Iterable[EpochSeen]) -> bool:
 
 
 def must_leave_gap(samples: int, epochs: Sequence[EpochSeen]) -> bool:
-    """Return whether ranks that drew at least as many indices as there are samples cannot have drawn them all.
+    """Return whether ranks must have missed a sample although they drew at least as many indices as there are samples.
 
-    With as many draws as samples, each must come once. What is drawn beyond that are repetitions: of a single one the
-    sum tells which index it is, and the exclusive or has to agree; of more, their sum has to be possible.
+    With exactly as many draws as samples, each must come once. Draws beyond that are repeats. For one repeat, the sum
+    shows which index it is, and the exclusive or must agree. For more, their sum must be possible.
     """
     if not _are_of(samples, epochs):
         return False
@@ -71,11 +71,11 @@ def must_leave_gap(samples: int, epochs: Sequence[EpochSeen]) -> bool:
 
 
 def shows_all(samples: int, epochs: Sequence[EpochSeen]) -> bool:
-    """Return whether ranks together drew each index once, by count, sum and exclusive or."""
+    """Return whether all ranks together drew each index once, judged by count, sum and exclusive or."""
     as_many = sum(epoch.drawn for epoch in epochs) == samples
     return as_many and _are_of(samples, epochs) and not must_leave_gap(samples, epochs)
 
 
 def _are_of(samples: int, epochs: Sequence[EpochSeen]) -> bool:
-    """Return whether indices are those of the samples, and not of something larger that they were taken from."""
+    """Return whether the indices are within the dataset, and not of a larger one that it is part of."""
     return all(epoch.highest is None or epoch.highest < samples for epoch in epochs)

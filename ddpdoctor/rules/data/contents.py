@@ -1,4 +1,4 @@
-"""Whether two ranks hold the same data, by digests of what their loaders delivered."""
+"""Whether two ranks hold the same data, judged by digests of what their loaders delivered."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ if TYPE_CHECKING:
     from ddpdoctor.model.data import EpochSeen, LoaderSeen
 
     _Prints = Mapping[str, Mapping[str, str]]
-    """By leaf, and then by which batch or sample: digests."""
+    """Digests by leaf, then by batch or sample."""
 
 MIN_BATCHES = 2
-"""So many different digests at least make a leaf of batches tell. Ours: what is the same in each batch says nothing."""
+"""A leaf counts only with at least this many different digests. Our choice: a value that is the same in every batch
+proves nothing."""
 MIN_SAMPLES = 4
-"""So many equal samples at least make a leaf tell, where others differ. Ours: labels of few classes are often equal by
-chance on one sample or two."""
+"""If other leaves differ, a leaf counts only with at least this many equal samples. Our choice: labels of few classes
+are often equal by chance on one or two samples."""
 
 
 def same_contents(loaders: tuple[LoaderSeen, LoaderSeen], passes: tuple[EpochSeen, EpochSeen]) -> bool | None:
-    """Return whether two ranks hold the same dataset; None where that cannot be told.
+    """Return whether two ranks hold the same dataset, or None if that is unknown.
 
-    The same index has to give the same values in one leaf at least: what is augmented at random differs in others, and
-    then labels tell. Where no digest says anything, equal descriptions of the dataset do.
+    The same index must give the same values in at least one leaf: random augmentation changes some leaves, but not the
+    labels. If no digest helps, equal descriptions of the dataset decide.
     """
     one, other = passes
     described_alike = bool(loaders[0].dataset_print) and loaders[0].dataset_print == loaders[1].dataset_print
@@ -38,13 +39,13 @@ def same_contents(loaders: tuple[LoaderSeen, LoaderSeen], passes: tuple[EpochSee
 
 
 def same_batches(one: EpochSeen, other: EpochSeen) -> bool:
-    """Return whether all leaves of the first batches are equal: of data without indices."""
+    """Return whether all leaves of the first batches are equal, for data without indices."""
     mine, others = _numbered(one.batch_prints), _numbered(other.batch_prints)
     return mine == others and any(len(set(prints.values())) >= MIN_BATCHES for prints in mine.values())
 
 
 def is_told_by_prints(loaders: Iterable[EpochSeen]) -> bool:
-    """Return whether digests of delivered data, and not only descriptions of datasets, were at hand."""
+    """Return whether digests of delivered data were available, not only descriptions of datasets."""
     return all(map(_has_prints, loaders))
 
 
@@ -53,7 +54,7 @@ def _has_prints(seen: EpochSeen) -> bool:
 
 
 def _compare(one: _Prints, other: _Prints, least: int) -> bool | None:
-    """Return whether a leaf is equal wherever both have it; False where each leaf differs somewhere."""
+    """Return whether any leaf is equal wherever both have it, False if every leaf differs somewhere, else None."""
     leaves = [leaf for leaf in one if leaf in other]
     common = {leaf: [key for key in one[leaf] if key in other[leaf]] for leaf in leaves}
     differ = [any(one[leaf][key] != other[leaf][key] for key in common[leaf]) for leaf in leaves]
@@ -65,7 +66,7 @@ def _compare(one: _Prints, other: _Prints, least: int) -> bool | None:
 
 
 def _by_leaf(prints: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return digests of samples, "index:leaf:digest", by leaf and index."""
+    """Return sample digests, given as "index:leaf:digest", by leaf and index."""
     found: dict[str, dict[str, str]] = {}
     for entry in prints:
         index, _, rest = entry.partition(":")
@@ -75,7 +76,7 @@ def _by_leaf(prints: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def _numbered(prints: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return digests of batches, "leaf:digest", by leaf and by which batch it was among those of the leaf."""
+    """Return batch digests, given as "leaf:digest", by leaf and by the number of the batch within the leaf."""
     found: dict[str, dict[str, str]] = {}
     for entry in prints:
         leaf, _, digest = entry.partition(":")

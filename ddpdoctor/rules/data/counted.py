@@ -1,4 +1,4 @@
-"""What exact counts of indices add to what sums tell: only `check-data` has them."""
+"""What exact counts of indices add to their sums. Only `check-data` has such counts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def with_counts(replicas: Replicas, answer: Answer) -> Answer:
-    """Add exact counts to what was found by sums."""
+    """Add exact counts to the findings from sums."""
     words = [_count_words(one) for one in _counted(replicas) if one.unique is not None][:1]
     return replace(answer, problems=tuple(replace(one, evidence=(*words, *one.evidence)) for one in answer.problems))
 
 
 def find_overlap(replicas: Replicas) -> Answer | None:
-    """Judge shares by which samples overlap and which are left out, that sums do not tell; None without counts."""
+    """Judge shares by samples that overlap or are left out, which sums do not show. None without counts."""
     counted = [one for one in _counted(replicas) if one.unique is not None and one.missed is not None]
     if not counted or replicas.drawn is None or replicas.size == 1:
         return None
@@ -38,7 +38,7 @@ def find_overlap(replicas: Replicas) -> Answer | None:
 
 
 def _counted(replicas: Replicas) -> tuple[Pass, ...]:
-    """Return the passes whose indices were compared; none where equal indices are not equal samples."""
+    """Return the passes with exact counts, or nothing if equal indices do not mean equal samples."""
     loaders = [loader for those in replicas.loaders.values() for loader in those]
     if replicas.drawn is None or not loaders:
         return ()
@@ -55,7 +55,7 @@ def _count_words(one: Pass) -> str:
 
 
 def _drawn_in_vain(one: Pass, drawn: Drawn) -> int:
-    """Count samples drawn again while others are drawn by none: padding repeats only where all are drawn."""
+    """Count samples drawn again while others are not drawn at all, which padding never causes."""
     return min(one.drawn - (one.unique or 0), one.missed or 0) if drawn.samples else 0
 
 

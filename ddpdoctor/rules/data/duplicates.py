@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .replicas import Replicas
 
 MIN_DRAWN = 2
-"""A single index drawn alike is no sign of anything."""
+"""One equal index proves nothing."""
 
 
 @rule("DD701", "duplicate-data", Severity.ERROR, "Ranks train on the same samples", after=("optimizer-drift",))
@@ -33,31 +33,31 @@ def check_duplicates(replicas: Replicas) -> Answer:
 
     ## What it means
 
-    DDP averages the gradients of all ranks. Where all of them have the same samples, the average is that of one rank:
-    the job takes the time and the GPUs of all ranks for the training of one. Nothing fails.
+    DDP averages the gradients of all ranks. If all ranks have the same samples, the average equals the gradient of one
+    rank: the job uses the time and GPUs of all ranks to do the work of one. Nothing fails.
 
     ## How it is recognised
 
-    Of each loader it is recorded which indices it draws, as count, sum, exclusive or and a digest of their order, and
-    digests of the first batches and of a few samples. Ranks draw the same samples where their indices are equal in the
-    same order, or where each comes to the end of its pass and has drawn every index of the dataset. Loaders are paired
-    by the line that loops over them; only those count between whose batches a backward runs.
+    For each loader, ddpdoctor records which indices it draws (their count, sum, exclusive or, and a digest of their
+    order), and digests of the first batches and of a few samples. Ranks draw the same samples if their indices are
+    equal in the same order, or if each finishes its pass and has drawn every index of the dataset. Loaders are paired
+    by the line that loops over them. Only loaders count that run a backward between batches.
 
-    Ranks that have data of their own are told apart by the digests: the same index gives other values there. Of an
-    iterable dataset the first batches themselves have to be equal in all their parts. A loader whose batches the script
-    shares out afterwards (DDP's forward is given clearly less than was delivered) is not judged.
+    The digests show if ranks have their own data: the same index then gives different values. For an iterable dataset,
+    the first batches themselves must be equal in all their parts. A loader is not judged if the script splits its
+    batches afterwards (DDP's forward gets clearly less than was delivered).
 
     ## How sure
 
-    High where delivered values were compared. Medium where all that could be compared are the descriptions of the
-    datasets: class, length, attributes.
+    High if delivered values were compared. Medium if only the descriptions of the datasets could be compared: class,
+    length, attributes.
 
     ## What to do
 
-    Give the loader `sampler=DistributedSampler(dataset)`, made after `init_process_group` and without `num_replicas`
-    and `rank` (it takes those of the job); leave `shuffle` to it, and call `sampler.set_epoch(epoch)` in each epoch.
-    Give an iterable dataset rank and world size, and let it skip what belongs to others. Where each rank is meant to
-    see all samples, nothing has to be done.
+    Give the loader `sampler=DistributedSampler(dataset)`. Create the sampler after `init_process_group` and without
+    `num_replicas` and `rank`: it takes those of the job. Leave `shuffle` to it, and call `sampler.set_epoch(epoch)` in
+    each epoch. Give an iterable dataset the rank and world size, and let it skip what belongs to others. If each rank
+    is meant to see all samples, you need not do anything.
 
     ## Example
 
@@ -74,7 +74,7 @@ class _SamePass:
     ranks: tuple[int, ...]
     passes: Mapping[int, EpochSeen]
     all_samples: bool
-    """Each of them drew every sample there is."""
+    """Whether each of these ranks drew every sample of the dataset."""
 
 
 def _judge(replicas: Replicas, shared: Shared) -> Answer:
@@ -94,7 +94,7 @@ def _judge(replicas: Replicas, shared: Shared) -> Answer:
 
 
 def _unfit(replicas: Replicas, shared: Shared) -> str:
-    """Return why a loader cannot be judged; empty where it can."""
+    """Return why a loader cannot be judged, or "" if it can."""
     loaders = shared.seen.values()
     name = words.name_of(shared.first())
     if any(epoch.split_after for loader in loaders for epoch in loader.epochs):
@@ -105,7 +105,7 @@ def _unfit(replicas: Replicas, shared: Shared) -> str:
 
 
 def _same_in(shared: Shared, number: int, passes: Mapping[int, EpochSeen]) -> tuple[_SamePass | None, bool]:
-    """Return who had the same samples in a pass, and, where nobody had, whether that is certain."""
+    """Return the ranks with the same samples in a pass, and whether the answer is certain if there are none."""
     if len(passes) < 2:
         return None, False
     if any(shared.seen[rank].iterable or not shared.seen[rank].indices_seen for rank in passes):
@@ -145,13 +145,13 @@ def _drew_alike(passes: Mapping[int, EpochSeen]) -> Callable[[int, int], bool]:
 
 
 def _holding_same(shared: Shared, passes: Mapping[int, EpochSeen], ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Return those of some ranks that hold the same data as another one of them."""
+    """Return which of these ranks hold the same data as another one of them."""
     drew = {rank: passes[rank] for rank in ranks}
     return _alike(drew, lambda one, other: _contents(shared, passes, one, other) is True)
 
 
 def _unsure(shared: Shared, passes: Mapping[int, EpochSeen], ranks: tuple[int, ...]) -> Iterable[bool]:
-    """Return of each rank that drew as the first did whether it cannot be told that it holds other data."""
+    """Return, for each rank that drew the same indices as the first, whether its data could not be compared."""
     return (_contents(shared, passes, ranks[0], rank) is None for rank in ranks[1:])
 
 
@@ -160,7 +160,7 @@ def _contents(shared: Shared, passes: Mapping[int, EpochSeen], one: int, other: 
 
 
 def _alike(passes: Mapping[int, EpochSeen], same: Callable[[int, int], bool]) -> tuple[int, ...]:
-    """Return the ranks that are like another one, by comparing each with the first of each kind."""
+    """Return the ranks that equal another one. Each is compared with the first rank of each kind."""
     kinds: list[list[int]] = []
     for rank in sorted(passes):
         kind = next((kind for kind in kinds if same(kind[0], rank)), None)
@@ -247,7 +247,7 @@ def _contents_words(shared: Shared, seen: _SamePass) -> str:
 
 
 def _unseen_words(shared: Shared, seen: _SamePass) -> str:
-    """Return how much of the dataset is in no share, where samplers of all ranks leave some out."""
+    """Return how much of the dataset is in no share, if the samplers of all ranks leave some out."""
     samplers = [loader.sampler for loader in shared.seen.values()]
     counts = {sampler.replicas if sampler is not None else None for sampler in samplers}
     count = counts.pop() if len(counts) == 1 else None

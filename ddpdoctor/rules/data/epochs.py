@@ -1,4 +1,4 @@
-"""DD702: every epoch in the same order."""
+"""DD702: every epoch has the same order."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ if TYPE_CHECKING:
     from .replicas import Replicas
 
 MIN_DRAWN = 2
-"""A pass of a single index has one order only."""
+"""A pass of one index has only one order."""
 
 
 @rule("DD702", "no-set-epoch", Severity.ERROR, "Every epoch comes in the same order", after=("optimizer-drift",))
 def check_epochs(replicas: Replicas) -> Answer:
-    """Report a distributed sampler that shuffles and whose epoch is never set.
+    """Report a distributed sampler that shuffles, but whose epoch is never set.
 
     ## What it means
 
-    `DistributedSampler` shuffles by a random state made of its seed and its epoch, and the epoch changes by
-    `set_epoch` alone. Without it every epoch has the same order, the same batches, the same samples on the same rank:
-    `shuffle=True` has shuffled once. Nothing fails; the model may train worse.
+    `DistributedSampler` shuffles with a random state made of its seed and its epoch, and only `set_epoch` changes the
+    epoch. Without it, every epoch has the same order, the same batches, and the same samples on each rank:
+    `shuffle=True` shuffled only once. Nothing fails, but the model may train worse.
 
     ## How it is recognised
 
-    At the begin of each pass the sampler's `epoch` is read, and of each pass the order of its indices is kept as a
-    digest. The sampler shuffles, at least two passes of training were begun, the epoch was the same in all of them on
-    all ranks, and so was the order. A loader that is made anew for each epoch, with a sampler whose epoch is 0 again,
-    is one loader. Where the order does change, whoever sees to that, nothing is said. A `set_epoch` that is called
-    twice on a `DistributedSampler` which no loader uses, and which has as many samples, is named: the script made two,
-    or a framework put its own into the loader.
+    At the start of each pass, the sampler's `epoch` is read, and a digest of the order of the pass is kept. There is a
+    finding if the sampler shuffles, at least two training passes were started, and both the epoch and the order were
+    the same in all of them on all ranks. A loader that is created again for each epoch, with a sampler whose epoch is 0
+    again, counts as one loader. If the order does change, for whatever reason, there is no finding. The finding also
+    names calls of `set_epoch` on another `DistributedSampler` that no loader uses, if that was called at least twice
+    and has as many samples. Then the script created two samplers, or a framework put its own into the loader.
 
     ## How sure
 
-    High: the order of the passes was compared.
+    High: the orders of the passes were compared.
 
     ## What to do
 
-    Call `sampler.set_epoch(epoch)` at the start of each epoch, before the loop over the loader, on all ranks with the
-    same number.
+    Call `sampler.set_epoch(epoch)` at the start of each epoch, before the loop over the loader, with the same number on
+    all ranks.
 
     ## Example
 
@@ -93,7 +93,7 @@ def _judge(replicas: Replicas, shared: Shared) -> Answer:
 
 
 def _unfit(replicas: Replicas, shared: Shared) -> str:
-    """Return why it cannot be told whether a loader shuffles anew; empty where it can."""
+    """Return why it is unknown whether a loader reshuffles, or "" if it can be judged."""
     for loader in shared.seen.values():
         sampler = loader.sampler
         if sampler is None or sampler.replicas is None:
@@ -148,7 +148,7 @@ def _finding(replicas: Replicas, shared: Shared, passes: dict[int, list[EpochSee
 
 
 def _stray_calls(shared: Shared, passes: dict[int, list[EpochSeen]]) -> dict[int, Frame]:
-    """Return, by rank, the line that set the epoch of a sampler that no loader uses, while this one was looped over."""
+    """Return, by rank, the line that set the epoch of an unused sampler while this one was looped over."""
     found: dict[int, Frame] = {}
     for rank in shared.ranks:
         first, last = passes[rank][0], passes[rank][-1]

@@ -1,4 +1,4 @@
-"""DD705 and DD706: batches that the arithmetic of an epoch leaves smaller than the others, or without a step."""
+"""DD705 and DD706: batches that come out smaller than the others, or that get no step."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     after=("optimizer-drift",),
 )
 def check_last_batch(shares: Shares) -> Answer:
-    """Report an epoch without a batch, a last batch of one sample, or one that is not full.
+    """Report an epoch without any batch, or with a last batch of one sample or one that is not full.
 
     ## What it means
 
-    Without a batch an epoch passes and nothing is trained, in silence. In training, `BatchNorm1d` raises for a batch of
-    one sample (`Expected more than 1 value per channel when training`), and other layers that normalise over the batch
-    take that sample for all there is. In a smaller batch every sample weighs more: DDP gives each rank's mean the same
-    weight.
+    If an epoch has no batch, nothing is trained, and nothing reports it. In training, `BatchNorm1d` raises for a batch
+    of one sample (`Expected more than 1 value per channel when training`), and other layers that normalize over the
+    batch take that one sample for the whole batch. In a smaller batch every sample weighs more: DDP gives each rank's
+    mean the same weight.
 
     ## How it is recognised
 
-    By arithmetic: samples, world size, batch size, and what sampler and loader do with the rest. No data is read.
+    By arithmetic: samples, world size, batch size, and how sampler and loader treat the remainder. No data is read.
 
     ## How sure
 
-    High: the numbers follow. Whether the model has such a layer is not looked at.
+    High: the result follows from the numbers. Whether the model has such a layer is not checked.
 
     ## What to do
 
-    `DataLoader(..., drop_last=True)` leaves a last batch out that is not full; the samples are others in the next epoch
-    where the sampler shuffles. Without any batch: a smaller batch size, or fewer ranks.
+    `DataLoader(..., drop_last=True)` skips a last batch that is not full. If the sampler shuffles, other samples are
+    skipped in the next epoch. If there is no batch at all, use a smaller batch size or fewer ranks.
 
     ## Example
 
@@ -72,10 +72,10 @@ def check_accumulation(shares: Shares) -> Answer:
 
     ## What it means
 
-    With gradients accumulated over K batches, an epoch of B batches ends in the middle of a step where B does not
-    divide by K. A loop that steps at `(i + 1) % K == 0` carries those gradients into the next epoch, or drops them
-    where it calls `zero_grad` first. One that steps at the end too makes a step of fewer batches, whose loss is divided
-    by K all the same.
+    If gradients are accumulated over K batches, an epoch of B batches ends in the middle of a step unless K divides B.
+    A loop that steps at `(i + 1) % K == 0` carries those gradients into the next epoch, or drops them if it calls
+    `zero_grad` first. A loop that also steps at the end makes one step from fewer batches, but still divides their loss
+    by K.
 
     ## How it is recognised
 
@@ -83,11 +83,12 @@ def check_accumulation(shares: Shares) -> Answer:
 
     ## How sure
 
-    High that there is a rest. What the loop does with it is not looked at.
+    High that batches are left over. What the loop does with them is not checked.
 
     ## What to do
 
-    Decide for it: step at the last batch too and divide by the batches that there were, or leave the rest out.
+    Choose one: also step at the last batch and divide by the actual number of batches, or skip the batches that are
+    left.
 
     ## Example
 

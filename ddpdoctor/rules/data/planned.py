@@ -1,4 +1,4 @@
-"""What the arithmetic alone says of DD701, DD703 and DD704, which elsewhere go by what ranks were seen to draw."""
+"""What arithmetic alone says about DD701, DD703 and DD704. Elsewhere these rules use what ranks actually drew."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @also("DD701")
 def judge_duplicates(shares: Shares) -> Answer:
-    """DD701: whether ranks are given the same samples, beyond what a sampler repeats to come out even."""
+    """DD701: whether ranks get the same samples, beyond those that a sampler repeats to make shares equal."""
     plan = shares.plan
     repeated = sum(one.repeated for one in shares.ranks)
     if plan.sharing is not Sharing.NONE or plan.world_size == 1:
@@ -34,7 +34,7 @@ def judge_duplicates(shares: Shares) -> Answer:
 
 @also("DD703")
 def judge_gaps(shares: Shares) -> Answer:
-    """DD703: whether the same samples are missed in every epoch; with a shuffle they are others each time."""
+    """DD703: whether the same samples are missed in every epoch. With a shuffle they change each time."""
     missed, plan = shares.missed, shares.plan
     if missed is None:
         return judged([], "how many samples are missed depends on how each rank shuffles")

@@ -21,26 +21,26 @@ NO_REPLICAS = "no model of DistributedDataParallel was seen on two ranks or more
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """Ranks that are to train one model on different data."""
+    """Ranks that should train one model on different data."""
 
     loaders: Mapping[int, Sequence[LoaderSeen]]
     """By rank, in the order of their first use."""
     size: int
-    """How many ranks the group has, those that are not in ``loaders`` included."""
+    """How many ranks the group has, including those that are not in ``loaders``."""
     world_size: int
     """How many ranks the job has."""
     hosts: Mapping[int, str] = field(default_factory=dict)
     trained_only: bool = True
-    """Only loaders between whose batches a backward ran are meant; False where somebody has named a loader to train
+    """Whether only loaders count that run a backward between batches. False if the user named a loader to train
     with."""
     ended_badly: bool = False
-    """The job hung or failed, or a loop over this loader would."""
+    """Whether the job hung or failed, or a loop over this loader would."""
     drawn: Drawn | None = None
-    """What `check-data` counted of the only loader; None of a job that trained."""
+    """What `check-data` counted for its only loader, or None for a job that trained."""
 
 
 def replicas_of(job: Job) -> tuple[Replicas, ...] | Unread:
-    """Return the groups in which DDP keeps models equal, each set of ranks once; or why none is known."""
+    """Return the groups in which DDP keeps models equal, each set of ranks once, or why none is known."""
     if all(rank.loaders is None for rank in job.ranks):
         return Unread(why=Why.ABSENT, reason=NOT_LOOKED)
     return _groups(job) or Unread(why=Why.ABSENT, reason=NO_REPLICAS)
@@ -60,7 +60,7 @@ def _groups(job: Job) -> tuple[Replicas, ...]:
 
 
 def _users(ranks: Iterable[Rank]) -> dict[str, set[int]]:
-    """Return by name of a group which ranks gave DDP a model for it."""
+    """Return, by group name, the ranks that gave DDP a model for that group."""
     found: dict[str, set[int]] = {}
     for rank in ranks:
         for model in rank.models:

@@ -1,4 +1,4 @@
-"""DD703: samples that no rank is given."""
+"""DD703: samples that no rank gets."""
 
 from __future__ import annotations
 
@@ -43,36 +43,36 @@ SPLIT_ALIKE = (
     after=("optimizer-drift",),
 )
 def check_shards(replicas: Replicas) -> Answer:
-    """Report ranks whose shares of a dataset do not make up the dataset.
+    """Report ranks whose shares of a dataset do not add up to the whole dataset.
 
     ## What it means
 
-    Each rank shuffles for itself and takes every n-th index. Only where all shuffle alike do the shares fit together:
-    with another seed, or another epoch, on each rank some samples are drawn by several ranks and others by none. With a
-    sampler for more ranks than there are, the shares of the missing ones are never drawn. And shares of parts that
-    each rank has split off at random for itself (`random_split`) do not fit either: what one rank trains on, another
-    may hold back to validate with.
+    Each rank shuffles by itself and takes every n-th index. The shares fit together only if all ranks shuffle alike. If
+    ranks have different seeds or epochs, several ranks draw some samples and no rank draws others. With a sampler for
+    more ranks than exist, the shares of the missing ranks are never drawn. Shares do not fit either if each rank first
+    splits off a random part by itself (`random_split`): one rank may train on samples that another holds back for
+    validation.
 
     ## How it is recognised
 
-    The sampler's `seed`, `epoch`, `num_replicas` and `rank` are read when a pass begins. They contradict each other
-    where the sampler shuffles and ranks have different sums of seed and epoch, or where there are more replicas than
-    ranks. They fit together, and the shares do not, where the dataset is a `Subset` of equal datasets that has other
-    indices on some ranks.
+    The sampler's `seed`, `epoch`, `num_replicas` and `rank` are read when a pass begins. They contradict each other if
+    the sampler shuffles and ranks have different sums of seed and epoch, or if there are more replicas than ranks. Even
+    if they agree, the shares do not fit if the dataset is a `Subset` of equal datasets with different indices on some
+    ranks.
 
-    A sampler of another kind than torch's is held to the arithmetic of what was drawn: all ranks together draw as many
-    indices as there are samples, none twice on one rank, but count, sum and exclusive or are not those of all indices.
-    Where it has no parameters, this has to be so in the same way in two passes: drawing at random on each rank is no
-    fault.
+    Samplers other than torch's are judged by the arithmetic of what was drawn: all ranks together draw as many indices
+    as there are samples, no rank draws one twice, but count, sum and exclusive or are not those of all indices. If the
+    sampler has no such parameters, this must happen in the same way in two passes, because drawing at random on each
+    rank is not a fault.
 
     ## How sure
 
-    High where a majority agrees: the minority is to blame. Otherwise all ranks are named, medium.
+    High if a majority agrees: the minority is to blame. Otherwise all ranks are named: medium.
 
     ## What to do
 
-    Give the sampler the same seed on all ranks (not one made of the rank, the time or `torch.initial_seed()`), call
-    `set_epoch` on all ranks with the same number, and leave out `num_replicas` and `rank`. Split with
+    Give the sampler the same seed on all ranks (not one made from the rank, the time or `torch.initial_seed()`). Call
+    `set_epoch` with the same number on all ranks, and leave out `num_replicas` and `rank`. Split with
     `random_split(..., generator=torch.Generator().manual_seed(0))`.
 
     ## Example
@@ -89,10 +89,10 @@ class _ShareFault:
 
     words: str
     ranks: tuple[int, ...]
-    """Whom it concerns."""
+    """The ranks it concerns."""
     evidence: tuple[str, ...]
     sure: bool = True
-    """It concerns these ranks; else only where others are a majority."""
+    """Whether these ranks are certain. If not, they are certain only if other ranks are a majority."""
     fix: str = SHARE_ALIKE
 
 
@@ -113,7 +113,7 @@ def _judge(replicas: Replicas, shared: Shared) -> Answer:
 
 
 def _whole_passes(replicas: Replicas, shared: Shared) -> dict[int, dict[int, EpochSeen]]:
-    """Return the passes that all ranks made, as they trained."""
+    """Return the passes that all ranks made, only those of training unless the user named the loader."""
     return {
         number: found
         for number, found in shared.passes().items()
@@ -128,7 +128,7 @@ def _judge_samplers(
     passes: Mapping[int, Mapping[int, EpochSeen]],
     samplers: Mapping[int, SamplerSeen],
 ) -> Answer:
-    """Judge samplers that say how they share out."""
+    """Judge samplers that expose their parameters."""
     cause = _missing_shares(replicas, shared, samplers) or _other_parts(shared, samplers)
     if cause:
         return judged([_finding(replicas, shared, cause)])
@@ -153,7 +153,7 @@ def _judge_samplers(
 def _settle_samplers(
     shared: Shared, passes: Mapping[int, Mapping[int, EpochSeen]], samplers: Mapping[int, SamplerSeen]
 ) -> Answer:
-    """Pass where torch's own sampler has parameters that agree, or where the arithmetic shows all samples."""
+    """Pass if torch's own sampler has parameters that agree, or if the arithmetic shows all samples."""
     samples = shared.first().samples or 0
     if all(sampler.standard and sampler.rank is not None for sampler in samplers.values()):
         return passed()
@@ -163,7 +163,7 @@ def _settle_samplers(
 
 
 def _missing_shares(replicas: Replicas, shared: Shared, samplers: Mapping[int, SamplerSeen]) -> _ShareFault | None:
-    """Return the cause where samplers are for more ranks than there are; ranks with equal numbers are duplicates."""
+    """Return the cause if samplers are for more ranks than exist. Ranks with equal numbers are duplicates instead."""
     counts = {sampler.replicas for sampler in samplers.values()}
     numbers = {sampler.rank for sampler in samplers.values()}
     if not shared.is_whole or len(counts) > 1 or None in numbers or len(numbers) < len(samplers):
@@ -183,7 +183,7 @@ def _missing_shares(replicas: Replicas, shared: Shared, samplers: Mapping[int, S
 
 
 def _other_parts(shared: Shared, samplers: Mapping[int, SamplerSeen]) -> _ShareFault | None:
-    """Return the cause where one dataset is shared out to all ranks after each has split off a part for itself."""
+    """Return the cause if each rank split off its own part before the dataset was shared out."""
     wholes = {loader.part_of for loader in shared.seen.values()}
     numbers = {(sampler.replicas, sampler.rank) for sampler in samplers.values()}
     if len(wholes) > 1 or "" in wholes or numbers != {(shared.size, rank) for rank in range(shared.size)}:
@@ -206,7 +206,7 @@ def _other_parts(shared: Shared, samplers: Mapping[int, SamplerSeen]) -> _ShareF
 
 
 def _is_proved(shared: Shared, found: Mapping[int, EpochSeen], samplers: Mapping[int, SamplerSeen]) -> bool:
-    """Return whether parameters that differ do leave a gap: torch's own sampler does what they say, others may not."""
+    """Return whether different parameters do leave a gap. Samplers other than torch's need the sums as proof."""
     samples = shared.first().samples or 0
     epochs = tuple(found.values())
     done = shared.is_whole and all(epoch.complete for epoch in epochs)
@@ -218,7 +218,7 @@ def _is_proved(shared: Shared, found: Mapping[int, EpochSeen], samplers: Mapping
 def _disagreement(
     found: Mapping[int, EpochSeen], samplers: Mapping[int, SamplerSeen]
 ) -> tuple[str, dict[int, object], tuple[int, ...]] | None:
-    """Return in what ranks differ, each rank's value, and who departs from the majority: all where there is none."""
+    """Return what differs, each rank's value, and the ranks outside the majority, or all ranks without one."""
     seeds = {rank: sampler.seed for rank, sampler in samplers.items()}
     epochs = {rank: epoch.set_epoch for rank, epoch in found.items()}
     if None in seeds.values():
@@ -232,7 +232,7 @@ def _disagreement(
 
 
 def _judge_drawn(replicas: Replicas, shared: Shared, passes: Mapping[int, Mapping[int, EpochSeen]]) -> Answer:
-    """Judge shares of which only the sums are known: the same ones in each pass, which do not make up the dataset."""
+    """Judge shares by sums alone: they must be the same in each pass and not make up the dataset."""
     samples = shared.first().samples or 0
     whole = {number: found for number, found in passes.items() if all(epoch.complete for epoch in found.values())}
     name = words.name_of(shared.first())
@@ -282,7 +282,7 @@ def _finding(replicas: Replicas, shared: Shared, cause: _ShareFault) -> Problem:
 
 
 def _sums_words(shared: Shared, found: Mapping[int, EpochSeen], number: int) -> str:
-    """Return what was drawn against what there is, and how many samples nobody draws where shares are independent."""
+    """Compare what was drawn with the dataset, and estimate how many samples independent shares leave out."""
     samples = shared.first().samples
     if not samples or not shared.is_whole or not all(epoch.complete for epoch in found.values()):
         return ""
@@ -295,7 +295,7 @@ def _sums_words(shared: Shared, found: Mapping[int, EpochSeen], number: int) -> 
 
 
 def _expected_unseen(samples: int, found: Mapping[int, EpochSeen]) -> int:
-    """Return how many samples are in no share, on average, where each rank draws its share at random by itself."""
+    """Return how many samples are in no share on average if each rank draws its share independently."""
     unseen = float(samples)
     for epoch in found.values():
         unseen *= 1 - min(1, epoch.drawn / samples)

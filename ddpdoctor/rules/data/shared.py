@@ -1,4 +1,4 @@
-"""Which loader of one rank stands for which of the others; one that is made anew for each pass is one loader."""
+"""Pairs the loaders of different ranks. A loader that is created again for each pass counts as one loader."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 ONE_RANK = "one rank has nothing to share"
 NOT_TRAINED = "no loader was seen between whose batches a backward ran on two ranks or more"
 MIN_TRAINED_SHARE = 0.5
-"""Of the batches of a pass, so many at least are followed by a backward where the pass is one of training. Ours:
-gradients may be added up over several batches only by a backward for each; a loader for evaluation that was left early
-has its last batch, and no other, followed by the next backward."""
+"""The smallest share of a training pass's batches that a backward follows. Our choice: gradients can be accumulated
+over batches only with a backward for each; if an evaluation loop is left early, only its last batch is followed by the
+next backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """One loader, as two ranks or more of a group used it to train."""
+    """One loader that two or more ranks of a group used to train."""
 
     seen: Mapping[int, LoaderSeen]
     """By rank."""
@@ -43,11 +43,11 @@ class Shared:
         return len(self.seen) == self.size
 
     def first(self) -> LoaderSeen:
-        """Return it as the lowest rank saw it."""
+        """Return the loader as the lowest rank recorded it."""
         return self.seen[self.ranks[0]]
 
     def passes(self) -> dict[int, dict[int, EpochSeen]]:
-        """Return the passes that two ranks or more were seen to make, by number and rank."""
+        """Return the passes that two or more ranks made, by number and rank."""
         found: dict[int, dict[int, EpochSeen]] = {}
         for rank in self.ranks:
             for epoch in self.seen[rank].epochs:
@@ -56,9 +56,9 @@ class Shared:
 
 
 def judge_loaders(replicas: Replicas, judge: Callable[[Replicas, Shared], Answer], healthy: str) -> Answer:
-    """Return what a rule says of all loaders of a group: what any has found, else that one has passed.
+    """Apply a rule to all loaders of a group. Return all problems, or else "passed" if any loader passed.
 
-    ``healthy`` is what was seen then. Where none has passed, the first reason to skip is given.
+    ``healthy`` describes a pass. If no loader passed, return the first reason to skip.
     """
     if replicas.size == 1:
         return skipped(ONE_RANK)
@@ -80,7 +80,7 @@ def shared_loaders(replicas: Replicas) -> tuple[Shared, ...]:
 
 
 def _pair(by_rank: Mapping[int, Mapping[Hashable, list[LoaderSeen]]], key: Hashable, size: int) -> list[Shared]:
-    """Return the loaders of one line, the first with the first; none where ranks used different numbers of them."""
+    """Pair the loaders of one line in order. Return nothing if ranks used different numbers of them."""
     found = {rank: loaders[key] for rank, loaders in by_rank.items() if key in loaders}
     if len(found) < 2 or len({len(loaders) for loaders in found.values()}) > 1:
         return []
@@ -89,12 +89,12 @@ def _pair(by_rank: Mapping[int, Mapping[Hashable, list[LoaderSeen]]], key: Hasha
 
 
 def is_trained(shared: Shared) -> bool:
-    """Return whether ranks trained with it, in the pass of most batches of each that did."""
+    """Return whether at least two ranks used it for training."""
     return sum(any(was_trained(epoch) for epoch in loader.epochs) for loader in shared.seen.values()) > 1
 
 
 def was_trained(epoch: EpochSeen) -> bool:
-    """Return whether a pass was one of training: one backward alone is none, save where it had one batch alone."""
+    """Return whether a pass was for training. One backward is not enough unless the pass had only one batch."""
     enough = epoch.backwards > 1 or (epoch.complete and epoch.batches == 1)
     return epoch.trained and enough and epoch.backwards >= MIN_TRAINED_SHARE * epoch.batches
 
@@ -105,7 +105,7 @@ def _pairing_key(loader: LoaderSeen) -> Hashable:
 
 
 def _line(loader: LoaderSeen) -> Hashable:
-    """Return the line of a loader; nodes may have the script in different folders."""
+    """Return the line of a loader without the folder, which may differ between nodes."""
     site = loader.site
     return (site.file.rpartition("/")[2], site.line, site.function) if site is not None else None
 
@@ -118,7 +118,7 @@ def _by_key(loaders: Iterable[LoaderSeen], key: Callable[[LoaderSeen], Hashable]
 
 
 def join_remade(loaders: Sequence[LoaderSeen]) -> tuple[LoaderSeen, ...]:
-    """Return loaders with those that were made anew, for the next pass at the same line, joined to the one before."""
+    """Join each loader that was created again at the same line, for the next pass, to the one before it."""
     joined: list[LoaderSeen] = []
     last: dict[Hashable, int] = {}
     for loader in loaders:
@@ -133,7 +133,7 @@ def join_remade(loaders: Sequence[LoaderSeen]) -> tuple[LoaderSeen, ...]:
 
 
 def _continues(before: LoaderSeen, after: LoaderSeen) -> bool:
-    """Return whether one loader was used up before the other was first used, and both shuffle alike."""
+    """Return whether one loader was finished before the other was first used, and both shuffle alike."""
     if not before.epochs or not after.epochs or _shuffle(before) != _shuffle(after):
         return False
     ended = before.epochs[-1].ended_ns

@@ -1,4 +1,4 @@
-"""DD704: ranks with different numbers of batches."""
+"""DD704: ranks have different numbers of batches."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ def check_batches(replicas: Replicas) -> Answer:
 
     ## What it means
 
-    DDP reduces gradients in every backward, and every rank has to take part. A rank that has fewer batches leaves the
-    loop, and goes on to the next epoch, to a barrier, or to its end; the others wait for it in backward, for ever or
-    until the time limit. Where it does go on to the next epoch, ranks are one step apart from there.
+    DDP reduces gradients in every backward, and every rank must take part. A rank with fewer batches leaves the loop
+    and goes on to the next epoch, to a barrier, or to its end. The others wait for it in backward, forever or until the
+    timeout. If it does go on to the next epoch, ranks are one step apart from then on.
 
     ## How it is recognised
 
-    In the same pass over the same loader a rank came to the end of its batches, another was given more of them, and
-    over all passes the first has trained on fewer; it has not begun another pass. Passes that the script broke off,
-    loaders inside DDP's `join`, and ranks that begin their loader anew until all have made the same number of steps are
-    no alarm.
+    In the same pass over the same loader, one rank reached the end of its batches and another rank got more. Over all
+    passes the first rank trained on fewer batches, and it has not started another pass. No alarm: passes that the
+    script broke off, loaders inside DDP's `join`, and ranks that restart their loader until all have made the same
+    number of steps.
 
     ## How sure
 
-    High: the batches were counted. Where the job hung or failed it is an error, and the rank that left the loop is the
-    verdict of the rules of progress. Where it finished in spite of it, this is a warning: some batches were then not
-    reduced.
+    High: the batches were counted. If the job hung or failed, this is an error, and the verdict of the progress rules
+    names the rank that left the loop. If the job finished anyway, this is a warning: some batches were not reduced.
 
     ## What to do
 
-    Use `DistributedSampler` (it makes the shares equal) or `drop_last=True` on shares of equal length; wrap the loop in
-    `with model.join():`, with the optimizer made for it; or agree on the smallest number of batches before the loop.
+    Use `DistributedSampler` (it makes the shares equal), or `drop_last=True` on shares of equal length. Or wrap the
+    loop in `with model.join():`, with an optimizer created for it. Or let ranks agree on the smallest number of batches
+    before the loop.
 
     ## Example
 
@@ -69,9 +69,9 @@ class _Uneven:
     number: int
     batches: Mapping[int, int]
     going_on: bool
-    """The ranks with the most batches were not at their end."""
+    """Whether the ranks with the most batches had not reached their end."""
     short: tuple[int, ...]
-    """Ranks that came to the end of their batches, and trained on fewer than others."""
+    """Ranks that reached the end of their batches and trained on fewer than others."""
 
 
 def _judge(replicas: Replicas, shared: Shared) -> Answer:
@@ -108,7 +108,7 @@ def _longest(batches: Mapping[int, int]) -> list[int]:
 
 
 def _went_on(shared: Shared, rank: int, other: int, batches: Mapping[int, int]) -> bool:
-    """Return whether another rank was given more batches in a pass, and has trained on more in all."""
+    """Return whether another rank got more batches in a pass and trained on more over all passes."""
     mine, others = shared.seen[rank].trained_batches, shared.seen[other].trained_batches
     return batches[other] > batches[rank] and (others > mine or not others)
 

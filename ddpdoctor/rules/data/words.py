@@ -1,4 +1,4 @@
-"""Words about loaders: where they are, how samples are shared out, what a rank drew."""
+"""Words about loaders: where they are, how they share out samples, and what a rank drew."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def name_of(loader: LoaderSeen) -> str:
-    """Return how a loader is spoken of: "the loader at train.py:12"."""
+    """Return the words for a loader: "the loader at train.py:12"."""
     if loader.site is None:
         return f"the loader of {class_name(loader.dataset)}"
     return f"the loader at {loader.site.file.rpartition('/')[2]}:{loader.site.line}"
 
 
 def class_name(path: str) -> str:
-    """Return a class without its module."""
+    """Return a class name without its module."""
     return path.rpartition(".")[2]
 
 
 def places_of(shared: Shared, ranks: Iterable[int]) -> tuple[Place, ...]:
-    """Return the line that loops over a loader, on each of some ranks."""
+    """Return the line that loops over a loader, for each of these ranks."""
     sites = ((rank, shared.seen[rank].site) for rank in ranks)
     return tuple(
         Place(rank=rank, file=site.file, line=site.line, function=site.function)
@@ -54,7 +54,7 @@ def drawn_words(epoch: EpochSeen) -> str:
 
 
 def by_rank(values: Mapping[int, object]) -> str:
-    """Return "0 on rank 2, 3 on ranks 0 and 1"; of many different values the first few."""
+    """Return "0 on rank 2, 3 on ranks 0 and 1", with only the first few of many different values."""
     sides: dict[object, list[int]] = {}
     for rank, value in sorted(values.items()):
         sides.setdefault(value, []).append(rank)
@@ -63,7 +63,7 @@ def by_rank(values: Mapping[int, object]) -> str:
 
 
 def shared_out(loader: LoaderSeen, size: int) -> str:
-    """Return what a DistributedSampler would give each rank, empty where the size of the dataset is not known."""
+    """Return what a DistributedSampler would give each rank, or "" if the dataset's size is unknown."""
     if not loader.samples or not loader.batch_size:
         return ""
     drop_last = bool(loader.sampler is not None and loader.sampler.drop_last)
