@@ -32,24 +32,26 @@ def check_stopped(scene: Scene) -> Answer:
 
     ## What it means
 
-    The kernel runs no instruction of the rank. Its code is not at fault: somebody stopped the process (`kill -STOP`,
-    Ctrl-Z, a batch system that suspends jobs), a debugger holds it, or a device or file system does not answer.
+    The kernel runs no instruction of the rank. The rank's code is not at fault. Either somebody stopped the process
+    (`kill -STOP`, Ctrl-Z, a batch system that suspends jobs), or a debugger holds it, or a device or file system does
+    not answer.
 
     ## How it is recognised
 
-    The state in `/proc/PID/stat` is T (stopped) or t (traced); or it is D (uninterruptible sleep) and no thread of the
-    process answers. Other ranks wait, or none makes progress.
+    The state in `/proc/PID/stat` is T (stopped) or t (traced). Or it is D (uninterruptible sleep) and no thread of the
+    process answers. Other ranks wait for it, or no rank makes progress.
 
     ## How sure
 
     High for T and t, medium for D.
 
-    The job is stopped where the process has been in state T for the whole `--hang-timeout`, no debugger is attached,
-    and other ranks wait for it. Otherwise a debugger or a late device may let it go on, and the job is watched.
+    ddpdoctor stops the job if the process has been in state T for the whole `--hang-timeout`, no debugger is attached,
+    and other ranks wait for it. Otherwise a debugger or a slow device may still let the process go on, so ddpdoctor
+    only watches the job.
 
     ## What to do
 
-    `kill -CONT PID`, or detach the debugger. For D look at `dmesg` and at the file system that the line reads.
+    Run `kill -CONT PID`, or detach the debugger. For D, look at `dmesg` and at the file system that the line reads.
 
     ## Example
 
@@ -96,9 +98,9 @@ def _stopped(scene: Scene, blamed: tuple[int, ...]) -> Answer:
 
 
 def _is_frozen_for_good(scene: Scene, rank: Rank) -> bool:
-    """Return whether a process has been stopped for the whole hang timeout, and no debugger is there to continue it.
+    """Return whether a process has been stopped for the whole hang timeout and no debugger can continue it.
 
-    Sleep in the kernel (D) ends when the device or the file server answers, however late.
+    Sleep in the kernel (D) does not count: it ends when the device or the file server answers, however late.
     """
     if rank.proc_state != "T" or rank.traced_by or rank.frozen_since_ns is None:
         return False
@@ -118,31 +120,32 @@ def _stopped_fix(scene: Scene, blamed: tuple[int, ...], *, asleep: bool) -> str:
 
 @rule("DD607", "missing", Severity.ERROR, "A rank or node never came")
 def check_missing(scene: Scene) -> Answer:
-    """Report ranks that no process stands for while others wait for them.
+    """Report ranks that have no process while others wait for them.
 
     ## What it means
 
-    `init_process_group` returns when all ranks of the world have come. Fewer were started than the world size says, two
-    were given one number, or a node did not come.
+    `init_process_group` returns only when all ranks of the world have come. Either fewer ranks were started than the
+    world size says, or two got the same number, or a whole node did not come.
 
     ## How it is recognised
 
-    Ranks wait in `init_process_group`, and no process with the missing ranks' numbers was ever seen. A rank that runs
-    and is held up before `init_process_group` is `stuck` instead. Of several nodes: a node of which no `ddpdoctor wrap`
-    was heard while the launchers wait, or all were heard and no launcher starts ranks. What this node sees of the place
-    where they are to meet (does the name resolve, is a connection taken) is evidence.
+    Ranks wait in `init_process_group`, and no process with the missing ranks' numbers was ever seen. (A rank that runs
+    but is held up before `init_process_group` is reported as `stuck`.) In a job of several nodes, there are two more
+    cases. The launchers wait for a node whose `ddpdoctor wrap` was never heard. Or all nodes were heard, but no
+    launcher starts ranks. As evidence, the report says what this node sees of the rendezvous endpoint: whether the name
+    resolves, and whether it accepts a connection.
 
     ## How sure
 
-    High where every node's ranks are seen, or a node did not come. Medium where one node hears nothing of the others,
-    and so cannot tell which of them are there. Where ranks may run that no ddpdoctor sees: low, and the job is not
+    High if every node's ranks are seen, or if a node did not come. Medium if one node hears nothing from the others,
+    because it cannot tell which of them are there. Low if ranks may run that no ddpdoctor sees; then the job is not
     stopped.
 
     ## What to do
 
-    Compare the world size that the script passes with the number of ranks that were started. On several nodes look
-    at the nodes that are named: were they started, with the same `--rdzv-endpoint`, `--rdzv-id` and `--nnodes`? Then
-    run `ddpdoctor check-rendezvous` on every node. Where nodes may come later than `--hang-timeout`, raise it.
+    Compare the world size that the script passes with the number of ranks that were started. On several nodes, check
+    the nodes that the report names: were they started, and with the same `--rdzv-endpoint`, `--rdzv-id` and `--nnodes`?
+    Then run `ddpdoctor check-rendezvous` on every node. If nodes may come later than `--hang-timeout`, raise it.
 
     ## Example
 
@@ -209,7 +212,7 @@ def _missing_fix(scene: Scene, absent_nodes: list[NodeSeen], *, alone: bool, dou
 
 
 def _duplicates(scene: Scene) -> list[str]:
-    """Return which rank numbers more than one process of the same attempt has taken."""
+    """Return the rank numbers that more than one process of the same attempt has taken."""
     taken: dict[tuple[int, int], set[tuple[str, int]]] = {}
     for rank in scene.job.ranks:
         if rank.pid is not None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .wait_graph import Circle
 
 MOST_TOLD = 6
-"""Links of a circle that a sentence names, and circles that are told."""
+"""Most links of a circle, and most circles, that a sentence names."""
 _MEET = (
     "the send and the recv have both come: give them the same tag, group and size; else see whether data get through "
     "between the two, or raise --hang-timeout where it is only slow"
@@ -35,25 +35,26 @@ _MEET = (
 
 @rule("DD608", "deadlock", Severity.ERROR, "Ranks wait for each other in a circle")
 def check_deadlock(scene: Scene) -> Answer:
-    """Report ranks of which each waits for a call that another will only make later.
+    """Report ranks that wait for each other in a circle.
 
     ## What it means
 
-    Two groups are used in opposite order, two ranks both receive (or both send a large tensor) first, or one receives
-    what another will only send after a collective that both have to be in.
+    Each rank waits for a call that another rank will only make later. Two groups are used in opposite order. Or two
+    ranks both receive first (or both send a large tensor first). Or one rank receives what another sends only after a
+    collective that needs both.
 
     ## How it is recognised
 
-    Each waiting rank points to the call that it waits in, and that to the ranks that have not come to it. Ranks that
-    lie on a circle of such links can never go on. Ranks that wait for the circle, and are not on it, are not named.
+    Each waiting rank has a link to the call that it waits in. Each call has links to the ranks that have not come to
+    it. Ranks on a circle of such links can never go on. Ranks that wait for the circle but are not on it are not named.
 
     ## How sure
 
-    High where all links are known. Medium where a rank of the circle waits for its device: the host may still come to
-    the call that is missing, and the job is not stopped before torch's own time limit has passed. Low where no circle
-    was found although every rank waits, in more than one group: then all are named. Low too where a `send` and its
-    `recv` have both come and neither ends: their tags differ, or the data do not get through. In both cases the job is
-    not stopped.
+    High if all links are known. Medium if a rank of the circle waits for its device: its host may still come to the
+    missing call, so the job is not stopped before torch's own time limit has passed. Low if no circle was found
+    although every rank waits, in more than one group: then all ranks are named. Also low if a `send` and its `recv`
+    have both come and neither ends: their tags differ, or the data do not get through. In both low cases the job is not
+    stopped.
 
     ## What to do
 
@@ -99,7 +100,7 @@ def _finding(scene: Scene, circles: Sequence[Circle], waiters: tuple[int, ...]) 
 
 
 def _lines(state: State) -> list[Frame | None]:
-    """Return the line of the call, and of an asynchronous one that at which it is waited for."""
+    """Return the line of the call, and for an asynchronous call the line that waits for it."""
     waits = [call.site for call in state.rank.open_calls if call.op == WORK_WAIT and call.thread_is_main]
     return [say.line_at(state), *waits]
 
@@ -114,7 +115,7 @@ def _around_words(scene: Scene, circle: Circle) -> str:
 
 
 def _call_words(scene: Scene, number: int) -> str:
-    """Return the operation as it was typed, and of a collective its group."""
+    """Return the operation as the user typed it, and for a collective its group."""
     call = scene.states[number].call
     what = "a call" if call is None else call.api or call.op
     position = scene.positions.get(number)

@@ -41,20 +41,20 @@ _OOM_WORDS = {
 
 @rule("DD603", "early-exit", Severity.ERROR, "A rank ended with status 0 while others still waited for it")
 def check_early_exit(scene: Scene) -> Answer:
-    """Report a rank that ended without an error before its part in a collective was done.
+    """Report a rank that ended without an error before it had done its part in a collective.
 
     ## What it means
 
-    The rank left the loop or the script while the others went on: fewer batches, an early stop that only one rank
-    decided, a `sys.exit()` or `os._exit(0)` on one rank. torch's launcher does not notice an exit with status 0.
+    The rank left the loop or the script while the others went on. It had fewer batches, or it alone decided to stop
+    early, or it alone called `sys.exit()` or `os._exit(0)`. torch's launcher does not notice an exit with status 0.
 
     ## How it is recognised
 
-    The process ended with status 0, or its script had come to its end, and others wait in a collective that it had not
-    come to, or failed in it ("Connection closed by peer"), before any rank failed by itself.
+    The process ended with status 0, or its script came to its end. Others wait in a collective that it never came to,
+    or failed in that collective ("Connection closed by peer"). No rank failed by itself before that.
 
-    A call that only the waiting rank makes, as under `if rank == 0:` at the end of the script, is DD602: there the
-    ranks that ended had passed its line, or had destroyed the group, and nobody had made that call before.
+    A call that only the waiting rank makes, such as one under `if rank == 0:` at the end of the script, is DD602.
+    There, the ranks that ended had passed its line or had destroyed the group, and nobody had made that call before.
 
     ## How sure
 
@@ -62,8 +62,8 @@ def check_early_exit(scene: Scene) -> Answer:
 
     ## What to do
 
-    Let all ranks decide together (`all_reduce` the wish to stop), give all ranks the same number of batches
-    (`drop_last=True`, or `with model.join():`), and leave together: `dist.barrier()` before the end.
+    Let all ranks decide together (`all_reduce` the wish to stop). Give all ranks the same number of batches
+    (`drop_last=True`, or `with model.join():`). Leave together: call `dist.barrier()` before the end.
 
     ## Example
 
@@ -95,7 +95,7 @@ def check_early_exit(scene: Scene) -> Answer:
 
 
 def _turning(scene: Scene, number: int) -> Turning | None:
-    """Return how a rank that left came to leave, where no exit call says it, by what a rank that waits for it does."""
+    """Return why a rank left, compared with a rank that waits for it; used if no exit call tells it."""
     if scene.rank(number).exit_call is not None:
         return None
     for waiter, position in sorted(scene.positions.items()):
@@ -113,7 +113,7 @@ def _way_out(rank: Rank) -> Frame | None:
 
 
 def _last_located(rank: Rank) -> Call | None:
-    """Return the rank's last call whose line is known: one that has not ended, else the last that has."""
+    """Return the rank's last call whose line is known: an open one if there is one, else the last that ended."""
     still_open = [call for call in rank.open_calls if call.site is not None]
     return still_open[-1] if still_open else pack_calls(rank.recent_calls).last_of_kinds(lambda kind: bool(kind.site))
 
@@ -124,29 +124,31 @@ def check_crash(scene: Scene) -> Answer:
 
     ## What it means
 
-    One rank raised an exception, and the others lost their connection to it. Their errors, often printed first and more
-    of them, are consequences.
+    One rank raised an exception, and the others lost their connection to it. Their errors are consequences, although
+    they are often printed first and there are more of them.
 
     ## How it is recognised
 
-    A failure is a consequence when its rank was inside a collective. The earliest one that was not is the cause.
-    The line is the innermost of the user's own code in the traceback; of an error in a loader worker, the worker's.
-    Ranks that raised the same exception at the same line within five seconds are reported together. Where a pipeline
-    or a distributed checkpoint raised its own error because of another, the other counts, on the rank that it is of.
+    A failure is a consequence if its rank was inside a collective. The earliest failure outside a collective is the
+    cause. The line is the innermost line of your own code in the traceback, or the worker's line if a loader worker
+    raised the error. Ranks that raised the same exception at the same line within five seconds are reported together.
+    If a pipeline or a distributed checkpoint raised its own error because of another error, the report names that other
+    error and its rank.
 
-    Where DDP "expected to have finished reduction in the prior iteration", the parameters are named that the backward
-    before left without a gradient, with the ranks that did and, where it is still there, the script's variable that was
-    computed from them and has no part in the loss. Gradients and parameters that differ since then follow from that,
-    and are not reported besides. Likewise for a graph that changed under `static_graph=True`, and for a parameter that
-    was "marked as ready twice".
+    If DDP "expected to have finished reduction in the prior iteration", the report names the parameters that the
+    previous backward left without a gradient, and the ranks that left them out. It also names the script's variable
+    that was computed from them and has no part in the loss, if that variable still exists. Gradients and parameters
+    that differ since then follow from that, so they are not reported as well. A graph that changed under
+    `static_graph=True`, and a parameter that was "marked as ready twice", are treated the same way.
 
     ## How sure
 
-    High where the rank was in no collective; medium where the exception came out of one, and all others were in it too.
+    High if the rank was in no collective. Medium if the exception came out of a collective and all others were in it
+    too.
 
     ## What to do
 
-    Open the line that is named, and read its exception, not those of the other ranks. Errors that everybody meets are
+    Open the line that the report names, and read its exception, not those of the other ranks. Common errors are
     explained in the report, by `ddpdoctor explain "TEXT OF THE ERROR"`, and in docs/known-errors.md.
 
     ## Example
@@ -163,33 +165,36 @@ def check_crash(scene: Scene) -> Answer:
 
 @rule("DD605", "killed", Severity.ERROR, "A rank died by a signal")
 def check_killed(scene: Scene) -> Answer:
-    """Report the rank that a signal ended, and which signal.
+    """Report the rank that was killed by a signal, and which signal.
 
     ## What it means
 
-    SIGKILL comes from outside: the kernel's OOM killer, a batch system, a person. SIGSEGV, SIGBUS, SIGFPE, SIGILL and
-    SIGABRT come from the rank's own native code: a library, an extension, a full `/dev/shm` (SIGBUS).
+    SIGKILL comes from outside: from the kernel's OOM killer, a batch system, or a person. SIGSEGV, SIGBUS, SIGFPE,
+    SIGILL and SIGABRT come from the rank's own native code: a library, an extension, or a full `/dev/shm` (SIGBUS).
 
-    A whole node is killed likewise: its machine goes down, its processes are killed, or its network is cut.
+    The same rule covers a whole node that is lost: its machine goes down, its processes are killed, or its network is
+    cut.
 
     ## How it is recognised
 
-    The signal that the process died of, the kernel's counter of OOM kills, and the dump that a fatal signal leaves.
-    A SIGABRT inside a collective that a peer's wrong call caused is judged as `mismatch`. Of a node: the `ddpdoctor
-    wrap` on it was heard and is silent now, without having said that it ends, and the ranks on the other nodes wait for
-    its ranks, or have lost their connections to them. Whether the host itself still answers is tried.
+    The evidence is the signal that ended the process, the kernel's counter of OOM kills, and the dump that a fatal
+    signal leaves. A SIGABRT inside a collective that a peer's wrong call caused is reported as `mismatch`. A node
+    counts as lost if its `ddpdoctor wrap` was heard before and is silent now, without having said that it ends, and if
+    the ranks on the other nodes wait for its ranks or have lost their connections to them. ddpdoctor also tries whether
+    the host itself still answers.
 
     ## How sure
 
-    High; low for SIGABRT inside a collective, which often hits a rank that is innocent, and for one that NCCL's
-    watchdog seems to have sent: it comes from a thread that runs no Python, when a call has waited for torch's own
-    limit. Where it is known who was waited for, the wait is judged (DD601, DD602, DD611) and the abort is a
-    consequence. Medium where one node hears nothing of the only other one: either may be the one that is cut off.
+    High. Low for a SIGABRT inside a collective, which often hits an innocent rank. Also low for an abort that NCCL's
+    watchdog seems to have caused: it comes from a thread that runs no Python, after a call has waited for torch's own
+    limit. If it is known which rank the call waited for, the report is about that wait (DD601, DD602, DD611), and the
+    abort is a consequence. Medium if one of two nodes hears nothing from the other: either may be the one that is cut
+    off.
 
     ## What to do
 
-    For SIGKILL by the OOM killer: less memory a rank (workers, batch size, prefetch), or a higher limit. For a fatal
-    signal: the line that is named calls the native code at fault.
+    For SIGKILL by the OOM killer, use less memory per rank (workers, batch size, prefetch), or raise the limit. For a
+    fatal signal, the line that is named calls the native code at fault.
 
     ## Example
 
@@ -244,19 +249,19 @@ def _of_reducer(failure: Failure) -> bool:
 
 
 def _passed_on_words(root: Failure) -> list[str]:
-    """Say which error the log ends with, where a library of torch's has raised another because of this one."""
+    """Say which error the log ends with, if a torch library raised another error because of this one."""
     passed_on = root.error.passed_on_as if root.error is not None else ""
     return [f"torch raised {passed_on} because of it"] if passed_on else []
 
 
 def _worker_words(root: Failure) -> list[str]:
-    """Say where the error was raised, where that line has nothing to do with it."""
+    """Say where the error was raised, if that is not the line that the finding names."""
     frame = innermost_user(root.error.frames) if root.error is not None and is_lost_worker(root) else None
     return [f"a worker of this loader died; torch raised that when the rank was {place_words(frame)}"] if frame else []
 
 
 def _lines(failure: Failure) -> list[Frame | None]:
-    """Return the line of a failure, and the one at which the script left once it had caught the error."""
+    """Return the line of a failure, and the line at which the script left after it had caught the error."""
     return [failure_line(failure), failure.rank.exit_call if failure.error is not None else None]
 
 

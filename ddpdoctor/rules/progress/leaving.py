@@ -1,4 +1,4 @@
-"""DD609 and DD612: the script has ended, and its process does not, or dies on the way out."""
+"""DD609 and DD612: the script has ended, but its process does not end, or dies on the way out."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
 
 QUEUES_FILE = "/multiprocessing/queues.py"
-"""Where the interpreter, at its end, waits until all that was put into a queue has been read."""
+"""The interpreter waits here at its end until everything that was put into a queue has been read."""
 AT_WORK_SHARE = 0.02
-"""A core's share above which a process that ends is at work. Ours: one that waits uses none."""
+"""Share of a core above which an ending process counts as working. Our choice: one that waits uses none."""
 TEARDOWN_CPU_S = 10.0
-"""Seconds of CPU that an interpreter gets to take itself down, whatever time that takes on crowded cores. Ours: to free
+"""CPU seconds that an interpreter gets to shut down, however long that takes on crowded cores. Our choice: freeing
 torch takes about 1 s."""
 
 
 @rule("DD609", "exit-hang", Severity.ERROR, "The training code has ended and the process does not")
 def check_exit_hang(scene: Scene) -> Answer:
-    """Report a rank whose script has ended while its process lives on.
+    """Report a rank whose script has ended but whose process lives on.
 
     ## What it means
 
-    Python waits at its end for every thread that is not a daemon, for `multiprocessing` children, and for functions
+    At its end Python waits for every thread that is not a daemon, for `multiprocessing` children, and for functions
     registered with `atexit`. One of them does not return.
 
     ## How it is recognised
 
-    The script's own code ended longer ago than `--hang-timeout`, and the process is there. An interpreter that has
-    joined its threads and is at work taking itself down gets ten seconds of CPU time besides.
+    The script's own code ended longer ago than `--hang-timeout`, but the process still exists. An interpreter that has
+    joined its threads and is still shutting down gets ten more seconds of CPU time.
 
     ## How sure
 
-    High where a thread, an exit function or a child with a line of the user's is found, else medium.
+    High if a thread, an exit function or a child with a line of your code is found, else medium.
 
     ## What to do
 
     Tell the thread to end before the script does (an `Event`, a `None` in its queue), or make it a daemon. Close
-    loggers, profilers and prefetchers; call `dist.destroy_process_group()` last.
+    loggers, profilers and prefetchers. Call `dist.destroy_process_group()` last.
 
     ## Example
 
@@ -91,7 +91,7 @@ def _is_held_up(scene: Scene, number: int) -> bool:
 
 
 def _takes_itself_down(rank: Rank, since_ns: int) -> bool:
-    """Return whether the interpreter has joined its threads, ours among them, and still computes."""
+    """Return whether the interpreter has joined its threads, including ddpdoctor's, and still computes."""
     share = rank.cpu_share or 0.0
     at_work = rank.proc_state == "R" or share > AT_WORK_SHARE
     return at_work and not rank.looks and share * since_ns / 1e9 < TEARDOWN_CPU_S
@@ -110,7 +110,7 @@ def _exit_fix(rank: Rank) -> str:
 
 
 def _exit_places(rank: Rank) -> tuple[Place, ...]:
-    """Return what keeps an ended script's process: a thread, an exit function, or a child."""
+    """Return what keeps the process of an ended script alive: a thread, an exit function, or a child."""
     rank = _since_end(rank)
     threads = [stack for stack in other_threads(rank, skip_idle=False) if not stack.is_daemon]
     lines: list[Frame | None] = [innermost_user(stack.frames) for stack in threads]
@@ -143,15 +143,15 @@ def check_exit_abort(scene: Scene) -> Answer:
 
     ## What it means
 
-    Nothing of the training is lost: the script had run to its end. Gloo's threads may be alive while the interpreter
-    takes its libraries down, and then C++ aborts with "terminate called without an active exception"
-    (pytorch#190489). The launcher still counts it as a failure and returns its status.
+    No training is lost: the script had run to its end. Gloo's threads may still be alive while the interpreter unloads
+    its libraries. Then C++ aborts with "terminate called without an active exception" (pytorch#190489). The launcher
+    still counts this as a failure and returns its status.
 
     ## How it is recognised
 
-    The process died of SIGABRT after the interpreter had begun to shut down, and neither an exception nor an error
-    status had ended the script. SIGBUS and SIGSEGV count too: the dump of an abort may itself fault. A rank that a
-    spawner then ends by SIGTERM, when its script has ended as well, is no failure either.
+    The process died of SIGABRT after the interpreter had begun to shut down, and the script had ended without an
+    exception or an error status. SIGBUS and SIGSEGV count too, because the dump of an abort may itself fault. If a
+    spawner then ends another rank by SIGTERM whose script has also ended, that is no failure either.
 
     ## How sure
 

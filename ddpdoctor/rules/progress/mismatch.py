@@ -48,39 +48,40 @@ _ONE_LINE = (
 
 @rule("DD602", "mismatch", Severity.ERROR, "Ranks disagree about the next collective")
 def check_mismatch(scene: Scene) -> Answer:
-    """Report ranks that call another collective than the others, or with another shape or dtype.
+    """Report ranks that call a different collective than the others, or one with a different shape or dtype.
 
     ## What it means
 
-    Collectives are matched by their order alone. If one rank calls `reduce` where the others reduce gradients, or makes
-    one call more or fewer, all wait, abort, or compute nonsense.
+    Collectives are matched by their order alone. Suppose that one rank calls `reduce` while the others reduce
+    gradients, or that it makes one call more or fewer. Then all ranks wait, abort, or compute nonsense.
 
     ## How it is recognised
 
-    Every rank's calls are numbered within each group. Under one number the operation must be the same, and the dtype,
-    root, reduction and shape where the operation needs them equal. Collectives that DDP makes inside its constructor,
-    `forward` and `backward` count as well, each in the phase in which C++ made it. Where an equal collective of another
-    line went through and shifted all later ones, that line is named, and not the later one at which it showed.
+    Every rank's calls are numbered within each group. Calls with the same number must be the same operation. Their
+    dtype, root, reduction and shape must be equal too if the operation needs that. Collectives that DDP makes inside
+    its constructor, `forward` and `backward` count as well, each in the phase in which C++ made it. Sometimes an equal
+    collective from another line goes through and shifts all later ones. Then the report names that line, not the later
+    line at which the difference showed.
 
-    The line that made the rank differ comes first in `where`: the condition and the `continue`, `break` or `return`
-    that led it around a call, or the head of the loop that it left. For that the records are followed back to the first
-    call that the rank skipped or made once too often, DDP's `forward` and `backward` included. The source is read while
-    the job is there, as far as it has not changed since; `report` uses what was kept of it. Where the source leaves
-    several ways, they are told and none is named.
+    The line that made the rank differ comes first in `where`. It is the condition and the `continue`, `break` or
+    `return` that led the rank around a call, or the head of the loop that it left. To find it, ddpdoctor follows the
+    records back to the first call that the rank skipped or made once too often, including DDP's `forward` and
+    `backward`. It reads the source while the job is there, if the source has not changed since; `report` uses the saved
+    copy. If the source allows several ways, the report lists them and names none as the cause.
 
-    A collective that only one rank calls, at the end of the script or in a callback, is found as well. The other ranks
-    have passed that line and their scripts have ended. Where they left the middle of a loop, see DD603.
+    A collective that only one rank calls at the end of the script or in a callback is found as well: the other ranks
+    have passed that line, and their scripts have ended. If they left in the middle of a loop, see DD603.
 
     ## How sure
 
-    High where a majority agrees: the minority is to blame. With two ranks, or no majority, the rank whose call departs
-    from the order of calls so far is to blame: medium. Without such a history all are named: low.
+    High if a majority agrees: the minority is to blame. With two ranks, or without a majority, the rank whose call
+    breaks its earlier order of calls is to blame: medium. Without such a history all ranks are named: low.
 
     ## What to do
 
     Look for a collective under a condition that differs between ranks (`if rank == 0:`, a loss that is only sometimes
-    logged), for loops of unequal length, and for tensors whose shape depends on the rank's data. A step that one rank
-    skips (`if not torch.isfinite(loss): continue`) all have to skip: `all_reduce` the condition.
+    logged), for loops of unequal length, and for tensors whose shape depends on the rank's data. If one rank skips a
+    step (`if not torch.isfinite(loss): continue`), all ranks must skip it: `all_reduce` the condition.
 
     ## Example
 
@@ -133,9 +134,10 @@ def _finding(scene: Scene, conflict: Conflict) -> Problem:
 
 
 def _number_words(scene: Scene, conflict: Conflict) -> str:
-    """Return which collective it is, counted from 1 as NCCL's log and the flight recorder do, and why who is blamed.
+    """Return the number of the collective, and why this rank is blamed.
 
-    The text that torch raises under DETAIL counts from 0.
+    The number counts from 1, as in NCCL's log and the flight recorder. The text that torch raises under DETAIL counts
+    from 0.
     """
     counted = f" (SequenceNumber={conflict.seq - 1} in torch's text)" if scene.detail else ""
     group = group_words(conflict.group, scene.world)
@@ -143,7 +145,7 @@ def _number_words(scene: Scene, conflict: Conflict) -> str:
 
 
 def _turning(scene: Scene, conflict: Conflict, departing: list[Part]) -> Turning | None:
-    """Return how the first of the blamed ranks parted from the first that agrees with the others."""
+    """Return how the first blamed rank parted from the first rank that agrees with the others."""
     agreeing = [part for part in conflict.parts if part not in departing]
     if conflict.passed or not departing or not agreeing:
         return None
@@ -166,7 +168,7 @@ def _fix(conflict: Conflict, turning: Turning | None, *, uneven: bool) -> str:
 
 
 def _lines(scene: Scene, part: Part, turning: Turning | None) -> list[Frame | None]:
-    """Return the lines that decided it, the line of the call, and that of the error because of which it was made."""
+    """Return the lines that decided it, the line of the call, and the line of the error that led to the call."""
     rank = scene.rank(part.rank)
     error = innermost_user(rank.handled.frames) if rank.handled is not None else None
     shown = part.site or rank.last_place or say.line_at(scene.states[part.rank])
@@ -194,9 +196,9 @@ def _summary(scene: Scene, conflict: Conflict, departing: list[Part], turning: T
 
 
 def _side_words(scene: Scene, conflict: Conflict, parts: list[Part], before: str = "") -> str:
-    """Return "rank 0 is in reduce at train.py:6", or what it called where that went through.
+    """Return "rank 0 is in reduce at train.py:6", or what it called if that call went through.
 
-    ``before`` is what each did before that.
+    ``before`` says what each rank did before that.
     """
     told = []
     for what, ranks in _call_classes(parts).items():
@@ -213,13 +215,13 @@ def _call_classes(parts: list[Part]) -> dict[str, list[int]]:
 
 
 def part_words(part: Part) -> str:
-    """Return what a rank called, with what has to be equal on all ranks, and at which line."""
+    """Return what a rank called, at which line, with the properties that must be equal on all ranks."""
     what = part.kind.op if part.native else f"{call_words(part.kind)}{_agreed_words(part.kind)}"
     return f"{what} at {line_of(part.site)}"
 
 
 def _agreed_words(kind: CallKind) -> str:
-    """Return " with MAX to rank 2": the reduction, where it is not torch's own choice, and the root that was named."""
+    """Return " with MAX to rank 2": the reduction if it is not torch's default, and the root if one was named."""
     redop = f" with {kind.redop}" if kind.op in REDUCING and kind.redop not in (None, "SUM") else ""
     root = f" {_TO_ROOT[kind.op]} rank {kind.peer}" if kind.op in ROOTED and kind.peer is not None else ""
     return redop + root

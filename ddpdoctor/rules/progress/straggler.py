@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from ddpdoctor.model.steps import LineSeen
 
 SECOND_LINE = 0.25
-"""A second line is named where the rank is met there so often as the first. Ours: a loop's body has two or three lines,
-and a line that is met once in a while has no part in it."""
+"""A second line is named if the rank is seen there at least this often relative to the first. Our choice: a loop's body
+has two or three lines, and a line that is rarely seen has no part in it."""
 EXPLAINED = 0.5
-"""How much of the cost the slow phase must explain for high confidence. Ours: most of it."""
+"""Share of the cost that the slow phase must explain for high confidence. Our choice: most of it."""
 
 _SITES = {Phase.FORWARD: "ddp_forward", Phase.BACKWARD: "backward"}
-"""The recorded call whose line stands for a phase in which the rank was never met."""
+"""The recorded call whose line is used for a phase in which the rank was never sampled."""
 _WORDS = {
     Phase.BEFORE: "before forward",
     Phase.FORWARD: "in forward",
@@ -62,32 +62,35 @@ def check_straggler(scene: Scene) -> Answer:
 
     ## What it means
 
-    All ranks end a step together, so the slowest one sets the pace of the job. This one is slow for a reason of its
-    own: nothing hangs, and every step takes as long as it needs.
+    All ranks end a step together, so the slowest one sets the pace of the job. This rank is slow for a reason of its
+    own. Nothing hangs, but every step takes as long as this rank needs.
 
     ## How it is recognised
 
-    Of each step it is recorded how long its phases took and how much of that the rank waited in collectives. Who waits
-    least has come last; no common clock is needed. A rank, or up to half of the ranks, must come after all others in
-    80 % of at least 20 steps, and cost them a median of 20 % of the step and of 20 ms. The last 256 steps are looked
-    at; from the 65th step on DDP's waits are read in every fourth. A few long pauses (a checkpoint, an evaluation)
-    change no median. Where the others' loader workers make batches without a pause, they could hardly be faster without
-    the slow rank: the job is bound by its input, and nobody is named. How long a worker takes for a batch is measured
-    in the worker. Waits for a single peer (send, recv) do not count: the stages of a pipeline are not compared. On a
-    GPU, where collectives return before they have begun, waits are measured only where torch times its kernels
-    (`TORCH_NCCL_ENABLE_TIMING=1`): the rank whose kernels are the shortest has come last. Without timing, or where the
+    For each step the recorder notes how long its phases took and how much of that time the rank waited in collectives.
+    The rank that waits least has come last, so no common clock is needed. A rank, or up to half of the ranks, must come
+    after all others in 80 % of at least 20 steps. At the median it must cost them 20 % of the step and 20 ms. The rule
+    looks at the last 256 steps; from the 65th step on, DDP's waits are read in every fourth step. A few long pauses (a
+    checkpoint, an evaluation) change no median.
+
+    If the other ranks' loader workers make batches without a pause, those ranks could hardly be faster without the slow
+    rank. Then the job is bound by its input, and no rank is named. The time that a worker takes for a batch is measured
+    in the worker. Waits for a single peer (send, recv) do not count, so the stages of a pipeline are not compared.
+
+    On a GPU, collectives return before they have begun, so waits are measured only if torch times its kernels
+    (`TORCH_NCCL_ENABLE_TIMING=1`). The rank whose kernels are the shortest has come last. Without timing, or if the
     ranks end without `destroy_process_group`, the rule says that it cannot tell.
 
     ## How sure
 
-    High where the time that it loses is seen in one phase of the step and at a line of the script, else medium.
-    Medium too where the kernels tell it.
+    High if the lost time is seen in one phase of the step and at a line of the script, else medium. Also medium if the
+    kernel times show it.
 
     ## What to do
 
-    Before forward: data loading or host code; more workers, prefetching, nothing that one rank does alone. In forward
-    or backward: inputs of different sizes, a throttled GPU, a neighbour on the core; `ddpdoctor check-env` looks for
-    the last two.
+    Before forward, look at data loading and host code: use more workers or prefetching, and do nothing on one rank
+    alone. In forward or backward, look for inputs of different sizes, a throttled GPU, or another process on the core;
+    `ddpdoctor check-env` looks for the last two.
 
     ## Example
 
@@ -114,7 +117,7 @@ def check_straggler(scene: Scene) -> Answer:
 
 
 def _is_unknown(scene: Scene) -> bool:
-    """Return whether steps were left out because nobody knows how much of them was waiting, as on a GPU."""
+    """Return whether steps were left out because their waiting time is not known, as on a GPU."""
     return any(rank.step_times is not None and rank.step_times.unknown for rank in scene.job.ranks)
 
 
@@ -146,9 +149,9 @@ def _device_finding(scene: Scene, late: LateDevice) -> Problem:
 
 
 def _is_input_bound(scene: Scene, late: Late) -> bool:
-    """Return whether the others would hardly be faster without the late ranks: their own workers are at the limit.
+    """Return whether the other ranks' own workers are at the limit, so that the late ranks hardly slow them down.
 
-    Of ranks that all wait for their data, whoever is a little behind finds no batch ready, and the others wait for it.
+    If all ranks wait for their data, a rank that is a little behind finds no batch ready, and the others wait for it.
     """
     times = [scene.rank(number).fetch_times for number in late.others]
     known = [one.busy_share for one in times if one is not None and one.batches >= MIN_STEPS]
@@ -226,7 +229,7 @@ def _spends(scene: Scene, late: Late, phase: Phase, ranks: Sequence[int]) -> str
 
 
 def _worker_words(scene: Scene, late: Late) -> list[str]:
-    """Return how long loader workers take for a batch, of the late ranks and of the others, where both have some."""
+    """Return how long loader workers take for a batch, on the late ranks and on the others, if both have workers."""
     groups = [[scene.rank(number).fetch_times for number in numbers] for numbers in (late.ranks, late.others)]
     own, theirs = ([one for one in group if one is not None and one.batches >= MIN_STEPS] for group in groups)
     if not own or not theirs:
@@ -240,7 +243,7 @@ def _worker_words(scene: Scene, late: Late) -> list[str]:
 
 
 def _phase_words(scene: Scene, late: Late, phase: Phase) -> str:
-    """Return the name of a phase; before forward is all but backward where no forward is seen."""
+    """Return the name of a phase. If no forward was seen, "before forward" covers everything but backward."""
     times = scene.rank(late.ranks[0]).step_times
     if phase is not Phase.BEFORE or times is None or any(times.phases_us[Phase.FORWARD]):
         return _WORDS[phase]
@@ -252,7 +255,7 @@ def _ms(value: float) -> str:
 
 
 def _places(scene: Scene, late: Late, number: int) -> tuple[Place, ...]:
-    """Return the lines at which a late rank was met most in its slow phase, else that phase's own line."""
+    """Return the lines at which a late rank was seen most in its slow phase, else that phase's own line."""
     rank = scene.rank(number)
     phase = slow_phase(late, number)[0]
     frames = _lines(rank, phase) or _site(rank, phase)
@@ -271,14 +274,15 @@ def _lines(rank: Rank, phase: Phase) -> tuple[Frame, ...]:
 
 
 def _loader_sites(rank: Rank) -> set[tuple[str, int]]:
-    """Return the lines at which a rank takes batches: met there, it waits for its loader."""
+    """Return the lines at which a rank takes batches. A rank that is seen there waits for its loader."""
     return {_key(kind.site) for kind in pack_calls(rank.recent_calls).kinds if kind.op == "next_batch" and kind.site}
 
 
 def _worker_lines(rank: Rank, loaders: set[tuple[str, int]]) -> tuple[Frame, ...]:
-    """Return where the workers were met. An idle one, forked, still has its parent's line on its stack.
+    """Return the lines at which the workers were seen.
 
-    One that was spawned runs the script's module first, which imports torch and makes no batch.
+    An idle forked worker still has its parent's line on its stack. A spawned worker first runs the script's module,
+    which imports torch and makes no batch. Neither counts.
     """
     found: dict[tuple[str, int], list[LineSeen]] = defaultdict(list)
     for line in rank.lines_seen:

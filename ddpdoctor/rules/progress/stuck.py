@@ -25,7 +25,8 @@ _HOLDS_UP = frozenset({Doing.USER, Doing.DATA, Doing.BACKWARD, Doing.NATIVE})
 
 
 ALONE_PATIENCE = 4
-"""Hang timeouts that a rank gets when others have ended and nobody waits for it. Ours: a last export may be long."""
+"""How many hang timeouts a rank gets if others have ended and nobody waits for it. Our choice: a last export may be
+long."""
 
 
 @rule("DD601", "stuck", Severity.ERROR, "A rank makes no progress, and the others wait for it")
@@ -34,47 +35,50 @@ def check_stuck(scene: Scene) -> Answer:
 
     ## What it means
 
-    A collective ends only when every rank of its group has called it. One rank has not come: it sleeps, waits for a
-    file, a lock, a worker process or a download, or runs in an endless loop. The others are healthy and wait.
+    A collective ends only when every rank of its group has called it. One rank has not come. It sleeps, waits for a
+    file, a lock, a worker process or a download, or runs in an endless loop. The other ranks are healthy and wait.
 
     ## How it is recognised
 
-    Each rank's pending collective is compared with how far every other member of the group has come. The rank that has
-    not arrived, and waits for no other rank itself, is the cause. It must have made no progress (no collective, no
-    step, no batch, no new function) for `--hang-timeout`. Where no rank waits for another and none makes progress,
-    all are reported; ranks that go on when others have ended well get four times as long.
+    ddpdoctor compares the collective that each rank waits in with how far every other member of the group has come. The
+    cause is the rank that has not arrived and waits for no other rank itself. It must have made no progress (no
+    collective, no step, no batch, no new function) for `--hang-timeout`. If no rank waits for another and none makes
+    progress, all are reported. Ranks that go on after others have ended well get four times as long.
 
-    With NCCL a rank may have called the collective, and its device still runs an earlier kernel. Where torch times its
-    kernels (`TORCH_NCCL_ENABLE_TIMING=1`), and those of other ranks have started, that rank is named: medium, and the
-    job is not stopped for it.
+    With NCCL a rank may have called the collective while its device still runs an earlier kernel. If torch times its
+    kernels (`TORCH_NCCL_ENABLE_TIMING=1`) and those of other ranks have started, that rank is named. The confidence is
+    then medium, and the job is not stopped.
 
-    Two waits concern ranks that have not met yet. Ranks inside `init_process_group` connect to a store that no rank and
-    no agent serves at that address: the script replaced the launcher's MASTER_ADDR or MASTER_PORT, or passed a
-    `tcp://` address, while torchrun's agent serves the store at its own. And all ranks poll for a lock file that
-    nobody has open: a build that died left it behind. A lock that a living process of another job has is told after
-    four hang timeouts, and the job is not stopped for it.
+    Two kinds of waits concern ranks that have not met yet:
 
-    Where torch's own time limit ended the wait, the rank that was missed is named all the same: one that came to the
-    call after the others had given up is told with the lines at which it was met before.
+    First, ranks inside `init_process_group` connect to a store at an address where no rank and no agent serves it. The
+    script replaced the launcher's MASTER_ADDR or MASTER_PORT, or passed a `tcp://` address, while torchrun's agent
+    serves the store at its own address.
 
-    A rank that works is called busy, with what it does: CPU time of its threads, bytes that it reads, writes or
-    receives, a child process that does so. An endless loop uses CPU time too, and cannot be told from work. Ranks that
-    are busy while nobody waits get four times as long as well.
+    Second, all ranks poll for a lock file that nobody has open: a build that died left it behind. If a living process
+    of another job holds the lock, it is reported after four hang timeouts, and the job is not stopped.
+
+    If torch's own time limit ended the wait, the rank that was missing is still named. If it came to the call after the
+    others had given up, the report shows the lines at which it was seen before.
+
+    A rank that works is called busy, and the report says what it does: it uses CPU time, reads, writes or receives
+    bytes, or has a child process that does so. An endless loop uses CPU time too, so ddpdoctor cannot tell it from
+    work. Ranks that are busy while nobody waits also get four times as long.
 
     ## How sure
 
-    High where others wait for it, and where all wait for a store that nobody serves or a lock file that nobody will
-    remove. Medium where no rank waits, where it stands inside a backward of its own, or where it moves bytes or has a
-    child that works. Low where it uses CPU time, where it could not be recorded, or where some ranks cannot be seen and
-    none here waits.
+    High if others wait for it, or if all wait for a store that nobody serves or a lock file that nobody will remove.
+    Medium if no rank waits, if the rank is inside a backward of its own, or if it moves bytes or has a child that
+    works. Low if it uses CPU time, if it could not be recorded, or if some ranks cannot be seen and none here waits.
 
-    A store that nobody serves and a lock file that nobody will remove stop the job. All else may still come to a good
-    end: the job is watched on, and the report is withdrawn when the rank moves. `--on-hang kill` stops it.
+    ddpdoctor stops the job only for a store that nobody serves and for a lock file that nobody will remove. Everything
+    else may still end well, so ddpdoctor keeps watching, and withdraws the report when the rank moves. `--on-hang kill`
+    stops the job.
 
     ## What to do
 
-    Open the line that is named. For a rank that waits for a loader worker the worker's line comes first. Give every
-    wait on a file, a socket, a queue or a lock a time limit. Work that is merely slow: let every rank do its part, do
+    Open the line that the report names. If a rank waits for a loader worker, the worker's line comes first. Give every
+    wait on a file, a socket, a queue or a lock a time limit. If the work is merely slow, let every rank do its part, do
     it before `init_process_group`, or raise the group's limit: `init_process_group(timeout=timedelta(hours=2))`.
 
     ## Example
@@ -97,7 +101,7 @@ def check_stuck(scene: Scene) -> Answer:
 
 
 def _nobody_held(scene: Scene) -> Answer:
-    """Judge a job in which every rank waits: one came too late, or its device is behind, or they seek a store."""
+    """Judge a job in which every rank waits: one came too late, its device is behind, or they look for a store."""
     late = find_late(scene)
     if late:
         return _late(scene, late)
@@ -108,7 +112,7 @@ def _nobody_held(scene: Scene) -> Answer:
 
 
 def _behind(scene: Scene, blamed: tuple[int, ...]) -> Answer:
-    """Report ranks whose device still runs what was queued before a collective that the others are in."""
+    """Report ranks whose device still runs work queued before a collective that the others are in."""
     sites = {n: say.line_at(scene.states[n]) for n in blamed}
     where = tuple(place for n, frame in sites.items() for place in places(n, [frame])[:1])
     at = f" {place_words(where[0])}" if len({(p.file, p.line) for p in where}) == 1 else ""
@@ -152,7 +156,7 @@ def _all_recorded(scene: Scene, blamed: tuple[int, ...]) -> bool:
 
 
 def _all_stuck(scene: Scene) -> Answer:
-    """Judge a job in which nobody waits for another rank."""
+    """Judge a job in which no rank waits for another."""
     blamed = tuple(n for n in scene.living if scene.states[n].doing in _HOLDS_UP)
     if not blamed or not was_left_running(scene.job, scene.failures):
         return passed()
@@ -172,9 +176,9 @@ def _all_stuck(scene: Scene) -> Answer:
 
 
 def _wait_outside(scene: Scene, blamed: tuple[int, ...]) -> bool:
-    """Return whether ranks that prepare wait for what the job does not have: a lock left behind, or of somebody else.
+    """Return whether ranks that prepare wait for something outside the job: a stale lock or another's.
 
-    Who has a lock may give it back, and is given time.
+    The holder of a lock may release it, so it gets time.
     """
     if all(is_left_behind(scene.rank(n).causes) for n in blamed):
         return True
@@ -227,7 +231,7 @@ def _doing_words(scene: Scene, blamed: tuple[int, ...], at: str) -> str:
 
 
 def _is_certain(scene: Scene, blamed: tuple[int, ...]) -> bool:
-    """Return whether the job cannot go on: ranks that nobody sees may be the ones that a silent rank waits for."""
+    """Return whether the job cannot go on. It might, if a silent rank may wait for ranks that nobody sees."""
     known = scene.sees_all or bool(scene.waits.waiters)
     return known and scene.stands_still(blamed) and _all_recorded(scene, blamed)
 

@@ -27,32 +27,32 @@ if TYPE_CHECKING:
     from .scene import Scene
 
 MOST_TOLD = 4
-"""Groups that a summary names."""
+"""Most groups that a summary names."""
 
 
 @rule("DD611", "transport", Severity.ERROR, "All ranks are inside the same collective and it does not complete")
 def check_transport(scene: Scene) -> Answer:
-    """Report a collective that all ranks have come to and that does not end.
+    """Report a collective that all ranks have come to but that does not end.
 
     ## What it means
 
-    No rank is late. The data do not get through: a firewall, a wrong interface, a dead link, a device that hangs.
+    No rank is late. The data do not get through: a firewall, a wrong interface, a dead link, or a device that hangs.
 
     ## How it is recognised
 
-    Every member of the group is inside the collective with the same number, or inside one that follows it, and nobody
-    makes progress. Ranks that wait elsewhere wait for these.
+    Every member of the group is inside the collective with the same number, or inside one that follows it, and no rank
+    makes progress. Ranks that wait elsewhere wait for these ranks.
 
     ## How sure
 
-    Low: it may be one very large or slow collective. With NCCL a call that waits for a slow kernel before it looks the
-    same as one that runs, unless torch times the kernels (`TORCH_NCCL_ENABLE_TIMING=1`). Without that it is not certain
-    that the job hangs, and it is not stopped before torch's own time limit has passed.
+    Low, because it may be one very large or slow collective. With NCCL, a call that still waits for a slow kernel looks
+    the same as one that runs, unless torch times the kernels (`TORCH_NCCL_ENABLE_TIMING=1`). Without timing it is not
+    certain that the job hangs, so it is not stopped before torch's own time limit has passed.
 
     ## What to do
 
-    Test the network between the nodes, set `NCCL_SOCKET_IFNAME` or `GLOO_SOCKET_IFNAME`, and read
-    `NCCL_DEBUG=INFO`'s lines.
+    Test the network between the nodes. Set `NCCL_SOCKET_IFNAME` or `GLOO_SOCKET_IFNAME`. Read the lines that
+    `NCCL_DEBUG=INFO` prints.
 
     ## Example
 

@@ -1,4 +1,4 @@
-"""DD901: a rank of which not all could be seen."""
+"""DD901: a rank that could not be recorded in full."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ def check_recorded(scene: Scene) -> Answer:
 
     ## What it means
 
-    Training was not disturbed, but less was seen of these ranks, so a verdict knows less. Without a recorder only the
-    process itself was seen. Without one hook, only what that hook tells is lost: the finding names both.
+    Training was not disturbed, but less was seen of these ranks, so a verdict rests on less. Without a recorder only
+    the process itself was seen. If one hook is missing, only what that hook records is lost, and the finding names
+    both.
 
     ## How it is recognised
 
-    The recorder left word why it could not start, or a process ran and no record of it was found. Ranks of the world
-    that no process here stands for run elsewhere, unless the launcher has said that all are here. The recorder notes
-    each function of torch that it hooks into, and whether this torch has it.
+    The recorder left a note why it could not start, or a process ran without any record. If ranks of the world have no
+    process here, they run elsewhere, unless the launcher has said that all ranks are here. The recorder notes each
+    torch function that it hooks into, and whether this torch has it.
 
     ## How sure
 
@@ -40,10 +41,10 @@ def check_recorded(scene: Scene) -> Answer:
 
     ## What to do
 
-    Free space where the run folder and `/dev/shm` are. A rank that runs under `python -I`, `-E` or `-S`, or with
-    another `PYTHONPATH`, does not load the recorder: start it without. For ranks elsewhere start `ddpdoctor wrap` there
-    too: each looks after its own host. Where this torch lacks a hook, update ddpdoctor. docs/torch-versions.md lists
-    the versions of torch that it was tried with.
+    Free space on the file systems of the run folder and of `/dev/shm`. A rank that runs under `python -I`, `-E` or
+    `-S`, or with another `PYTHONPATH`, does not load the recorder: start it without these. If ranks run elsewhere,
+    start `ddpdoctor wrap` there too, because each one watches only its own host. If this torch lacks a hook, update
+    ddpdoctor. docs/torch-versions.md lists the versions of torch that it was tested with.
 
     ## Example
 
@@ -85,7 +86,7 @@ def _lack_words(hooks: tuple[str, ...]) -> str:
 
 
 def _elsewhere(scene: Scene) -> list[Problem]:
-    """Report the ranks that no process here stands for; where the user told of other nodes, only if it matters."""
+    """Report the ranks that have no process here; if the user announced other nodes, only if it matters."""
     there = tuple(sorted(set(range(scene.world)) - set(scene.states)))
     expected = scene.job.nnodes > 1 and (scene.cause is Cause.NONE or _all_have_one(scene))
     if scene.sees_all or expected or not scene.states or not there:
@@ -101,7 +102,7 @@ def _elsewhere(scene: Scene) -> list[Problem]:
 
 
 def _all_have_one(scene: Scene) -> bool:
-    """Return whether each node was heard of, so that there is a ``wrap`` on it, whatever has come of it."""
+    """Return whether each node was heard from, so that a ``wrap`` was started on it, whatever became of it."""
     members = scene.job.members
     return members is not None and all(node.presence is not Presence.ABSENT for node in members.nodes)
 
