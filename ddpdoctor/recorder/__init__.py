@@ -1,1 +1,1 @@
-"""Loaded into the ranks by ``wrap``; imports nothing of ours beyond this folder and nothing heavy."""
+"""The recorder, which ``wrap`` loads into the ranks. It imports nothing else of ddpdoctor and nothing heavy."""

@@ -1,4 +1,4 @@
-"""Hooks in torch's elastic agent: who was started, how each ended, and a pause for evidence before a stop."""
+"""Hooks in torch's elastic agent: which ranks started, how each ended, and a pause for evidence before a stop."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from .storage.files import open_plain
 from .wrappers import wraps
 
 PAUSE_S = 1.2
-"""How long the agent waits for the watcher to take its evidence. The watcher needs less, and says when it is done."""
+"""The longest wait of the agent while the watcher takes evidence. The watcher needs less and says when it is done."""
 POLL_S = 0.01
 VERDICT_FILE = "verdict.txt"
-"""What the watcher has found during the pause, as one line; removed when it was read."""
+"""Holds what the watcher found during the pause, as one line. The agent removes it after reading."""
 MAX_VERDICT = 2000
 
 
 class Log:
-    """Appends lines of JSON to ``agent.jsonl``; what cannot be written is given up."""
+    """Appends lines of JSON to ``agent.jsonl``."""
 
     def __init__(self, folder: str) -> None:
         self.path = os.path.join(folder, "agent.jsonl")
         self.attempt = -1
         self.meeting: Any = None
-        """A number that all nodes give the same attempt; None where torch does not say."""
+        """The attempt's number, the same on all nodes; None if torch does not give one."""
         self.ended: Set[int] = set()
 
     def write(self, **entry: Any) -> None:
@@ -48,7 +48,7 @@ _log = Log(here.folder)
 
 
 def patch(module: Any) -> None:
-    """Put our hooks around the contexts that start, poll and close the ranks."""
+    """Put hooks around the contexts that start, poll and close the ranks."""
     for name in ("SubprocessContext", "MultiprocessContext"):
         context = hooks.part(module, name)
         hooks.put(context, "_start", lambda original: _after(_first(original, _become_agent), _started))
@@ -58,7 +58,7 @@ def patch(module: Any) -> None:
 
 @guarded("agent")
 def _become_agent(context: Any) -> None:
-    """Say that the children of this process are ranks, and that itself is none, whatever number it was given."""
+    """Record that this process's children are ranks, and that it is not one itself, even if a launcher numbered it."""
     if os.environ.get(AGENT_VARIABLE) == str(os.getpid()):
         return
     os.environ[AGENT_VARIABLE] = str(os.getpid())
@@ -69,7 +69,7 @@ def _become_agent(context: Any) -> None:
 
 
 def _leave_quietly() -> None:
-    """Keep torchrun from printing a traceback of its own where it is the watcher that stops the job."""
+    """Keep torchrun from printing its own traceback when the watcher stops the job."""
     original = sys.excepthook
 
     def excepthook(kind: Any, error: Any, traceback: Any) -> None:
@@ -86,16 +86,16 @@ def _is_stopped_by_watcher() -> bool:
 
 
 def patch_meetings(module: Any) -> None:
-    """Put our hook behind the rendezvous in which nodes agree on an attempt."""
+    """Put a hook after the rendezvous in which nodes agree on an attempt."""
     agent = hooks.part(module, "SimpleElasticAgent")
     hooks.put(agent, "_rendezvous", lambda original: _after(original, _note_meeting))
 
 
 @guarded("agent rendezvous")
 def _note_meeting(agent: Any) -> None:
-    """Keep the round of the rendezvous: a node that has joined later counts its own attempts from 0.
+    """Keep the round of the rendezvous, because a node that joins late counts its own attempts from 0.
 
-    Without rounds (a static rendezvous) no node joins later, and each restarts as often as all others.
+    A static rendezvous has no rounds, but there no node joins late, and all nodes restart equally often.
     """
     spec = agent._worker_group.spec
     state = getattr(getattr(spec.rdzv_handler, "_state_holder", None), "state", None)
@@ -147,9 +147,9 @@ def _started(context: Any) -> None:
 
 @guarded("agent verdict")
 def _tell_verdict(context: Any) -> None:
-    """Put the watcher's verdict where torchrun's closing block says how to get a traceback.
+    """Put the watcher's verdict into torchrun's closing block, in place of its advice on how to get a traceback.
 
-    torch has read the ranks' error files by then. What a script has recorded in its own stays.
+    torch has read the ranks' error files by now. If the script wrote an error file itself, its message stays.
     """
     failures = getattr(context, "_failures", None)
     path = os.path.join(here.folder, VERDICT_FILE)
@@ -181,7 +181,7 @@ def _note_ends(context: Any) -> None:
 
 @guarded("agent close")
 def _closing(context: Any) -> None:
-    """Tell the watcher that ranks are about to be stopped, and wait until it has seen them."""
+    """Tell the watcher that ranks are about to be stopped, and wait until it has taken its evidence."""
     codes = _exit_codes(context)
     _note_ends(context)
     if all(code is not None for code in codes.values()):

@@ -1,7 +1,7 @@
-"""Tells whether a CUDA graph is being captured.
+"""Knows whether a CUDA graph is being captured.
 
-To query an event or a work, or to read a value, breaks a capture: one by the same thread, and in torch's usual mode one
-by any other thread of the process. So each of our looks at a device asks here first.
+Querying an event or a work, or reading a value, breaks a capture by the same thread. In torch's usual mode it also
+breaks a capture by any other thread of the process. So the recorder asks here before it touches a device.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Set
 
 _ENDS = ("capture_end_pre", "capture_end", "reset")
-"""What ends a capture; the first is torch 2.15's own part of the second."""
+"""The methods that end a capture. In torch 2.15 the first is a part of the second."""
 _captured: Set[int] = set()
 """Ids of the graphs that are being captured, by any thread."""
 
 
 def is_capturing() -> bool:
-    """Return whether this process captures a CUDA graph."""
+    """Return whether any thread of this process is capturing a CUDA graph."""
     if _captured:
         return True
     cuda = sys.modules.get("torch.cuda")
@@ -32,7 +32,7 @@ def is_capturing() -> bool:
 
 
 def patch(module: Any) -> None:
-    """Follow the captures of torch.cuda.graphs.CUDAGraph: no thread can ask whether another one captures."""
+    """Patch torch.cuda.graphs.CUDAGraph to follow captures, because no thread can ask whether another one captures."""
     graph = hooks.part(module, "CUDAGraph")
     hooks.put(graph, "capture_begin", _beginning)
     for name in _ENDS:

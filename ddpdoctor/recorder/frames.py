@@ -23,7 +23,7 @@ _known: Dict[str, bool] = {}
 
 
 def _roots() -> Tuple[str, ...]:
-    """Return the folders of the standard library, as ``sysconfig`` says; its import costs more than this."""
+    """Return the folders of the standard library, as ``sysconfig`` would. Importing that costs more than this."""
     version = os.path.join(getattr(sys, "platlibdir", "lib"), "python%d.%d" % sys.version_info[:2])
     found = {os.path.join(prefix, version) for prefix in (sys.base_prefix, sys.base_exec_prefix, sys.exec_prefix)}
     if getattr(os, "__file__", None):
@@ -36,7 +36,7 @@ STDLIB = _roots()
 
 
 def is_user_file(file: str) -> bool:
-    """Return whether a file of code is the user's own; the program that was started always is."""
+    """Return whether a source file is the user's own. The program that was started always is."""
     known = _known.get(file)
     if known is None:
         known = _known[file] = _look(file)
@@ -44,7 +44,7 @@ def is_user_file(file: str) -> bool:
 
 
 def is_own_file(file: str) -> bool:
-    """Return whether a file of code is the recorder's."""
+    """Return whether a source file is the recorder's."""
     return file.startswith(HERE)
 
 
@@ -57,7 +57,7 @@ def _look(file: str) -> bool:
 
 
 def _main_package() -> Tuple[str, ...]:
-    """Return the folder of the installed package that ``python -m`` runs, which is the user's for this job."""
+    """Return the folder of the installed package that ``python -m`` runs. It counts as the user's in this job."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     name = getattr(spec, "name", None) or ""
     top = sys.modules.get(name.split(".")[0]) if "." in name else None
@@ -73,18 +73,18 @@ def describe(file: str, line: int, function: str) -> Dict[str, Any]:
 
 
 def of_thread(thread: Optional[int]) -> List[Tuple[CodeType, int]]:
-    """Return code and line of a thread's frames, innermost first, at most ``MAX_DEPTH``; none where it is not there."""
+    """Return code and line of a thread's frames, innermost first, at most ``MAX_DEPTH``; empty if it has ended."""
     return [(code, line or 0) for code, line in _read(thread, "f_code", "f_lineno")]
 
 
 def locals_of(thread: Optional[int], depth: int, code: CodeType) -> Dict[str, Any]:
-    """Return the local variables of one frame of a thread, nothing where another function runs there by now."""
+    """Return the local variables of one frame of a thread; empty if another function runs there by now."""
     found = _read(thread, "f_code", "f_locals", depth, depth + 1)
     return dict(found[0][1]) if found and found[0][0] is code else {}
 
 
 def values_of(thread: Optional[int], code: CodeType) -> List[Any]:
-    """Return the values that the innermost frame of a thread can name: its variables, and globals of its module."""
+    """Return the values that the innermost frame of a thread uses by name: its variables and its module's globals."""
     found = _read(thread, "f_code", "f_globals", 0, 1)
     variables = list(locals_of(thread, 0, code).values())
     if not found or found[0][0] is not code:
@@ -93,10 +93,10 @@ def values_of(thread: Optional[int], code: CodeType) -> List[Any]:
 
 
 def _read(thread: Optional[int], first: str, second: str, start: int = 0, stop: int = MAX_DEPTH) -> List[Any]:
-    """Return two attributes of each frame of a thread in one step of the interpreter, by functions of C alone.
+    """Return two attributes of each frame of a thread in one step of the interpreter, using only C functions.
 
-    Between two steps the GIL may go to that thread. A frame that it leaves meanwhile, and of which we hold the object,
-    can point to memory that is in use for something else (CPython 3.11: SIGSEGV, or an int in place of a frame).
+    Between two steps that thread may get the GIL. If it then leaves a frame whose object we hold, that object can point
+    to memory that has been reused (CPython 3.11: SIGSEGV, or an int in place of a frame).
     """
     take: Any = dict.get
     follow: Any = getattr
@@ -116,11 +116,11 @@ def _read(thread: Optional[int], first: str, second: str, start: int = 0, stop: 
 
 
 def _without_collection() -> Iterator[Any]:
-    """Return an empty iterator that switches the garbage collector off once it is asked.
+    """Return an empty iterator that switches the garbage collector off when it is first read.
 
-    Python 3.11 makes frame objects as they are asked for, and may collect in the middle of that. A finalizer that lets
-    go of the GIL would then part what ``_read`` does in one step. Before and after 3.11 neither is so. It is switched
-    off within that step: a collection beforehand does not last, since the other thread may run and allocate first.
+    Python 3.11 makes frame objects on demand, and may collect garbage in the middle of that. A finalizer that releases
+    the GIL would then split the one step of ``_read``. Other versions do not have this problem. The collector is
+    switched off within the step, because before it the other thread could still run and allocate.
     """
     return filter(None, starmap(gc.disable, ((),)))
 

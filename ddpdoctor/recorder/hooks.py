@@ -1,6 +1,6 @@
-"""Puts the recorder's hooks into torch, and notes which of them this torch has no place for.
+"""Puts the recorder's hooks into torch, and notes which of them this version of torch has no place for.
 
-A hook that finds no place costs what it would have told, and none of the others.
+If one hook finds no place, only its own evidence is missing. The other hooks still work.
 """
 
 from __future__ import annotations
@@ -12,28 +12,31 @@ from typing import Any, Callable, Dict, List, Tuple
 from .state import guarded, here
 
 _found: Dict[str, bool] = {}
-"""By hook, in the order in which they were tried: whether torch has what it holds on to."""
+"""By hook, in the order in which they were tried: whether torch has what the hook attaches to."""
 _told: Tuple[Any, int] = (None, 0)
-"""The ring that was told, and of how many hooks."""
+"""The ring that the hooks were last written to, and how many were written."""
 
 
 def put(owner: Any, name: str, around: Callable[[Any], Any], *, is_api: bool = False) -> bool:
-    """Put ``around(original)`` in the place of an attribute; return whether there is one.
+    """Replace an attribute with ``around(original)``; return whether that worked.
 
-    Where ``is_api``, nothing is lost without it: no script can call it.
+    With ``is_api`` a missing attribute is not noted, because no script can call it.
     """
     if not has(owner, name, is_api=is_api):
         return False
     try:
         setattr(owner, name, around(getattr(owner, name)))
-    except Exception as error:  # noqa: BLE001 - the recorder's wall: the other hooks go in
+    except Exception as error:  # noqa: BLE001 - the recorder's wall: the other hooks still go in
         here.failed(label(owner, name), error)
         return False
     return True
 
 
 def has(owner: Any, name: str, *, is_api: bool = False) -> bool:
-    """Return whether torch has something that the recorder needs. Of an owner that is missing, that is told alone."""
+    """Return whether torch has an attribute that the recorder needs, and note it.
+
+    If the owner itself is missing, that was noted already.
+    """
     if owner is None:
         return False
     found = hasattr(owner, name)
@@ -43,22 +46,22 @@ def has(owner: Any, name: str, *, is_api: bool = False) -> bool:
 
 
 def part(owner: Any, name: str) -> Any:
-    """Return a class or module of torch's that hooks go into, None where there is none."""
+    """Return a class or module of torch that hooks go into, or None if this torch does not have it."""
     return getattr(owner, name) if has(owner, name) else None
 
 
 def note(hook: str, found: bool) -> None:
-    """Note of a hook whether torch has a place for it."""
+    """Note whether torch has a place for a hook."""
     _found[hook] = found
 
 
 def label(owner: Any, name: str) -> str:
-    """Return what a hook is called: ``Work.wait``, ``distributed_c10d.new_group``."""
+    """Return the name of a hook: ``Work.wait``, ``distributed_c10d.new_group``."""
     return "%s.%s" % (str(getattr(owner, "__qualname__", owner.__name__)).rpartition(".")[2], name)
 
 
 def note_modules(torch: Any, names: List[str]) -> None:
-    """Note modules that hooks wait for and this torch does not have: they would wait in silence."""
+    """Note the modules that this torch does not have. A hook that waits for one would otherwise wait unnoticed."""
     root = os.path.dirname(torch.__file__)
     if not os.path.isdir(root):  # torch comes from an archive
         return
@@ -70,7 +73,7 @@ def note_modules(torch: Any, names: List[str]) -> None:
 
 @guarded("hooks")
 def tell() -> None:
-    """Write what was found since the last time. A process that becomes a rank later tells all of it then."""
+    """Write the hooks noted since the last call. A process that becomes a rank later writes all of them then."""
     global _told
     ring, count = _told
     if here.ring is None or not here.is_rank:
@@ -82,7 +85,7 @@ def tell() -> None:
 
 
 def entry(since: int = 0) -> Dict[str, Any]:
-    """Return what was found, from the hook of this number on."""
+    """Return the journal entry for the hooks from number ``since`` on."""
     fresh = list(_found.items())[since:]
     return {
         "k": "hooks",

@@ -1,4 +1,4 @@
-"""Applies a patch to a module right after it was imported, without importing anything by itself."""
+"""Applies a patch to a module right after the script imports it. It imports no module itself."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict
 
 patches: Dict[str, Callable[[Any], None]] = {}
-"""What to do with which module once it is there."""
+"""By module: the function that patches it once it is imported."""
 
 
 class PatchingFinder:
-    """Finds the modules of ``patches`` as Python would, and has them patched when they have run."""
+    """Finds the modules of ``patches`` as Python would, and patches them after they have run."""
 
     @staticmethod
     @guarded("import")
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the module's own spec, with the patch behind its loader, or None for any other module."""
+        """Return the module's own spec with a loader that also applies the patch, or None for any other module."""
         patch = patches.get(name)
         if patch is None:
             return None
@@ -50,7 +50,7 @@ class PatchingFinder:
 
 
 def apply(name: str, module: Any) -> None:
-    """Patch one module; a failure leaves it as it was, or half patched, and is recorded."""
+    """Patch one module. A failure is recorded, and may leave the module half patched."""
     try:
         patches[name](module)
         hooks = sys.modules.get(__package__ + ".hooks")
@@ -61,14 +61,14 @@ def apply(name: str, module: Any) -> None:
 
 
 def install() -> None:
-    """Watch imports from now on, and patch what is there already."""
+    """Watch imports from now on, and patch the modules that are already imported."""
     sys.meta_path.insert(0, PatchingFinder)
     for name, patch in list(patches.items()):
         when_there(name, patch)
 
 
 def when_there(name: str, patch: Callable[[Any], None]) -> None:
-    """Have a module patched as soon as it is imported, or now, if it is there already."""
+    """Patch a module as soon as it is imported, or now if it already is."""
     patches[name] = patch
     module = sys.modules.get(name)
     if module is not None:

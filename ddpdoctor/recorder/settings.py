@@ -1,4 +1,4 @@
-"""What ``wrap`` tells the recorder of each rank: one variable of the environment a setting, named after it.
+"""The settings that ``wrap`` passes to each rank's recorder: one environment variable per setting, named after it.
 
 CONTRIBUTING says how to add one.
 """
@@ -13,23 +13,23 @@ PREFIX = "DDPDOCTOR_"
 
 
 class Settings:
-    """The settings, with the values that hold where no variable says otherwise."""
+    """The settings, with their defaults."""
 
     __slots__ = ("check_every",)
 
     def __init__(self, check_every: int = 0) -> None:
         self.check_every = check_every
-        """Every how many steps a rank writes down what its replica is like; 0: neither that nor what gradients and data
-        are like."""
+        """The number of steps between two fingerprints of a rank's replica. 0 turns off the checks of replicas,
+        gradients and data."""
 
     def variables(self) -> Dict[str, str]:
-        """Return them as they travel to the ranks."""
+        """Return the environment variables that carry the settings to the ranks."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {PREFIX + name.upper(): str(int(v) if isinstance(v, bool) else v) for name, v in values.items()}
 
 
 def read_settings(env: Mapping[str, str]) -> Settings:
-    """Return the settings of this rank. A variable that is no value of its setting's type leaves the default."""
+    """Return the settings of this rank. A setting keeps its default if its variable does not fit the type."""
     settings = Settings()
     for name in settings.__slots__:
         text = env.get(PREFIX + name.upper(), "")

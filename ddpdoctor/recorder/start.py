@@ -1,6 +1,6 @@
-"""Starts the recorder in a Python that ``wrap`` has reached: what kind of process is this, and what does it need.
+"""Starts the recorder in each Python of a wrapped job: decides what kind of process it is, and what it needs.
 
-Most Pythons of a job are helpers that never become a rank. Until one does, nothing is loaded but this and ``imports``.
+Most Pythons of a job are helpers that never become a rank. Until one does, only this module and ``imports`` are loaded.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from typing import Any, Callable, List
 
 GIVEN_VARIABLE = "DDPDOCTOR_GIVEN"
-"""The number of the rank that this process is, or that has started it."""
+"""The number of the rank that this process is, or that started it."""
 RANK_PID_VARIABLE = "DDPDOCTOR_RANK_PID"
-"""The pid of the rank that this process is, still, when it has called exec, or that has started it."""
+"""The pid of the rank that this process is, or that started it. It stays the same when a rank calls exec."""
 WATCHER_VARIABLE = "DDPDOCTOR_WATCHER"
 """The pid of ``wrap``."""
 NUMBER_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -36,7 +36,7 @@ _HELPERS = ("multiprocessing.spawn", "multiprocessing.forkserver", "--multiproce
 
 
 def install() -> None:
-    """Install the hooks, once. A rank is recorded from here on; any other Python when it turns out to matter."""
+    """Install the hooks, once. A rank is recorded from now on; any other Python once it becomes relevant."""
     if getattr(sys, "_ddpdoctor_recorder", None) is not None:
         return
     sys._ddpdoctor_recorder = here  # type: ignore[attr-defined]
@@ -67,15 +67,15 @@ def _start_parts() -> None:
 
 
 def store_address() -> str:
-    """Return where the environment says that the job's store is."""
+    """Return the address of the job's store as the environment gives it."""
     return "%s:%s" % (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
 
 
 def is_rank() -> bool:
     """Return whether this very process was started as a rank.
 
-    That is the first Python that a launcher has given a number of its own: what a rank starts has the same number,
-    and is none. Without any number it is the command that ``wrap`` was given, where that runs a script.
+    A rank is the first Python with a number that a launcher gave it. Its children inherit the number but are not ranks.
+    If no launcher gave a number, the rank is the command that ``wrap`` was given, provided it runs a script.
     """
     if os.environ.get(RANK_PID_VARIABLE) == str(os.getpid()):
         return True
@@ -92,7 +92,7 @@ def is_rank() -> bool:
 
 
 def given_number() -> str:
-    """Return how launchers have numbered this process, as one text; empty where none has."""
+    """Return the numbers that launchers gave this process, as one text; empty if no launcher gave any."""
     if not any(name in os.environ for name in NUMBER_VARIABLES):
         return ""
     names = (AGENT_VARIABLE, "LOCAL_RANK", "WORLD_SIZE", *NUMBER_VARIABLES)
@@ -100,7 +100,7 @@ def given_number() -> str:
 
 
 def _program() -> str:
-    """Return the script that this Python runs, or ``-m`` and its module; empty where that cannot be told yet."""
+    """Return the script that this Python runs, or ``-m`` and its module; empty if that is not known yet."""
     words = iter(_arguments()[1:])
     for word in words:
         if word == "-m":
@@ -130,7 +130,7 @@ def _arguments() -> List[str]:
 
 @guarded("fork")
 def _forked() -> None:
-    """Give a forked child a ring of its own; the parent's stays the parent's."""
+    """Give a forked child its own ring; only the parent writes to the parent's ring."""
     had_ring = here.ring is not None
     here.forked()
     if had_ring:
@@ -142,7 +142,7 @@ def _forked() -> None:
 
 
 def _time_fetches() -> None:
-    """Have a child time the batches that it makes, in case it is a loader's worker."""
+    """Time the batches that a child makes, in case it is a loader's worker."""
     from .data import fetches
 
     imports.when_there(fetches.MODULE, fetches.patch)
@@ -151,7 +151,7 @@ def _time_fetches() -> None:
 def _register_patches() -> None:
     imports.patches["torch.distributed.elastic.multiprocessing.api"] = _patch_agent
     imports.patches["torch.distributed.elastic.agent.server.api"] = _patch_meetings
-    if _runs_launcher():  # it imports all of torch and trains nothing: hooks would only keep the ranks waiting
+    if _runs_launcher():  # it imports all of torch and trains nothing: hooks would only delay the ranks
         return
     training = {
         "torch.nn.parallel.distributed": "patch_ddp",
@@ -181,7 +181,7 @@ def _register_patches() -> None:
 
 
 def _later(part: str, name: str) -> Callable[[Any], None]:
-    """Return a patch that stands in another file of the recorder, which is loaded when the patch is applied."""
+    """Return a patch from another module of the recorder. That module is loaded when the patch is applied."""
 
     def patch(module: Any) -> None:
         from importlib import import_module
@@ -212,7 +212,7 @@ def _handled_now() -> Any:
 def _patch_groups(module: Any) -> None:
     from .calls import debug_level
 
-    debug_level.patch(module)  # first: all ranks must decide alike, also one where a hook fails
+    debug_level.patch(module)  # first: all ranks must decide the same, even if a later hook fails on one of them
     from .calls import collectives, flight
     from .training import patches as training
 

@@ -1,4 +1,4 @@
-"""The recorder of this process: its ring, its folder, and the wall that keeps our failures from the user's code."""
+"""The recorder of this process: its ring, its folder, and the guard that keeps our failures out of the user's code."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ FOLDER_VARIABLE = "DDPDOCTOR_RUN"
 AGENT_VARIABLE = "DDPDOCTOR_AGENT"
 """The pid of torch's elastic agent: its direct children are ranks."""
 MASTER_VARIABLE = "DDPDOCTOR_MASTER"
-"""Where torch's elastic agent has the store that its ranks join."""
+"""The address of the store that the launcher's environment gave this rank."""
 MAX_FAILURES = 20
 FEW_FILES = 64
-"""Ours: a process that may open fewer keeps those that only some evidence needs.
+"""Our choice: in a process that may open fewer files, the recorder opens none that only some evidence needs.
 
-A rank of torch's opens about ten, and a few more with each other rank."""
+A rank opens about ten, and a few more for each other rank."""
 
 _LAUNCH_VARIABLES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT",
     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
     "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NNODES",
 )  # fmt: skip
-"""How launchers tell a process which of how many it is."""
+"""Variables in which launchers give a process its rank and the number of ranks."""
 
 describers: Dict[str, Callable[[], Any]] = {}
-"""What else goes into the evidence, by key: functions that the hooks register. None may ask torch."""
+"""Functions that the hooks register to add to the evidence, by key. They must not call torch."""
 queries: Dict[str, Callable[[], Any]] = {}
-"""Likewise, functions that ask torch, and through it a device: they can hold the GIL, or never come back."""
+"""Likewise, functions that ask torch, and through it a device. They can hold the GIL, or never return."""
 
 
 class Recorder:
-    """What the hooks share. There is one of it per process, ``here``."""
+    """The state that all hooks share. Each process has one, ``here``."""
 
     def __init__(self) -> None:
         self.folder = os.environ.get(FOLDER_VARIABLE, "")
         self.ring: Optional[Ring] = None
         self.role = 0
-        """``ring_layout.ROLE_RANK``, ``ring_layout.ROLE_CHILD``, or 0 as long as there is no ring."""
+        """``ring_layout.ROLE_RANK``, ``ring_layout.ROLE_CHILD``, or 0 until recording starts."""
         self.ticks = 0
-        """When this process started, in clock ticks since boot; with the pid it names the process for good."""
+        """When this process started, in clock ticks since boot. With the pid it identifies the process uniquely."""
         self.main_thread = _main_thread()
         self.failures = 0
         self.on_start: List[Callable[[], None]] = []
         self.on_end: List[Callable[[], None]] = []
-        """What is to be done when the script's own code has ended."""
+        """Called when the script's own code has ended."""
         self.lines: Any = None
-        """Counts the lines that the sampler meets, once there is training to be measured: ``lines.LineTable``."""
+        """The ``lines.LineTable`` that counts the sampled lines; None until the training hooks are loaded."""
         self.kept: List[Any] = []
-        """Mapped files that are no longer used. To unmap one closes the number of its file, which may by now be that of
-        a file of the script's: one that closes all files it did not open gets the same numbers again."""
+        """Mapped files that are no longer used. They stay mapped, because unmapping closes their file descriptors. A
+        script that closes all files it did not open may by then have the same descriptors for files of its own."""
 
     @property
     def is_rank(self) -> bool:
@@ -79,7 +79,7 @@ class Recorder:
         self.start(ring_layout.ROLE_CHILD)
 
     def start(self, role: int) -> None:
-        """Make the ring. Where that fails the process goes on without one, and a note says why."""
+        """Make the ring. If that fails, the process goes on without one, and a note says why."""
         from . import frames
         from .storage import ring_layout
         from .storage.ring_writing import Ring
@@ -117,13 +117,13 @@ class Recorder:
         self.start(ring_layout.ROLE_RANK)
 
     def demote(self) -> None:
-        """Take back the ring of a process that was taken for a rank, and starts ranks."""
+        """Remove the ring of a process that looked like a rank but turned out to start the ranks."""
         if self.ring is not None:
             self.role = 0
             self._drop_ring()
 
     def forked(self) -> None:
-        """Let go of the parent's ring, in a forked child, whose main thread is the one that forked."""
+        """Let go of the parent's ring in a forked child. Its main thread is the one that forked."""
         self.kept.append(self.ring)
         self.ring = None
         self.main_thread = _thread.get_ident()
@@ -138,9 +138,9 @@ class Recorder:
                 pass
 
     def lost(self, why: str) -> None:
-        """Leave word that this rank cannot be recorded; failing that, nothing can be done.
+        """Write a file that says why this rank cannot be recorded. If that fails too, give up.
 
-        There may be thousands of children of a rank, and nobody asks for theirs.
+        Children of ranks write none: there may be thousands of them, and nobody reads their files.
         """
         from .storage import ring_layout
         from .storage.files import open_plain
@@ -158,7 +158,7 @@ class Recorder:
             pass
 
     def failed(self, hook: str, error: BaseException) -> None:
-        """Swallow a failure of ours, and leave word of the first few."""
+        """Swallow a failure of ours, and note the first few."""
         self.failures += 1
         if self.failures > MAX_FAILURES:
             return
@@ -178,7 +178,7 @@ class Recorder:
 
 
 def _main_thread() -> Optional[int]:
-    """Return the main thread's number. Where nobody has imported ``threading`` yet it is the one that runs."""
+    """Return the main thread's number. If nobody has imported ``threading`` yet, it is the current thread."""
     threading = sys.modules.get("threading")
     return _thread.get_ident() if threading is None else threading.main_thread().ident
 
@@ -188,7 +188,7 @@ def _launch_variables() -> Any:
 
 
 def check_every() -> int:
-    """Return every how many steps replicas are looked at; 0 where consistency is not checked."""
+    """Return the number of steps between checks of the replicas; 0 if consistency is not checked."""
     if is_short_of_files():
         return 0
     from .settings import read_settings
@@ -197,14 +197,14 @@ def check_every() -> int:
 
 
 def is_short_of_files() -> bool:
-    """Return whether this process may open so few files that each of ours could be the one that the script lacks."""
+    """Return whether this process may open so few files that the script could run out because of ours."""
     import resource
 
     return 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < FEW_FILES
 
 
 def start_ticks(pid: Optional[int] = None) -> int:
-    """Return the start time of a process in clock ticks since boot, which with its pid names it for good."""
+    """Return the start time of a process in clock ticks since boot. With the pid it identifies the process uniquely."""
     try:
         with open("/proc/%s/stat" % (pid or "self"), "rb") as stat:
             return int(stat.read().rsplit(b")", 1)[1].split()[19])
@@ -213,7 +213,7 @@ def start_ticks(pid: Optional[int] = None) -> int:
 
 
 def guarded(hook: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a function of ours harmless: what it raises is recorded and swallowed, and it returns None then."""
+    """Make a function of ours harmless: if it raises, the error is recorded and swallowed, and it returns None."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Makes a wrapper of ours pass for the function that it stands before, in names, warnings and tracebacks."""
+"""Makes a wrapper of ours look like the function that it wraps, in names, warnings and tracebacks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     Wrapper = TypeVar("Wrapper", bound=Callable[..., Any])
 
 UNSEEN = HERE + "importlib._bootstrap"
-"""A file name that ``warnings`` passes over in search of the caller to name: it does so for frames of the import
-system, known by these two words (``is_internal_frame`` in CPython's Python/_warnings.c). So a warning that torch gives
-with ``stacklevel=2`` names the user's line, as it does without us."""
+"""A file name that ``warnings`` skips when it looks for the caller to name. It skips frames of the import system,
+which it knows by these two words (``is_internal_frame`` in CPython's Python/_warnings.c). So torch's warnings with
+``stacklevel=2`` still name the user's line."""
 _COPIED = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
 
 
 def wraps(original: Any) -> Callable[[Wrapper], Wrapper]:
-    """Return a decorator that gives a wrapper the names of ``original``, so that it is pickled and shown as that."""
+    """Return a decorator that gives a wrapper the names of ``original``, so that it is pickled and shown as such."""
 
     def decorate(wrapper: Wrapper) -> Wrapper:
         for name in _COPIED:
@@ -37,7 +37,7 @@ def wraps(original: Any) -> Callable[[Wrapper], Wrapper]:
 
 @guarded("traceback")
 def hide_own_frames(error: BaseException) -> None:
-    """Take the recorder's frames out of a traceback, so that it reads as it would without us."""
+    """Remove the recorder's frames from a traceback, so that it reads as it would without us."""
     while error.__traceback__ is not None and _is_ours(error.__traceback__):
         error.__traceback__ = error.__traceback__.tb_next
     step = error.__traceback__

@@ -1,7 +1,7 @@
 """Python imports this at its start because ``wrap`` puts this folder on PYTHONPATH.
 
-It loads the recorder by file path, since a rank's Python may not have ddpdoctor installed, and then the
-``sitecustomize`` that this one stands in front of. Every Python of a job runs this: it imports what it must only.
+It loads the recorder by file path, because a rank's Python may not have ddpdoctor installed. Then it loads the
+``sitecustomize`` that this one hides. Every Python of a job runs this file, so it imports only what it must.
 """
 
 import os
@@ -37,11 +37,11 @@ if os.environ.get("DDPDOCTOR_RUN"):
     except Exception as error:  # a recorder that fails must never keep a rank from running
         wanted = os.environ.get("DDPDOCTOR_DETAIL")
         gpus = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd")
-        if wanted and not (wanted == "gloo" and gpus):  # all ranks must have it, or none: with GPUs, NCCL is likely
+        if wanted and not (wanted == "gloo" and gpus):  # all ranks or none must have it; with GPUs, NCCL is likely
             os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
         try:
             name = os.path.join(os.environ["DDPDOCTOR_RUN"], "lost-%d-0" % os.getpid())
-            # By itself: what the recorder opens files with may be what failed.
+            # Without the recorder's own helper for opening files, because that may be what failed.
             with os.fdopen(os.open(name, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600), "w") as lost:
                 lost.write("%s\nthe recorder failed at its start: %r" % (os.environ.get("RANK", ""), error))
         except Exception:

@@ -1,4 +1,4 @@
-"""Records collectives and point-to-point calls of torch.distributed, before they are made and when they end."""
+"""Records collectives and point-to-point calls of torch.distributed, when they begin and when they end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COLLECTIVES = {
     "barrier": None,
     "monitored_barrier": None,
 }  # type: Dict[str, Optional[str]]
-"""Name of the call, and of the argument whose dtype and shape are recorded."""
+"""By name of the call: the argument whose dtype and shape are recorded."""
 POINT_TO_POINT = {"send": "tensor", "recv": "tensor", "isend": "tensor", "irecv": "tensor", "batch_isend_irecv": None}
 RENAMED = {
     "all_gather_single": "all_gather_into_tensor",
@@ -44,14 +44,15 @@ RENAMED = {
 """New names of collectives (torch 2.13 and 2.15), recorded under the old one, which functional collectives keep."""
 _PEER = ("dst", "src", "group_dst", "group_src")
 MONITORED = "monitored_barrier"
-"""Made of sends and receives: it stands under the next number, as a collective would, and does not use it up."""
+"""It is made of sends and receives. It is recorded under the next sequence number like a collective, but does not use
+it up."""
 _redops: Dict[int, Tuple[Any, str]] = {}
 MAX_REDOPS = 64
 _NO_REDOP = (None, "")
 _NOWHERE = 99
 """A position that no argument has."""
 _UNRECORDED = (0, 0, 0, None, 0)
-"""What ``_Hook.begin`` returns of a call that is not recorded."""
+"""What ``_Hook.begin`` returns for a call that is not recorded."""
 _NO_PEER = ring_layout.NO_PEER
 _NO_SEQ = ring_layout.NO_SEQ
 _get_ident = _thread.get_ident
@@ -59,9 +60,9 @@ _now_ns = time.monotonic_ns
 
 
 def begin(op: str, group: int = 0, seq: int = ring_layout.NO_SEQ) -> int:
-    """Record that a phase of training or a wait begins; return the record's index. Only a hook itself calls this.
+    """Record that a phase of training or a wait begins; return the record's index.
 
-    ``group`` is an interned name.
+    Only a hook itself may call this, because the frame of the call is two levels up. ``group`` is an interned name.
     """
     ring = here.ring
     if ring is None:
@@ -71,7 +72,7 @@ def begin(op: str, group: int = 0, seq: int = ring_layout.NO_SEQ) -> int:
 
 
 def tensors_of(about: Any) -> Tuple[Any, Any, int]:
-    """Return dtype, shape and number of what a call is given: a tensor, or several. Without a tensor no dtype."""
+    """Return dtype, shape and number of the tensors that a call is given. The dtype is None if there is no tensor."""
     tensors = 1
     if isinstance(about, (list, tuple)):
         tensors = len(about)
@@ -107,15 +108,15 @@ class _Hook:
         self.group_at = self.at.get("group", _NOWHERE)
         self.tensor_at = self.at.get(tensor or "", _NOWHERE)
         self.binds_device = "bound_device_id" in code.co_consts
-        """``barrier`` takes the device that the group was made for (torch 2.7 and later)."""
+        """Whether ``barrier`` uses the device that the group was made for (torch 2.7 and later)."""
 
     def argument(self, name: str, args: Any, kwargs: Any) -> Any:
-        """Return an argument by its name, None where it was not given."""
+        """Return an argument by its name, or None if it was not given."""
         i = self.at.get(name, _NOWHERE)
         return args[i] if i < len(args) else kwargs.get(name)
 
     def group(self, args: Any, kwargs: Any) -> Any:
-        """Return the group of a call, None where torch.distributed is not initialized."""
+        """Return the group of a call, or None if torch.distributed is not initialized."""
         if self.is_batch:
             operations = self.argument("p2p_op_list", args, kwargs)
             group = getattr(operations[0], "group", None) if operations else None
@@ -124,7 +125,7 @@ class _Hook:
         return group if group is not None else groups.default()
 
     def peer(self, args: Any, kwargs: Any) -> int:
-        """Return the other rank, or the root, by its global number; ``ring_layout.NO_PEER`` where none is named."""
+        """Return the global rank of the peer or the root; ``ring_layout.NO_PEER`` if none is named."""
         for name in self.peers:
             value = self.argument(name, args, kwargs)
             if isinstance(value, int):
@@ -134,14 +135,14 @@ class _Hook:
         return ring_layout.NO_PEER
 
     def group_peer(self, args: Any, kwargs: Any) -> Optional[int]:
-        """Return the other rank within the group, or None where none is named."""
+        """Return the peer's rank within the group, or None if none is named."""
         peer = self.peer(args, kwargs)
         return None if peer == ring_layout.NO_PEER else int(groups.c10d.get_group_rank(self.group(args, kwargs), peer))
 
     def begin(self, frame: Any, args: Any, kwargs: Any) -> Tuple[int, int, int, Any, int]:
-        """Record a call. Return its index, since when it waits, its line, its group, and how many that had begun.
+        """Record a call. Return its index, when its wait began, its line, its group, and the group's count of calls.
 
-        Zeros, and no group, stand for what is not to be recorded.
+        Index, wait and line are 0 if the call is not recorded.
         """
         given = len(args)
         if self.is_batch:
@@ -176,7 +177,7 @@ class _Hook:
         return index, now if waits else 0, kind.site, known, begun
 
     def is_aside(self, group: Any, about: Any, args: Any, kwargs: Any) -> bool:
-        """Return whether Gloo makes a call of a group that has NCCL as well."""
+        """Return whether Gloo handles a call in a group that has NCCL as well."""
         if self.op == MONITORED:
             return True
         if self.op == "barrier":
@@ -187,10 +188,10 @@ class _Hook:
         return is_on_cpu(about)
 
     def end(self, call: Tuple[int, int, int, Any, int], result: Any) -> None:
-        """Complete the record, or leave it to the work that was handed out.
+        """Complete the record, or leave that to the work that the call returned.
 
-        A point-to-point call begins no collective, though it moves the backend's number; nor do two, where torch makes
-        ``recv`` of ``irecv``.
+        A point-to-point call moves the backend's sequence number, but it is no collective. The moves are counted, so
+        they can be subtracted. torch may move the number twice, when it implements ``recv`` with ``irecv``.
         """
         index, waited_since, site, known, begun = call
         if self.moves and known is not None:
@@ -214,7 +215,7 @@ class _Hook:
 
 
 def _redop_name(redop: Any) -> str:
-    """Return ``SUM`` for ReduceOp.SUM, whose own text takes longer than the rest of the arguments; nothing for None."""
+    """Return ``SUM`` for ReduceOp.SUM, from a cache, because its own text is slow to make; "" for None."""
     known, name = _redops.get(id(redop), _NO_REDOP)
     if known is not redop:
         name = str(redop).rsplit(".", 1)[-1].rstrip(">").split(":")[0]
@@ -233,7 +234,7 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
             call = hook.begin(sys._getframe(1), args, kwargs)
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             here.failed(op, error)
-            # The call is made outside of this clause: an error of its own must not name ours as its context.
+            # The call is made outside of this clause, so that its own error does not get ours as its context.
             call = _UNRECORDED
         try:
             if hook.rerouted and call[3] is not None:
@@ -256,7 +257,7 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
 
 @guarded("detail")
 def _other_way(hook: _Hook, group: Any, args: Any, kwargs: Any) -> Optional[Callable[[], Any]]:
-    """Return what to call instead of a point-to-point call that DETAIL would stumble over, None where it would not."""
+    """Return what to call instead of a point-to-point call that DETAIL would break, or None if it would not."""
     if not detail.is_needed():
         return None
     tag = hook.argument("tag", args, kwargs) or 0
@@ -264,7 +265,7 @@ def _other_way(hook: _Hook, group: Any, args: Any, kwargs: Any) -> Optional[Call
 
 
 def _run(hook: _Hook, group: Any, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Make a point-to-point call where DETAIL does not stumble over it."""
+    """Make a point-to-point call in a way that DETAIL does not break."""
     instead = _other_way(hook, group, args, kwargs)
     return original(*args, **kwargs) if instead is None else instead()
 
@@ -276,7 +277,7 @@ def groups_now() -> Any:
 
 
 def _only_renamed(function: Callable[..., Any]) -> bool:
-    """Return whether a collective only calls the one that has its new name, which is recorded already."""
+    """Return whether a collective only calls the one with its new name, which is already recorded."""
     return not RENAMED.keys().isdisjoint(inspect.unwrap(function).__code__.co_names)
 
 

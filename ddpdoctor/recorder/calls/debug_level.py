@@ -1,7 +1,7 @@
-"""Sets torch's debug level DETAIL where ``wrap`` wants it: on every job, or by default on jobs over Gloo alone.
+"""Sets torch's debug level DETAIL if ``wrap`` asks for it: on every job, or by default on jobs that use only Gloo.
 
 DETAIL makes the host wait for all ranks before each collective, so that it cannot run ahead of a GPU. Only the script
-says which backend it uses, in ``init_process_group``. All ranks pass the same one, so all decide alike.
+says which backend it uses, in ``init_process_group``. All ranks pass the same one, so all decide the same.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from ..state import guarded
 from ..wrappers import wraps
 
 VARIABLE = "DDPDOCTOR_DETAIL"
-"""Set where ``wrap`` wants DETAIL in every Python that has a recorder, and in no other: ``always``, or ``gloo``."""
+"""Set to ``always`` or ``gloo`` if ``wrap`` asks for DETAIL. It affects only Pythons that have a recorder."""
 ON_GLOO = "gloo"
 _is_withheld = False
 """Whether this module has turned DETAIL off for a group that uses another backend."""
 
 
 def turn_on(distributed: Any) -> None:
-    """Set the level, once torch has read its own variable. A script that sets another one later has its way.
+    """Set the level after torch has read its own variable. A script that sets another level later overrides it.
 
-    Nothing else of the recorder is needed for it: were it set on some ranks only, all would wait in init.
+    It depends on no other part of the recorder, because if only some ranks had it, all would wait in init.
     """
     if os.environ.get(VARIABLE):
         distributed.set_debug_level(distributed.DebugLevel.DETAIL)
@@ -64,10 +64,10 @@ def _levels() -> Any:
 
 
 def backends_of(c10d: Any, backend: Any, device_id: Any) -> Set[str]:
-    """Return the names of the backends that ``init_process_group`` will use; torch itself chooses where none is named.
+    """Return the names of the backends that ``init_process_group`` will use.
 
-    torch 2.6 to 2.15 take a backend's name, or ``cpu:gloo,cuda:nccl``; without one that of the device's type, and
-    without a device that of the accelerator which is there.
+    torch 2.6 to 2.15 take a backend's name, or ``cpu:gloo,cuda:nccl``. Without a name torch uses the backend of the
+    device's type, and without a device that of the accelerator in the machine.
     """
     if backend is None and device_id is not None:
         backend = c10d.Backend.default_device_backend_map.get(_device_type(device_id))
@@ -79,7 +79,7 @@ def backends_of(c10d: Any, backend: Any, device_id: Any) -> Set[str]:
 
 
 def _device_type(device_id: Any) -> Optional[str]:
-    """Return the type of a device, ``cuda``. A number alone means the accelerator's."""
+    """Return the type of a device, such as ``cuda``. A plain number means a device of the accelerator."""
     if isinstance(device_id, int):
         import torch
 

@@ -1,11 +1,11 @@
-"""Makes TORCH_DISTRIBUTED_DEBUG=DETAIL safe on Gloo, where torch 2.13 breaks jobs that are right.
+"""Makes TORCH_DISTRIBUTED_DEBUG=DETAIL safe on Gloo, where torch 2.13 breaks correct jobs.
 
-Two defects of torch are stepped around, each for groups that DETAIL has wrapped around Gloo alone:
+It works around two defects of torch, both only for Gloo groups that DETAIL has wrapped:
 
 - DDP's constructor casts the wrapper to Gloo's own class in order to log, which ends in SIGSEGV.
-- The wrapper compares sequence numbers that send and recv move on the two ranks concerned only, so that the next
-  collective fails on all of them with "Detected mismatch". Point-to-point calls go over the wrapper's helper group
-  instead, which has the same members, connections of its own, and no part in that comparison.
+- The wrapper compares sequence numbers. send and recv move them only on the two ranks concerned, so the next collective
+  fails on all ranks with "Detected mismatch". Point-to-point calls use the wrapper's helper group instead. It has the
+  same members and its own connections, and its numbers are not compared.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .. import hooks
 from ..state import guarded, here
 
 constructing = threading.local()
-"""The group of the DDP model under construction, as far as the script named one."""
+"""The group of the DDP model under construction, if the script named one."""
 _helpers: Dict[int, Tuple[Any, Any]] = {}
-"""By id of a wrapper: the wrapper, kept so that the id stays its own, and its helper group."""
+"""By id of a wrapper: the wrapper, kept so that its id is not reused, and its helper group."""
 _c10d: Any = None
 
 
 def make_safe(module: Any) -> None:
-    """Keep DDP's logger from a wrapped Gloo group. Logging is all that the call does."""
+    """Skip DDP's logging call on a wrapped Gloo group. The call does nothing but log."""
     logger = getattr(module, "Logger", None)
     if logger is None:
         import torch._C._distributed_c10d as native
@@ -51,7 +51,7 @@ def _is_unsafe() -> bool:
 
 
 def _gloo_wrapper(group: Any) -> Any:
-    """Return the wrapper that stands before Gloo in a group, or None."""
+    """Return the wrapper around Gloo in a group, or None."""
     wrapper = getattr(_c10d, "_ProcessGroupWrapper", None)
     if wrapper is None or "gloo" not in str(_c10d.get_backend(group)).lower():
         return None
@@ -63,7 +63,7 @@ def _gloo_wrapper(group: Any) -> Any:
 
 
 def keep_helpers(module: Any) -> None:
-    """Remember the helper group of each wrapper from the moment that torch makes both."""
+    """Remember the helper group of each wrapper when torch makes them."""
     global _c10d
     _c10d = module
     if hasattr(module, "ProcessGroupGloo"):
@@ -95,9 +95,9 @@ def _keeping_helper(module: Any, original: Callable[..., Any]) -> Callable[..., 
 
 
 def forget_helpers(group: Any) -> None:
-    """Let go of a group that is about to be destroyed, or of all with the default one, so that it really ends.
+    """Drop the helper of a group that is about to be destroyed (of all groups, if it is the default one).
 
-    The others go on as they are: their members must all take the same way, also those that are in no other group.
+    Then the group is really freed. Other groups keep their helpers, because all members must make calls the same way.
     """
     if group is None or group is _c10d.GroupMember.WORLD:
         _helpers.clear()
@@ -106,14 +106,14 @@ def forget_helpers(group: Any) -> None:
 
 
 def is_needed() -> bool:
-    """Return whether DETAIL has wrapped a group around Gloo."""
+    """Return whether DETAIL has wrapped any Gloo group."""
     return bool(_helpers)
 
 
 def reroute(op: str, group: Any, tensor: Any, peer: Optional[int], tag: int) -> Optional[Callable[[], Any]]:
-    """Return what to call instead of a point-to-point call on a wrapped Gloo group, or None where nothing is amiss.
+    """Return what to call instead of a point-to-point call on a wrapped Gloo group, or None if that is not needed.
 
-    ``peer`` is the other rank within ``group``, None for a receive from anybody.
+    ``peer`` is the other rank within ``group``, or None for a receive from any rank.
     """
     try:
         helper = _helpers.get(id(_gloo_wrapper(group)), (None, None))[1]

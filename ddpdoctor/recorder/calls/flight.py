@@ -1,6 +1,6 @@
-"""Asks torch's flight recorders: they alone know what is pending on a device, and what DDP's C++ reducer started.
+"""Reads torch's flight recorders. Only they know what is pending on a device, and what DDP's C++ reducer started.
 
-Only a rank's sampler asks, once stacks are on disk: a query can hold the GIL, or wait for a lock of CUDA's.
+The sampler asks them only after the stacks are on disk, because a query can hold the GIL or wait for a lock in CUDA.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ if TYPE_CHECKING:
     from typing import Any, Iterator, List
 
 RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-"""What torch calls the functions that tell what its recorders hold: Gloo's and hooked ones, and ProcessGroupNCCL's."""
+"""torch's functions that dump its recorders: the one of Gloo and hooked backends, and ProcessGroupNCCL's."""
 _TIMING = ("TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING", "TORCH_NCCL_DESYNC_DEBUG", "NCCL_DESYNC_DEBUG")
 """With any of these on, ProcessGroupNCCL records when a kernel starts (ProcessGroupNCCL.cpp)."""
 _ON = frozenset({"y", "yes", "1", "t", "true"})
-"""What torch's getCvarBool takes for on, in lower case (Utils.hpp)."""
+"""What torch's getCvarBool accepts as on, in lower case (Utils.hpp)."""
 _BEFORE_2_9 = {
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "",
 }
-"""Up to torch 2.6 the recorder and its dump are off by default; newer names are not known before 2.9."""
+"""Up to torch 2.6 the recorder and its dump are off by default. torch before 2.9 does not know the newer names."""
 _SINCE_2_9 = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_DUMP_TEMP_FILE": ""}
-"""The old names still work, and torch warns of them. The dump is on by default."""
+"""The old names still work, but torch warns about them. The dump is on by default."""
 _SAME = {
     "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
     "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
 }
-"""Where the user has set the old name, the new one is left alone: it would win."""
+"""If the user has set the old name, the new one is not set, because it would win."""
 
 
 @guarded("flight recorder")
 def turn_on() -> None:
-    """Have torch record collectives on devices, and dump the record to the run folder when it aborts the process.
+    """Make torch record collectives on devices, and dump the record to the run folder when it aborts the process.
 
-    What the user has set stays. torch reads these variables when it makes the first process group.
+    The user's own settings stay. torch reads these variables when it makes the first process group.
     """
     if not hasattr(_native(), "ProcessGroupNCCL"):
         return
     prefix = os.path.join(here.folder, "evidence", "%d-%d.flight" % (os.getpid(), here.ticks))
     for name, value in (_BEFORE_2_9 if _is_before_2_9() else _SINCE_2_9).items():
         given = os.environ.get(name) or os.environ.get(_SAME.get(name, name)) or ""
-        if not given or given.startswith(here.folder + os.sep):  # the parent's of this process has its name
+        if not given or given.startswith(here.folder + os.sep):  # a value inherited from a recorded parent
             os.environ[name] = value or prefix
 
 
@@ -66,9 +66,9 @@ def _is_before_2_9() -> bool:
 
 
 def entries_now() -> Any:
-    """Return what is pending on devices, by all recorders of this build, and the clock of their times.
+    """Return what is pending on devices, from all recorders of this build, and the current time on both clocks.
 
-    ``timed`` says that torch knows when a kernel starts; then the last that completed are there too.
+    ``timed`` says whether torch knows when a kernel starts. If so, the last completed entries are included.
     """
     native = _native()
     if native is None or groups.default() is None:
@@ -87,9 +87,9 @@ def is_timed() -> bool:
 
 @guarded("device times")
 def note_times() -> None:
-    """Note how long the last collectives ran, where torch times them: a job that ends well is asked for no evidence.
+    """Note how long the last collectives ran, if torch times them, because nobody asks a healthy job for evidence.
 
-    The main thread is about to end the groups, and would wait for its devices there as well.
+    The main thread may block here: it is about to destroy the groups, and would wait for its devices there anyway.
     """
     if here.ring is None or not is_timed():
         return
@@ -104,8 +104,8 @@ def note_times() -> None:
 def _dumps(native: Any) -> Iterator[bytes]:
     """Yield the text of each recorder.
 
-    Completed entries are asked for as well: only they tell that a batch is done. Gloo's recorder is left out: its
-    entries never complete.
+    Completed entries are included, because only they show that a batch is done. Gloo's recorder is left out, because
+    its entries never complete.
     """
     own = getattr(native, "_dump_nccl_trace_json", None)
     if own is not None:

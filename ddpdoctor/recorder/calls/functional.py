@@ -1,8 +1,8 @@
 """Records functional collectives, which DTensor, tensor parallelism and compiled code make.
 
-They call no function of torch.distributed: each is an operator under ``torch.ops``, and C++ takes it to the process
-group. What Python sees of an operator are two objects, the packet and its default overload. Both hold the function of
-C++ in ``_op``, so the record goes around that one, and torch.compile still meets the objects that it knows.
+They call no function of torch.distributed. Each is an operator under ``torch.ops``, and C++ passes it to the process
+group. Python sees two objects of an operator, the packet and its default overload. Both hold the C++ function in
+``_op``, so the record wraps that function, and torch.compile still sees the objects that it knows.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ OPERATORS = {
     "irecv": "irecv",
     "batch_p2p_ops": "batch_isend_irecv",
 }
-"""By operator: the operation as ``calls`` records it. Ranks may make the same one in either way."""
+"""By operator: the operation as ``collectives`` records it. Ranks may make the same one in either way."""
 WAITS = ("wait_tensor", "wait_tensors")
-"""Operators that wait for results: for one, and (torch 2.15) for those of one collective."""
+"""Operators that wait for one result, or (torch 2.15) for all results of one collective."""
 WAITING_OPERATORS = (("_dtensor", "shard_dim_alltoall", "all_to_all_single"),)
-"""Operators that wait by themselves: namespace, name, operation."""
+"""Operators that wait for their own result: namespace, name, operation."""
 MAX_OUTPUTS = 4096
-"""Collectives that are remembered until somebody waits for them. Ours: code that drops results must not fill memory."""
+"""Results that are remembered until they are waited for. Our choice: code that drops results must not fill memory."""
 
 _plain: Tuple[Any, ...] = ()
-"""Classes of tensors that hold their data themselves, once torch is there."""
+"""Tensor classes that hold their own data. Set once torch is imported."""
 _modes: Callable[[], int] = int
-"""Returns how many modes of torch see a call before it is made, as those do that trace."""
+"""Returns the number of active torch dispatch modes, such as tracing, which intercept a call."""
 _outputs: Dict[int, int] = {}
 """By the storage of a result: the record of the collective that fills it."""
 
 
 class Function:
-    """Stands for the C++ function of an operator: is equal to it for torch, which keys operators by its hash."""
+    """Replaces an operator's C++ function. It compares equal to it, because torch keys operators by that hash."""
 
     __slots__ = ("original", "recorded")
 
@@ -67,7 +67,7 @@ class Function:
         return self.recorded(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the C++ function has of this name."""
+        """Return the attribute of the C++ function."""
         return getattr(self.original, name)
 
     def __eq__(self, other: object) -> bool:
@@ -92,13 +92,13 @@ class _Operator:
         self.peer_at = next((i for i, name in enumerate(arguments) if name in ("src", "dst")), None)
 
     def given(self, at: Optional[int], args: Any, kwargs: Any) -> Any:
-        """Return an argument by its place, None where it was not given."""
+        """Return an argument by its position, or None if it was not given."""
         if at is None:
             return None
         return args[at] if at < len(args) else kwargs.get(self.arguments[at])
 
     def begin(self, frame: Any, args: Any, kwargs: Any) -> Tuple[int, Any, int]:
-        """Return the record's index, the group, and how many collectives that has begun; None where torch traces."""
+        """Return the record's index, the group, and its count of collectives. The group is None if torch is tracing."""
         ring = here.ring
         about = self.given(self.about_at, args, kwargs)
         if ring is None or not _is_real(about):
@@ -119,19 +119,19 @@ class _Operator:
         return ring.begin(kind.packed, begun + 1 if counts else ring_layout.NO_SEQ), found, begun
 
     def _peer(self, group: Any, args: Any, kwargs: Any) -> int:
-        """Return the other rank, or the root, by its global number. Of a broadcast torch takes the one in the group."""
+        """Return the global rank of the peer or the root. torch gives a broadcast's root as the rank in the group."""
         value = self.given(self.peer_at, args, kwargs)
         if not isinstance(value, int):
             return ring_layout.NO_PEER
         return value if self.p2p else int(groups.c10d.get_global_rank(group, value))
 
     def end(self, index: int, found: Any, begun: int, result: Any) -> None:
-        """Leave the record to whoever waits for the result."""
+        """Leave the end of the record to the operator that waits for the result."""
         if found is None or here.ring is None:
             return
         if self.p2p:
             found.moved += groups.begun_by(found) - begun
-        if capture.is_capturing():  # it runs when the graph is replayed, and nobody waits for it before
+        if capture.is_capturing():  # it runs only when the graph is replayed, and nobody waits for it before
             here.ring.end(index)
             return
         here.ring.returned(index)
@@ -143,7 +143,7 @@ _TENSORS = ("input", "inputs", "tensor", "tensors", "self")
 
 
 def _is_real(about: Any) -> bool:
-    """Return whether a call is made, and not traced, or passed on to the tensors inside of these."""
+    """Return whether a call really runs: it is not traced, and its tensors are not wrappers around others."""
     if isinstance(about, (list, tuple)):
         about = about[0] if about else None
     return type(about) in _plain and not _modes()
@@ -217,7 +217,7 @@ def _begin_wait(call: int) -> int:
 
 @guarded("wait_tensor")
 def _awaited(about: Any) -> int:
-    """Return the record of the collective whose result, or results, are waited for; 0 where it has none."""
+    """Return the record of the collective whose results are waited for, or 0 if there is none."""
     if not _is_real(about):
         return 0
     tensors = about if isinstance(about, (list, tuple)) else (about,)
@@ -225,7 +225,7 @@ def _awaited(about: Any) -> int:
 
 
 def patch(unused: Any) -> None:
-    """Put the records around the operators, once ``torch.distributed._functional_collectives`` is there."""
+    """Put the records around the operators, once ``torch.distributed._functional_collectives`` is imported."""
     global _plain, _modes
     import torch
 
@@ -246,7 +246,7 @@ def _recorded_as(op: str, waits: bool, original: Callable[..., Any], arguments: 
 
 
 def _patch_operator(torch: Any, namespace: str, name: str, around: Callable[[Any, List[str]], Any]) -> bool:
-    """Put a record around what a packet and its overload hold; return whether this torch has such an operator."""
+    """Put a record around the functions that a packet and its overload hold; return whether torch has the operator."""
     packet = getattr(getattr(torch.ops, namespace), name, None)
     if packet is None:
         return False

@@ -13,24 +13,24 @@ from ..storage import ring_layout
 c10d: Any = None
 """torch.distributed.distributed_c10d, once the script has imported it."""
 _known: Dict[int, Known] = {}
-"""By id of the group, which is gone from here as soon as the group is."""
+"""By id of the group. An entry is removed as soon as its group is freed."""
 
 
 class Known:
-    """What is kept of one group."""
+    """What is kept about one group."""
 
     __slots__ = ("aside", "desc", "device", "id", "moved", "name", "reference", "ring")
 
     def __init__(self, group: Any, device: str = "") -> None:
         self.reference = weakref.ref(group, functools.partial(_forget, _known, id(group)))
         self.device = device
-        """Of ``aside``: the device whose backend counts by itself."""
+        """In ``aside``: the device whose backend has its own counter. Empty otherwise."""
         self.name = str(group.group_name) + (":gloo" if device else "")
         self.aside: Optional[Known] = Known(group, "cpu") if not device and _is_mixed(group) else None
-        """What is kept of Gloo's part of a group of Gloo and NCCL, as if it were a group: torch tells of NCCL's
-        counter alone, and that stands still while Gloo's moves."""
+        """The Gloo part of a group with Gloo and NCCL, kept like a group of its own. torch shows only NCCL's counter,
+        which does not move with Gloo's calls."""
         self.desc = str(getattr(group, "group_desc", None) or "")
-        """What its maker says it is for; a device mesh names its dimension here."""
+        """The description given at creation. A device mesh puts the name of its dimension here."""
         self.moved = 0
         """How much point-to-point calls have moved the backend's sequence number."""
         self.ring: Any = None
@@ -39,7 +39,7 @@ class Known:
 
 
 def known(group: Any) -> Known:
-    """Return what is kept of a group."""
+    """Return what is kept about a group."""
     found = _known.get(id(group))
     if found is None:
         found = _known[id(group)] = Known(group)
@@ -47,14 +47,14 @@ def known(group: Any) -> Known:
 
 
 def _is_mixed(group: Any) -> bool:
-    """Return whether a group has Gloo for tensors of the CPU, and NCCL for those of GPUs."""
+    """Return whether a group uses Gloo for CPU tensors and NCCL for GPU tensors."""
     config = getattr(getattr(c10d, "_world", None), "pg_backend_config", {}).get(group)
     parts = str(config or "").split(",")
     return "cpu:gloo" in parts and any(part.partition(":")[2].startswith("nccl") for part in parts)
 
 
 def begun_by(found: Known) -> int:
-    """Return how many collectives a group has begun, or Gloo's part of one, those of C++ included; -1: not known."""
+    """Return how many collectives a group, or its Gloo part, has begun, including those from C++; -1 if not known."""
     try:
         group: Any = found.reference()
         counter = group._get_backend(sys.modules["torch"].device(found.device)) if found.device else group
@@ -64,10 +64,10 @@ def begun_by(found: Known) -> int:
 
 
 def look_up(group: Any) -> Tuple[Any, Any, int]:
-    """Return the group of a call, what is kept of it, and how many collectives it has begun: -1 where it does not say.
+    """Return the group of a call, what is kept about it, and how many collectives it has begun (-1 if not known).
 
-    None stands for the default group. Without one, and for a number, which means that this rank is no member, the
-    answer is no group.
+    None stands for the default group. The group returned is None if there is no default group, or if ``group`` is a
+    number, which means that this rank is no member.
     """
     if group is None:
         group = default()
@@ -83,9 +83,9 @@ def look_up(group: Any) -> Tuple[Any, Any, int]:
 
 
 def _forget(kept: Dict[int, Known], key: int, gone: Any) -> None:
-    """Drop what is kept of a group that is no more; a script may make thousands, and use a name again.
+    """Drop what is kept about a group that is gone. A script may make thousands, and reuse a name.
 
-    This can be called when the interpreter shuts down, and the names of this file are gone.
+    This can be called while the interpreter shuts down, when the globals of this module are gone.
     """
     found = kept.get(key)
     if found is not None and found.reference is gone:
@@ -98,26 +98,26 @@ def group_id(ring: Any, group: Any) -> int:
 
 
 def name_id(ring: Any, found: Known) -> int:
-    """Return the interned name of a group, or of Gloo's part of one."""
+    """Return the interned name of a group, or of its Gloo part."""
     if found.ring is not ring:
         found.id, found.ring = ring.intern(found.name), ring
     return found.id
 
 
 def default() -> Any:
-    """Return the default group, None where torch.distributed is not initialized."""
+    """Return the default group, or None if torch.distributed is not initialized."""
     return None if c10d is None else c10d._world.default_pg
 
 
 def backends_of(group: Any) -> str:
-    """Return which backend serves which device, as torch has it: "cuda:nccl", also where the script named none."""
+    """Return torch's text of which backend serves which device ("cuda:nccl"), even if the script named none."""
     return str(c10d._world.pg_backend_config.get(group) or c10d.get_backend(group))
 
 
 def begun_in(group: Any) -> Tuple[int, int]:
-    """Return a group's interned name, and how many collectives it has begun; the number is -1 where it is not known.
+    """Return a group's interned name, and how many collectives it has begun (-1 if not known).
 
-    Without a group the number is that of the default group, and the name is empty.
+    If ``group`` is None, the number is that of the default group, and the name is empty.
     """
     ring = here.ring
     _, found, begun = look_up(group)
@@ -135,7 +135,7 @@ def groups_now() -> Any:
     world = c10d._world
     found = []
     for group, ranks in list(world.pg_group_ranks.items()):
-        if isinstance(group, int):  # stands for a group that this rank is no member of
+        if isinstance(group, int):  # a number stands for a group that this rank is no member of
             continue
         own = known(group)
         entry = {
@@ -153,7 +153,7 @@ def groups_now() -> Any:
 
 
 def _timeout_s(group: Any) -> Optional[float]:
-    """Return the time limit of a group's calls, the longest of its backends; None where none says."""
+    """Return the time limit of a group's calls, the longest of its backends', or None if no backend gives one."""
     found = []
     for device in getattr(group, "_device_types", ()):
         try:

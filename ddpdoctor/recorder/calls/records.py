@@ -1,8 +1,8 @@
-"""Finds what a call shares with the last one like it: the user's line, the names, the shape, packed as the ring has it.
+"""Caches what equal calls have in common: the user's line, the names, the shape, packed as the ring stores them.
 
-A script makes few different calls, and makes them again and again. What calls have in common, their *kind*, is worked
-out once. After a wait for other ranks the processor's caches are cold: Python then takes ten times as long as in a
-loop (40 us in place of 4 for the whole of this), so what counts is how much code a call goes through.
+A script makes few different calls, and repeats them. What they have in common, their *kind*, is computed once. After a
+wait for other ranks the processor's caches are cold, and Python takes ten times as long as in a loop (40 us instead of
+4 for all of this). So the amount of code that each call runs is what counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any, Dict, Optional, Tuple
 
 MAX_KINDS = 1024
-"""Kinds that are kept. Ours: code that makes calls of ever new shapes must not fill memory."""
+"""Kinds that are kept. Our choice: code whose calls have ever new shapes must not fill memory."""
 
 
 class CallKind:
@@ -36,14 +36,14 @@ class CallKind:
         self.site = site
         """The id of the user's line."""
         self.reference = reference
-        """To the user's code: with it the kind goes, and code that a script makes at run time does not stay for us."""
+        """A weak reference to the user's code. When the code is freed, the kind is dropped too."""
 
 
 def kind_of(
     ring: Any, frame: FrameType, op: str, group: int = 0, dtype: Any = None, shape: Any = (), tensors: int = 0,
     redop: str = "", peer: int = ring_layout.NO_PEER, flags: int = 0,
 ) -> CallKind:  # fmt: skip
-    """Return the kind of a call that ``frame`` makes. ``group`` is an interned name."""
+    """Return the kind of the call that ``frame`` makes. ``group`` is an interned name."""
     key = (id(frame.f_code), frame.f_lasti, "", op, group, dtype, shape, tensors, redop, peer, flags)
     try:
         kind: Optional[CallKind] = ring.kinds.get(key)
@@ -53,7 +53,7 @@ def kind_of(
 
 
 def _kind_by_user(ring: Any, frame: FrameType, given: Any) -> CallKind:
-    """Return the kind of a call that is new, or that a library makes for a line of the user's."""
+    """Return the kind of a call that is new, or that a library makes on behalf of the user's line."""
     user, api = _user_frame(frame)
     code = None if user is None else user.f_code
     key = (id(code), 0 if user is None else user.f_lasti, api, *given[3:])
@@ -69,7 +69,7 @@ def _kind_by_user(ring: Any, frame: FrameType, given: Any) -> CallKind:
 
 
 def _forget(kinds: Dict[Any, CallKind], key: Any, _reference: Any) -> None:
-    """Forget a kind whose code is gone: other code may get its id."""
+    """Forget a kind whose code is gone, because other code may get its id."""
     kinds.pop(key, None)
 
 
@@ -118,7 +118,7 @@ def ended(index: int) -> None:
 
 @guarded("call failed")
 def failed(index: int, op: str, error: BaseException) -> None:
-    """Record that a call has raised, and let its error read as if nothing of ours stood in between."""
+    """Record that a call has raised, and remove our frames from its traceback."""
     hide_own_frames(error)
     if index and here.ring is not None:
         here.ring.end(index, ring_layout.FLAG_FAILED)
@@ -134,17 +134,17 @@ LAYERS = (
     ("pipelining/", "schedule.step"),
     ("optim/zero_redundancy_optimizer.py", "ZeroRedundancyOptimizer"),
 )
-"""By where its code is, below torch.distributed: what users call a layer. Its own functions are hooks and wrappers."""
+"""By path below torch.distributed: what users call a layer. Its functions are hooks and wrappers that no user calls."""
 _NOT_TYPED = ("c10d_logger.py", "checkpoint/logger.py")
-"""Files whose functions stand around others."""
+"""Files whose functions only wrap others."""
 OWN_NAME = "*"
-"""The function's own name is what the user has typed."""
+"""Stands for the function's own name, which is what the user typed."""
 
 _known: Dict[str, str] = {}
 
 
 def layer_of(file: str) -> str:
-    """Return the layer that a file of code belongs to, ``OWN_NAME``, or nothing for code that is not in question."""
+    """Return the layer that a source file belongs to, ``OWN_NAME``, or "" for a file outside torch.distributed."""
     known = _known.get(file)
     if known is None:
         known = _known[file] = _look(file)

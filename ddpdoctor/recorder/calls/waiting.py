@@ -1,4 +1,4 @@
-"""Tells the watcher, and the step's clock, that the main thread is inside a call that needs other ranks."""
+"""Marks, for the watcher and the step clock, that the main thread is inside a call that needs other ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _now_ns = time.monotonic_ns
 
 
 def begin_wait(began_ns: int = 0) -> int:
-    """Begin to wait, at a time or now; return since when: 0 in another thread, or where the main thread waits already.
+    """Begin to wait, at ``began_ns`` or now; return the time, or 0 if not in the main thread or already waiting.
 
     It does not raise.
     """
@@ -31,7 +31,7 @@ def begin_wait(began_ns: int = 0) -> int:
 
 
 def end_wait(began_ns: int, counts: bool, ended_ns: int = 0) -> None:
-    """End a wait that began. One for a single peer does not count: it is no meeting of all. It does not raise."""
+    """End a wait. A wait for a single peer does not count, because not all ranks meet. It does not raise."""
     if not began_ns:
         return
     clock.waiting = False
@@ -45,7 +45,7 @@ def end_wait(began_ns: int, counts: bool, ended_ns: int = 0) -> None:
 
 
 def enter_phase() -> bool:
-    """Begin a phase that needs other ranks somewhere; return whether it is to be left. It does not raise."""
+    """Begin a phase that may need other ranks; return whether ``leave_phase`` must be called. It does not raise."""
     try:
         if _get_ident() != here.main_thread:
             return False

@@ -1,4 +1,4 @@
-"""Follows asynchronous calls by the work that each has handed out: it is waited for, or found to have completed."""
+"""Ends the records of asynchronous calls when their Work objects are waited for or found to have completed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import records
 from .waiting import begin_wait, end_wait
 
 MAX_HANDED_OUT = 1024
-"""Works that are followed at a time. Ours: code that never waits for them must not fill memory."""
+"""Works that are followed at a time. Our choice: code that never waits for them must not fill memory."""
 
 _get_ident = _thread.get_ident
 _now_ns = time.monotonic_ns
@@ -34,7 +34,7 @@ _handed_out: Dict[int, Tuple[Any, int]] = {}
 
 
 def hand_out(work: Any, index: int) -> None:
-    """Leave the end of a record to the work that its call has handed out."""
+    """Leave the end of a record to the Work that its call returned."""
     if _handed_out:
         settle()
         gone = _handed_out.pop(id(work), None)
@@ -48,14 +48,14 @@ def hand_out(work: Any, index: int) -> None:
 def settle() -> None:
     """End the records of asynchronous calls that have completed, oldest first, up to the first that has not.
 
-    Leaves all as they are while a CUDA graph is being captured.
+    Does nothing while a CUDA graph is being captured.
     """
     ring = here.ring
     if not _handed_out or ring is None or capture.is_capturing():
         return
     while _handed_out:
         key = next(iter(_handed_out), 0)
-        reference, index = _handed_out.get(key, _NOT_HANDED_OUT)  # the evidence is taken by another thread
+        reference, index = _handed_out.get(key, _NOT_HANDED_OUT)  # the sampler's thread may have removed it
         work = reference()
         if work is not None and not _has_ended(work):
             return
@@ -64,10 +64,10 @@ def settle() -> None:
 
 
 def _has_ended(work: Any) -> bool:
-    """Return whether a work has completed, or cannot tell: it was aborted, or its device fails. Others go on then."""
+    """Return whether a work has completed, or raises when asked because it was aborted or its device failed."""
     try:
         return bool(work.is_completed())
-    except Exception:  # noqa: BLE001 - what it is waiting for has failed, and the script hears of it by itself
+    except Exception:  # noqa: BLE001 - the operation has failed, and the script gets its own error
         return True
 
 
@@ -77,7 +77,7 @@ def wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         index = since = call = 0
-        # A call that is not asynchronous waits for its own work: that it waits is recorded already.
+        # A synchronous call waits for its own work, and that wait is already recorded.
         if _handed_out or not clock.waiting:
             try:
                 index, since, call = _begin(self, sys._getframe(1))
@@ -101,7 +101,7 @@ def wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _begin(work: Any, frame: Any) -> Tuple[int, int, int]:
-    """Return the record of the wait, since when the main thread waits, and the record of the call, each 0 for none."""
+    """Return the record of the wait, when the main thread began to wait, and the record of the call; 0 for none."""
     ring = here.ring
     reference, call = _handed_out.get(id(work), _NOT_HANDED_OUT)
     if ring is None or reference() is not work:
@@ -116,7 +116,7 @@ def _begin(work: Any, frame: Any) -> Tuple[int, int, int]:
 
 
 def _end(work: Any, index: int, since_ns: int, call: int) -> None:
-    """End the records of a wait and of its call. A wait with a time limit may come back too early."""
+    """End the records of a wait and of its call. After a wait with a time limit the call may still be running."""
     now = _now_ns()
     end_wait(since_ns, index > 0, now)
     if index and here.ring is not None:

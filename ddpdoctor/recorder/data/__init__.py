@@ -1,1 +1,1 @@
-"""How loaders share out data."""
+"""How data loaders divide the data among ranks."""

@@ -1,1 +1,1 @@
-"""Looks for inf and NaN in local gradients."""
+"""Checks local gradients for inf and NaN."""

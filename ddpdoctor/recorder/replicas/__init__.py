@@ -1,1 +1,1 @@
-"""Writes down what each replica of a model is like."""
+"""Fingerprints of each replica of a model."""

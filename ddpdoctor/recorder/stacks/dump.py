@@ -1,7 +1,8 @@
-"""Has a signal, and a fatal error, write all stacks to a file of ours, as long as the script wants neither for itself.
+"""Makes a signal, and a fatal error, write all stacks to a file of ours, unless the script uses them itself.
 
-The signal is SIGURG, which is ignored by default, so that it can never end a process. The file is known by its number
-alone. A script may close all files that it did not open, and then open its own: what is written must never reach those.
+The signal is SIGURG, which is ignored by default, so that it can never end a process. faulthandler knows the file only
+by its descriptor. A script may close all files that it did not open and then open its own, and nothing of ours must be
+written to those.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ if TYPE_CHECKING:
     from typing import Any, Optional, Tuple
 
 HIGH_NUMBER = 1000
-"""Where our file is put among the numbers of open files. Ours: below 1,024, the usual limit, since the kernel's table
-grows with the highest number, and above what a script that closes all its files has soon opened again."""
+"""The descriptor that our file gets. Our choice: below 1,024, the usual limit, because the kernel's table grows with
+the highest descriptor, and above those that a script soon reuses after closing all its files."""
 
 _is_enabled = faulthandler.is_enabled
 _enable = faulthandler.enable
 _disable = faulthandler.disable
 _register = faulthandler.register
 _file: Optional[Tuple[int, int, int]] = None
-"""Number, device and inode of our file."""
+"""Descriptor, device and inode of our file."""
 _has_signal = False
 _has_fatal = False
 
 
 def register() -> None:
-    """Let SIGURG write all stacks, and fatal signals too where the script did not ask for that itself."""
+    """Make SIGURG write all stacks, and fatal signals too, unless the script has enabled that itself."""
     global _file, _has_fatal
     if is_short_of_files() or not _signal_is_free():
         return
@@ -49,7 +50,7 @@ def register() -> None:
 
 
 def check() -> None:
-    """Let go where the script has taken the signal for itself, or closed our file."""
+    """Stop writing if the script has taken the signal for itself or closed our file."""
     if _file is None:
         return
     if not _is_there(_file):
@@ -59,7 +60,7 @@ def check() -> None:
 
 
 def forget() -> None:
-    """Write no longer into the file: it is another process's, or it is no longer ours."""
+    """Stop writing to the file, because it is another process's or no longer ours."""
     global _file, _has_fatal
     _forget_signal()
     if _has_fatal:
@@ -69,14 +70,14 @@ def forget() -> None:
 
 
 def _forget_signal() -> None:
-    """Take our handler away, unless the script has put its own in its place; no dump on request any more."""
+    """Remove our handler, unless the script has replaced it. From now on there are no dumps on request."""
     if _has_signal and _signal_is_free():
         faulthandler.unregister(_signal.SIGURG)
     _note_signal(False)
 
 
 def _note_signal(has_signal: bool) -> None:
-    """Let the watcher know whether SIGURG, sent to this process, writes stacks and does nothing else."""
+    """Publish for the watcher whether SIGURG, sent to this process, writes stacks and does nothing else."""
     global _has_signal
     _has_signal = has_signal
     if here.ring is not None:
@@ -98,7 +99,7 @@ def _open_high(path: str) -> int:
         return fd
     try:
         os.dup2(fd, number, inheritable=False)
-    except OSError:  # the limit is lower
+    except OSError:  # the limit on open files is lower
         return fd
     os.close(fd)
     return number
@@ -113,7 +114,7 @@ def _is_there(file: Tuple[int, int, int]) -> bool:
 
 
 def _yield_to_script() -> None:
-    """Have ``faulthandler`` answer a script as it would without us, and take what the script asks for."""
+    """Make ``faulthandler`` answer a script as it would without us, and let what the script enables replace ours."""
 
     @wraps(_enable)
     def enable(*args: Any, **kwargs: Any) -> None:

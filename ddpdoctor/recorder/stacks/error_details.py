@@ -1,4 +1,4 @@
-"""What belongs to an exception: the memory that the process had, and the error that a library raised it for."""
+"""Details of an exception: the memory that the process had, and the underlying error on this rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORDS = (
     "Bus error",
     "bad_alloc",
 )
-"""Of torch's texts: "CUDA out of memory", "DefaultCPUAllocator: can't allocate memory", "unable to allocate shared
+"""From torch's texts: "CUDA out of memory", "DefaultCPUAllocator: can't allocate memory", "unable to allocate shared
 memory(shm) for file", "unable to write to file </torch_...>: No space left on device", "DataLoader worker (pid 7) is
 killed by signal: Bus error"."""
 SHARED = "/dev/shm"  # noqa: S108 - looked at, not written to
@@ -31,9 +31,9 @@ MOST_DEVICES = 16
 
 
 def at_error(error: BaseException, text: str) -> Optional[Dict[str, Any]]:
-    """Return resident memory, limit of addresses, GPUs' allocator and /dev/shm; None where the error is another one.
+    """Return resident memory, address space limit, GPU allocators and /dev/shm, or None if memory is not the problem.
 
-    It must not fail: the exception is noted with it or without it.
+    It must not raise, because the exception is noted in any case.
     """
     if not isinstance(error, MemoryError) and not any(word in text for word in WORDS):
         return None
@@ -78,7 +78,7 @@ def _shared() -> Optional[List[int]]:
 
 
 def _devices() -> List[List[int]]:
-    """Ask torch's allocator, which keeps these numbers itself, and never the device: it may not answer."""
+    """Return the numbers that torch's allocator keeps for each GPU. The device, which may hang, is not asked."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None or not cuda.is_initialized():
         return []
@@ -96,11 +96,11 @@ def _devices() -> List[List[int]]:
 
 
 MAX_LINKS = 8
-"""Errors in a row of which each is the cause of the one before. Ours."""
+"""Length of the chain of causes that is followed. Our choice."""
 
 
 class Reason:
-    """An error, where it was raised, and whose it is."""
+    """An error, where it was raised, and which ranks it concerns."""
 
     __slots__ = ("error", "frames", "passed_on", "ranks")
 
@@ -108,13 +108,13 @@ class Reason:
         self.error = error
         self.frames = raised_at
         self.passed_on = ""
-        """The type of the error that came of it; empty where there is none."""
+        """The type of the outer error that this one caused; empty if there is none."""
         self.ranks: List[int] = []
-        """The ranks whose errors the error is a collection of; empty where it is none."""
+        """The ranks whose errors the outer error collects; empty if it is no collection."""
 
 
 def reason_of(error: BaseException, rank: int, frames_of: Callable[[Any], Frames], in_calls: Container[int]) -> Reason:
-    """Return the error that another was raised for on this rank, else that other one.
+    """Return the error on this rank that caused ``error``, or ``error`` itself if there is none.
 
     ``in_calls`` holds the ids of errors that recorded calls have raised.
     """
@@ -141,7 +141,7 @@ def reason_of(error: BaseException, rank: int, frames_of: Callable[[Any], Frames
 
 
 def _reported_by_ranks(error: BaseException) -> Dict[int, Any]:
-    """Return the errors of ranks that ``torch.distributed.checkpoint`` has put into one, each with its traceback."""
+    """Return the ranks' errors that ``torch.distributed.checkpoint`` collected in one, each with its traceback."""
     told = getattr(error, "failures", None)
     if type(error).__name__ != "CheckpointException" or not isinstance(told, dict):
         return {}

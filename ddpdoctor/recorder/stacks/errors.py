@@ -1,4 +1,4 @@
-"""Notes exceptions with the time at which they were raised, and how the script came to its end."""
+"""Notes exceptions with the time at which they were raised, and how the script ended."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 MAX_NOTES = 40
 MAX_TEXT = 65536
-"""Characters of an error's text that are looked at. Ours: a child's whole traceback is a tenth of it."""
+"""Characters of an error's text that are read. Our choice: a child's whole traceback is a tenth of it."""
 MAX_THREADS_NOTED = 10
-"""Uncaught exceptions of threads that are noted; a server may lose a thread a request."""
+"""Uncaught exceptions of threads that are noted. A server may lose one thread per request."""
 KEPT_WITHOUT_ROOM = 5
 _RECORDER = (__package__ or "").rpartition(".")[0]
-"""It is loaded under one of two names: by its path in a rank, as a part of ddpdoctor elsewhere."""
+"""The recorder's package name. In a rank it is loaded by its path under a name of its own, elsewhere as a part of
+ddpdoctor."""
 _WORKER_TEXT = r'^\s*File "([^"\n]+)", line (\d+), in (\S+)'
 _PASSED_ON = ("Original Traceback (most recent call last):", "terminated with the following error:")
 _noted: Dict[int, Optional[str]] = {}
@@ -34,7 +35,7 @@ _installed = False
 def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = None) -> None:
     """Write an exception to the journal. ``call`` names the recorded call that raised it.
 
-    What the user's own code raised inside a recorded call (a model's forward) is not the call's failure.
+    An error that the user's own code raised inside a recorded call (a model's forward) is not the call's failure.
     """
     ring = here.ring
     is_main = _thread.get_ident() == here.main_thread
@@ -72,7 +73,7 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
 
 
 def _of_reducer(error: BaseException, text: str) -> Optional[Dict[str, Any]]:
-    """Return what DDP's reducer complains of, where it raised the error and where it is there at all."""
+    """Return what DDP's reducer complains about, or None if it did not raise the error or is not loaded."""
     reducer = sys.modules.get(_RECORDER + ".training.reducer")
     try:
         return reducer.complaint(error, text) if reducer is not None else None
@@ -82,20 +83,20 @@ def _of_reducer(error: BaseException, text: str) -> Optional[Dict[str, Any]]:
 
 
 def _own_rank() -> int:
-    """Return this process's rank, -1 before it has one; ``groups`` is loaded with torch.distributed only."""
+    """Return this process's rank, or -1 before it has one. ``groups`` is loaded only with torch.distributed."""
     groups = sys.modules.get(_RECORDER + ".calls.groups")
     return int(groups.c10d.get_rank()) if groups is not None and groups.default() is not None else -1
 
 
 def _may_note(uncaught: bool, is_main: bool) -> bool:
-    """Return whether to note one more: a script may go on after many errors, and then end by the one that matters."""
+    """Return whether to note one more. A script may survive many errors and then end with the one that matters."""
     if uncaught and is_main:
         return True
     return len(_noted) < MAX_NOTES + (MAX_THREADS_NOTED if uncaught else 0)
 
 
 def _text_of(error: BaseException) -> str:
-    """Return an error's text without secrets: an exception of a download quotes its URL."""
+    """Return an error's text without secrets. A failed download, for example, quotes its URL."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - the script's own class may fail here
@@ -106,16 +107,16 @@ def _text_of(error: BaseException) -> str:
 
 
 def _groups() -> Any:
-    """Say how far the groups had come when a call failed: afterwards nobody can ask.
+    """Return how far each group had got when a call failed, because later nobody can ask.
 
-    The training thread asks the counters alone, and no device: that can block, and ends the capture of a CUDA graph.
+    The training thread reads only counters and asks no device, which could block or break the capture of a CUDA graph.
     """
     groups = sys.modules.get(_RECORDER + ".calls.groups")
     return groups.groups_now() if groups is not None else []
 
 
 def handled_now() -> Optional[Dict[str, Any]]:
-    """Return the error that the main thread is handling: it may stand in a ``finally`` of the script's."""
+    """Return the error that the main thread is handling, for example in a ``finally`` of the script, or None."""
     handled: Dict[Optional[int], Any] = getattr(sys, "_current_exceptions", dict)()
     current = handled.get(here.main_thread)
     error = current[1] if isinstance(current, tuple) else current  # a tuple up to Python 3.11
@@ -137,7 +138,7 @@ def frames_of(traceback: Optional[TracebackType]) -> List[Dict[str, Any]]:
 
 
 def frames_in_text(text: str) -> List[Dict[str, Any]]:
-    """Return the frames of a child's traceback that torch put into an error's text, or none."""
+    """Return the frames of a child's traceback that torch put into an error's text; empty if there is none."""
     for mark in _PASSED_ON:
         if mark in text:
             import re
@@ -149,7 +150,7 @@ def frames_in_text(text: str) -> List[Dict[str, Any]]:
 
 @guarded("excepthook")
 def saw_uncaught(error: Optional[BaseException]) -> None:
-    """Note an exception that ends its process or thread, and let it read as if nothing of ours stood in between."""
+    """Note an exception that ends its process or thread, and remove our frames from its traceback."""
     if error is not None:
         hide_own_frames(error)
         linked = error.__cause__ or error.__context__
@@ -159,7 +160,7 @@ def saw_uncaught(error: Optional[BaseException]) -> None:
 
 
 def install() -> None:
-    """Chain to the hooks for uncaught exceptions and to the ways out of a process, once."""
+    """Chain to the hooks for uncaught exceptions and to the functions that end a process, once."""
     global _installed
     if _installed:
         return
@@ -170,7 +171,7 @@ def install() -> None:
         saw_uncaught(error)
         original(kind, error, error.__traceback__ if error is not None else traceback)
 
-    # Both names: who finds them different takes the hook for another library's, and leaves out its own.
+    # Both names: a library that finds them different thinks that another hook is installed, and skips its own.
     sys.__excepthook__ = sys.excepthook = wraps(original)(excepthook)
     _watch_exits()
     _watch_shutdown()
@@ -178,13 +179,13 @@ def install() -> None:
 
 
 def _watch_exits() -> None:
-    """Note the user's line that calls sys.exit or os._exit: an exit leaves no traceback."""
+    """Note the user's line that calls sys.exit or os._exit, because an exit leaves no traceback."""
     for module, name in ((sys, "exit"), (os, "_exit")):
         original = getattr(module, name)
         leave = _noting_exit(original)
         setattr(module, name, leave)
         home = sys.modules.get(getattr(original, "__module__", None) or "")
-        if home is not None:  # os has its own from posix, under whose name it is pickled
+        if home is not None:  # os takes its function from posix, and it is pickled under that name
             setattr(home, name, leave)
 
 
@@ -210,11 +211,11 @@ def _note_exit(caller: Any, status: Any) -> None:
         here.ring.note(entry, vital=True)
     handled = sys.exc_info()[1]
     if handled is not None and status not in (None, 0):
-        note_exception(handled, uncaught=True)  # logged by the script, which then leaves: the reason of its status
+        note_exception(handled, uncaught=True)  # the script logged it and then exits: it explains the exit status
 
 
 def _watch_threads(threading: Any) -> None:
-    """Note exceptions in threads, and the end of the script's own code: the interpreter then joins threads first."""
+    """Note exceptions in threads, and the end of the script's own code, before the interpreter joins the threads."""
     original = threading.excepthook
 
     def excepthook(args: Any) -> None:
@@ -239,7 +240,7 @@ def _watch_shutdown() -> None:
 
 
 def _registering_first(register: Any) -> Any:
-    """Keep ours the first that is called: the last registered is, and an executor's waits for all of its threads."""
+    """Register ours again after each other one, so that it runs first. An executor's waits for all of its threads."""
 
     def _register_atexit(*args: Any, **kwargs: Any) -> None:
         register(*args, **kwargs)
@@ -272,7 +273,7 @@ def _exited() -> None:
 
 
 def note_processes(process: Any) -> None:
-    """Note exceptions in multiprocessing's children, which catch them and print. ``process`` is its module."""
+    """Note exceptions in multiprocessing's children, which catch and print them. ``process`` is its module."""
     original = process.BaseProcess.run
 
     @wraps(original)

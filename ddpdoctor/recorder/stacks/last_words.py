@@ -1,8 +1,8 @@
-"""Lets a rank leave its main thread's stack when somebody sends it SIGTERM, and die of the signal all the same.
+"""Makes a rank write its main thread's stack when it gets SIGTERM. The signal still ends it.
 
-Only where no launcher pauses for evidence before it stops the other ranks. It is faulthandler's handler, in C, that
-answers: Python's own table still says that nobody handles SIGTERM, a handler that the script installs replaces it,
-and a main thread that is blocked in a collective answers too.
+This is used only if no launcher pauses for evidence before it stops the other ranks. The handler is faulthandler's, in
+C. So Python's own table still says that nobody handles SIGTERM, a handler that the script installs replaces it, and it
+works even if the main thread is blocked in a collective.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 SUFFIX = ".term"
 _HIGH = (1000, 240, 48)
-"""File descriptors from here up are the last to be given out again, should the script close all that it finds."""
+"""Lowest descriptors to try. If the script closes all descriptors that it finds, high ones are reused last."""
 _fds: List[int] = []
 
 
 @guarded("last words")
 def start() -> None:
-    """Register, unless somebody in this process, or who started it, has already said what SIGTERM does."""
+    """Register the handler, unless this process or its parent has already decided what SIGTERM does."""
     import _signal  # type: ignore[import-not-found]
     import faulthandler
 
@@ -34,7 +34,7 @@ def start() -> None:
     fd = open_plain(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     _fds.append(_out_of_the_way(fd))
     os.register_at_fork(after_in_child=_forked)
-    # The main thread alone, which runs the handler: faulthandler must not read a stack that another thread changes.
+    # Only the main thread, which runs the handler: faulthandler must not read a stack that another thread changes.
     faulthandler.register(_signal.SIGTERM, file=_fds[0], all_threads=False, chain=True)
 
 
@@ -53,7 +53,7 @@ def _out_of_the_way(fd: int) -> int:
 
 @guarded("last words after fork")
 def _forked() -> None:
-    """In a forked child: say nothing in the parent's name. The handlers stay as the parent has set them."""
+    """Keep a forked child from writing to the parent's file. The handlers stay as the parent has set them."""
     if _fds:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, _fds.pop(), inheritable=False)

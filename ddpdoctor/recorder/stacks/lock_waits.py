@@ -1,4 +1,4 @@
-"""Names the lock file that a loop of Python's polls for: the kernel knows nothing of such a wait, the stack does."""
+"""Names the lock file that a Python loop polls for. The kernel does not see such a wait, but the stack shows it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ LOOPS = {
     "/fasteners/process_lock.py": "path",
     "/portalocker/utils.py": "filename",
 }
-"""By the end of the file: the attribute of ``self`` that has the path. A baton is made by creating its file, and stays
-taken where the process that made it died; the others ask for a lock of the kernel's again and again."""
+"""By the end of the source file's path: the attribute of ``self`` with the lock's path. A baton is taken by creating
+its file, and stays taken if that process dies. The others request a kernel lock again and again."""
 MARKERS = ("FileBaton", "SoftFileLock")
-"""Classes to which the file itself is the lock, as long as it is there."""
+"""Classes for which the existence of the file is the lock."""
 LOOKS = frozenset({"exists", "lexists", "isfile", "is_file", "open", "stat", "access", "listdir", "glob"})
 DEEPEST = 40
 MOST_PATH = 4096
 
 
 def lock() -> Optional[Dict[str, Any]]:
-    """Return the lock file that the main thread polls for, or None where it is in no such loop."""
+    """Return the lock file that the main thread polls for, or None if it is in no such loop."""
     for depth, (code, _) in enumerate(frames.of_thread(here.main_thread)[:DEEPEST]):
         attribute = _attribute(code.co_filename)
         if attribute is not None:
@@ -43,7 +43,7 @@ def lock() -> Optional[Dict[str, Any]]:
 
 
 def _of_own_loop(code: CodeType) -> Optional[Dict[str, Any]]:
-    """Return the lock file that a function of the user's waits for, which sleeps and looks for files."""
+    """Return the lock file that one of the user's functions waits for by sleeping and checking files."""
     if "sleep" not in code.co_names or not LOOKS.intersection(code.co_names):
         return None
     for path in _texts(code):
@@ -53,13 +53,13 @@ def _of_own_loop(code: CodeType) -> Optional[Dict[str, Any]]:
 
 
 def _sounds_like_lock(name: str) -> bool:
-    """Return whether a file's name has the word lock in it, and not as a part of block or clock."""
+    """Return whether a file's name contains the word lock, but not as a part of block or clock."""
     at = name.find("lock")
     return name.endswith(".lck") or (at >= 0 and not name[at - 1 : at].isalpha())
 
 
 def _texts(code: CodeType) -> Iterator[str]:
-    """Return the paths that a function may look at: its variables, constants, and the globals that it names."""
+    """Return the paths that a function may check: its variables, its constants, and the globals that it names."""
     found = frames.values_of(here.main_thread, code)
     for value in (*found, *code.co_consts):
         if isinstance(value, str) or type(value).__module__.startswith("pathlib"):

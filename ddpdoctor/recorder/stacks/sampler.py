@@ -1,7 +1,7 @@
-"""A thread of ours that looks at the main thread, and answers the watcher's requests for evidence.
+"""A thread of ours that samples the main thread, and answers the watcher's requests for evidence.
 
-It reads stacks by ``frames``, which is safe at any moment. It gives no answer while another thread holds the
-GIL; for that case alone there is ``dump``.
+It reads stacks with ``frames``, which is safe at any time. While another thread holds the GIL it cannot answer, and
+``dump`` is only for that case.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ RANK_TICK_S = 0.1
 CHILD_TICK_S = 0.4
 LOOKS_APART_S = 0.3
 STOP_LIMIT_S = 0.05
-"""How long the end of a process waits for the thread. It needs a thousandth of that, unless it is at work."""
+"""How long the end of a process waits for the thread. An idle thread needs a thousandth of that."""
 STACK_BYTES = 4 * 2**20
-"""Ours: the default of 8 MiB counts in full under ``ulimit -v``. An error in torch's C++ that a query meets needs more
-than 1 MiB on CUDA builds (2.15), and ended the rank by SIGSEGV."""
+"""Our choice: the default of 8 MiB counts in full under ``ulimit -v``. But when a query raises in torch's C++, 1 MiB is
+too little on CUDA builds (2.15), and the rank ended with SIGSEGV."""
 MAX_FUNCTIONS = 1024
-"""Functions kept in mind between two calls: a bound for scripts that make functions at run time."""
+"""Functions remembered between two calls. The limit is for scripts that make functions at run time."""
 
 _current: Optional[Sampler] = None
 
@@ -56,11 +56,11 @@ class Sampler:
         self.modules = 0
 
     def run(self) -> None:
-        """Look and answer until the process ends."""
+        """Sample and answer until the process ends."""
         ticks = 0
         pid = os.getpid()
         while os.getpid() == pid and _current is self:
-            # Uneven: a loop of the user's must not hide between looks.
+            # Uneven intervals, so that no loop of the user's runs in step with the samples.
             if self.rests(self.tick_s * (0.75 + ticks % 5 / 8)):
                 break
             ticks += 1
@@ -68,14 +68,14 @@ class Sampler:
         self.gone.release()
 
     def rests(self, seconds: float) -> bool:
-        """Wait; return whether the process ends, and the thread should."""
+        """Wait; return whether the process is ending and the thread should too."""
         ends = self.wake.acquire(True, seconds)
         if ends:
             self.wake.release()
         return ends
 
     def tick(self) -> None:
-        """Do what one wake-up asks for; guarded, since a failure must not end the thread."""
+        """Do the work of one wake-up. Errors are caught, because a failure must not end the thread."""
         try:
             ring = here.ring
             if ring is None:
@@ -88,12 +88,12 @@ class Sampler:
             if request != self.answered:
                 self.answered = request
                 self.answer(request)
-                self.modules = len(sys.modules)  # what an answer imports is no progress of the script's
+                self.modules = len(sys.modules)  # modules that an answer imports are no progress of the script
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             here.failed("sampler", error)
 
     def look_at_main(self, ring: Any) -> None:
-        """Write the user's line, and count when another function of the user's is on the stack."""
+        """Write the user's current line, and count changes of the user's innermost function."""
         stack = frames.of_thread(here.main_thread)
         code, line = next((one for one in stack if frames.is_user_file(one[0].co_filename)), (None, 0))
         if code is None:
@@ -115,17 +115,17 @@ class Sampler:
                 ring.set("new_functions", ring.get("new_functions") + 1)
 
     def look_at_imports(self, ring: Any) -> None:
-        """Count a module that was imported as new functions: DDP's first constructor brings in hundreds in one line."""
+        """Count imports as a new function: DDP's first constructor imports hundreds of modules in one line."""
         modules = len(sys.modules)
         if modules != self.modules:
             self.modules = modules
             ring.set("new_functions", ring.get("new_functions") + 1)
 
     def answer(self, request: int) -> None:
-        """Write two looks, some time apart, and all that the hooks know.
+        """Write two samples of all stacks, some time apart, and everything that the hooks know.
 
-        The first look is safe on disk at once, and both are before torch is asked: that may never come back, or not
-        give the GIL back.
+        The first sample goes to disk at once, and both are there before torch is asked. torch may never return, or
+        never release the GIL.
         """
         looks = [take_look()]
         self.write(request, looks, {})
@@ -133,7 +133,7 @@ class Sampler:
         self.rests(LOOKS_APART_S)
         looks.append(take_look())
         self.write(request, looks, extra)
-        if here.is_rank:  # in a forked child of one, the locks of torch and CUDA may be held for ever
+        if here.is_rank:  # in a rank's forked child the locks of torch and CUDA may be held forever
             extra.update((name, _described(name, query)) for name, query in queries.items())
         self.write(request, looks, dict(extra, complete=1))
 
@@ -143,15 +143,15 @@ class Sampler:
         body = dict(extra, looks=looks, pid=os.getpid(), request=request)
         write_quietly(name + ".part", to_json(body).encode())
         os.replace(name + ".part", name)
-        if self.answer_path not in ("", name):  # a job of days is asked many times, and the last answer is read
+        if self.answer_path not in ("", name):  # a long job is asked many times, and only the last answer is read
             os.unlink(self.answer_path)
         self.answer_path = name
 
 
 def write_quietly(path: str, data: bytes) -> None:
-    """Write a file through memory: bytes that a process writes count as progress, and these are not the script's.
+    """Write a file through a memory mapping, because bytes that a process writes count as progress of the script.
 
-    All blocks are there beforehand, or OSError is raised: a write to a sparse mapping on a full disk is fatal.
+    All blocks are allocated first, or OSError is raised. A write to a sparse mapping on a full disk would be fatal.
     """
     fd = open_new(path)
     try:
@@ -172,7 +172,7 @@ def _described(name: str, describe: Callable[[], Any]) -> Any:
 
 
 def take_look() -> Dict[str, Any]:
-    """Return the stacks of all threads but our own."""
+    """Return the stacks of all threads except our own."""
     threads = dict(getattr(sys.modules.get("threading"), "_active", ()))
     mine = _thread.get_ident()
     stacks = []
@@ -209,8 +209,8 @@ def _map_control(folder: str) -> Any:
 def stop() -> None:
     """End the thread before Python ends.
 
-    It would be ended by pthread_exit, which loads a library first, and aborts the process where that cannot be found:
-    in another root, or with no file left to open.
+    Otherwise pthread_exit would end it. That loads a library first, and aborts the process if it cannot: after a
+    chroot, or with no file descriptor left.
     """
     global _current
     sampler, _current = _current, None
@@ -222,19 +222,19 @@ def stop() -> None:
 
 @guarded("sampler start")
 def start() -> None:
-    """Start the thread, and register the dump for the case that nobody gives it the GIL."""
+    """Start the thread, and register the dump for the case that it never gets the GIL."""
     global _current
-    # The one before is kept, here and in a forked child: to unmap its file would close a number that may be another's.
+    # The previous one is kept, also in a forked child: unmapping its file would close a descriptor that may be reused.
     here.kept.append(_current)
     _current = Sampler(RANK_TICK_S if here.role == ring_layout.ROLE_RANK else CHILD_TICK_S)
     if here.role == ring_layout.ROLE_RANK:
         dump.register()
-    # No threading.Thread: it would be seen by scripts that list their threads, and threading is not loaded for us.
+    # No threading.Thread: scripts that list their threads would see it, and threading should not be loaded for us.
     _start_thread(guarded("sampler")(_current.run))
 
 
 def _start_thread(run: Any) -> None:
-    """Start a thread with a small stack, where no thread of the script's could start meanwhile and get one as small."""
+    """Start a thread, with a small stack if no other thread runs that could start one with the same small stack."""
     if _thread._count():
         _thread.start_new_thread(run, ())
         return

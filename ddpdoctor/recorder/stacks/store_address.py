@@ -1,4 +1,4 @@
-"""Says to which store a rank is connecting, and which line gave the address: torch tries again and tells nobody."""
+"""Finds the store that a rank is connecting to, and the line that set its address. torch retries without a message."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MAKES_STORE = "_create_c10d_store"
 METHODS = {"_env_rendezvous_handler": "env://", "_tcp_rendezvous_handler": "tcp://"}
 DEEPEST = 40
 MOST_CODES = 2000
-"""Functions of the user's that are searched for the line that set an address."""
+"""How many of the user's functions are searched for the line that set an address."""
 
 
 def sought() -> Optional[Dict[str, Any]]:
-    """Return the store that the main thread waits for inside ``init_process_group``; None where it does not."""
+    """Return the store that the main thread waits for inside ``init_process_group``, or None if it waits for none."""
     stack = frames.of_thread(here.main_thread)[:DEEPEST]
     for depth, (code, _) in enumerate(stack):
         if code.co_name == MAKES_STORE and code.co_filename.replace("\\", "/").endswith(FILE):
@@ -47,7 +47,7 @@ def _described(given: Dict[str, Any], stack: List[Tuple[CodeType, int]]) -> Dict
 
 
 def _setting_line(stack: List[CodeType]) -> Optional[Dict[str, Any]]:
-    """Return the user's line that replaced an address of the launcher's; None where none did, or it is not found."""
+    """Return the user's line that replaced the launcher's address, or None if none did or it is not found."""
     names = _replaced()
     if not names:
         return None
@@ -61,14 +61,14 @@ def _setting_line(stack: List[CodeType]) -> Optional[Dict[str, Any]]:
 
 
 def _replaced() -> List[str]:
-    """Return which variables differ from what the launcher gave this process."""
+    """Return the names of the address variables that differ from what the launcher gave this process."""
     host, _, port = os.environ.get(MASTER_VARIABLE, "").rpartition(":")
     given = {"MASTER_PORT": port, "MASTER_ADDR": host}
     return [name for name, value in given.items() if value and os.environ.get(name) != value]
 
 
 def _codes(stack: List[CodeType]) -> Iterator[CodeType]:
-    """Return the user's functions: those on the stack, all that stand in the same files, and those of other modules."""
+    """Return the user's functions: those on the stack with their nested ones, then those of the user's modules."""
     for code in stack:
         if frames.is_user_file(code.co_filename):
             yield from _nested(code)
@@ -88,7 +88,7 @@ def _nested(code: Any) -> Iterable[CodeType]:
 
 
 def _assigns(code: CodeType, names: List[str]) -> int:
-    """Return the line of ``os.environ[NAME] = ...``, or of an ``update`` with that name; 0 where there is none."""
+    """Return the line of ``os.environ[NAME] = ...``, or of an ``update`` with that name; 0 if there is none."""
     if not any(_holds(constant, names) for constant in code.co_consts):
         return 0
     import dis  # torch has loaded it
@@ -96,7 +96,7 @@ def _assigns(code: CodeType, names: List[str]) -> int:
     steps = list(dis.get_instructions(code))
     starts = [start for start in dis.findlinestarts(code) if start[1]]
     for step, following in zip(steps, steps[1:]):  # noqa: RUF007 - Python 3.8 has no pairwise
-        value = code.co_consts[step.arg or 0] if step.opname == "KW_NAMES" else step.argval  # 3.11: not told by dis
+        value = code.co_consts[step.arg or 0] if step.opname == "KW_NAMES" else step.argval  # 3.11: dis gives no argval
         if _holds(value, names) and (following.opname == "STORE_SUBSCR" or "update" in code.co_names):
             at = bisect_right(starts, (step.offset, sys.maxsize)) - 1
             return starts[at][1] or 0 if at >= 0 else 0

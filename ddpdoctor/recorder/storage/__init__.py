@@ -1,1 +1,1 @@
-"""What a rank writes: layouts, writers and readers. The readers serve the watcher too."""
+"""What a rank writes: layouts, writers and readers. The watcher uses the readers too."""

@@ -1,4 +1,4 @@
-"""Notes which module DDP's constructor is given, so compactly that the first difference between ranks can be named."""
+"""Notes the module that DDP's constructor gets, in compact rows that show the first difference between ranks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .. import frames
 from ..state import here
 
 MAX_NOTES = 256
-"""Constructions of DDP that are noted. Ours: with digests alone they take 64 KiB of the journal's 512."""
+"""Constructions of DDP that are noted. Our choice: with digests alone they take 64 KiB of the journal's 512."""
 MAX_ROWS_BYTES = 48 * 1024
-"""Room for the rows of one model. Ours: 2,000 parameters with names as in a transformer take about 8 KiB."""
+"""Room for the rows of one model. Our choice: 2,000 parameters named as in a transformer take about 8 KiB."""
 MAX_ALL_ROWS_BYTES = 192 * 1024
-"""Room for the rows of all models of a process; what comes after has its digest only."""
+"""Room for the rows of all models of a process. Later models get only a digest."""
 
 _digests: Set[str] = set()
 _notes = 0
@@ -25,9 +25,9 @@ _rows_bytes = 0
 
 
 def note_model(module: Any, group: Any, with_buffers: bool, finds_unused: bool) -> None:
-    """Write what DDP will hold equal on all ranks of ``group``: names, order, shapes, dtypes, requires_grad.
+    """Write what DDP needs to be equal on all ranks of ``group``: names, order, shapes, dtypes, requires_grad.
 
-    A model that was seen before is written as its digest.
+    A model that was seen before is written as a digest only.
     """
     global _notes, _rows_bytes
     if here.ring is None or _notes >= MAX_NOTES:
@@ -81,7 +81,7 @@ def _digest(text: bytes) -> str:
 
 
 def _packed(rows: List[Any], text: bytes, room: int) -> Optional[str]:
-    """Return as many of the first rows as find room, compressed; None where not even a few do."""
+    """Return as many of the first rows as fit, compressed, or None if not even a few fit."""
     while True:
         packed = base64.b64encode(zlib.compress(text, 6)).decode("ascii")
         if len(packed) <= room:

@@ -1,4 +1,4 @@
-"""Counts which of the user's lines the main thread is met at, outside calls that need other ranks."""
+"""Counts at which of the user's lines the main thread is sampled, outside calls that need other ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .step_clock import clock
 
 
 class LineTable:
-    """How often each line was met in each phase of the step. Where the table is full, the rarest line makes room."""
+    """Counts the samples of each line in each phase of the step. When the table is full, the rarest line is dropped."""
 
     def __init__(self) -> None:
         self.entries: Dict[Any, List[int]] = {}
@@ -19,7 +19,7 @@ class LineTable:
         self.ring: Any = None
 
     def count(self, ring: Any, line: Tuple[str, int, str]) -> None:
-        """Count one look at a line (file, number, function): in a rank once steps have begun, in a child at once."""
+        """Count one sample of a line (file, number, function). A rank counts only after its first step has ended."""
         phase = clock.phase
         if here.role == ring_layout.ROLE_RANK and (clock.waiting or not clock.number):
             return

@@ -1,4 +1,4 @@
-"""Records the phases of training: groups made, DDP built, forward, backward, steps, batches, epochs."""
+"""Records the phases of training: making groups, building DDP, forward, backward, steps, batches, epochs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ..wrappers import hide_own_frames, wraps
 from . import ddp_constructor, reducer, reductions, steps
 
 MAX_BAD_ENDS = 64
-"""Children that were no ranks whose bad end is noted. Ours: a pool that is terminated ends all of its workers badly."""
+"""Children other than ranks whose bad end is noted. Our choice: terminating a pool ends all of its workers badly."""
 
 _bad_ends = 0
 _steps = itertools.count(1)
 _inner: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Optimizers that make the steps of others."""
+"""Optimizers that step as a part of another optimizer; their steps are not counted."""
 _batches = itertools.count(1)
 _epochs = itertools.count(1)
 
@@ -51,9 +51,9 @@ def phase(
     ends_with: Any = (),
     group: Optional[Callable[..., Any]] = None,
 ) -> Callable[..., Any]:
-    """Return ``original`` with a record around it. An exception of ``ends_with`` is an end, not a failure.
+    """Return ``original`` with a record around it. An exception in ``ends_with`` counts as an end, not a failure.
 
-    ``group`` returns the process group in which DDP's C++ makes collectives meanwhile, None where it makes none.
+    ``group`` returns the process group in which DDP's C++ makes collectives meanwhile, or None if it makes none.
     """
 
     @wraps(original)
@@ -91,7 +91,7 @@ def phase(
 
 
 def patch_groups(module: Any) -> None:
-    """Hooks on torch.distributed.distributed_c10d: collectives, and the making and ending of groups."""
+    """Patch torch.distributed.distributed_c10d: collectives, and making and destroying groups."""
     detail.keep_helpers(module)
     collectives.patch(module)
     around = functools.partial
@@ -107,7 +107,7 @@ def patch_groups(module: Any) -> None:
 
 
 def _note_what_evidence_needs(module: Any) -> None:
-    """Note whether this torch has what is read of its groups when evidence is asked for."""
+    """Note whether this torch has the attributes that the evidence about groups is read from."""
     hooks.note_modules(sys.modules["torch"], [name for name in imports.patches if name.startswith("torch.")])
     world = hooks.part(module, "_world")
     for name in ("default_pg", "pg_group_ranks", "pg_map", "pg_names"):
@@ -147,9 +147,10 @@ def _before_init(*args: Any, **kwargs: Any) -> None:
 
 
 def _leave_agent_store(init_method: Any) -> None:
-    """Let a script that starts its ranks itself, at an address of its own, have a store there.
+    """Let a script that starts its own ranks at its own address create a store there.
 
-    The agent's ranks are told that the agent has the store; their children inherit that and would wait for ever.
+    The agent's ranks know from their environment that the agent has the store. Their children inherit that, and would
+    wait forever for a store that nobody creates.
     """
     address = "%s:%s" % (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
     if isinstance(init_method, str) and init_method.startswith("tcp://"):
@@ -170,7 +171,7 @@ def _after_init(*args: Any, **kwargs: Any) -> None:
 
 
 def patch_ddp(module: Any) -> None:
-    """Hooks on torch.nn.parallel.distributed: construction and forward."""
+    """Patch torch.nn.parallel.distributed: construction and forward."""
     ddp = module.DistributedDataParallel
     code = ddp.__init__.__code__
     positions = {name: i for i, name in enumerate(code.co_varnames[: code.co_argcount])}
@@ -237,7 +238,7 @@ def _after_ddp(*args: Any, **kwargs: Any) -> None:
 
 
 def patch_autograd(module: Any) -> None:
-    """Put a record around torch.autograd.backward, through which Tensor.backward goes as well."""
+    """Put a record around torch.autograd.backward, which Tensor.backward calls too."""
     steps.patch_autograd(module)
     local.patch_autograd(module)
     around = functools.partial(
@@ -247,11 +248,11 @@ def patch_autograd(module: Any) -> None:
 
 
 def patch_optimizer(module: Any) -> None:
-    """Count optimizer steps by the global hook that torch has for it."""
+    """Count optimizer steps with torch's global hooks for them."""
 
     @guarded("optimizer step")
     def begins(optimizer: Any, *unused: Any) -> None:
-        inner = getattr(optimizer, "optim", None)  # ZeroRedundancyOptimizer has its share's optimizer make the step
+        inner = getattr(optimizer, "optim", None)  # ZeroRedundancyOptimizer steps through an inner optimizer
         if isinstance(inner, module.Optimizer):
             _inner.add(inner)
 
@@ -272,7 +273,7 @@ def patch_optimizer(module: Any) -> None:
 
 
 def patch_loader(module: Any) -> None:
-    """Hooks on torch.utils.data.dataloader: batches and epochs."""
+    """Patch torch.utils.data.dataloader: batches and epochs."""
     loaders.patch(module)
     hooks.put(hooks.part(module, "_BaseDataLoaderIter"), "__next__", _next_batch)
     epoch = functools.partial(phase, "epoch", after=lambda *a: count("epochs", _epochs))
@@ -281,7 +282,7 @@ def patch_loader(module: Any) -> None:
 
 
 def _next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``__next__`` of a loader's iterator with a record around it, and a look at the batch."""
+    """Return ``__next__`` of a loader's iterator with a record around it, and a check of the batch."""
 
     @wraps(original)
     def recorded(self: Any) -> Any:
@@ -314,7 +315,7 @@ def _next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def patch_spawn(module: Any) -> None:
-    """Note the exception of a rank that mp.spawn started: torch catches it and passes on its text."""
+    """Note the exception of a rank that mp.spawn started. torch catches it and passes on only its text."""
     hooks.put(module, "_wrap", _noting_errors)
 
 
@@ -339,7 +340,7 @@ def _noting(function: Any) -> Any:
 
 
 def patch_popen(module: Any) -> None:
-    """Note how children of multiprocessing ended, which only their parent learns."""
+    """Note how children of multiprocessing ended. Only their parent learns that."""
     original = module.Popen.poll
 
     @wraps(original)
@@ -355,7 +356,7 @@ def patch_popen(module: Any) -> None:
 
 @guarded("child ends")
 def _child_ended(pid: int, code: int) -> None:
-    """Note the end of a child that was a rank, and of the first few others that ended badly; there may be thousands."""
+    """Note the end of a child that was a rank, and the first few bad ends of others, which may be thousands."""
     global _bad_ends
     if here.ring is None:
         return
@@ -374,7 +375,7 @@ def _was_rank(pid: int) -> bool:
 
 
 def patch_dynamo(module: Any) -> None:
-    """Have torch.compile pass over the recorder's frames, as it does over torch's own."""
+    """Make torch.compile skip the recorder's frames, as it skips torch's own."""
     if hooks.has(module, "SKIP_DIRS") and hooks.has(module, "_recompile_re"):
         module.SKIP_DIRS.append(frames.HERE)
         module._recompile_re()

@@ -1,6 +1,6 @@
-"""The parameters that DDP's reducer complains of, or still waits for, by name: it counts them by number.
+"""Names the parameters that DDP's reducer complains about or still waits for. The reducer knows only their numbers.
 
-Without DETAIL torch's error has numbers alone, and of a large model a list that is longer than what is kept of a text.
+Without DETAIL torch's error has only numbers. For a large model the list is longer than the text that is kept.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from ..state import guarded, here
 MAX_NAMES = 8
 MAX_NAME = 120
 MAX_NODES = 4096
-"""Of autograd's graph, looked at for one variable of the script. Ours: an error must not take seconds to be noted."""
+"""Nodes of autograd's graph that are searched for one variable of the script. Our choice: noting an error must not take
+seconds."""
 MAX_VARIABLES = 64
 MAX_NOTES = 16
-"""Changes between finished and not that are noted; a loop with several backwards a forward changes in every step."""
+"""Changes between finished and unfinished that are noted. A loop with several backwards per forward changes every step.
+"""
 
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"
 _TWICE = "Expected to mark a variable ready only once"
@@ -28,39 +30,39 @@ _NUMBERS = "Parameter indices which did not receive grad for rank "
 _AT_NUMBER = "Parameter at index "
 
 _names: weakref.WeakKeyDictionary[Any, List[str]] = weakref.WeakKeyDictionary()
-"""By model: the names of the parameters as its reducer counts them."""
+"""By model: the names of its parameters, in the order of the reducer's numbers."""
 _last: Any = None
-"""A weak reference to the model whose forward, with a reduction to come, ran last."""
+"""A weak reference to the model whose forward ran last with a reduction to follow."""
 _notes = 0
 
 
 def note_what_is_needed(native: Any) -> None:
-    """Note whether this torch has what is asked of DDP's reducer and of its timers, which are C++."""
+    """Note whether this torch has the methods that are called on DDP's reducer and timers, which are C++."""
     hooks.has(native.Reducer, "_check_reducer_finalized")
     for name in ("_get_ddp_logging_data", "set_runtime_stats_and_log"):
         hooks.has(native.Logger, name)
 
 
 def keep_names(ddp: Any) -> None:
-    """Keep what the parameters are called that a model was made to reduce; some may be frozen or replaced later."""
+    """Keep the names of the parameters that the model reduces. Some may be frozen or replaced later."""
     named = ddp.module.named_parameters()
     _names[ddp] = [name for name, p in named if p.requires_grad and name not in ddp.parameters_to_ignore]
 
 
 def forward_begins(ddp: Any) -> None:
-    """Keep in mind which model's gradients are the next to be reduced."""
+    """Remember which model's gradients will be reduced next."""
     global _last
     if _last is None or _last() is not ddp:
         _last = weakref.ref(ddp)
 
 
 def last() -> Any:
-    """Return the model whose forward, with a reduction to come, ran last."""
+    """Return the model whose forward ran last with a reduction to follow, or None."""
     return _last() if _last is not None else None
 
 
 def complaint(error: BaseException, text: str) -> Optional[Dict[str, Any]]:
-    """Return what an error of the reducer is about; None for any other error."""
+    """Return what an error of the reducer is about, or None for any other error."""
     if not text.startswith((_UNFINISHED, _TWICE)):
         return None
     what = "twice" if text.startswith(_TWICE) else "static" if _STATIC in text else "unfinished"
@@ -75,7 +77,7 @@ def complaint(error: BaseException, text: str) -> Optional[Dict[str, Any]]:
 
 
 def unfinished(ddp: Any) -> Optional[Dict[str, Any]]:
-    """Return which gradients the reducer waits for after a backward; None where it waits for none."""
+    """Return which gradients the reducer still waits for after a backward, or None if it waits for none."""
     try:
         ddp.reducer._check_reducer_finalized()
     except RuntimeError as error:
@@ -86,7 +88,7 @@ def unfinished(ddp: Any) -> Optional[Dict[str, Any]]:
 
 @guarded("reducer")
 def note(replica: Any, entry: Optional[Dict[str, Any]], frame: Any) -> None:
-    """Leave word that a backward has left gradients out, or that a later one has made up for it."""
+    """Note that a backward left gradients out, or that a later one delivered them."""
     global _notes
     if here.ring is not None and _notes < MAX_NOTES:
         _notes += 1
@@ -122,7 +124,7 @@ def _model_in(traceback: Any) -> Any:
 
 
 def _numbered(ddp: Any, text: str) -> List[str]:
-    """Return the parameters whose numbers stand in an error, in the order of the model."""
+    """Return the parameters whose numbers are in an error's text, in the order of the model."""
     known = _names.get(ddp, []) if ddp is not None else []
     return [known[number] for number in sorted(_numbers_in(text)) if number < len(known)]
 
@@ -136,7 +138,7 @@ def _numbers_in(text: str) -> List[int]:
 
 
 def _variables_of(traceback: Any, wanted: Set[int]) -> List[str]:
-    """Return the script's variables that were computed from parameters: of these the loss made no use."""
+    """Return the script's first variable that was computed from ``wanted`` parameters. The loss did not use it."""
     looked = 0
     while traceback is not None and wanted:
         frame = traceback.tb_frame

@@ -1,7 +1,7 @@
-"""How long ranks wait in DDP's reductions, by DDP's own timers, and the writing of the steps that those are part of.
+"""Reads from DDP's own timers how long a rank waits in each reduction, and writes the steps they belong to.
 
-DDP's times of a backward can be read at the model's next forward. Until then the reduction is pending, and so is the
-step that it was part of, which may end meanwhile.
+DDP's times of a backward can be read at the model's next forward. Until then the reduction is pending, and so is its
+step, even if the step has ended.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from .step_clock import EndedStep, clock
 
 FIRST_STEPS = 64
 ONE_STEP_IN = 4
-"""The waits of the first steps are all read, then those of one in four: to read DDP's times takes 80 us. Ours: of the
-last 256 steps 64 are known, the same ones on all ranks."""
+"""The waits of the first steps are all read, then those of one step in four, because reading DDP's times takes 80 us.
+Our choice: of the last 256 steps 64 are known, the same ones on all ranks."""
 
 
 class Reduction:
-    """The reduction at the end of a backward, until DDP's timers of it can be read."""
+    """The reduction at the end of a backward. It is kept until DDP's timers for it can be read."""
 
     def __init__(self, ddp: Any, backward_ns: int, ended_ns: int) -> None:
         self.backward_ns = backward_ns
         self.ended_ns = ended_ns
         self.wall_offset_ns = time.time_ns() - time.monotonic_ns()
         self.waits = clock.waits
-        """Those of the step that it is part of."""
-        self.logger = ddp.logger  # holds the parameters, so it goes when the model does
+        """The waits of the step that it belongs to."""
+        self.logger = ddp.logger  # holds the parameters, so it is dropped when the model is gone
         self.model = weakref.ref(ddp, functools.partial(_model_gone, id(ddp)))
 
 
 _pending: Dict[int, Reduction] = {}
 """By id of the DDP model."""
 _held: Optional[EndedStep] = None
-"""A step that has ended, and has a reduction that is pending."""
+"""A step that has ended but whose reduction is still pending."""
 
 
 def began_anew(ddp: Any) -> None:
-    """Note a forward of DDP: the times of its last reduction can be read."""
+    """Note a forward of DDP: the times of its last reduction can be read now."""
     reduction = _pending.pop(id(ddp), None)
     if reduction is not None:
         _settle(reduction)
 
 
 def reduced(ddp: Any, backward_ns: int, ended_ns: int) -> None:
-    """Note a backward that ended in DDP's reduction. On a GPU its timers would make the host wait."""
+    """Note a backward that ended in DDP's reduction. Only on CPU are its times read: GPU timers make the host wait."""
     began_anew(ddp)
     clock.group = groups.group_id(here.ring, ddp.process_group)
     is_passed_over = clock.number >= FIRST_STEPS and (clock.number + 1) % ONE_STEP_IN
@@ -70,7 +70,7 @@ def end_step() -> None:
 
 @guarded("steps")
 def settle_all() -> None:
-    """Read the times of all pending reductions: no forward follows, in which DDP would make them readable."""
+    """Read the times of all pending reductions, because no forward follows in which DDP would make them readable."""
     for key in list(_pending):
         _settle_without_forward(key)
     _write_held()
@@ -102,9 +102,9 @@ def _settle(reduction: Reduction) -> None:
 
 
 def _waited_ns(reduction: Reduction) -> Optional[int]:
-    """Return how long a rank waited for others, None where DDP did not time that backward.
+    """Return how long the rank waited for others, or None if DDP did not time that backward.
 
-    Under DETAIL a bucket waits for the others where it is launched, that is, before the last gradient is computed.
+    Under DETAIL a bucket waits for other ranks when it is launched, that is, before the last gradient is computed.
     """
     detailed = groups.c10d.get_debug_level() == groups.c10d.DebugLevel.DETAIL
     times = reduction.logger._get_ddp_logging_data().ints_map

@@ -1,4 +1,4 @@
-"""Where the main thread is in its training step, and how long each phase of the step has taken so far."""
+"""Tracks where the main thread is in its training step, and how long each phase has taken so far."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MOST_NS = 1000 * MOST_US
 
 
 class StepClock:
-    """Where the main thread is in its step, and what the step took so far, in nanoseconds."""
+    """The main thread's phase in its step, and the time spent in each phase so far, in nanoseconds."""
 
     def __init__(self) -> None:
         self.phase = ring_layout.BEFORE
         self.since_ns = 0
         self.waiting = False
         self.phases = 0
-        """How many phases that need other ranks somewhere (``init_process_group``, ``backward``) it is in."""
+        """How many nested phases it is in that may need other ranks (``init_process_group``, ``backward``)."""
         self.spent: List[int] = [0, 0, 0, 0]
         self.waits: List[int] = [0, 0, 0, 0]
         self.level = -1
@@ -32,10 +32,10 @@ class StepClock:
         self.group = 0
         """The interned name of the group in which DDP reduced last."""
         self.unknown = False
-        """Whether a wait of this step could not be told."""
+        """Whether a wait of this step could not be measured."""
 
     def enter(self, phase: int) -> int:
-        """Go on to a phase; return the time."""
+        """Move on to a phase; return the time."""
         now = time.monotonic_ns()
         if self.since_ns:
             self.spent[self.phase] += now - self.since_ns
@@ -44,21 +44,21 @@ class StepClock:
         return now
 
     def begin_wait(self) -> int:
-        """Begin to wait for other ranks; return the time, 0 where this is not the main thread or it waits already."""
+        """Begin to wait for other ranks; return the time, or 0 if not in the main thread or already waiting."""
         if self.waiting or _thread.get_ident() != here.main_thread:
             return 0
         self.waiting = True
         return time.monotonic_ns()
 
     def end_wait(self, began_ns: int, counts: bool = True) -> None:
-        """End a wait that ``begin_wait`` began. One for a single peer does not count: it is no meeting of all."""
+        """End a wait that ``begin_wait`` began. A wait for a single peer does not count, because not all ranks meet."""
         if began_ns:
             self.waiting = False
             if counts:
                 self.waits[self.phase] += time.monotonic_ns() - began_ns
 
     def ends_step(self, level: int, key: Any) -> bool:
-        """Return whether an event ends a step. ``level`` says how well its kind marks steps, ``key`` which it is."""
+        """Return whether an event ends a step. ``level`` says how well its kind marks steps; ``key`` identifies it."""
         if level < self.level:
             return False
         if level > self.level:
@@ -71,11 +71,11 @@ class StepClock:
         return True
 
     def write_step(self, now_ns: int = 0) -> None:
-        """Put the step that ends, at a time or now, into the ring, and begin the next one."""
+        """End the step at ``now_ns``, or now, write it to the ring, and begin the next one."""
         self.take(now_ns).write()
 
     def take(self, now_ns: int = 0) -> EndedStep:
-        """Return the step that ends, at a time or now, and begin the next one."""
+        """End the step at ``now_ns``, or now, return it, and begin the next one."""
         now = now_ns or time.monotonic_ns()
         if self.since_ns:
             self.spent[self.phase] += now - self.since_ns
@@ -88,7 +88,7 @@ class StepClock:
 
 
 class EndedStep:
-    """A step that has ended, until it is written."""
+    """A step that has ended but may not be written yet."""
 
     __slots__ = ("ended_ns", "flags", "group", "number", "spent", "waits")
 
@@ -101,13 +101,13 @@ class EndedStep:
         self.waits = waits
 
     def write(self) -> None:
-        """Put the step into the ring."""
+        """Write the step to the ring."""
         if here.ring is not None:
             here.ring.step(self.number, self.ended_ns, self.group, self.flags, _us(self.spent), _us(self.waits))
 
 
 def unseen_waits() -> bool:
-    """Return whether waits cannot be told: on a GPU a collective returns before it has begun."""
+    """Return whether waits cannot be measured: on a GPU a collective returns before it has begun."""
     cuda = sys.modules.get("torch.cuda")
     return cuda is not None and getattr(cuda, "_initialized", True) and bool(cuda.is_initialized())
 
@@ -123,7 +123,7 @@ clock = StepClock()
 
 
 def ended_collective(site: int, now_ns: int) -> None:
-    """Note that a collective of the main thread has ended: the end of a step where nothing better marks steps.
+    """Note that a collective of the main thread has ended. It ends a step if nothing better marks steps.
 
     ``site`` is the number of its line.
     """

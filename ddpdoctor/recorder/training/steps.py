@@ -1,9 +1,9 @@
 """Measures training steps: how long each phase of a step took, and how much of it was spent waiting for other ranks.
 
 A step ends at an optimizer's step, else at the end of a backward that reduced gradients (DDP), else at the end of any
-backward, else at a collective that comes again and again. Of several that take turns the first ends the step. When
-DDP's last gradient was there, or its first bucket went out, is read from DDP's timers (``reductions``): they cost 4
-microseconds a step and no hook in autograd.
+backward, else at a collective that repeats. If several of them take turns, the first one ends the step. DDP's timers
+(``reductions``) say when the last gradient was ready or the first bucket went out. They cost 4 microseconds a step and
+need no hook in autograd.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .lines import LineTable
 from .step_clock import clock
 
 _reducing: Any = None
-"""A weak reference to the DDP model whose forward, with gradients to be reduced, ran last; None after its backward."""
+"""A weak reference to the DDP model whose forward ran last with gradients to reduce; None after its backward."""
 
 
 def stepped(optimizer: Any) -> None:
@@ -40,12 +40,12 @@ def patch_ddp(ddp: Any) -> None:
 
 
 def patch_autograd(module: Any) -> None:
-    """Measure torch.autograd.backward, through which Tensor.backward goes as well."""
+    """Measure torch.autograd.backward, which Tensor.backward calls too."""
     hooks.put(module, "backward", _backward)
 
 
 def then(original: Callable[..., Any], action: Callable[[Any], None]) -> Callable[..., Any]:
-    """Have a method followed by an action on its object, which may fail."""
+    """Return a method that runs ``action`` on its object afterwards. A failure of the action is recorded."""
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
@@ -59,9 +59,9 @@ def then(original: Callable[..., Any], action: Callable[[Any], None]) -> Callabl
 
 
 def _time_every_step(ddp: Any) -> None:
-    """Have DDP time each step, on CPU: there it costs nothing. On a GPU its timers make the host wait.
+    """Make DDP time each step on CPU, where it costs nothing. On a GPU its timers make the host wait.
 
-    Where C++ logs INFO, DDP would write its times to stderr with each of them: then it keeps its own pace.
+    If C++ logs INFO, DDP writes its times to stderr every time it takes them, so its sampling rate is left alone.
     """
     if ddp.device_type == "cpu" and os.environ.get("TORCH_CPP_LOG_LEVEL", "") not in ("INFO", "0"):
         ddp._set_ddp_runtime_logging_sample_rate(1)
