@@ -17,7 +17,7 @@ from enum import Enum
 import pytest
 
 import ddpdoctor.model
-from ddpdoctor.diagnose.assembly import Facts, Head, Hello, Tick
+from ddpdoctor.diagnose.assembly import Facts, Head, Hello
 from ddpdoctor.model.codec import WrongValue, _hints, decode, encode
 from ddpdoctor.model.findings import Report
 from ddpdoctor.model.limits import Clock, Limit
@@ -73,7 +73,7 @@ def kinds_within(kind: type) -> set[type]:
     return found
 
 
-KINDS = sorted(set().union(*map(kinds_within, (Facts, Hello, Head, Tick))), key=lambda kind: kind.__name__)
+KINDS = sorted(set().union(*map(kinds_within, (Facts, Hello, Head))), key=lambda kind: kind.__name__)
 
 
 def there_and_back(value: typing.Any) -> typing.Any:
