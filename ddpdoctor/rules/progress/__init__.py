@@ -1,1 +1,1 @@
-"""DD6xx: which rank keeps a job from going on, and why."""
+"""DD6xx: which rank blocks the job, and why."""

@@ -1,4 +1,4 @@
-"""Who is to blame for a disagreement: the minority, else the rank whose call its own history does not foretell."""
+"""Who is to blame for a disagreement: the minority, else the rank whose call does not fit its own history."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from .timeline import Timeline
 
 MAX_HISTORY = 4096
-"""Numbers of a rank, counted from the last, that are looked at for a pattern, where few ranks disagree."""
+"""How many of a rank's last numbers are searched for a pattern if few ranks disagree."""
 ALL_HISTORY = 1 << 16
-"""The same, of all ranks that disagree."""
+"""The same limit, over all ranks that disagree."""
 ENOUGH = 3
-"""Collectives before the disagreement that make a history. Ours: fewer hold no pattern."""
+"""Collectives before the disagreement that make a history. Our choice: fewer show no pattern."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Part:
 
     @property
     def key(self) -> Hashable:
-        """The operation and the line: what a pattern is made of."""
+        """The operation and the line. Patterns are made of these."""
         return key_of(self.kind)
 
 
@@ -60,7 +60,7 @@ class Blame:
 def find_blame(
     parts: Sequence[Part], lines: Sequence[Timeline], seq: int, sign: Callable[[Part], Hashable]
 ) -> Blame:  # fmt: skip
-    """Blame the minority; without a majority, the rank whose call departs from what its own history foretells."""
+    """Blame the minority; without a majority, blame the rank whose call least fits its own history."""
     classes: dict[Hashable, list[int]] = defaultdict(list)
     for part in parts:
         classes[sign(part)].append(part.rank)
@@ -84,7 +84,7 @@ def find_blame(
 
 
 def _departing(parts: Sequence[Part], lines: Mapping[int, Timeline], seq: int) -> tuple[int, ...]:
-    """Return the ranks whose call is the least expected, or none where the history does not tell."""
+    """Return the ranks whose call is the least expected, or none if the history does not show it."""
     most = min(MAX_HISTORY, max(ALL_HISTORY // len(parts), 64))
     scores = {part.rank: _familiarity(lines[part.rank], part, seq, most) for part in parts}
     if None in scores.values() or len(set(scores.values())) < 2:
@@ -94,9 +94,10 @@ def _departing(parts: Sequence[Part], lines: Mapping[int, Timeline], seq: int) -
 
 
 def _familiarity(line: Timeline, part: Part, seq: int, most: int) -> tuple[float, bool, bool] | None:
-    """Return how likely the call is by the rank's own history, and whether it was made before: at all, and like this.
+    """Return how likely the call is by the rank's own history, and whether the rank made it before.
 
-    Like this is with the same dtype, shape, root and reduction.
+    The second value says whether the rank made it at all, the third whether with the same dtype, shape, root and
+    reduction. Return None if the history is too short.
     """
     before = [line.entries[number] for number in sorted(line.entries) if number < seq][-most:]
     if len(before) < ENOUGH:
@@ -113,7 +114,7 @@ def _like(kind: CallKind) -> Hashable:
 
 
 def expected_next(history: Sequence[Hashable]) -> dict[Hashable, float]:
-    """Return what followed the longest earlier repetitions of the history's end, and how often, by the Z-function."""
+    """Return what followed the longest earlier repetitions of the history's end, and how often (by the Z-function)."""
     backwards = list(reversed(history))
     lengths = _z_function(backwards)
     longest = max(lengths[1:], default=0)

@@ -1,4 +1,4 @@
-"""A rank that holds the others up and works: it computes, reads, writes, receives, or waits for a child that does."""
+"""A rank that holds the others up because it works: it computes, reads, writes, receives, or waits for a busy child."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from .scene import Scene
 
 BUSY_CORES = 0.3
-"""Ours: what computes gets more than this of a core, on a machine that has other things to do as well."""
+"""Our choice: a computing rank gets more than this share of a core, even if the machine has other work too."""
 BUSY_WANTED = 0.5
-"""Ours: a thread that polls with short sleeps wants a core for less of the time, however crowded the machine."""
+"""Our choice: a thread that polls with short sleeps wants a core for less of the time than this, however crowded the
+machine is."""
 BUSY_BYTES_S = 64 * 1024
-"""As for progress (``launch.watching.progress``): a loop that polls a small file stays below."""
+"""The same limit as for progress (``launch.watching.progress``): a loop that polls a small file stays below it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,25 +31,25 @@ class Busy:
     """What a rank does."""
 
     said: str
-    """Follows on "rank 0:": "has used 97% of a core for 30 s", "its child gcc (process 77) uses 100% of a core"."""
+    """The text after "rank 0:": "has used 97% of a core for 30 s", "its child gcc (process 77) uses 100% of a core"."""
     may_spin: bool
-    """CPU time is all that is seen of it, and an endless loop uses that too."""
+    """Only its CPU time is known, and an endless loop uses CPU time too."""
     by_child: bool
-    """A child works, which ``said`` names."""
+    """A child does the work; ``said`` names it."""
 
     @property
     def sentence(self) -> str:
-        """What it does, with a subject."""
+        """The same text with a subject."""
         return self.said if self.by_child else f"it {self.said}"
 
     @property
     def clue(self) -> str:
-        """What is said of it as evidence."""
+        """The text that serves as evidence."""
         return self.said + (": it computes, or spins in a loop that waits" if self.may_spin else "")
 
 
 def find_work(scene: Scene, number: int) -> Busy | None:
-    """Return what a rank works at; None where it does not, or where that is not known."""
+    """Return what a rank works at, or None if it does not work or that is not known."""
     rank = scene.rank(number)
     causes = rank.causes
     if causes is None or causes.work is None:
@@ -61,7 +62,7 @@ def find_work(scene: Scene, number: int) -> Busy | None:
 
 
 def _moves(causes: ProcessCauses, work: Work) -> Iterator[str]:
-    """Say which bytes the rank moves, the surest first."""
+    """Say which bytes the rank moves, the surest evidence first."""
     file = causes.blocked.file if causes.blocked is not None else None
     where = f" {file_name(file)}" if file and file.startswith("/") else ""
     if causes.receiving is not None and causes.receiving.bytes_s >= BUSY_BYTES_S:
@@ -98,7 +99,7 @@ def _is_computing(work: Work) -> bool:
 
 
 def _core_words(work: Work) -> str:
-    """Return "uses 97%"; of what a crowded machine lets compute little, also how much it wants."""
+    """Return "uses 97%"; on a crowded machine that gives it little CPU time, also say how much it wants."""
     if work.cores >= BUSY_CORES or work.wanted is None:
         return f"uses {work.cores:.0%}"
     return f"wants {work.wanted:.0%} and gets {work.cores:.0%}"

@@ -1,4 +1,4 @@
-"""What a rank that stands still waits for: a person, a compiler, a lock, a child, a file system, the network."""
+"""What a rank without progress waits for: a person, a compiler, a lock, a child, a file system, the network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _COMPILERS = (
     "/triton/compiler/",
     "/triton/runtime/autotuner.py",
 )
-"""Files that are on the stack while something is compiled, and not while what was compiled runs."""
+"""Files that are on the stack during compilation, but not while the compiled code runs."""
 _BUILDERS = re.compile(r"(?:^|/)(?:ninja|nvcc|cicc|ptxas|c\+\+|g\+\+|gcc|clang(?:\+\+)?|cc1plus|hipcc|cmake)(?: |$)")
 _NETWORK = (
     "/socket.py", "/ssl.py", "/http/client.py", "/urllib/request.py", "/urllib3/", "/requests/", "/httpx/",
@@ -52,17 +52,18 @@ _FILE_SYSTEMS = {
     "GPFS": re.compile(r"cxi|mmfs|^gpfs"),
     "BeeGFS": re.compile(r"beegfs|^Fhgfs"),
 }
-"""By functions of the kernel in which a process waits for a server: names of the symbols of those modules."""
+"""File systems by the kernel functions in which a process waits for a server; the names are symbols of those
+modules."""
 _SLEEPS = frozenset({"nanosleep", "clock_nanosleep"})
 _WAITS_FOR_CHILD = frozenset({"wait4", "waitid"})
 _RECEIVES = frozenset({"recvfrom", "recvmsg", "read", "poll", "ppoll"})
 _USUAL_ENDS = frozenset({"SIGTERM"})
-"""How a DataLoader ends its workers."""
+"""The signal by which a DataLoader ends its workers."""
 MOST_CHILDREN = 3
 
 
 def clues_of(scene: Scene, number: int) -> tuple[Clue, ...]:
-    """Return what the process of a living rank shows of the reason for which it stands still, the surest first."""
+    """Return what the process of a living rank shows about why it makes no progress, the surest first."""
     rank = scene.rank(number)
     causes = rank.causes
     stack = last_main_stack(rank)
@@ -84,7 +85,7 @@ def clues_of(scene: Scene, number: int) -> tuple[Clue, ...]:
 
 
 def busy_at(scene: Scene, number: int) -> Busy | None:
-    """Return what a rank works at; None where it does not, or where what it waits for is known to be no work."""
+    """Return what a rank works at, or None if it does not work or is known to wait for something else."""
     rank = scene.rank(number)
     causes = rank.causes
     if causes is None or causes.waits_for_lock is not None or causes.lock_file is not None:
@@ -96,7 +97,7 @@ def busy_at(scene: Scene, number: int) -> Busy | None:
 
 
 def compiles(rank: Rank) -> bool:
-    """Return whether a rank compiles or builds an extension, with CPUs at work: that takes long and comes to an end."""
+    """Return whether a rank compiles or builds an extension and uses CPU: that takes long but comes to an end."""
     stack = last_main_stack(rank)
     busy = rank.causes.busy_cores if rank.causes is not None else rank.cpu_share
     inside = stack is not None and any(True for _ in _compile_clue(stack.frames, ()))
@@ -135,7 +136,7 @@ def _compile_clue(frames: tuple[Frame, ...], commands: Iterable[tuple[int, str]]
 
 
 def _lost_children(scene: Scene, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
-    """Name children that have ended, where the rank waits in a queue, a pipe, a join or for its loader."""
+    """Name children that have ended, if the rank waits in a queue, a pipe, a join or for its loader."""
     stack = last_main_stack(rank)
     waits = waits_in_library(stack) or scene.states[rank.rank].doing is Doing.DATA
     pipe = causes.blocked is not None and causes.blocked.file == "pipe"
@@ -152,7 +153,7 @@ def _lost_children(scene: Scene, rank: Rank, causes: ProcessCauses) -> Iterator[
 
 
 def _matters(child: LostChild) -> bool:
-    """Return whether the end of a child is news: who was asked for and ended well, or was told to end, is none."""
+    """Return whether the end of a child matters: not if it ended well as requested, or was told to end."""
     return not child.reaped or (child.signal is not None and child.signal not in _USUAL_ENDS) or bool(child.exit_code)
 
 

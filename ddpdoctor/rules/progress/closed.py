@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def closed(scene: Scene) -> tuple[int, ...] | None:
-    """Return the waiting ranks where none waits for anybody outside, and nothing else explains the wait."""
+    """Return the waiting ranks if none waits for anybody outside and nothing else explains the wait, else None."""
     waits = scene.waits
     if scene.cause is not Cause.HANG or not waits.waiters or waits.blockers or (waits.absent and scene.sees_all):
         return None
@@ -26,9 +26,9 @@ def closed(scene: Scene) -> tuple[int, ...] | None:
 
 
 def stalled_in(scene: Scene) -> tuple[Position, ...]:
-    """Return the pending collectives that all ranks of their group have come to: of each group the earliest.
+    """Return the pending collectives that all ranks of their group have come to: the earliest one of each group.
 
-    A rank may be done with it and wait in a later one, as the root of a broadcast is before the data have arrived.
+    A rank may be done with it and wait in a later one: the root of a broadcast returns before the data have arrived.
     """
     by_group: dict[Group, list[int]] = defaultdict(list)
     for number, position in sorted(scene.positions.items()):
@@ -43,6 +43,6 @@ def stalled_in(scene: Scene) -> tuple[Position, ...]:
 
 
 def _numbered(scene: Scene, numbers: Iterable[int]) -> bool:
-    """Return whether it is certain in which collective each rank is: the counter of C++ may be one off."""
+    """Return whether it is certain in which collective each rank is; the counter of C++ may be off by one."""
     positions, states = scene.positions, scene.states
     return all(positions[n].seq is not None and states[n].doing is Doing.COLLECTIVE for n in numbers)

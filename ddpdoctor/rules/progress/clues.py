@@ -1,4 +1,4 @@
-"""Clues: what a rank's process shows of the reason for which it stands still or died, with what to do about it."""
+"""Clues: what a rank's process shows about why it makes no progress or died, and what to do about it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MIB, GIB = 2**20, 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clue:
-    """One thing that was seen. ``said`` follows on "rank 1: "; the fix replaces that of the finding."""
+    """One observation. ``said`` is the text after "rank 1: "; the fix replaces that of the finding."""
 
     said: str
     fix: str = ""
 
 
 def sentences(found: Mapping[int, Iterable[Clue]]) -> list[str]:
-    """Return what was seen of each rank, in the order given; what several ranks share is told once."""
+    """Return what was seen of each rank, in the given order; what several ranks share is said once."""
     merged: dict[str, list[int]] = defaultdict(list)
     for number, clues in found.items():
         for clue in clues:
@@ -47,19 +47,19 @@ def size_words(size_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Who a process of a host is: "rank 0", "a child of rank 0", "process 4711"."""
+    """What a process of a host is to the job: "rank 0", "a child of rank 0", "process 4711"."""
 
     name: str
     detail: str
 
     @property
     def words(self) -> str:
-        """The name, with what else is known in brackets."""
+        """The name, with further details in parentheses."""
         return f"{self.name} ({self.detail})" if self.detail else self.name
 
 
 def find_owner(scene: Scene, host: str, pid: int | None, command: str) -> Owner:
-    """Return who a process of a host is."""
+    """Return what a process of a host is to the job."""
     if pid is None:
         return Owner(name="a process that cannot be seen from here", detail="of another host or container")
     for number in sorted(scene.states):
@@ -74,5 +74,5 @@ def find_owner(scene: Scene, host: str, pid: int | None, command: str) -> Owner:
 
 
 def children_of(rank: Rank) -> frozenset[int]:
-    """Return the processes below a rank."""
+    """Return the ids of the processes below a rank."""
     return frozenset(child.pid for child in rank.children)

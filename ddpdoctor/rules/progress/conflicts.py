@@ -20,39 +20,40 @@ if TYPE_CHECKING:
     from ddpdoctor.model.call_log import CallKind
 
 MOST_RECORDS = 4096
-"""Records of a rank that are compared, where the group is small. As many as its ring holds."""
+"""Records of a rank that are compared if the group is small: as many as its ring holds."""
 ALL_RECORDS = 1 << 18
-"""Records of all ranks of a group that are compared: 1,024 ranks are then judged within seconds."""
+"""Records of all ranks of a group that are compared: then 1,024 ranks are judged within seconds."""
 SAME_SHAPE = frozenset({
     "all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "gather_into_tensor",
 })  # fmt: skip
 """Operations that need one shape on all ranks."""
 EVEN_SHAPE = SAME_SHAPE | {"all_gather", "gather", "scatter", "reduce_scatter", "all_gather_coalesced"}
-"""Operations of which some backends allow other shapes on other ranks; a reason only where one does not complete."""
+"""Operations for which some backends allow different shapes on different ranks. Shape counts only if one does not
+complete."""
 ANY_SHAPE = EVEN_SHAPE | {"all_to_all", "all_to_all_single"}
-"""Those too that are made for different splits; a reason only where a rank was aborted inside."""
+"""Also the operations that are made for different splits. Shape counts only if a rank was aborted inside."""
 COALESCED = "coalesced"
-"""torch's name for a batch of calls, whatever they are."""
+"""torch's name for a batch of calls of any kind."""
 ROOTED = frozenset({"broadcast", "reduce", "gather", "gather_into_tensor", "scatter"})
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_coalesced"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict:
-    """Different calls under one group and number, and who is to blame for it."""
+    """Different calls in one group under one number, and who is to blame for it."""
 
     group: Group
     seq: int
     parts: tuple[Part, ...]
     blame: Blame
     passed: bool
-    """The calls fitted each other and went through; what they shifted disagreed later."""
+    """The calls matched and went through, but they shifted later calls, which then disagreed."""
     left: tuple[int, ...] = ()
-    """Ranks that never made such a call, and whose scripts have ended."""
+    """Ranks that never made such a call and whose scripts have ended."""
 
 
 def signature(kind: CallKind, *, native: bool, shaped: AbstractSet[str] = SAME_SHAPE) -> Hashable:
-    """Return what has to be equal on all ranks; of the operations ``shaped`` the shape is."""
+    """Return what must be equal on all ranks. The shape is part of it for the operations in ``shaped``."""
     if native:
         return "forward" if kind.op in FORWARDS else kind.op
     shape = kind.shape if kind.op in shaped else None
@@ -68,7 +69,7 @@ def find_conflict(
     detail: bool,
     shaped: AbstractSet[str] = SAME_SHAPE,
 ) -> Conflict | None:
-    """Return the earliest disagreement in a group that somebody waits in."""
+    """Return the earliest disagreement in a group that a rank waits in."""
     for group in dict.fromkeys(position.group for position in positions.values()):
         conflict = _conflict_in(group, states, positions, detail=detail, shaped=shaped)
         if conflict is not None:
@@ -103,7 +104,7 @@ def _conflict_in(
 
 
 def _sign(part: Part, shaped: AbstractSet[str], *, loose: bool) -> Hashable:
-    """Return what ranks have to agree about; ``loose``, where torch alone tells of a call: the operation."""
+    """Return what ranks must agree about. ``loose``: only the operation, because torch alone reports a call."""
     return part.kind.op if loose else signature(part.kind, native=part.native, shaped=shaped)
 
 
@@ -127,9 +128,10 @@ def _first_difference(lines: list[Timeline], *, shaped: AbstractSet[str]) -> int
 
 
 def _first_unrecorded_difference(lines: list[Timeline]) -> int | None:
-    """Return the lowest number under which a call that only torch tells of is another operation than a peer's.
+    """Return the lowest number under which a call that only torch reports differs in its operation from a peer's.
 
-    torch names shapes and dtypes in its own way, and of a phase of DDP it is not known what it makes.
+    Shapes and dtypes are not compared, because torch names them in its own way. DDP phases are not compared either,
+    because it is not known which calls they make.
     """
     told = {seq for line in lines for seq, entry in line.entries.items() if entry.unrecorded}
     for seq in sorted(told):
@@ -152,7 +154,7 @@ def _part(rank: int, entry: Entry) -> Part:
 def _with_unnumbered(
     lines: list[Timeline], states: Mapping[int, State], positions: Mapping[int, Position], group: Group
 ) -> list[Timeline]:
-    """Give ranks that wait in a phase of DDP, of which no number is known, a part in what the others wait for."""
+    """Give ranks that wait in a DDP phase without a known number an entry under the numbers the others wait for."""
     pending = {position.seq for position in positions.values() if position.group == group and position.seq is not None}
     found = []
     for line in lines:

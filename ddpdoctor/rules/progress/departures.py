@@ -1,4 +1,4 @@
-"""Where two ranks parted before it showed: an equal collective of another line passes, and shifts all later ones."""
+"""Where two ranks parted before it showed: an equal collective from another line passes and shifts all later ones."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from .timeline import Timeline
 
 MOST_SHIFT = 8
-"""Calls more or fewer, in one go, that are looked for. Ours: the calls of one function, say a metric's."""
+"""Most extra or missing calls in a row that are searched for. Our choice: the calls of one function, say a metric's."""
 
 
 def find_departure(lines: Sequence[Timeline], blamed: Collection[int], seq: int) -> int | None:
-    """Return the number at which one rank made calls more, or fewer, than another, where that was before ``seq``.
+    """Return the number at which one rank made more or fewer calls than another, if that was before ``seq``.
 
-    A different line is evidence only together with the shift: from there on one rank's lines are the other's, so many
-    numbers earlier or later.
+    A different line alone proves nothing. It counts only with a shift: from there on, one rank's lines are the other's,
+    the same count of numbers earlier or later.
     """
     pair = _pair(lines, blamed)
     if pair is None:
@@ -43,7 +43,7 @@ def find_departure(lines: Sequence[Timeline], blamed: Collection[int], seq: int)
 
 
 def _pair(lines: Sequence[Timeline], blamed: Collection[int]) -> tuple[Timeline, Timeline] | None:
-    """Return a rank that is to blame, and one that is not; of two that both may be, these two."""
+    """Return a rank that is to blame and one that is not; if exactly two may be to blame, return these two."""
     odd = [line for line in lines if line.rank in blamed]
     rest = [line for line in lines if line.rank not in blamed]
     if odd and rest:
@@ -78,7 +78,7 @@ def _is_shifted(
     by: int,
     partners: Mapping[Hashable, Hashable],
 ) -> bool:
-    """Return whether ``mine`` has ``by`` calls more from ``start`` on; fewer, where it is negative."""
+    """Return whether ``mine`` has ``by`` more calls from ``start`` on, or fewer if ``by`` is negative."""
     length = end - start + 1 - abs(by)
     first = start + max(by, 0), start + max(-by, 0)
     return length > 0 and all(_agree(mine[first[0] + i], other[first[1] + i], partners) for i in range(length))

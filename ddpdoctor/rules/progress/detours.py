@@ -29,15 +29,15 @@ class Detour:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """What a rank did around a call that it left out, by lines of the function that the call is in; None elsewhere."""
+    """What a rank did around a call that it left out, as lines of the call's function; None if it was elsewhere."""
 
     left_out: int
     before: int | None
-    """The line at which it was last, before the call was due."""
+    """Its last line before the call was due."""
     failed: bool
-    """What it did there had raised an exception."""
+    """What it did there raised an exception."""
     after: int | None
-    """The line at which it is now."""
+    """Its line now."""
 
 
 def left_loop(flow: ControlFlow, route: Route) -> Statement | None:
@@ -47,7 +47,7 @@ def left_loop(flow: ControlFlow, route: Route) -> Statement | None:
 
 
 def find_detours(flow: ControlFlow, route: Route) -> tuple[Detour, ...]:
-    """Return the ways around a call that a rank can have taken, in the order of their lines."""
+    """Return the ways around a call that a rank may have taken, in the order of their lines."""
     near = _around(flow, route.left_out)
     before = route.before if route.before is not None and any(one.holds(route.before) for one in near) else None
     loop = left_loop(flow, route)
@@ -67,7 +67,7 @@ def find_detours(flow: ControlFlow, route: Route) -> tuple[Detour, ...]:
 
 
 def _out_of(near: Sequence[Statement], loop: Statement) -> tuple[Detour, ...]:
-    """Return the ways out of a loop; where it has only its end, and that is fixed, the ways to leave out a round."""
+    """Return the ways out of a loop; if a fixed loop has no jump out, return the ways to skip a round."""
     inside = [one for one in near if one.kind in JUMPS and loop.holds(one.line)]
     own = [one for one in inside if one.kind == "return" or _innermost(near, one.line, LOOPS) == loop]
     leaving = [one for one in own if one.kind != "continue"]
@@ -77,7 +77,7 @@ def _out_of(near: Sequence[Statement], loop: Statement) -> tuple[Detour, ...]:
 
 
 def _around(flow: ControlFlow, line: int) -> tuple[Statement, ...]:
-    """Return the statements of the function that a line is in, without those of functions inside it."""
+    """Return the statements of the function that contains a line, without those of nested functions."""
     own = _innermost(flow.statements, line, {"function"})
     found = []
     passed = 0
@@ -98,7 +98,7 @@ def _innermost(statements: Iterable[Statement], line: int, kinds: Iterable[str])
 
 
 def _start(near: Sequence[Statement], left_out: int, before: int | None) -> int:
-    """Return the line from which on a jump leads around the call: the last one known, else the head of its loop."""
+    """Return the line after which a jump leads around the call: the last known, else the head of its loop."""
     loop = _innermost(near, left_out, LOOPS)
     if before is not None and before < left_out and (loop is None or loop.holds(before)):
         return before
@@ -111,7 +111,7 @@ def _same_loop(near: Sequence[Statement], jump: int, left_out: int) -> bool:
 
 
 def _by_jump(near: Sequence[Statement], jumps: Iterable[Statement]) -> tuple[Detour, ...]:
-    """Return the jumps with the conditions that they stand under; a jump without one is taken by all ranks."""
+    """Return each jump with its condition; leave out jumps without a condition, because all ranks take them."""
     pairs = ((_innermost(near, jump.line, {"if", "except"}), jump) for jump in jumps)
     return tuple(
         Detour(condition=head.line, jump=jump.line, skips_round=jump.kind == "continue")

@@ -1,4 +1,4 @@
-"""Collectives that every rank has queued on its device: which devices have come to them."""
+"""Collectives that every rank has queued on its device: which devices have reached them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TIMING = "TORCH_NCCL_ENABLE_TIMING=1"
 
 
 def has_begun(scene: Scene, stalled: Iterable[Position]) -> bool:
-    """Return whether all ranks are inside for sure: each kernel has started, or the host itself waits in the call."""
+    """Return whether all ranks are surely inside: each kernel has started, or the host itself waits in the call."""
     return all(state in (None, DeviceState.STARTED) for state in _device_states(scene, stalled).values())
 
 
 def queued_behind(scene: Scene) -> tuple[int, ...]:
-    """Return the ranks whose device has not come to a collective in which another's waits: it runs something before."""
+    """Return the ranks whose device still runs earlier work while another rank's device waits in the collective."""
     found = []
     for position in stalled_in(scene):
         states = _device_states(scene, (position,))
@@ -34,7 +34,7 @@ def queued_behind(scene: Scene) -> tuple[int, ...]:
 
 
 def device_words(scene: Scene, stalled: Iterable[Position]) -> list[str]:
-    """Return what is not known of the devices, and how to know it the next time."""
+    """Return what is not known about the devices, and how to find out the next time."""
     unknown = [n for n, state in _device_states(scene, stalled).items() if state is DeviceState.UNKNOWN]
     if not unknown:
         return []
@@ -43,7 +43,7 @@ def device_words(scene: Scene, stalled: Iterable[Position]) -> list[str]:
 
 
 def _device_states(scene: Scene, stalled: Iterable[Position]) -> dict[int, DeviceState | None]:
-    """Return, by rank of the groups that do not get on, how far its device has come with the call it waits in."""
+    """Return, by rank of the stalled groups, how far its device has come with the call that it waits in."""
     groups = {position.group for position in stalled}
     inside = (n for n, position in sorted(scene.positions.items()) if position.group in groups)
     calls = ((number, scene.states[number].call) for number in inside)

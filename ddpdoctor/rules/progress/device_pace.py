@@ -1,7 +1,7 @@
-"""A rank that comes last to the collectives of its group, by how long they ran on each device.
+"""Finds a rank that comes last to its group's collectives, by how long their kernels ran on each device.
 
-A collective's kernel runs from the moment that its rank has come until the last one has: the last rank's is the
-shortest. torch times kernels only where it is asked to (``TORCH_NCCL_ENABLE_TIMING=1``).
+A collective's kernel runs from the time its own rank comes until the last rank comes, so the last rank's kernel is the
+shortest. torch times kernels only if asked to (``TORCH_NCCL_ENABLE_TIMING=1``).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class LateDevice:
     rank: int
     group: Group
     last_in: int
-    """In how many collectives it came after all the others, by ``COST_MS`` or more."""
+    """In how many collectives it came after all others, by ``COST_MS`` or more."""
     steps: int
-    """How many steps the timed collectives make up, about."""
+    """About how many steps the timed collectives cover."""
     cost_ms: float
-    """How long the others waited in the usual one of those."""
+    """The median time that the others waited in those collectives."""
     step_ms: float
-    """The usual step, at most: the start of the job is in it."""
+    """Upper bound of the usual step: it includes the start of the job."""
 
 
 def find_late_device(scene: Scene) -> LateDevice | None:
-    """Return the first rank that the others wait for on their devices; None where there is none, or no times."""
+    """Return the first rank that the others wait for on their devices, or None if there is none or no times exist."""
     for group, times in _times(scene).items():
         found = _late_in(scene, group, times)
         if found is not None:
@@ -81,7 +81,7 @@ def _late_in(scene: Scene, group: Group, times: Mapping[int, Mapping[int, float]
 
 
 def _pace(scene: Scene, group: Group) -> tuple[float, float]:
-    """Return how many collectives of a group make up a step, and how long a step takes, both at most."""
+    """Return how many collectives of a group make up a step, and the length of a step in ms; both are upper bounds."""
     members = [scene.rank(number) for number in group.members if number in scene.states]
     steps = max(1, min((rank.steps for rank in members), default=1))
     begun = [state.enqueued for rank in members if (state := own_state(rank, group.name)) is not None]

@@ -1,4 +1,4 @@
-"""Compares what the ranks of one group gave to DDP, and finds the first parameter that differs."""
+"""Compares the models that the ranks of one group gave to DDP, and finds the first parameter that differs."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Different models under one construction of DDP."""
+    """Models that differ in the same construction of DDP."""
 
     group: Group
     number: int
-    """Which model of the group it is, from 1."""
+    """Which model of the group this is, counted from 1."""
     models: Mapping[int, ModelSeen]
-    """By rank: those of the group that have come to this construction."""
+    """By rank of the group that has come to this construction."""
     blamed: tuple[int, ...]
-    """The minority; all ranks where there is no majority."""
+    """The minority, or all ranks if there is no majority."""
     tensor: str | None
-    """The first parameter or buffer that differs; None where it is not among those that found room."""
+    """The first parameter or buffer that differs, or None if it is not among those that fit in the record."""
     rows: Mapping[int, TensorSeen | None]
-    """By rank: what its model has in the place where the first difference is."""
+    """By rank: what its model has at the position of the first difference."""
 
 
 def find_difference(ranks: Sequence[Rank], table: Mapping[tuple[int, str], Group], world: int) -> Difference | None:
-    """Return the first model of a group that differs between its ranks. The cost grows with the models of all ranks."""
+    """Return the first model of a group that differs between its ranks. The cost grows with the size of all models."""
     found: dict[tuple[Group, int], dict[int, ModelSeen]] = defaultdict(dict)
     for rank in ranks:
         counts: dict[str, int] = defaultdict(int)
@@ -81,7 +81,7 @@ def _row(model: ModelSeen, place: _Place) -> TensorSeen | None:
 
 
 def _first_difference(usual: ModelSeen, odd: ModelSeen) -> _Place:
-    """Return where two models first have different parameters; where those are equal, different buffers."""
+    """Return the position of the first parameter that differs between two models, or else of the first buffer."""
     for buffers in (False, True):
         pairs = zip_longest(_rows(usual, buffers=buffers), _rows(odd, buffers=buffers))
         number = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
@@ -91,7 +91,7 @@ def _first_difference(usual: ModelSeen, odd: ModelSeen) -> _Place:
 
 
 def _name(usual: ModelSeen, odd: ModelSeen, place: _Place) -> str | None:
-    """Return the name of what differs: of a parameter that only one side has, that one's."""
+    """Return the name of what differs; if only one side has the parameter, that side's name."""
     mine, others = _row(odd, place), _row(usual, place)
     if mine is not None and mine.name not in {tensor.name for tensor in usual.tensors}:
         return mine.name

@@ -1,4 +1,4 @@
-"""What was seen, as sentences: who stands where, who failed after the first, how far the ranks had come."""
+"""Evidence as sentences: what each rank does, who failed after the first, how far the ranks had come."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .failures import Failure
 
 MAX_CLASSES = 8
-"""Classes of ranks that are told; a job whose ranks are all elsewhere needs no more to be understood."""
+"""Most classes of ranks that are listed; nobody needs more to understand a job whose ranks are all elsewhere."""
 
 _DOING = {
     Doing.MISSING: ("never started", "never started"),
@@ -57,7 +57,7 @@ def doing_words(state: State, *, one: bool = True) -> str:
 
 
 def line_at(state: State) -> Frame | None:
-    """Return the user's line that a rank stands at: that of its call, else of its stack, else the last one seen."""
+    """Return the user's line that a rank is at: that of its call, else of its stack, else the last one seen."""
     if state.waiting and state.call is not None and state.call.site is not None:
         return state.call.site
     seen = lines_seen(state.rank.looks)
@@ -95,7 +95,7 @@ def others(scene: Scene, blamed: Iterable[int]) -> list[str]:
 
 
 def waiters_words(scene: Scene, blamed: Iterable[int]) -> str:
-    """Return "while ranks 0 and 2 wait for it in all_reduce", by dimension of a mesh; nothing where nobody waits."""
+    """Return "while ranks 0 and 2 wait for it in all_reduce", by mesh dimension, or nothing if nobody waits."""
     blamed = tuple(blamed)
     waiters = [n for n in scene.waits.waiters if n not in set(blamed)]
     if not waiters:
@@ -128,7 +128,7 @@ def progress_words(scene: Scene, blamed: Iterable[int]) -> list[str]:
 
 
 def counts_words(scene: Scene, numbers: Iterable[int]) -> list[str]:
-    """Return how far ranks have come, where they differ in that: loops of unequal length."""
+    """Return how far ranks have come, if they differ in that: this shows loops of unequal length."""
     had: dict[str, list[int]] = defaultdict(list)
     for number in numbers:
         had[_counts(scene.rank(number))].append(number)
@@ -139,7 +139,7 @@ def counts_words(scene: Scene, numbers: Iterable[int]) -> list[str]:
 
 
 def _counts(rank: Rank) -> str:
-    """Return the steps and batches of a rank; of one without both, the backwards that its records still hold."""
+    """Return a rank's steps and batches; if it has neither, the backwards that its records still hold."""
     if rank.steps or rank.batches:
         parts = [f"{rank.steps} optimizer steps"] if rank.steps else []
         return " and ".join([*parts, f"{rank.batches} batches"] if rank.batches else parts)
@@ -155,7 +155,7 @@ _STATES = {
 
 
 def process_words(scene: Scene, blamed: Iterable[int]) -> list[str]:
-    """Return what the kernel and the recorder's thread say of the blamed processes."""
+    """Return what the kernel and the recorder's thread show about the blamed processes."""
     said: dict[str, list[int]] = defaultdict(list)
     found = []
     for number in list(blamed)[:MAX_CLASSES]:
@@ -177,7 +177,7 @@ def process_words(scene: Scene, blamed: Iterable[int]) -> list[str]:
 
 
 def handled_words(scene: Scene, blamed: Iterable[int]) -> list[str]:
-    """Return which errors the blamed ranks are handling: what a rank does in a ``finally`` follows from its error."""
+    """Return which errors the blamed ranks are handling; what a rank does in a ``finally`` follows from its error."""
     found = []
     for number in list(blamed)[:MAX_CLASSES]:
         error = scene.rank(number).handled
@@ -200,9 +200,9 @@ def _processes(scene: Scene, numbers: list[int]) -> str:
 
 
 def cascade_words(failures: Iterable[Failure], blamed: Iterable[int], also: str = " as well") -> list[str]:
-    """Return who failed beside the blamed ranks, and with what; texts that differ in numbers only stand once.
+    """Return which other ranks failed, and with what; texts that differ only in numbers appear once.
 
-    ``also`` is empty where the blamed ranks did not fail themselves.
+    ``also`` is empty if the blamed ranks did not fail themselves.
     """
     merged: dict[tuple[str, str], list[Failure]] = defaultdict(list)
     for failure in failures:
@@ -229,13 +229,13 @@ def how_words(failure: Failure) -> str:
 
 
 def step_of(scene: Scene, blamed: Iterable[int]) -> int | None:
-    """Return the optimizer step that the blamed ranks were in, counted from 0, where steps were seen."""
+    """Return the optimizer step that the blamed ranks were in, counted from 0, or None if no steps were seen."""
     steps = [scene.rank(n).steps for n in blamed if n in scene.states]
     return min(steps) if steps and any(steps) else None
 
 
 def hosts_of(scene: Scene, blamed: Iterable[int]) -> tuple[str, ...]:
-    """Return the hosts of the blamed ranks, where the job has more than one node."""
+    """Return the hosts of the blamed ranks, or nothing if the job has only one node."""
     if scene.job.nnodes <= 1 and scene.job.members is None:
         return ()
     return tuple(sorted({scene.rank(n).host for n in blamed if n in scene.states}))

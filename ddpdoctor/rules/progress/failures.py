@@ -1,4 +1,4 @@
-"""Ranks that ended badly: which of them failed by themselves, and which were pulled down by another."""
+"""Ranks that ended badly: which of them failed by themselves, and which failed because of another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _WORKER_HANDLER = "/torch/utils/data/_utils/signal_handling.py"
 TOGETHER_NS = 5_000_000_000
-"""Equal errors on the same line within this time are one bug: ranks of one step are rarely further apart."""
+"""Equal errors on the same line within this time are one bug: ranks in the same step are rarely further apart."""
 _TIMED_OUT = re.compile(
     r"time[d\-_ ]*out|failed to pass monitoredbarrier in|wait.{0,20}timeout|DEADLINE_EXCEEDED", re.IGNORECASE
 )
@@ -35,22 +35,22 @@ class Failure:
     time_ns: int
     error: Raised | None
     call: Call | None
-    """The call, needing other ranks, in which it failed; None where it failed on its own."""
+    """The call, needing other ranks, in which it failed, or None if it failed on its own."""
 
     @property
     def by_signal(self) -> bool:
-        """Whether no exception was seen and a signal, or nobody knows what, ended the process."""
+        """Whether a signal or an unknown reason ended the process, and no exception was seen."""
         return self.error is None and self.rank.life in (Life.SIGNALED, Life.GONE)
 
     @property
     def by_itself(self) -> bool:
-        """Whether it failed in no call that needs others, and not because of an error that others told it of."""
+        """Whether it failed outside all calls that need others, and not because of another rank's error."""
         told = self.error.of_ranks if self.error is not None else ()
         return self.call is None and (not told or self.rank.rank in told)
 
     @property
     def by_watchdog(self) -> bool:
-        """Whether NCCL's watchdog seems to have ended it: it waited in vain, and the cause is elsewhere."""
+        """Whether NCCL's watchdog seems to have ended it. Then it only waited in vain, and the cause is elsewhere."""
         return self.error is None and aborted_by_watchdog(self.rank)
 
     @property
@@ -64,7 +64,7 @@ class Failure:
 
 
 def find_failures(job: Job, states: Mapping[int, State]) -> tuple[Failure, ...]:
-    """Return all failures, the earliest first. What came after the job was being stopped is none."""
+    """Return all failures, the earliest first. What happened after the stop of the job began does not count."""
     aborts = [s.rank.ended_ns for s in states.values() if aborted_at_exit(s.rank) and s.rank.ended_ns is not None]
     since = min(aborts, default=None)
     found = [
@@ -76,7 +76,7 @@ def find_failures(job: Job, states: Mapping[int, State]) -> tuple[Failure, ...]:
 
 
 def _was_fetched(rank: Rank, aborted_ns: int | None) -> bool:
-    """Return whether a spawner ended the rank on its way out, because another had been aborted at its exit."""
+    """Return whether a spawner ended the rank while it was ending, because another was aborted at its exit."""
     on_its_way = rank.signal == "SIGTERM" and rank.main_ended_ns is not None and final_error(rank) is None
     return on_its_way and aborted_ns is not None and (rank.ended_ns or 0) >= aborted_ns
 
@@ -96,19 +96,19 @@ def _failure_of(job: Job, rank: Rank) -> Failure | None:
 
 
 def _left_ns(rank: Rank) -> int | None:
-    """Return when a rank without an exception left: the end of its script where that was seen, else of its process."""
+    """Return when a rank without an exception left: the end of its script if seen, else the end of its process."""
     return rank.main_ended_ns if rank.life is Life.EXITED and rank.main_ended_ns is not None else rank.ended_ns
 
 
 def _is_stop(error: Raised, job: Job) -> bool:
-    """Return whether an exception is somebody's wish to stop, or a good end by sys.exit."""
+    """Return whether an exception is a request to stop, or a good end by sys.exit."""
     if error.type == "SystemExit":
         return error.message in ("", "0", "None")
     return error.type == "KeyboardInterrupt" and job.interrupted_by is not None
 
 
 def failure_line(failure: Failure) -> Frame | None:
-    """Return the user's line that a failure is best known by."""
+    """Return the user's line that shows a failure best."""
     rank = failure.rank
     if is_lost_worker(failure) and (loop := _loader_line(rank)) is not None:
         return loop
@@ -123,7 +123,7 @@ def failure_line(failure: Failure) -> Frame | None:
 
 
 def is_lost_worker(failure: Failure) -> bool:
-    """Return whether a loader worker died: torch raises that from a signal handler, wherever the rank stands."""
+    """Return whether a loader worker died: torch raises that from a signal handler, wherever the rank is."""
     frames = failure.error.frames if failure.error is not None else ()
     return bool(frames) and is_file(frames[-1], _WORKER_HANDLER)
 
@@ -135,7 +135,7 @@ def _loader_line(rank: Rank) -> Frame | None:
 
 
 def same_bug(root: Failure, failures: Sequence[Failure]) -> tuple[Failure, ...]:
-    """Return the failures that are the root's own bug on other ranks, the root among them."""
+    """Return the failures that are the root's own bug on other ranks, including the root."""
     return tuple(f for f in failures if f is root or _is_same(root, f))
 
 
@@ -149,7 +149,7 @@ def _is_same(root: Failure, other: Failure) -> bool:
 
 
 def _is_same_in_call(root: Failure, other: Failure) -> bool:
-    """Hold failures inside a call of torch to the same text: the victims of one rank fail with another."""
+    """Compare failures inside a call of torch by their text: the victims of one rank fail with a different text."""
     if root.call is None and other.call is None:
         return True
     if root.error is None or other.error is None:
@@ -166,14 +166,14 @@ def _how(failure: Failure) -> str | None:
 
 
 _LIMIT = re.compile(r"(?:waiting |in |Timeout\(ms\)=|timeout: )(\d+) ?(?:ms\b|(?=[,)]))")
-"""Of Gloo "Timed out waiting 4000ms for recv operation", of the monitored barrier "failed to pass monitoredBarrier in
-4000 ms", of NCCL's watchdog "Timeout(ms)=600000)"."""
+"""Matches Gloo's "Timed out waiting 4000ms for recv operation", the monitored barrier's "failed to pass
+monitoredBarrier in 4000 ms", and "Timeout(ms)=600000)" of NCCL's watchdog."""
 
 
 def all_gave_up(failures: Iterable[Failure], states: Mapping[int, State]) -> bool:
-    """Return whether every rank was in a call that needs others, and one of them in fact waited for its time limit.
+    """Return whether every rank was in a call that needs others, and one of them did wait for its time limit.
 
-    The text alone does not tell: Gloo says "failed to pass monitoredBarrier in 1800000 ms" at once where a peer died.
+    The text alone is not enough: Gloo says "failed to pass monitoredBarrier in 1800000 ms" at once if a peer died.
     """
     if not all(state.waiting for state in states.values()):
         return False

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 TAKES_NO_NUMBER = "monitored_barrier"
-"""Its records carry the number of the collective that comes next: once it has ended, that is still to be made."""
+"""Its records carry the number of the next collective, so after it has ended, that collective is still to be made."""
 DEFAULT_GROUP = "0"
 """torch's name for the group of all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group: its name, and its members. Groups of different members may share a name."""
+    """A process group: its name and its members. Groups with different members may share a name."""
 
     name: str
     members: tuple[int, ...]
@@ -35,11 +35,11 @@ class Position:
 
     group: Group
     seq: int | None
-    """None where its number is not known: a collective of C++ in a process that could not be asked."""
+    """None if its number is not known: a collective of C++ in a process that did not answer."""
 
 
 def world_of(job: Job) -> int:
-    """Return how many ranks the job has, by the largest of all that is known of it."""
+    """Return how many ranks the job has: the largest number that anything shows."""
     known = [rank.world_size for rank in job.ranks if rank.world_size is not None]
     asked = [job.world_size] if job.world_size is not None else []
     seen = [1 + max((rank.rank for rank in job.ranks), default=-1)]
@@ -47,7 +47,7 @@ def world_of(job: Job) -> int:
 
 
 def group_table(job: Job) -> dict[tuple[int, str], Group]:
-    """Return, for each rank and group name, the group. What a dead rank cannot say its peers say for it."""
+    """Return the group for each rank and group name; what a dead rank did not record comes from its peers."""
     table: dict[tuple[int, str], Group] = {}
     told = dict.fromkeys(Group(state.name, state.ranks, state.mesh_dim) for rank in job.ranks for state in rank.groups)
     for group in told:
@@ -57,16 +57,16 @@ def group_table(job: Job) -> dict[tuple[int, str], Group]:
 
 
 def default_name(rank: Rank) -> str:
-    """Return the name of the group that DDP uses where nothing else is known: the group of all ranks."""
+    """Return the name of the group that DDP uses if nothing else is known: the group of all ranks."""
     names = [state.name for state in rank.groups]
     return DEFAULT_GROUP if DEFAULT_GROUP in names or not names else names[0]
 
 
 def native_group(state: State) -> str:
-    """Return the name of the group in which a phase of DDP makes its collectives: that of the model, where noted.
+    """Return the name of the group in which a phase of DDP makes its collectives: the model's group, if recorded.
 
-    A backward is noted with the group of the model that ran last. Of several models in groups of their own, it is the
-    one whose counter has moved since.
+    A backward is recorded with the group of the model that ran last. If several models have groups of their own, it is
+    the group whose counter has moved since.
     """
     call = state.call
     noted = (call.group if call is not None else "") or default_name(state.rank)
@@ -78,21 +78,21 @@ def native_group(state: State) -> str:
 
 
 def _has_moved(rank: Rank, name: str, since: int | None) -> bool:
-    """Return whether the group's counter is above a number; not, where either is not known."""
+    """Return whether the group's counter is above a number; False if either is not known."""
     group = own_state(rank, name)
     return group is not None and bool(group.backend) and since is not None and group.enqueued > since
 
 
 def _last_known(rank: Rank, name: str) -> int:
-    """Return the highest number of a group that any record carries."""
+    """Return the highest number of a group in any record."""
     log = pack_calls(rank.recent_calls)
     return max((log.numbers[at] for kind, at in log.last.items() if kind.group == name), default=0)
 
 
 def group_words(group: Group, world: int, among: Iterable[Group] = ()) -> str:
-    """Return a group as its user knows it: by its dimension of the mesh and its members.
+    """Return a group as the user knows it: by its mesh dimension and its members.
 
-    torch's own name is added where others have the same members.
+    torch's own name is added if other groups have the same members.
     """
     twins = [other for other in among if other.members == group.members and other != group]
     name = f" ({group.name})" if twins else ""
@@ -104,13 +104,13 @@ def group_words(group: Group, world: int, among: Iterable[Group] = ()) -> str:
 
 
 def dim_words(group: Group) -> str:
-    """Return the name of a group's dimension of the mesh; torch calls those without a name ``dim_0`` and so on."""
+    """Return the name of a group's mesh dimension; torch calls unnamed ones ``dim_0`` and so on."""
     number = group.mesh_dim.removeprefix("dim_")
     return f"mesh dimension {number}" if number.isdigit() else group.mesh_dim
 
 
 def find_group(table: Mapping[tuple[int, str], Group], rank: Rank, name: str, world: int) -> Group:
-    """Return the group of this name that the rank is in; an unknown name stands for all ranks."""
+    """Return the group of this name that the rank is in; an unknown name means all ranks."""
     return table.get((rank.rank, name)) or Group(name, tuple(range(world)))
 
 
@@ -120,7 +120,7 @@ def own_state(rank: Rank, name: str) -> GroupState | None:
 
 
 def recorded_seq(rank: Rank, name: str) -> int:
-    """Return the number of the rank's last recorded collective in the group, 0 for none."""
+    """Return the number of the rank's last recorded collective in the group, or 0 if there is none."""
     log = pack_calls(rank.recent_calls)
     ended = [
         log.numbers[at] - (kind.op == TAKES_NO_NUMBER and not kind.failed)
@@ -132,9 +132,9 @@ def recorded_seq(rank: Rank, name: str) -> int:
 
 
 def native_seq(state: State, name: str, *, detail: bool) -> int | None:
-    """Return the number of the C++ collective that the rank waits in, or None where it is not known.
+    """Return the number of the C++ collective that the rank waits in, or None if it is not known.
 
-    A process that could not be asked has told by its records alone how far the group was when the phase began.
+    If a process did not answer, only its records say how far the group was when the phase began.
     """
     group = own_state(state.rank, name)
     if group is None or group.enqueued < 0:
@@ -147,13 +147,13 @@ def native_seq(state: State, name: str, *, detail: bool) -> int | None:
 def position_number(enqueued: int, *, detail: bool) -> int:
     """Return the number of the collective that C++ waits in, from the group's counter of collectives begun.
 
-    Under DETAIL the one that is pending in the check of fingerprints is not in it yet.
+    Under DETAIL, the counter does not yet include the collective that is pending in the fingerprint check.
     """
     return max(enqueued + (1 if detail else 0), 1)
 
 
 def position_of(state: State, table: Mapping[tuple[int, str], Group], world: int, *, detail: bool) -> Position | None:
-    """Return the collective that a rank waits in; None where it waits in none."""
+    """Return the collective that a rank waits in, or None if it waits in none."""
     call = state.call
     if call is None or state.doing not in (Doing.COLLECTIVE, Doing.NATIVE):
         return None
@@ -164,7 +164,7 @@ def position_of(state: State, table: Mapping[tuple[int, str], Group], world: int
 
 
 def reached(state: State, name: str, *, detail: bool) -> int | None:
-    """Return the last collective of the group at which a rank has arrived; None: in one whose number is not known."""
+    """Return the last collective of the group that a rank has reached, or None if its number is not known."""
     recorded = recorded_seq(state.rank, name)
     if state.doing is Doing.NATIVE and name == native_group(state):
         native = native_seq(state, name, detail=detail)
@@ -174,7 +174,7 @@ def reached(state: State, name: str, *, detail: bool) -> int | None:
 
 
 def peer_calls(states: Iterable[State]) -> dict[tuple[int, int | None], set[str]]:
-    """Return the point-to-point operations that are pending, by rank and peer."""
+    """Return the pending point-to-point operations, by rank and peer."""
     found: dict[tuple[int, int | None], set[str]] = {}
     for state in states:
         for call in state.rank.open_calls:

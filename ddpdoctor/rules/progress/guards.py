@@ -1,4 +1,4 @@
-"""Whether a call stands under a condition that another rank went around, by the source that was read."""
+"""Whether a call is under a condition that another rank went around, according to the source."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def find_guard(flows: Sequence[ControlFlow], caller: Rank, others: Iterable[Frame | None], *, over: bool) -> int | None:
-    """Return the line of the condition under which a rank's call stands, where another rank went around it.
+    """Return the line of the condition around a rank's call, if another rank went around it, else None.
 
-    ``others`` are the lines that are known of that rank. Where its script is ``over``, a `return` above the call is
-    another way for it to have left: then None.
+    ``others`` are the known lines of that other rank. If its script is ``over``, it may also have left by a `return`
+    above the call; if there is one, the result is None.
     """
     lines = [frame for frame in others if frame is not None]
     for frame in reversed([frame for frame in stack_of(caller) if frame.user]):
@@ -38,7 +38,7 @@ def find_guard(flows: Sequence[ControlFlow], caller: Rank, others: Iterable[Fram
             return None
         shared = [line.line for line in lines if (line.file, line.function) == (frame.file, frame.function)]
         if frame.function == "<module>" and not shared:
-            return None  # such as the condition on __name__, under which every rank was
+            return None  # such as the condition on __name__, which holds for every rank
         before = max((line for line in shared if line < frame.line), default=None)
         after = NO_LINE if over else None
         found = find_detours(flow, Route(left_out=frame.line, before=before, failed=False, after=after))
@@ -53,7 +53,7 @@ def find_guard(flows: Sequence[ControlFlow], caller: Rank, others: Iterable[Fram
 def blame_guarded(
     parts: Sequence[Part], states: Mapping[int, State], flows: Sequence[ControlFlow]
 ) -> Blame | None:  # fmt: skip
-    """Return who of two ranks calls what the other never called, under a condition; None where that is not told."""
+    """Return which of two ranks makes a conditional call that the other never made, or None if that is not clear."""
     if len(parts) != 2:
         return None
     found: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""What is lost where the recorder finds no place in torch for one of its hooks."""
+"""What is lost if the recorder cannot find the place in torch for one of its hooks."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ _LOSSES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 UNKNOWN = "what it tells is not known"
-"""Of a hook that a newer recorder has noted."""
+"""Used for a hook that only a newer recorder knows."""
 
 
 def _by_hook() -> Iterator[tuple[str, str]]:
@@ -154,11 +154,11 @@ _PARTS: Mapping[str, str] = {
     "evidence": "evidence of ranks that hang is incomplete",
     "patch": "hooks in this module are missing",
 }
-"""By the first word of what failed."""
+"""By the first word of the failure text."""
 
 
 def losses_of(failures: str) -> tuple[str, ...]:
-    """Return what is lost by failures of the recorder, one sentence each; ``failures`` is the text of a rank's."""
+    """Return what the recorder's failures lose, one sentence each; ``failures`` is the text from a rank."""
     hooks = dict.fromkeys(failure.partition(":")[0] for failure in failures.split("; "))
     return tuple(f"{hook} failed, so {loss}" for hook in hooks if (loss := _PARTS.get(hook.partition(" ")[0])))
 

@@ -1,4 +1,4 @@
-"""Errors that everybody meets: what each means, whose fault it is, what to do, and where that is written."""
+"""Common errors: what each means, whose fault it is, what to do, and where that is documented."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class KnownError:
     pattern: str
     """A regular expression for "Type: message"."""
     shown: str
-    """The error as a reader searches for it."""
+    """The error as users search for it."""
     means: str
     fault: str
     fix: str
@@ -33,12 +33,12 @@ class KnownError:
 
 
 def find_known(text: str) -> KnownError | None:
-    """Return the known error that a text ("ValueError: ...") is; the first that matches."""
+    """Return the first known error that matches a text ("ValueError: ..."), or None."""
     return next((known for known in KNOWN_ERRORS if re.search(known.pattern, text, re.DOTALL)), None)
 
 
 def known_clues(text: str) -> tuple[Clue, ...]:
-    """Return what a known error means as a clue of the rank that raised it."""
+    """Return the meaning of a known error, as a clue of the rank that raised it."""
     known = find_known(text)
     return () if known is None else (Clue(said=f"{known.means} (at fault: {known.fault})", fix=known.fix),)
 
@@ -405,4 +405,4 @@ KNOWN_ERRORS = (
         source="torch/nn/modules/module.py, load_state_dict",
     ),
 )
-"""In this order: of two that match, the first is meant."""
+"""The order matters: if two match, the first one is used."""

@@ -1,4 +1,4 @@
-"""Ranks that came to a call only after others had waited in it for as long as torch lets them."""
+"""Ranks that came to a call only after others had waited in it until torch's own time limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .scene import Scene
 
 TOGETHER_NS = 1_000_000_000
-"""Ours: a call begins this soon after the last look at what came before it."""
+"""Our choice: longest gap between the last sample before a call and the start of the call."""
 
 
 def find_late(scene: Scene) -> tuple[int, ...]:
@@ -40,9 +40,9 @@ def find_late(scene: Scene) -> tuple[int, ...]:
 
 
 def _gave_up_ns(failure: Failure, limit_s: float | None) -> int | None:
-    """Return when a rank failed in a call since torch's own time limit for it had passed; None where it did not.
+    """Return when a rank failed in a call because torch's own time limit had passed, or None if it did not.
 
-    The script may have handled the error for a while before it let it end the rank.
+    The script may have handled the error for a while before the error ended the rank.
     """
     if failure.call is None or failure.error is None or limit_s is None:
         return None
@@ -51,7 +51,7 @@ def _gave_up_ns(failure: Failure, limit_s: float | None) -> int | None:
 
 
 def lines_before(scene: Scene, number: int) -> tuple[Frame, ...]:
-    """Return the user's lines at which a rank was met before it came to its pending call, the most frequent first."""
+    """Return the user's lines where a rank was sampled before its pending call, the most frequent first."""
     call, seen = scene.states[number].call, scene.rank(number).before_call
     if call is None or seen is None:
         return ()

@@ -1,4 +1,4 @@
-"""torch's own time limit of the calls that ranks wait in: how long it is, how much is left, and whether it is over."""
+"""torch's own time limit for the calls that ranks wait in: how long it is, how much is left, whether it is over."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from .states import State
 
 GRACE_NS = 30_000_000_000
-"""Ours: for so long after its limit torch is left to act by itself: it raises, or NCCL's watchdog writes its dump."""
+"""Our choice: how long torch gets after its limit to act by itself: to raise, or to let NCCL's watchdog write its
+dump."""
 _OWN_LIMITS = frozenset({"barrier", "monitored_barrier"})
-"""Calls that may be given a longer limit than their group's; torch ends them by itself."""
+"""Calls that may have a longer limit than their group; torch ends them by itself."""
 
 
 def is_limit_over(scene: Scene) -> bool:
-    """Return whether a rank has waited for longer than torch lets it."""
+    """Return whether a rank has waited longer than torch's limit plus ``GRACE_NS``."""
     return any(_is_over(scene, number, limit_s) for number, limit_s in limits_of(scene).items())
 
 
@@ -34,7 +35,7 @@ def _is_over(scene: Scene, number: int, limit_s: float) -> bool:
 
 
 def limit_words(scene: Scene) -> list[str]:
-    """Return what torch's limit for the waits is and how much of it is left, of the wait that ends first."""
+    """Return torch's limit and how much of it is left, for the wait that ends first."""
     found = []
     for number, limit_s in limits_of(scene).items():
         state = scene.states[number]
@@ -63,7 +64,7 @@ def long_words(duration_s: float) -> str:
 
 
 def limits_of(scene: Scene) -> dict[int, float]:
-    """Return the limits of the calls that ranks wait in; a rank that could not be asked has that of its peers."""
+    """Return the limits of the calls that ranks wait in; if a rank did not answer, use its peers' limit."""
     ranks = [state.rank for state in scene.states.values()]
     of_peers = {group.name: group.timeout_s for rank in reversed(ranks) for group in rank.groups if group.timeout_s}
     limits = {number: _limit_s(scene.states[number], of_peers) for number in scene.waits.waiters}

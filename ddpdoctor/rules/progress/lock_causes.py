@@ -1,4 +1,4 @@
-"""A rank that waits for a lock: of a file, which another process holds, or of its own process."""
+"""A rank that waits for a lock: a file lock that another process holds, or a lock in its own process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def lock_clues(scene: Scene, rank: Rank, causes: ProcessCauses) -> Iterator[Clue
 
 
 def is_left_behind(causes: ProcessCauses | None) -> bool:
-    """Return whether a rank polls for a lock file that is there, and whose owner is gone as far as can be told."""
+    """Return whether a rank polls for an existing lock file whose owner is gone, as far as that can be known."""
     file = causes.lock_file if causes is not None else None
     if file is None or file.kind is LockKind.KERNEL or not file.exists or file.holders or file.named_lives:
         return False
@@ -48,21 +48,21 @@ def is_left_behind(causes: ProcessCauses | None) -> bool:
 
 
 def left_behind_words(causes: ProcessCauses | None) -> str:
-    """Return which lock file was left behind, for a summary; nothing where none was."""
+    """Return which lock file was left behind, for a summary, or "" if none was."""
     if causes is None or causes.lock_file is None or not is_left_behind(causes):
         return ""
     return f": the lock file {causes.lock_file.path} is there, and its owner is gone"
 
 
 def is_surely_left(causes: ProcessCauses | None) -> bool:
-    """Return whether nobody can remove that file: who makes one in a way that is known keeps it open, or is named."""
+    """Return whether surely nobody will remove that file: its maker would hold it open or be named in it."""
     file = causes.lock_file if causes is not None else None
     known = file is not None and (file.kind is LockKind.MARKER or file.named_lives is False)
     return known and file is not None and not file.shared and is_left_behind(causes)
 
 
 def is_held_outside(scene: Scene, rank: Rank) -> bool:
-    """Return whether a rank waits for a lock that a living process has which is none of the job's."""
+    """Return whether a rank waits for a lock that a living process outside the job holds."""
     causes = rank.causes
     if causes is None:
         return False
@@ -75,7 +75,7 @@ def is_held_outside(scene: Scene, rank: Rank) -> bool:
 
 
 def _marker(scene: Scene, rank: Rank, file: LockFile) -> Clue:
-    """Judge a wait for a file to go away: who made it, where that is known, and whether anybody is there to do so."""
+    """Judge a wait for a file to go away: who made it, if known, and whether anybody is there to remove it."""
     waits = f"waits until the lock file {file.path} is gone"
     owner = file.holders[0] if file.holders else None
     if owner is not None:
@@ -126,7 +126,7 @@ def _held(path: str | None, holder: Owner) -> Clue:
 
 
 def _polled(scene: Scene, rank: Rank, causes: ProcessCauses, stack: Stack) -> Clue:
-    """Judge a loop that asks for a lock again and again: the path is known, the holder where it has a kernel's lock."""
+    """Judge a loop that polls for a lock: the path is known; the holder is known if it is a kernel lock."""
     path = causes.lock_path
     if any(is_file(frame, _BATON) for frame in stack.frames):
         return _baton(path)
@@ -159,9 +159,9 @@ def _holder(scene: Scene, rank: Rank, lock: FileLock) -> Owner:
 
 
 def _of_own_process(rank: Rank, causes: ProcessCauses, stack: Stack | None) -> Iterator[Clue]:
-    """Name the other threads where the main one sleeps on a futex in the user's line or in threading.
+    """Name the other threads if the main one sleeps on a futex in the user's line or in threading.
 
-    Which of them holds the lock, or whether it is one of another process, the kernel does not know.
+    The kernel does not know which thread holds the lock, or whether another process holds it.
     """
     if causes.blocked is None or causes.blocked.call != "futex" or stack is None or not stack.frames:
         return

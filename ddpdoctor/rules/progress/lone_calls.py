@@ -1,4 +1,4 @@
-"""Finds a collective that only some ranks call, at the end of the script, while the others pass it by and leave."""
+"""Finds a collective at the end of the script that only some ranks call, while the others skip it and leave."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .timeline import Entry
 
 MOST_RECORDS = 256
-"""Ours: records of a rank, the latest, in which its first lone call is looked for."""
+"""Our choice: how many of a rank's latest records are searched for its first lone call."""
 
 
 def find_lone_call(
@@ -37,9 +37,9 @@ def find_lone_call(
     *,
     detail: bool,
 ) -> Conflict | None:
-    """Return the call that only the waiting ranks make, where the ranks that ``left`` had passed its line.
+    """Return the call that only the waiting ranks make, if the ranks in ``left`` had passed its line.
 
-    A rank that leaves a loop too early is another matter: the others wait in a call that they all made before.
+    A rank that leaves a loop too early is a different case: the others then wait in a call that all ranks made before.
     """
     for group in dict.fromkeys(position.group for position in positions.values()):
         callers = [states[n] for n in group.members if n in positions and positions[n].group == group]
@@ -70,7 +70,7 @@ def _lone_call(
 
 
 def _first_lone(state: State, group: Group, gone: Sequence[Rank], *, detail: bool) -> tuple[int, Part] | None:
-    """Return the first call of a rank, with its number, that has no counterpart; None where that is an everyday call.
+    """Return a rank's first call without a counterpart, with its number, or None if it made the same call before.
 
     The rank waits in the last one. Earlier ones may have returned: the root of a broadcast does not wait.
     """
@@ -95,7 +95,7 @@ def _first_lone(state: State, group: Group, gone: Sequence[Rank], *, detail: boo
 
 
 def _was_made_before(rank: Rank, entry: Entry, lone: set[int]) -> bool:
-    """Return whether the rank had called this line before, when all ranks still went along."""
+    """Return whether the rank had called this line before, when all ranks still took part."""
     log = pack_calls(rank.recent_calls)
     line = line_key(entry.kind)
     same = {at for at, kind in enumerate(log.kinds) if line_key(kind) == line}
@@ -103,9 +103,9 @@ def _was_made_before(rank: Rank, entry: Entry, lone: set[int]) -> bool:
 
 
 def _blame(callers: Sequence[Rank], gone: Sequence[Rank], flows: Sequence[ControlFlow]) -> Blame | None:
-    """Blame the callers where each rank that is gone came further in the script, or went around a condition.
+    """Blame the callers if each rank that left came further in the script or went around a condition.
 
-    Where no source was read, that it destroyed the group has to do.
+    If no source was read, it is enough that each of them destroyed the group.
     """
     ranks = tuple(rank.rank for rank in callers)
     if all(_has_passed(rank, stack_of(caller)) for rank in gone for caller in callers):
@@ -121,7 +121,7 @@ def _blame(callers: Sequence[Rank], gone: Sequence[Rank], flows: Sequence[Contro
 
 
 def _has_passed(rank: Rank, frames: Iterable[Frame]) -> bool:
-    """Return whether a rank's last known line stands below the one of these frames that is in the same function."""
+    """Return whether a rank's last known line is below the line of one of these frames in the same function."""
     return any(
         frame.user and (frame.file, frame.function) == (line.file, line.function) and line.line > frame.line
         for frame in frames
@@ -130,7 +130,7 @@ def _has_passed(rank: Rank, frames: Iterable[Frame]) -> bool:
 
 
 def _last_lines(rank: Rank) -> list[Frame]:
-    """Return the line of the exit call, and that of the last call."""
+    """Return the line of the exit call and the line of the last call."""
     last = pack_calls(rank.recent_calls).last_of_kinds(lambda kind: kind.site is not None)
     return [frame for frame in (rank.exit_call, last.site if last is not None else None) if frame is not None]
 

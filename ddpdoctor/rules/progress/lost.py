@@ -1,4 +1,4 @@
-"""DD605 of a whole node: it died, or was cut off from the others, while the job ran."""
+"""DD605 for a whole node: it died, or was cut off from the others, while the job ran."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from ddpdoctor.model.nodes import NodeSeen
 
 _UP = frozenset({Contact.CONNECTED, Contact.REFUSED, Contact.RESET, Contact.NO_STORE})
-"""What only a host that runs and is reached answers with."""
+"""Answers that only a running and reachable host can give."""
 
 
 def judge_lost(scene: Scene) -> Answer:
-    """Report the nodes of which nothing is heard any more, where the ranks that are left cannot go on without them."""
+    """Report the nodes that went silent, if the remaining ranks cannot go on without them."""
     if was_left_running(scene.job, scene.failures) and not _stands(scene):
         return unknown("the ranks that are left have not waited for the hang timeout yet")
     lost = _blamed(scene)
@@ -56,16 +56,16 @@ def _is_gone(scene: Scene, node: NodeSeen) -> bool:
 
 
 def _stands(scene: Scene) -> bool:
-    """Return whether nobody who is left has got on for the hang timeout; without ranks, whether none has started."""
+    """Return whether the rest has made no progress for the hang timeout; without ranks, whether none has started."""
     if not scene.states:
         return scene.job.now_ns - scene.job.launched_ns >= timeout_ns(scene.job)
     return scene.waited_long() and set(scene.living) <= scene.quiet
 
 
 def _blamed(scene: Scene) -> tuple[NodeSeen, ...]:
-    """Return the lost nodes that do not answer; where all do, or none was tried, all of them.
+    """Return the lost nodes that do not answer, or all of them if all answer or none was tried.
 
-    A member that hears nothing of the first hears nothing of those either that only the first told of.
+    A member that hears nothing from the first node also hears nothing about the nodes that only the first reported on.
     """
     silent = tuple(node for node in scene.lost if not _answers(scene, node))
     return silent if is_alone(scene.job) and silent else scene.lost
@@ -76,7 +76,7 @@ def _answers(scene: Scene, node: NodeSeen) -> bool:
 
 
 def _is_cut_off(scene: Scene) -> bool:
-    """Return whether it is this very node: of several others none answers, though each was tried."""
+    """Return whether this node itself is cut off: it tried several others, and none answers."""
     others = others_of(scene.job)
     tried = [attempts_at(scene.job.reached, node.host) for node in others]
     hosts = {node.host for node in others}
@@ -85,7 +85,7 @@ def _is_cut_off(scene: Scene) -> bool:
 
 def _confidence(scene: Scene, *, cut_off: bool) -> Confidence:
     if is_alone(scene.job) and not cut_off:
-        return Confidence.MEDIUM  # with one other node, either may be the one that is cut off
+        return Confidence.MEDIUM  # with only one other node, either may be the one that is cut off
     return Confidence.HIGH
 
 
