@@ -12,12 +12,11 @@ FIRST = {
             "crash_backward-DETAIL", "killed_sigkill-OFF", "stopped_signal-OFF", "missing_world-OFF",
             "exit_hang_thread-DETAIL", "mismatch_shape-OFF", "mismatch_operation-DETAIL",
         )),
-        "test_the_world_that_a_script_makes_is_judged[crash_spawn",
     ),
     "test_healthy.py": tuple(
         f"test_a_healthy_job_stays_without_verdict[{job}]" for job in (
-            "clean_plain-OFF", "clean_one_process-DETAIL", "clean_slow_rank0-OFF", "clean_groups-DETAIL",
-            "clean_point_to_point-OFF", "clean_join-OFF", "clean_spawn-DETAIL", "clean_accelerate-OFF",
+            "clean_plain-OFF", "clean_groups-DETAIL", "clean_point_to_point-OFF", "clean_join-OFF",
+            "clean_accelerate-OFF",
         )
     ),
     "test_disagreement.py": (
@@ -33,10 +32,8 @@ FIRST = {
         "test_an_error_that_everybody_meets_is_explained",
         "test_a_network_that_fails_in_mid_job_is_no_ranks_fault[loopback down]",
     ),
-    "test_waits.py": ("test_a_store_that_nobody_serves_is_named_with_its_address[variable-0]",),
     "test_unused.py": ALL,
-    "test_hooks.py": ALL,
-    "test_local_gradients.py": ALL,
+    "test_local_gradients.py": ("test_a_sample_that_holds_nan", "test_gradients_that_do_no_harm"),
     "test_consistency.py": (
         "test_gradients_that_are_not_synchronised", "test_what_no_rank_does_unlike_the_others",
         "test_the_same_done_right_stays_silent", "test_models_that_nobody_wrapped",
@@ -46,16 +43,14 @@ FIRST = {
     ),
     "test_check_data.py": ALL,
     "test_check_consistency.py": (
-        "test_a_healthy_model_is_one_model", "test_models_that_differ_are_named_and_ddp_is_not_tried",
-        "test_a_loss_times_the_world_size",
+        "test_a_healthy_model_is_one_model", "test_a_loss_times_the_world_size",
     ),
     "test_parallel.py": (
-        "test_the_fault_is_found[fsdp2",
-        "test_what_a_mesh_holds_alike_is_compared[hybrid", "test_healthy_jobs_stay_without_verdict[OFF]",
+        "test_the_fault_is_found[fsdp2", "test_healthy_jobs_stay_without_verdict[OFF]",
     ),
     "test_launchers.py": (
         "test_a_healthy_job_of_a_shell_script_is_left_alone", "test_a_hung_shell_script_is_stopped_with_all_its_ranks",
-        "test_a_rank_that_a_launcher_stops_is_a_victim", "test_ranks_that_cannot_be_seen_are_named",
+        "test_a_rank_that_a_launcher_stops_is_a_victim", "test_ranks_that_cannot_be_seen_are_named_and_the_job_is_not_stopped[words0",
         "test_a_command_that_is_a_rank_itself", "test_a_command_that_spawns_its_ranks",
         "test_a_command_line_that_cannot_run_starts_nothing", "test_each_attempt_has_a_section_of_its_own",
     ),
@@ -64,16 +59,12 @@ FIRST = {
         "test_sigterm_of_a_scheduler", "test_on_hang_report_says_it_and_lets_the_job_go_on",
         "test_streams_directory_arguments_and_status_are_those_of_torchrun[5]", "test_secrets_stay_out_of_the_folder",
         "test_a_folder_with_a_planted_link", "test_a_foreign_and_a_damaged_folder",
-        "test_a_disk_that_is_full_from_the_start", "test_an_abort_at_exit_is_no_failure_of_training",
+        "test_an_abort_at_exit_is_no_failure_of_training",
     ),
     "harmless/test_scripts.py": ALL,
     "harmless/test_broken_recorder.py": ("test_a_script_that_never_imports", "test_a_recorder_that_cannot_start"),
-    "harmless/test_command.py": (
-        "test_streams_and_status_are_those_of_torchrun[raises]", "test_isolated_pythons_run",
-    ),
-    "nodes/test_basic.py": (
-        "test_two_healthy_hosts", "test_a_rank_that_stands_still_on_the_other_host",
-    ),
+    "harmless/test_command.py": ("test_isolated_pythons_run",),
+    "nodes/test_basic.py": ("test_two_healthy_hosts",),
     "nodes/test_verdicts.py": (
         "test_the_culprit_on_another_node_is_named[deadlock]", "test_a_node_that_never_comes[ranks]",
     ),
@@ -83,7 +74,7 @@ FIRST = {
     "nodes/test_slurm.py": ("test_a_hang_of_tasks_that_are_ranks",),
     "nodes/test_signals.py": ("test_two_processes_become_the_ranks",),
     "bandwidth/test_verb.py": (
-        "test_by_itself_it_starts_ranks", "test_under_torchrun_rank_0_alone_reports", "test_a_demand_that_is_not_met",
+        "test_by_itself_it_starts_ranks", "test_under_torchrun_rank_0_alone_reports",
     ),
     "bandwidth/test_localise.py": (
         "test_three_hosts_that_are_well", "test_a_rank_that_comes_late_to_every_call",
@@ -91,7 +82,7 @@ FIRST = {
     ),
     "bandwidth/test_stops.py": (
         "test_a_rank_that_never_calls", "test_a_rank_that_is_killed_leaves_what_was_measured[False]",
-        "test_an_exception_is_the_verdict", "test_a_network_that_drops",
+        "test_an_exception_is_the_verdict",
     ),
     "bandwidth/test_wrong.py": (
         "test_an_altered_element_is_named_with_rank_index_expected_and_found[float32]",
@@ -106,7 +97,7 @@ FIRST = {
         "test_two_ranks_make_one_report", "test_ranks_with_different_environments", "test_two_hosts_by_hand",
         "test_a_rank_that_is_interrupted", "test_a_slurm_step",
     ),
-    "check_env/test_launch.py": ALL,
+    "check_env/test_launch.py": ("test_a_plain_shell", "test_variables_of_a_shell", "test_torchrun_on_one_host"),
     "check_env/test_launch_slurm.py": (
         "test_steps_as_they_should_be", "test_each_node_looks", "test_two_rendezvous", "test_a_variable_of_one_node",
         "test_more_ranks_than_tasks", "test_one_cpu_for_a_task",
@@ -118,7 +109,7 @@ FIRST = {
     "check_env/test_links.py": ALL,
     "rendezvous/test_network.py": (
         *(f"test_fault[{fault}]" for fault in (
-            "the store's port is reset", "another program has the port", "what answers is no store",
+            "the store's port is reset", "what answers is no store",
             "other ports are prohibited", "large packets vanish", "packets are lost", "an interface that is not there",
             "the grammar of NCCL in Gloo's variable",
         )),
@@ -129,8 +120,7 @@ FIRST = {
         "test_where_the_own_port_is_closed_the_nodes_meet_by_the_store",
     ),
     "rendezvous/test_names.py": (
-        "test_four_hosts_that_are_well", "test_one_of_four_hosts_is_absent", "test_two_of_four_have_one_number",
-        "test_a_master_that_one_host_cannot_resolve",
+        "test_four_hosts_that_are_well", "test_two_of_four_have_one_number",
         "test_a_host_name_that_is_loopback[on the lower address]", "test_two_nodes_against_three",
         "test_a_clock_that_is_behind",
     ),

@@ -207,6 +207,7 @@ def test_a_small_shm(size, severity, status):
     assert seen.status == status
 
 
+@pytest.mark.alone  # the loader workers of another test would need some of it
 def test_a_full_and_a_closed_shm():
     mount = "mount -t tmpfs -o size=600m shm /dev/shm; head -c 580m /dev/zero > /dev/shm/full"
     assert check_env("shm", before=in_mounts(mount)).only()[2].startswith("/dev/shm is full")
