@@ -247,10 +247,10 @@ class Session:
 
     def _save(self, outcome: Outcome) -> None:
         """Save a report, and in the run folder how the job ended or stands, so that it can be judged again."""
-        for folder in dict.fromkeys((outcome.folder, outcome.run_dir)):
-            with contextlib.suppress(OSError):  # a folder without room gets the report alone
-                save(folder / END_NAME, outcome.end)
         self.telling.save(outcome)
+        for folder in dict.fromkeys((outcome.folder, outcome.run_dir)):
+            with contextlib.suppress(OSError):  # the report comes first: it may take the last room of a folder
+                save(folder / END_NAME, outcome.end)
 
     def _settle(self, judged: Judgement, status: int | None) -> Judgement:
         """Return what holds at the end: what was judged then, or the report of a hang in which the job was ended."""
