@@ -205,8 +205,9 @@ def test_a_node_lost_before_this_attempt_has_no_part_in_it():
     assert verdict(found).kind == "crash"
 
 
-def test_a_node_lost_before_this_attempt_is_why_its_ranks_are_missing():
-    gone = node(1, SILENT, heard_ns=LONG_AGO - 150 * S, ranks=(2, 3))
+@pytest.mark.parametrize("ranks", [(2, 3), ()], ids=["its ranks are known", "its ranks are not known"])
+def test_a_node_lost_before_this_attempt_is_why_its_ranks_are_missing(ranks):
+    gone = node(1, SILENT, heard_ns=LONG_AGO - 150 * S, ranks=ranks)
     finding = verdict(judge(of_nodes(*waiting(0, 1), nodes=(node(0), gone))))
     assert (finding.code, finding.hosts) == ("DD605", ("node1",))
 

@@ -10,6 +10,8 @@ from ddpdoctor.model.nodes import Presence
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.majority import host_list
 
+from .groups import world_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -45,17 +47,18 @@ def never_came(job: Job) -> tuple[NodeSeen, ...]:
 
 
 def lost_nodes(job: Job, moment_ns: int) -> tuple[NodeSeen, ...]:
-    """Return the members that came and of which nothing more was heard; also those that left badly and told nothing.
+    """Return the members that came and then went silent, or left badly without sending what their ranks did.
 
-    A node that was lost before the ranks of this attempt began has no part in it, unless its ranks are still missing:
-    then the launcher went on without it.
+    A node that was lost before the ranks of this attempt began has no part in it, unless its ranks are still missing.
+    If it is not known which ranks it has, any missing rank may be one of them.
     """
     began_ns = min((rank.started_ns for rank in job.ranks if rank.started_ns is not None), default=0) - BEATS_NS
-    missing = set(range(job.world_size or 0)) - {rank.rank for rank in job.ranks}
+    missing = set(range(world_of(job))) - {rank.rank for rank in job.ranks}
 
     def has_part(node: NodeSeen) -> bool:
         heard_ns = node.heard_ns or 0
-        return heard_ns <= moment_ns and (began_ns <= heard_ns or bool(missing & set(node.ranks)))
+        waited_for = missing & set(node.ranks) if node.ranks else missing
+        return heard_ns <= moment_ns and (began_ns <= heard_ns or bool(waited_for))
 
     return tuple(node for node in others_of(job) if _is_lost(node) and has_part(node))
 
