@@ -50,7 +50,8 @@ FIRST = {
     ),
     "test_launchers.py": (
         "test_a_healthy_job_of_a_shell_script_is_left_alone", "test_a_hung_shell_script_is_stopped_with_all_its_ranks",
-        "test_a_rank_that_a_launcher_stops_is_a_victim", "test_ranks_that_cannot_be_seen_are_named_and_the_job_is_not_stopped[words0",
+        "test_a_rank_that_a_launcher_stops_is_a_victim",
+        "test_ranks_that_cannot_be_seen_are_named_and_the_job_is_not_stopped[words0",
         "test_a_command_that_is_a_rank_itself", "test_a_command_that_spawns_its_ranks",
         "test_a_command_line_that_cannot_run_starts_nothing", "test_each_attempt_has_a_section_of_its_own",
     ),
