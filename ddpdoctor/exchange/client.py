@@ -1,4 +1,4 @@
-"""A client of the server: what it can ask, however its requests get there, and the connection to the server's port."""
+"""Clients of ddpdoctor's server: the requests that every client can send, and a client over a TCP connection."""
 
 from __future__ import annotations
 
@@ -32,36 +32,39 @@ if TYPE_CHECKING:
     from ddpdoctor.exchange.reach import Failures
 
 CALL_LIMIT_S = 10.0
-"""Ours. A server answers in microseconds; its host may be busy with its own reading."""
+"""Our choice: a server answers in microseconds, but its host may be busy."""
 BEAT_EVERY_S = 1.0
-"""Ours: a judgement waits for 10 s of silence, so that some beats may be late or lost."""
+"""Our choice: a member counts as silent after 10 s, so a few beats may be late or lost."""
 
 
 class Times(NamedTuple):
-    """What the clocks of the server's host show, in nanoseconds."""
+    """The time on one host's clocks, in nanoseconds."""
 
     wall_ns: int
-    """Since 1970."""
+    """Nanoseconds since 1970."""
     monotonic_ns: int
     """CLOCK_MONOTONIC."""
 
 
 class Client(ABC):
-    """A ``Store``, and what only a server of ours does. Calls have limits and raise ``StoreError``; threads share."""
+    """A ``Store`` with the extra requests of ddpdoctor's server.
+
+    Every call has a time limit and raises ``StoreError`` if it fails. Threads may share a client.
+    """
 
     beat_every_s = BEAT_EVERY_S
-    """How often a member may beat, so that all its beats take less than 1 KiB/s on their way."""
+    """Seconds between two beats of a member. At this pace they take less than 1 KiB/s of network traffic."""
 
     def __init__(self, served_by: str) -> None:
-        """Take what the messages call who serves: "rank 0", "the first node"."""
+        """``served_by`` names the server in error messages: "rank 0", "the first node"."""
         self._served_by = served_by
 
     def set(self, key: str, value: bytes) -> None:
-        """Leave a value."""
+        """Store a value under a key."""
         self._call(Operation.SET, key, value)
 
     def look(self, key: str) -> bytes | None:
-        """Return a value, or None where there is none yet."""
+        """Return the value of a key, or None if it has none yet."""
         return self._call(Operation.LOOK, key, b"")
 
     def add(self, key: str, amount: int) -> int:
@@ -73,31 +76,31 @@ class Client(ABC):
             raise self._misled(key) from None
 
     def forget(self, key: str) -> None:
-        """Take a value away, to free its memory."""
+        """Remove a value, to free the server's memory."""
         self._call(Operation.FORGET, key, b"")
 
     def now(self) -> Times:
-        """Return what the server's clocks show at some time within this call."""
+        """Return the server's clocks, read at some time during this call."""
         answer = self._call(Operation.NOW, "now", b"")
         if answer is None or len(answer) != TIMES.size:
             raise self._misled("now")
         return Times(*TIMES.unpack(answer))
 
     def beat(self, member: str, said: bytes = b"") -> bytes:
-        """Send a heartbeat of a member, with a few bytes; return the notice that the server shows to all members."""
+        """Send a member's heartbeat with a few bytes; return the notice that the server shows to all members."""
         return self._call(Operation.BEAT, member, said) or b""
 
     def leave(self, member: str, word: bytes = b"") -> None:
-        """Say that a member ends, so that its silence alarms nobody."""
+        """Report that a member ends, so that its silence raises no alarm."""
         self._call(Operation.LEAVE, member, word)
 
     @abstractmethod
     def close(self) -> None:
-        """Hang up; a second call does nothing."""
+        """Close the connection; a second call does nothing."""
 
     @abstractmethod
     def ask(self, request: bytes) -> bytes:
-        """Return the answer to a request, both without their length; raises ``StoreError``."""
+        """Return the answer to a request, both without their length prefix; raises ``StoreError``."""
 
     def _call(self, operation: Operation, key: str, value: bytes) -> bytes | None:
         if len(value) > MAX_VALUE_BYTES or len(key.encode()) > MAX_KEY_BYTES:
@@ -115,32 +118,32 @@ class Client(ABC):
 
 
 def read_times() -> Times:
-    """Return what the clocks of this host show."""
+    """Read the clocks of this host."""
     return Times(time.time_ns(), time.monotonic_ns())
 
 
 class ServerClient(Client):
-    """A connection that has proven itself."""
+    """A client over a connection on which both sides have proven the token."""
 
     def __init__(self, connection: socket.socket, served_by: str = "rank 0") -> None:
-        """Own the connection."""
+        """Take ownership of the connection."""
         super().__init__(served_by)
         connection.settimeout(CALL_LIMIT_S)
         self._connection = connection
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._connection.close()
 
     def ask(self, request: bytes) -> bytes:
-        """Return the answer to a request, both without their length."""
+        """Return the answer to a request, both without their length prefix."""
         try:
             with self._lock:
                 self._connection.sendall(LENGTH.pack(len(request)) + request)
                 return _receive_answer(self._connection)
         except OSError as error:
-            # An answer that comes too late must not be taken for the next one's.
+            # A late answer must not be mistaken for the answer to the next request.
             self._connection.close()
             raise StoreError(f"the connection to {self._served_by} failed: {describe(error)}") from error
 
@@ -154,12 +157,12 @@ def open_client(
     served_by: str = "rank 0",
     seen: Failures | None = None,
 ) -> ServerClient:
-    """Connect to a server, which may be yet to start; raises ``StoreError`` as ``reach`` does."""
+    """Connect to a server that may still be starting; raises ``StoreError`` as ``reach`` does."""
     return ServerClient(reach(hosts, port, limit_s, lambda connection: _greet(connection, token), seen), served_by)
 
 
 def _greet(connection: socket.socket, token: bytes) -> socket.socket:
-    """Prove the token to the server, and have it prove that it holds it too."""
+    """Prove to the server that this process holds the token, and check that the server holds it too."""
     if receive(connection, len(HELLO)) != HELLO:
         raise Refused("something answers that is not ddpdoctor")
     server_nonce = receive(connection, NONCE_BYTES)

@@ -1,11 +1,12 @@
-"""How far this host's clocks are from those of another one.
+"""Measures the offset between this host's clocks and another host's.
 
-A server of ours says what its clocks show (``measure_clocks``). This is Cristian's algorithm: the answer is taken for
-the middle of the round trip, and is wrong by half of it at most, so the shortest of several round trips counts.
+ddpdoctor's own server answers with its clocks (``measure_clocks``). This is Cristian's algorithm: it assumes that the
+server read its clocks in the middle of the round trip. The error is at most half of the round trip, so the shortest of
+several round trips counts.
 
-A store of torch has no clock. There rank 0 leaves its time under one key ten times a second (``ShownClock``), and a
-reader looks again and again (``measure_offset``). Each new value is at most one pause and one trip old: the smallest
-difference of several is the offset, and is too large by no more than that. A few hundredths of a second do no harm.
+A torch store has no clock. There rank 0 writes its time to one key ten times a second (``ShownClock``), and a reader
+polls that key (``measure_offset``). Each new value is at most one pause and one trip old. So the smallest of several
+differences is the offset, and it is too large by no more than that. An error of a few hundredths of a second is fine.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ if TYPE_CHECKING:
     from ddpdoctor.exchange.conversation import Conversation
 
 ROUNDS = 8
-"""Ours: enough that one of them meets neither a queue on the way nor a busy server."""
+"""Our choice: with this many, at least one round trip meets neither a network queue nor a busy server."""
 ENOUGH_NS = 2_000_000_000
-"""Ours: over a slow way (a shared folder) fewer rounds do, rather than to keep everybody waiting."""
+"""Our choice: over a slow transport (a shared folder) fewer rounds are enough, so that nobody waits long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockOffset:
-    """This host's clocks less those of the host that serves."""
+    """This host's clocks minus those of the server's host."""
 
     wall_s: float
     monotonic_ns: int
     error_ns: int
-    """Half of the shortest round trip: the offsets are right within this."""
+    """Half of the shortest round trip: the largest possible error of the offsets."""
 
 
 def measure_clocks(client: Client, read: Callable[[], Times] = read_times) -> ClockOffset:
-    """Return the offset by the shortest of some round trips; raises ``StoreError``."""
+    """Return the offset measured in the shortest of several round trips; raises ``StoreError``."""
     began = read().monotonic_ns
     best: ClockOffset | None = None
     for _ in range(ROUNDS):
@@ -59,7 +60,7 @@ def _measure_once(client: Client, read: Callable[[], Times]) -> tuple[ClockOffse
     theirs = client.now()
     after = read()
     half_ns = (after.monotonic_ns - before.monotonic_ns) // 2
-    # The wall clock may be set meanwhile, so the middle is taken from the one that never is.
+    # Somebody may set the wall clock during the call, so the monotonic clock gives the middle.
     offset = ClockOffset(
         wall_s=(before.wall_ns + half_ns - theirs.wall_ns) / 1e9,
         monotonic_ns=before.monotonic_ns + half_ns - theirs.monotonic_ns,
@@ -72,22 +73,22 @@ KEY = "clock"
 SHOW_EVERY_S = 0.1
 LOOK_EVERY_S = 0.02
 ENOUGH_VALUES = 5
-"""The first may be old, and a busy rank 0 may be late with one or another."""
+"""The first value may be old, and a busy rank 0 may write some of them late."""
 OFFSET_LIMIT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WallClock:
-    """In seconds since 1970."""
+    """Rank 0's wall clock, in seconds since 1970."""
 
     now_s: float
 
 
 class ShownClock:
-    """A context in which this process shows its wall clock."""
+    """Publishes this process's wall clock while the context is open."""
 
     def __init__(self, conversation: Conversation) -> None:
-        """Take where it is shown."""
+        """Publish the clock to ``conversation``."""
         self._conversation = conversation
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._show, name="ddpdoctor-clock", daemon=True)
@@ -111,14 +112,14 @@ class ShownClock:
 
 
 def measure_offset(conversation: Conversation, now: Callable[[], float] = time.time) -> float | None:
-    """Return how far this clock is ahead of rank 0's, in seconds; None where rank 0's is not shown."""
+    """Return how many seconds this clock is ahead of rank 0's, or None if rank 0 does not publish its clock."""
     deadline = time.monotonic() + OFFSET_LIMIT_S
     differences: list[float] = []
     former: _WallClock | None = None
     while len(differences) < ENOUGH_VALUES and time.monotonic() < deadline:
         shown = conversation.look(_WallClock, KEY, "rank 0's clock")
         seen_s = now()
-        # The first value is of unknown age.
+        # The age of the first value is unknown.
         if shown is not None and former is not None and shown != former:
             differences.append(seen_s - shown.now_s)
         former = shown or former

@@ -1,7 +1,7 @@
-"""What a verb needs of the other processes of its job: their records, one value for all, an alarm, a goodbye.
+"""How the processes of a job talk over a store: records, one decision for all, an alarm, a goodbye.
 
-A record is a dataclass. It travels packed, signed where the job has a token, and in chunks where it is large. It is
-checked when it is read. Every wait has a limit. Every call raises ``StoreError`` where the store does not answer.
+A record is a dataclass. It is packed, signed if the job has a token, split into chunks if it is large, and checked when
+it is read. Every wait has a limit. Every call raises ``StoreError`` if the store does not answer.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind")
 
 CHUNK_BYTES = 256 * 1024
-"""Ours: at 1 Mbit/s a chunk takes 2 s, well within a call's limit, and other requests get their turn between chunks."""
+"""Our choice: at 1 Mbit/s a chunk takes 2 s, well within a call's limit. Other requests run between two chunks."""
 MAX_BYTES = 64 * 2**20
-"""Ours: the most that one sender leaves under one key. A server keeps 512 MiB in all."""
+"""Our choice: the most that one sender stores under one key. A server keeps 512 MiB in all."""
 LOOK_EVERY_S = 0.02
 ALARM_LIMIT_S = 5.0
-"""Ours: after a member raises the alarm it may take so long to say what it is about."""
+"""Our choice: the time that a member has to send the reason after it raised the alarm."""
 _ALARM = 1_000_000
-"""An alarm adds this to the counter "news", and a question adds 1: one look tells of both."""
+"""An alarm adds this to the counter "news", and a question adds 1, so one read shows both."""
 _DESCRIPTION = struct.Struct("!Q32s")
 
 
 class BadRecord(StoreError):  # noqa: N818 - says what it is
-    """A record that came cannot be read, or is not signed with this job's token."""
+    """A received record cannot be read, or is not signed with this job's token."""
 
     def __init__(self, sender: str, what: str) -> None:
-        """Take who sent it, and what it is: "a message signed with another token"."""
+        """Say who sent what; ``what`` is a phrase such as "a message signed with another token"."""
         super().__init__(f"{sender} sent {what}")
         self.what = what
 
 
 class News(NamedTuple):
-    """What one look at the counter of alarms and questions tells."""
+    """The state of the counter of alarms and questions."""
 
     alarm: bool
     questions: int
 
 
 class Conversation:
-    """One member's part in it. Threads may share it."""
+    """One member's side of the conversation. Threads may share it."""
 
     def __init__(
         self,
@@ -65,26 +65,26 @@ class Conversation:
         first: str = "rank 0",
         member: str = "rank",
     ) -> None:
-        """Take an open store, and the job's token. All keys begin with ``prefix``.
+        """Take an open store and the job's token. All keys begin with ``prefix``.
 
-        ``turned_away`` counts the connections without the token, where this process serves the store. ``first`` and
-        ``member`` are what errors call the member that decides, and another one, with its number.
+        ``turned_away`` counts the connections without the token, if this process serves the store. Errors call the
+        deciding member ``first``, and any other one ``member`` with its number.
         """
         self.store, self.turned_away = store, turned_away
         self._first, self._member = first, member
         self._token, self._prefix = token, prefix
         self._turn = ""
-        """The counter that is raised at the goodbye, so that the next conversation of this name begins afresh."""
+        """The counter that the goodbye increments, so that the next conversation of this name starts with new keys."""
 
     def begin(self, name: str) -> Conversation:
-        """Return the conversation of this name that is on now: several may follow each other over one store."""
+        """Return the current conversation of this name. Several may follow each other over one store."""
         turn = self._prefix + name
         part = self.part(f"{name}/{self.store.add(turn, 0)}/")
         part._turn = turn  # noqa: SLF001 - of this class
         return part
 
     def part(self, prefix: str) -> Conversation:
-        """Return a conversation over the same store with keys of its own."""
+        """Return a conversation over the same store with its own keys."""
         return Conversation(
             self.store, self._token, prefix=self._prefix + prefix, turned_away=self.turned_away, first=self._first,
             member=self._member,
@@ -92,7 +92,7 @@ class Conversation:
 
     @property
     def prefix(self) -> str:
-        """What all keys begin with; no other conversation over this store has it."""
+        """The start of all keys, unique to this conversation on its store."""
         return self._prefix
 
     # Records
@@ -102,7 +102,7 @@ class Conversation:
         return self.store.add(self._prefix + key, amount)
 
     def send(self, key: str, record: Any) -> None:
-        """Leave a record for all who look for it."""
+        """Store a record for everyone to read."""
         try:
             data = pack(encode(record), self._token)
         except BadMessage as error:
@@ -117,12 +117,12 @@ class Conversation:
         return self.store.look(self._prefix + key) is not None
 
     def look(self, kind: type[Kind], key: str, sender: str) -> Kind | None:
-        """Return a record, None where there is none yet; raises ``BadRecord``. ``sender`` is who leaves it."""
+        """Return a record, or None if there is none yet; raises ``BadRecord``, which names ``sender``."""
         data = self.store.look(self._prefix + key)
         return None if data is None else self._read(kind, key, data, sender)
 
     def take(self, kind: type[Kind], key: str, sender: str) -> Kind | None:
-        """Return a record as ``look`` does, and remove it: each one takes memory of the server."""
+        """Return a record as ``look`` does, and remove it to free the server's memory."""
         data = self.store.look(self._prefix + key)
         if data is None:
             return None
@@ -132,19 +132,19 @@ class Conversation:
             self._forget(key, data)
 
     def wait(self, kind: type[Kind], key: str, limit_s: float, sender: str) -> Kind | None:
-        """Return a record once it is there; None where it does not come in time."""
+        """Wait for a record and return it, or None if it does not arrive in time."""
         data = wait_for(self.store, self._prefix + key, limit_s)
         return None if data is None else self._read(kind, key, data, sender)
 
     def receive(self, kind: type[Kind], key: str, limit_s: float, sender: str) -> Kind:
-        """Return a record once it is there; raises ``StoreError`` where it does not come in time."""
+        """Wait for a record and return it; raises ``StoreError`` if it does not arrive in time."""
         record = self.wait(kind, key, limit_s, sender)
         if record is None:
             raise StoreError(f"nothing was heard of {sender} within {limit_s:g} s")
         return record
 
     def send_bytes(self, key: str, data: bytes) -> None:
-        """Leave up to ``MAX_BYTES``. What describes the chunks comes last: who sees it finds all of them."""
+        """Store up to ``MAX_BYTES`` in chunks. The description comes last, so a reader of it finds every chunk."""
         if len(data) > MAX_BYTES:
             raise StoreError(f"{key} is {len(data)} bytes, which is over the limit of {MAX_BYTES}")
         for number, start in enumerate(range(0, len(data), CHUNK_BYTES)):
@@ -152,7 +152,7 @@ class Conversation:
         self.store.set(self._prefix + key, _DESCRIPTION.pack(len(data), hashlib.sha256(data).digest()))
 
     def take_bytes(self, key: str, limit_s: float) -> bytes | None:
-        """Return bytes once they are there, and remove them; None where they do not come in time.
+        """Wait for bytes, remove them and return them, or None if they do not arrive in time.
 
         Raises ``BadRecord``.
         """
@@ -184,7 +184,7 @@ class Conversation:
                 self.store.forget(self._prefix + name)
         self.store.forget(self._prefix + key)
 
-    # All of them
+    # All members
 
     def gather(
         self,
@@ -196,11 +196,12 @@ class Conversation:
         is_over: Callable[[dict[int, Kind]], bool] | None = None,
         on_bad: Callable[[int, BadRecord], None] | None = None,
     ) -> dict[int, Kind]:
-        """Return what members have left under KEY/MEMBER, by member: those that come within the limit.
+        """Return the records under KEY/MEMBER that arrive within the limit, by member.
 
-        ``members`` says who is waited for. It is asked before each look, since more may come, and some may be given
-        up. ``is_over`` ends it earlier, or lets it go on for more. ``on_bad`` takes a record that cannot be read, which
-        then counts as heard; without it the error is raised.
+        ``members`` returns the members to wait for. It is called before each poll, because members may join or be
+        given up. ``is_over`` decides from the records so far when to stop; without it, gathering stops when no member
+        is missing. ``on_bad`` takes a record that cannot be read, which then counts as received; without it the error
+        is raised.
         """
         heard: dict[int, Kind] = {}
         bad: set[int] = set()
@@ -228,7 +229,7 @@ class Conversation:
                 time.sleep(LOOK_EVERY_S)
 
     def agree(self, kind: type[Kind], key: str, decided: Kind | None, limit_s: float) -> Kind:
-        """Return what rank 0 has decided, on every rank. The others give None, and wait for it."""
+        """Return rank 0's decision on every rank. The other ranks pass None and wait for it."""
         if decided is None:
             return self.receive(kind, key, limit_s, self._first)
         self.send(key, decided)
@@ -237,7 +238,7 @@ class Conversation:
     # Alarm and questions
 
     def news(self) -> News:
-        """Return whether the alarm was raised, and how many questions were asked so far."""
+        """Return whether the alarm was raised and how many questions were asked so far."""
         return _news(self.add("news", 0))
 
     def ask(self) -> int:
@@ -245,7 +246,7 @@ class Conversation:
         return _news(self.add("news", 1)).questions
 
     def raise_alarm(self, why: Kind) -> Kind:
-        """Have all members stop; return the alarm that counts, which is another's where that came first."""
+        """Tell all members to stop; return the alarm that counts, which is another member's if that one came first."""
         if self.add("news", _ALARM) // _ALARM > 1:
             return self.alarm(type(why))
         self.send("alarm", why)
@@ -258,10 +259,11 @@ class Conversation:
     # Goodbye
 
     def say_goodbye(self, word: Any, others: Callable[[], int], limit_s: float, *, ends_process: bool = False) -> None:
-        """Leave the last word, and stay until ``others`` have heard it, or the limit has passed.
+        """Send the last record, and wait until ``others`` members have confirmed it or the limit has passed.
 
-        This process may serve the store, which ends with it. ``ends_process``: SIGTERM is ignored from here on. When
-        one rank ends badly torchrun sends it to the others, and a rank that has only to end shall do so by itself.
+        The wait is needed because this process may serve the store, which ends with it. With ``ends_process``, SIGTERM
+        is ignored from here on: torchrun sends it to the other ranks when one fails, and a rank that is about to exit
+        should do so by itself.
         """
         if self._turn:
             self.store.add(self._turn, 1)
@@ -274,17 +276,20 @@ class Conversation:
                 time.sleep(LOOK_EVERY_S)
 
     def hear_goodbye(self, kind: type[Kind], limit_s: float, *, ends_process: bool = False) -> Kind | None:
-        """Return the last word, and confirm it; None where it does not come in time. ``ends_process``: as above."""
+        """Confirm the last record and return it, or None if it does not arrive in time.
+
+        ``ends_process``: see ``say_goodbye``.
+        """
         word = self.wait(kind, "goodbye", limit_s, self._first)
         if ends_process:
             _ignore_sigterm()
-        with suppress(StoreError):  # who said it may have gone by now, and the store with it
+        with suppress(StoreError):  # the sender may have exited by now, and its store with it
             self.add("heard", 1)
         return word
 
 
 def read_description(key: str, description: bytes) -> tuple[int, bytes]:
-    """Return size and SHA-256 of a value in chunks; raises ``BadRecord``."""
+    """Return the size and SHA-256 of a value that is stored in chunks; raises ``BadRecord``."""
     if len(description) != _DESCRIPTION.size:
         raise BadRecord("another process", f"{key}, which is not described as a value in chunks is")
     size, digest = _DESCRIPTION.unpack(description)

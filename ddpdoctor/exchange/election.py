@@ -1,7 +1,8 @@
-"""Who serves where the first member never comes, and the others share no more than a folder: the lowest of them.
+"""Elects the member that serves if the first member never arrives and the others share only a folder.
 
-Each member that waits keeps a file of its own in the folder, with a number that it raises; a file that does not change
-is of a member that has gone. No clock is compared: each judges by what it saw change itself.
+The member with the lowest number wins. Each waiting member keeps its own file in the folder, with a counter that it
+increments. If a file stops changing, its member is gone. No clocks are compared: each member relies on the changes that
+it saw itself.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ if TYPE_CHECKING:
 
 RAISE_EVERY_S = 0.5
 SETTLE_S = 3.0
-"""Ours: six numbers. Until then others may be yet to be seen, and as long without a new number one has gone."""
+"""Our choice: six increments. A member waits this long to see the others, and one that is silent this long is gone."""
 _HERE = re.compile(r"here-([0-9]{8}|x)-[0-9a-f]{16}")
 
 
 def find_deputy(path: Path, token: bytes, number: int | None, limit_s: float) -> Client | None:
-    """Return the meeting that a lower member serves in a shared folder; None where this one is to serve it.
+    """Return the meeting that a lower member serves in a shared folder, or None if this member must serve it.
 
-    ``number`` is what a member was told of its place; those without one come after all that have one. Raises
-    ``StoreError`` where a lower member is there and serves nothing within the limit.
+    ``number`` is the member's place in the job; members without one come after all that have one. Raises ``StoreError``
+    if a lower member is present but serves nothing within the limit.
     """
     deadline = time.monotonic() + limit_s
     with contextlib.closing(_Candidate(path, number)) as candidate:
@@ -50,7 +51,7 @@ def find_deputy(path: Path, token: bytes, number: int | None, limit_s: float) ->
 
 @dataclass(slots=True)
 class _OtherFile:
-    """A file of another member, and when it was last seen to change."""
+    """Another member's file, and when this process last saw it change."""
 
     content: bytes
     changed_s: float | None = None
@@ -58,7 +59,7 @@ class _OtherFile:
 
 @dataclass(slots=True)
 class _Candidate:
-    """This member among those that wait."""
+    """This member's part in the election."""
 
     path: Path
     number: int | None
@@ -75,7 +76,7 @@ class _Candidate:
         make_folder(self.path / FOLDER)
 
     def look(self) -> None:
-        """Raise the own number, and see whose have been raised."""
+        """Increment this member's counter, and note which other files have changed."""
         folder = self.path / FOLDER
         self._raised += 1
         write_in_place(folder / self._name, b"%d" % self._raised)
@@ -89,13 +90,13 @@ class _Candidate:
 
     @property
     def is_lowest(self) -> bool:
-        """Whether there was time to see the others, and no lower one is there."""
+        """Whether enough time has passed to see the others, and none of those present is lower."""
         now_s = self.clock()
         here = {name for name, seen in self._others.items() if seen.changed_s and now_s - seen.changed_s < SETTLE_S}
         return now_s - self._began_s >= SETTLE_S and min(here | {self._name}) == self._name
 
     def close(self) -> None:
-        """Take the own file away."""
+        """Remove this member's file."""
         remove(self.path / FOLDER / self._name)
 
 

@@ -1,8 +1,9 @@
-"""Messages by way of a folder that all hosts see: where no port gets through at all.
+"""Carries messages through a folder that all hosts see, for networks where no port gets through.
 
-Every line has two files, one for its requests and one for the answers. Each is made once and then written in place, for
-a network file system shows a reader who opens a file what was written before (close-to-open consistency of NFS), while
-it may show a renamed or new file half a minute late. What is read half written fails its signature, and is read again.
+Every client's line has two files, one for requests and one for answers. Each is created once and then written in place.
+On a network file system a reader who opens a file sees everything written before (NFS's close-to-open consistency), but
+a renamed or new file may show up half a minute late. A half-written message fails its signature check, so the reader
+tries again.
 """
 
 from __future__ import annotations
@@ -22,69 +23,69 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FOLDER = ".room"
-"""Within the folder that is shared."""
+"""The subfolder of the shared folder that holds the messages."""
 _ROOM = "room"
 _ASKED = re.compile(rf"([0-9a-f]{{{2 * LINE_BYTES}}})\.asked")
 
 
 class FolderOutbox:
-    """A client's end."""
+    """The client's end; implements ``forwarding.Outbox``."""
 
     def __init__(self, path: Path) -> None:
-        """Take the shared folder."""
+        """``path`` is the shared folder."""
         self._folder = path / FOLDER
         self._lines: set[bytes] = set()
 
     def meeting(self) -> bytes | None:
-        """Return the meeting that is served, as far as can be seen."""
+        """Return the ID of the meeting that the folder announces, or None if it announces none."""
         meeting = read_small(self._folder / _ROOM)
         return meeting if meeting is not None and len(meeting) == MEETING_BYTES else None
 
     def post(self, line: bytes, message: bytes) -> None:
-        """Leave a message."""
+        """Write a request of this line."""
         self._lines.add(line)
         write_in_place(self._folder / f"{line.hex()}.asked", message)
 
     def answer(self, line: bytes) -> bytes | None:
-        """Return the last answer that was left for a line."""
+        """Return the last answer to a line, or None if there is none."""
         return read_small(self._folder / f"{line.hex()}.answered")
 
     def close(self) -> None:
-        """Take away what this line has left."""
+        """Remove the files of this client's lines."""
         for line in self._lines:
             remove(self._folder / f"{line.hex()}.asked")
             remove(self._folder / f"{line.hex()}.answered")
 
 
 class FolderInbox:
-    """The server's end."""
+    """The server's end; implements ``forwarding.Inbox``."""
 
     def __init__(self, path: Path) -> None:
-        """Take the shared folder."""
+        """``path`` is the shared folder."""
         self._folder = path / FOLDER
         self._seen: dict[str, int] = {}
 
     def open(self, meeting: bytes) -> None:
-        """Say that this meeting is served; what was left for a former one is taken away."""
+        """Remove the messages of an earlier meeting, and announce this one."""
         make_folder(self._folder)
         self._clear()
         write_in_place(self._folder / _ROOM, meeting)
 
     def messages(self) -> Iterator[bytes]:
-        """Return what has come since."""
+        """Yield the requests that arrived since the last call."""
         for name in self._names():
             message = read_small(self._folder / name) if _ASKED.fullmatch(name) else None
-            # All of it counts: one that is seen half written has its size and its beginning already.
+            # The checksum covers the whole message: a half-written one already has its final size and beginning.
             if message and (seen := zlib.crc32(message)) != self._seen.get(name):
                 self._seen[name] = seen
                 yield message
 
     def reply(self, line: bytes, message: bytes) -> None:
-        """Leave an answer for a line."""
+        """Write the answer to a line."""
         write_in_place(self._folder / f"{line.hex()}.answered", message)
 
     def close(self) -> None:
-        """Take everything away."""
+        """Remove all messages, the announcement and the folder."""
         self._clear()
         remove(self._folder / _ROOM)
         with contextlib.suppress(OSError):
@@ -104,7 +105,7 @@ class FolderInbox:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder for this user alone, unless it is there; raises ``StoreError``."""
+    """Create a folder that only this user can access, unless it exists; raises ``StoreError``."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -112,9 +113,9 @@ def make_folder(path: Path) -> None:
 
 
 def read_small(path: Path) -> bytes | None:
-    """Return what a file holds; None where there is none, or no plain one within the limit."""
+    """Return the content of a file, or None if it is missing, not a regular file, or over the limit."""
     try:
-        # Neither a link nor a pipe that somebody has put there.
+        # Do not follow a link or block on a pipe that somebody put there.
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
@@ -131,7 +132,7 @@ def read_small(path: Path) -> bytes | None:
 
 
 def write_in_place(path: Path, data: bytes) -> None:
-    """Write a file that others may read meanwhile; raises ``StoreError``."""
+    """Overwrite a file that others may be reading; raises ``StoreError``."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         with os.fdopen(os.open(path, flags, 0o600), "wb") as opened:
@@ -142,6 +143,6 @@ def write_in_place(path: Path, data: bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """Take a file away, where it is there."""
+    """Remove a file if it exists."""
     with contextlib.suppress(OSError):
         path.unlink()

@@ -1,11 +1,12 @@
-"""Requests that reach the server by a store or a shared folder: a thread of the server's process forwards them.
+"""Carries requests to the server through a store or a shared folder; a thread in the server's process forwards them.
 
-Whoever reaches such a place may write there. So every message carries HMAC-SHA256 by the job's token over its side, the
-meeting (random, of one life of a server), the line (random, of one client), its number on that line, and its text. It
-can neither be forged nor used again. It is not encrypted. Without a token, who reaches the place is trusted.
+Anyone who can access the store or folder can write to it. So every message carries an HMAC-SHA256, keyed with the job's
+token, over its side (client or server), the meeting (a random ID of one server run), the line (a random ID of one
+client), its number on that line, and its text. It can be neither forged nor replayed. It is not encrypted. Without a
+token, everyone with access is trusted.
 
-A message that gets no answer is left again under its number. The server answers each number once: a request that counts
-is never counted twice.
+A message that gets no answer is posted again under the same number. The server answers each number once, so a request
+never takes effect twice.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Side(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A request, or the answer of the same number."""
+    """A request, or the answer with the same number."""
 
     line: bytes
     number: int
@@ -51,44 +52,44 @@ class Message:
 
 
 class Outbox(Protocol):
-    """The client's end of a way; every call raises ``StoreError`` where it fails."""
+    """The client's end of a transport; every call raises ``StoreError`` if it fails."""
 
     def meeting(self) -> bytes | None:
-        """Return the meeting that is served, as far as can be seen; it may have ended."""
+        """Return the ID of the announced meeting, or None. That meeting may already have ended."""
 
     def post(self, line: bytes, message: bytes) -> None:
-        """Leave a message; the former one of this line need not be kept."""
+        """Post a message, which may replace the previous one of this line."""
 
     def answer(self, line: bytes) -> bytes | None:
-        """Return the last answer that was left for a line."""
+        """Return the last answer to a line, or None if there is none."""
 
     def close(self) -> None:
-        """Take away what this line has left, and leave."""
+        """Remove what this client posted, and disconnect."""
 
 
 class Inbox(Protocol):
-    """The server's end of a way; every call raises ``StoreError`` where it fails."""
+    """The server's end of a transport; every call raises ``StoreError`` if it fails."""
 
     def open(self, meeting: bytes) -> None:
-        """Say that this meeting is served; what was left for a former one is of no use."""
+        """Announce this meeting. Messages for an earlier one are void."""
 
     def messages(self) -> Iterator[bytes]:
-        """Return what has come since, if anything; nothing is waited for."""
+        """Yield the messages that arrived since the last call, without waiting."""
 
     def reply(self, line: bytes, message: bytes) -> None:
-        """Leave an answer for a line."""
+        """Post the answer to a line."""
 
     def close(self) -> None:
-        """Take away what was left here, and leave."""
+        """Remove the announcement and the messages, and disconnect."""
 
 
 def seal(message: Message, side: Side, meeting: bytes, token: bytes) -> bytes:
-    """Return a message as it travels."""
+    """Return the signed bytes of a message."""
     return _HEADER.pack(message.line, message.number, _sign(message, side, meeting, token)) + message.text
 
 
 def unseal(sealed: bytes, side: Side, meeting: bytes, token: bytes) -> Message:
-    """Return the message that one side of a meeting wrote; raises ``BadMessage`` for any other."""
+    """Check the signature and return the message; raises ``BadMessage`` if another side or meeting wrote it."""
     if not _HEADER.size < len(sealed) <= MAX_MESSAGE_BYTES:
         raise BadMessage("a message that is cut short or over the limit")
     line, number, signature = _HEADER.unpack_from(sealed)
@@ -104,19 +105,19 @@ def _sign(message: Message, side: Side, meeting: bytes, token: bytes) -> bytes:
 
 
 AGAIN_S = 3.0
-"""Ours: after this a message is left again."""
+"""Our choice: a message without an answer is posted again after this time."""
 MAX_LINES = 8192
 SLOW_BEAT_EVERY_S = 3.0
-"""Ours: a beat by message takes some ten questions and answers of the store that carries it."""
+"""Our choice: a beat by message costs about ten requests to the store that carries it."""
 
 
 class Forwarder:
-    """Hands messages to a server from a thread, from ``start`` until ``close``."""
+    """Passes messages to a server from its own thread, from ``start`` until ``close``."""
 
     def __init__(self, inbox: Inbox, ask: Callable[[bytes], bytes], token: bytes) -> None:
-        """Own the inbox. ``ask`` answers a request, as ``Client`` asks it."""
+        """Take ownership of the inbox. ``ask`` answers a request, as ``Client.ask`` does."""
         self.failed = ""
-        """Why the way has ended: a phrase; empty while it is served."""
+        """Why forwarding stopped: a phrase, empty while it works."""
         self._inbox, self._ask, self._token = inbox, ask, token
         self._meeting = os.urandom(MEETING_BYTES)
         self._answered: dict[bytes, int] = {}
@@ -124,11 +125,11 @@ class Forwarder:
         self._thread = threading.Thread(target=self._serve, name="ddpdoctor-forward", daemon=True)
 
     def start(self) -> None:
-        """Serve."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving."""
+        """Stop the thread."""
         self._ended.set()
         self._thread.join(timeout=2)
 
@@ -143,7 +144,7 @@ class Forwarder:
             self.failed = str(error)
 
     def _serve_once(self) -> bool:
-        """Answer what has come; say whether anything had."""
+        """Answer the messages that arrived; return whether there were any."""
         came = False
         for sealed in self._inbox.messages():
             came = True
@@ -156,7 +157,7 @@ class Forwarder:
         return came
 
     def _is_next(self, message: Message) -> bool:
-        """Say whether a message is to be answered: not one that comes again, and none of a line too many."""
+        """Return whether to answer a message: it must be new, and its line must not exceed ``MAX_LINES``."""
         former = self._answered.get(message.line)
         if former is None and len(self._answered) >= MAX_LINES:
             return False
@@ -169,7 +170,7 @@ class Forwarder:
 
     def _ask_server(self, request: bytes) -> bytes:
         try:
-            # The server would hang up on this thread, and so on all who write messages.
+            # On a bad request the server would close this thread's connection, which all mailbox clients share.
             parse_request(request)
         except BadRequest as bad:
             return pack_answer(Status.REFUSED, str(bad).encode())[LENGTH.size :]
@@ -177,23 +178,23 @@ class Forwarder:
 
 
 class MailboxClient(Client):
-    """A client that asks by message. Calls take turns."""
+    """A client that sends its requests as messages, one at a time."""
 
     beat_every_s = SLOW_BEAT_EVERY_S
 
     def __init__(self, outbox: Outbox, meeting: bytes, token: bytes, served_by: str) -> None:
-        """Own the outbox."""
+        """Take ownership of the outbox."""
         super().__init__(served_by)
         self._outbox, self._meeting, self._token = outbox, meeting, token
         self._line, self._number = os.urandom(LINE_BYTES), 0
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Leave."""
+        """Close the outbox."""
         self._outbox.close()
 
     def ask(self, request: bytes) -> bytes:
-        """Return the answer to a request, both without their length."""
+        """Return the answer to a request, both without their length prefix."""
         return self.ask_within(request, CALL_LIMIT_S)
 
     def ask_within(self, request: bytes, limit_s: float) -> bytes:

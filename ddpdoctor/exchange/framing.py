@@ -1,10 +1,10 @@
-"""A message on its way: a header, compressed JSON, and a signature where the job has a token.
+"""The format of a message: a header, compressed JSON, and a signature if the job has a token.
 
-What arrives is data from elsewhere: sizes are limited before and after decompression, and nothing is unpickled or run.
+Received data is untrusted: its size is limited before and after decompression, and nothing is unpickled or run.
 
-Layout: "DDPD", format version (1 byte), signed (1 byte), length of the payload (4 bytes, big-endian), payload, and of a
-signed message HMAC-SHA256 over all before it. The version is raised when an older reader would misunderstand a message;
-a new field is no such change (see ``codec``).
+Layout: "DDPD", format version (1 byte), signed (1 byte), length of the payload (4 bytes, big-endian), payload, and in a
+signed message HMAC-SHA256 over everything before it. The version increases when an older reader would misread a
+message; a new field does not require that (see ``codec``).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any
 MAGIC = b"DDPD"
 VERSION = 1
 MAX_PACKED_BYTES = 4 * 2**20
-"""Ours. The facts of a node with 8 GPUs take some 10 KiB; torch's store takes values up to 8 MiB."""
+"""Our choice: the facts of a node with 8 GPUs take about 10 KiB; torch's store takes values up to 8 MiB."""
 MAX_PLAIN_BYTES = 32 * 2**20
-"""Ours: what a message may unpack to."""
+"""Our choice: the largest size of an unpacked message."""
 _HEADER = struct.Struct("!4sBBI")
 _SIGNATURE_BYTES = 32
 
 
 class BadMessage(Exception):  # noqa: N818 - says what it is
-    """What arrived is no message, or one that must not be read: a phrase that goes on after "sent"."""
+    """Received data is not a message, or must not be read. The text is a phrase that follows "sent"."""
 
 
 def pack(plain: Any, token: bytes | None = None) -> bytes:
-    """Return a message of a JSON value; raises ``BadMessage`` where it is larger than a reader would take."""
+    """Pack a JSON value into a message; raises ``BadMessage`` if it is larger than a reader accepts."""
     text = json.dumps(plain, separators=(",", ":"), allow_nan=False).encode()
     payload = zlib.compress(text, 6)
     if len(text) > MAX_PLAIN_BYTES or len(payload) > MAX_PACKED_BYTES:
@@ -41,7 +41,7 @@ def pack(plain: Any, token: bytes | None = None) -> bytes:
 
 
 def unpack(message: bytes, token: bytes | None = None) -> Any:
-    """Return the JSON value of a message; raises ``BadMessage``."""
+    """Check a message and return its JSON value; raises ``BadMessage``."""
     if len(message) < _HEADER.size or not message.startswith(MAGIC):
         raise BadMessage("what is no message of ddpdoctor")
     _, version, signed, length = _HEADER.unpack_from(message)

@@ -1,7 +1,7 @@
-"""Who is there: members beat, and the server keeps when it last heard each of them.
+"""Heartbeats: members beat, and the server records when it last received a beat from each.
 
-A beat is some twenty bytes and up to ``MAX_SAID_BYTES`` of the member's own; its answer has up to ``MAX_NOTICE_BYTES``
-that the server shows to everybody. With the headers of TCP that is under 1 KiB a second.
+A beat is about twenty bytes plus up to ``MAX_SAID_BYTES`` of the member's own. The answer has up to
+``MAX_NOTICE_BYTES``, which the server shows to every member. With TCP headers that is under 1 KiB a second.
 """
 
 from __future__ import annotations
@@ -25,55 +25,55 @@ if TYPE_CHECKING:
 
 MAX_SAID_BYTES = 128
 MAX_NOTICE_BYTES = 256
-"""Ours: with both and four segments' headers (4 * 66 bytes) a beat a second stays below 700 bytes a second."""
+"""Our choice: with both and the headers of four segments (4 * 66 bytes), one beat a second takes under 700 bytes/s."""
 MAX_MEMBERS = 8192
 REOPEN_LIMIT_S = 3.0
-"""Ours: one attempt to connect again. The next beat tries again."""
+"""Our choice: the limit of one attempt to reconnect. The next beat tries again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """What the server knows of one member. Times are CLOCK_MONOTONIC of the server's host."""
+    """What the server knows about one member. Times are CLOCK_MONOTONIC on the server's host."""
 
     heard_ns: int
     said: bytes = b""
-    """What came with its last beat."""
+    """The bytes of its last beat."""
     left: bytes | None = None
-    """Its word as it left; None while it has not."""
+    """Its last message if it has left, else None."""
     broken_ns: int | None = None
-    """When its connection ended without that word; None where it was heard again since, or it never broke."""
+    """When its connection ended before it left; None if that never happened, or if it has beaten again since."""
 
 
 class Heartbeats:
-    """Written by the server's thread; any thread may read."""
+    """The last beat of each member. Only the server's thread writes it; any thread may read."""
 
     def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        """Start with nobody."""
+        """Start without members."""
         self.notice = b""
-        """What is shown to everybody who beats."""
+        """The answer to every beat."""
         self._clock_ns = clock_ns
         self._heard: dict[str, Heard] = {}
 
     def beat(self, member: str, said: bytes) -> bytes:
-        """Keep that a member was heard; return the notice."""
+        """Record a member's beat; return the notice."""
         self._check(member, said)
         self._heard[member] = Heard(heard_ns=self._clock_ns(), said=said)
         return self.notice
 
     def leave(self, member: str, word: bytes) -> None:
-        """Keep the last word of a member."""
+        """Record a member's last message."""
         self._check(member, word)
         said = self._heard[member].said if member in self._heard else b""
         self._heard[member] = Heard(heard_ns=self._clock_ns(), said=said, left=word)
 
     def lose(self, member: str) -> None:
-        """Keep that the connection by which a member beats has ended."""
+        """Record that the connection over which a member beats has ended."""
         heard = self._heard.get(member)
         if heard is not None and heard.left is None:
             self._heard[member] = replace(heard, broken_ns=self._clock_ns())
 
     def heard(self) -> dict[str, Heard]:
-        """Return what is known of every member that was ever heard."""
+        """Return every member that ever beat, with its state."""
         return dict(self._heard)
 
     def _check(self, member: str, said: bytes) -> None:
@@ -82,7 +82,7 @@ class Heartbeats:
 
 
 class Heartbeating:
-    """A context in which a member beats, on a connection of its own, so that no large value holds a beat up."""
+    """Sends a member's beats while the context is open, on its own connection so that no large value delays them."""
 
     def __init__(
         self,
@@ -92,11 +92,11 @@ class Heartbeating:
         on_notice: Callable[[bytes], None] = lambda _: None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Take how to connect within a limit, and who beats. The thread calls ``on_notice`` with each new notice."""
+        """``connect`` takes a limit in seconds. The thread calls ``on_notice`` with each new notice."""
         self.heard_ns: int | None = None
-        """When the server last answered, by CLOCK_MONOTONIC; None: never."""
+        """When the server last answered, by CLOCK_MONOTONIC, or None if it never has."""
         self.said = b""
-        """What the next beats carry; at most ``MAX_SAID_BYTES``."""
+        """The bytes that the next beats carry, at most ``MAX_SAID_BYTES``."""
         self._connect, self._member, self._on_notice, self._clock_ns = connect, member, on_notice, clock_ns
         self._client: Client | None = None
         self._notice = b""
@@ -112,13 +112,13 @@ class Heartbeating:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop, without a word."""
+        """Stop beating, without leaving."""
         self._stop()
         if self._client is not None and not self._thread.is_alive():
             self._client.close()
 
     def leave(self, word: bytes = b"") -> bool:
-        """Stop, and say that this member ends; False where that could not be said."""
+        """Stop beating and report that this member ends; return False if the report failed."""
         self._stop()
         if self._client is None or self._thread.is_alive():
             return False
@@ -131,11 +131,11 @@ class Heartbeating:
     def _stop(self) -> None:
         self._ended.set()
         self._now.set()
-        # A call that hangs ends by its own limit; nobody waits for it.
+        # A call that hangs ends at its own limit; do not wait for it.
         self._thread.join(timeout=1)
 
     def beat_now(self) -> None:
-        """Have the next beat go out at once: what it carries is news."""
+        """Send the next beat at once, because ``said`` has changed."""
         self._now.set()
 
     def _run(self) -> None:

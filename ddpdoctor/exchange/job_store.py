@@ -1,8 +1,8 @@
-"""A client of torch's TCPStore that imports no torch, for a watcher that is to stay small.
+"""A client of torch's TCPStore that does not import torch, so that the watcher stays small.
 
-What travels is that of torch/csrc/distributed/c10d/TCPStore.cpp and TCPStoreBackend.hpp, alike in torch 2.6, 2.13 and
-2.15: numbers in the byte order of the host, text and values after their length (8 bytes). A client begins with VALIDATE
-and a magic number; a PING is answered with its nonce.
+The protocol is that of torch/csrc/distributed/c10d/TCPStore.cpp and TCPStoreBackend.hpp, identical in torch 2.6, 2.13
+and 2.15. Numbers are in host byte order; text and values follow their length (8 bytes). A client begins with VALIDATE
+and a magic number. The server answers a PING with its nonce.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ddpdoctor.exchange.reach import Refused, describe, reach, receive
 from ddpdoctor.exchange.store import StoreError
 
 CALL_LIMIT_S = 5.0
-"""Ours. The store answers in microseconds; a host that is busy may take longer."""
+"""Our choice: the store answers in microseconds, but a busy host may take longer."""
 ROOT = "/"
-"""What every key begins with that a client of torch's sets (``keyPrefix_``)."""
+"""The prefix that torch's own client puts before every key (``keyPrefix_``)."""
 MAGIC = 0x3C85F7CE
 MAX_VALUE_BYTES = 2**20
-"""Of what is read: nothing of ours is nearly as large."""
+"""The largest value that is read; none of ddpdoctor's values comes close."""
 _LENGTH = struct.Struct("=Q")
 _AMOUNT = struct.Struct("=q")
 _MARK = struct.Struct("=I")
@@ -30,7 +30,7 @@ _READY = b"\0"
 
 
 class _Query(IntEnum):
-    """What a client asks (``QueryType``)."""
+    """The request types of torch's ``QueryType``."""
 
     VALIDATE = 0
     SET = 1
@@ -42,23 +42,23 @@ class _Query(IntEnum):
 
 
 class JobStore:
-    """A ``Store``: a connection to the store that torchrun, or rank 0, serves for the ranks."""
+    """A ``Store`` over a connection to the TCPStore that torchrun or rank 0 serves for the ranks."""
 
     def __init__(self, connection: socket.socket, prefix: str) -> None:
-        """Own the connection; ``prefix`` keeps our keys apart from the launcher's and the job's."""
+        """Take ownership of the connection; ``prefix`` separates ddpdoctor's keys from the launcher's and the job's."""
         connection.settimeout(CALL_LIMIT_S)
-        # A SET has no answer; what follows it would else wait 40 ms for the other side's late acknowledgement.
+        # A SET has no answer. Without TCP_NODELAY the next request would wait 40 ms for the delayed acknowledgement.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection, self._prefix = connection, prefix
         self._lock = threading.Lock()
 
     def set(self, key: str, value: bytes) -> None:
-        """Leave a value."""
+        """Store a value under a key."""
         self._ask(_request(_Query.SET, self._text(key), _text(value)), 0)
 
     def look(self, key: str) -> bytes | None:
-        """Return a value, or None where there is none yet."""
-        # To GET what is not there ends the connection. Only the reader of a key of ours removes it.
+        """Return the value of a key, or None if it has none yet."""
+        # A GET of a missing key ends the connection. The key cannot vanish in between: only its reader removes it.
         if self._ask(_request(_Query.CHECK, _LENGTH.pack(1), self._text(key)), 1) != _READY:
             return None
         return self._ask(_request(_Query.GET, self._text(key)), None)
@@ -73,14 +73,14 @@ class JobStore:
         self._ask(_request(_Query.DELETE_KEY, self._text(key)), _AMOUNT.size)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._connection.close()
 
     def _text(self, key: str) -> bytes:
         return _text((ROOT + self._prefix + key).encode())
 
     def _ask(self, request: bytes, length: int | None) -> bytes:
-        """Return an answer of this length, or where it is None of the length that it says itself."""
+        """Return an answer of ``length`` bytes; with None, the answer begins with its own length."""
         try:
             with self._lock:
                 self._connection.sendall(request)
@@ -90,18 +90,18 @@ class JobStore:
                         raise ConnectionError("an answer over the limit")
                 return receive(self._connection, length)
         except OSError as error:
-            # An answer that comes too late must not be taken for the next one's.
+            # A late answer must not be mistaken for the answer to the next request.
             self._connection.close()
             raise StoreError(f"the connection to the job's store failed: {describe(error)}") from error
 
 
 def open_job_store(host: str, port: int, prefix: str, limit_s: float) -> JobStore:
-    """Connect to a store, which may be yet to start; raises ``StoreError`` with what was tried and seen."""
+    """Connect to a store that may still be starting; raises ``StoreError`` with what was tried and seen."""
     return JobStore(reach((host,), port, limit_s, _greet), prefix)
 
 
 def _greet(connection: socket.socket) -> socket.socket:
-    """Begin as a client of torch's does, and have what answers show that it is a store."""
+    """Greet like torch's own client, and check that the other side answers as a TCPStore does."""
     nonce = os.urandom(_MARK.size)
     connection.sendall(_request(_Query.VALIDATE, _MARK.pack(MAGIC)) + _request(_Query.PING, nonce))
     if receive(connection, len(nonce)) != nonce:

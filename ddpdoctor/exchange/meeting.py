@@ -1,4 +1,4 @@
-"""Where the ranks of a job meet: the launcher's store where it serves one, else a server of rank 0's."""
+"""Connects the ranks of a job: over the launcher's store if it serves one, else over a server that rank 0 runs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def meet(launch: Launch, env: Mapping[str, str], limit_s: float) -> Iterator[Conversation]:
-    """Yield the conversation of a job's ranks; rank 0 serves it where that is needed. A rank alone talks to itself.
+    """Yield the conversation of a job's ranks. Rank 0 serves it if needed; a single rank uses a local store.
 
-    Raises ``StoreError`` with what was tried and seen where rank 0 is not reached, or its port cannot be had.
+    Raises ``StoreError`` with what was tried and seen if rank 0 cannot be reached or cannot listen on its port.
     """
     token = job_token(launch, env)
     if not launch.gathers:

@@ -1,7 +1,7 @@
-"""One meeting for a job of many hosts, and three ways to it: the first member's own port, a store, a shared folder.
+"""Connects the members of a job on many hosts to one server, the "meeting", which the first member runs.
 
-The first member serves it. Where its port does not get through, requests travel as messages: by the job's own store, or
-by a folder that all hosts see.
+There are several ways to it. If the first member's own port cannot be reached, requests travel as messages through the
+job's own store or through a folder that all hosts see.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 SERVED_BY = "the first node"
 PAUSE_S = 0.2
 KNOCK_S = 1.0
-"""Ours: what a meeting that is shown may take to answer; one that ended without a word never does."""
+"""Our choice: the time that an announced meeting has to answer. One that crashed never answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnPort:
-    """The port of ddpdoctor's own, at any of some names or addresses of the first member's host."""
+    """ddpdoctor's own port on the first member's host, which is tried at several names or addresses."""
 
     hosts: tuple[str, ...]
     port: int
@@ -55,7 +55,7 @@ class OwnPort:
 
 @dataclass(frozen=True, slots=True)
 class OverStore:
-    """A store of somebody else's. ``open_it`` connects to it within a limit, or raises ``StoreError``."""
+    """A store that somebody else serves. ``open_it`` connects to it within a limit, or raises ``StoreError``."""
 
     open_it: Callable[[float], Store]
 
@@ -73,7 +73,7 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class OtherPort:
-    """Another port of the first member's, of which it has left word somewhere. ``open_it`` reads that, and connects."""
+    """Another port of the first member, which it published somewhere. ``open_it`` reads it from there and connects."""
 
     open_it: Callable[[float], Client]
 
@@ -85,52 +85,52 @@ Way = OwnPort | OverStore | OtherPort | Folder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A way that did not get through."""
+    """A way that failed."""
 
     way: str
     """Its name: "own port", "store", "word", "folder"."""
     words: str
-    """What was seen: a phrase."""
+    """Why it failed: a phrase."""
     attempts: tuple[Connecting, ...] = ()
-    """The last one at each address, of the own port."""
+    """For the own port, the last attempt at each address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundMeeting:
-    """The meeting, by the first way that got through."""
+    """A connection to the meeting over the best way that worked."""
 
     store: Client
     way: str
-    """Its name."""
+    """The name of that way."""
     tried: tuple[Tried, ...]
-    """Those that stand before it, and had not got through."""
+    """The preferred ways that had not worked by then."""
     open: Callable[[float], Client]
-    """Connects once more by the same way within a limit; raises ``StoreError``."""
+    """Opens another connection over the same way within a limit; raises ``StoreError``."""
 
 
 class NoMeeting(StoreError):  # noqa: N818 - says what it is
-    """No way got through."""
+    """No way to the meeting worked."""
 
     def __init__(self, tried: tuple[Tried, ...]) -> None:
-        """Say what each way saw."""
+        """Put the reason of each way into the message."""
         super().__init__("; ".join(f"by {one.way}: {one.words}" for one in tried) or "no way is known")
         self.tried = tried
 
 
 class HostedMeeting:
-    """A context in which this process serves the meeting."""
+    """Serves the meeting from this process while the context is open."""
 
     def __init__(self, port: int | None, token: bytes, *, one_host: bool = False) -> None:
-        """Take the port to listen on: 0 for any that is free, None for none at all (other ways only)."""
+        """``port`` is the port to listen on: 0 for any free one, None for none (other ways only)."""
         self.not_listening = ""
-        """Why the port cannot be had, inside of the context: a phrase. The other ways are served all the same."""
+        """Why the port cannot be used: a phrase, set inside the context. The other ways are served all the same."""
         self._port, self._token, self._one_host = port, token, one_host
         self._server: Server | None = None
         self._forwarders: list[Forwarder] = []
         self._opened = ExitStack()
 
     def __enter__(self) -> Self:
-        """Serve."""
+        """Start the server."""
         try:
             self._server = Server(self._port, self._token, one_host=self._one_host)
         except StoreError as error:
@@ -141,7 +141,7 @@ class HostedMeeting:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop serving, on every way."""
+        """Stop serving on every way."""
         for forwarder in self._forwarders:
             forwarder.close()
         self._opened.close()
@@ -149,38 +149,38 @@ class HostedMeeting:
 
     @property
     def port(self) -> int:
-        """Where it listens; 0 where it does not."""
+        """The port that it listens on, or 0 if none."""
         return self._serving.port
 
     @property
     def strangers(self) -> int:
-        """How many connections were turned away for want of the token."""
+        """How many connections were rejected because they lacked the token."""
         return self._serving.strangers
 
     def store(self) -> Client:
-        """Return a connection of this process to its own meeting."""
+        """Open a connection from this process to its own meeting."""
         client = ServerClient(self._serving.admit(), SERVED_BY)
         self._opened.callback(client.close)
         return client
 
     def listen_also(self) -> int:
-        """Serve on one more port, any that is free; return it. Raises ``StoreError``."""
+        """Listen on one more free port and return it. Raises ``StoreError``."""
         return self._serving.listen_also()
 
     def serve_over(self, store: Store) -> Forwarder:
-        """Take also the requests that others leave in a store, which the meeting owns from now on."""
+        """Also answer requests that arrive through a store. The meeting takes ownership of the store."""
         return self._forward(StoreInbox(store))
 
     def serve_folder(self, path: Path) -> Forwarder:
-        """Take also the requests that others leave in a shared folder."""
+        """Also answer requests that arrive through a shared folder."""
         return self._forward(FolderInbox(path))
 
     def heard(self) -> dict[str, Heard]:
-        """Return who was heard, by the name under which each beats."""
+        """Return every member that has beaten, by the name under which it beats."""
         return self._serving.presences.heard()
 
     def announce(self, notice: bytes) -> None:
-        """Show a few bytes to every member, with the answer to its next beat."""
+        """Send a few bytes to every member in the answer to its next beat."""
         if len(notice) > MAX_NOTICE_BYTES:
             raise StoreError(f"a notice of {len(notice)} bytes is over the limit of {MAX_NOTICE_BYTES}")
         self._serving.presences.notice = notice
@@ -198,9 +198,9 @@ class HostedMeeting:
 
 
 def find_meeting(ways: Sequence[Way], token: bytes, limit_s: float) -> FoundMeeting:
-    """Try all ways at the same time, again and again; return the meeting by the best one that gets through.
+    """Try all ways at the same time, repeatedly; return the meeting over the best one that works.
 
-    ``ways`` stand in the order in which they are wanted. Raises ``NoMeeting`` where none has got through by the limit.
+    ``ways`` are in order of preference. Raises ``NoMeeting`` if none has worked within the limit.
     """
     deadline = time.monotonic() + limit_s
     seen: list[Failures] = [{} for _ in ways]
@@ -225,7 +225,7 @@ def _tried(way: Way, runner: Runner, seen: Failures) -> Tried:
 
 
 def open_meeting(way: Way, token: bytes, limit_s: float, *, seen: Failures | None = None) -> Client:
-    """Connect to the meeting by one way; raises ``StoreError`` with what was seen. ``seen`` is kept as in ``reach``."""
+    """Connect to the meeting over one way; raises ``StoreError`` with the reason. For ``seen``, see ``reach``."""
     if isinstance(way, OwnPort):
         return open_client(way.hosts, way.port, token, limit_s, served_by=SERVED_BY, seen=seen)
     if isinstance(way, OtherPort):
@@ -240,12 +240,15 @@ def open_meeting(way: Way, token: bytes, limit_s: float, *, seen: Failures | Non
 
 
 def is_shown(path: Path) -> bool:
-    """Say whether a shared folder shows a meeting, which may have ended without a word."""
+    """Return whether a shared folder announces a meeting. That meeting may have crashed since."""
     return FolderOutbox(path).meeting() is not None
 
 
 def _knock(outbox: Outbox, token: bytes, limit_s: float) -> MailboxClient:
-    """Return the meeting that answers by message; what is shown may be one that has ended, so it is looked at again."""
+    """Return a client of the announced meeting once it answers.
+
+    The announcement may be of a meeting that has ended, so it is read again after each failure.
+    """
     deadline = time.monotonic() + limit_s
     request = pack_request(Operation.NOW, "now", b"")[LENGTH.size :]
     seen = "nobody serves it"

@@ -1,8 +1,9 @@
-"""What the server and its clients say to each other, and how each proves that it holds the job's token.
+"""The protocol between the server and its clients, and how each side proves that it holds the job's token.
 
-Server: ``HELLO`` and 32 random bytes. Client: 32 random bytes and HMAC("client", both). Server: HMAC("server", both);
-then requests and answers in turn. A request: length of the rest (4 bytes, big-endian), operation (1 byte), length of
-the key (2 bytes), key, value. An answer: length of the rest (4 bytes), status (1 byte), value.
+First the server sends ``HELLO`` and 32 random bytes. The client sends 32 random bytes and HMAC("client", both). The
+server sends HMAC("server", both). Then requests and answers alternate. A request is the length of the rest (4 bytes,
+big-endian), operation (1 byte), length of the key (2 bytes), key, value. An answer is the length of the rest (4 bytes),
+status (1 byte), value.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ NONCE_BYTES = 32
 PROOF_BYTES = 32
 MAX_KEY_BYTES = 256
 MAX_VALUE_BYTES = 4 * 2**20 + 4096
-"""A packed message with its header and signature."""
+"""The limit of a packed message with its header and signature."""
 MAX_REQUEST_BYTES = 3 + MAX_KEY_BYTES + MAX_VALUE_BYTES
 LENGTH = struct.Struct("!I")
 TIMES = struct.Struct("!qq")
@@ -26,18 +27,18 @@ _REQUEST = struct.Struct("!BH")
 
 
 class Operation(IntEnum):
-    """What a client asks."""
+    """The request types."""
 
     SET = 1
     LOOK = 2
     ADD = 3
     NOW = 4
-    """What time is it there?"""
+    """Read the server's clocks."""
     FORGET = 5
     BEAT = 6
-    """The key is a member, the value a few bytes of its own; the answer is what is shown to all members."""
+    """The key is a member, the value a few bytes of its own; the answer is the notice to all members."""
     LEAVE = 7
-    """The key is a member, the value its last word."""
+    """The key is a member, the value its last message."""
 
 
 class Status(IntEnum):
@@ -45,28 +46,28 @@ class Status(IntEnum):
 
     DONE = 0
     NOTHING = 1
-    """There is no such value yet."""
+    """The key has no value yet."""
     REFUSED = 2
-    """The value says why."""
+    """The answer's value is the reason."""
 
 
 class BadRequest(Exception):  # noqa: N818 - says what it is
-    """A request that a client of ours would not send: a phrase."""
+    """A request that ddpdoctor's client would never send. The text is a phrase."""
 
 
 def prove(token: bytes, side: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    """Return the proof that one side holds the token, for this connection only."""
+    """Return the proof that one side holds the token. It is valid for this connection only."""
     return hmac.new(token, side + b"\0" + server_nonce + client_nonce, hashlib.sha256).digest()
 
 
 def pack_request(operation: Operation, key: str, value: bytes) -> bytes:
-    """Return a request with its length."""
+    """Pack a request with its length prefix."""
     name = key.encode()
     return LENGTH.pack(_REQUEST.size + len(name) + len(value)) + _REQUEST.pack(operation, len(name)) + name + value
 
 
 def parse_request(rest: bytes) -> tuple[Operation, str, bytes]:
-    """Return operation, key and value; raises ``BadRequest``."""
+    """Return the operation, key and value of a request; raises ``BadRequest``."""
     try:
         number, length = _REQUEST.unpack_from(rest)
         operation = Operation(number)
@@ -79,5 +80,5 @@ def parse_request(rest: bytes) -> tuple[Operation, str, bytes]:
 
 
 def pack_answer(status: Status, value: bytes = b"") -> bytes:
-    """Return an answer with its length."""
+    """Pack an answer with its length prefix."""
     return LENGTH.pack(1 + len(value)) + bytes([status]) + value

@@ -1,4 +1,4 @@
-"""Several ways to one place, tried at the same time, again and again: the best that gets through is taken."""
+"""Tries several ways to one server at the same time, repeatedly, and takes the best that works."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ if TYPE_CHECKING:
     from ddpdoctor.exchange.client import Client
 
 TRY_S = 3.0
-"""Ours: one attempt of one way, after which it is asked whether another has got through."""
+"""Our choice: the limit of one attempt. After it, a runner checks whether it was stopped."""
 BETTER_WITHIN_S = 1.0
-"""Ours: how long a way that has got through waits for one that stands before it."""
+"""Our choice: once one way works, how long a preferred one may still take."""
 PAUSE_S = 0.2
 
 
 class Runner:
-    """The attempts of one way, in a thread, from ``start`` until it gets through, ``stop``, or the deadline."""
+    """Tries one way in a thread, from ``start`` until it works, ``stop`` is called, or the deadline passes."""
 
     def __init__(self, open_it: Callable[[float], Client], deadline: float) -> None:
-        """Take how to connect within a limit, and until when, by ``time.monotonic``."""
+        """``open_it`` connects within a limit in seconds; ``deadline`` is by ``time.monotonic``."""
         self.found: Client | None = None
         self.error: StoreError | None = None
-        """What the last attempt that has ended saw."""
+        """The error of the last finished attempt."""
         self._open_it, self._deadline = open_it, deadline
         self._stopped = threading.Event()
         self._lock = threading.Lock()
 
     def start(self, results: queue.SimpleQueue[Runner]) -> None:
-        """Try; the runner is put among the results when it has ended."""
+        """Start trying; the runner puts itself into ``results`` when it ends."""
         threading.Thread(target=self._run, args=(results,), name="ddpdoctor-find", daemon=True).start()
 
     def stop(self, *, keep: bool) -> None:
-        """End; what was found is hung up on, or comes to be so, unless it is kept."""
+        """Stop trying, and close the connection unless ``keep``. One that opens after this is closed too."""
         with self._lock:
             self._stopped.set()
             if self.found is not None and not keep:
@@ -63,9 +63,10 @@ class Runner:
 
 
 def race(runners: Sequence[Runner], deadline: float) -> Runner | None:
-    """Return the first runner in order that got through, a little after any has; None where none has by the deadline.
+    """Return the most preferred runner that worked, or None if none has by the deadline.
 
-    The others are stopped. An attempt under way at the deadline may be heard out, for it says more than none.
+    Once one works, the preferred ones get ``BETTER_WITHIN_S`` more. The others are stopped. An attempt that is running
+    at the deadline may finish, because its error says more than none.
     """
     results: queue.SimpleQueue[Runner] = queue.SimpleQueue()
     for runner in runners:

@@ -1,4 +1,4 @@
-"""Reaches a server that may not be up yet, and says in words what was in the way when it cannot be reached."""
+"""Connects to a server that may not be up yet, and puts the reason into words if it cannot be reached."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BY_ERRNO = {
     errno.EHOSTUNREACH: Contact.UNREACHABLE,
     errno.ENETUNREACH: Contact.UNREACHABLE,
     errno.EACCES: Contact.UNREACHABLE,
-    # What connect() returns where this host's own packet filter drops the packet on its way out.
+    # connect() fails with this if this host's own packet filter drops the outgoing packet.
     errno.EPERM: Contact.UNREACHABLE,
     errno.ETIMEDOUT: Contact.NO_ANSWER,
 }
@@ -34,18 +34,18 @@ def contact_of(error: OSError) -> Contact:
     """Return how a connection failed, after its name was resolved."""
     if isinstance(error, TimeoutError):
         return Contact.NO_ANSWER
-    # A connection that ends in the middle of an answer has words of ours and no number.
+    # ``receive`` raises a ConnectionError without errno if the connection ends in the middle of an answer.
     return _BY_ERRNO.get(error.errno or 0, Contact.RESET if isinstance(error, ConnectionError) else Contact.FAILED)
 
 
 Made = TypeVar("Made")
 
 LOOKUP_LIMIT_S = 5.0
-"""Ours: what one look-up of a name may take; glibc's default is 5 s a server."""
+"""Our choice: the limit of one name lookup; glibc's default is 5 s a name server."""
 CONNECT_LIMIT_S = 3.0
-"""Ours: one attempt. A packet that a firewall drops is sent again after 1 s and 3 s."""
+"""Our choice: the limit of one attempt. A packet that a firewall drops is sent again after 1 s and 3 s."""
 SAFE_SEGMENT_BYTES = 1200
-"""With its headers within 1,280 bytes, which every link of IPv6 carries (RFC 8200, 5)."""
+"""With headers this fits into 1,280 bytes, which every IPv6 link carries (RFC 8200, 5)."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 1.0
 _WORDS = {
@@ -60,7 +60,7 @@ Failures = dict[str, Connecting]
 
 
 class Refused(Exception):  # noqa: N818 - what a server did
-    """A server answered, and is not the one that was looked for: a phrase."""
+    """A server answered, but it is the wrong one. The text is a phrase."""
 
 
 def reach(
@@ -70,11 +70,11 @@ def reach(
     greet: Callable[[socket.socket], Made],
     seen: Failures | None = None,
 ) -> Made:
-    """Connect to the first of some hosts that answers and that ``greet`` takes; return what ``greet`` made of it.
+    """Connect to the first host that answers and that ``greet`` accepts; return the result of ``greet``.
 
-    ``greet`` owns the connection once it returns, which is never None, and raises ``Refused`` or OSError for the wrong
-    server. Tried again until the limit: the server may still be starting. Raises ``StoreError`` with the last failure
-    at each address; ``seen`` is kept up to date with them meanwhile.
+    ``greet`` owns the connection once it returns. It never returns None, and raises ``Refused`` or OSError for the
+    wrong server. Attempts repeat until the limit, because the server may still be starting. Raises ``StoreError`` with
+    the last failure at each address; meanwhile ``seen`` is kept up to date with them.
     """
     started = time.monotonic()
     pause_s = FIRST_PAUSE_S
@@ -86,7 +86,7 @@ def reach(
             if made is not None:
                 return made
         left_s = started + limit_s - time.monotonic()
-        # No last attempt for which no time is left: it would hide what the former has seen.
+        # Do not start an attempt without time for it: its failure would hide the previous, real one.
         if left_s <= pause_s:
             raise StoreError(f"tried for {time.monotonic() - started:.0f} s; {tell(failures)}")
         time.sleep(pause_s)
@@ -125,7 +125,7 @@ def _try_address(
     connection = socket.socket(family, socket.SOCK_STREAM)
     try:
         connection.settimeout(limit_s)
-        # Both sides keep to it. What travels here is to arrive where large packets vanish too, and say so.
+        # Both sides keep to this size, so that ddpdoctor can still report a network that loses large packets.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SAFE_SEGMENT_BYTES)
         connection.connect(address)
         return greet(connection)
@@ -135,7 +135,7 @@ def _try_address(
 
 
 def receive(connection: socket.socket, length: int) -> bytes:
-    """Return so many bytes; raises OSError, also where the other side hangs up before."""
+    """Receive exactly ``length`` bytes; raises OSError, also if the other side closes the connection first."""
     data = bytearray()
     while len(data) < length:
         part = connection.recv(length - len(data))
@@ -146,7 +146,7 @@ def receive(connection: socket.socket, length: int) -> bytes:
 
 
 def look_up(host: str, port: int, limit_s: float) -> list[tuple[socket.AddressFamily, Any]]:
-    """Return the addresses of a name, each once; raises OSError, also where no answer comes in time."""
+    """Return the addresses of a name without duplicates; raises OSError, also if no answer comes in time."""
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -155,7 +155,7 @@ def look_up(host: str, port: int, limit_s: float) -> list[tuple[socket.AddressFa
         except (OSError, UnicodeError) as error:
             answers.put(error)
 
-    # A daemon: a look-up cannot be stopped, and one that hangs must not keep the process.
+    # A daemon thread: a lookup cannot be stopped, and one that hangs must not keep the process alive.
     threading.Thread(target=ask, name="ddpdoctor-lookup", daemon=True).start()
     try:
         answer = answers.get(timeout=limit_s)
@@ -169,7 +169,7 @@ def look_up(host: str, port: int, limit_s: float) -> list[tuple[socket.AddressFa
 
 
 def describe(error: Exception) -> str:
-    """Return a failure as a phrase."""
+    """Describe an error as a phrase."""
     if isinstance(error, TimeoutError) and not error.errno:
         return str(error) if "name server" in str(error) else "no answer, as where a firewall drops packets"
     if isinstance(error, socket.gaierror):
@@ -180,8 +180,8 @@ def describe(error: Exception) -> str:
 
 
 def tell(failures: Failures) -> str:
-    """Return failures as a phrase."""
-    # Read from another thread than the one that tries.
+    """Describe all failures as a phrase."""
+    # Another thread may be adding failures, so copy them first.
     return "; ".join(f"{place}: {_words(failure)}" for place, failure in list(failures.items()))
 
 

@@ -1,4 +1,4 @@
-"""What a server does with a request: it keeps values and counters, tells the time, and takes heartbeats."""
+"""Handles the server's requests: values and counters, the clocks, and heartbeats."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ddpdoctor.exchange.protocol import MAX_VALUE_BYTES, TIMES, BadRequest, Oper
 
 MAX_KEYS = 65_536
 MAX_TOTAL_BYTES = 512 * 2**20
-"""Ours: 8,192 processes with some to spare, and no more than a rank's host can lose."""
+"""Our choice: enough for 8,192 processes, and no more memory than a rank's host can spare."""
 
 
 class Values:
-    """Answers requests. Not safe between threads: the server's only thread has it."""
+    """Handles requests for values and counters. Not thread-safe: only the server's thread uses it."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -55,7 +55,7 @@ class Values:
 
 
 class RequestHandler:
-    """Answers requests. Not safe between threads: the server's only thread has it."""
+    """Handles all requests. Not thread-safe: only the server's thread uses it."""
 
     def __init__(self) -> None:
         """Start empty."""

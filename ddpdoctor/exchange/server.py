@@ -1,10 +1,10 @@
-"""A small key-value server, for processes that have no store of the launcher's in common.
+"""A small key-value server, for processes that share no store of their launcher.
 
-The first member serves it from a thread. A peer must hold the job's token (see ``token``), and is dropped
-when it is slow, or sends garbage or more than the limits allow. What peers send is kept as bytes and never looked into.
+The first member serves it from a thread. A peer must hold the job's token (see ``token``). It is dropped if it is slow,
+sends garbage, or exceeds the limits. Values are kept as bytes and never parsed.
 
-It listens on all addresses of the host, as torch's own store does: which of them the others reach is just what is not
-known yet. Where all processes are on one host it listens on the loopback address only.
+The server listens on all addresses of the host, as torch's own store does, because nobody knows yet which of them the
+others can reach. If all processes are on one host, it listens on the loopback address only.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 _TAKE, _CLOSE = b"t", b"x"
 BACKLOG = 4096
-"""Cut by the kernel to net.core.somaxconn."""
+"""The kernel limits it to net.core.somaxconn."""
 MAX_PEERS = 8192
 SPARED_FILES = 64
-"""Ours: of the files that this process may open, those that connections must not take: it has a job to watch."""
+"""Our choice: file descriptors that connections must leave free, because this process also watches a job."""
 KEEPALIVE_IDLE_S = 60
-"""Ours: with the kernel's nine questions, 75 s apart, a host that has gone is noticed after 12 minutes."""
+"""Our choice: with the kernel's nine probes, 75 s apart, a dead host is noticed after 12 minutes."""
 TICK_S = 0.5
-"""How often peers that do not get on are looked for, and how long accepting rests where files have run out."""
+"""How often slow peers are dropped, and how long accepting pauses when file descriptors run out."""
 
 
 class Server:
-    """Serves from the start of its life until ``close``."""
+    """Serves from its creation until ``close``."""
 
     def __init__(
         self,
@@ -54,12 +54,12 @@ class Server:
         max_peers: int = MAX_PEERS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Listen and start the thread; raises ``StoreError`` where the port cannot be had.
+        """Listen and start the thread; raises ``StoreError`` if the port cannot be used.
 
-        Port 0: any that is free. None: it does not listen, and serves this process alone (``admit``).
+        Port 0 means any free port. With None it does not listen, and serves only this process (``admit``).
         """
         self.strangers = 0
-        """Connections that did not hold the token."""
+        """The number of connections that did not hold the token."""
         self._token, self._clock, self._max_peers = token, clock, max_peers
         self._handler = RequestHandler()
         self._peers: dict[socket.socket, Peer] = {}
@@ -78,24 +78,24 @@ class Server:
 
     @property
     def presences(self) -> Heartbeats:
-        """Who was heard, and what is shown to them."""
+        """The members' heartbeats, and the notice to them."""
         return self._handler.presences
 
     def admit(self) -> socket.socket:
-        """Return a connection of this process's own, which needs no port; raises ``StoreError`` once it has closed."""
+        """Return a connection from this process, which needs no port; raises ``StoreError`` if the server is closed."""
         ours, theirs = socket.socketpair()
         self._hand_over(theirs, self._admitted)
         return ours
 
     def listen_also(self) -> int:
-        """Listen on one more port, any that is free; return it. Raises ``StoreError``."""
+        """Listen on one more free port and return it. Raises ``StoreError``."""
         listener = _listen(0, one_host=self._one_host)
         port = _port_of(listener)
         self._hand_over(listener, self._opened)
         return port
 
     def close(self) -> None:
-        """Stop listening and hang up on everybody."""
+        """Stop listening and close all connections."""
         with contextlib.suppress(OSError):
             self._wake.send(_CLOSE)
         self._thread.join(timeout=2)
@@ -156,7 +156,7 @@ class Server:
         except BlockingIOError:
             return
         except OSError:
-            # Out of files: those that wait in the backlog get their turn when others have left.
+            # Out of file descriptors: connections in the backlog are accepted when others have left.
             if self._resume_at is None:
                 for one in self._listeners:
                     self._selector.unregister(one)
@@ -167,14 +167,14 @@ class Server:
             connection.close()
             return
         connection.settimeout(0)
-        # A host that was switched off says nothing, and its place would be taken for good.
+        # A host that was switched off never closes its connection, which would stay here forever.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
         self._peers[connection] = Peer(connection, self._token, now_s)
         self._selector.register(connection, selectors.EVENT_WRITE)
 
     def _drop_a_stranger(self) -> bool:
-        """Drop the oldest that has not proven itself, so that no number of them keeps others out."""
+        """Drop the oldest connection without proof, so that strangers cannot keep members out."""
         stranger = next((peer for peer in self._peers.values() if not peer.proven), None)
         if stranger is not None:
             self._drop(stranger)
@@ -208,7 +208,7 @@ class Server:
         self._selector.unregister(peer.connection)
         del self._peers[peer.connection]
         peer.connection.close()
-        # A member that came again beats by another connection.
+        # A member that has reconnected beats over another connection.
         if peer.member is not None and all(other.member != peer.member for other in self._peers.values()):
             self.presences.lose(peer.member)
 
@@ -218,19 +218,19 @@ def _port_of(listener: socket.socket) -> int:
 
 
 def _files() -> int:
-    """Return how many files this process may have open."""
+    """Return how many files this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def _listen(port: int, *, one_host: bool) -> socket.socket:
-    """Return a listening socket; of IPv6 and IPv4 together where the host has both."""
+    """Return a listening socket, for both IPv6 and IPv4 if the host has both."""
     error: OSError | None = None
     for family, address in _addresses(one_host=one_host):
         try:
             return _listen_on(family, address, port)
         except OSError as failed:
-            # Without IPv6 the next one is tried; a port that is taken is so for both.
+            # Without IPv6, IPv4 is tried next. A port that is taken fails for both.
             error = failed
     assert error is not None
     raise StoreError(f"port {port} cannot be listened on: {describe(error)}")
@@ -248,7 +248,7 @@ def _addresses(*, one_host: bool) -> Iterator[tuple[socket.AddressFamily, str]]:
 def _listen_on(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # A former run's closed connections are no obstacle.
+        # Closed connections of an earlier run must not block the port.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family is socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)

@@ -1,4 +1,4 @@
-"""One connection of a server: it proves itself first, then asks; what it sends is taken in pieces and within limits."""
+"""One connection of a server: the peer proves the token first, then sends requests, which are read within limits."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from ddpdoctor.exchange.requests import RequestHandler
 
 PROOF_LIMIT_S = 10.0
-"""Ours: how long a new connection may take to prove itself."""
+"""Our choice: the time that a new connection has to prove the token."""
 REQUEST_LIMIT_S = 20.0
-"""Ours: how long a begun request may take to arrive, and an answer to be taken."""
+"""Our choice: the time in which a started request must arrive, and an answer must be read."""
 _READ_BYTES = 256 * 1024
 
 
@@ -37,15 +37,15 @@ class WrongToken(BadRequest):
 
 
 class Peer:
-    """The state of a connection. ``deadline`` is when it must have got on; None while it owes nothing."""
+    """The state of a connection. It is dropped at ``deadline``, which is None while nothing is pending."""
 
     def __init__(self, connection: socket.socket, token: bytes, now_s: float) -> None:
-        """Greet with a challenge."""
+        """Prepare the greeting with its challenge."""
         self.connection = connection
         self.proven = False
         self.deadline: float | None = now_s + PROOF_LIMIT_S
         self.member: str | None = None
-        """Who beats by this connection."""
+        """The member that beats over this connection."""
         self._token = token
         self._nonce = os.urandom(NONCE_BYTES)
         self._inbox = bytearray()
@@ -53,7 +53,7 @@ class Peer:
 
     @classmethod
     def own(cls, connection: socket.socket, now_s: float) -> Self:
-        """Return a peer that is of this process, and proves nothing."""
+        """Return a peer for a connection from this process, which needs no proof."""
         peer = cls(connection, b"", now_s)
         peer.proven, peer.deadline = True, None
         peer._outbox.clear()
@@ -61,17 +61,17 @@ class Peer:
 
     @property
     def has_to_send(self) -> bool:
-        """Whether an answer waits to be taken. Until it is, no further request is read."""
+        """Whether an answer is not fully sent. Until it is, no further request is read."""
         return bool(self._outbox)
 
     def send(self, now_s: float) -> None:
-        """Send what the connection takes now."""
+        """Send as much as the connection accepts now."""
         sent = self.connection.send(self._outbox)
         del self._outbox[:sent]
         self._set_deadline(now_s, moved=sent > 0 and not self._outbox)
 
     def receive(self, handler: RequestHandler, now_s: float) -> bool:
-        """Take what has arrived and answer it; False at the end. Raises ``BadRequest`` for what no client sends."""
+        """Read what has arrived and answer it; return False at end of stream. Raises ``BadRequest``."""
         data = self.connection.recv(_READ_BYTES)
         self._inbox += data
         answered = False
@@ -117,7 +117,7 @@ class Peer:
         return request
 
     def _set_deadline(self, now_s: float, *, moved: bool) -> None:
-        """Move the deadline where something was finished: drops in between do not count."""
+        """Extend the deadline only when a request or answer is complete, so that a trickle of bytes does not count."""
         if not self.proven:
             return
         if not self._inbox and not self._outbox:

@@ -1,4 +1,4 @@
-"""Where processes of a job leave values for each other, whoever serves it."""
+"""The key-value store through which the processes of a job exchange values, whoever serves it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 FIRST_PAUSE_S = 0.005
 LONGEST_PAUSE_S = 0.25
-"""With 1,024 ranks that wait, a store answers 4,000 questions a second: little for either implementation."""
+"""With 1,024 waiting ranks, a store answers 4,000 requests a second: little for either implementation."""
 
 
 class StoreError(Exception):
@@ -18,7 +18,7 @@ class StoreError(Exception):
 class Store(Protocol):
     """A client's view of a store.
 
-    Every call has a time limit of its own and raises ``StoreError`` where it fails. Threads may share a store.
+    Every call has its own time limit and raises ``StoreError`` if it fails. Threads may share a store.
     """
 
     def set(self, key: str, value: bytes) -> None:
@@ -34,11 +34,11 @@ class Store(Protocol):
         """Remove a value."""
 
     def close(self) -> None:
-        """Leave; a second call does nothing."""
+        """Disconnect; a second call does nothing."""
 
 
 def wait_for(store: Store, key: str, limit_s: float) -> bytes | None:
-    """Return a value once it is there; None where it does not come in time. A Ctrl-C ends it at once."""
+    """Wait for a value and return it, or None if it does not arrive in time. Ctrl-C ends the wait at once."""
     deadline = time.monotonic() + limit_s
     pause_s = FIRST_PAUSE_S
     while (value := store.look(key)) is None:
@@ -51,7 +51,7 @@ def wait_for(store: Store, key: str, limit_s: float) -> bytes | None:
 
 
 class LocalStore:
-    """A store for one process alone, or for the threads of one."""
+    """An in-memory store for the threads of one process."""
 
     def __init__(self) -> None:
         """Start empty."""

@@ -1,7 +1,7 @@
-"""Messages by way of a store that somebody else serves: torch's own, where no port but the job's gets through.
+"""Carries messages through a store that somebody else serves: torch's own, if only the job's port gets through.
 
-Keys are few, for the store is the job's: a client takes the next ticket and leaves its message in one of ``SLOTS``
-places by it; the server goes through the tickets. So it asks one question at a time, however many clients there are.
+Only few keys are used, because the store belongs to the job. A client takes the next ticket and writes its message to
+one of ``SLOTS`` keys; the server reads the tickets in order. So it polls one key, however many clients there are.
 """
 
 from __future__ import annotations
@@ -18,73 +18,73 @@ if TYPE_CHECKING:
     from ddpdoctor.exchange.store import Store
 
 SLOTS = 4096
-"""A client has one request under way: with fewer clients than this no message is overwritten before it is read."""
+"""Each client has one request in flight. With fewer clients than this, no unread message is overwritten."""
 LATE_S = 2.0
-"""Ours: how long a client may take between its ticket and its message; the next ticket's turn comes then."""
+"""Our choice: the time that a client has between its ticket and its message. After it the server skips the ticket."""
 LARGE_BYTES = 4096
-"""What is larger is taken out of the job's store once it is read."""
+"""Larger messages are removed from the job's store once they are read."""
 _TICKET = struct.Struct("!Q")
 
 
 class StoreOutbox:
-    """A client's end."""
+    """The client's end; implements ``forwarding.Outbox``."""
 
     def __init__(self, store: Store) -> None:
-        """Own the store."""
+        """Take ownership of the store."""
         self._store = store
 
     def meeting(self) -> bytes | None:
-        """Return the meeting that is served, as far as can be seen."""
+        """Return the ID of the meeting that the store announces, or None if it announces none."""
         meeting = self._store.look("room")
         return meeting if meeting is not None and len(meeting) == MEETING_BYTES else None
 
     def post(self, line: bytes, message: bytes) -> None:  # noqa: ARG002 - the message itself says its line
-        """Leave a message."""
+        """Write a message to the slot of the next ticket."""
         ticket = self._store.add("tickets", 1)
         self._store.set(_slot(ticket), _TICKET.pack(ticket) + message)
 
     def answer(self, line: bytes) -> bytes | None:
-        """Return the last answer that was left for a line."""
+        """Return the last answer to a line, or None if there is none."""
         answer = self._store.look(_place(line))
         if answer is not None and len(answer) > LARGE_BYTES:
             self._store.set(_place(line), b"")
         return answer or None
 
     def close(self) -> None:
-        """Leave."""
+        """Close the store."""
         self._store.close()
 
 
 class StoreInbox:
-    """The server's end."""
+    """The server's end; implements ``forwarding.Inbox``."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
-        """Own the store."""
+        """Take ownership of the store."""
         self._store, self._clock = store, clock
         self._next = 1
         self._waited_since: float | None = None
 
     def open(self, meeting: bytes) -> None:
-        """Say that this meeting is served, from the next ticket on."""
+        """Announce this meeting, and answer from the next ticket on."""
         self._next = self._store.add("tickets", 0) + 1
         self._store.set("room", meeting)
 
     def messages(self) -> Iterator[bytes]:
-        """Return what has come since."""
+        """Yield the messages that arrived since the last call."""
         while (sealed := self._take_next()) is not None:
             yield sealed
 
     def reply(self, line: bytes, message: bytes) -> None:
-        """Leave an answer for a line."""
+        """Write the answer to a line."""
         self._store.set(_place(line), message)
 
     def close(self) -> None:
-        """Say that nothing is served any more, and leave."""
+        """Withdraw the announcement and close the store."""
         self._store.set("room", b"")
         self._store.close()
 
     def _take_next(self) -> bytes | None:
-        """Return the next ticket's message; empty for a ticket without one, None where there is no further ticket."""
+        """Return the next ticket's message, b"" if its client never wrote one, or None if there is nothing to read."""
         found = self._store.look(_slot(self._next))
         if found is not None and found.startswith(_TICKET.pack(self._next)):
             if len(found) > LARGE_BYTES:

@@ -1,19 +1,19 @@
-"""The secret by which processes of one job know each other.
+"""The secret by which the processes of one job recognize each other.
 
-``DDPDOCTOR_TOKEN``, the same on every host, is the only real secret: with it every message is signed, over torchrun's
-store too. Without it:
+``DDPDOCTOR_TOKEN``, the same on every host, is the only real secret. With it every message is signed, also over
+torchrun's store. Without it:
 
-- A Slurm step derives one from job, step and user. That keeps other jobs and strangers' mistakes out; another user of
-  the cluster who sets out to can derive it too.
-- Under torchrun, and with --nnodes by hand, whoever reaches the port may take part: the same trust that the job's own
-  store at MASTER_PORT rests on.
+- A Slurm step derives a token from job, step and user. That keeps out other jobs and accidents, but another user of the
+  cluster can derive it too.
+- Under torchrun, and with --nnodes by hand, anyone who reaches the port may take part. The job's own store at
+  MASTER_PORT trusts its network in the same way.
 
-All that a peer can do with it is to send facts, which are parsed within limits and never run. Without a token a peer
-that is none of the job's can send wrong ones, so that a report is wrong, and can read what the others sent: hosts,
-stacks, variables of the allow-list. Nothing that is sent is hidden on its way, with a token or without.
+A peer with the token can only send facts, which are parsed within limits and never run. Without a token, a stranger can
+send wrong facts, which makes the report wrong, and can read what the others sent: hosts, stacks, variables of the
+allow-list. Nothing is encrypted, with or without a token.
 
-It holds for every transport (see ``node_meeting``): a connection to the own port proves it before anything is served,
-and messages in a store or a shared folder are signed one by one (see ``forwarding``).
+The token protects every transport (see ``node_meeting``). A connection to ddpdoctor's own port proves it before
+anything is served. Messages in a store or a shared folder are signed one by one (see ``forwarding``).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 VARIABLE = "DDPDOCTOR_TOKEN"
 NO_TOKEN = b"ddpdoctor"
-"""What a server and its clients prove to hold where the job has no secret: that they are ddpdoctor."""
+"""The shared value if the job has no secret. It proves only that the other side is ddpdoctor."""
 
 
 def job_token(launch: Launch, env: Mapping[str, str]) -> bytes | None:
-    """Return the token of the job; None where it has none."""
+    """Return the token of the job, or None if it has none."""
     given = env.get(VARIABLE, "")
     if given:
         return token_bytes(given)
@@ -45,5 +45,5 @@ def job_token(launch: Launch, env: Mapping[str, str]) -> bytes | None:
 
 
 def token_bytes(given: str) -> bytes:
-    """Return the token that a value of ``DDPDOCTOR_TOKEN`` stands for."""
+    """Return the token for a value of ``DDPDOCTOR_TOKEN``."""
     return hashlib.sha256(given.encode(errors="surrogateescape")).digest()

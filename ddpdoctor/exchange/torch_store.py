@@ -1,7 +1,7 @@
-"""The launcher's own store, torch's TCPStore, as a client: what every rank of the job must reach anyway.
+"""A client of the launcher's own store, torch's TCPStore, which every rank of the job must reach anyway.
 
-Both of torchrun's rendezvous, static and c10d, serve one at MASTER_ADDR:MASTER_PORT by the agent of node 0, for as long
-as that agent lives. With TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 it is left to rank 0 to serve it, and then it does.
+With both of torchrun's rendezvous, static and c10d, the agent of node 0 serves it at MASTER_ADDR:MASTER_PORT for as
+long as that agent lives. With TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 rank 0 must serve it, and this module then does.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 Given = TypeVar("Given")
 
 CALL_LIMIT_S = 10.0
-"""Ours. torch's own calls have no limit where a connection stays open and nothing comes back."""
+"""Our choice. torch's own calls have no limit if a connection stays open and nothing comes back."""
 
 
 class TorchStore:
-    """A client of a TCPStore. Its calls run in a thread of its own, so that one that hangs can be left."""
+    """A client of a TCPStore. Its calls run in their own thread, so that a caller can give up on one that hangs."""
 
     def __init__(self, store: Any, prefix: str, call_limit_s: float = CALL_LIMIT_S) -> None:
-        """Take a TCPStore; ``prefix`` keeps our keys apart from the launcher's and the job's."""
+        """Take a TCPStore; ``prefix`` separates ddpdoctor's keys from the launcher's and the job's."""
         self._store, self._prefix, self._limit_s = store, prefix, call_limit_s
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="ddpdoctor-store", daemon=True).start()
 
     def set(self, key: str, value: bytes) -> None:
-        """Leave a value."""
+        """Store a value under a key."""
         self._call(lambda: self._store.set(self._prefix + key, value))
 
     def look(self, key: str) -> bytes | None:
-        """Return a value, or None where there is none yet."""
+        """Return the value of a key, or None if it has none yet."""
         name = self._prefix + key
         return self._call(lambda: self._store.get(name) if self._store.check([name]) else None)
 
@@ -56,7 +56,7 @@ class TorchStore:
         self._call(lambda: self._store.delete_key(self._prefix + key))
 
     def close(self) -> None:
-        """End the thread, and with it the connection."""
+        """End the thread, which also closes the connection."""
         self._calls.put(None)
 
     def _call(self, call: Callable[[], Given]) -> Given:
@@ -84,7 +84,7 @@ class TorchStore:
 def open_torch_store(launch: Launch, limit_s: float) -> TorchStore:
     """Join the store of a job that torchrun started; raises ``StoreError`` with what was tried and seen.
 
-    Imports torch. Whether anybody listens is asked first, by us: torch's own error does not say what was in the way.
+    Imports torch. A plain connection is tried first, because torch's own error does not say what was in the way.
     """
     started = time.monotonic()
     serves = not launch.agent_store and launch.rank == 0
@@ -121,7 +121,7 @@ def _make_store(launch: Launch, limit_s: float, *, serves: bool) -> Any:
 
     threading.Thread(target=make, name="ddpdoctor-join", daemon=True).start()
     try:
-        # A server of another kind that takes the connection and says nothing hangs torch beyond its limit.
+        # If another kind of server accepts the connection and stays silent, torch hangs beyond its limit.
         store = made.get(timeout=limit_s + 2)
     except queue.Empty:
         store = TimeoutError("no answer")
@@ -133,7 +133,7 @@ def _make_store(launch: Launch, limit_s: float, *, serves: bool) -> Any:
 
 @contextmanager
 def _torch_is_quiet() -> Iterator[None]:
-    """Have torch read the level of its C++ log as it is loaded: a peer that leaves is no error here."""
+    """Silence torch's C++ log, whose level torch reads while it loads. A peer that leaves is no error here."""
     name = "TORCH_CPP_LOG_LEVEL"
     former = os.environ.get(name)
     os.environ[name] = "FATAL"

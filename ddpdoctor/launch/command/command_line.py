@@ -1,4 +1,4 @@
-"""Takes a command line apart: options of ddpdoctor, options of torchrun, the script or command, and what is its own."""
+"""Splits a command line into ddpdoctor's options, torchrun's options, the script or command, and its arguments."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _SHORT_LENGTH = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitCommand:
-    """A command line of ``wrap`` by owner; each part keeps the user's order and spelling.
+    """A command line of ``wrap``, split by owner; each part keeps the user's order and spelling.
 
-    ``is_command``: ``script`` is a command that is run as it stands, and not under torchrun.
-    ``torchrun`` is without the flags that ``is_module`` and ``no_python`` stand for. ``own`` has long options
-    written with dashes. ``script`` is empty only where ``own`` asks for help.
+    If ``is_command``, ``script`` is a command that runs unchanged and not under torchrun. ``torchrun`` does not contain
+    the flags that ``is_module`` and ``no_python`` represent. In ``own``, long options are written with dashes.
+    ``script`` is empty only if ``own`` asks for help.
     """
 
     own: tuple[str, ...]
@@ -45,12 +45,12 @@ def split_command(
     own_options: Mapping[str, bool],
     ask: Callable[[], Mapping[str, bool]] = ask_torchrun,
 ) -> SplitCommand:
-    """Split ``argv``, where ``own_options`` says of each option of ours whether it takes a value.
+    """Split ``argv``; ``own_options`` maps each of ddpdoctor's options to whether it takes a value.
 
-    The first word that is neither an option nor an option's value is the script, and all after it is the
-    script's. After ``--`` comes a command. ``ask`` is called for an option that is in neither table. Raises
-    ``UserError`` for an option that nobody knows, a value that is missing, options of torchrun before a command, and
-    where there is neither script nor command.
+    The first word that is neither an option nor an option's value is the script; everything after it belongs to the
+    script. After ``--`` comes a command. ``ask`` is called for an option that is in neither table. Raises ``UserError``
+    for an unknown option, a missing value, options of torchrun before a command, and if there is neither a script nor
+    a command.
     """
     words = deque(argv)
     parts = _Parts(own_options=own_options, ask=ask)
@@ -68,7 +68,7 @@ def split_command(
 
 @dataclass(kw_only=True)
 class _Parts:
-    """What has been sorted so far."""
+    """The words sorted so far."""
 
     own_options: Mapping[str, bool]
     ask: Callable[[], Mapping[str, bool]]
@@ -78,7 +78,7 @@ class _Parts:
     no_python: bool = False
 
     def take(self, word: str, rest: deque[str]) -> None:
-        """Sort one option with its value, which may be attached or the next of ``rest``."""
+        """Sort one option with its value, which may be attached or the next word in ``rest``."""
         name, attached = _take_apart(word)
         if (full := self._complete(name)) != name:
             name, word = full, word.replace(word.partition("=")[0], full, 1)
@@ -97,7 +97,7 @@ class _Parts:
                 kept.append(_next_value(name, rest))
 
     def finish(self, script: str, script_args: tuple[str, ...], *, own: tuple[str, ...]) -> SplitCommand:
-        """Freeze what was sorted."""
+        """Return the sorted words as a ``SplitCommand``."""
         return SplitCommand(
             own=own,
             torchrun=tuple(self.torchrun),
@@ -108,7 +108,7 @@ class _Parts:
         )
 
     def finish_command(self, words: deque[str]) -> SplitCommand:
-        """Freeze what was sorted, where ``--`` and a command follow."""
+        """Return the sorted words as a ``SplitCommand`` if ``--`` and a command follow."""
         if self.torchrun or self.is_module or self.no_python:
             given = next(iter(self.torchrun), "-m" if self.is_module else _NO_PYTHON)
             raise UserError(
@@ -124,7 +124,7 @@ class _Parts:
         )  # fmt: skip
 
     def _complete(self, name: str) -> str:
-        """Return the option that ``name`` begins, as argparse does for torchrun; ``name`` itself where it is none."""
+        """Expand an abbreviated option, as argparse does for torchrun, or return ``name`` if nothing matches."""
         known = {*self.own_options, *TORCHRUN_OPTIONS}
         if not name.startswith("--") or name in known:
             return name
@@ -143,7 +143,7 @@ class _Parts:
 
 
 def _take_apart(word: str) -> tuple[str, bool]:
-    """Name an option and say whether its value is attached: ``--tee=3``, ``-t3``."""
+    """Return an option's name and whether its value is attached (``--tee=3``, ``-t3``)."""
     name, equals, _ = word.partition("=")
     if name.startswith("--"):
         return canonical(name), bool(equals)

@@ -1,4 +1,4 @@
-"""What ``wrap`` was asked for, once the command line, the environment and the machine have had their say."""
+"""The final settings of ``wrap``, from the command line, the environment and the machine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from ddpdoctor.recorder.settings import Settings
 
 OnHang = Literal["auto", "kill", "report"]
-"""When a job that hangs is stopped: once it can never go on, at the first report, never."""
+"""When to stop a job that hangs: once it can never continue (auto), at the first report (kill), never (report)."""
 DebugLevel = Literal["DETAIL", "INFO", "OFF"]
 ChosenLevel = Literal["AUTO", "DETAIL", "INFO", "OFF"]
-"""AUTO: DETAIL where the job turns out to use Gloo alone, OFF where it uses NCCL or another backend."""
+"""AUTO means DETAIL if the job turns out to use only Gloo, and OFF if it uses NCCL or another backend."""
 OutputFormat = Literal["text", "json"]
 SavedFormat = Literal["text", "json", "junit", "markdown", "csv", "nccl-tests"]
-"""The last two hold for reports of `allreduce-bench` only."""
+"""The last two apply only to reports of `allreduce-bench`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,31 +28,31 @@ class WrapOptions:
     hang_timeout_s: float
     on_hang: OnHang
     debug_level: ChosenLevel | None
-    """None where the value that ``TORCH_DISTRIBUTED_DEBUG`` has in the environment stays."""
+    """None keeps the value of ``TORCH_DISTRIBUTED_DEBUG`` in the environment."""
     report_dir: Path
-    """The run folder: made, private, and known to be writable."""
+    """The run folder, which exists, is private and is known to be writable."""
     report_file: Path
-    """What the report becomes: report.json of the run folder, or node-N.json above it on every node but the first."""
+    """The file for the report: report.json in the run folder, or node-N.json above it on every node but the first."""
     placement: Placement
-    """Where this ``wrap`` stands among those of its job."""
+    """The place of this ``wrap`` in its job."""
     format: OutputFormat
     quiet: bool
     ignore: tuple[str, ...]
     """Codes of rules whose findings are left out."""
     ranks: Settings
-    """What the recorder of each rank is told."""
+    """The settings of each rank's recorder."""
     allow_different: tuple[str, ...]
-    """Patterns of names of tensors that may differ between ranks."""
+    """Name patterns of tensors that may differ between ranks."""
     torchrun_args: tuple[str, ...]
-    """Options for torchrun in the user's order, after those that ddpdoctor chose: number of ranks, nodes."""
+    """Options for torchrun: first those that ddpdoctor chose (number of ranks, nodes), then the user's in order."""
     script: str
-    """The script, the module, or the command that is run."""
+    """The script, module or command to run."""
     is_module: bool
     is_command: bool
-    """``script`` starts the ranks itself, or is the one rank; torchrun is not put in front of it."""
+    """Whether ``script`` starts the ranks itself, or is the only rank; it then runs without torchrun."""
     no_python: bool
     script_args: tuple[str, ...]
     nproc_note: str | None
-    """What was chosen as number of ranks and how to choose otherwise; None where the user chose."""
+    """A sentence on the chosen number of ranks and how to change it, or None if the user chose."""
     command: tuple[str, ...]
-    """The full command line as it was typed."""
+    """The full command line as typed."""

@@ -1,6 +1,6 @@
-"""Which of how many members of a job this ``wrap`` is, and where the members meet.
+"""The place of this ``wrap`` in its job: its number, the number of members, and where they meet.
 
-A *member* is one ``wrap``: one a node where torchrun starts the ranks, one a rank where each process becomes a rank.
+A *member* is one ``wrap``: one per node if torchrun starts the ranks, or one per rank if each process becomes a rank.
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ class Style(Enum):
     TORCHRUN = "torchrun"
     """torchrun, which starts the ranks of a node."""
     RANK = "rank"
-    """The script itself: this process's place among the others is its rank."""
+    """The script itself, as one rank; the member's number is its rank."""
     COMMAND = "command"
-    """A command, as it stands."""
+    """A command, unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where one ``wrap`` stands in its job, and what follows from it for what it starts."""
+    """The place of one ``wrap`` in its job, and what to pass to the process that it starts."""
 
     style: Style = Style.TORCHRUN
     number: int | None = 0
-    """Of this member, from 0; None where only the rendezvous will tell."""
+    """This member's number, from 0, or None if only the rendezvous will assign it."""
     expected: int = 1
-    """Members that are to come; the fewest, of an elastic job."""
+    """How many members should join; in an elastic job, at least how many."""
     most: int = 1
-    """Members that may come."""
+    """How many members may join at most."""
     hosts: tuple[str, ...] = ()
-    """Where the first member may be reached, the likeliest first; empty where nothing tells."""
+    """Names or addresses of the first member, the likeliest first; empty if unknown."""
     port: int = 0
-    """The members' own port there."""
+    """ddpdoctor's own port on that host."""
     names: tuple[str, ...] = ()
-    """Of the hosts of all members, by number; empty where nothing says them."""
+    """The host names of all members, by number; empty if unknown."""
     of_ranks: bool = False
-    """Whether each member is one rank, and not a node whose launcher starts ranks."""
+    """Whether each member is one rank instead of a node whose launcher starts ranks."""
     nodes: int = 1
-    """Of members that are ranks: on how many nodes they are."""
+    """The number of nodes, if members are ranks."""
     one_host: bool = False
     """Whether all members are on one host."""
     token: bytes | None = field(default=None, repr=False)
-    """The job's secret, where it has one."""
+    """The job's secret, or None if it has none."""
     store: tuple[str, int] | None = None
-    """Host and port of the job's own store; None where nothing tells."""
+    """Host and port of the job's own store, or None if unknown."""
     batch_job: str = ""
     """Slurm's job and step, "1234.0"; empty elsewhere."""
     torchrun_args: tuple[str, ...] = ()
-    """To be put before torchrun's own options."""
+    """Options to add before the user's torchrun options."""
     variables: tuple[tuple[str, str], ...] = ()
-    """To be set for what is started."""
+    """Environment variables to set for the started process."""
     note: str | None = None
-    """What was chosen and how to choose otherwise, for the user; None where there was nothing to choose."""
+    """A sentence for the user on what was chosen and how to change it, or None if nothing was."""
 
     @property
     def alone(self) -> bool:
-        """Whether there are no others to hear of."""
+        """Whether this is the only member."""
         return max(self.expected, self.most) <= 1

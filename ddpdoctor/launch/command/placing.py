@@ -1,6 +1,6 @@
-"""Finds the place of a ``wrap`` in its job from options, Slurm or an operator's variables; asks the machine nothing.
+"""Finds the place of a ``wrap`` in its job from options, Slurm or an operator's variables, without probing the machine.
 
-What a job of one node has no use for is imported where it is needed: its ranks wait for this.
+The ranks wait for this, so modules that a job on one node does not need are imported only when needed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MAX_PORT = 65_535
 def place(split: SplitCommand, env: Mapping[str, str], exchange_port: int | None = None) -> Placement:
     """Return the place that options, Slurm or an operator's variables give to this process.
 
-    What the command line says of nodes goes before Slurm's word, and that before RANK and WORLD_SIZE. Raises
-    ``UserError`` where each of several tasks of a node would start the ranks of the whole node.
+    Node options on the command line take precedence over Slurm, and Slurm over RANK and WORLD_SIZE. Raises
+    ``UserError`` if each of several tasks on a node would start the ranks of the whole node.
     """
     placed = _place(split, settings_of_command(split, env), env)
     if placed.alone:
@@ -60,7 +60,7 @@ def _idle_note(env: Mapping[str, str]) -> str | None:
 
 
 def _by_torchrun(style: Style, told: TorchrunSettings, nnodes: tuple[int, int]) -> Placement:
-    """Place a node by what torchrun is told. Only a static rendezvous goes by --node-rank."""
+    """Place a node by torchrun's options. Only a static rendezvous uses --node-rank."""
     host, port = told.endpoint or ("", 0)
     one_host = is_loopback(host)
     return Placement(
@@ -76,7 +76,7 @@ def _by_torchrun(style: Style, told: TorchrunSettings, nnodes: tuple[int, int]) 
 
 
 def _by_variables(split: SplitCommand, told: TorchrunSettings | None, env: Mapping[str, str]) -> Placement | None:
-    """Place a rank by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which an operator or another launcher has set."""
+    """Place a rank by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as set by an operator or another launcher."""
     if not env.get("RANK") or not env.get("WORLD_SIZE"):
         return None
     from ddpdoctor.collect.launch.this_process import number
@@ -105,7 +105,7 @@ def _by_variables(split: SplitCommand, told: TorchrunSettings | None, env: Mappi
 
 
 def _token(placed: Placement, env: Mapping[str, str]) -> bytes | None:
-    """Return the job's secret; of a Slurm step the one that every other verb has in it."""
+    """Return the job's secret; in a Slurm step, the same one that the other ddpdoctor commands use."""
     from ddpdoctor.exchange.token import job_token
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.model.node import Launcher
@@ -115,7 +115,7 @@ def _token(placed: Placement, env: Mapping[str, str]) -> bytes | None:
 
 
 def _beside(port: int) -> int:
-    """Return the port next to the store's; 0 where none is known."""
+    """Return the port next to the store's, or 0 if that is unknown."""
     if not port:
         return 0
     return port + 1 if port < MAX_PORT else port - 1

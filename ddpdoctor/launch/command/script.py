@@ -1,4 +1,4 @@
-"""Looks at the script before anything is started: can it run, does it start ranks itself, how many ranks then."""
+"""Checks the script before anything starts: can it run, does it start ranks itself, and how many ranks to start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.command.command_line import SplitCommand
 
 RANKS_WITHOUT_GPU = 2
-"""Fewer show nothing of what goes wrong between ranks; more only share the same cores."""
+"""Our choice: fewer ranks cannot show problems between ranks, and more only share the same cores."""
 
 _LAUNCHERS = frozenset(
     {
@@ -33,7 +33,7 @@ _LAUNCHERS = frozenset(
         "accelerate.launchers.notebook_launcher",
     }
 )
-"""Calls that start ranks, by full name."""
+"""Full names of functions that start ranks."""
 
 LAUNCHERS = frozenset(
     {
@@ -41,14 +41,14 @@ LAUNCHERS = frozenset(
         "python3", "sh", "srun", "torchrun", "uv",
     }
 )  # fmt: skip
-"""Commands that people put where the script belongs."""
+"""Commands that people mistakenly give as the script."""
 _COMPILED_SUFFIXES = frozenset({".pyc", ".so"})
 
 
 def check_script(script: str) -> bytes | None:
-    """Return the source of a script, or None where there is none to read (a zip file, compiled code).
+    """Return the source of a script, or None if it has none to read (a zip file, compiled code).
 
-    Raises ``UserError`` where Python could not run it: not found, a directory, not readable, a syntax error.
+    Raises ``UserError`` if Python could not run it: not found, a directory, not readable, a syntax error.
     """
     path = Path(script)
     if path.is_dir():
@@ -63,7 +63,7 @@ def check_script(script: str) -> bytes | None:
 
 
 def refuse_launcher(split: SplitCommand) -> None:
-    """Raise ``UserError`` where the script is a command that starts ranks: it belongs behind ``--``."""
+    """Raise ``UserError`` if the script is a command that starts ranks, which belongs after ``--``."""
     name = Path(split.script).name
     if name not in LAUNCHERS or Path(name).is_file():
         return
@@ -75,7 +75,7 @@ def refuse_launcher(split: SplitCommand) -> None:
 
 
 def check_command(command: str, path: str | None) -> None:
-    """Raise ``UserError`` where ``command`` cannot be run; ``path`` is the value of PATH."""
+    """Raise ``UserError`` if ``command`` cannot be run; ``path`` is the value of PATH."""
     if shutil.which(command, path=path) is not None:
         return
     file = Path(command)
@@ -92,7 +92,7 @@ def check_command(command: str, path: str | None) -> None:
 
 
 def locate_module(name: str, search_path: Iterable[str]) -> Path | None:
-    """Find the file that ``python -m name`` would run, without importing anything; None where that is not cheap."""
+    """Find the file that ``python -m name`` would run, without importing anything, or None if that fails."""
     for root in search_path:
         base = Path(root or ".").joinpath(*name.split("."))
         for candidate in (base / "__main__.py", base.with_name(base.name + ".py")):
@@ -102,7 +102,7 @@ def locate_module(name: str, search_path: Iterable[str]) -> Path | None:
 
 
 def starts_ranks(source: bytes) -> str | None:
-    """Name the call by which a script starts ranks itself, as it is written there; None where it has none."""
+    """Return the call by which a script starts ranks itself, as written there, or None if it has none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree = ast.parse(source)
@@ -118,7 +118,7 @@ def starts_ranks(source: bytes) -> str | None:
 
 
 def choose_nproc(*, source: bytes | None, gpus: GpuCount) -> tuple[int, str]:
-    """Choose the number of ranks where the user did not, and say in a sentence what was chosen and how to change it."""
+    """Choose the number of ranks; return it with a sentence on what was chosen and how to change it."""
     launcher = None if source is None else starts_ranks(source)
     how = "choose with --nproc-per-node"
     if launcher is not None:
@@ -132,7 +132,7 @@ def choose_nproc(*, source: bytes | None, gpus: GpuCount) -> tuple[int, str]:
 
 
 def is_nproc_given(torchrun_args: Iterable[str], env: Mapping[str, str]) -> bool:
-    """Say whether the user chose the number of ranks, on the command line or by torchrun's variable."""
+    """Return whether the user chose the number of ranks, on the command line or by torchrun's variable."""
     names = {"--nproc-per-node", "--nproc_per_node"}
     return "PET_NPROC_PER_NODE" in env or any(arg.partition("=")[0] in names for arg in torchrun_args)
 
@@ -140,7 +140,7 @@ def is_nproc_given(torchrun_args: Iterable[str], env: Mapping[str, str]) -> bool
 def choose_ranks(
     torchrun_args: Iterable[str], source: bytes | None, env: Mapping[str, str]
 ) -> tuple[tuple[str, ...], str | None]:
-    """Return what to add to torchrun's options, and the sentence about it; nothing where the user chose."""
+    """Return the options to add for torchrun and a sentence about them; nothing if the user chose."""
     if is_nproc_given(torchrun_args, env):
         return (), None
     from ddpdoctor.collect.gpu.count import count_gpus
@@ -174,7 +174,7 @@ def _check_syntax(content: bytes, path: Path) -> None:
 
 
 def _read_aliases(tree: ast.AST) -> dict[str, str]:
-    """Which full name each imported name stands for, in the whole file."""
+    """Map each imported name in the whole file to its full name."""
     aliases: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -185,7 +185,7 @@ def _read_aliases(tree: ast.AST) -> dict[str, str]:
 
 
 def _dotted(node: ast.expr) -> str:
-    """``torch.multiprocessing.spawn`` as text; empty where it is not a plain chain of names."""
+    """Return ``torch.multiprocessing.spawn`` as text, or "" if the node is not a plain chain of names."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)

@@ -1,4 +1,4 @@
-"""Places a task of a Slurm step: as a node's torchrun where there is one task a node, else as a rank."""
+"""Places a task of a Slurm step: as a node's torchrun if there is one task per node, else as a rank."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 def place_task(
     split: SplitCommand, told: TorchrunSettings | None, step: SlurmStep, env: Mapping[str, str]
 ) -> Placement:
-    """Return a task's place, with what its torchrun or its rank needs to be told.
+    """Return a task's place, with the options or variables that its torchrun or its rank needs.
 
-    ``told`` is what torchrun is told, None where the command is none. Raises ``UserError`` where each of several tasks
-    of a node would start the ranks of the whole node.
+    ``told`` is torchrun's settings, or None if the command is not torchrun. Raises ``UserError`` if each of several
+    tasks on a node would start the ranks of the whole node.
     """
     placed = _task(step)
     if told is None or split.is_command:
@@ -37,7 +37,7 @@ def place_task(
 
 
 def idle_note(env: Mapping[str, str]) -> str | None:
-    """Say that nodes stand idle, where a batch script runs on one node what was meant for all."""
+    """Return a note if a batch script runs this on one node and leaves the others idle."""
     idle = idle_nodes(env)
     if not idle:
         return None
@@ -46,7 +46,7 @@ def idle_note(env: Mapping[str, str]) -> str | None:
 
 
 def _task(step: SlurmStep) -> Placement:
-    """Return what holds for every task of a step, whatever it starts."""
+    """Return the part of the place that does not depend on what the task starts."""
     one_host = step.nodes == 1
     hosts = ("127.0.0.1",) if one_host else (step.master, *step.hosts[:1])
     return Placement(
@@ -65,7 +65,7 @@ def _task(step: SlurmStep) -> Placement:
 
 
 def _node_task(placed: Placement, told: TorchrunSettings, step: SlurmStep) -> Placement:
-    """Add to torchrun's options what the user left out: the nodes, and where they meet under which name."""
+    """Add the torchrun options that the user left out: the number of nodes, the rendezvous endpoint and ID."""
     fewest, most = told.nnodes or (step.place.tasks, step.place.tasks)
     added = [] if told.nnodes else [f"--nnodes={step.place.tasks}"]
     by_address = any(told.text(name) for name in ("--master-addr", "--node-rank", "--rdzv-endpoint"))
@@ -88,12 +88,12 @@ def _c10d_args(told: TorchrunSettings, step: SlurmStep) -> list[str]:
     host, port = step.store
     args = [] if told.is_c10d else ["--rdzv-backend=c10d"]
     if not told.text("--rdzv-id"):
-        # A straggler of the start before a requeue must not be let in.
+        # A late process from before a requeue must not join.
         args.append(f"--rdzv-id=slurm-{step.place.name}-{step.restarts}")
     if told.text("--rdzv-endpoint"):
         return args
     args.append(f"--rdzv-endpoint={host}:{port}")
-    # Slurm's name of a node need not be its host name, by which torch would find out who serves the store.
+    # torch decides by host name who serves the store, but Slurm's node name may differ from it.
     if not told.text("--rdzv-conf") and host in {"127.0.0.1", *step.hosts[:1]}:
         args.append(f"--rdzv-conf=is_host={int(step.place.task == 0)}")
     return args
@@ -109,7 +109,7 @@ def _static_args(told: TorchrunSettings, step: SlurmStep) -> list[str]:
 
 
 def _rank_variables(step: SlurmStep, env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return what init_process_group reads, and LOCAL_RANK; a rank that the job's script has chosen stays."""
+    """Return the variables of init_process_group, and LOCAL_RANK. A rank that the job's script chose stays."""
     host, port = step.store
     rank, size = number(env, "RANK"), number(env, "WORLD_SIZE")
     chosen = rank is not None and size == step.place.tasks and rank < size
@@ -127,7 +127,7 @@ def _rank_variables(step: SlurmStep, env: Mapping[str, str]) -> tuple[tuple[str,
 
 
 def _shape_given(split: SplitCommand, told: TorchrunSettings) -> str:
-    """Name an option or variable that speaks to torchrun; empty where there is none."""
+    """Return an option or variable that is meant for torchrun, or "" if there is none."""
     if split.torchrun:
         return split.torchrun[0].partition("=")[0]
     return next((variable_of(name) for name in SHAPE if told.text(name)), "")

@@ -1,4 +1,4 @@
-"""The Slurm step that this process is a task of, as its variables tell."""
+"""Reads the Slurm step of this process from its environment variables."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ class SlurmStep:
     node: int
     local_task: int
     local_tasks: int | None
-    """Tasks of the step on this node; None where Slurm does not say."""
+    """The step's tasks on this node, or None if Slurm does not say."""
     hosts: tuple[str, ...]
-    """Of the nodes, in Slurm's order; empty where the list cannot be read."""
+    """The nodes' hosts, in Slurm's order; empty if the list cannot be read."""
     task_hosts: tuple[str, ...]
-    """Of each task; empty where that cannot be told, as where tasks are dealt out to the nodes in turn."""
+    """The host of each task; empty if unknown, for example with a cyclic distribution."""
     restarts: int
-    """How often the job was requeued before."""
+    """How often the job was requeued."""
     master: str
-    """Where the job's script wants the store, in MASTER_ADDR; empty where it says nothing, or this host."""
+    """The MASTER_ADDR that the job's script set for the store; empty if unset, or loopback with several nodes."""
     master_port: int | None
 
     @property
     def own_port(self) -> int:
-        """Where ddpdoctor's processes meet."""
+        """The port where ddpdoctor's processes meet."""
         return self.place.port(EXCHANGE_PORTS)
 
     @property
     def store(self) -> tuple[str, int]:
-        """Where the store of the job is to be: MASTER_ADDR and MASTER_PORT, else the first node and a derived port."""
+        """Host and port for the job's store: MASTER_ADDR and MASTER_PORT, else the first node and a derived port."""
         first = "127.0.0.1" if self.nodes == 1 else next(iter(self.hosts), "127.0.0.1")
         return self.master or first, self.master_port or self.place.port(STORE_PORTS)
 
 
 def read_step(env: Mapping[str, str]) -> SlurmStep | None:
-    """Return the step of more than one task that srun started this process in; None where there is none."""
+    """Return the Slurm step of this process, or None if there is none or it has only one task."""
     place = read_slurm_task(env)
     if place is None or place.tasks == 1:
         return None
@@ -68,7 +68,7 @@ def read_step(env: Mapping[str, str]) -> SlurmStep | None:
 
 
 def idle_nodes(env: Mapping[str, str]) -> int:
-    """Return how many nodes of an allocation the shell of sbatch or salloc leaves idle by running here what it runs."""
+    """Return how many allocated nodes stay idle because a shell of sbatch or salloc runs this without srun."""
     if is_slurm_step(env) or number(env, "SLURM_JOB_ID", "SLURM_JOBID") is None:
         return 0
     return max((number(env, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1) - 1, 0)
@@ -85,7 +85,7 @@ def _counts(env: Mapping[str, str], nodes: int) -> tuple[int, ...]:
 def _task_hosts(
     env: Mapping[str, str], hosts: tuple[str, ...], counts: tuple[int, ...], place: tuple[int, int]
 ) -> tuple[str, ...]:
-    """Return each task's host, for tasks that fill one node after another, which is Slurm's default for many."""
+    """Return each task's host if tasks fill one node after another, which is Slurm's usual default."""
     task, tasks = place
     if len(hosts) != len(counts) or sum(counts) != tasks:
         return ()

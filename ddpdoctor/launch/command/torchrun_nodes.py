@@ -1,4 +1,4 @@
-"""What torchrun is told of the nodes of a job: by its options, else by its PET_* variables."""
+"""torchrun's settings about the nodes of a job, from its options or else from its PET_* variables."""
 
 from __future__ import annotations
 
@@ -21,54 +21,54 @@ C10D_PORT = 29_400
 SHAPE = (
     "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--master-addr", "--node-rank", "--standalone",
 )  # fmt: skip
-"""Options each of which says that torchrun is to start ranks here."""
+"""Options that each imply that torchrun starts ranks here."""
 _MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch"})
 
 
 class TorchrunSettings:
-    """The options of one torchrun by their names, as ``--nnodes``; the command line goes before the variables."""
+    """The options of one torchrun by name, such as ``--nnodes``; the command line overrides the variables."""
 
     def __init__(self, words: tuple[str, ...], env: Mapping[str, str]) -> None:
-        """Take torchrun's options, and the environment that it will see."""
+        """Take torchrun's options and the environment that it will see."""
         self._words, self._env = words, env
         self._options = _read_options(words)
 
     def also(self, words: Iterable[str]) -> TorchrunSettings:
-        """Return what it is told with more options in front."""
+        """Return the settings with more options in front."""
         return TorchrunSettings((*words, *self._words), self._env)
 
     def text(self, name: str) -> str:
-        """Return what an option says; empty where neither it nor its variable is there."""
+        """Return an option's value, or "" if neither it nor its variable is set."""
         return self._options.get(name) or self._env.get(variable_of(name), "").strip()
 
     def number(self, name: str) -> int | None:
-        """Return an option that is a whole number and not negative; None for all else."""
+        """Return an option's value as a non-negative integer, or None if it is not one."""
         text = self.text(name)
         return int(text) if text.isascii() and text.isdecimal() else None
 
     @property
     def nnodes(self) -> tuple[int, int] | None:
-        """The fewest and the most nodes; None where nothing, or nothing of sense, is told."""
+        """The fewest and the most nodes, or None if unset or invalid."""
         return nodes_range(self.text("--nnodes"))
 
     @property
     def standalone(self) -> bool:
-        """Whether this node is the whole job by its own word."""
+        """Whether --standalone makes this node the whole job."""
         return "--standalone" in self._options or self.number("--standalone") not in {None, 0}
 
     @property
     def backend(self) -> str:
-        """The rendezvous backend, which is static unless another is told."""
+        """The rendezvous backend; the default is static."""
         return self.text("--rdzv-backend") or "static"
 
     @property
     def is_c10d(self) -> bool:
-        """Whether nodes are numbered by the rendezvous, and one of them serves its store."""
+        """Whether the rendezvous numbers the nodes and one of them serves its store."""
         return self.backend == "c10d"
 
     @property
     def endpoint(self) -> tuple[str, int] | None:
-        """Host and port of the store that a node of the job serves; None where none does (etcd)."""
+        """Host and port of the store that a node of the job serves, or None if none does (etcd)."""
         if self.backend not in {"static", "c10d"}:
             return None
         default = C10D_PORT if self.is_c10d else STATIC_PORT
@@ -81,14 +81,14 @@ class TorchrunSettings:
 
 
 def variable_of(option: str) -> str:
-    """Return the variable that stands for an option of torchrun (torch/distributed/argparse_util.py)."""
+    """Return the environment variable of a torchrun option (torch/distributed/argparse_util.py)."""
     return "PET_" + option[2:].replace("-", "_").upper()
 
 
 def settings_of_command(split: SplitCommand, env: Mapping[str, str]) -> TorchrunSettings | None:
-    """Return what torchrun is told: before a script, or as the command itself.
+    """Return torchrun's settings, given before a script or in the command itself.
 
-    Of another command an operator's variables tell on how many nodes it was started; None where they do not.
+    For another command, return the settings in an operator's PET_* variables, or None if they do not set the nodes.
     """
     if not split.is_command:
         return TorchrunSettings(split.torchrun, env)
@@ -98,14 +98,14 @@ def settings_of_command(split: SplitCommand, env: Mapping[str, str]) -> Torchrun
     elif Path(split.script).name != "torchrun":
         return TorchrunSettings((), env) if env.get("PET_NNODES") else None
     try:
-        # To ask torch for an option that is not known would keep the ranks waiting for seconds.
+        # ``dict`` instead of asking torch about unknown options, which would delay the ranks by seconds.
         return TorchrunSettings(split_command(words, {}, dict).torchrun, env)
-    except UserError:  # torchrun's to complain about
+    except UserError:  # torchrun will complain about it
         return None
 
 
 def _read_options(words: tuple[str, ...]) -> dict[str, str]:
-    """Return each long option with its value, the last one given; flags have none."""
+    """Return each long option with its last value; flags have an empty one."""
     options: dict[str, str] = {}
     rest = iter(words)
     for word in rest:

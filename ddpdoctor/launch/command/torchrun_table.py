@@ -1,6 +1,6 @@
-"""Which options torchrun has and whether each takes a value, without the seconds that importing torch costs.
+"""torchrun's options and whether each takes a value, without the seconds that importing torch costs.
 
-Read off ``torch/distributed/run.py`` of torch 2.6 to 2.13; what a newer torch adds is asked from torch itself.
+Taken from ``torch/distributed/run.py`` of torch 2.6 to 2.13. For options of a newer torch, torch itself is asked.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _WITH_VALUE = (
 _FLAGS = ("--standalone", "-m", "--module", "--no-python", "--run-path", "--virtual-local-rank")
 
 TORCHRUN_OPTIONS: Mapping[str, bool] = MappingProxyType(dict.fromkeys(_WITH_VALUE, True) | dict.fromkeys(_FLAGS, False))
-"""Option, with dashes, to whether it takes a value."""
+"""Each option, written with dashes, and whether it takes a value."""
 
 _ASK_TORCH = """
 import json
@@ -64,9 +64,9 @@ print(json.dumps({name: action.nargs != 0 for action in actions for name in acti
 
 @lru_cache(maxsize=1)
 def ask_torchrun() -> Mapping[str, bool]:
-    """Ask the installed torch for its options, in a process of its own; option to whether it takes a value.
+    """Ask the installed torch, in a separate process, for its options and whether each takes a value.
 
-    Raises ``UserError`` where torch cannot be imported or does not answer in time.
+    Raises ``UserError`` if torch cannot be imported or does not answer in time.
     """
     command = [sys.executable, "-c", _ASK_TORCH]
     try:

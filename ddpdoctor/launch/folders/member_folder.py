@@ -1,7 +1,7 @@
-"""Gives each member of a job a run folder of its own, where several may see one file system and a job may start again.
+"""Gives each member of a job its own run folder, even if members share a file system or a job restarts.
 
-The first member's is the folder that was asked for. Member 3 of the job has ``nodes/3`` in it, and writes its report
-beside them as ``node-3.json``. A job that a batch system or Kubernetes starts again has all of that in ``restart-1``.
+The first member uses the requested folder itself. Member 3 records in ``nodes/3`` inside it, and writes its report to
+``node-3.json`` in the requested folder. After a restart by a batch system or Kubernetes, all of it is in ``restart-1``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NODES = "nodes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberFolder:
-    """Where a member records, and the file that its report becomes."""
+    """The folder in which a member records, and the file for its report."""
 
     folder: Path
     report: Path
@@ -48,7 +48,7 @@ class MemberFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starter:
-    """What tells one start from another."""
+    """What distinguishes one start of a job from another."""
 
     script: str
     is_module: bool
@@ -59,9 +59,9 @@ class Starter:
 
 
 def make_member_folder(asked: Path | None, placement: Placement, starter: Starter) -> MemberFolder:
-    """Make the run folder of this member, and private; ``asked`` is --report-dir.
+    """Create this member's private run folder; ``asked`` is --report-dir.
 
-    Raises ``UserError`` where it holds another run, or cannot be written to.
+    Raises ``UserError`` if it holds another run or is not writable.
     """
     label = _label(placement, starter.host)
     if asked is None:
@@ -80,7 +80,7 @@ def make_member_folder(asked: Path | None, placement: Placement, starter: Starte
 
 
 def _label(placement: Placement, host: str) -> str:
-    """Return what this member's files are called by; empty for the first. Without a number it is the host's name."""
+    """Return the label in this member's file names: empty for the first, else its number, or its host without one."""
     if placement.alone or placement.number == 0:
         return ""
     return re.sub(r"[^\w.-]", "_", host) if placement.number is None else str(placement.number)
@@ -91,7 +91,7 @@ def _report_name(label: str) -> str:
 
 
 def _batch_folder(placement: Placement, label: str, starter: Starter) -> Path | None:
-    """Return the folder of a step, which all its members find by its number; None where an older job left it."""
+    """Return the default folder of a Slurm step, the same for all members, or None if an older job used it."""
     if not placement.batch_job:
         return None
     stem = name_stem(starter.script, is_module=starter.is_module)
@@ -105,9 +105,9 @@ def _own(base: Path, label: str) -> Path:
 
 
 def _find_start(asked: Path, label: str, starter: Starter) -> Path:
-    """Return the folder of this start of the job: the one asked for, or one in it where that has a former start.
+    """Return the folder for this start of the job: the requested one, or one inside it if that has an earlier start.
 
-    Members that share it come at any time, so they must not move what they find, and all must choose alike.
+    Members that share the folder arrive at any time. So they must not move its files, and all must choose the same one.
     """
     found = [run for run in (_read_run(asked), _read_run(_own(asked, label))) if run is not None]
     if not any(_is_former_start(run, starter) for run in found):
@@ -119,7 +119,7 @@ def _find_start(asked: Path, label: str, starter: Starter) -> Path:
 
 
 def _is_former_start(run: Run, starter: Starter) -> bool:
-    """Say whether a run is this very job before it was requeued, or this container before it was started again."""
+    """Return whether a run is this same job before a requeue, or this same container before a restart."""
     env = starter.env
     if job := env.get("SLURM_JOB_ID"):
         return run.environment.get("SLURM_JOB_ID") == job and _restarts(run.environment) < _restarts(env)
@@ -128,13 +128,13 @@ def _is_former_start(run: Run, starter: Starter) -> bool:
 
 
 def _restarts(env: Mapping[str, Any]) -> int:
-    """Return how often Slurm has started a job again."""
+    """Return how often Slurm has restarted a job."""
     text = str(env.get("SLURM_RESTART_COUNT", ""))
     return int(text) if text.isascii() and text.isdecimal() else 0
 
 
 def _refuse_other_job(base: Path, env: Mapping[str, str]) -> None:
-    """Keep a member's files out of the folder of another Slurm job, which the first member would refuse too."""
+    """Raise ``UserError`` if the folder belongs to another Slurm job; the first member would refuse it too."""
     run, job = _read_run(base), env.get("SLURM_JOB_ID")
     if job and run is not None and run.environment.get("SLURM_JOB_ID") != job:
         raise UserError(
@@ -144,7 +144,7 @@ def _refuse_other_job(base: Path, env: Mapping[str, str]) -> None:
 
 
 def _own_name(nodes: Path, host: str) -> str:
-    """Return a name for a member without a number: its host's, with a number where another member there has it."""
+    """Return a name for a member without a number: its host, with a suffix if another member there uses that."""
     for i in itertools.count(1):
         name = host if i == 1 else f"{host}-{i}"
         if _claim(nodes / name):
@@ -153,10 +153,9 @@ def _own_name(nodes: Path, host: str) -> str:
 
 
 def _claim(folder: Path) -> bool:
-    """Take a folder for as long as this process lives; False where another process on this host has it.
+    """Lock a folder for the lifetime of this process; return False if another process on this host holds it.
 
-    The lock stands for nothing more: no descriptor is closed, and none is inherited. A file system without such locks
-    is no reason to refuse.
+    The descriptor stays open, and children do not inherit it. If the file system has no such locks, claiming succeeds.
     """
     make_private(folder)
     try:
@@ -171,7 +170,7 @@ def _claim(folder: Path) -> bool:
 
 
 def _read_run(folder: Path) -> Run | None:
-    """Return a folder's run.json; None where there is none, an empty record where it cannot be read."""
+    """Return a folder's run.json, None if it is missing, or an empty record if it cannot be read."""
     try:
         return decode(Run, parse_json(read_plain(folder / RUN_NAME)))
     except FileNotFoundError:

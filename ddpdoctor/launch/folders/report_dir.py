@@ -1,4 +1,4 @@
-"""Makes the run folder before anything is started: new, private, and known to be writable."""
+"""Creates the run folder before anything starts: new, private, and known to be writable."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ PARENT = Path("ddpdoctor-report")
 PRIVATE = 0o700
 REPORT_NAME = "report.json"
 RUN_MARKS = (REPORT_NAME, "run.json")
-"""A folder that holds one of these is another run's; a run that was cut short has no report yet."""
+"""A folder with one of these belongs to another run. A run that was cut short has no report."""
 RUN_FILES = (
     *RUN_MARKS, "agent.jsonl", "consistency.json", "control", "end.json", "joint.json", "machine.json", "moments.json",
     "nodes.json", "reached.json", "reserve", "verdict.txt", "watch.json",
 )  # fmt: skip
 RUN_FOLDERS = ("evidence", "gathered", "nccl", "nodes", "prints", "rings")
-"""What a run writes into, which must be neither links nor another user's."""
+"""The subfolders that a run writes to. They must not be links or belong to another user."""
 _HELP = "Nothing was started. Choose another folder with --report-dir."
 _HELP_OWN = "Nothing was started. With --report-dir, name a folder that is not there yet: it is made, and yours."
 
 
 def make_default_dir(script: str, *, is_module: bool, now: datetime, label: str = "") -> Path:
-    """Make ``ddpdoctor-report/<time>-<script>`` below the working directory, with a number where it is taken.
+    """Create ``ddpdoctor-report/<time>-<script>`` in the working directory, with a number if it is taken.
 
-    ``label`` tells one member of a job from others, whose clocks may show the same.
+    ``label`` separates the members of a job, whose clocks may show the same time.
     """
     base = f"{now:%Y%m%d-%H%M%S}-{name_stem(script, is_module=is_module)}{f'-node-{label}' if label else ''}"
     try:
@@ -51,15 +51,15 @@ def make_default_dir(script: str, *, is_module: bool, now: datetime, label: str 
 
 
 def name_stem(script: str, *, is_module: bool) -> str:
-    """Return what a folder is called after a script or module."""
+    """Return the part of a folder's name that comes from its script or module."""
     name = script.rpartition(".")[2] if is_module else Path(script).stem
     return re.sub(r"[^\w.-]", "_", name) or "job"
 
 
 def make_private(path: Path) -> None:
-    """Make a folder that only its owner may read; one with something in it stays as it is.
+    """Create a folder that only its owner may read; the mode of a non-empty one is not changed.
 
-    Raises ``UserError`` where it cannot be written to, is a link or another user's, or has links where a run writes.
+    Raises ``UserError`` if it is not writable, is a link, belongs to another user, or has links where a run writes.
     """
     is_new = False
     try:
@@ -79,13 +79,13 @@ def make_private(path: Path) -> None:
             _check_parent(path)
     except OSError as error:
         if is_new:
-            with suppress(OSError):  # it was not made, or somebody else has used it meanwhile
+            with suppress(OSError):  # it was not created, or somebody else is using it
                 path.rmdir()
         raise refuse(path, error) from error
 
 
 def make_report_dir(path: Path) -> Path:
-    """Make the folder that the user named; one that is there already may be used unless it holds a run."""
+    """Create the folder that the user named. An existing one is fine unless it holds a run."""
     make_private(path)
     if any((path / name).exists() for name in RUN_FILES) or any(map(_is_used, (path / "rings", path / "evidence"))):
         raise UserError(f"the report folder {path} already holds another run", help=_HELP)
@@ -101,16 +101,16 @@ def _make_parent() -> None:
 
 
 def _check_parent(made: Path) -> None:
-    """Refuse a ``ddpdoctor-report`` of somebody who could not replace the whole working directory anyway."""
+    """Refuse a ``ddpdoctor-report`` of another user, unless that user owns the working directory or is root."""
     trusted = {made.lstat().st_uid, 0, Path().stat().st_uid}
     if not {PARENT.lstat().st_uid, PARENT.stat().st_uid} <= trusted:
         raise UserError(f"the folder {PARENT} belongs to another user ({_user(PARENT.lstat().st_uid)})", help=_HELP)
 
 
 def _try_writing(path: Path) -> int:
-    """Write a file and take it away again: permissions alone do not tell (read-only mounts, full disks, quotas).
+    """Write a file and remove it, because permissions are not enough (read-only mounts, full disks, quotas).
 
-    Returns who owns what this process makes there, which a network file system or a container may map to another user.
+    Returns the owner of files that this process creates there: a network file system or a container may map the user.
     """
     trial = path / f".writable-{os.getpid()}-{os.urandom(4).hex()}"
     try:
@@ -123,14 +123,14 @@ def _try_writing(path: Path) -> int:
 
 
 def _check_owner(path: Path, owner: int) -> None:
-    """Refuse what another user could swap for a link while the job runs; root's own may be used by root only."""
+    """Refuse another user's folder, because its owner could replace it with a link while the job runs."""
     seen = path.lstat().st_uid
     if seen != owner:
         raise UserError(f"the report folder {path} belongs to another user ({_user(seen)})", help=_HELP_OWN)
 
 
 def _check_planted(path: Path, owner: int) -> None:
-    """Refuse what stands where a run would write, and is no file or folder of this user's own."""
+    """Refuse an existing path where a run would write, unless it is this user's own file or folder."""
     try:
         seen = path.lstat()
     except FileNotFoundError:
@@ -163,5 +163,5 @@ def _make_new(path: Path) -> bool:
 
 
 def refuse(path: Path, error: OSError) -> UserError:
-    """Return what to say where a run folder cannot be written to."""
+    """Return the error for a run folder that is not writable."""
     return UserError(f"the report folder {path} is not writable: {error.strerror}", help=_HELP)

@@ -1,4 +1,4 @@
-"""Writes run.json: what was started, when and how. The first file of a run folder, and the mark of one."""
+"""Writes run.json: what was started, when and how. It is the first file in a run folder, and marks it as one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
 
 
 def _shape(options: WrapOptions) -> dict[str, Any]:
-    """Return how many ranks are asked for, here and in all; of a command nothing, which will tell by what it starts."""
+    """Return how many ranks are requested, here and in all. For a command that is unknown until it starts them."""
     placement = options.placement
     if placement.style is Style.TORCHRUN:
         return launch_shape(options.torchrun_args)
@@ -62,7 +62,7 @@ def _shape(options: WrapOptions) -> dict[str, Any]:
 
 
 def launch_shape(torchrun_args: tuple[str, ...]) -> dict[str, int | None]:
-    """Return nproc, nnodes and node_rank as far as the options say them in numbers."""
+    """Return nproc, nnodes and node_rank from the options, each None if it is not a number."""
     values: dict[str, str] = {}
     for i, argument in enumerate(torchrun_args):
         name, sep, value = argument.partition("=")
@@ -77,7 +77,7 @@ def launch_shape(torchrun_args: tuple[str, ...]) -> dict[str, int | None]:
 
 
 def _torch_version() -> str | None:
-    """Return what torch calls itself. To import it takes a second, and importlib.metadata long enough to be felt."""
+    """Read torch's version from its file: importing torch takes a second, and importlib.metadata is slow too."""
     found = find_spec("torch")
     try:
         text = (Path(found.origin).parent / "version.py").read_text() if found and found.origin else ""

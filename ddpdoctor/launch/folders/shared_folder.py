@@ -1,4 +1,4 @@
-"""Finds a folder of this host for the record of a job whose run folder is shared, has no room, or fails later."""
+"""Chooses a local folder for the recorders if the run folder is on a shared file system, is full, or fails later."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 PREFIX = "ddpdoctor-"
 MIN_FREE_BYTES = 8 * 2**20
-"""Ours: what is set aside for evidence, and the rings of three ranks."""
+"""Our choice: the reserve for evidence plus the rings of three ranks."""
 MIN_FREE_FILES = 64
-"""Ours: what a job of eight ranks writes."""
+"""Our choice: the number of files that a job of eight ranks writes."""
 
 
 def choose_folder(run_dir: Path) -> Path:
-    """Return where recorders write: the run folder, or one of this host's where that is shared or has no room."""
+    """Return where recorders write: the run folder, or a local one if that is shared or full."""
     shared = is_shared(run_dir)
     if not shared and has_room(run_dir):
         return run_dir
@@ -37,25 +37,25 @@ def choose_folder(run_dir: Path) -> Path:
 
 
 def has_room(folder: Path) -> bool:
-    """Return whether a record fits where a folder is; True where that cannot be told."""
+    """Return whether the folder's file system has room for a record; True if that is unknown."""
     try:
         free = os.statvfs(folder)
     except OSError:
         return True
-    has_files = not free.f_files or free.f_favail >= MIN_FREE_FILES  # one that does not count its files says 0 of 0
+    has_files = not free.f_files or free.f_favail >= MIN_FREE_FILES  # a file system without inode counts says 0 of 0
     has_bytes = free.f_bavail * free.f_frsize >= MIN_FREE_BYTES
     return has_files and has_bytes and not free.f_flag & os.ST_RDONLY
 
 
 def copy_back(folder: Path, run_dir: Path) -> None:
-    """Put what was recorded elsewhere into the run folder, where there is room for it."""
+    """Copy a local record into the run folder if there is room."""
     if folder != run_dir and has_room(run_dir):
         with contextlib.suppress(OSError):
             shutil.copytree(folder, run_dir, dirs_exist_ok=True)
 
 
 def copy_elsewhere(folder: Path, files: Mapping[str, str]) -> Path | None:
-    """Return a copy of a run folder with some files that could not be written to it; None where there is no room."""
+    """Return a copy of a run folder plus files that could not be written to it, or None if there is no room."""
     try:
         copy = Path(tempfile.mkdtemp(prefix=PREFIX))
     except OSError:
