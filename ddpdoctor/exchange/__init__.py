@@ -1,1 +1,1 @@
-"""How facts travel between ranks and nodes: their form on the way, where processes meet, tokens, limits."""
+"""The exchange of facts between ranks and nodes: message format, meeting places, tokens, limits."""

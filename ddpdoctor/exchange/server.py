@@ -1,7 +1,7 @@
 """A small key-value server, for processes that share no store of their launcher.
 
 The first member serves it from a thread. A peer must hold the job's token (see ``token``). It is dropped if it is slow,
-sends garbage, or exceeds the limits. Values are kept as bytes and never parsed.
+sends garbage, or exceeds the limits. Values are kept as bytes and, except for counters, never parsed.
 
 The server listens on all addresses of the host, as torch's own store does, because nobody knows yet which of them the
 others can reach. If all processes are on one host, it listens on the loopback address only.

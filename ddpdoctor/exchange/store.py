@@ -22,10 +22,10 @@ class Store(Protocol):
     """
 
     def set(self, key: str, value: bytes) -> None:
-        """Leave a value."""
+        """Store a value under a key."""
 
     def look(self, key: str) -> bytes | None:
-        """Return a value, or None where there is none yet."""
+        """Return the value of a key, or None if it has none yet."""
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, which starts at 0, and return the sum."""
@@ -59,11 +59,11 @@ class LocalStore:
         self._lock = threading.Lock()
 
     def set(self, key: str, value: bytes) -> None:
-        """Leave a value."""
+        """Store a value under a key."""
         self._values[key] = value
 
     def look(self, key: str) -> bytes | None:
-        """Return a value, or None where there is none yet."""
+        """Return the value of a key, or None if it has none yet."""
         return self._values.get(key)
 
     def add(self, key: str, amount: int) -> int:
@@ -78,4 +78,4 @@ class LocalStore:
         self._values.pop(key, None)
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, because there is no connection."""

@@ -1,4 +1,4 @@
-"""How a wrapped job ended or stands, and what its session tells the user meanwhile."""
+"""The outcome of a wrapped job, and the callbacks by which its session informs the user."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a wrapped job ended, or stands."""
+    """How a wrapped job ended, or its state so far."""
 
     folder: Path
-    """Where the record is; the run folder itself, unless that is on a shared file system or takes no more."""
+    """The folder with the record: the run folder, unless that is on a shared file system or full."""
     run_dir: Path
     judgement: Judgement
     end: JobEnd
     failure: Exception | None
-    """What first went wrong with the watching or judging itself; the job's own status stands all the same."""
+    """The first error in watching or judging. It does not change the job's own exit status."""
     judged_at: str | None = None
-    """Where the report is of the node that has judged the job, as "node0:/scratch/run"; None where it was this one."""
+    """The report's place on the node that judged the job, such as "node0:/scratch/run"; None if it was this node."""
 
     @property
     def exit_status(self) -> int:
-        """Of `wrap`."""
+        """The exit status of `wrap`."""
         return self.end.exit_status or 0
 
 
@@ -40,29 +40,29 @@ Cause = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Telling:
-    """How the user is told."""
+    """Callbacks that inform the user."""
 
     save: Callable[[Outcome], None]
     """Write report.json."""
     show: Callable[[Outcome], None]
     """Show an outcome."""
     go_on: Callable[[Outcome, bool], None]
-    """Show a hang of a job that is not stopped; the flag says that the same was shown, and withdrawn, before."""
+    """Show a hang of a job that is not stopped. The flag is True if the same hang was shown and withdrawn before."""
     withdraw: Callable[[Judgement], None]
-    """Say that a report no longer holds, and remove it."""
+    """Announce that a report no longer holds, and remove it."""
     tell_of_replicas: Callable[[Path], bool]
-    """Read a run folder, say in a line what is wrong with replicas, and return whether there was anything to say."""
+    """Read a run folder, print one line if its replicas differ, and return whether it printed one."""
 
 
 def hangs(judgement: Judgement) -> tuple[Finding, ...]:
-    """Return the findings of ranks that wait in vain, the worst first; none where nothing keeps the job from going on.
+    """Return the findings that mean a hang, the worst first; empty if nothing keeps the job from continuing.
 
-    Those of replicas and of data are no reason to stop or to watch a job.
+    Findings about replicas and data are no reason to stop a job.
     """
     kinds = ("DD6", "DD506")
     return tuple(f for f in judgement.findings if f.severity is Severity.ERROR and f.code.startswith(kinds))
 
 
 def cause_of(judgement: Judgement) -> Cause:
-    """Return what makes two reports of a hang the same: what is wrong, and with whom."""
+    """Return the codes and ranks of a hang. Two reports with the same ones are the same hang."""
     return tuple((finding.code, finding.ranks) for finding in hangs(judgement))

@@ -1,4 +1,4 @@
-"""One wrapped job from its start to its end: launch, watch, take evidence, have it judged, stop, save."""
+"""Runs one wrapped job from start to end: launch, watch, take evidence, have it judged, stop, save."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.outcome import Cause, Telling
 
     Judge = Callable[[Path, int | None], Judgement]
-    """Reads a run folder and says what is wrong with an attempt, by default the last. Launch itself knows no rules."""
+    """Judges an attempt from its run folder, by default the last one. The launch package itself knows no rules."""
 
 LOOK_EVERY_S = 0.1
 LAUNCHER_TAKES_OVER_S = 0.5
 ELASTIC_RESTART_S = 60.0
-"""Ours: a job that may go on with fewer nodes does so once torch has given one up (15 s) and waited for more (30 s)."""
+"""Our choice: an elastic job continues with fewer nodes after torch gives one up (15 s) and waits for more (30 s)."""
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OTHER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Batch systems send these to the process that they know, which is ``wrap``, and mean the job (``srun --signal``)."""
+"""Batch systems send these to ``wrap``, the process that they know, but mean them for the job (``srun --signal``)."""
 
 
 class Session:
     """The state of one wrapped job."""
 
     def __init__(self, options: WrapOptions, load_judge: Callable[[], Judge], telling: Telling) -> None:
-        """Take what loads the judge of a folder, and how the user is told."""
+        """``load_judge`` imports the rules; it is called after the launcher has started."""
         self.options = options
         self.load_judge = load_judge
         self.telling = telling
@@ -63,16 +63,16 @@ class Session:
         self.started_at = _now()
         self.launched_ns = time.monotonic_ns()
         self.signals: list[tuple[signal.Signals, int]] = []
-        """What the watcher was sent, and when."""
+        """The ending signals that the watcher received, and when."""
         self.warnings: list[tuple[signal.Signals, int]] = []
-        """The same of signals that were handed on, by which a batch system may warn of the end that is to come."""
+        """The same for signals passed on to the launcher, with which a batch system may warn of the coming end."""
         self.answered_warnings = 0
         self.hang: Judgement | None = None
-        """For what the job was stopped."""
+        """The hang for which the job was stopped."""
         self.standing: Judgement | None = None
-        """What was reported of a job that goes on, and holds."""
+        """The hang that was reported and still holds, while the job continues."""
         self.told: set[Cause] = set()
-        """All that was reported of it."""
+        """All hangs that were reported."""
         self.attempt = 0
         self.shown: tuple[Any, ...] = ()
         self.told_of_replicas = False
@@ -80,7 +80,7 @@ class Session:
         self.exchange: ReplicaExchange | None = None
 
     def run(self) -> Outcome:
-        """Run the job to its end. Raises ``UserError`` where nothing can be recorded, before anything is started."""
+        """Run the job to its end. Raises ``UserError`` before anything starts if nothing can be recorded."""
         allowed = self.options.allow_different
         self.shared = None if self.options.placement.alone else SharedReplicas(allowed)
         replicas = Replicas(self.folder, self.options.ranks.check_every, allowed, self.shared)
@@ -124,11 +124,11 @@ class Session:
             if self.launcher.poll() is None:
                 stop_tree(self.launcher.pid, self.folder)
             elif self.watch.interrupted_by is not None or self.launcher.returncode < 0:
-                # A shell that is told to end leaves its ranks behind, and so does torchrun that a signal ends.
+                # A shell that is asked to end leaves its ranks behind, and so does torchrun if a signal kills it.
                 stop_tree(self.launcher.pid, self.folder, grace_s=STOP_GRACE_S)
 
     def _prepare(self) -> Examining:
-        """Load the rules, and meet the other nodes where there are any."""
+        """Load the rules, and connect to the other nodes if there are any."""
         nodes = None
         with self._job_goes_first():
             nodes = join_nodes(self.options.placement, self.options.report_file.resolve().parent)
@@ -150,14 +150,14 @@ class Session:
             if self.watch.replicas.has_news:
                 with self._job_goes_first():
                     self._tell_of_replicas()
-        # A signal may have ended the launcher before anybody looked, and a warning too, where the script minds none.
+        # A signal may have ended the launcher before the next check. So may a warning, if the script has no handler.
         self.signals += [(number, at_ns) for number, at_ns in self.warnings if status == -number][:1]
         if self.signals and self._note_interruption():
             self.watch.stopping_since_ns = self.watch.interrupted_ns
         return status
 
     def _tell_of_replicas(self) -> None:
-        """Say once, as soon as rules hold it for wrong, that replicas differ: nobody waits days for that."""
+        """Report once that replicas differ, as soon as the rules find it wrong, without waiting for the job's end."""
         self.watch.replicas.has_news = False
         if not self.told_of_replicas:
             self.watch.replicas.save()
@@ -180,7 +180,7 @@ class Session:
             self._examine()
 
     def _leave_verdict(self) -> None:
-        """Leave word for torchrun's closing block of why a rank here has failed."""
+        """Write the reason of a rank's failure to verdict.txt, for torchrun's closing block."""
         if not self.options.placement.alone or self.hang is not None:
             return
         found = self.examining.judge_now().findings
@@ -190,10 +190,10 @@ class Session:
 
     @contextlib.contextmanager
     def _job_goes_first(self) -> Iterator[None]:
-        """Keep what goes wrong with our own work for the end: a job is not stopped since its folder is gone."""
+        """Keep ddpdoctor's own errors for the end: a job must not stop because, say, its folder is gone."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - nothing of ours ends a job, or changes how it ends
+        except Exception as error:  # noqa: BLE001 - no error of ddpdoctor ends a job, or changes how it ends
             self.failure = self.failure or error
             time.sleep(LOOK_EVERY_S)
 
@@ -202,7 +202,7 @@ class Session:
             self.watch.take_evidence()
 
     def _examine(self) -> None:
-        """Take evidence and have it judged where it is time; stop a job that hangs, or report it and watch on."""
+        """Take and judge evidence if it is time. Stop a job that hangs, or report the hang and keep watching."""
         looked = self.examining.look()
         if looked is None:
             return
@@ -220,7 +220,7 @@ class Session:
             self._withdraw()
 
     def _report(self, judgement: Judgement) -> None:
-        """Show what is wrong with a job that goes on, once; of a hang, save it too: the job may never end by itself."""
+        """Show once what is wrong with a job that continues. Save a hang too: the job may never end by itself."""
         outcome = self._outcome(None, judgement)
         found = tuple((finding.code, finding.ranks) for finding in judgement.findings)
         if not hangs(judgement):
@@ -237,7 +237,7 @@ class Session:
             self.told.add(cause)
 
     def _withdraw(self) -> None:
-        """Take back what was reported of a job that has moved since."""
+        """Withdraw the report of a hang, because the job has moved since."""
         self.examining.withdraw()
         standing, self.standing = self.standing, None
         if standing is not None:
@@ -246,14 +246,14 @@ class Session:
             self.telling.withdraw(standing)
 
     def _save(self, outcome: Outcome) -> None:
-        """Save a report, and in the run folder how the job ended or stands, so that it can be judged again."""
+        """Save the report, and then the job's end or state in the run folder so that it can be judged again."""
         self.telling.save(outcome)
         for folder in dict.fromkeys((outcome.folder, outcome.run_dir)):
-            with contextlib.suppress(OSError):  # the report comes first: it may take the last room of a folder
+            with contextlib.suppress(OSError):  # the report comes first on a nearly full disk
                 save(folder / END_NAME, outcome.end)
 
     def _settle(self, judged: Judgement, status: int | None) -> Judgement:
-        """Return what holds at the end: what was judged then, or the report of a hang in which the job was ended."""
+        """Return the final judgement: the one at the end, or the reported hang if the job was ended during it."""
         if self.standing is None or hangs(judged) or self.examining.judged_at is not None:
             return judged
         if status != 0 or self.watch.interrupted_by is not None:
@@ -262,13 +262,13 @@ class Session:
         return judged
 
     def _note_restart(self) -> None:
-        """Save what was seen of an attempt that the launcher has given up, before the next one covers it."""
+        """Save the evidence of an attempt that the launcher gave up on, before the next one overwrites it."""
         if self.watch.agent.attempt > self.attempt:
             self.watch.save(ended=True, launcher_status=None, attempt=self.attempt)
             self.attempt = self.watch.agent.attempt
 
     def _pass_on_signal(self) -> None:
-        """Save evidence within the grace of a scheduler, then let the launcher end the ranks as it would alone."""
+        """Save evidence within a scheduler's grace time, then let the launcher end its ranks in its usual way."""
         number, began_ns = self.signals[0]
         if self._note_interruption():
             if self.examining.have_moved():
@@ -286,7 +286,7 @@ class Session:
         self.watch.evidence.acknowledge()
 
     def _note_interruption(self) -> bool:
-        """Note by which signal the job is ended; return whether that is news."""
+        """Record the signal that ends the job; return False if one is recorded already."""
         if self.watch.interrupted_by is not None:
             return False
         number, began_ns = self.signals[0]
@@ -294,23 +294,23 @@ class Session:
         return True
 
     def _save_at_once(self) -> None:
-        """Save a report of what this node has seen: a scheduler's grace may be over before the job has ended."""
+        """Save a report from this node's evidence, because a scheduler's grace time may end before the job does."""
         with self._job_goes_first():
             copy_back(self.folder, self.run_dir)
             judgement = self._settle(self.examining.judge_now(), None)
             self._save(self._outcome(None, judgement))
 
     def _has_heard(self, number: signal.Signals, began_ns: int) -> bool:
-        """Return whether the launcher needs no signal of ours: it stops its ranks already, or the terminal told it.
+        """Return whether the launcher needs no signal: it already stops its ranks, or got the terminal's Ctrl-C itself.
 
-        A second Ctrl-C would cut short what a script does at the first, such as saving its last checkpoint.
+        A second Ctrl-C would interrupt what a script does at the first, such as saving its last checkpoint.
         """
         if self.launcher.poll() is not None or self.watch.evidence.has_closed_since(began_ns):
             return True
         return number == signal.SIGINT and self.options.placement.style is not Style.TORCHRUN and is_in_foreground()
 
     def _let_launcher_begin(self, began_ns: int) -> None:
-        """Wait a moment: a Ctrl-C of the terminal has reached the launcher already; one from kill(1) has not."""
+        """Wait briefly for the launcher to react to a terminal's Ctrl-C; a SIGINT from kill(1) did not reach it."""
         limit = time.monotonic() + LAUNCHER_TAKES_OVER_S
         while time.monotonic() < limit and not self.watch.evidence.has_closed_since(began_ns):
             if self.launcher.poll() is not None:
@@ -318,7 +318,7 @@ class Session:
             time.sleep(0.02)
 
     def _note_stop(self) -> None:
-        """Write down that the job is stopped from now on: other nodes may be quicker, and ranks here then fail."""
+        """Save that the job is being stopped, because ranks here fail if other nodes stop theirs sooner."""
         self.watch.stopping_since_ns = time.monotonic_ns()
         self.watch.save(ended=False, launcher_status=None)
 
@@ -335,7 +335,7 @@ class Session:
             self.examining.judge_end(status, lambda: len(self.signals) > known), status
         )
         outcome = self._outcome(status, judgement)
-        with self._job_goes_first():  # what was found is shown, whether it can be saved or not
+        with self._job_goes_first():  # the findings are shown even if saving fails
             copy_back(self.folder, self.run_dir)
             self._save(outcome)
         return outcome
@@ -344,7 +344,7 @@ class Session:
         self.watch.follow(at_once=True)
         self.watch.evidence.release()
         if self.exchange is not None:
-            self.exchange.close()  # from here on nothing is forgotten: the files of all nodes are held together
+            self.exchange.close()  # from here on nothing is forgotten, because all nodes' files are compared
         self.watch.replicas.close()
         if self.hang is None:
             self.watch.evidence.forget_kept()
@@ -372,7 +372,7 @@ class Session:
 
 @contextlib.contextmanager
 def _handling(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    # A SIGHUP that nohup has had ignored stays so, here and in the launcher.
+    # If nohup made this process ignore SIGHUP, keep ignoring it, here and in the launcher.
     taken = [number for number in numbers if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in taken}
     try:

@@ -1,4 +1,4 @@
-"""The first member of a job: it hears the others, asks what they recorded, and tells them the verdict."""
+"""The first member of a job: it receives the others' beats, requests their records, and sends them the verdict."""
 
 from __future__ import annotations
 
@@ -44,28 +44,29 @@ if TYPE_CHECKING:
 HEAR_EVERY_S = 0.1
 FETCH_LIMIT_S = 2.0
 GATHER_LIMIT_S = 5.0
-"""Ours: what a node that lives may take to send what it recorded, half of what is left after the hang timeout."""
+"""Our choice: the time that a live node has to send its record, half of what is left after the hang timeout."""
 LEAVE_LIMIT_S = 11.0
-"""Ours: how long the end of one launcher waits for those of others: a little longer than for one that is silent."""
+"""Our choice: when one launcher ends, the wait for the others; a little longer than until a member counts as silent."""
 TELL_LIMIT_S = 8.0
-"""Ours: how long to stay for others to hear the verdict. By a folder a beat comes every three seconds, and takes
-some. A member that is silent is not waited for."""
+"""Our choice: how long to stay until others have received the verdict. Over a folder a beat comes only every three
+seconds and takes time itself. Silent members are not waited for."""
 FURTHER_AFTER_S = 3.0
-"""Ours: how long members may take over the port before other ways are served too."""
+"""Our choice: how long members may take to arrive over the port before other ways are served too."""
 JOIN_LIMIT_S = 12.0
-"""Ours: how long after its start the first counts on members that are yet to find another way to it."""
+"""Our choice: how long after its start the first member expects others that still look for a way to it."""
 FOLDER = "gathered"
-"""In the run folder: what each other member sent, by number. Members that see this folder too record in ``nodes``."""
+"""Subfolder of the run folder with the other members' records, by number. Members on the same file system record in
+``nodes`` instead."""
 
 
 class FirstNode:
-    """The session's view of the others. A thread hears them; nothing here waits for them but what says so."""
+    """The session's view of the other members. A thread receives from them; only methods that say so wait for them."""
 
     number = 0
     is_first: Literal[True] = True
 
     def __init__(self, placement: Placement, host: str, folder: Path) -> None:
-        """Take where this member stands, what its host is called, and a folder that all may see."""
+        """Take this member's placement, its host name, and a folder that all members may see."""
         self.placement = placement
         self._error: Exception | None = None
         self._token = placement.token
@@ -76,13 +77,13 @@ class FirstNode:
         self._roster: Any = None
         self._asked_at = 0.0
         self._further: FurtherWays | None = FurtherWays(self._meeting, placement, folder)
-        """Until they are served."""
+        """The ways besides the own port, or None once they are served."""
         self._began = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._hear, name="ddpdoctor-nodes", daemon=True)
 
     def serve(self) -> str:
-        """Start; return why the port cannot be had, as where another member of this host serves already, else ""."""
+        """Start serving. Return why the port cannot be used (another member on this host may have it), or ""."""
         self._hosting.enter_context(self._meeting)
         self._conversation = Conversation(self._meeting.store(), self._token)
         self._conversation.add(f"{CLAIM}/{self.number}", 1)
@@ -91,7 +92,7 @@ class FirstNode:
 
     @property
     def failure(self) -> Exception | None:
-        """What keeps the others from being heard, if anything does."""
+        """The error that prevents hearing from the other members, if any."""
         if self._error is not None or not self._meeting.not_listening or self._members.have_come():
             return self._error
         return UserError(
@@ -100,18 +101,18 @@ class FirstNode:
         )
 
     def headways(self) -> list[Headway]:
-        """Return how the ranks of the others get on."""
+        """Return the progress of the other members' ranks."""
         return self._members.headways()
 
     def conversation(self) -> Conversation:
-        """Return what all members say to each other."""
+        """Return the conversation of all members."""
         return self._conversation
 
     def reconnect(self) -> None:
-        """Do nothing: it is served here."""
+        """Do nothing, because this process serves the meeting."""
 
     def others(self) -> list[int]:
-        """Return the members that were heard."""
+        """Return the numbers of the members that have beaten and not left."""
         return self._members.numbers()
 
     def ask(self) -> None:
@@ -120,7 +121,7 @@ class FirstNode:
         self._post(request=self._board.request + 1)
 
     def has_answers(self) -> bool:
-        """Return whether all that are heard have answered the last request, or have had their time."""
+        """Return whether all present members have answered the last request, or have run out of time."""
         late = time.monotonic() - self._asked_at > GATHER_LIMIT_S
         return self._members.have_answered(self._board.request, late=late)
 
@@ -129,7 +130,7 @@ class FirstNode:
         return self._members.have_moved()
 
     def save(self, folder: Path) -> NodesSeen:
-        """Put what the others have sent into the run folder; return who was seen."""
+        """Write the other members' records into the run folder; return the state of all members."""
         for number, packed in self._members.take_packed().items():
             with contextlib.suppress(BadPack):
                 make_folder(folder / FOLDER)
@@ -138,9 +139,9 @@ class FirstNode:
         return self._members.seen()
 
     def tell(self, judgement: Judgement, *, stop: bool, place: str) -> None:
-        """Let all members have the verdict, whether the job is stopped, and where the report is.
+        """Send all members the verdict, whether the job is stopped, and where the report is.
 
-        Before a job is stopped they shall know why: to a launcher elsewhere its ranks would else seem to have failed.
+        If the job is stopped, wait until they know why; otherwise their ranks would look as if they had failed.
         """
         number = self._board.verdict + 1
         verdict = Verdict(judgement=judgement, stop=stop, place=place)
@@ -154,7 +155,7 @@ class FirstNode:
             _wait(lambda: not self._is_early() and self._members.have_heard(number), TELL_LIMIT_S)
 
     def wait_for_ends(self, is_disturbed: Callable[[], bool]) -> None:
-        """Wait a while until the launchers of all members have ended; then ask those that go on for what they have."""
+        """Wait a while until all members' launchers have ended; then request the records of those still running."""
         self._post(ends=True)
         _wait(lambda: self._members.have_ended() or is_disturbed(), LEAVE_LIMIT_S)
         if not self._members.have_ended():
@@ -162,7 +163,7 @@ class FirstNode:
             _wait(self.has_answers, GATHER_LIMIT_S)
 
     def close(self) -> None:
-        """Let those that are here hear the verdict, and stop serving."""
+        """Wait until the present members have received the verdict, then stop serving."""
         _wait(lambda: self._members.have_heard(self._board.verdict), TELL_LIMIT_S)
         self._post(left=True)
         self._ended.set()
@@ -177,7 +178,7 @@ class FirstNode:
         while not self._ended.wait(HEAR_EVERY_S):
             try:
                 self._hear_once()
-            except Exception as error:  # noqa: BLE001 - a job is watched on without the others
+            except Exception as error:  # noqa: BLE001 - watching the job continues without the others
                 self._error = self._error or error
 
     def _hear_once(self) -> None:
@@ -187,7 +188,7 @@ class FirstNode:
             self._take_greeting(number)
         for number, request in self._members.unread():
             self._take_greeting(number)
-            with contextlib.suppress(StoreError):  # damaged, or gone again: it counts as not sent
+            with contextlib.suppress(StoreError):  # damaged or already gone: counts as not sent
                 packed = self._conversation.take_bytes(f"{EVIDENCE}/{number}/{request}", FETCH_LIMIT_S)
                 if packed is not None:
                     self._members.receive(number, request, packed)
@@ -199,11 +200,11 @@ class FirstNode:
             self._members.greet(number, greeting)
 
     def _is_early(self) -> bool:
-        """Return whether members may be on their way here still."""
+        """Return whether some members may still be on their way."""
         return time.monotonic() - self._began < JOIN_LIMIT_S and not self._members.have_come()
 
     def _serve_further(self) -> None:
-        """Serve the ways that need no port of ours too, once somebody is missed."""
+        """Serve the other ways too once a member is missing."""
         waited = time.monotonic() - self._began > FURTHER_AFTER_S or self._meeting.not_listening
         if self._further is not None and waited and not self._members.have_come():
             further, self._further = self._further, None
@@ -211,7 +212,7 @@ class FirstNode:
             further.begin()
 
     def _post_roster(self) -> None:
-        """Let all members know who there is, each time that it changes."""
+        """Send the list of members to all whenever it changes."""
         nodes = self._members.seen().nodes
         key = [(node.number, node.host, node.presence, node.ranks) for node in nodes]
         if key != self._roster:

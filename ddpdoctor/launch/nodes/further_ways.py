@@ -1,7 +1,7 @@
-"""Further ways to the first node, where its own port does not get through: a shared folder, or a word in the store.
+"""Further ways to the first member if its own port is blocked: a shared folder, or a second port.
 
-Every rank of the job reaches the job's own store, and most connect to each other on ports that nobody knows beforehand.
-So the first member opens such a port too, and leaves word in the store of where it is.
+Every rank of the job reaches the job's own store, and most connect to each other on arbitrary ports. So the first
+member opens such a port too, and publishes its address in the store.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.command.placement import Placement
 
 PREFIX = "ddpdoctor/wrap/"
-"""What our key in the job's store begins with."""
+"""The prefix of ddpdoctor's key in the job's store."""
 SECOND_PORT = "port"
 OPEN_LIMIT_S = 3.0
 OPEN_EVERY_S = 1.0
-"""Ours: a store that a rank serves is there once that rank has imported torch."""
+"""Our choice: a store that a rank serves appears only after that rank has imported torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecondPort:
-    """Where else the first member serves the meeting."""
+    """The address of the first member's second port."""
 
     hosts: tuple[str, ...]
     """Its addresses, the likeliest first."""
@@ -48,14 +48,14 @@ class SecondPort:
 
 
 def further_ways(placement: Placement, folder: Path) -> tuple[Way, ...]:
-    """Return the ways beside the own port: a word in the job's store, where it has one, and a folder all may see."""
+    """Return the ways besides the own port: the second port, if the job has a store to publish it, and the folder."""
     if placement.store is None:
         return (Folder(folder),)
     return (OtherPort(_Word(placement.store, placement.token).open), Folder(folder))
 
 
 class _Word:
-    """Reads the first member's word once, and connects to where it says."""
+    """Reads the address of the first member's second port once, and connects to it."""
 
     def __init__(self, store: tuple[str, int], token: bytes | None) -> None:
         self._store, self._token = store, token
@@ -71,7 +71,7 @@ class _Word:
         best = race(list(opens.values()), deadline)
         if best is None or best.found is None:
             raise StoreError("; ".join(str(runner.error or f"{host}: no answer") for host, runner in opens.items()))
-        # The store ends with its launcher, and evidence travels after that.
+        # Keep the address: the store ends with its launcher, but evidence is sent after that.
         self._second = replace(second, hosts=tuple(host for host, runner in opens.items() if runner is best))
         return best.found
 
@@ -87,26 +87,26 @@ class _Word:
 
 
 class FurtherWays:
-    """Has a meeting served by these ways too, once somebody is missed: until then the job's store is left in peace."""
+    """Serves a meeting on the further ways. It begins only when a member is missing, to spare the job's store."""
 
     def __init__(self, meeting: HostedMeeting, placement: Placement, folder: Path) -> None:
-        """Take the meeting, and what the ways are made of."""
+        """Take the meeting, the placement with the job's store, and the shared folder."""
         self._meeting, self._placement, self._folder = meeting, placement, folder
         self._ended = threading.Event()
 
     def begin(self) -> None:
-        """Serve them from now on."""
+        """Start serving on the further ways."""
         with contextlib.suppress(StoreError, OSError):
             self._meeting.serve_folder(self._folder)
         if self._placement.store is not None:
             threading.Thread(target=self._leave_word, name="ddpdoctor-word", daemon=True).start()
 
     def close(self) -> None:
-        """Leave no word any more."""
+        """Stop trying to publish the second port."""
         self._ended.set()
 
     def _leave_word(self) -> None:
-        """Open a port, and leave word of it as soon as the store is there."""
+        """Open a second port, and publish its address as soon as the store is up."""
         assert self._placement.store is not None
         with contextlib.suppress(StoreError, OSError):
             hosts = ("127.0.0.1",) if self._placement.one_host else own_addresses()
@@ -118,7 +118,7 @@ class FurtherWays:
                 ):
                     conversation = Conversation(store, self._placement.token)
                     conversation.send(SECOND_PORT, second)
-                    # A SET has no answer: that this has one shows that the word is there.
+                    # A SET has no answer, so read the key back to be sure that it is stored.
                     if find(conversation, SecondPort, SECOND_PORT) == second:
                         return
                 self._ended.wait(OPEN_EVERY_S)

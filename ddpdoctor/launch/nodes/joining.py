@@ -1,4 +1,4 @@
-"""The members of a job together: who of them is the first, and what a session does with the others."""
+"""Joins a job's members: decides whether this one is the first, and starts serving or looking for the first."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from ddpdoctor.model.nodes import NodesSeen
 
 FILE = "nodes.json"
-"""In the run folder: who was seen, a ``NodesSeen``."""
+"""The file in the run folder with the state of all members, a ``NodesSeen``."""
 
 
 def join_nodes(placement: Placement, folder: Path) -> FirstNode | OtherNode | None:
-    """Begin to serve the others, or to look for the first; None where there is nobody, or nowhere to meet.
+    """Start to serve the others or to look for the first; return None if there are no others, or no place to meet.
 
-    Of members on one host that have no numbers the first is who gets the port. ``folder`` is where the report goes: all
-    nodes may see the same one, and then it is a second way.
+    If members on one host have no numbers, the one that gets the port is the first. ``folder`` is where the report
+    goes; if all nodes see the same folder, it is a second way to the first member.
     """
     if placement.alone or not placement.hosts:
         return None
@@ -45,6 +45,6 @@ def join_nodes(placement: Placement, folder: Path) -> FirstNode | OtherNode | No
 
 
 def save_nodes(folder: Path, seen: NodesSeen) -> None:
-    """Write who was seen into the run folder, whole or not at all; a full disk costs this, not the job."""
+    """Write the state of all members into the run folder, completely or not at all. A full disk is ignored."""
     with contextlib.suppress(OSError):
         save(folder / FILE, seen)

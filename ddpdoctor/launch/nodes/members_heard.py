@@ -1,4 +1,4 @@
-"""What the first member has heard of the others: who is here, how their ranks get on, what they have sent."""
+"""What the first member knows about the others: their presence, their ranks' progress, and their records."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.watching.suspicion import Headway
 
 SILENT_NS = 10_000_000_000
-"""After so long without a word, a node counts as cut off: each node's own verdict is final then."""
+"""A node without a beat for this long counts as cut off. Each node's own verdict is final then."""
 BROKEN_NS = 5_000_000_000
-"""Ours: who lives connects again with the next beat, and has 3 s for it."""
+"""Our choice: a live member reconnects with its next beat, and has 3 s for that."""
 FRESH_NS = 3_000_000_000
-"""Ours: who was heard within three beats is waited for."""
+"""Our choice: a member that sent a beat within three beat intervals is waited for."""
 
 
 class MembersHeard:
-    """Filled by the thread that hears, read by the session."""
+    """The state of the other members. The receiving thread writes it, and the session reads it."""
 
     def __init__(self, placement: Placement, host: str) -> None:
-        """Take where the first member stands, and what its host is called."""
+        """Take the first member's placement and host name."""
         self._placement, self._host = placement, host
         self._lock = threading.Lock()
         self._heard: dict[int, Heard] = {}
@@ -42,7 +42,7 @@ class MembersHeard:
         self._gathered: set[int] = set()
 
     def hear(self, heard: Mapping[str, Heard]) -> None:
-        """Take what the meeting has heard, by number as text."""
+        """Record the meeting's heartbeats; the keys are member numbers as text."""
         with self._lock:
             for name, one in heard.items():
                 if not (name.isascii() and name.isdecimal() and len(name) < 6):
@@ -54,39 +54,39 @@ class MembersHeard:
                     self._pulses[number] = pulse
 
     def greet(self, number: int, greeting: Greeting) -> None:
-        """Take who a member is."""
+        """Record a member's greeting."""
         with self._lock:
             self._greetings[number] = greeting
 
     def receive(self, number: int, request: int, packed: bytes) -> None:
-        """Take what a member has sent in answer to a request."""
+        """Record a member's answer to a request."""
         with self._lock:
             self._received[number] = request
             self._packed[number] = packed
 
     def take_packed(self) -> dict[int, bytes]:
-        """Return what came since the last call."""
+        """Return the packed records that arrived since the last call, by member."""
         with self._lock:
             packed, self._packed = self._packed, {}
         return packed
 
     def note_gathered(self, number: int) -> None:
-        """Take that what a member recorded is in the run folder."""
+        """Record that a member's record is in the run folder."""
         with self._lock:
             self._gathered.add(number)
 
     def numbers(self) -> list[int]:
-        """Return the members that were heard and have not left."""
+        """Return the members that have beaten and not left."""
         with self._lock:
             return [number for number, heard in self._heard.items() if heard.left is None]
 
     def unknown(self) -> list[int]:
-        """Return the members of which it is not known who they are."""
+        """Return the members without a greeting."""
         with self._lock:
             return [number for number in self._heard if number not in self._greetings]
 
     def unread(self) -> list[tuple[int, int]]:
-        """Return the members whose answer is to be fetched, with the number of the request that it answers."""
+        """Return the members with an answer to fetch, and the number of the request that it answers."""
         with self._lock:
             return [
                 (number, pulse.answered)
@@ -95,22 +95,22 @@ class MembersHeard:
             ]
 
     def headways(self) -> list[Headway]:
-        """Return how the ranks of the others get on, of those that are not silent."""
+        """Return the progress of the ranks of all members that are not silent."""
         now_ns = time.monotonic_ns()
         with self._lock:
             there = [number for number in self._heard if self._presence(number, now_ns) is not Presence.SILENT]
             return [_headway_of(self._pulses[number]) for number in there if number in self._pulses]
 
     def have_come(self) -> bool:
-        """Return whether all that are expected were heard."""
+        """Return whether all expected members have beaten."""
         with self._lock:
             return len({0, *self._heard}) >= self._placement.expected
 
     def have_answered(self, request: int, *, late: bool) -> bool:
-        """Return whether all have answered a request, or have left, or are silent.
+        """Return whether every member has answered a request, has left, or is silent.
 
-        Who was not heard for some beats is neither here nor silent yet: that is waited for. Who beats and does not
-        answer is waited for until it is ``late``.
+        A member that missed some beats is waited for until it counts as silent. A member that beats but does not answer
+        is waited for until ``late``.
         """
         now_ns = time.monotonic_ns()
         with self._lock:
@@ -121,15 +121,15 @@ class MembersHeard:
             )
 
     def have_heard(self, verdict: int) -> bool:
-        """Return whether all that are here have a verdict."""
+        """Return whether all present members have received a verdict."""
         return all(pulse.heard >= verdict for pulse in self._pulses_here())
 
     def have_ended(self) -> bool:
-        """Return whether the launchers of all have ended, and what they recorded has come, or they are silent."""
+        """Return whether every member's launcher has ended and its record has arrived, or the member is silent."""
         return self.have_answered(LAST, late=False) and not self.unread()
 
     def have_moved(self) -> bool:
-        """Return whether ranks of a member have made progress since they were asked."""
+        """Return whether ranks of any member have made progress since evidence was requested."""
         with self._lock:
             return any(pulse.moved and self._heard[number].left is None for number, pulse in self._pulses.items())
 
@@ -140,7 +140,7 @@ class MembersHeard:
             return [self._pulses[number] for number in here if number in self._pulses]
 
     def seen(self) -> NodesSeen:
-        """Return all members as they are now."""
+        """Return the current state of all members."""
         now_ns = time.monotonic_ns()
         with self._lock:
             numbers = sorted({0, *range(self._placement.expected), *self._heard})
@@ -182,12 +182,12 @@ class MembersHeard:
 
 
 def _headway_of(pulse: Pulse) -> Headway:
-    """Return how the ranks of a member get on; where its launcher has failed, nobody waits for it in vain for long."""
+    """Return the progress of a member's ranks. After a failed launcher, ended ranks are no sign of a hang."""
     return replace(pulse.headway, ended_s=None) if pulse.status else pulse.headway
 
 
 def _status(heard: Heard | None, pulse: Pulse | None) -> int | None:
-    """Return the status of a member's launcher, from its last word, or from its pulse."""
+    """Return the exit status of a member's launcher, from its last message or its pulse."""
     try:
         return int(json.loads(heard.left)) if heard and heard.left else pulse.status if pulse else None
     except (ValueError, TypeError):

@@ -1,7 +1,7 @@
-"""What the members of a wrapped job tell each other, beside what they have recorded.
+"""The messages between the members of a wrapped job, apart from their packed records.
 
-With its beat a member says how its ranks get on (``Pulse``), and sees in the answer what the first asks of all
-(``Board``): both are short arrays of JSON. What is larger is a record under a key.
+A member's beat carries its ranks' progress (``Pulse``). The answer carries the first member's requests to all
+(``Board``). Both are short JSON arrays. Larger messages are records under a key.
 """
 
 from __future__ import annotations
@@ -23,50 +23,50 @@ Message = TypeVar("Message")
 
 GREETING, EVIDENCE, ROSTER, VERDICT = "greeting", "evidence", "roster", "verdict"
 CLAIM = "claim"
-"""With a number behind it: counts the members that were started with it."""
+"""Key of a counter, followed by a member number: how many members were started with that number."""
 ARRIVALS = "arrivals"
-"""Counts the members that came without a number of their own."""
+"""Counts the members that joined without a number."""
 SURPLUS = "surplus"
-"""Counts those whose number was taken."""
+"""Counts the members whose number was already taken."""
 LAST = 10**9
-"""In the place of a request: what was recorded when the member had ended."""
+"""Used as the request number for the record that a member sends when it ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
-    """How a member is."""
+    """The state of a member, sent with each beat."""
 
     headway: Headway
     answered: int = 0
     """The last request for evidence that it has answered in full; ``LAST`` once it has ended."""
     moved: bool = False
-    """Its ranks have made progress since they were asked then."""
+    """Whether its ranks have made progress since that request."""
     heard: int = 0
-    """The last verdict that it has."""
+    """The number of the last verdict that it received."""
     status: int | None = None
-    """Of its launcher, once that has ended."""
+    """The exit status of its launcher, once that has ended."""
     ranks: tuple[int, int] | None = None
-    """The first and the last of its ranks."""
+    """Its first and last rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """What the first member has to say to all."""
+    """The first member's notice to all, in the answer to each beat."""
 
     request: int = 0
     """The number of the last request for evidence."""
     verdict: int = 0
     """The number of the last verdict."""
     roster: int = 0
-    """How often the list of members was changed."""
+    """How often the list of members has changed."""
     ends: bool = False
-    """Its launcher has ended: the last verdict comes, when the others have ended or had their time."""
+    """The first member's launcher has ended. The last verdict follows when the others have ended or timed out."""
     left: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting:
-    """Left by a member once it has a number."""
+    """Sent by a member once it has a number."""
 
     host: str
     pid: int
@@ -74,37 +74,37 @@ class Greeting:
     """The number that it was started with."""
     wall_offset_s: float
     clock_offset_ns: int
-    """Its CLOCK_MONOTONIC less that of the first member's host."""
+    """Its CLOCK_MONOTONIC minus that of the first member's host."""
     clock_error_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
-    """All members, as the first sees them; its own times mean nothing elsewhere."""
+    """All members as the first sees them, with times by the first member's clock."""
 
     nodes: tuple[NodeSeen, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the first member made of the evidence of all."""
+    """The first member's judgement of everybody's evidence."""
 
     judgement: Judgement
     stop: bool
-    """The job hangs for certain and is stopped."""
+    """Whether the job certainly hangs and is stopped."""
     place: str
     """Where the report is: "node0:/scratch/run"."""
 
 
 def write_pulse(pulse: Pulse) -> bytes:
-    """Return a pulse as a beat carries it: within 128 bytes."""
+    """Encode a pulse for a beat, within 128 bytes."""
     headway = [_short(value) for value in astuple(pulse.headway)]
     rest = [pulse.answered, int(pulse.moved), pulse.heard, pulse.status, pulse.ranks]
     return json.dumps([headway, *rest], separators=(",", ":")).encode()
 
 
 def read_pulse(said: bytes) -> Pulse | None:
-    """Return the pulse of a beat; None where it cannot be read."""
+    """Return the pulse of a beat, or None if it cannot be read."""
     try:
         headway, answered, moved, heard, status, ranks = json.loads(said)
         named = dict(zip((field.name for field in fields(Headway)), headway, strict=True))
@@ -116,12 +116,12 @@ def read_pulse(said: bytes) -> Pulse | None:
 
 
 def write_board(board: Board) -> bytes:
-    """Return a board as the answer to a beat carries it."""
+    """Encode a board for the answer to a beat."""
     return json.dumps([board.request, board.verdict, board.roster, int(board.ends), int(board.left)]).encode()
 
 
 def read_board(notice: bytes) -> Board | None:
-    """Return the board of a notice; None where it cannot be read."""
+    """Return the board of a notice, or None if it cannot be read."""
     try:
         request, verdict, roster, ends, left = map(int, json.loads(notice))
     except (ValueError, TypeError):
@@ -130,7 +130,7 @@ def read_board(notice: bytes) -> Board | None:
 
 
 def find(conversation: Conversation, kind: type[Message], key: str) -> Message | None:
-    """Return a record; None where there is none, or it cannot be read: its sender counts as one that sends nothing."""
+    """Return a record, or None if it is missing or unreadable; an unreadable one counts as not sent."""
     try:
         return conversation.look(kind, key, "a member")
     except BadRecord:
@@ -138,5 +138,5 @@ def find(conversation: Conversation, kind: type[Message], key: str) -> Message |
 
 
 def _short(value: Any) -> Any:
-    """Return a number of seconds rounded, a truth as 0 or 1."""
+    """Round seconds to 0.1, and turn a bool into 0 or 1."""
     return round(value, 1) if isinstance(value, float) else int(value) if isinstance(value, bool) else value

@@ -1,4 +1,4 @@
-"""A member of a job that is not the first: it beats, answers when it is asked for evidence, and hears the verdict."""
+"""A member of a job that is not the first: it beats, answers requests for evidence, and receives the verdict."""
 
 from __future__ import annotations
 
@@ -50,34 +50,37 @@ if TYPE_CHECKING:
 
 FIND_LIMIT_S = 3.0
 FIND_EVERY_S = 2.0
-"""Ours: the pause between two searches, of a job whose first member may never come."""
+"""Our choice: the pause between two searches, because the first member may never arrive."""
 REOPEN_LIMIT_S = 3.0
 LAST_WORD_NS = 15_000_000_000
-"""Ours: a first member goes within 8 s of its final verdict (``TELL_LIMIT_S``), on a busy machine somewhat later."""
+"""Our choice: the first member leaves within 8 s of its final verdict (``TELL_LIMIT_S``), later on a busy machine."""
 VERDICT_LIMIT_S = 10.0
-"""Ours: how long the end of a member waits for the verdict of a first that goes on: as for a silent one."""
+"""Our choice: how long an ending member waits for a verdict if the first goes on; the same as for a silent member."""
 LAST_LIMIT_S = 30.0
-"""Ours: the same where the first ends too: it waits for others for half of that, and then judges."""
+"""Our choice: the same if the first ends too. It waits for others for half of this time, and then judges."""
 CLOCKS_KEEP_S = 600.0
-"""Ours: for so long clocks count as measured: those of two machines part by some 0.05 ms a second at most."""
+"""Our choice: how long a clock measurement is valid. Two machines drift apart by at most about 0.05 ms a second."""
 CLOSE_LIMIT_S = 2.0
 PAUSE_S = 0.05
 
 
 class OtherNode:
-    """The session's view of the first. A thread finds the meeting and does what is asked; nothing here waits for it."""
+    """The session's view of the first member. A thread finds the meeting and handles requests; the session never waits.
+
+    Only ``leave`` and ``close`` wait for a while.
+    """
 
     is_first: Literal[False] = False
 
     def __init__(
         self, placement: Placement, host: str, ways: Sequence[Way], clocks_keep_s: float = CLOCKS_KEEP_S
     ) -> None:
-        """Take where this member stands, what its host is called, and how the meeting may be reached."""
+        """Take this member's placement, its host name, and the ways to the meeting."""
         self.failure: Exception | None = None
         self.number = placement.number
-        """None until the meeting has given one, where nobody else did."""
+        """If it was started without a number, this is None until the meeting assigns one."""
         self.verdict: Verdict | None = None
-        """The last one of the first member."""
+        """The first member's last verdict, until ``take_verdict`` takes it."""
         self.placement, self._host, self._ways = placement, host, ways
         self._token = placement.token
         self._found: FoundMeeting | None = None
@@ -94,7 +97,7 @@ class OtherNode:
         self._clocks_keep_s = clocks_keep_s
         self._searches = 0
         self._why = ""
-        """Why the meeting was not found so far."""
+        """Why the meeting has not been found yet."""
         self._lock = threading.Lock()
         self._began_ns = time.monotonic_ns()
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -102,54 +105,54 @@ class OtherNode:
         self._thread = threading.Thread(target=self._run, name="ddpdoctor-nodes", daemon=True)
 
     def start(self) -> None:
-        """Begin to look for the meeting."""
+        """Start looking for the meeting."""
         self._thread.start()
 
     @property
     def alone_since_ns(self) -> int | None:
-        """Since when this member judges for itself: the first was not heard for the limit, or has left."""
+        """Since when this member judges by itself, because the first is silent or has left; else None."""
         heard_ns = max(self._began_ns, (self._beating.heard_ns if self._beating else None) or 0)
         if self._board.left:
             return heard_ns
         return heard_ns if time.monotonic_ns() - heard_ns > SILENT_NS else None
 
     def conversation(self) -> Conversation | None:
-        """Return what all members say to each other; None where the first was not found."""
+        """Return the conversation of all members, or None if the first was not found."""
         return None if self._found is None else self._talk()
 
     def reconnect(self) -> None:
-        """Connect again where the connection was lost."""
+        """Reconnect if the connection was lost."""
         if self._tasks.empty():
             self._tasks.put(self._look_at_roster)
 
     def others(self) -> tuple[int, ...]:
-        """Return nobody: what this member has to say it says to the first."""
+        """Return nobody, because this member talks only to the first."""
         return ()
 
     @property
     def request(self) -> int:
-        """The number of a request for evidence that is to be answered; 0 where there is none."""
+        """The number of an unanswered request for evidence, or 0 if there is none."""
         return self._board.request if self._board.request > self._answered else 0
 
     def say(self, headway: Headway, ranks: tuple[int, int] | None) -> None:
-        """Have the next beats tell how the ranks get on."""
+        """Report the ranks' progress in the next beats."""
         self._say(headway=headway, ranks=ranks)
 
     def answer(self, request: int, packed: bytes, *, moved: bool) -> None:
-        """Send what was recorded in answer to a request; ``moved``: ranks made progress meanwhile."""
+        """Send the packed record in answer to a request; ``moved`` says whether ranks made progress meanwhile."""
         self._answered = request
         self._tasks.put(lambda: self._send(request, packed, moved=moved))
 
     def take_verdict(self) -> Verdict | None:
-        """Return a verdict of the first member that came since the last call."""
+        """Return the first member's verdict if one arrived since the last call, else None."""
         verdict, self.verdict = self.verdict, None
         return verdict
 
     @property
     def last_word(self) -> Verdict | None:
-        """The verdict right after which the first member went, where that found something wrong: it was its final one.
+        """The first member's final verdict: it left right after this one, which found an error. Else None.
 
-        It may come while the launcher here goes on, as one of torchrun's does that waits for the others at its end.
+        It may arrive while the launcher here still runs; torchrun, for example, waits for the others at its end.
         """
         gone_ns, last = self.alone_since_ns, self._last
         if last is None or gone_ns is None or gone_ns - self._last_ns > LAST_WORD_NS:
@@ -158,7 +161,7 @@ class OtherNode:
         return last if wrong else None
 
     def leave(self, status: int, packed: bytes, is_disturbed: Callable[[], bool]) -> None:
-        """Send what was recorded at the end, and wait a while for the verdict, where one may come."""
+        """Send the final record, and wait a while for the verdict if one may come."""
         known = self._heard_verdict
         self._say(status=status)
         self._tasks.put(lambda: self._send(LAST, packed, moved=False))
@@ -169,13 +172,13 @@ class OtherNode:
             time.sleep(PAUSE_S)
 
     def close(self) -> None:
-        """Say that this member ends, and hang up."""
+        """Report that this member ends, and close the connection."""
         self._ended.set()
         self._tasks.put(None)
         self._thread.join(timeout=CLOSE_LIMIT_S)
 
     def seen(self) -> NodesSeen:
-        """Return all members as far as this one knows of them."""
+        """Return the state of all members as far as this one knows."""
         known = {node.number: node for node in self._roster}
         own = 0 if self.number is None else self.number
         first = known.get(0) or NodeSeen(number=0, host=(*self.placement.hosts, "")[0], presence=Presence.ABSENT)
@@ -191,7 +194,7 @@ class OtherNode:
         )  # fmt: skip
 
     def _as_seen_here(self, node: NodeSeen) -> NodeSeen:
-        """Return what the first saw of a node by the clock of this host."""
+        """Convert the times in the first member's view of a node to this host's clock."""
         if self._clocks is None:
             return replace(node, gathered=False)
         ahead_ns, ahead_s = self._clocks.monotonic_ns, self._clocks.wall_s
@@ -225,23 +228,23 @@ class OtherNode:
             while self._found is not None and (task := self._tasks.get()) is not None:
                 self._do(task)
             self._part()
-        except Exception as error:  # noqa: BLE001 - a job is watched on without the others
+        except Exception as error:  # noqa: BLE001 - watching the job continues without the others
             self.failure = self.failure or error
 
     def _find(self) -> bool:
-        """Look for the meeting once, and join it. The job's own store is left in peace at first."""
+        """Look for the meeting once, and join it. The first search spares the job's own store."""
         ways = [way for way in self._ways if self._searches or not isinstance(way, OtherPort)]
         self._searches += 1
         try:
             self._join(find_meeting(ways, self._token or NO_TOKEN, FIND_LIMIT_S))
         except NoMeeting as error:
-            self._why = error.tried[0].words  # of its own port: whether it is served there alone, only the first knows
+            self._why = error.tried[0].words  # the own port's reason; the first member may not serve the other ways
         except StoreError as error:
             self._why = str(error)
         return self._found is not None
 
     def _join(self, found: FoundMeeting) -> None:
-        """Take a number, say who this is, and begin to beat."""
+        """Take a number, send the greeting, and start to beat."""
         client = found.store
         told = self.placement.number
         number = client.add(ARRIVALS, 1) if told is None else told
@@ -255,7 +258,7 @@ class OtherNode:
         self._beating.__enter__()
 
     def _greet(self, client: Client) -> None:
-        """Say who this is, and how far the clock is off now: a day later it may be seconds."""
+        """Send the greeting with a fresh clock offset, which may drift by seconds in a day."""
         self._clocks_at = time.monotonic()
         self._clocks = clocks = measure_clocks(client)
         greeting = Greeting(
@@ -294,7 +297,7 @@ class OtherNode:
         self._beat_now()
 
     def _do(self, task: Callable[[], None]) -> None:
-        """Do something with the meeting, a second time where the connection was lost in the meantime."""
+        """Run a task, and if the connection was lost, reconnect and run it again."""
         try:
             task()
         except StoreError:

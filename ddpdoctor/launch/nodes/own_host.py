@@ -1,6 +1,6 @@
-"""Whether a name leads to this host: then this member is the first of those that only the rendezvous will number.
+"""Finds out whether a name means this host, and by which addresses others may reach it.
 
-And by which addresses others may reach it.
+If the rendezvous numbers the members, the one on the store's host is the first.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.command.placement import Placement
 
 LOOKUP_LIMIT_S = 2.0
-"""Ours: the job waits for it, and a name that takes longer will keep it waiting longer anyway."""
+"""Our choice: the job waits for this lookup, and a name that takes longer will delay the job itself anyway."""
 
 MOST_ADDRESSES = 8
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Which interfaces the job uses, by name, or of NCCL's by how names begin."""
+"""The variables that select the job's network interfaces, by name or, for NCCL, by prefix."""
 
 
 def number_first(placement: Placement) -> Placement:
-    """Give a member without a number the first one, where the store is to be on its host.
+    """Give a member without a number the number 0 if the store will be on its host.
 
-    Of members on one host none is told from another by that; they stay without.
+    If all members are on one host, this cannot single one out, so they stay without a number.
     """
     if placement.number is not None or placement.one_host or placement.store is None:
         return placement
@@ -34,8 +34,8 @@ def number_first(placement: Placement) -> Placement:
 
 
 def is_own_host(host: str, port: int) -> bool:
-    """Return whether an address of a name can be bound to here; False too where the name does not resolve."""
-    from ddpdoctor.exchange.reach import look_up  # not at a start on one node: it is not cheap
+    """Return whether this host can bind to an address of the name; False if the name does not resolve."""
+    from ddpdoctor.exchange.reach import look_up  # a slow import, which a job on one node does not need
 
     try:
         addresses = look_up(host, port, LOOKUP_LIMIT_S)
@@ -45,9 +45,9 @@ def is_own_host(host: str, port: int) -> bool:
 
 
 def own_addresses() -> tuple[str, ...]:
-    """Return the addresses under which others may reach this host: those of the job's own interfaces first.
+    """Return the addresses at which others may reach this host, those of the job's own interfaces first.
 
-    Then those that its name resolves to, which Gloo publishes, and all others but loopback and link-local ones.
+    Next come the addresses of its host name, which Gloo publishes, and then all except loopback and link-local ones.
     """
     from ddpdoctor.collect.network.sockets import list_addresses
     from ddpdoctor.exchange.reach import look_up

@@ -1,9 +1,9 @@
-"""Packs what a node recorded, so that the first can judge it; and unpacks it there, taking only files that it knows.
+"""Packs a node's record for the first member, and unpacks it there, accepting only known files.
 
-Layout: the length of the index (4 bytes, big-endian), the index as JSON, ``[[name, size, [piece, …]], …]``, then those
-pieces of 64 KiB of each file that are not all zeros, one after another; all of it compressed by zlib. Rings are mostly
-zeros: without them unpacking takes a fifth of the time. What arrives is data from elsewhere: names must be those of
-files that a run folder has, and sizes are limited before and after decompression.
+Layout: the length of the index (4 bytes, big-endian), the index as JSON, ``[[name, size, [piece, …]], …]``, then the
+64 KiB pieces of each file that are not all zeros, one after another. All of it is compressed with zlib. Rings are
+mostly zeros; without those pieces unpacking takes a fifth of the time. Received data is untrusted: names must be those
+of files in a run folder, and sizes are limited before and after decompression.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_PACKED_BYTES = 64 * 2**20
-"""Ours: what the meeting takes of one value. A rank's record packs to some 100 KiB."""
+"""Our choice: the meeting's limit for one value. A rank's record packs to about 100 KiB."""
 MAX_FILE_BYTES = 64 * 2**20
 MAX_PLAIN_BYTES = 512 * 2**20
-"""Ours: 256 ranks of a node with rings of a mebibyte and stacks of as much."""
+"""Our choice: 256 ranks on a node, each with a ring of 1 MiB and stacks of the same size."""
 MAX_FILES = 8192
 LEVEL = 1
-"""Of zlib: somebody waits."""
+"""The fastest zlib level, because somebody waits."""
 _LENGTH = struct.Struct("!I")
 _PIECE_BYTES = 64 * 1024
 
@@ -43,27 +43,27 @@ _KNOWN = re.compile(
     r"|evidence/\d+-\d+(-\d+\.json|\.(dump|term|held|flight\d+))"
     r"|nccl/[\w.%-]{1,200}\.log"
 )
-"""All that is read of a run folder when a job is judged."""
+"""The files of a run folder that a judgement reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Packed:
-    """A file as it arrived."""
+    """A received file."""
 
     name: str
     size: int
     pieces: dict[int, memoryview]
-    """By their places, those that are not all zeros."""
+    """The pieces that are not all zeros, by their index."""
 
 
 class BadPack(Exception):  # noqa: N818 - says what it is
-    """What arrived is no packed run folder, or one that must not be unpacked: a phrase."""
+    """Received data is not a packed run folder, or must not be unpacked. The text is a phrase."""
 
 
 def pack_folder(folder: Path) -> bytes:
-    """Return what a run folder holds for the judgement of its job, packed.
+    """Pack the files of a run folder that a judgement reads.
 
-    Files that do not fit are left out, the largest first. Raises OSError where the folder is gone.
+    Files that do not fit are left out, the largest first. Raises OSError if the folder is gone.
     """
     files = _fitting([(path, str(path.relative_to(folder))) for path in _files(folder)])
     read = [(name, _read(path)) for path, name in files]
@@ -77,7 +77,7 @@ def pack_folder(folder: Path) -> bytes:
 
 
 def unpack_folder(packed: bytes, folder: Path) -> None:
-    """Write a packed run folder in the place of ``folder``; raises ``BadPack``, and OSError of this disk."""
+    """Unpack a run folder and replace ``folder`` with it; raises ``BadPack``, or OSError if writing fails."""
     plain = _decompress(packed)
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -90,7 +90,7 @@ def unpack_folder(packed: bytes, folder: Path) -> None:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Give the files of a run folder that count: of each process its last answer, and its ring as it was then."""
+    """Yield the relevant files of a run folder. Of each process, that is its last answer and its ring at that time."""
     answers: dict[str, tuple[int, Path]] = {}
     kept = {path.stem for path in (folder / "evidence").glob("*.held")}
     for path in sorted((*folder.glob("*"), *folder.glob("*/*"))):
@@ -108,7 +108,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _fitting(files: list[tuple[Path, str]]) -> list[tuple[Path, str]]:
-    """Return the files of which the sizes are within the limits together."""
+    """Return the smallest files that fit within the limits together."""
     sizes = {name: _size(path) for path, name in files}
     left = MAX_PLAIN_BYTES - 2**20
     kept = []
@@ -127,7 +127,7 @@ def _size(path: Path) -> int:
 
 
 def _read(path: Path) -> bytes:
-    """Return what is in a file; nothing where it has gone meanwhile, as those of loader workers do."""
+    """Return a file's content, or b"" if the file has vanished, as those of loader workers do."""
     try:
         return read_plain(path, MAX_FILE_BYTES)
     except OSError:
@@ -168,7 +168,7 @@ def _contents(plain: bytes) -> tuple[_Packed, ...]:
 
 
 def _is_known(file: tuple[str, int, list[int]]) -> bool:
-    """Say whether this is a file that a run folder has, and its pieces are within it and in order."""
+    """Return whether a run folder has such a file, and its pieces are within its size and in order."""
     name, size, pieces = file
     places = range(-(-size // _PIECE_BYTES))
     in_order = all(number in places for number in pieces) and all(map(lt, pieces, pieces[1:]))
@@ -176,14 +176,14 @@ def _is_known(file: tuple[str, int, list[int]]) -> bool:
 
 
 def _pieces(content: bytes) -> dict[int, bytes]:
-    """Return the pieces of a file that are not all zeros, by their places."""
+    """Return the pieces of a file that are not all zeros, by their index."""
     zeros = bytes(_PIECE_BYTES)
     pieces = (content[at : at + _PIECE_BYTES] for at in range(0, len(content), _PIECE_BYTES))
     return {number: piece for number, piece in enumerate(pieces) if piece != zeros[: len(piece)]}
 
 
 def _write_sparse(file: Path, packed: _Packed) -> None:
-    """Write a file with holes where it is all zeros: of a thousand ranks, whole rings would be a gigabyte."""
+    """Write a file with holes instead of zeros, because the full rings of a thousand ranks would take a gigabyte."""
     with os.fdopen(open_new(file), "wb") as out:
         for number, piece in packed.pieces.items():
             out.seek(number * _PIECE_BYTES)

@@ -1,4 +1,4 @@
-"""A small process that outlives the watcher, and ends the job if the watcher is killed."""
+"""A small process that outlives the watcher and ends the job if the watcher is killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DONE = b"done\n"
 
 
 class Guardian:
-    """Started before the launcher. ``dismiss`` it when the job has ended."""
+    """A process that is forked before the launcher starts. Call ``dismiss`` when the job has ended."""
 
     def __init__(self, folder: Path, mark: Mapping[str, str], on_orphaned: Callable[[], None]) -> None:
         """Fork. Recorders write to ``folder``, and the job's environment holds ``mark``.
@@ -33,9 +33,9 @@ class Guardian:
         os.close(reader)
 
     def protect_self(self) -> None:
-        """Name this process as the launcher: called in the watcher's child before it runs the launcher's program.
+        """Register this process as the launcher. The watcher's child calls it before it executes the launcher.
 
-        The child holds the pipe open until then, so that a watcher killed at any moment leaves no launcher unnamed.
+        The child holds the pipe open until then. So even if the watcher is killed, the guardian knows the launcher.
         """
         pid = os.getpid()
         own = proc.read_process(pid)
@@ -43,7 +43,7 @@ class Guardian:
             os.write(self._writer, f"{pid} {own.start_ticks if own else 0}\n".encode())
 
     def dismiss(self) -> None:
-        """Let the guardian end without doing anything."""
+        """Let the guardian exit without doing anything."""
         with contextlib.suppress(OSError):
             os.write(self._writer, _DONE)
         os.close(self._writer)
@@ -68,7 +68,7 @@ def _guard(reader: int, folder: Path, mark: Mapping[str, str], on_orphaned: Call
 
 
 def _stop_orphans(launcher: Target, folder: Path, mark: Mapping[str, str]) -> None:
-    """Stop the launcher, all below it, and whoever carries the mark: a rank just born may have lost its parent."""
+    """Stop the launcher, its descendants, and all marked processes: a new rank may already have lost its parent."""
 
     def find(processes: dict[int, proc.Process]) -> list[Target]:
         marked = [p for p in processes.values() if proc.has_variables(p.pid, mark)]

@@ -1,4 +1,4 @@
-"""A ``wrap`` that another one watches already: it runs its job as it stands, since the outer one sees all of it."""
+"""A ``wrap`` inside another one: it runs its job unchanged, because the outer one watches all of it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MAX_ANCESTORS = 100
 
 
 def find_outer_run(env: Mapping[str, str]) -> Path | None:
-    """Return the run folder of the ``wrap`` that this process runs under, None where it runs under none.
+    """Return the run folder of the ``wrap`` that this process runs under, or None if there is none.
 
-    Variables that were left over from another job are not enough: that ``wrap`` must be an ancestor.
+    Variables may be left over from another job, so that ``wrap`` must also be an ancestor process.
     """
     watcher = env.get("DDPDOCTOR_WATCHER", "")
     folder = Path(env.get("DDPDOCTOR_RUN", ""))
@@ -39,7 +39,7 @@ def find_outer_run(env: Mapping[str, str]) -> Path | None:
 
 
 def become_launcher(options: WrapOptions) -> NoReturn:
-    """Replace this process by the launcher, so that streams, signals and exit status are the launcher's own.
+    """Replace this process with the launcher, so that streams, signals and exit status are the launcher's own.
 
     Raises:
         UserError: the system cannot run the command.
@@ -48,6 +48,6 @@ def become_launcher(options: WrapOptions) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        os.execvp(command[0], command)  # noqa: S606 - a program in our place is what is meant
+        os.execvp(command[0], command)  # noqa: S606 - replacing this process is the purpose
     except OSError as error:
         raise cannot_run(command[0], error) from error

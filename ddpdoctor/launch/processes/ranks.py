@@ -1,6 +1,6 @@
-"""Starts ranks of a command of our own on this machine, without torchrun, and waits for them.
+"""Starts the ranks of a ddpdoctor command on this machine, without torchrun, and waits for them.
 
-The ranks meet over a hub that this process serves, so that those that are left can still talk when one has died.
+This process runs the server over which the ranks meet, so the others can still communicate when one has died.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.05
 REPORT_GRACE_S = 60.0
-"""Ours: how long the others may take to notice that a rank has failed and to report, before they are ended."""
+"""Our choice: how long the others may take to notice a failed rank and report it, before they are ended."""
 REPORTED = {ExitStatus.FOUND, ExitStatus.WRONG_USE, ExitStatus.DEFECT, ExitStatus.INCONCLUSIVE}
-"""The statuses with which a rank ends once it has said why."""
+"""The exit statuses of a rank that has reported why it ends."""
 END_GRACE_S = 5.0
-"""Ours: between SIGTERM and SIGKILL."""
+"""Our choice: the time between SIGTERM and SIGKILL."""
 KILLED_LIMIT_S = 10.0
-"""Ours: how long a killed rank may take to end. To free the memory of a large process takes seconds."""
+"""Our choice: how long a killed rank may take to end. Freeing the memory of a large process takes seconds."""
 PR_SET_PDEATHSIG = 1
 """prctl(2), linux/prctl.h."""
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def choose_ranks(env: Mapping[str, str]) -> tuple[int, str]:
-    """Return how many ranks to start where the user did not say, and a sentence about it."""
+    """Return how many ranks to start if the user did not choose, and a sentence about it."""
     found, cores = count_gpus(env), len(os.sched_getaffinity(0))
     gpus, how = found.count, "choose with --nproc-per-node"
     if found.unknown:
@@ -57,10 +57,10 @@ def choose_ranks(env: Mapping[str, str]) -> tuple[int, str]:
 
 
 def run_ranks(arguments: Sequence[str], count: int, env: Mapping[str, str]) -> int:
-    """Run ``python -m ddpdoctor`` with ``arguments`` in each of ``count`` ranks; return the status to end with.
+    """Run ``python -m ddpdoctor`` with ``arguments`` in each of ``count`` ranks; return the status to exit with.
 
-    Streams are inherited. Signals are passed on; a second one ends all ranks at once. Raises ``UserError`` where a rank
-    has failed and rank 0 does not end by itself, so that nobody reports.
+    Streams are inherited. Signals are passed on; a second one ends all ranks at once. Raises ``UserError`` if a rank
+    has failed and rank 0 does not end by itself, because then nobody reports.
     """
     token = env.get(TOKEN_VARIABLE) or secrets.token_hex(16)
     hub = Server(0, token_bytes(token), one_host=True)
@@ -85,7 +85,7 @@ def run_ranks(arguments: Sequence[str], count: int, env: Mapping[str, str]) -> i
 
 
 def choose_status(statuses: Sequence[int]) -> int:
-    """Return rank 0's own verdict; where a signal ended it, that of the first rank that still had one."""
+    """Return rank 0's exit status, or if a signal ended rank 0, the first failure status of another rank."""
     verdicts = [status for status in statuses if status >= 0]
     if statuses[0] < 0:
         verdicts = [status for status in verdicts if status > 0]
@@ -93,9 +93,9 @@ def choose_status(statuses: Sequence[int]) -> int:
 
 
 def describe_lost(statuses: Sequence[int | None]) -> str:
-    """Say which ranks have failed for which rank 0 still waits, None the status of one that runs; empty without.
+    """Describe the failed ranks that rank 0 still waits for, or return "". A running rank has the status None.
 
-    And empty where a rank has ended with a status of ours: it has told why, as of a rank 0 that is stopped.
+    The result is also "" if any rank ended with one of ``REPORTED``, because it has printed the reason.
     """
     if statuses[0] is not None or any(status in REPORTED for status in statuses):
         return ""
@@ -107,11 +107,11 @@ def _ending(status: int) -> str:
 
 
 def end_with_parent(parent_pid: int) -> None:
-    """In a rank: have the kernel send SIGTERM when the process that started it is gone, as after its SIGKILL."""
+    """Have the kernel send SIGTERM to this rank when its parent process is gone, for example after a SIGKILL."""
     libc = ctypes.CDLL(None)
     with suppress(AttributeError):  # not Linux
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent_pid:  # it was quicker
+    if os.getppid() != parent_pid:  # the parent ended before prctl
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -133,7 +133,7 @@ class _Ranks:
 
 
 def _variables(env: Mapping[str, str], rank: int, count: int, port: int, token: str) -> dict[str, str]:
-    """Return a rank's environment: what torchrun sets too, and where the hub is."""
+    """Return a rank's environment: the variables that torchrun sets too, and the server's address."""
     return {
         "OMP_NUM_THREADS": "1",  # as torchrun does, unless it is set
         **env,
@@ -149,7 +149,7 @@ def _variables(env: Mapping[str, str], rank: int, count: int, port: int, token: 
 
 
 def _start(arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    # In a session of its own, or Ctrl-C would reach it twice: from the terminal and from us.
+    # In its own session, or Ctrl-C would reach it twice: from the terminal and from this process.
     return subprocess.Popen([sys.executable, "-m", "ddpdoctor", *arguments], env=env, start_new_session=True)
 
 
@@ -168,7 +168,7 @@ def _passing_on(ranks: _Ranks) -> Iterator[None]:
 
 
 def _wait(ranks: _Ranks) -> None:
-    """Wait until all have ended, or one has failed and the others do not end by themselves."""
+    """Wait until all ranks have ended, or one has failed and the others do not end by themselves."""
     deadline: float | None = None
     while ranks.living():
         if deadline is None and (ranks.failed() or ranks.signals):
@@ -179,18 +179,18 @@ def _wait(ranks: _Ranks) -> None:
 
 
 def _is_frozen(process: subprocess.Popen[bytes]) -> bool:
-    """Return whether a signal or a debugger has stopped a rank: it will not end by itself."""
+    """Return whether a signal or a debugger has stopped a rank, so that it cannot end by itself."""
     seen = read_process(process.pid)
     return seen is not None and seen.state in {"T", "t"}
 
 
 def _end(ranks: _Ranks) -> None:
     ranks.send(signal.SIGTERM)
-    ranks.send(signal.SIGCONT)  # else one that is stopped would not hear of it
+    ranks.send(signal.SIGCONT)  # a stopped rank handles SIGTERM only after it continues
     deadline = time.monotonic() + END_GRACE_S
     while ranks.living() and time.monotonic() < deadline:
         time.sleep(LOOK_EVERY_S)
     ranks.send(signal.SIGKILL)
     for process in ranks.running:
-        with suppress(subprocess.TimeoutExpired):  # it sleeps in the driver of a dead GPU, where no signal reaches it
+        with suppress(subprocess.TimeoutExpired):  # no signal reaches a rank that sleeps in the driver of a dead GPU
             process.wait(KILLED_LIMIT_S)

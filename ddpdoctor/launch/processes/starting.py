@@ -1,4 +1,4 @@
-"""Starts the launcher: torchrun in front of a script, or the command that was given, and the recorder in both."""
+"""Starts the launcher, torchrun with a script or the given command, with the recorder loaded in its processes."""
 
 from __future__ import annotations
 
@@ -20,33 +20,34 @@ if TYPE_CHECKING:
 
 DEBUG_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
 _OF_ANOTHER_JOB = ("DDPDOCTOR_AGENT", "DDPDOCTOR_GIVEN", "DDPDOCTOR_MASTER", "DDPDOCTOR_DETAIL")
-"""What the recorder of a rank would hand on, were ``wrap`` started by one."""
+"""Variables of another job's recorder, which are set if a rank of that job started this ``wrap``."""
 
 DETAIL_VARIABLE = "DDPDOCTOR_DETAIL"
-"""Has recorders turn DETAIL on, so that a Python without a recorder (``python -I``) stays without what that makes safe.
+"""Tells recorders to turn DETAIL on. A Python without a recorder (``python -I``) then runs without DETAIL, because only
+the recorder makes it safe.
 
-A command gets torch's own variable: it may start ranks on hosts where the recorder cannot be loaded, and there all
-ranks have DETAIL or none. By default it gets none where there is a GPU, since it may use NCCL."""
+A command gets torch's own variable instead: it may start ranks on hosts where the recorder cannot be loaded, and all
+ranks must have the same level. By default it gets none if there is a GPU, because it may use NCCL."""
 
 
 def start_launcher(options: WrapOptions, folder: Path, in_child: Callable[[], None]) -> subprocess.Popen[bytes]:
-    """Start what starts the ranks; recorders write to ``folder``. Streams are inherited.
+    """Start the launcher; recorders write to ``folder``. Streams are inherited.
 
     ``in_child`` runs in the new process before it becomes the launcher, and must not raise.
 
     Raises:
-        UserError: the system cannot run the command, as a script without its first line.
+        UserError: the system cannot run the command, for example a script without a ``#!`` line.
     """
     command = launch_command(options)
     try:
-        # preexec_fn is unsafe beside threads; there are none yet.
+        # preexec_fn is unsafe with threads, but there are none yet.
         return subprocess.Popen(command, env=_environment(options, folder), preexec_fn=in_child)  # noqa: PLW1509
     except OSError as error:
         raise cannot_run(command[0], error) from error
 
 
 def cannot_run(command: str, error: OSError) -> UserError:
-    """Return what to say where the system refuses to run a command."""
+    """Return the error for a command that the system refuses to run."""
     return UserError(
         f"the command {command} cannot be run: {error.strerror}",
         help="Nothing was started. A script needs `#!/bin/bash` or the like as its first line, or its interpreter as "
@@ -69,7 +70,7 @@ def launch_command(options: WrapOptions) -> list[str]:
 
 
 def job_mark(folder: Path) -> dict[str, str]:
-    """Return the variables that tell the processes of this job from all others."""
+    """Return the environment variables that mark the processes of this job."""
     return {"DDPDOCTOR_RUN": str(folder), "DDPDOCTOR_WATCHER": str(os.getpid())}
 
 
@@ -85,7 +86,7 @@ def _environment(options: WrapOptions, folder: Path) -> dict[str, str]:
 
 
 def debug_environment(env: dict[str, str], level: ChosenLevel | None, *, is_command: bool) -> dict[str, str]:
-    """Return the environment with a debug level; ``None`` leaves what it says."""
+    """Return the environment with a debug level; ``None`` leaves it unchanged."""
     others = {name: value for name, value in env.items() if name != DEBUG_VARIABLE}
     if level is None:
         return env

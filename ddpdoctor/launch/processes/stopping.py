@@ -1,4 +1,4 @@
-"""Stops a whole job: the launcher, all below it, and every process that was recorded, whoever its parent is by now."""
+"""Stops a whole job: the launcher, its descendants, and every recorded process, whoever its parent is by now."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STOP_GRACE_S = 5.0
-"""How long a launcher may take to end its ranks by its own means. Ours: less than a batch system's grace of 30 s."""
+"""Our choice: the time that a launcher has to end its ranks itself; less than a batch system's grace of 30 s."""
 GRACE_S = 2.0
 QUIET_LOOKS = 3
-"""Ours: looks in a row that find nothing left. One look reads processes one by one, and can miss one just started."""
+"""Our choice: stop after this many scans in a row find nothing. A single scan can miss a process that just started."""
 KILL_LIMIT_S = 30.0
-"""Ours: how long SIGKILL is tried. Nothing ends a process that is blocked in the kernel."""
+"""Our choice: how long SIGKILL is repeated. Nothing ends a process that is blocked in the kernel."""
 
 Target = tuple[int, int]
-"""A pid and its start ticks, which together name a process for good."""
+"""A pid and its start ticks, which together identify a process even if the pid is reused."""
 
 
 def stop_job(launcher: subprocess.Popen[bytes], folder: Path, while_waiting: Callable[[], None]) -> None:
-    """Stop a job that hangs: SIGCONT and SIGTERM, SIGKILL after some seconds.
+    """Stop a job that hangs: SIGCONT and SIGTERM, then SIGKILL after some seconds.
 
-    The launcher is told first, and ends its ranks if it does so at all; those that it leaves are told after it.
+    The launcher gets SIGTERM first and may end its ranks itself. Ranks that outlive it get SIGTERM afterwards.
     """
     below = _members(launcher.pid, folder)
     _signal(below, signal.SIGCONT)
@@ -53,7 +53,7 @@ def stop_job(launcher: subprocess.Popen[bytes], folder: Path, while_waiting: Cal
 
 
 def stop_tree(pid: int, folder: Path, grace_s: float = GRACE_S) -> None:
-    """Stop a launcher and its job at once: SIGTERM to all, and SIGKILL to what is left after a moment."""
+    """Stop a launcher and its job at once: SIGTERM to all, and SIGKILL to those left after ``grace_s``."""
 
     def find(processes: dict[int, proc.Process]) -> list[Target]:
         launcher = [processes[pid]] if pid in processes else []
@@ -63,9 +63,9 @@ def stop_tree(pid: int, folder: Path, grace_s: float = GRACE_S) -> None:
 
 
 def stop_all(find: Callable[[dict[int, proc.Process]], Iterable[Target]], grace_s: float) -> None:
-    """Stop what ``find`` picks of all processes, and all below it.
+    """Stop the processes that ``find`` selects, and all their descendants.
 
-    It looks again until nothing is left: a launcher that starts its ranks this moment may start one after each look.
+    It scans again until nothing is left, because a launcher may start another rank after each scan.
     """
     known: set[Target] = set()
     told: set[Target] = set()
@@ -98,19 +98,19 @@ def _is_alive(target: Target, processes: dict[int, proc.Process]) -> bool:
 
 
 def _members(launcher_pid: int, folder: Path) -> list[Target]:
-    """Return what is below the launcher, and what was recorded: a rank whose own parent has ended is still one."""
+    """Return the launcher's descendants and all recorded processes, which includes ranks whose parent has ended."""
     below = _targets(proc.descendants(launcher_pid, proc.read_processes()))
     return [*below, *(target for target in recorded(folder) if target not in below and target[0] != launcher_pid)]
 
 
 def recorded(folder: Path) -> list[Target]:
-    """Return the processes that have left a ring, and the ranks that could not."""
+    """Return the processes that have a ring, and the ranks without a recorder."""
     names = (path.stem.split("-") for path in (folder / "rings").glob("*-*.ring"))
     return [*((int(name[0]), int(name[1])) for name in names), *_unrecorded(folder)]
 
 
 def _unrecorded(folder: Path) -> list[Target]:
-    """Return the ranks without a recorder that were there at the last look."""
+    """Return the ranks without a recorder that the last saved watch.json lists."""
     try:
         rows = json.loads(read_plain(folder / "watch.json"))["processes"]
     except (OSError, ValueError, KeyError):
@@ -119,7 +119,7 @@ def _unrecorded(folder: Path) -> list[Target]:
 
 
 def is_same(pid: int, start_ticks: int) -> bool:
-    """Return whether the very process still runs, and is no zombie."""
+    """Return whether this same process still runs and is not a zombie."""
     process = proc.read_process(pid)
     return process is not None and process.start_ticks == start_ticks and process.state not in "ZX"
 

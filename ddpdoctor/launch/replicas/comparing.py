@@ -1,4 +1,4 @@
-"""Follows what the ranks write of their replicas, compares it, and saves what was found."""
+"""Reads the fingerprints that the ranks write of their replicas, compares them, and saves the result."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 class Replicas:
-    """The comparison of each attempt of a job, one after another.
+    """Compares the replicas of each attempt of a job, one attempt after another.
 
-    What compares is imported once the launcher was started, so that no rank waits for it.
+    The comparing code is imported after the launcher has started, so that no rank waits for it.
     """
 
     def __init__(
         self, folder: Path, check_every: int, allowed: tuple[str, ...], shared: SharedReplicas | None = None
     ) -> None:
-        """Take where the recorders write, and what other nodes are told; nothing is done where ``check_every`` is 0."""
+        """Take the recorders' folder and what is shared with other nodes. With ``check_every`` 0, comparing is off."""
         self.has_news = False
-        """Something was seen to differ, and nobody has been told yet."""
+        """Whether a difference was found that has not been reported yet."""
         self.failure: Exception | None = None
-        """What went wrong with comparing, which ended it."""
+        """The error that ended the comparing."""
         self._folder = folder
         self._check_every = check_every
         self._allowed = allowed
@@ -41,9 +41,9 @@ class Replicas:
         self._is_off = check_every == 0
 
     def follow(self, attempt: int, ranks: Iterable[Followed], meeting: int | None = None) -> None:
-        """Compare what the processes of an attempt have written since.
+        """Compare what the processes of an attempt have written since the last call.
 
-        ``meeting`` is the number that all nodes give this attempt; None where this node's own is all there is.
+        ``meeting`` is the number that all nodes use for this attempt, or None if only this node's own number exists.
         """
         with self._wall():
             if attempt != self._attempt:
@@ -57,13 +57,13 @@ class Replicas:
                 self.has_news |= self._shared.follow(self._comparer)
 
     def save(self) -> None:
-        """Write down what was found so far."""
+        """Save the results so far."""
         with self._wall():
             if self._comparer is not None:
                 self._write(self._comparer.consistency(), None)
 
     def close(self) -> None:
-        """Compare the rest, now that the job has ended, save it, and remove the files of the ranks."""
+        """Compare the rest after the job has ended, save the results, and remove the ranks' files."""
         with self._wall():
             self._end(None)
 
@@ -74,7 +74,7 @@ class Replicas:
         return Comparer(self._folder / "prints", check_every=self._check_every, allowed=self._allowed, index=index)
 
     def _supersede(self) -> None:
-        """Keep what was found of an attempt that the launcher has given up; of what ran before any attempt, nothing."""
+        """Save the results of an attempt that the launcher gave up on. Drop those from before the first attempt."""
         from ddpdoctor.collect.fingerprints.saved import file_name
         from ddpdoctor.collect.fingerprints.saved_nodes import joint_name, points_name
 
@@ -90,7 +90,7 @@ class Replicas:
             comparer.remove_files()
 
     def _write(self, found: Consistency, attempt: int | None) -> bool:
-        """Write what was found, whole or not at all; on a disk that is full, ranks' own files are what is left."""
+        """Save the results completely or not at all; return False on a full disk, where the ranks' files then stay."""
         from ddpdoctor.collect.fingerprints.saved import file_name
         from ddpdoctor.collect.run.evidence import save
 
@@ -107,7 +107,7 @@ class Replicas:
         try:
             with self._shared.lock if self._shared is not None else contextlib.nullcontext():
                 yield
-        except Exception as error:  # noqa: BLE001 - the wall around a collector: a job is watched on without it
+        except Exception as error:  # noqa: BLE001 - the wall around a collector: watching continues without it
             self.failure, self._comparer, self._is_off = error, None, True
 
 

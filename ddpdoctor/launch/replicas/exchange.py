@@ -1,7 +1,7 @@
-"""Has the nodes of a job hold their replicas against each other, by a thread of its own.
+"""Compares the replicas of a job's nodes with each other, in its own thread.
 
-Every few seconds each node leaves its roots, some 150 bytes a model, and looks at the word of the first, which is as
-short. Contents, 16 bytes a tensor, are sent where the first has asked for them, since roots differ.
+Every few seconds each node sends its root fingerprints, about 150 bytes a model, and reads the first node's request,
+which is as short. If roots differ, the first node asks for the contents, 16 bytes a tensor.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.replicas.shared import SharedReplicas
 
 EVERY_S = 3.0
-"""Ours: with all headers this takes some 200 bytes a second, beside the heartbeats, and what is kept meanwhile fits."""
+"""Our choice: with headers this adds about 200 bytes a second to the heartbeats, and the data kept meanwhile fits."""
 SOON_S = 0.5
-"""Ours: contents that were asked for are on their way."""
+"""Our choice: the pause while requested contents are on their way."""
 CLOSE_LIMIT_S = 2.0
 ROOTS = "replicas/roots"
 WORD = "replicas/word"
@@ -32,46 +32,46 @@ CONTENTS = "replicas/contents"
 
 
 class Member(Protocol):
-    """This member among the others."""
+    """This member's connection to the others; ``FirstNode`` and ``OtherNode`` implement it."""
 
     @property
     def is_first(self) -> bool:
-        """Whether the others are told by this one."""
+        """Whether this is the first member, which compares all nodes."""
 
     @property
     def number(self) -> int | None:
-        """Of this member; None while it has none."""
+        """The number of this member, or None while it has none."""
 
     def conversation(self) -> Conversation | None:
-        """Return what all members say to each other; None while the first was not found."""
+        """Return the conversation of all members, or None while the first is not found."""
 
     def reconnect(self) -> None:
-        """Connect again where the connection was lost."""
+        """Reconnect if the connection was lost."""
 
     def others(self) -> Iterable[int]:
-        """Return the members that were heard, on the first."""
+        """Return the other members that have beaten; empty except on the first."""
 
 
 class ReplicaExchange:
-    """From ``start`` to ``close``. What goes wrong is tried again the next time: a job is watched on without it."""
+    """Exchanges fingerprints from ``start`` to ``close``. After an error it tries again; watching does not need it."""
 
     def __init__(self, shared: SharedReplicas, member: Member) -> None:
-        """Take what is exchanged, and with whom."""
+        """Take this node's replicas and its connection to the other nodes."""
         self.failure: Exception | None = None
         self._shared, self._member = shared, member
         self._turn = 0
-        """The last time that contents were asked for that this node has answered."""
+        """The number of the last request for contents that this node has answered."""
         self._told: RootsReport | None = None
         self._word: RootsRequest | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ddpdoctor-replicas", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; a call that hangs ends by its own limit, and nobody waits for it."""
+        """Stop the thread. A call that hangs ends at its own limit; this does not wait for it."""
         self._ended.set()
         self._thread.join(timeout=CLOSE_LIMIT_S)
 
@@ -79,11 +79,11 @@ class ReplicaExchange:
         while not self._ended.wait(EVERY_S if self._word is None or not self._word.wanted else SOON_S):
             try:
                 self.exchange()
-            except Exception as error:  # noqa: BLE001 - a job is watched on without the others
+            except Exception as error:  # noqa: BLE001 - watching the job continues without the others
                 self.failure = self.failure or error
 
     def exchange(self) -> None:
-        """Tell and hear once."""
+        """Send and receive once."""
         conversation, number = self._member.conversation(), self._member.number
         if conversation is None or number is None:
             return
@@ -124,8 +124,8 @@ class ReplicaExchange:
             self._word = word
 
     def _receive(self, conversation: Conversation, number: int, key: str) -> None:
-        """Take the contents of another node, where they have come."""
-        with contextlib.suppress(BadRecord):  # damaged: it counts as an answer that says nothing
+        """Take the contents of another node, if they have arrived."""
+        with contextlib.suppress(BadRecord):  # a damaged record counts as an empty answer
             sent = conversation.take(NodeStreams, key, f"node {number}")
             if sent is not None:
                 self._shared.receive(number, sent)

@@ -1,4 +1,4 @@
-"""What this node's replicas are like, for the other nodes; and on the first node, what all of theirs are like."""
+"""The replica fingerprints that this node shares with other nodes, and on the first node the comparison of all."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class SharedReplicas:
-    """Of one attempt after another. The session writes, and a thread that talks to other nodes reads: it has a lock."""
+    """The shared fingerprints of the current attempt. They have a lock: the session writes, another thread reads."""
 
     def __init__(self, allowed: tuple[str, ...]) -> None:
-        """Begin without an attempt."""
+        """Start without an attempt; ``allowed`` are name patterns of tensors that may differ."""
         self.lock = threading.RLock()
         self._allowed = allowed
         self._index: NodeIndex | None = None
@@ -28,24 +28,24 @@ class SharedReplicas:
         self._joint: Joint | None = None
 
     def begin(self, attempt: int) -> NodeIndex:
-        """Begin an attempt; return what is to keep its points. All nodes give the same attempt the same number."""
+        """Start an attempt and return its new index. All nodes use the same number for the same attempt."""
         from ddpdoctor.collect.fingerprints.index import NodeIndex
 
         self._index, self._comparer, self._joint = NodeIndex(attempt), None, None
         return self._index
 
     def follow(self, comparer: Comparer) -> bool:
-        """Go on with what ranks have written; return whether nodes were seen to differ for the first time."""
+        """Use the comparer's latest state; return whether a difference between nodes was found for the first time."""
         self._comparer = comparer
         return self._joint is not None and self._joint.look(time.monotonic())
 
     def report(self) -> RootsReport:
-        """Return what the first node is to know."""
+        """Return this node's report to the first node."""
         with self.lock:
             return RootsReport(roots=self._index.report() if self._index is not None else ())
 
     def heed(self, word: RootsRequest) -> None:
-        """Forget what the first node has found to be equal everywhere."""
+        """Forget the points that the first node has found to be equal everywhere."""
         with self.lock:
             streams = self._index.streams if self._index is not None else {}
             for name, upto in word.settled.items():
@@ -53,7 +53,7 @@ class SharedReplicas:
                     streams[name].forget(upto)
 
     def kept(self, names: tuple[str, ...] | None = None) -> NodeStreams:
-        """Return the points that are kept: of streams that were asked for, or of all that other nodes write too."""
+        """Return the kept points of the named streams, or of all streams that other nodes write too."""
         from ddpdoctor.collect.fingerprints.batches import pack_stream
 
         with self.lock:
@@ -64,25 +64,25 @@ class SharedReplicas:
             return NodeStreams(streams=tuple(pack_stream(one, comparer.found_here(one.key)) for one in chosen))
 
     def hear(self, member: int, report: RootsReport) -> None:
-        """Take what another node says, on the first node."""
+        """Record another node's report, on the first node."""
         with self.lock:
             joint = self._of_all()
             if joint is not None:
                 joint.hear(member, report.roots, time.monotonic())
 
     def word(self) -> RootsRequest:
-        """Return what all other nodes are to know, on the first node."""
+        """Return the first node's request to all others."""
         with self.lock:
             return self._joint.word() if self._joint is not None else RootsRequest()
 
     def receive(self, member: int, sent: NodeStreams) -> None:
-        """Take the contents that another node was asked for."""
+        """Record the contents that another node sent on request."""
         with self.lock:
             if self._joint is not None:
                 self._joint.answered(member, sent)
 
     def save(self, folder: Path, attempt: int | None) -> None:
-        """Write what is kept for other nodes, and on the first what was found over all; raises OSError."""
+        """Write the kept points, and on the first node the result over all nodes; raises OSError."""
         from ddpdoctor.collect.fingerprints.saved_nodes import joint_name, points_name, save_points
 
         if self._index is not None:

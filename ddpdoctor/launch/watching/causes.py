@@ -1,4 +1,4 @@
-"""Keeps what was last seen of processes that may die at any moment: memory, and what each was blocked in."""
+"""Keeps the last known memory use and blocking cause of each rank, because ranks may die at any time."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.watching.work import Receptions
 
 HOST_EVERY_NS = 1_000_000_000
-"""How often the memory of the host is read. Ours: a job takes seconds to fill it."""
+"""How often the host's memory is read. Our choice: a job takes seconds to fill it."""
 
 
 class CausesSeen:
-    """By pid what was seen of ranks, and what their host had in use."""
+    """The causes of each rank, and the most memory that the host had in use."""
 
     def __init__(self) -> None:
-        """Begin with nothing seen."""
+        """Start empty."""
         self._seen: dict[tuple[int, int], ProcessCauses] = {}
         self._host: dict[str, Space] = {}
         self._host_ns = 0
         self._work = WorkSeen()
 
     def follow(self, rank: Process, below: tuple[Process, ...], now_ns: int) -> None:
-        """Note the memory and the work of a rank and of all below it."""
+        """Record the memory and work of a rank and its descendants."""
         self._work.follow(rank, below, now_ns)
         key = (rank.pid, rank.start_ticks)
         old = self._seen.get(key, ProcessCauses())
@@ -51,7 +51,7 @@ class CausesSeen:
         )
 
     def follow_host(self, now_ns: int) -> None:
-        """Note the most that was in use of the host's memory, its cgroup's and /dev/shm."""
+        """Record the highest use of the host's memory, the cgroup's memory and /dev/shm."""
         if now_ns - self._host_ns < HOST_EVERY_NS:
             return
         self._host_ns = now_ns
@@ -67,10 +67,10 @@ class CausesSeen:
         answers: Mapping[int, dict[str, Any]],
         receptions: Receptions,
     ) -> None:
-        """Read what living ranks are blocked in, by what is seen of their processes and by what they answered.
+        """Read what live ranks are blocked in, from their processes and their answers.
 
-        ``alive`` holds by pid and start the processes below each, ``answers`` are by pid, ``receptions`` began with
-        the look.
+        ``alive`` maps a rank's pid and start ticks to its descendants. ``answers`` are by pid. ``receptions`` was
+        created when the check began.
         """
         shared = _network(pid for pid, _ in alive)
         locks = read_lines()
@@ -93,24 +93,24 @@ class CausesSeen:
             )
 
     def row(self, pid: int, ticks: int) -> dict[str, Any] | None:
-        """Return what was seen of a rank, as watch.json has it."""
+        """Return a rank's causes in the format of watch.json."""
         seen = self._seen.get((pid, ticks))
         return None if seen is None else dict(encode(seen))
 
     def host_row(self) -> dict[str, Any]:
-        """Return what was seen of the host, as watch.json has it."""
+        """Return the host's causes in the format of watch.json."""
         return dict(encode(HostCauses(**self._host)))
 
 
 def _add(old: Memory | None, used: int) -> Memory:
-    """Return the memory at this look, and the most so far; a process that is just ending has none left."""
+    """Return the current memory and the most so far. A process that is just ending reads 0, which is ignored."""
     if old is None:
         return Memory(used_bytes=used, most_bytes=used)
     return Memory(used_bytes=used or old.used_bytes, most_bytes=max(used, old.most_bytes))
 
 
 def _network(pids: Iterable[int]) -> tuple[Row, ...]:
-    """Read the connections once where all ranks are in one network namespace, as they are outside of containers."""
+    """Read the connections once if all ranks share one network namespace, as they do outside of containers."""
     pids = list(pids)
     spaces = {_namespace(pid) for pid in pids}
     return read_rows(pids[0]) if len(spaces) == 1 and "" not in spaces else ()

@@ -1,4 +1,4 @@
-"""Takes evidence: asks every recorder for its stacks, looks at processes, and saves both before anything is judged."""
+"""Takes evidence: asks every recorder for its stacks, inspects processes, and saves both before anything is judged."""
 
 from __future__ import annotations
 
@@ -23,60 +23,60 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.watching.progress import Followed
 
 ANSWER_LIMIT_S = 0.9
-"""How long a recorder may take. Two looks of its lie 0.3 s apart; the launcher's pause is a little longer than this."""
+"""The time that a recorder has to answer. It takes two samples 0.3 s apart; the launcher pauses a little longer."""
 RESERVE_BYTES = 4 * 2**20
-"""Room for the answers of some hundred ranks, and for watch.json."""
+"""Room for the answers of about a hundred ranks, and for watch.json."""
 PIECE_BYTES = 16 * 1024
-"""Pieces in which rings are copied; one without a byte set is left out."""
+"""The piece size for copying rings; pieces that are all zeros are skipped."""
 FRESH_S = 1.5
 """A heartbeat younger than this promises an answer."""
 HELD_S = 3.0
-"""A heartbeat that has stood for this long while the process lives means that the GIL is held in C."""
+"""If a live process has had no heartbeat for this long, C code holds the GIL."""
 
 
 class Evidence:
-    """The folder of one run, and the means to ask its processes."""
+    """Asks the processes of one run for evidence, and saves it in the run's folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the control file that recorders and the launcher map."""
+        """Create the control file, which recorders and the launcher map into memory."""
         self.folder = folder
         for name in ("rings", "prints", "evidence"):
             make_folder(folder / name)
         self._reserve = folder / "reserve"
         reserve_space(self._reserve)
         with os.fdopen(open_new(folder / "control"), "r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, ring_layout.CONTROL_SIZE)  # to write to a hole on a full disk is fatal
+            os.posix_fallocate(file.fileno(), 0, ring_layout.CONTROL_SIZE)  # writing to a hole on a full disk is fatal
             self.control = mmap.mmap(file.fileno(), ring_layout.CONTROL_SIZE)
         self.unsaved: dict[str, str] = {}
-        """What could not be written to the folder, by name of its file."""
+        """Texts that could not be written to the folder, by file name."""
         self._copy: Path | None = None
         self.request = 0
         self.dumps: dict[int, list[tuple[int, int, int]]] = {}
         self._last_dumps: dict[int, tuple[int, list[tuple[int, int, int]]]] = {}
-        """By pid the last dump of a process, and when its heartbeat had stopped by then."""
+        """By pid, the time of the last heartbeat before a process's last dump, and that dump."""
 
     def closing_ns(self) -> int:
-        """Return since when the launcher waits to stop its ranks, 0 where it does not."""
+        """Return since when the launcher waits to stop its ranks, or 0 if it does not."""
         closing = self._control(ring_layout.CONTROL_CLOSING)
         return closing if closing > self._control(ring_layout.CONTROL_ACK) else 0
 
     def has_closed_since(self, moment_ns: int) -> bool:
-        """Return whether the launcher has begun to stop its ranks after a moment, answered or not."""
+        """Return whether the launcher began to stop its ranks after this time, acknowledged or not."""
         return self._control(ring_layout.CONTROL_CLOSING) > moment_ns
 
     def acknowledge(self) -> None:
-        """Let the launcher go on."""
+        """Let the launcher continue."""
         ring_layout.CELL.pack_into(self.control, ring_layout.CONTROL_ACK, time.monotonic_ns())
 
     def tell_of_stop(self) -> None:
-        """Let the launcher know that the signal it is about to get is ours."""
+        """Tell the launcher that ddpdoctor sends the next signal."""
         ring_layout.CELL.pack_into(self.control, ring_layout.CONTROL_STOPPING, time.monotonic_ns())
 
     def take(self, followed: dict[int, Followed], look_again: Callable[[], None], *, keep_rings: bool = False) -> None:
-        """Ask all that can answer, wait for them, and have a signal ask the ranks whose GIL is held.
+        """Ask all recorders that can answer, wait for them, and send a signal to ranks whose GIL is held.
 
-        ``look_again`` is called before the signal, which may set the job moving: who has moved by then did so by
-        itself. ``keep_rings``: a signal on another node may do so.
+        The signal may unblock the job, so ``look_again`` is called before it: a rank that has moved by then moved by
+        itself. ``keep_rings`` copies the rings in any case, because a signal on another node may unblock the job too.
         """
         self.release()
         now_ns = time.monotonic_ns()
@@ -96,14 +96,14 @@ class Evidence:
             self._dump(held)
 
     def _keep_rings(self, alive: list[Followed]) -> None:
-        """Copy all rings before a signal asks: it can cut a sleep in C short, and then the whole job moves on."""
+        """Copy all rings before the signal, which can interrupt a sleep in C so that the whole job moves on."""
         for process in alive:
             with contextlib.suppress(OSError):
                 path = self.folder / "evidence" / f"{process.pid}-{process.ticks}.held"
                 _copy_sparse(process.ring, path)
 
     def forget_kept(self) -> None:
-        """Let the rings themselves count again, and not what was copied of them at an earlier look."""
+        """Remove the copied rings and dumps of an earlier check, so that the rings themselves count again."""
         self.dumps.clear()
         for path in (self.folder / "evidence").glob("*.held"):
             remove(path)
@@ -122,9 +122,9 @@ class Evidence:
             return False
 
     def _dump(self, held: list[Followed]) -> None:
-        """Have faulthandler write all stacks, only where that is safe: a handler is there, and no Python code runs.
+        """Make faulthandler write all stacks. This is safe only if a handler is installed and no Python code runs.
 
-        A process that has not moved since its last dump is not sent another signal: the job may be healthy.
+        A process that has not moved since its last dump gets no second signal, because the job may be healthy.
         """
         sent = []
         for process in held:
@@ -148,7 +148,7 @@ class Evidence:
                 self._last_dumps[process.pid] = process.heartbeat_changed_ns, self.dumps[process.pid]
 
     def asked_to_end_ns(self, process: Followed) -> int | None:
-        """Return when a rank wrote its last words, which it does the moment it is sent SIGTERM."""
+        """Return when a rank received SIGTERM, from the file that its recorder then writes, or None."""
         try:
             seen = (self.folder / "evidence" / f"{process.pid}-{process.ticks}.term").stat()
         except OSError:
@@ -157,7 +157,7 @@ class Evidence:
         return seen.st_mtime_ns + since_boot_ns if seen.st_size else None
 
     def save(self, facts: dict[str, Any], name: str) -> None:
-        """Write what the watcher itself saw, whole or not at all; what a full disk refuses is kept for ``readable``."""
+        """Write the watcher's own facts, completely or not at all. On a full disk they are kept for ``readable``."""
         text = json.dumps(facts)
         self._drop_copy()
         try:
@@ -167,7 +167,7 @@ class Evidence:
             self.unsaved[name] = text
 
     def readable(self) -> Path:
-        """Return the folder that holds all that is known: a copy on another disk, where this one takes no more."""
+        """Return the folder with all evidence: this one, or if it is full, a copy on another disk."""
         if not self.unsaved:
             return self.folder
         if self._copy is None:
@@ -180,12 +180,12 @@ class Evidence:
         self._copy = None
 
     def release(self) -> None:
-        """Give the reserved space to the evidence."""
+        """Free the reserved space for the evidence."""
         remove(self._reserve)
 
 
 def _copy_sparse(ring: mmap.mmap, path: Path) -> None:
-    """Copy what was written to of a ring: of a thousand ranks, whole rings would be a gigabyte."""
+    """Copy only the used parts of a ring, because the full rings of a thousand ranks would take a gigabyte."""
     with os.fdopen(open_new(path), "wb") as file:
         for at in range(0, len(ring), PIECE_BYTES):
             piece = ring[at : at + PIECE_BYTES]
@@ -196,7 +196,7 @@ def _copy_sparse(ring: mmap.mmap, path: Path) -> None:
 
 
 def reserve_space(path: Path) -> None:
-    """Set space aside for evidence, since a job that fills the disk tends to be one that fails next."""
+    """Reserve space for evidence, because a job that fills the disk often fails next."""
     with contextlib.suppress(OSError), os.fdopen(open_new(path), "wb") as file:
         os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
 
@@ -206,7 +206,7 @@ def _holds_gil(process: Followed, now_ns: int) -> bool:
 
 
 def _cpu_share(process: Followed, now: proc.Process) -> float | None:
-    """Return how much of a core a process has used since its last progress."""
+    """Return the fraction of a core that a process has used since its last progress."""
     since_ns, ticks = process.cpu_since
     seconds = (time.monotonic_ns() - since_ns) / 1e9
     return (now.cpu_ticks - ticks) / os.sysconf("SC_CLK_TCK") / seconds if since_ns and seconds > 1 else None
@@ -219,7 +219,7 @@ def describe(
     *,
     oom: bool | None,
 ) -> dict[str, Any]:
-    """Return what only the watcher knows of a process, as watch.json has it."""
+    """Return the facts about a process that only the watcher knows, in the format of watch.json."""
     now = proc.read_process(process.pid)
     same = now is not None and now.start_ticks == process.ticks
     tracer = proc.read_status(process.pid).get("TracerPid", "0") if same else "0"

@@ -1,4 +1,4 @@
-"""When evidence is taken of a running job, alone or with all nodes, and whether the job is to be stopped."""
+"""Decides when to take evidence of a running job, on this node or on all, and whether to stop the job."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN_S = 1.5
 QUIET_S = 2.0
-"""Ours: the first pause after a report of a job that goes on; each further one is twice as long."""
+"""Our choice: the first pause after a report of a job that continues. Each later one is twice as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
-    """What came of a look."""
+    """The result of a check."""
 
     judgement: Judgement
-    """Without an error where a report stands that no longer holds."""
+    """Has no error if an earlier report no longer holds."""
     stop: bool
-    """The job is to be stopped."""
+    """Whether to stop the job."""
 
 
 _NOTHING = Looked(judgement=Judgement(findings=(), checks=(), certain=False), stop=False)
 
 
 def has_errors(judgement: Judgement) -> bool:
-    """Return whether a judgement holds an error."""
+    """Return whether a judgement contains an error."""
     return any(finding.severity is Severity.ERROR for finding in judgement.findings)
 
 
@@ -52,15 +52,15 @@ def _still(headways: list[Headway]) -> int:
 
 
 class Examining:
-    """Decides when to look, takes evidence of this node, has all others take theirs, and has all of it judged."""
+    """Decides when to check, takes this node's evidence, requests that of the others, and has all of it judged."""
 
     def __init__(
         self, watch: Watch, nodes: FirstNode | OtherNode | None, judge: Callable[[Path, int | None], Judgement],
         hang_timeout_s: float, on_hang: OnHang, place: str,
     ) -> None:  # fmt: skip
-        """Take who watches this node, who hears the others, the rules, and where the report will be."""
+        """Take this node's watch, the connection to the others, the rules, and the place of the report."""
         self.judged_at: str | None = None
-        """Where the report of the node is that has judged the job; None where this one has."""
+        """The report's place on the node that judged the job, or None if this one did."""
         self._place = place
         self._watch, self._nodes, self._judge = watch, nodes, judge
         self._hang_timeout_s = hang_timeout_s
@@ -70,9 +70,9 @@ class Examining:
         self._quiet_until_ns = 0
         self._quiet_s = QUIET_S
         self._shown_ns = 0
-        """When a report was last shown, or confirmed, of a hang; 0 where none stands."""
+        """When a report was last shown or confirmed, or 0 if none holds."""
         self._still_then = 0
-        """How many ranks stood still then."""
+        """How many ranks made no progress at that time."""
         self._patience_s = 1.0
         self._moved = False
         self._seen: NodesSeen | None = None
@@ -83,13 +83,13 @@ class Examining:
         return self._watch.readable()
 
     def look(self) -> Looked | None:
-        """Do what it is time for; return what is wrong with the job, where that was seen now."""
+        """Do the next step that is due; return a result if one was reached now, else None."""
         nodes = self._nodes
         if nodes is not None and nodes.is_first:
             return self._look_with_all(nodes)
         if nodes is not None:
             nodes.say(self._watch.headway(), self._watch.rank_range())
-            if nodes.alone_since_ns is None or nodes.verdict is not None:  # which may have been the first's last word
+            if nodes.alone_since_ns is None or nodes.verdict is not None:  # it may be the first's final verdict
                 return self._obey(nodes)
         headways = self._headways()
         if self._is_over(headways):
@@ -100,12 +100,12 @@ class Examining:
         return self._conclude()
 
     def tell(self, looked: Looked, *, stop: bool) -> None:
-        """Let the other nodes know, where it is this one that judges."""
+        """Send the result to the other nodes if this node judges."""
         if self._nodes is not None and self._nodes.is_first:
             self._nodes.tell(looked.judgement, stop=stop, place=self._place)
 
     def judge_end(self, status: int, is_disturbed: Callable[[], bool]) -> Judgement:
-        """Return what is wrong with a job whose launcher has ended here, by what all nodes have recorded."""
+        """Judge a job whose launcher has ended here, by the records of all nodes."""
         nodes = self._nodes
         if nodes is None:
             return self._judge_all()
@@ -124,11 +124,11 @@ class Examining:
         return verdict.judgement
 
     def judge_now(self) -> Judgement:
-        """Return what is wrong by what is saved here by now; nobody else is asked."""
+        """Judge the job by what is saved here so far, without asking other nodes."""
         return self._judge(self._folder, None)
 
     def save_nodes(self) -> None:
-        """Write down who was seen, with what they have sent."""
+        """Save the state of all members and the records that they sent."""
         self._save_nodes()
 
     def close(self) -> None:
@@ -138,11 +138,11 @@ class Examining:
 
     @property
     def failure(self) -> Exception | None:
-        """What went wrong between the nodes."""
+        """The error in the communication between nodes, if any."""
         return self._nodes.failure if self._nodes is not None else None
 
     def _judge_all(self) -> Judgement:
-        """Return what is wrong with the job by all that was saved of it."""
+        """Judge the job by everything saved; if the judgement asks for more facts, collect them and judge again."""
         self._save_nodes()
         judgement = self._judge(self._folder, None)
         knows_more = note_machine(self._folder, judgement) | note_control_flow(self._folder, judgement)
@@ -151,20 +151,20 @@ class Examining:
         return self._judge(self._folder, None) if knows_more else judgement
 
     def stand_by(self) -> None:
-        """Look again only after a while: what was seen has been shown, and the job goes on."""
+        """Delay the next check, because the result has been shown and the job continues."""
         self._shown_ns = time.monotonic_ns()
         self._still_then = _still(self._headways())
         self._quiet_until_ns = self._shown_ns + int(self._quiet_s * 1e9)
         self._quiet_s = min(self._quiet_s * 2, max(QUIET_S, self._hang_timeout_s))
 
     def withdraw(self) -> None:
-        """Forget the report that stood, on all nodes."""
+        """Forget the current report, on all nodes."""
         self._shown_ns = self._quiet_until_ns = 0
         self._quiet_s = QUIET_S
         self.tell(_NOTHING, stop=False)
 
     def have_moved(self) -> bool:
-        """Return whether a rank has moved that stood still when the last report was shown."""
+        """Return whether a rank without progress at the last report has moved since."""
         return bool(self._shown_ns) and _still(self._headways()) < self._still_then
 
     def _look_with_all(self, nodes: FirstNode) -> Looked | None:
@@ -183,7 +183,7 @@ class Examining:
         return None
 
     def _obey(self, nodes: OtherNode) -> Looked | None:
-        """Answer the first member, which judges; take its verdict."""
+        """Answer the first member's request, and take its verdict if there is one."""
         if request := nodes.request:
             self._take()
             if self._watch.headway().never and nodes.placement.store is not None:
@@ -198,13 +198,13 @@ class Examining:
         return Looked(judgement=verdict.judgement, stop=self._on_hang != "report")
 
     def _others_hang(self, nodes: FirstNode, status: int) -> bool:
-        """Return whether those that go on wait in vain. That a rank failed here, torch may tell them by itself."""
+        """Return whether the other nodes wait in vain. After a failure here, torch may end them by itself."""
         own = self._watch.headway()
         own = replace(own, ended_s=None) if status else own
         return suspicion_of([own, *nodes.headways()], self._hang_timeout_s) is Suspicion.STRONG
 
     def _stops(self, judgement: Judgement) -> bool:
-        """Return whether a job of which this was judged is to be stopped."""
+        """Return whether to stop a job with this judgement."""
         return {"auto": judgement.proven, "kill": judgement.certain, "report": False}[self._on_hang]
 
     def _headways(self) -> list[Headway]:
@@ -212,11 +212,11 @@ class Examining:
         return [self._watch.headway(), *others]
 
     def _is_over(self, headways: list[Headway]) -> bool:
-        """Return whether a report stands and nobody stands still any more for whom others wait."""
+        """Return whether a report was shown, but the ranks no longer look as if they hang."""
         return bool(self._shown_ns) and suspicion_of(headways, self._hang_timeout_s) is Suspicion.NONE
 
     def _is_time(self, headways: list[Headway]) -> bool:
-        """Return whether to take evidence now: soon where somebody stands still, ever more rarely where all wait."""
+        """Return whether to take evidence now: soon on strong suspicion, with growing pauses on weak suspicion."""
         now_ns = time.monotonic_ns()
         suspicion = suspicion_of(headways, self._hang_timeout_s)
         quiet_until_ns = 0 if self._has_changed(headways, now_ns) else self._quiet_until_ns
@@ -233,7 +233,7 @@ class Examining:
         return has_ended or _still(headways) < self._still_then
 
     def _take(self) -> None:
-        """Take evidence of this node; with others, keep its rings as they are: a look elsewhere may set all moving."""
+        """Take evidence of this node. With other nodes, copy its rings, because a check there may unblock the job."""
         began_ns = time.monotonic_ns()
         self._watch.take_evidence(keep_rings=self._nodes is not None)
         self._last_look_ns = time.monotonic_ns()
@@ -241,7 +241,7 @@ class Examining:
         self._began_ns = began_ns
 
     def _conclude(self) -> Looked | None:
-        """Have what was taken judged; None where nothing is wrong that was not so before, or somebody has moved."""
+        """Judge the evidence; return None if a rank has moved, or if all is well and no report must be withdrawn."""
         judgement = self._judge_all()
         is_wrong = has_errors(judgement)
         if not is_wrong or self._has_moved():
@@ -252,9 +252,9 @@ class Examining:
         return Looked(judgement=judgement, stop=self._stops(judgement))
 
     def _has_moved(self) -> bool:
-        """Return whether a rank has made progress meanwhile: then what was seen of it is out of date.
+        """Return whether a rank has made progress meanwhile, so that its evidence is out of date.
 
-        With other nodes it is what had moved when each had its evidence: later, what one node did may move another.
+        With other nodes, only progress until each had its evidence counts: a later check may unblock another node.
         """
         if self._nodes is not None and self._nodes.is_first:
             return self._moved or self._nodes.has_moved()

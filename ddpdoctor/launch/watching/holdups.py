@@ -1,4 +1,4 @@
-"""Keeps where each rank was before it came to a call that needs others: once it is there its stack no longer tells."""
+"""Records where each rank was before a call that needs other ranks, because its stack during the call hides that."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ class _Stretch:
     """The time from one call that needs others to the next."""
 
     lines: Counter[tuple[str, int, str]] = field(default_factory=Counter)
-    """How often the main thread was met at each of the user's lines."""
+    """How often the main thread was sampled at each of the user's lines."""
     begun: int = 0
-    """Whether ``init_process_group`` had returned, which may take less time than lies between two looks."""
+    """Whether ``init_process_group`` had returned. The call may be shorter than the time between two samples."""
     until_ns: int = 0
-    """When the next call began; 0 where none was seen."""
+    """When the next call began, or 0 if none did."""
 
 
 class HoldUps:
-    """By process, its own work before the last call and since."""
+    """Each process's own work before the last call and since."""
 
     def __init__(self) -> None:
-        """Begin with nothing seen."""
+        """Start empty."""
         self._before: dict[tuple[int, int], _Stretch] = {}
         self._since: dict[tuple[int, int], _Stretch] = {}
 
     def follow(self, ranks: Iterable[Followed]) -> None:
-        """Note where living ranks are that wait for nobody."""
+        """Record the current line of each live rank that is in no call that needs others."""
         for rank in ranks:
             key = (rank.pid, rank.ticks)
             if rank.ended_ns is not None:
@@ -52,14 +52,14 @@ class HoldUps:
             if key not in self._since or self._since[key].begun != begun:
                 self._since[key] = _Stretch(begun=begun)
             lines = self._since[key].lines
-            place = ring_reading.read_place(rank.ring)  # type: ignore[arg-type]  # a map is read as bytes are
+            place = ring_reading.read_place(rank.ring)  # type: ignore[arg-type]  # an mmap reads like bytes
             if place is not None and (place in lines or len(lines) < MOST_LINES):
                 lines[place] += 1
 
     def row(self, pid: int, ticks: int) -> dict[str, Any] | None:
-        """Return where a rank was before the last call that it came to, as watch.json has it.
+        """Return where a rank was before its last call, in the format of watch.json.
 
-        A call that fails at once lies between two looks, in one stretch with the work before it.
+        A call that fails at once falls between two samples, so it is in the same stretch as the work before it.
         """
         stretches = [found for kept in (self._before, self._since) if (found := kept.get((pid, ticks))) is not None]
         seen = max(stretches, key=lambda stretch: stretch.lines.total(), default=None)

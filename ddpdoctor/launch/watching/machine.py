@@ -1,4 +1,4 @@
-"""Reads the machine and the control flow of the script when ranks stand still, and in no other job."""
+"""Reads the machine and the script's control flow, but only if ranks make no progress."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 CODE = "DD611"
-"""The rule that has a use for it."""
+"""The rule that uses the machine's facts."""
 FRESH_S = 60.0
-"""Ours: a machine that was read this short a time ago is not read again for the next look."""
+"""Our choice: facts younger than this are not read again for the next check."""
 
 
 def note_machine(folder: Path, judgement: Judgement) -> bool:
-    """Save what the machine shows where the judgement asks for it; return whether there is now more to judge by."""
+    """Save the machine's facts if the judgement needs them; return whether there are new facts to judge by."""
     if not any(finding.code == CODE for finding in judgement.findings):
         return False
     from ddpdoctor.collect.run.machine import FILE, save_machine
@@ -28,7 +28,7 @@ def note_machine(folder: Path, judgement: Judgement) -> bool:
 
     if _is_fresh(folder / FILE):
         return False
-    with contextlib.suppress(OSError):  # a disk that is full costs this evidence, not the job
+    with contextlib.suppress(OSError):  # a full disk loses this evidence, but must not affect the job
         keep_users_logs(folder, os.environ.get("NCCL_DEBUG_FILE", ""))
         save_machine(folder)
         return True
@@ -43,11 +43,11 @@ def _is_fresh(path: Path) -> bool:
 
 
 CODES = frozenset({"DD602", "DD603"})
-"""The rules that have a use for it."""
+"""The rules that use the control flow."""
 
 
 def note_control_flow(folder: Path, judgement: Judgement) -> bool:
-    """Save it where the judgement asks for it; return whether there is now more to judge by."""
+    """Save the control flow if the judgement needs it; return whether there are new facts to judge by."""
     if not any(finding.code in CODES for finding in judgement.findings):
         return False
     from ddpdoctor.collect.run.control_flow import FILE, save_control_flow

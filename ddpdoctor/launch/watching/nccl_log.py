@@ -1,4 +1,4 @@
-"""Has NCCL write its warnings to the run folder, where it would otherwise say nothing at all."""
+"""Makes NCCL write its warnings to the run folder if it would otherwise write nothing."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 NAMES = ("NCCL_DEBUG", "NCCL_DEBUG_FILE")
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")
-"""Of NVIDIA, and of AMD, whose RCCL reads the same variables."""
+"""The drivers of NVIDIA and of AMD, whose RCCL reads the same variables."""
 
 
 def has_gpu_driver(system: System) -> bool:
-    """Return whether this host has a driver of GPUs, so that a job may use NCCL."""
+    """Return whether this host has a GPU driver, so that a job may use NCCL."""
     return any(system.exists(driver) for driver in GPU_DRIVERS)
 
 
 def nccl_log_environment(env: Mapping[str, str], folder: Path, system: System | None = None) -> dict[str, str]:
     """Return the variables that make NCCL log its warnings to the run folder.
 
-    None where there is no GPU, or where the user, by the environment or one of NCCL's files, has chosen what NCCL logs
-    or where. Nothing is printed that was not: without NCCL_DEBUG, NCCL writes nothing, and torch's errors repeat its
-    last warning.
+    Empty if there is no GPU, or if the user has configured NCCL's log in the environment or in one of NCCL's files.
+    This adds nothing to the job's output: without NCCL_DEBUG, NCCL writes nothing, and torch's errors repeat its last
+    warning anyway.
     """
     system = system or System(env=env)
     if not has_gpu_driver(system) or any(env.get(name) for name in NAMES):

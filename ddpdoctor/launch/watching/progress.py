@@ -1,4 +1,4 @@
-"""Follows how far each process has come, from outside: cells of its ring, bytes, children."""
+"""Follows each process's progress from outside: the cells of its ring, its I/O bytes, its children."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 IO_BYTES_PER_S = 64 * 1024
-"""I/O above this is work. Ours: a loop that logs a line or polls a small file stays below, any checkpoint above."""
+"""I/O above this counts as work. Our choice: a loop that logs a line or polls a small file stays below it, and any
+checkpoint is above it."""
 FAMILIAR_PATIENCE = 3
-"""A process that only moves between functions it was seen in before (a poll loop, or an export part by part), or
-starts one program after another (a poll by a shell command), counts as moving for this many hang timeouts. Ours: an
-export of twice the time limit passes, and a poll is reported after four."""
+"""Some processes only move between known functions (a poll loop, or an export part by part), or start one program after
+another (a poll by a shell command). They count as moving for this many hang timeouts. Our choice: an export of twice
+the time limit passes, and a poll is reported after four."""
 
 PROGRESS_CELLS = ("calls_done", "slots_claimed", "steps", "batches", "epochs", "initialized", "main_ended_ns")
 
 
 @dataclass(slots=True)
 class Followed:
-    """One recorded process and what was last seen of it."""
+    """One recorded process and its last known state."""
 
     pid: int
     ticks: int
@@ -41,21 +42,21 @@ class Followed:
     """Time and CPU ticks at the last progress."""
     heartbeat_changed_ns: int = 0
     frozen_since_ns: int | None = None
-    """Since when it was stopped at every look; a watcher that was stopped itself begins anew."""
+    """Since when it was in the stopped state at every check. If the watcher itself was stopped, this starts again."""
     uses_nccl: bool | None = None
-    """Its host may wait anywhere for what a device has not completed; None while its group is not made."""
+    """Whether it uses NCCL, so that it may wait for its device anywhere; None until its process group exists."""
     ended_ns: int | None = None
     exit_code: int | None = None
-    """A signal's number below zero; None where the kernel did not say."""
+    """The exit code, a negative signal number, or None if the kernel did not report it."""
 
     @property
     def waits_since_ns(self) -> int:
-        """Since when the main thread is in a call that needs other ranks; 0 where it is not."""
+        """Since when the main thread is in a call that needs other ranks, or 0 if it is in none."""
         return self.cells.get("wait_since_ns", 0)
 
 
 def open_rings(folder: Path, known: dict[int, Followed], now_ns: int) -> None:
-    """Add the rings that have appeared to ``known``, by pid; a ring that was replaced replaces."""
+    """Add new rings to ``known``, by pid. A ring that was recreated replaces the old one."""
     for path in folder.glob("*.ring"):
         pid = int(path.stem.split("-")[0])
         old = known.get(pid)
@@ -78,7 +79,7 @@ def _same_size(old: Followed, path: Path) -> bool:
 
 
 def follow(process: Followed, now_ns: int, interval_s: float, hang_timeout_s: float, below: frozenset[int]) -> None:
-    """Look at one process again. ``below`` are the pids of its descendants."""
+    """Update one process. ``below`` are the pids of its descendants."""
     cells = ring_reading.read_cells(process.ring)
     old, process.cells = process.cells, cells
     if process.uses_nccl is None and cells["initialized"]:

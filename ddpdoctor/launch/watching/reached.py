@@ -1,4 +1,4 @@
-"""Tries to reach the other nodes at the moment that one of them is missing, and in no other job."""
+"""Tries to connect to the other nodes, but only when one of them is missing."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from ddpdoctor.model.reaching import Connecting
 
 CODES = frozenset({"DD605", "DD607"})
-"""The rules that have a use for it."""
+"""The rules that use the result."""
 LIMIT_S = 4.0
-"""Ours: a node is told to be missing within 10 s of the hang timeout. A connection is tried for 3 s."""
+"""Our choice: a missing node is reported within 10 s of the hang timeout. One connection is tried for 3 s."""
 FRESH_S = 30.0
-"""Ours: what was tried this short a time ago is not tried again."""
+"""Our choice: if the last attempts are younger than this, they are not repeated."""
 MOST_PLACES = 16
 
 Place = tuple[str, int]
@@ -34,7 +34,7 @@ Place = tuple[str, int]
 
 
 def note_reached(folder: Path, judgement: Judgement, seen: NodesSeen, placement: Placement) -> bool:
-    """Try the missing nodes where the judgement asks for it; return whether there is now more to judge by."""
+    """Try the missing nodes if the judgement needs it; return whether there are new facts to judge by."""
     if not any(finding.code in CODES for finding in judgement.findings):
         return False
     places = places_to_try(seen, placement)
@@ -42,10 +42,10 @@ def note_reached(folder: Path, judgement: Judgement, seen: NodesSeen, placement:
 
 
 def places_to_try(seen: NodesSeen, placement: Placement) -> tuple[Place, ...]:
-    """Return where to knock: at the job's own store, and at each host of which nothing is heard.
+    """Return the places to try: the job's own store, and each host that is silent or absent.
 
-    Of a host it is no matter whether anybody listens at the members' port: a refusal comes from one that is up. Who
-    hears nothing of the first tries all others, so that it can be told who is cut off.
+    Nobody needs to listen on a host's port, because a refusal also shows that the host is up. A member that hears
+    nothing from the first tries all others, to find out who is cut off.
     """
     quiet = {Presence.SILENT, Presence.ABSENT}
     others = [node for node in seen.nodes if node.number != seen.own and node.host]
@@ -57,18 +57,18 @@ def places_to_try(seen: NodesSeen, placement: Placement) -> tuple[Place, ...]:
 
 
 def try_places(folder: Path, places: Sequence[Place]) -> bool:
-    """Connect to all places at the same time, and save what came of it; return whether that is new."""
+    """Connect to all places at the same time, and save the results; return whether there are new ones."""
     if _is_fresh(folder / FILE):
         return False
     found = _knock_at_all(places)
-    with contextlib.suppress(OSError):  # a disk that is full costs this evidence, not the job
+    with contextlib.suppress(OSError):  # a full disk loses this evidence, but must not affect the job
         save(folder / FILE, tuple(found))
         return bool(found)
     return False
 
 
 def _knock_at_all(places: Sequence[Place]) -> list[Connecting]:
-    """Return the last attempt at each place, in their order; none where no answer came within the limit."""
+    """Return the last attempt at each place, in the same order, without those that exceeded the limit."""
     from ddpdoctor.probes.rendezvous.store_probe import knock
 
     answers: queue.SimpleQueue[tuple[Place, Connecting]] = queue.SimpleQueue()
@@ -76,7 +76,7 @@ def _knock_at_all(places: Sequence[Place]) -> list[Connecting]:
     def try_one(place: Place) -> None:
         answers.put((place, knock(*place, None)[-1]))
 
-    for place in places:  # daemons: a look-up of a name cannot be stopped
+    for place in places:  # daemon threads: a name lookup cannot be stopped
         threading.Thread(target=try_one, args=(place,), name="ddpdoctor-knock", daemon=True).start()
     found: dict[Place, Connecting] = {}
     limit = time.monotonic() + LIMIT_S

@@ -1,4 +1,4 @@
-"""When to take evidence: what the ranks of one node show from outside, and what those of all nodes show together."""
+"""Decides whether a job may hang, from the outside view of one node's ranks and of all nodes together."""
 
 from __future__ import annotations
 
@@ -12,55 +12,55 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.watching.progress import Followed
 
 EARLY_EXIT_WAIT_S = 1.5
-"""How long others must have waited for a rank that has ended with status 0 before that is looked at."""
+"""How long others must have waited for a rank that ended with status 0 before evidence is taken."""
 
 
 class Suspicion(Enum):
-    """How much speaks for a hang, before any evidence was taken."""
+    """How likely a hang is, before any evidence is taken."""
 
     NONE = 0
     WEAK = 1
-    """Ranks wait for long, and others move: most likely those are slow."""
+    """Ranks have waited for long while others move, which are most likely just slow."""
     STRONG = 2
-    """A rank stands still for which others wait, or all do, or one has ended."""
+    """Others wait for a rank that makes no progress or has ended, or no rank makes progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headway:
-    """How far the ranks of one node have come, as far as suspicion goes by it."""
+    """The progress of one node's ranks, as far as suspicion depends on it."""
 
     alive: int = 0
     starting: bool = False
-    """The launcher has no rank, and was busy a moment ago: it loads torch, say."""
+    """The launcher has no rank and was recently busy, for example loading torch."""
     never: bool = False
-    """The launcher has no rank, and has done nothing for the hang timeout: it waits for other nodes, to start or, once
-    its ranks have failed, to start again."""
+    """The launcher has no rank and has been idle for the hang timeout: it waits for other nodes, before the first start
+    or, after its ranks have failed, before a restart."""
     begun: bool = False
-    """A living rank has initialized its process group."""
+    """A live rank has initialized its process group."""
     waits_s: float | None = None
-    """For how long a living rank is in a call that needs others, the longest; None where none is."""
+    """The longest time that a live rank has been in a call that needs others, or None if none is in one."""
     stuck_s: float = 0.0
-    """For how long one of those has made no progress in it, the longest."""
+    """The longest time that one of those ranks has made no progress in its call."""
     nccl_still_s: float | None = None
-    """For how long a living rank over NCCL has made no progress, wherever it stands, the longest; None without one."""
+    """The longest time that a live NCCL rank has made no progress, wherever it is, or None if there is no such rank."""
     still: int = 0
-    """Living ranks without progress for the hang timeout."""
+    """The number of live ranks without progress for the hang timeout."""
     idle: bool = False
     """One of those is in no call that needs others."""
     ended_s: float | None = None
-    """How long ago the last of the ranks that have ended did so; None where none has, or the launcher stops the rest:
-    those of other nodes get to know by themselves that it has failed."""
+    """Seconds since the last rank ended. None if none has ended, or if the launcher stops the rest: then the ranks of
+    other nodes notice the failure by themselves."""
     lives_on: bool = False
-    """A rank's script has ended for the hang timeout, and its process has not."""
+    """A rank's script ended longer ago than the hang timeout, but its process still runs."""
 
 
 def read_headway(
     ranks: Sequence[Followed], now_ns: int, limit_s: float, idle_s: float | None, *, is_stopping: bool
 ) -> Headway:
-    """Return how far the ranks of this node have come.
+    """Return the progress of this node's ranks.
 
-    ``idle_s`` is for how long the launcher has done nothing, where it lives and has no rank; ``is_stopping``,
-    that it has begun to stop its ranks.
+    ``idle_s`` is how long a live launcher without ranks has been idle, else None. ``is_stopping`` says whether the
+    launcher has begun to stop its ranks.
     """
     alive = [rank for rank in ranks if rank.ended_ns is None]
     waiting = [rank for rank in alive if rank.waits_since_ns]
@@ -83,9 +83,9 @@ def read_headway(
 
 
 def suspicion_of(headways: Iterable[Headway], limit_s: float) -> Suspicion:
-    """Return whether the job may hang, so that evidence should be taken. A cheap look; rules decide.
+    """Return whether the job may hang, so that evidence should be taken. This is a cheap check; the rules decide.
 
-    As long as nobody has waited for the limit, nobody holds anybody up.
+    A rank without progress is not suspicious until another one has waited longer than the limit.
     """
     found = list(headways)
     alive = sum(headway.alive for headway in found)
@@ -96,7 +96,7 @@ def suspicion_of(headways: Iterable[Headway], limit_s: float) -> Suspicion:
         return Suspicion.STRONG
     waited_s = max((headway.waits_s for headway in found if headway.waits_s is not None), default=None)
     if waited_s is None and not any(headway.begun for headway in found):
-        # They prepare, or all wait for something outside of the job, such as a lock that was left behind.
+        # The ranks prepare, or all wait for something outside of the job, such as a stale lock.
         return Suspicion.WEAK if sum(headway.still for headway in found) == alive else Suspicion.NONE
     still = sum(headway.still for headway in found) if waited_s is None or waited_s > limit_s else 0
     if still == alive or (still and waited_s is not None and any(headway.idle for headway in found)):
@@ -106,7 +106,7 @@ def suspicion_of(headways: Iterable[Headway], limit_s: float) -> Suspicion:
 
 
 def _may_wait_for_the_gone(headways: list[Headway]) -> bool:
-    """Return whether a rank has ended and one over NCCL stands still: it may wait for its device, or export a model."""
+    """Return whether a rank ended and an NCCL rank makes no progress: it may wait for its device, or export a model."""
     ended = [headway.ended_s for headway in headways if headway.ended_s is not None]
     still = [headway.nccl_still_s for headway in headways if headway.nccl_still_s is not None]
     return bool(ended and still) and min(*ended, max(still)) > EARLY_EXIT_WAIT_S

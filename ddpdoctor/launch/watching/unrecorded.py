@@ -1,4 +1,4 @@
-"""Follows Pythons below a launcher that were given a rank's number and keep the recorder out."""
+"""Follows Python processes under the launcher that have a rank number but did not load the recorder."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.process import proc
 
 SETTLED_S = 2.0
-"""By then a child has become the program that it was forked for. Ours: fork and exec take milliseconds."""
+"""By then a forked child has executed its program. Our choice: fork and exec take milliseconds."""
 _KEEP_OUT = frozenset("IES")
 _WITH_VALUE = frozenset("cmWX")
-"""Python's options of one letter whose value follows."""
+"""Python's one-letter options that take a value."""
 _NAMES = (*RANK_NAMES, *LOCAL_RANK_NAMES, *WORLD_SIZE_NAMES)
 
 Key = tuple[int, int]
@@ -29,22 +29,22 @@ class Stranger:
     """A rank without a recorder."""
 
     environment: dict[str, str]
-    """What the launcher told it: its number, and of how many."""
+    """Its variables from the launcher: rank, local rank, world size."""
     why: str
     state: str | None
     ended_ns: int | None = None
 
 
 class Strangers:
-    """The ranks without a recorder that were seen so far. Each process is looked at while it is young only."""
+    """The ranks without a recorder that were found so far. Each process is checked only while it is young."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start empty."""
         self.found: dict[Key, Stranger] = {}
         self._first_seen: dict[Key, float] = {}
 
     def follow(self, below: Iterable[proc.Process], recorded: Collection[int]) -> None:
-        """Look at the processes below the launcher; ``recorded`` have a recorder, and so have those that they start."""
+        """Check the launcher's descendants. Those in ``recorded`` and their children are known to be no strangers."""
         now = time.monotonic()
         alive = {(p.pid, p.start_ticks): p for p in below if p.state not in "ZX"}
         of_ranks = set(recorded)
@@ -63,7 +63,7 @@ class Strangers:
         self._first_seen = {key: first for key, first in self._first_seen.items() if key in alive}
 
     def rows(self) -> dict[str, dict[str, Any]]:
-        """Return what watch.json says of them, by pid."""
+        """Return their rows of watch.json, by pid."""
         return {
             str(pid): {
                 "ticks": ticks,
@@ -95,7 +95,7 @@ def _look_at(process: proc.Process) -> Stranger | None:
 
 
 def why_unrecorded(words: list[str], environment: dict[str, str]) -> str:
-    """Return why a Python with this command line and environment loads no recorder; empty where it does."""
+    """Return why a Python with this command line and environment loads no recorder, or "" if it does."""
     if (kept_out := _keeps_out(words[1:])) is not None:
         return f"Python was started with -{kept_out}, which keeps start-up hooks out"
     if "DDPDOCTOR_RUN" not in environment:
@@ -106,7 +106,7 @@ def why_unrecorded(words: list[str], environment: dict[str, str]) -> str:
 
 
 def _keeps_out(words: list[str]) -> str | None:
-    """Return the option, before the script, by which Python loads no start-up hook."""
+    """Return the Python option before the script that disables start-up hooks, or None."""
     rest = iter(words)
     for word in rest:
         if not word.startswith("-") or word == "-":

@@ -1,4 +1,4 @@
-"""Watches a running job from outside: who lives, who moves, and when it is time to take evidence."""
+"""Watches a running job from outside: which processes live, which make progress, and their evidence."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 FOLLOW_EVERY_S = 0.5
 FOLLOW_SHARE = 0.02
-"""How much of a core looking at all processes may take; on a host with thousands of them the looks grow rarer."""
+"""The fraction of a core that checking all processes may use. On a host with thousands of them, checks become rarer."""
 NOT_WATCHED_S = 10.0
-"""Ours: a pause between two looks in which the watcher was most likely stopped itself, as by a batch system."""
+"""Our choice: after a longer pause between two checks, the watcher itself was probably stopped by a batch system."""
 BUSY_SHARE = 0.05
-"""Of a core: a launcher that uses more is about to start ranks. Ours: one that waits for a rendezvous uses a fifth of
-it, and one that loads torch far more."""
+"""Fraction of a core: a launcher that uses more is about to start ranks. Our choice: one that waits for a rendezvous
+uses a fifth of this, and one that loads torch far more."""
 WANTED_SHARE = 0.3
-"""Of the time: a launcher that wanted to run for longer is at work, however little a crowded host lets it. Ours: one
-that waits wants a hundredth, and on a host of twenty times as much to do as cores a tenth or two."""
+"""Fraction of the time: a launcher that was runnable for longer is at work, even if a crowded host rarely runs it. Our
+choice: a waiting launcher is runnable for a hundredth of the time, or 0.1 to 0.2 with a load of twenty per core."""
 
 
 class Watch:
-    """What the watcher knows of one job. Times are CLOCK_MONOTONIC."""
+    """The watcher's knowledge of one job. Times are CLOCK_MONOTONIC."""
 
     def __init__(self, folder: Path, hang_timeout_s: float, launched_ns: int, replicas: Replicas) -> None:
-        """Prepare the folder; ``folder`` is where the recorders write."""
+        """Prepare ``folder``, where the recorders write."""
         self.folder = folder
         self.replicas = replicas
         self.hang_timeout_s = hang_timeout_s
@@ -77,13 +77,13 @@ class Watch:
         self._launcher_wanted_ns = 0
 
     def wait(self, seconds: float) -> None:
-        """Wait a little, and note at once when a rank ends."""
+        """Wait for some seconds, and record the end of a rank at once."""
         for fd, _ in self._poller.poll(seconds * 1000):
             pid = next(pid for pid, known in self._pidfds.items() if known == fd)
             self._ended(pid)
 
     def follow(self, *, at_once: bool = False) -> None:
-        """Look at all processes again, if it is time to."""
+        """Check all processes again if it is time, or ``at_once``."""
         now_ns = time.monotonic_ns()
         if not at_once and now_ns - self._followed_ns < self._follow_every_s * 1e9:
             return
@@ -111,7 +111,7 @@ class Watch:
         self._follow_every_s = min(max(FOLLOW_EVERY_S, cost_s / FOLLOW_SHARE), 2.0)
 
     def _follow_launcher(self, processes: dict[int, proc.Process], now_ns: int, interval_s: float) -> None:
-        """Note when the launcher was last busy: who waits for other nodes uses next to nothing."""
+        """Record when the launcher was last busy; one that waits for other nodes uses almost no CPU."""
         launcher = processes.get(self.launcher_pid or 0)
         self._launcher_lives = launcher is not None and launcher.state not in "ZX"
         if launcher is not None:
@@ -123,7 +123,7 @@ class Watch:
                 self._launcher_busy_ns = now_ns
 
     def _follow_strangers(self, processes: dict[int, proc.Process]) -> None:
-        """Look for ranks without a recorder; those of torch's elastic agent are in its log."""
+        """Look for ranks without a recorder, unless torch's elastic agent lists its ranks in its log."""
         if self.launcher_pid is not None and not self.agent.started:
             self._strangers.follow(proc.descendants(self.launcher_pid, processes), self.followed)
 
@@ -170,7 +170,7 @@ class Watch:
             self._pidfds[pid] = -1
 
     def _sweep(self) -> None:
-        """Remove what children left that have ended, so that a job of many workers keeps its folder small."""
+        """Remove the files of ended children, so that a job with many workers keeps its folder small."""
         for pid, process in list(self.followed.items()):
             if process.role == ring_layout.ROLE_CHILD and process.ended_ns is not None:
                 process.ring.close()
@@ -183,7 +183,7 @@ class Watch:
                     remove(path)
 
     def ranks(self) -> list[progress.Followed]:
-        """Return the processes of the last attempt that stand for ranks, alive or not."""
+        """Return the processes of the last attempt that are ranks, alive or not."""
         begun = min((int(entry["at"]) for entry in self.agent.started.values()), default=0)
         return [
             process
@@ -193,12 +193,12 @@ class Watch:
         ]
 
     def rank_range(self) -> tuple[int, int] | None:
-        """Return the first and the last of the ranks that the launcher has started here; None where it has not said."""
+        """Return the first and last rank that the launcher has started here, or None if unknown."""
         numbers = [int(entry["rank"]) for entry in self.agent.started.values()]
         return (min(numbers), max(numbers)) if numbers else None
 
     def headway(self) -> Headway:
-        """Return how far the ranks have come."""
+        """Return the progress of this node's ranks."""
         now_ns = time.monotonic_ns()
         ranks = self.ranks()
         idle_s = self._launcher_idle_s(ranks, now_ns) if self._launcher_waits(ranks) else None
@@ -207,9 +207,9 @@ class Watch:
         return read_headway(ranks, now_ns, self.hang_timeout_s, idle_s, is_stopping=is_stopping)
 
     def _launcher_idle_s(self, ranks: list[progress.Followed], now_ns: int) -> float:
-        """Return for how long the launcher has done nothing, beyond what it may take to start its ranks again.
+        """Return how long the launcher has been idle, minus the time that it may take to restart its ranks.
 
-        While it had ranks there was nothing for it to do: of those that have ended it begins with the last end.
+        While ranks run, the launcher has nothing to do. So after they have ended, the time starts at the last end.
         """
         if not ranks:
             return (now_ns - self._launcher_busy_ns) / 1e9
@@ -217,7 +217,7 @@ class Watch:
         return max(0.0, (now_ns - since_ns) / 1e9 - self.restart_patience_s)
 
     def _launcher_waits(self, ranks: list[progress.Followed]) -> bool:
-        """Return whether the launcher lives and has no rank: none yet, or, of torch's, none any more."""
+        """Return whether the launcher lives and has no rank: none yet or, with torch's agent, none any more."""
         if not self._launcher_lives:
             return False
         if self.agent.started:
@@ -225,11 +225,11 @@ class Watch:
         return not ranks
 
     def readable(self) -> Path:
-        """Return the folder to judge by: see ``Evidence.readable``."""
+        """Return the folder to judge by (see ``Evidence.readable``)."""
         return self.evidence.readable()
 
     def take_evidence(self, *, keep_rings: bool = False) -> None:
-        """Ask the ranks, look at the processes twice, and save all of it."""
+        """Ask the ranks for evidence, check the processes, and save everything."""
         receptions = Receptions()
         self.evidence.take(self.followed, lambda: self.follow(at_once=True), keep_rings=keep_rings)
         self._look_for_causes(receptions)
@@ -237,7 +237,7 @@ class Watch:
         self.save(ended=False, launcher_status=None)
 
     def _look_for_causes(self, receptions: Receptions) -> None:
-        """Read what living ranks are blocked in; of those that have ended the last look stays."""
+        """Read what live ranks are blocked in. Those that have ended keep their last causes."""
         alive = [p for p in self.followed.values() if p.role == ring_layout.ROLE_RANK and p.ended_ns is None]
         below = {(rank.pid, rank.ticks): self.below.get(rank.pid, ()) for rank in alive}
         children = (child.pid for children in below.values() for child in children)
@@ -246,13 +246,13 @@ class Watch:
         self._causes.look(below, {*(rank.pid for rank in alive), *children}, answers, receptions)
 
     def has_moved_since(self, moment_ns: int) -> bool:
-        """Return whether a rank has made progress by itself since a moment: then what was seen of it is out of date."""
+        """Return whether a rank has made progress by itself since then, so that its evidence is out of date."""
         if not self.evidence.dumps:
             self.follow(at_once=True)
         return any(rank.last_progress_ns > moment_ns for rank in self.ranks() if rank.ended_ns is None)
 
     def save(self, *, ended: bool, launcher_status: int | None, attempt: int | None = None) -> None:
-        """Write watch.json, of an ``attempt`` that is over a file of its own: what the watcher alone can know."""
+        """Write watch.json, the watcher's own facts. A finished ``attempt`` gets its own file."""
         kernel = proc.read_kernel_oom_pids()
         now_kills = proc.read_oom_kills()
         kills = now_kills - self._oom_kills if now_kills is not None and self._oom_kills is not None else None

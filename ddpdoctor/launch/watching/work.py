@@ -1,4 +1,4 @@
-"""Follows what ranks and the processes below them do: CPU time, bytes of files, bytes of the network."""
+"""Follows the work of ranks and their descendants: CPU time, file bytes, network bytes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.process.received import Received
 
 EVERY_NS = 2_000_000_000
-"""Ours: over shorter times the kernel's ticks of 10 ms tell too little."""
+"""Our choice: over shorter times the kernel's ticks of 10 ms are too coarse."""
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 MOST_CHILDREN = 3
 WORKING_CORES = 0.1
 WORKING_BYTES_S = 64 * 1024
-"""Ours: a process that does less than both is not worth a word."""
+"""Our choice: a process below both limits is not worth reporting."""
 MOST_NAME = 60
 PYTHON_NAMES = ("python", "pt_data_worker")
-"""How the kernel calls forked processes of Python, whose command line is that of the rank."""
+"""The kernel's names of forked Python processes, whose command line is the same as the rank's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sample:
-    """What one process had done since its start."""
+    """One process's totals since its start."""
 
     ticks: int
     wanted_ns: int | None
@@ -39,16 +39,16 @@ class _Sample:
 
 
 class WorkSeen:
-    """What each rank and the processes below it did between the last two samples."""
+    """The work of each rank and its descendants between the last two samples."""
 
     def __init__(self) -> None:
-        """Begin with nothing seen."""
+        """Start empty."""
         self._samples: dict[int, tuple[int | None, dict[int, _Sample]]] = {}
-        """By the pid of a rank: when samples were taken, and those of it and of all below it."""
+        """By a rank's pid, the time of the last samples, and the samples of the rank and its descendants."""
         self._work: dict[int, dict[int, Work]] = {}
 
     def follow(self, rank: proc.Process, below: tuple[proc.Process, ...], now_ns: int) -> None:
-        """Take samples where the last ones are old enough."""
+        """Take samples if the last ones are old enough."""
         then_ns, before = self._samples.get(rank.pid, (None, {}))
         if then_ns is not None and now_ns - then_ns < EVERY_NS:
             return
@@ -59,16 +59,16 @@ class WorkSeen:
             self._work[rank.pid] = {pid: _rates(before[pid], now[pid], over_s) for pid in now if pid in before}
 
     def busy_cores(self, pid: int) -> float | None:
-        """Return the CPUs that a rank and all below it used; None where it was not looked at for long enough."""
+        """Return the CPU cores that a rank and its descendants used, or None before the second sample."""
         work = self._work.get(pid)
         return None if work is None else sum(one.cores for one in work.values())
 
     def of_rank(self, pid: int) -> Work | None:
-        """Return what a rank's own process did."""
+        """Return the work of a rank's own process, or None before the second sample."""
         return self._work.get(pid, {}).get(pid)
 
     def of_children(self, pid: int, below: tuple[proc.Process, ...]) -> tuple[WorkingChild, ...]:
-        """Return the processes below a rank that did most."""
+        """Return the descendants of a rank that used the most CPU."""
         work = self._work.get(pid, {})
         found = [(child, work[child.pid]) for child in below if child.pid in work and _is_working(work[child.pid])]
         found.sort(key=lambda pair: -pair[1].cores)
@@ -107,17 +107,17 @@ def _name(child: proc.Process) -> str:
 
 
 class Receptions:
-    """Over which connections processes receive, from when this is made to when it is asked."""
+    """The bytes that connections receive between the creation of this object and a call of ``of``."""
 
     def __init__(self) -> None:
-        """Note what every connection has received so far."""
+        """Read the bytes that every connection has received so far."""
         self._began_ns = time.monotonic_ns()
         self._before = {one.inode: one.size_bytes for one in read_received()}
 
     def of(self, families: dict[int, Iterable[int]]) -> dict[int, Receiving]:
-        """Return the connection over which each family received most, by the pid of its rank.
+        """Return the connection over which each rank's processes received the most, by the rank's pid.
 
-        Connections among the ranks themselves are left out: what comes there was sent by who waits.
+        Connections between ranks are left out, because their data comes from ranks that wait themselves.
         """
         over_s = (time.monotonic_ns() - self._began_ns) / 1e9
         now = read_received()

@@ -1,4 +1,4 @@
-"""Keeps what the rings of ended children say of their lines and batches, before those rings are removed."""
+"""Keeps the lines and batches from the rings of ended children, before those rings are removed."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KEPT_LINES = 64
-"""Lines kept of the children of one rank, the most frequent. Ours: two are shown."""
+"""The number of most frequent lines kept for the children of one rank. Our choice: two are shown."""
 
 
 class WorkersSeen:
-    """Of children that have ended, by their parent: at which lines they were met, and what batches they made."""
+    """The sampled lines and the batches of ended children, by their parent."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start empty."""
         self._counts: dict[int, Counter[tuple[str, int, str]]] = {}
         self._fetches: dict[int, list[int]] = {}
 
     def keep(self, ring: Path) -> None:
-        """Add the lines and the batches of a child that has ended."""
+        """Add the lines and batches of a child that has ended."""
         content = _read(ring)
         parent = owner_of(content, lambda pid: _read_any(ring.parent, pid)) if content is not None else None
         if content is None or parent is None:
@@ -38,16 +38,16 @@ class WorkersSeen:
             self._counts[parent] = Counter(dict(counts.most_common(KEPT_LINES)))
 
     def fetches(self, pid: int) -> list[int]:
-        """Return the sums of ``fetch_cells`` of a process's children; empty where none has ended."""
+        """Return the sums of ``fetch_cells`` over a process's ended children; empty if none has ended."""
         return self._fetches.get(pid, [])
 
     def rows(self, pid: int) -> list[list[Any]]:
-        """Return file, line, function and count of the lines of a process's children, the most frequent first."""
+        """Return file, line, function and count for the lines of a process's children, the most frequent first."""
         return [[*line, times] for line, times in self._counts.get(pid, Counter()).most_common(KEPT_LINES)]
 
 
 def _read_any(rings: Path, pid: int) -> ring_reading.RingContent | None:
-    """Return the ring of a living process."""
+    """Return the ring of a live process, or None if it cannot be read."""
     return next((content for path in rings.glob(f"{pid}-*.ring") if (content := _read(path)) is not None), None)
 
 
