@@ -1,1 +1,1 @@
-"""What follows from the measurements of `allreduce-bench`."""
+"""Rules and conclusions about the measurements of `allreduce-bench`."""

@@ -1,4 +1,4 @@
-"""DD405: a bandwidth below what the user demands, or below what the hardware gives elsewhere."""
+"""DD405: a bandwidth below what the user requires, or below what the hardware gives elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .measured import Measured
 
 SHOWN = 6
-"""So many sizes are named as evidence; the table has them all."""
+"""How many sizes are named as evidence; the table has them all."""
 MEASURE_MORE = "Measure more: --pairs and --by-node name the slow rank, link or host, where there is one."
 UNDECIDED = {Assessment.NOISY, Assessment.NOT_REACHED, Assessment.NOT_DEFINED}
 
@@ -31,30 +31,30 @@ def check_below(measured: Measured) -> Answer:
 
     ## What it means
 
-    Every step of a training job that waits for communication takes longer than it has to.
+    Every training step that waits for communication takes longer than necessary.
 
     ## How it is recognised
 
-    Against a number, the bus bandwidth at the plateau counts: of the largest sizes, where it no longer changes. It is
-    below only where its whole interval is. Against the table of known hardware, which has the GPU, the number of ranks
-    and hosts, the collective, the least size and a source for each figure, it may be 10 % below and is still healthy:
-    machines differ. Against a saved run each size counts by itself: the ratio of the two medians, with an interval from
-    both. Sizes are never averaged, and what was not measured is not guessed.
+    Compared with a number: the bus bandwidth at the plateau counts, which is the range of largest sizes over which it
+    no longer changes. It is too low only if its whole interval is below. Compared with the table of known hardware,
+    which lists GPU, number of ranks and hosts, collective, smallest size and a source for each figure: up to 10 % below
+    is still healthy, because machines differ. Compared with a saved run: each size counts by itself, by the ratio of
+    the two medians with an interval from both. Sizes are never averaged, and sizes that were not measured are not
+    guessed.
 
-    Below the table is a warning. Below `--expect`, or with `--compare` below `--fail-below`, is an error, and where
-    noise or a sweep that is too short forbids to say, the exit status is 4.
+    Below the table is a warning. Below `--expect`, or below `--fail-below` with `--compare`, is an error. If noise or a
+    sweep that is too short leaves the question open, the exit status is 4.
 
     ## What else looks like it
 
-    Noise, which is reported as such (DD406). A sweep that ends before the plateau. Another algorithm: over NVLink 4 and
-    5 a sum is formed in the switch (NVLS), which shows as a bus bandwidth above that of the link; with
-    `NCCL_NVLS_ENABLE=0`, or where that is not available in a container, a ring gives a fifth less.
+    Noise, which is reported separately (DD406). A sweep that ends before the plateau. Another algorithm: over NVLink 4
+    and 5 the switch computes the sum (NVLS), which shows as a bus bandwidth above that of the link. With
+    `NCCL_NVLS_ENABLE=0`, or if a container does not offer NVLS, a ring gives a fifth less.
 
     ## What to do
 
-    Read "what could explain it", which stands below the figures: a narrow PCIe link, an NVLink that is down, NCCL on
-    sockets, a busy machine. `--pairs` and `--by-node` name the slow rank, link or host. Compare with the same run on
-    another host.
+    Read "what could explain it" below the figures: a narrow PCIe link, an NVLink that is down, NCCL on sockets, a busy
+    machine. `--pairs` and `--by-node` name the slow rank, link or host. Compare with the same run on another host.
     """
     problems = [_against_number(measured, curve) for curve in measured.curves if curve.standing is Assessment.BELOW]
     comparison = measured.comparison
@@ -62,7 +62,7 @@ def check_below(measured: Measured) -> Answer:
         problems += _against_baseline(measured, comparison, measured.fail_below)
     doubts = [*_doubts_of_number(measured), *_doubts_of_baseline(measured)]
     if doubts and all(problem.severity is not Severity.ERROR for problem in problems):
-        # What was demanded is open, whatever is found beside it.
+        # The user's own requirement stays open, whatever else is found.
         return Answer(outcome=Outcome.INCONCLUSIVE, seen="; ".join(doubts), problems=tuple(problems))
     return (
         judged(problems, "; ".join(problem.summary for problem in problems)) if problems else _answer_healthy(measured)
@@ -84,7 +84,7 @@ def _against_number(measured: Measured, curve: Curve) -> Problem:
 
 
 def _confidence(measured: Measured, curve: Curve) -> Confidence:
-    """Return how sure it is that the figure is too low: beyond one host the table does not know the network."""
+    """Return how sure it is that the figure is too low: the table does not know the network between hosts."""
     assert curve.reference is not None
     if curve.reference.source == EXPECT:
         return Confidence.HIGH
@@ -118,7 +118,7 @@ def _change(change: Change) -> str:
 
 
 def _doubts_of_number(measured: Measured) -> list[str]:
-    """Return why it cannot be told of a curve whether it is as --expect demands."""
+    """Return why it is unknown whether a curve meets --expect."""
     if measured.expect_gb_s is None:
         return []
     if not measured.curves:

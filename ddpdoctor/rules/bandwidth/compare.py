@@ -1,4 +1,4 @@
-"""A bench against a saved one: size by size, never over an average."""
+"""Compares a bench with a saved one, size by size and never by an average."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """What a saved report holds that a later bench can be compared with."""
+    """The part of a saved report that a later bench can be compared with."""
 
     name: str
     """The file, as the user gave it."""
@@ -28,7 +28,7 @@ class Baseline:
 
 
 def compare(bench: Bench, baseline: Baseline, fail_below: float | None) -> Comparison:
-    """Compare case by case. Runs of another number of ranks have nothing in common: the difference says so."""
+    """Compare case by case. Runs with different numbers of ranks share no case; the differences then say why."""
     then = {_case(one): one for one in baseline.results} if len(baseline.members) == len(bench.members) else {}
     pairs = [(now, then.get(_case(now))) for now in bench.results]
     return Comparison(
@@ -40,17 +40,17 @@ def compare(bench: Bench, baseline: Baseline, fail_below: float | None) -> Compa
 
 
 def cannot_tell(change: Change, fail_below: float) -> bool:
-    """Return whether noise forbids to say that a size is not below.
+    """Return whether noise makes it impossible to say that a size is not below the limit.
 
-    Its interval has the limit within it, and either the size looks slower, or the interval is so wide that twice the
-    loss which is let pass would not be seen. Ours: a gate that passes such a size would pass anything.
+    The interval contains the limit, and either the size looks slower, or the interval is so wide that even twice the
+    allowed loss would go unnoticed. Our choice: a gate that passes such a size would pass anything.
     """
     straddles = change.ratio_low < fail_below <= change.ratio_high
     return straddles and (change.ratio < fail_below or change.ratio_low < 1 - 2 * (1 - fail_below))
 
 
 def find_differences(bench: Bench, baseline: Baseline) -> tuple[str, ...]:
-    """Return what is not alike between the two runs, each as "torch 2.12.0 then, 2.13.0 now"."""
+    """Return what differs between the two runs, each as "torch 2.12.0 then, 2.13.0 now"."""
     now, then = bench.members, baseline.members
     found = [
         _differ("ranks", str(len(then)), str(len(now))),
@@ -107,7 +107,7 @@ def _buffers(settings: Settings) -> str:
 
 
 def _variables(then: tuple[Member, ...], now: tuple[Member, ...]) -> list[str]:
-    """Compare the variables of the lowest ranks: that all ranks have the same is another check's concern."""
+    """Compare the variables of the lowest ranks. Another check makes sure that all ranks have the same."""
     before, after = (_bearing(members[0].variables) if members else {} for members in (then, now))
     return [
         _differ(name, before.get(name, "not set"), after.get(name, "not set")) for name in sorted({*before, *after})
@@ -115,7 +115,7 @@ def _variables(then: tuple[Member, ...], now: tuple[Member, ...]) -> list[str]:
 
 
 def _bearing(variables: dict[str, str]) -> dict[str, str]:
-    """Return the variables that can bear on a bandwidth: not those that say what is logged."""
+    """Return the variables that can affect bandwidth, without those that only control logging."""
     kinds = {name: known.kind for name in variables if (known := find_variable(name)) is not None}
     return {name: value for name, value in variables.items() if kinds.get(name) != "debug"}
 

@@ -1,4 +1,4 @@
-"""The curves of a bench: plateau, latency, fit, and how each stands."""
+"""The curves of a bench: plateau, latency, fit, and how each compares with its reference."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ def _curve(series: Series, yardstick: Yardstick) -> Curve:
 
 
 FAR = 4.0
-"""Short of the plateau a curve is too low only where so many times the bandwidth that the last step in size came at is
-too low. Ours: a disturbed step may come at half of what it should."""
+"""Without a plateau, a curve is too low only if even this many times the bandwidth of its last step in size is too low.
+Our choice: a disturbed step may have half of the bandwidth it should have."""
 MOST_GB_S = 100.0
-"""Nor does anything rise further where larger sizes take the same way, which is Gloo's, through the kernel's TCP. Ours:
-the fastest network card carries 800 Gbit/s, and processors copy less over loopback."""
+"""If larger sizes use the same path (Gloo, through the kernel's TCP), they do not get faster than this either. Our
+choice: the fastest network card carries 800 Gbit/s, and processors copy less over loopback."""
 LEAST_SHARE = 0.01
-"""Of a reference; what is less would read as "100% below"."""
+"""The smallest share of a reference that is shown; a smaller one would read as "100% below"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The standing, what there is of the reference as a share, and one sentence."""
+    """The assessment of a curve, its share of the reference, and one sentence."""
 
     standing: Assessment
     share: float | None
@@ -74,7 +74,7 @@ class Verdict:
 
 
 def judge(series: Series, plateau: Plateau | None, yardstick: Yardstick) -> Verdict:
-    """Return how a curve stands."""
+    """Compare a curve with its reference."""
     levels = levels_of(series)
     if not levels:
         return Verdict(standing=Assessment.NOT_DEFINED, share=None, text="n/a: with one rank nothing crosses a link.")
@@ -103,7 +103,7 @@ def _judge_plateau(plateau: Plateau, yardstick: Yardstick, reference: Reference)
 def _judge_short(
     series: Series, levels: tuple[Level, ...], plateau: Plateau | None, yardstick: Yardstick, reference: Reference
 ) -> Verdict:
-    """Judge a sweep that does not reach the sizes at which the reference holds: what it reaches may be enough."""
+    """Judge a sweep that ends below the sizes for which the reference holds. It may be fast enough already."""
     last = levels[-1]
     share = last.gb_s / reference.gb_s
     seen = f"{format_rate(last.gb_s)} at {format_size(last.size_bytes)}"
@@ -119,9 +119,9 @@ def _judge_short(
 
 
 def _ceiling(series: Series) -> float:
-    """Return what larger sizes can reach at most, in GB/s, by the bus bandwidth at which the last step in size came.
+    """Return the most that larger sizes can reach, in GB/s, from the bandwidth of the last step in size.
 
-    That is the most that t = alpha + S/B rises to. Where the two times cannot be told apart it bounds nothing.
+    That is the limit of t = alpha + S/B. If the two times overlap, they give no limit.
     """
     before, last = series.points[-2:] if len(series.points) > 1 else (None, series.points[-1])
     if before is None or last.busbw_gb_s is None:

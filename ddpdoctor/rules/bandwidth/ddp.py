@@ -28,9 +28,9 @@ BUCKET_BYTES = 25 * MIB
 SIGMAS = 2.0
 """Standard deviations on either side of a gain: about 95 %."""
 LEAST_GAIN = 0.02
-"""A gain of a smaller share of the whole time is none. Ours: steps of a training job vary by more."""
+"""A smaller gain, as a share of the whole time, counts as none. Our choice: steps of a training job vary by more."""
 NEAR_FULL = 0.9
-"""Of the plateau: what a bucket should reach for its size to be of no concern."""
+"""The share of the plateau at which the size of a bucket is no concern."""
 LAST_WORD = (
     "The true optimum needs the model: it depends on when its gradients become ready and on how much of the "
     "communication the backward pass hides."
@@ -39,14 +39,14 @@ LAST_WORD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Basis:
-    """The curve that advice goes by."""
+    """The curve that the advice is based on."""
 
     series: Series
     plateau: Plateau | None
     line: FittedLine | None
 
     def time_us(self, size_bytes: float) -> float | None:
-        """Return the time of a size; beyond the largest one measured only by the plateau."""
+        """Return the time of a size in us. Beyond the largest measured size it needs a plateau, else it is None."""
         within = time_at(self.series, size_bytes)
         if within is not None or self.plateau is None:
             return within
@@ -54,14 +54,14 @@ class _Basis:
         return last.p50_us * size_bytes / last.size_bytes
 
     def measured(self, size_bytes: float) -> bool:
-        """Return whether a size lies between the sizes measured."""
+        """Return whether a size is within the measured range."""
         points = self.series.points
         return points[0].size_bytes <= size_bytes <= points[-1].size_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Try:
-    """Another bucket size, and what it gains: None of it where there is none to be named, and why not."""
+    """Another bucket size and what it gains. Without one, ``mib`` is None and ``why_not`` may say why."""
 
     mib: int | None = None
     gain_us: float = 0.0
@@ -71,10 +71,10 @@ class _Try:
 
 
 def advise(bench: Bench, model_size: int | None) -> Advice | None:
-    """Return what a DDP job of ``model_size`` parameters can expect; None where no all_reduce over ranks was measured.
+    """Return what a DDP job of ``model_size`` parameters can expect, or None if no all_reduce over ranks was measured.
 
-    Gradients are taken to have the first dtype measured. Of the two modes throughput is preferred, since DDP starts its
-    all-reduces one after the other without waiting.
+    Gradients are assumed to have the first dtype measured. Throughput mode is preferred, because DDP starts its
+    all-reduces one after another without waiting.
     """
     series = _pick(bench)
     if series is None or len(bench.members) < 2:
@@ -104,7 +104,7 @@ def advise(bench: Bench, model_size: int | None) -> Advice | None:
 
 
 def _pick(bench: Bench) -> Series | None:
-    """Return the curve of all_reduce to go by: throughput before latency, the first dtype before the others."""
+    """Return the all_reduce curve to use: the first dtype before the others, throughput before latency."""
     dtypes = bench.settings.dtypes
     found = [one for one in sort_series(bench.results) if one.collective is Collective.ALL_REDUCE]
     found.sort(
@@ -114,7 +114,7 @@ def _pick(bench: Bench) -> Series | None:
 
 
 def _whole_us(basis: _Basis, model_bytes: int) -> float | None:
-    """Return the time of all gradients: a first bucket of 1 MiB, full ones, and what is left."""
+    """Return the time in us of all gradients: a first bucket of 1 MiB, full buckets, and the rest."""
     first = min(FIRST_BUCKET_BYTES, model_bytes)
     full, rest = divmod(model_bytes - first, BUCKET_BYTES)
     parts = [(1, first), (full, BUCKET_BYTES), (1 if rest else 0, rest)]
@@ -128,7 +128,7 @@ def _whole_us(basis: _Basis, model_bytes: int) -> float | None:
 
 
 def _share(basis: _Basis, size_bytes: int) -> float | None:
-    """Return the part of the plateau that messages of one size reach; None without a plateau or beyond the sizes."""
+    """Return the share of the plateau that one message size reaches; None without a plateau or if not measured."""
     if basis.plateau is None or not basis.measured(size_bytes):
         return None
     time_us = time_at(basis.series, size_bytes)
@@ -140,12 +140,12 @@ def _share(basis: _Basis, size_bytes: int) -> float | None:
 
 
 def _try_other(basis: _Basis, model_bytes: int | None, whole_us: float | None) -> _Try:
-    """Return the bucket near sqrt(alpha * bandwidth * gradients), best with communication fully exposed.
+    """Return the bucket near sqrt(alpha * bandwidth * gradients), the best if no communication is hidden.
 
-    With t = alpha + S/B, gradients G and buckets of b, all buckets take alpha * G/b + G/B. That nothing is sent before
-    the first bucket is full costs up to b/B more: as much where the backward pass makes gradients no faster than they
-    are sent, nothing where it is in no time. The square root is the minimum with b/B, and the gain is that of it; its
-    interval reaches to the gain without, and has the uncertainty of the fit on either side.
+    With t = alpha + S/B, gradients G and buckets of b, all buckets take alpha * G/b + G/B. Waiting for the first bucket
+    to fill costs up to b/B more: all of it if the backward pass produces gradients no faster than they are sent,
+    nothing if it takes no time. The square root is the minimum with b/B, and the gain is computed with it. The interval
+    also covers the gain without b/B, and adds the uncertainty of the fit on both sides.
     """
     line = basis.line
     if model_bytes is None or whole_us is None:
@@ -165,7 +165,7 @@ def _try_other(basis: _Basis, model_bytes: int | None, whole_us: float | None) -
 
 
 def _gain(line: FittedLine, fewer_calls: float, smaller_bytes: float) -> tuple[float, float]:
-    """Return alpha times so many calls and the time of so many bytes in us, and how far off that may be."""
+    """Return the time in us of this many calls (alpha each) plus this many bytes, and its uncertainty."""
     variance = (
         fewer_calls**2 * line.var_alpha
         + smaller_bytes**2 * line.var_slope
@@ -192,7 +192,7 @@ def _say_bucket(basis: _Basis, share: float | None) -> str:
     said = f"DDP's default bucket of 25 MiB takes {format_time(time_us)}"
     if share is None or basis.plateau is None:
         return f"{said}."
-    # A disturbed size beyond the bucket is no reason to ask for more than reaches the plateau already.
+    # If the bucket already reaches the plateau, a disturbed size beyond it is no reason to ask for more.
     full = size_at(basis.series, NEAR_FULL * basis.plateau.gb_s) if share < NEAR_FULL else None
     enough = f", of which {NEAR_FULL:.0%} takes {full / MIB:.0f} MiB" if full and full > BUCKET_BYTES else ""
     return f"{said} and reaches {share:.0%} of the plateau{enough}."

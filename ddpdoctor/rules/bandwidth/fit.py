@@ -1,4 +1,4 @@
-"""t(S) = alpha + S / bandwidth, fitted to a curve: closed-form least squares on relative errors."""
+"""Fits t(S) = alpha + S / bandwidth to a curve, by closed-form least squares on relative errors."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from .series import Series
 
 FEWEST_SIZES = 4
-"""Two points give any line; ours: as many again show whether it fits."""
+"""Two points give any line. Our choice: two more show whether it fits."""
 MOST_RESIDUAL = 0.10
-"""Ours: a healthy curve over NVLink, on which the algorithm changes with the size, leaves 11 % (8 H200,
-https://github.com/stas00/ml-engineering/blob/master/network/benchmarks/results/all-reduce-8xH200.md), and its two
-figures then mean nothing: in the middle the line is 19 % off."""
+"""Our choice: a healthy curve over NVLink, on which the algorithm changes with the size, leaves 11 % (8 H200,
+https://github.com/stas00/ml-engineering/blob/master/network/benchmarks/results/all-reduce-8xH200.md). Its two figures
+then mean nothing: in the middle the line is off by 19 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedLine:
-    """A fitted line, with the variances that its own residual gives it."""
+    """A fitted line, with variances computed from its own residual."""
 
     alpha_us: float
     us_per_byte: float
@@ -33,14 +33,14 @@ class FittedLine:
 
     @property
     def fits(self) -> bool:
-        """Whether the two figures mean something."""
+        """Whether the line fits well enough for its two figures to mean something."""
         return self.residual <= MOST_RESIDUAL and self.alpha_us > 0 and self.us_per_byte > 0
 
 
 def fit_line(series: Series) -> FittedLine | None:
-    """Fit p50 over size, each with the weight 1 / p50**2, so that small sizes count as much as large ones.
+    """Fit p50 over size. Each point has the weight 1 / p50**2, so that small sizes count as much as large ones.
 
-    None with fewer than four sizes.
+    Return None for fewer than four sizes.
     """
     points = [(one.size_bytes, one.p50_us) for one in series.points]
     if len(points) < FEWEST_SIZES:
@@ -67,7 +67,7 @@ def fit_line(series: Series) -> FittedLine | None:
 
 
 def fit_of(line: FittedLine | None) -> Fit | None:
-    """Return a line as the report has it. One that falls with the size has no bandwidth, and is none."""
+    """Return a line in the form of the report. A line that falls with the size has no bandwidth: None."""
     if line is None or line.us_per_byte <= 0:
         return None
     return Fit(

@@ -1,4 +1,4 @@
-"""DD402, DD403 and DD404: a rank, a link or a node that is slow where the others are not."""
+"""DD402, DD403 and DD404: a rank, link or node is slow while the others are not."""
 
 from __future__ import annotations
 
@@ -30,43 +30,44 @@ NOT_ASKED = "neither --pairs nor --by-node was asked for"
     after=("wrong-data",),
 )
 def check_slow_rank(measured: Measured) -> Answer:
-    """Report a rank that is slow with every other rank, or comes late to every call, while the others are not.
+    """Report a rank that is slow with every other rank, or that comes late to every call, while the others are fine.
 
     ## What it means
 
-    A collective is as fast as its slowest rank. Two things make a rank slow, and the summary says which it is.
+    A collective is only as fast as its slowest rank. Two things make a rank slow, and the summary says which one it is.
 
     ## How it is recognised
 
-    *Slow with every other rank* is seen with `--pairs`: every two ranks are measured by themselves, all pairs in
-    turn, nine times over. A rank is slow in a turn if at least three quarters of its pairs are half as fast as the
-    median of the pairs without it, in bandwidth or in latency, and is named if it is so in two turns of three: what
-    disturbs the machine for a while slows all pairs of a turn, and what disturbs one pair does so in few turns.
-    Pairs inside a machine are compared with those of the same machine only, and pairs between machines only with
-    each other. It takes three ranks: one pair has two ranks to blame. Evidence says in what it is slow: a rank that
-    is slow in bandwidth alone has a narrow way for its data (PCIe, network card, a rate limit), and one that is
-    slow in latency shares its core with something else, or sits on one that sleeps. If it is only one pair of the
-    rank that is slow, that is DD403 `slow-link`; if all ranks of a machine are slow with other machines, DD404
-    `slow-node`. A rank that is alone on its machine cannot be told from it.
+    *Slow with every other rank* is visible with `--pairs`: every two ranks are measured alone, all pairs in turn, nine
+    times over. A rank is slow in a turn if at least three quarters of its pairs are half as fast as the median of the
+    pairs without it, in bandwidth or in latency. It is named if it is slow in two turns of three: a disturbance of the
+    machine slows all pairs of a turn, and a disturbance of one pair affects only a few turns. Pairs inside a machine
+    are compared only with pairs of the same machine, and pairs between machines only with each other. It takes three
+    ranks: with one pair, either rank may be to blame.
 
-    *Late* is seen in every run. All ranks meet before each timed call, and how long each waits there tells who came
-    last. A rank is late that comes 2 ms or more after the others at the median, and last in four calls of five. Its
-    own calls are not slow, nor are those of the others: the timed part begins when all have come. In training the
-    same delay makes the *others* look slow, because they wait inside the collective.
+    The evidence says in what the rank is slow. A rank that is slow in bandwidth alone has a narrow path for its data
+    (PCIe, network card, a rate limit). A rank that is slow in latency shares its core with something else, or runs on a
+    core that sleeps. If only one pair of the rank is slow, see DD403 `slow-link`. If all ranks of a machine are slow
+    with other machines, see DD404 `slow-node`. A rank that is alone on its machine cannot be told apart from the
+    machine.
+
+    *Late* is visible in every run. All ranks meet before each timed call, and how long each one waits there shows who
+    came last. A rank is late if it comes 2 ms or more after the others at the median, and last in four calls of five.
+    Its own calls are not slow, and neither are those of the others: the timed part begins when all have arrived. In
+    training, the same delay makes the *others* look slow, because they wait inside the collective.
 
     ## What else looks like it
 
-    GPUs of which one sits on another socket than the rest (`nvidia-smi topo -m`) are slow with
-    that one by design.
+    If one GPU is on another socket than the rest (`nvidia-smi topo -m`), it is slow with them by design.
 
     ## What to do
 
-    Look at the rank's GPU, PCIe link, network card and core; what the machine itself tells of them is
-    in the evidence.
+    Look at the rank's GPU, PCIe link, network card and core. The evidence has what the machine itself reports about
+    them.
     """
     bench, who = measured.bench, find_who(measured.bench)
     late = None if describe_shared_gpus(bench.members) else find_late(bench)
-    # What is handed in late takes long in pairs too.
+    # A rank that comes late to calls is slow in pairs too.
     problems = [slow_rank(slow, measured) for slow in who.ranks if late is None or slow.ends != (late.rank,)]
     if late is not None:
         problems.append(say_late(late, bench))
@@ -90,29 +91,29 @@ def check_slow_rank(measured: Measured) -> Answer:
     after=("slow-rank",),
 )
 def check_slow_link(measured: Measured) -> Answer:
-    """Report two ranks, or two nodes, that are slow with each other and as fast as usual with everyone else.
+    """Report two ranks or nodes that are slow with each other, and as fast as usual with everyone else.
 
     ## What it means
 
-    What lies between the two is slow, and nothing else: a cable, a switch port, a route, a link between GPUs.
+    Only what is between the two is slow: a cable, a switch port, a route, or a link between GPUs.
 
     ## How it is recognised
 
-    Seen with `--pairs` between ranks and with `--by-node` between nodes; how these are measured is told with DD402
-    `slow-rank`. A pair is named if in four turns of five it has half the bandwidth, or less, of the other pairs of
-    *each* of its two ends, by their median. Slow ends are named first and their pairs set aside, so that a slow
-    rank is never taken for many slow links. It takes three ranks, or three nodes.
+    Visible with `--pairs` between ranks and with `--by-node` between nodes; DD402 `slow-rank` explains how these are
+    measured. A pair is named if, in four turns of five, it has at most half the bandwidth of the other pairs of *each*
+    of its two ends, by their median. Slow ends are named first and their pairs are set aside, so that a slow rank is
+    never taken for many slow links. It takes three ranks, or three nodes.
 
     ## What else looks like it
 
-    A machine may be wired so that some pairs are slower than others, such as GPUs on two
-    sockets, or of which some share no NVLink. Where several pairs are slower than others, and more than half of the
-    ranks have such a pair, no link is named, and the check says how many pairs there are.
+    Some machines are wired so that some pairs are slower than others: GPUs on two sockets, or GPUs without NVLink
+    between some of them. If several pairs are slower than others, and more than half of the ranks have such a pair, no
+    link is named, and the check says how many such pairs there are.
 
     ## What to do
 
-    Within a machine look at the NVLink or PCIe path between the two GPUs; between machines at cables,
-    switch ports and routes that only these two use.
+    Within a machine, check the NVLink or PCIe path between the two GPUs. Between machines, check cables, switch ports
+    and routes that only these two use.
     """
     bench, who = measured.bench, find_who(measured.bench)
     problems = [
@@ -131,30 +132,29 @@ def check_slow_link(measured: Measured) -> Answer:
 
 @rule("DD404", "slow-node", Severity.WARNING, "A node is slow with every other node, or inside", after=("slow-link",))
 def check_slow_node(measured: Measured) -> Answer:
-    """Report a node that is slow with every other node, or whose own ranks are slow where those of other nodes are not.
+    """Report a node that is slow with every other node, or whose own ranks are slow while those of other nodes are not.
 
     ## What it means
 
-    *Slow with every other node* points at what the node reaches the others by: network card, cable, switch port, a
-    rate limit, a route over the wrong interface. *Slow inside* points at the machine: memory, clocks, PCIe, NVLink,
-    another job; with `--pairs` the rank is named that is at fault, and the node is not named beside it.
+    *Slow with every other node* points at the node's path to the others: network card, cable, switch port, a rate
+    limit, or a route over the wrong interface. *Slow inside* points at the machine: memory, clocks, PCIe, NVLink, or
+    another job. With `--pairs`, the finding names the slow rank instead of the node.
 
     ## How it is recognised
 
-    Seen with `--by-node`: each node is measured by itself, then every two nodes together, with all of their ranks,
-    as in training. It is judged as ranks are (DD402 `slow-rank`): in two turns of three, at least three quarters of
-    the node's pairs are half as fast as the median of the pairs without it. It takes three nodes: of two that are
-    slow together, either may be to blame. `--pairs` sees it too, where all ranks of a machine are slow with other
-    machines.
+    Visible with `--by-node`: each node is measured alone, then every two nodes together, with all of their ranks, as in
+    training. Nodes are judged like ranks (DD402 `slow-rank`): in two turns of three, at least three quarters of the
+    node's pairs are half as fast as the median of the pairs without it. It takes three nodes: if two are slow together,
+    either may be to blame. `--pairs` also shows it, if all ranks of a machine are slow with other machines.
 
     ## What else looks like it
 
-    A node in another rack or zone is slow with the others by distance.
+    A node in another rack or zone is slow with the others because of the distance.
 
     ## What to do
 
-    Check the node's card and port, compare the machine with another one, and leave it out of the job
-    until it is mended.
+    Check the node's card and port, compare the machine with another one, and leave it out of the job until it is
+    repaired.
     """
     bench, who = measured.bench, find_who(measured.bench)
     if who.nodes:

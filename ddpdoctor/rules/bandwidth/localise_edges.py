@@ -1,7 +1,7 @@
-"""Among measured edges between ends (ranks, hosts): which end is slow with everyone, and which edge is slow alone.
+"""Given measured edges between ends (ranks, hosts), finds ends that are slow with everyone, and edges slow alone.
 
-Everything is compared within one turn, in which each edge was visited once: what slows the whole machine for a while
-slows all of them, and what slows one of them for a moment does so in few turns.
+Everything is compared within one turn, in which each edge was measured once. A slowdown of the whole machine affects
+all edges of a turn, and a short disturbance of one edge affects only a few turns.
 """
 
 from __future__ import annotations
@@ -18,46 +18,47 @@ if TYPE_CHECKING:
 
 
 class Measure(str, Enum):
-    """What of an edge is looked at."""
+    """The property of an edge that is compared."""
 
     BANDWIDTH = "bandwidth"
     LATENCY = "latency"
 
 
 SLOW = 2.0
-"""Ours: so many times slower than usual is slow. A link that came up at half its rate is at 2. Between healthy pairs of
-one kind, by the medians of nine turns, we have seen up to 1.6, on two cores in use by others."""
+"""Our choice: this many times slower than usual is slow. A link that came up at half its rate is at 2. Between healthy
+pairs of one kind, by the medians of nine turns, we have seen up to 1.6, on two cores that others also used."""
 EVERYONE = 0.75
-"""Ours: the share of its edges that must be slow for an end to be slow with everyone: two of two, three of three, and
-from five ends on all but one in four, since others may have their own trouble."""
+"""Our choice: the share of an end's edges that must be slow for the end to be slow with everyone: two of two, three of
+three, and from five ends on all but one in four, since others may have problems of their own."""
 MOST_TURNS = 2 / 3
-"""Ours: in so many turns an end must be slow with everyone. Where a healthy edge looks slow in one turn of three by
-chance, that befalls all edges of one end in six turns of nine less than once in ten thousand times."""
+"""Our choice: the share of turns in which an end must be slow with everyone. If a healthy edge looks slow in one turn
+of three by chance, all edges of one end do so in six turns of nine less than once in ten thousand times."""
 NEARLY_ALL_TURNS = 0.8
-"""Ours: in so many turns a single edge, or what a node does by itself, must be slow: nothing else confirms it."""
+"""Our choice: the share of turns in which a single edge, or a node by itself, must be slow: nothing else confirms
+it."""
 LEAST_TURNS = 3
 MILD, WIDE = 1.5, 0.5
-"""Ours: where several edges are this many times slower than others, and they touch more than this share of the ends,
-that is no fault of links but how the machine is wired: pairs across two sockets, or GPUs of which some have no NVLink
-to each other."""
+"""Our choice: if several edges are this many times slower than others, and they touch more than this share of the ends,
+the cause is not faulty links but the wiring of the machine: pairs across two sockets, or GPUs without NVLink between
+some of them."""
 
 End = TypeVar("End", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """What ranks reached that were measured together: one value a turn."""
+    """What ranks reached when measured together: one value per turn."""
 
     busbws_gb_s: tuple[float, ...]
     latencies_us: tuple[float, ...]
 
     @property
     def turns(self) -> int:
-        """In how many turns it was measured; a bench that was cut short has fewer of some."""
+        """The number of turns in which it was measured; after an interrupted bench some series have fewer."""
         return min(len(self.busbws_gb_s), len(self.latencies_us))
 
     def cost(self, measure: Measure, turn: int) -> float:
-        """Return what is the higher the slower it was in a turn."""
+        """Return a cost for one turn: the slower, the higher."""
         return self.latencies_us[turn] if measure is Measure.LATENCY else 1.0 / max(self.busbws_gb_s[turn], 1e-9)
 
 
@@ -67,7 +68,7 @@ Rows = dict[Measure, tuple[list[float], ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge(Generic[End]):
-    """Two ends, measured by themselves."""
+    """Two ends, measured alone."""
 
     ends: tuple[End, End]
     series: Series
@@ -75,28 +76,28 @@ class Edge(Generic[End]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowness:
-    """By how much something is slower than usual."""
+    """How much slower than usual something is."""
 
     measure: Measure
     low: float
     high: float
-    """The range of the medians of what is slow: GB/s, or microseconds."""
+    """The range of the medians of the slow ones, in GB/s or microseconds."""
     usual: float
-    """The median of what it was compared with."""
+    """The median of those it was compared with."""
     slow_turns: int
     turns: int
-    """All of them."""
+    """The number of all turns."""
 
     @property
     def ratio(self) -> float:
-        """How many times slower, where it is the least so."""
+        """How many times slower than usual the least slow one is."""
         least = self.low / self.usual if self.measure is Measure.LATENCY else self.usual / max(self.high, 1e-9)
         return max(least, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slow(Generic[End]):
-    """An end, or the two of an edge, and in what it is slow: the worst first, never empty."""
+    """A slow end, or the two ends of a slow edge, and in what it is slow: the worst first, never empty."""
 
     ends: tuple[End, ...]
     slowness: tuple[Slowness, ...]
@@ -104,23 +105,23 @@ class Slow(Generic[End]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found(Generic[End]):
-    """What is slow among edges of one kind."""
+    """The slow ends and edges among edges of one kind."""
 
     ends: tuple[Slow[End], ...] = ()
     edges: tuple[Slow[End], ...] = ()
     wiring: int = 0
-    """How many edges are slow by themselves where they are too many to be faults; ``edges`` is empty then."""
+    """How many edges are slow by themselves if they are too many to be faults; ``edges`` is then empty."""
 
 
 def can_judge(edges: Iterable[Edge[End]]) -> bool:
-    """Whether there is anything to compare with: three ends, each with two edges. One edge has two ends to blame."""
+    """Whether there is enough to compare: three ends with two edges each. With one edge, either end may be to blame."""
     known = tuple(edges)
     ends = sum(len(own) >= 2 for own in _by_end(known).values())
     return ends >= 3 and min(edge.series.turns for edge in known) >= LEAST_TURNS
 
 
 def find_slow(edges: Iterable[Edge[End]]) -> Found[End]:
-    """Name the slow ends, the worst first; then, among the others, the edges that are slow for both of their ends."""
+    """Find the slow ends, the worst first, and then among the others the edges that are slow for both ends."""
     left = tuple(edges)
     ends: list[Slow[End]] = []
     while can_judge(left):
@@ -136,9 +137,9 @@ def find_slow(edges: Iterable[Edge[End]]) -> Found[End]:
 
 
 def compare(own: Sequence[Series], others: Sequence[Series], rows: Rows) -> tuple[Slowness, ...]:
-    """Return in what three quarters of ``own`` are slower than the median of ``others``, in most turns or nearly all.
+    """Return in what three quarters of ``own`` are slower than the median of ``others``, in enough of the turns.
 
-    ``rows`` are those of ``own`` and ``others`` together.
+    ``rows`` are the rows of ``own`` and ``others`` together. A single series must be slow in nearly all turns.
     """
     if len(others) == 0:
         return ()
@@ -155,13 +156,13 @@ def compare(own: Sequence[Series], others: Sequence[Series], rows: Rows) -> tupl
 
 
 def make_rows(series: Sequence[Series]) -> Rows:
-    """Sort the costs of all, by measure and turn, as far as all have them."""
+    """Sort the costs of all series, by measure and turn, for the turns that all of them have."""
     turns = range(min((one.turns for one in series), default=0))
     return {measure: tuple(sorted(one.cost(measure, turn) for one in series) for turn in turns) for measure in Measure}
 
 
 def median_without(ordered: Sequence[float], own: Sequence[float]) -> float:
-    """Return the median of what is left of sorted values when some, sorted too, are taken out."""
+    """Return the median of the sorted values that remain without ``own``, which is sorted too."""
     count = len(ordered) - len(own)
     return (_value_without(ordered, own, (count - 1) // 2) + _value_without(ordered, own, count // 2)) / 2
 
@@ -185,9 +186,9 @@ def _worst_end(edges: Sequence[Edge[End]]) -> Slow[End] | None:
 
 
 def _slow_edges(edges: Sequence[Edge[End]], times: float) -> tuple[Slow[End], ...]:
-    """Compare each edge with the other edges of each of its two ends: in bandwidth it must be slow beside both.
+    """Compare each edge's bandwidth with the other edges of its two ends. It must be slower than both.
 
-    Not in latency: a thread that always wakes late beside just one other is a matter of cores, and a link that
+    Latency is not compared: a thread that wakes late for just one other rank is a matter of cores, and a link that
     answers late loses bandwidth too.
     """
     by_end = {end: [edge.series for edge in own] for end, own in _by_end(edges).items()}

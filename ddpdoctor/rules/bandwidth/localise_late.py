@@ -1,4 +1,4 @@
-"""A rank that comes late to the calls: what it does before them takes long, and the others wait for it."""
+"""A rank that comes late to the calls: it is busy before them, and the others wait for it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Arrival, Bench
 
 LATE_US = 2000.0
-"""Ours: two ranks on two busy cores come some hundred microseconds apart at the median. A call over a fast network
-takes less than this even for the largest bucket of DDP, so that to wait for it doubles the time."""
+"""Our choice: on two busy cores, two ranks arrive some hundred microseconds apart at the median. Over a fast network,
+even DDP's largest bucket takes less than this, so waiting this long doubles the time."""
 RELATIVE = 2.0
-"""Ours: and so many times the time of a small call, where that is long in itself because cores are shared."""
+"""Our choice: it must also be this many times the time of a small call, which is long itself if cores are shared."""
 SHARE = 0.8
-"""Of the calls, in which it must be the last to come; the same as of steps, for a straggler in training (DD610)."""
+"""The share of calls in which it must come last; the same share as of steps for a straggler in training (DD610)."""
 LEAST_CALLS = 20
-"""As for a straggler: fewer are an accident."""
+"""The least number of calls, as for a straggler: fewer are chance."""
 
 
 def find_late(bench: Bench) -> Arrival | None:
-    """Return the rank that comes late; at most one can be the last in most calls."""
+    """Return the rank that comes late, if any. Only one rank can be last in most calls."""
     times = [result.p50_us for result in bench.results if result.mode is Mode.LATENCY]
     least = max(LATE_US, RELATIVE * min(times, default=0.0))
     late = (one for one in bench.arrivals if one.late_us >= least and one.share >= SHARE and one.calls >= LEAST_CALLS)
@@ -31,7 +31,7 @@ def find_late(bench: Bench) -> Arrival | None:
 
 
 def say_late(late: Arrival, bench: Bench) -> Problem:
-    """Name the late rank. The others wait for it, and so does every call; none of them is slow."""
+    """Report the late rank. The others wait for it in every call, but none of them is slow."""
     seen = (
         f"before each of {late.calls} calls all ranks met: it came {say_time(late.late_us)} after the others at the "
         f"median, {say_time(late.late_p95_us)} in one of twenty, and last in {late.share:.0%} of them"

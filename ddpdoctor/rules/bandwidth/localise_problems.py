@@ -1,4 +1,4 @@
-"""What is said of a slow rank, link or node: whom it concerns, what was seen, what to do."""
+"""The findings for a slow rank, link or node: whom it concerns, what was seen, what to do."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FIX_INSIDE = (
 
 
 def slow_rank(slow: Slow[int], measured: Measured) -> Problem:
-    """Say that a rank is slow with every other rank."""
+    """Report that a rank is slow with every other rank."""
     rank = slow.ends[0]
     host = _host(measured.bench, rank)
     alone = sum(member.host == host for member in measured.bench.members) == 1
@@ -59,7 +59,7 @@ def slow_rank(slow: Slow[int], measured: Measured) -> Problem:
 
 
 def slow_link(link: Slow[int], measured: Measured) -> Problem:
-    """Say that two ranks are slow with each other only."""
+    """Report that two ranks are slow with each other only."""
     first, last = sorted(link.ends)
     hosts = tuple(dict.fromkeys(_host(measured.bench, rank) for rank in (first, last)))
     return Problem(
@@ -78,7 +78,7 @@ def slow_link(link: Slow[int], measured: Measured) -> Problem:
 
 
 def slow_node_link(link: Slow[str], measured: Measured) -> Problem:
-    """Say that two nodes are slow with each other only."""
+    """Report that two nodes are slow with each other only."""
     first, last = sorted(link.ends)
     return Problem(
         summary=f"nodes {first} and {last} are slow with each other, and not with the other nodes: "
@@ -95,7 +95,7 @@ def slow_node_link(link: Slow[str], measured: Measured) -> Problem:
 
 
 def slow_node(node: SlowNode, measured: Measured) -> Problem:
-    """Say that a node is slow with the others, or inside."""
+    """Report that a node is slow with the others, or inside."""
     where = "its ranks are slow among themselves" if node.inside else "it is slow with every other node"
     whose = f"the ranks of {node.host}" if node.inside else f"the pairs of {node.host}"
     return Problem(
@@ -122,7 +122,7 @@ def _late_in_pairs(rank: int, bench: Bench) -> tuple[str, ...]:
 
 
 def _reasons(measured: Measured, ranks: Collection[int], hosts: Collection[str]) -> tuple[str, ...]:
-    """Return what the machines tell of just these ranks, or of just these hosts among others."""
+    """Return what was found on exactly these ranks, or on these hosts if the bench has others."""
     every = {member.host for member in measured.bench.members}
     return tuple(
         f"{reason.text} ({reason.source})"

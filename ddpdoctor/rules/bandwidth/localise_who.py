@@ -1,4 +1,4 @@
-"""Whom --pairs and --by-node show to be slow: ranks, links and nodes, each named once."""
+"""The ranks, links and nodes that --pairs and --by-node show to be slow, each named once."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ class Who:
 
     ranks: tuple[Slow[int], ...] = ()
     links: tuple[Slow[int], ...] = ()
-    """Between ranks."""
+    """Slow links between ranks."""
     nodes: tuple[SlowNode, ...] = ()
     node_links: tuple[Slow[str], ...] = ()
     wiring: int = 0
-    """Pairs that are slower than others by the way the machines are wired."""
+    """The number of pairs that are slower than others because of how the machines are wired."""
     pairs_judged: bool = False
     """Whether there was enough to compare."""
     nodes_judged: bool = False
 
 
 def find_who(bench: Bench) -> Who:
-    """Judge pairs and nodes together: what both show is named once.
+    """Judge pairs and nodes together, and name once what both show.
 
-    A slow rank slows its whole node, so that the node is not named beside it. A rank that is alone on its host cannot
-    be told from it: asked for nodes, the node is named. Ranks that share a GPU wait for each other, so none of them is
-    named.
+    A slow rank slows its whole node, so the node is not named too. A rank that is alone on its host cannot be told
+    apart from the host: the node is named if nodes were measured. Ranks that share a GPU wait for each other, so none
+    of them is named.
     """
     if describe_shared_gpus(bench.members):
         return Who()
@@ -81,7 +81,7 @@ def find_who(bench: Bench) -> Who:
 
 
 def _judge_pairs(pairs: Sequence[Pair]) -> Who:
-    """Compare like with like: pairs inside a host with those of the same host, pairs between hosts with each other."""
+    """Compare pairs inside a host with pairs of the same host, and pairs between hosts with each other."""
     inside: dict[str, list[Pair]] = {}
     across: list[Pair] = []
     for pair in pairs:
@@ -92,7 +92,7 @@ def _judge_pairs(pairs: Sequence[Pair]) -> Who:
     between = _judge_hosts(across)
     slow_hosts = {slow.ends[0] for slow in between.ends}
     slow_links = {frozenset(slow.ends) for slow in between.edges}
-    # What a slow host or a slow way between two hosts explains is no matter of single ranks.
+    # Pairs that a slow host or a slow link between two hosts explains do not count against single ranks.
     left = [pair for pair in across if not slow_hosts & set(pair.hosts) and frozenset(pair.hosts) not in slow_links]
     kinds = [_edges(kind) for kind in (*inside.values(), left)]
     found = [find_slow(kind) for kind in kinds]
@@ -115,7 +115,7 @@ def _series(result: Pair | NodeResult) -> Series:
 
 
 def _judge_hosts(across: Sequence[Pair]) -> Found[str]:
-    """Look at hosts by the median of the pairs between them, unless each has one rank: then ranks are looked at."""
+    """Judge hosts by the median of the pairs between them. If each host has one rank, ranks are judged instead."""
     between: dict[tuple[str, str], list[Pair]] = {}
     for pair in across:
         between.setdefault((min(pair.hosts), max(pair.hosts)), []).append(pair)
@@ -145,11 +145,11 @@ def _judge_nodes(nodes: Sequence[NodeResult]) -> Who:
 
 
 def _judge_inside(alone: Sequence[NodeResult]) -> tuple[SlowNode, ...]:
-    """Compare nodes that have equally many ranks by what these reach among themselves."""
+    """Compare what nodes with the same number of ranks reach by themselves."""
     found = []
     for node in alone:
         others = [other for other in alone if other is not node and len(other.ranks) == len(node.ranks)]
-        # With one other there are two to blame.
+        # With only one other node, either may be to blame.
         if len(others) >= 2:
             beside = [_series(other) for other in others]
             slowness = compare([_series(node)], beside, make_rows([_series(node), *beside]))
@@ -159,7 +159,7 @@ def _judge_inside(alone: Sequence[NodeResult]) -> tuple[SlowNode, ...]:
 
 
 def _merge(found: Iterable[Slow[int]]) -> tuple[Slow[int], ...]:
-    """Name a rank once that is slow both inside its host and with other hosts."""
+    """Keep one entry for a rank that is slow both inside its host and with other hosts."""
     by_rank: dict[int, Slow[int]] = {}
     for slow in found:
         by_rank.setdefault(slow.ends[0], slow)

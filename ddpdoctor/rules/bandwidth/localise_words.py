@@ -19,7 +19,7 @@ SLOW_TO_ANSWER = "it is slow to answer rather than to carry: look at the core th
 
 
 def say_amount(slowness: Slowness) -> str:
-    """Say in brief what it reaches and what is usual: "0.012 GB/s where 0.93 GB/s is usual"."""
+    """Say briefly what was reached and what is usual: "0.012 GB/s where 0.93 GB/s is usual"."""
     own = _range(slowness.measure, slowness.low, slowness.high)
     usual = _range(slowness.measure, slowness.usual, slowness.usual)
     small = "" if slowness.measure is Measure.BANDWIDTH else " for a small message"
@@ -27,7 +27,7 @@ def say_amount(slowness: Slowness) -> str:
 
 
 def say_evidence(found: Sequence[Slowness], whose: str) -> tuple[str, ...]:
-    """Say in what it is slow, by how much, and what that rules out; ``whose`` is "the pairs of rank 2"."""
+    """Say in what it is slow, by how much, and what that rules out; ``whose`` is like "the pairs of rank 2"."""
     lines = [
         f"{whose}: {say_amount(slowness)}, the median of the others; at least twice as slow in "
         f"{slowness.slow_turns} of {slowness.turns} turns"
@@ -42,7 +42,7 @@ def say_evidence(found: Sequence[Slowness], whose: str) -> tuple[str, ...]:
 
 
 def say_seen(results: Sequence[Pair | NodeResult], noun: str) -> str:
-    """Say what there was to compare: "3 pairs of ranks: 0.91-1.1 GB/s, 430-520 us"."""
+    """Say what was compared: "3 pairs of ranks: 0.91-1.1 GB/s, 430-520 us"."""
     rates = [result.busbw_gb_s for result in results if result.busbw_gb_s is not None]
     times = [result.latency_us for result in results]
     reach = [_range(Measure.BANDWIDTH, min(rates), max(rates))] if rates else []

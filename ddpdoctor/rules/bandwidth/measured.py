@@ -1,4 +1,4 @@
-"""What the rules of `allreduce-bench` are handed: what was measured, and what follows from it."""
+"""The input of the `allreduce-bench` rules: what was measured, and the curves computed from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Measured:
     """A bench with its curves.
 
-    A check that nobody asked for and that cannot tell is skipped; one that the user demanded is inconclusive then.
+    A check without an answer is skipped if the user did not ask for it, and inconclusive if the user did.
     """
 
     bench: Bench
@@ -24,4 +24,4 @@ class Measured:
     expect_gb_s: float | None = None
     """--expect: the bus bandwidth that the user demands at the plateau."""
     fail_below: float | None = None
-    """--fail-below as a share (0.9): demanded of every size against the baseline; None: it is not demanded."""
+    """--fail-below as a share (0.9): every size must reach it against the baseline. None if not required."""

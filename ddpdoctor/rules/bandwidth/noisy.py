@@ -1,4 +1,4 @@
-"""DD406: the figures vary too much for what was asked of them."""
+"""DD406: the figures vary too much to answer the user's question."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ FIX = (
 
 @rule("DD406", "too-noisy", Severity.INFO, "The figures vary too much to be held to a reference or a saved run")
 def check_noise(measured: Measured) -> Answer:
-    """Report figures that vary too much for the question that was asked of them.
+    """Report figures that vary too much to answer the question that the user asked.
 
     ## What it means
 
-    It cannot be told whether the bandwidth is as it should be: the interval of the median has the limit within it. This
-    is no fault of the network, and never a verdict; where a limit was demanded (`--expect`, `--fail-below`) the exit
+    It is unknown whether the bandwidth is as it should be, because the limit is inside the median's interval. This is
+    not a fault of the network, and never a verdict. If a limit was required (`--expect`, `--fail-below`), the exit
     status is 4.
 
     ## How it is recognised
 
-    Every case is timed many times, and the interval of its median follows from the order of the times, whatever their
-    distribution. The plateau's interval is that of its sizes; a ratio to a saved run has those of both. Of fewer than
-    five calls no interval is believed.
+    Every case is timed many times. The interval of its median follows from the order of the times, whatever their
+    distribution. The plateau's interval comes from those of its sizes, and the interval of a ratio to a saved run uses
+    both runs. An interval from fewer than five calls is not trusted.
 
     ## What else looks like it
 
-    A network that is shared with other jobs, where the noise itself is the finding.
+    A network that is shared with other jobs: the noise itself is then the finding.
 
     ## What to do
 
-    Measure longer (`--budget 5m`) and with nothing else on the machines. With more ranks than processors the scheduler
-    is what is measured. Fix the clocks.
+    Measure longer (`--budget 5m`), with nothing else running on the machines. With more ranks than processors, you
+    measure the scheduler. Lock the clocks.
     """
     doubts = [
         f"{name_case(curve)} in {curve.mode.value} mode: {curve.verdict}"

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from .series import Series
 
 ALIKE = 0.05
-"""Sizes are on one plateau where their bandwidths differ by no more. Ours: by alpha + S/B, what still gains less by a
-doubling of the size is at 95 % of what it can reach."""
+"""Sizes are on one plateau if their bandwidths differ by at most this. Our choice: by alpha + S/B, a curve that gains
+less from twice the size is at 95 % of what it can reach."""
 MOST_NOISE = 0.25
-"""Nor are sizes on one plateau, however wide their intervals, whose medians differ by more. Ours: noise may hide a
-slope, and must not make a plateau of one."""
+"""However wide their intervals, sizes whose medians differ by more are not on one plateau. Our choice: noise may hide a
+slope, and must not turn it into a plateau."""
 SPAN = 2
-"""A plateau's largest size is at least so many times its smallest: two sizes beside each other prove nothing."""
+"""A plateau's largest size is at least this many times its smallest: two neighboring sizes prove nothing."""
 LATENCY_ALIKE = 0.25
-"""Small sizes' times do not depend on the size where they differ by no more. Ours: the steps of real curves below
-64 KiB are smaller, and where the size matters, twice the size costs more."""
+"""The times of small sizes count as independent of the size if they differ by at most this. Our choice: the steps of
+real curves below 64 KiB are smaller, and if the size matters, twice the size costs more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +53,9 @@ class Level:
 
 
 def find_plateau(series: Series) -> Plateau | None:
-    """Return what the largest sizes have in common; None where they still rise or fall, or the formula has no value.
+    """Return the plateau of the largest sizes, or None if they still rise or fall, or have no bus bandwidth.
 
-    A hump at sizes that fit into a cache is not the plateau: what large messages get is.
+    A hump at sizes that fit into a cache is not the plateau: only large messages count.
     """
     levels = levels_of(series)
     flat: list[Level] = []
@@ -91,7 +91,7 @@ def describe_end(series: Series) -> str:
 
 
 def find_latency(series: Series) -> float | None:
-    """Return the median time in us of the small sizes that cost the same; None where the smallest one is not small."""
+    """Return the median time in us of the small sizes that take equally long, or None if there are fewer than two."""
     times: list[float] = []
     for point in series.points:
         if times and point.p50_us > min(times) * (1 + LATENCY_ALIKE):
@@ -101,7 +101,7 @@ def find_latency(series: Series) -> float | None:
 
 
 def levels_of(series: Series) -> tuple[Level, ...]:
-    """Return the bus bandwidths by size; none with one rank."""
+    """Return the bus bandwidth of each size, or nothing with one rank."""
     return tuple(_level(point, point.busbw_gb_s) for point in series.points if point.busbw_gb_s)
 
 

@@ -1,4 +1,4 @@
-"""What could explain a low bandwidth: how reasons are weighed, and what each is told from."""
+"""What could explain a low bandwidth: how reasons are weighed, and the data they come from."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 class Effect(IntEnum):
-    """How much a reason can explain, most first; the factors are those that its source gives, or ours."""
+    """How much a reason can explain, the most first. The factors come from the reason's source, or are our choice."""
 
     OTHER_WAY = 0
-    """Data takes another way, several times slower: host memory for NVLink, TCP for RDMA."""
+    """Data takes another path that is several times slower: host memory instead of NVLink, TCP instead of RDMA."""
     LIMIT = 1
-    """A part of the way can carry no more: a link with half of its lanes, ranks that take turns on a processor."""
+    """Part of the path carries less: a link with half of its lanes, ranks that take turns on a processor."""
     SHARED = 2
-    """Others take a part of it."""
+    """Other users take a part of it."""
     SMALL = 3
     """Worth some percent, or more for small messages."""
     CONTEXT = 4
-    """Nothing is wrong: it says what the figure is a figure of."""
+    """Nothing is wrong: it explains what the figure measures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +51,15 @@ class BenchNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchView:
-    """All that reasons are told from."""
+    """All data that reasons come from."""
 
     bench: Bench
     places: tuple[BenchNode, ...] = ()
-    """Empty where the machines were not read."""
+    """Empty if the machines were not inspected."""
 
     @property
     def nccl(self) -> bool:
-        """Whether NCCL was measured; else it is Gloo."""
+        """Whether NCCL was measured, not Gloo."""
         return self.bench.settings.backend == "nccl"
 
     @property
@@ -73,12 +73,12 @@ class BenchView:
         return max((one.busbw_gb_s for one in self.bench.results if one.busbw_gb_s is not None), default=None)
 
     def logs(self, place: BenchNode) -> tuple[NcclLog, ...]:
-        """Return what NCCL said on the ranks of a node."""
+        """Return the NCCL logs of the ranks on a node."""
         return tuple(log for log in self.bench.nccl_logs if log.rank in place.ranks)
 
 
 def view(bench: Bench, fleet: Fleet | None) -> BenchView:
-    """Put ranks and machines together. Machines on which no rank of the bench ran are left out."""
+    """Match ranks with machines. Machines without a rank of the bench are left out."""
     if fleet is None:
         return BenchView(bench=bench)
     found = (BenchNode(node=node, members=_members(bench, node, alone=len(fleet.nodes) == 1)) for node in fleet.nodes)
@@ -86,13 +86,13 @@ def view(bench: Bench, fleet: Fleet | None) -> BenchView:
 
 
 def _members(bench: Bench, node: Node, *, alone: bool) -> tuple[Member, ...]:
-    """Return the ranks of a node. A single machine that was read without a launcher has no rank, and all are there."""
+    """Return the ranks of a node. A single machine that was inspected without a launcher holds all ranks."""
     ranks = set(node.ranks)
     return tuple(member for member in bench.members if member.rank in ranks or (alone and not ranks))
 
 
 def order(found: Iterable[Weighed]) -> tuple[Reason, ...]:
-    """Return the reasons, those that explain most first; what is equal on several hosts is said once."""
+    """Return the reasons, those that explain most first. The same reason on several hosts is merged."""
     drawn: dict[tuple[Effect, str, str], Reason] = {}
     for one in sorted(found, key=lambda weighed: weighed.effect):
         key = (one.effect, one.reason.text, one.reason.fix)

@@ -1,4 +1,4 @@
-"""Processors that could explain a low bandwidth: too few, busy with others, or held down."""
+"""Reasons in the processors for a low bandwidth: too few, busy with other work, or at a low clock."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView
 
 BUSY_CORES = 0.25
-"""Ours: a quarter of a processor; less is what daemons do in passing."""
+"""Our choice: a quarter of a processor; daemons briefly use less."""
 STEAL_SHARE = 0.05
-"""Ours: a twentieth of the time that a virtual machine wanted to work."""
+"""Our choice: a twentieth of the time in which a virtual machine wanted to run."""
 SELF_CLOCKING = frozenset({"intel_pstate", "amd-pstate-epp", "amd_pstate_epp"})
-"""Drivers whose "powersave" is their everyday one and clocks up under load (Linux, admin-guide/pm/intel_pstate.rst and
-amd-pstate.rst); with all others it is the lowest clock there is."""
+"""Drivers whose "powersave" is the normal governor and clocks up under load (Linux, admin-guide/pm/intel_pstate.rst and
+amd-pstate.rst). With all others it is the lowest clock."""
 FOLDER = "/sys/devices/system/cpu"
 SAVING = "power"
-"""The energy_performance_preference that puts saving before speed."""
+"""The energy_performance_preference that prefers saving power over speed."""
 
 
 def processor_reasons(view: BenchView) -> Iterator[Weighed]:
-    """Yield what the processors of each machine could explain."""
+    """Yield reasons in the processors of each machine."""
     for place in view.places:
         load = known(place.node.load)
         yield from _crowded(place)
@@ -40,7 +40,7 @@ def processor_reasons(view: BenchView) -> Iterator[Weighed]:
 
 
 def _crowded(place: BenchNode) -> Iterator[Weighed]:
-    """Yield that a machine's ranks have fewer CPUs than they are, by affinity or by quota."""
+    """Yield a reason if a machine's ranks have fewer CPUs than there are ranks, by affinity or by quota."""
     cpus = {cpu for process in place.node.processes for cpu in process.cpus}
     limits = known(place.node.limits)
     quota = limits.cpu_quota if limits is not None else None
@@ -60,13 +60,13 @@ def _crowded(place: BenchNode) -> Iterator[Weighed]:
 
 
 def _busy(place: BenchNode, load: Load) -> Iterator[Weighed]:
-    """Yield ranks to whom others leave too little of their CPUs; ranks with the same CPUs are judged together."""
+    """Yield ranks whose CPUs are taken by other work. Ranks with the same CPUs are judged together."""
     groups: dict[tuple[int, ...], list[Process]] = {}
     for process in place.node.processes:
         groups.setdefault(process.cpus, []).append(process)
     for cpus, processes in groups.items():
         taken = sum(one.share for one in load.busy if one.cpu in cpus)
-        # Where all have the same CPUs, ranks that did not look have them too.
+        # If all ranks have the same CPUs, ranks that did not report have them too.
         count = len(place.members) if len(groups) == 1 else len(processes)
         if taken < BUSY_CORES or count + taken <= len(cpus):
             continue

@@ -1,4 +1,4 @@
-"""Ways between ranks that could explain a low bandwidth, as NCCL's own log tells them."""
+"""Paths between ranks that could explain a low bandwidth, from NCCL's own log."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 SOURCE = "NCCL's log"
 SOCKETS = "NET/Socket"
 NVLS_RANKS = 3
-"""NCCL looks for NVLink SHARP from three GPUs of a host on (src/transport/nvls.cc: gpuCount <= 2 returns)."""
+"""NCCL uses NVLink SHARP only from three GPUs per host on (src/transport/nvls.cc: gpuCount <= 2 returns)."""
 NVLS_PARTS = ("H20", "H100", "H200", "H800", "B100", "B200", "B300", "GB200", "GB300")
-"""NVLink SHARP is in the third generation of NVSwitch and later, which came with Hopper."""
+"""NVLink SHARP needs the third generation of NVSwitch or later, which came with Hopper."""
 
 
 def nccl_reasons(view: BenchView) -> Iterator[Weighed]:
-    """Yield what NCCL's choices could explain; nothing where it was not measured, or did not log to us."""
+    """Yield reasons in NCCL's choices, or nothing if NCCL was not measured or its log was not captured."""
     if not view.nccl:
         return
     for place in view.places:
@@ -42,7 +42,7 @@ def nccl_reasons(view: BenchView) -> Iterator[Weighed]:
 
 
 def joined_by_nvlink(place: BenchNode) -> bool:
-    """Say whether every GPU of the machine has an NVLink that is up."""
+    """Return whether every GPU of the machine has an NVLink that is up."""
     gpus = _gpus(place)
     return bool(gpus) and all(any(link.active for link in gpu.nvlinks or ()) for gpu in gpus)
 
@@ -53,7 +53,7 @@ def _gpus(place: BenchNode) -> tuple[Gpu, ...]:
 
 
 def _sockets(place: BenchNode, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
-    """Yield ranks that send over TCP, and whether there would be something better."""
+    """Yield ranks that send over TCP, and say whether something better is available."""
     those = [log for log in logs if log.network == "Socket" and (SOCKETS in log.transports or not log.transports)]
     if not those:
         return
@@ -72,7 +72,7 @@ def _sockets(place: BenchNode, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
 
 
 def _no_gdr(place: BenchNode, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
-    """Yield ranks whose data goes through host memory on its way to an RDMA card, with GPUs that could do without."""
+    """Yield ranks whose data goes through host memory to an RDMA card although the GPUs could avoid that."""
     those = [log for log in logs if any(_goes_through_memory(way) for way in log.transports)]
     if those and all(is_data_center(gpu) for gpu in _gpus(place)):
         way = next(way for way in those[0].transports if _goes_through_memory(way))
@@ -86,7 +86,7 @@ def _goes_through_memory(way: str) -> bool:
 
 
 def _host_memory(place: BenchNode, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
-    """Yield ranks that reach others of their host through its memory."""
+    """Yield ranks that reach other ranks of their host through host memory."""
     those = [log for log in logs if "SHM" in log.transports]
     if not those:
         return
@@ -112,7 +112,7 @@ def _no_nvls(place: BenchNode, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
 
 
 def _has_nvls(gpu: Gpu) -> bool:
-    """Say whether a GPU is one for NVLink SHARP behind switches that are set up."""
+    """Return whether a GPU supports NVLink SHARP and is behind switches that are set up."""
     part = any(part in gpu.name.replace("-", " ").split() for part in NVLS_PARTS)
     return part and is_board(gpu) and gpu.fabric_state == "completed"
 

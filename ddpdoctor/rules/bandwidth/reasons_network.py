@@ -1,4 +1,4 @@
-"""Interfaces that could explain a low bandwidth: those that Gloo takes, and NCCL where it sends over TCP."""
+"""Reasons in the network interfaces for a low bandwidth: those that Gloo uses, and NCCL if it sends over TCP."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.interface_choice import Pick
 
 GB_S_PER_MB_S = 1e6 / 8 / 1e9
-"""An interface's speed is told in megabits per second."""
+"""Converts an interface's speed, which is in megabits per second."""
 FULL_SHARE = 0.5
-"""Ours: from half of what an interface can carry, the interface is what limits. TCP reaches 94 % of Ethernet's speed
-with packets of 1500 bytes; Gloo, which waits between the steps of its ring, less."""
+"""Our choice: from half of what an interface can carry, the interface is the limit. TCP reaches 94 % of Ethernet's
+speed with packets of 1500 bytes; Gloo reaches less, because it waits between the steps of its ring."""
 SLOW_MB_S = 1000
-"""Ours: at a gigabit per second an interface limits whatever was measured."""
+"""Our choice: at a gigabit per second or less, an interface limits whatever was measured."""
 MUCH_FASTER = 2
 STACKED = ("bond", "team", "vlan")
-"""Beginnings of the names of interfaces that have no device behind them, and still a real speed."""
+"""Prefixes of interfaces that have no device of their own but a real speed."""
 JUMBO_FROM_MB_S = 10_000
 ETHERNET_MTU = 1500
 """From 10 Gbit/s on, ESnet (fasterdata.es.net, "MTU issues") advises packets of 9000 bytes."""
 ROCE_HEADERS = 96
-"""What the kernel takes off an interface's MTU before it looks for the largest of RDMA's own that fits: GRH, UDP, BTH,
-XRC, AtomicETH and ICRC (iboe_get_mtu, include/rdma/ib_addr.h)."""
+"""Bytes that the kernel subtracts from an interface's MTU before it picks the largest RDMA MTU that fits: GRH, UDP,
+BTH, XRC, AtomicETH and ICRC (iboe_get_mtu, include/rdma/ib_addr.h)."""
 ROCE_SIZES = (4096, 2048, 1024, 512, 256)
 
 
 def network_reasons(view: BenchView) -> Iterator[Weighed]:
-    """Yield what the interfaces could explain, by the library that was measured."""
+    """Yield reasons in the interfaces, for the library that was measured."""
     if not view.nccl:
         yield from _gloo(view)
     elif view.between_hosts:
@@ -57,7 +57,7 @@ def _gloo(view: BenchView) -> Iterator[Weighed]:
 
 
 def _loopback(place: BenchNode, picks: tuple[Pick, ...]) -> Weighed:
-    """Say what a figure of ranks on one host is: the kernel sends to an own address over loopback, whichever it is."""
+    """Explain a figure of ranks on one host: the kernel uses loopback for any of the host's own addresses."""
     own = f", whose address {picks[0].ip} is this host's own" if picks and not picks[0].ip.is_loopback else ""
     name = picks[0].interface.name if picks else "loopback"
     return _weigh(
@@ -85,7 +85,7 @@ def _nccl(view: BenchView) -> Iterator[Weighed]:
 def _tcp(
     view: BenchView, place: BenchNode, library: str, used: tuple[Interface, ...], network: Network
 ) -> Iterator[Weighed]:
-    """Yield what is slow about the interfaces over which a library sends from host to host."""
+    """Yield reasons in the interfaces over which a library sends from host to host."""
     for interface in used:
         if is_tunnel(interface.name):
             text = f"{library} sends over {interface.name}, by its name a VPN's: slower than the network below it"
@@ -117,7 +117,7 @@ def _slow(
 
 
 def _speed(interface: Interface) -> int | None:
-    """Return a speed that means something: that of a virtual interface is a made-up one, such as veth's 10 Gbit/s."""
+    """Return the speed, or None for virtual interfaces such as veth, which report a made-up 10 Gbit/s."""
     if interface.virtual and not interface.name.startswith(STACKED) and "." not in interface.name:
         return None
     return interface.speed_mb_s
@@ -144,7 +144,7 @@ def _small_packets(place: BenchNode, library: str, used: tuple[Interface, ...]) 
 
 
 def _roce_mtu(place: BenchNode, network: Network) -> Iterator[Weighed]:
-    """Yield RoCE ports whose packets are smaller than RDMA's largest, since their interface's MTU is."""
+    """Yield RoCE ports whose packets are below RDMA's largest size because of their interface's MTU."""
     rdma = known(place.node.rdma)
     if rdma is None:
         return

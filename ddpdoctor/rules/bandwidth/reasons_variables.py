@@ -1,4 +1,4 @@
-"""Variables left set that could explain a low bandwidth, from the environment and from NCCL's own files."""
+"""Variables that could explain a low bandwidth, from the environment and from NCCL's own files."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bearing:
-    """What a variable bears on."""
+    """What a variable affects."""
 
     effect: Effect
     inside: bool = True
-    """On data within a host."""
+    """Whether it affects data within a host."""
     between: bool = True
-    """On data between hosts."""
+    """Whether it affects data between hosts."""
     gloo: bool = False
 
 
@@ -51,15 +51,16 @@ DANGERS = {
     "NCCL_CHECK_POINTERS": _SMALL,
     "NCCL_DEBUG": _SMALL,
 }
-"""Variables with a value that does harm (the column ``danger`` of model/variables.tsv) to what the bench measures.
-NCCL_IB_DISABLE and NCCL_NET are left to the check ib-disabled, but for what that leaves to nccl-conf."""
+"""Variables with a value that harms what the bench measures (the column ``danger`` of model/variables.tsv). The check
+ib-disabled covers NCCL_IB_DISABLE and NCCL_NET, except for what it leaves to nccl-conf."""
 CHANNEL_LIMITS = ("NCCL_MAX_NCHANNELS", "NCCL_MAX_RINGS", "NCCL_MAX_CTAS")
 FEW_CHANNELS = 8
-"""Ours: on NVLink NCCL opens 12 channels (V100) and more; over a few network cards it may need no more than this."""
+"""Our choice: on NVLink NCCL opens 12 channels (V100) or more; over a few network cards it may need no more than
+this."""
 
 
 def variable_reasons(view: BenchView) -> Iterator[Weighed]:
-    """Yield variables with a value that slows what was measured, by machine and the ranks that have it."""
+    """Yield variables with a value that slows the bench, by machine and the ranks that have it."""
     for place in view.places:
         found: dict[tuple[Effect, str, str, str], list[int]] = {}
         for process in place.node.processes:
@@ -111,7 +112,7 @@ def _few_channels(place: BenchNode, process: Process) -> Iterator[tuple[Effect, 
 
 
 def _misread(place: BenchNode, process: Process) -> Iterator[tuple[Effect, str, str, str]]:
-    """Yield tuning that NCCL reads otherwise than it was meant: NCCL_BUFFSIZE=4M is 4 bytes to it."""
+    """Yield tuning values that NCCL misreads: it takes NCCL_BUFFSIZE=4M as 4 bytes."""
     measured = see(place.node, process)
     for name in process.variables:
         variable, setting = find_variable(name), find_setting(place.node, process, name)

@@ -1,4 +1,4 @@
-"""What a curve is held to: the user's own figure, or what others have measured on the same hardware, or nothing."""
+"""What a curve is compared with: the user's figure, measurements of others on the same hardware, or nothing."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from .series import Series
 
 REFERENCE_MARGIN = 0.10
-"""So far below a figure of the table a system is still healthy. Ours: the gate that Azure sets for its H200 nodes is
-431 GB/s, 9 % below the 473 that others measure on them
+"""How far below a figure of the table a system is still healthy. Our choice: Azure's gate for its H200 nodes is 431
+GB/s, 9 % below the 473 that others measure on them
 (https://github.com/Azure/azurehpc-health-checks/blob/main/conf/nd96isr_h200_v5.conf)."""
 FLOATS = ("float32", "float16", "bfloat16")
-"""The figures of the table are of sums of these; the switches of NVLink, for one, do not add up integers of 8 bits."""
+"""The table's figures are for sums of these dtypes: NVLink switches, for example, do not add 8-bit integers."""
 EXPECT = "--expect"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Yardstick:
-    """What a curve is held to. Without a reference ``note`` says why; with one, what to know of it, or nothing."""
+    """What a curve is compared with. ``note`` says why there is no reference, or what to know about it."""
 
     reference: Reference | None
     note: str = ""
     margin: float = 0.0
-    """The share below the reference that is still as good."""
+    """The share below the reference that is still healthy."""
     steady: bool = False
-    """Larger sizes take the same way, so that small ones bound what they can reach. Over NCCL they do not: 8 healthy
-    A100 give 18 GB/s at 1 MiB, where the last step came at 43, and 235 GB/s at 16 GiB
+    """Whether larger sizes use the same path, so that small ones limit what they can reach. This is not so with NCCL: 8
+    healthy A100 give 18 GB/s at 1 MiB, where the last step has 43, and 235 GB/s at 16 GiB
     (https://github.com/stas00/ml-engineering/blob/master/network/README.md#real-network-throughput)."""
 
     @property
@@ -47,7 +47,7 @@ class Yardstick:
 def find_yardstick(
     bench: Bench, series: Series, all_series: Sequence[Series], expect_gb_s: float | None, *, use_reference: bool
 ) -> Yardstick:
-    """Return what a curve is held to: --expect before the table, and nothing where ranks share a GPU."""
+    """Return what to compare a curve with: --expect before the table, and nothing if ranks share a GPU."""
     found = _find(bench, series, expect_gb_s, use_reference=use_reference)
     latency = series.mode is Mode.LATENCY and any(_is_throughput_of(series, other) for other in all_series)
     if latency and found.reference is not None:
@@ -105,7 +105,7 @@ def _choose(bench: Bench, series: Series, name: str, rows: list[Known]) -> Yards
 
 
 def _switched_off(bench: Bench) -> str:
-    """Return the variable by which the reduction in the switch is off on some rank; empty where it is not."""
+    """Return the variable that turns off reduction in the switch on some rank, or "" if it is on."""
     for member in bench.members:
         if member.variables.get("NCCL_NVLS_ENABLE", "").strip() == "0":
             return "NCCL_NVLS_ENABLE=0"
@@ -116,7 +116,7 @@ def _switched_off(bench: Bench) -> str:
 
 
 def _rules_out_nvls(algorithms: str) -> bool:
-    """Read a value of NCCL_ALGO: "Ring,Tree", "^NVLS", "broadcast:ring;allreduce:tree,ring"."""
+    """Return whether NCCL_ALGO excludes NVLS: "Ring,Tree", "^NVLS", "broadcast:ring;allreduce:tree,ring"."""
     for part in algorithms.lower().replace(" ", "").split(";"):
         collective, _, names = part.rpartition(":")
         if names and collective in {"", "allreduce"}:
@@ -125,7 +125,7 @@ def _rules_out_nvls(algorithms: str) -> bool:
 
 
 def _beside(row: Known, fitting: list[Known], off: str) -> str:
-    """Say what the other algorithm gives, where there are two."""
+    """Say what the other algorithm gives, if there are two."""
     other = next((one for one in fitting if one is not row), None)
     if other is None:
         return ""

@@ -13,14 +13,15 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Collective, Measurement, Mode
 
 ENOUGH_ITERATIONS = 5
-"""So many calls hold the median between the smallest and the largest with 94 % (1 - 2 / 2**5), fewer with less."""
+"""This many calls hold the median between the smallest and the largest with 94 % (1 - 2 / 2**5)."""
 FEW_FACTOR = 2.0
-"""Of fewer calls, the median may be off by so much. Ours: what one disturbed call of three does on a shared machine."""
+"""With fewer calls, the median may be off by this factor. Our choice: the effect of one disturbed call of three on a
+shared machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One curve's measurements by size, each size once; at least one."""
+    """One curve's measurements by size: at least one, and each size once."""
 
     collective: Collective
     dtype: str
@@ -51,17 +52,17 @@ def sort_series(results: Iterable[Measurement]) -> tuple[Series, ...]:
 
 
 def time_bounds(point: Measurement) -> tuple[float, float]:
-    """Return between which times in us its median lies, by its own interval, or by more where there were few calls."""
+    """Return the range in us of the median, from its own interval, or wider if there were few calls."""
     if point.iterations >= ENOUGH_ITERATIONS:
         return point.p50_low_us, point.p50_high_us
     return min(point.p50_low_us, point.p50_us / FEW_FACTOR), max(point.p50_high_us, point.p50_us * FEW_FACTOR)
 
 
 def time_at(series: Series, size_bytes: float) -> float | None:
-    """Return the time in us at a size, between the sizes measured; None beyond the largest.
+    """Return the time in us at a size, interpolated between measured sizes, or None beyond the largest.
 
-    Interpolated on logarithmic axes, on which these curves are nearly straight from point to point. Below the smallest
-    size it is that size's time: a call costs no less.
+    The interpolation uses logarithmic axes, on which these curves are nearly straight from point to point. Below the
+    smallest size it returns that size's time: a call costs no less.
     """
     points = series.points
     if size_bytes <= points[0].size_bytes:
@@ -73,9 +74,9 @@ def time_at(series: Series, size_bytes: float) -> float | None:
 
 
 def size_at(series: Series, gb_s: float) -> int | None:
-    """Return the size from which on the bus bandwidth is at least a value; None where the curve does not cross it.
+    """Return the size above which the bus bandwidth stays at a value or more, or None if the curve does not cross it.
 
-    The last crossing counts: what rises, falls and rises again is above it for good only there.
+    The last crossing counts: a curve that rises, falls and rises again stays above it only from there.
     """
     points = [(one.size_bytes, one.busbw_gb_s) for one in series.points if one.busbw_gb_s]
     crossing = None

@@ -1,4 +1,4 @@
-"""DD401: a collective gives data that are not as they have to be."""
+"""DD401: a collective returns wrong data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .wrong_blame import WrongDataBlame
 
 SHOWN = 8
-"""So many wrong elements are named; more would repeat the same."""
+"""How many wrong elements are named; more would repeat the same."""
 FIX = (
     "Do not train with this. Look for memory errors (ddpdoctor check-env: DD307, DD308, DD311; dcgmi diag -r 3; a test "
     "of the host's memory), and run with another transport (NCCL_P2P_DISABLE=1, NCCL_ALGO=Ring): what stays wrong "
@@ -38,36 +38,36 @@ FIX = (
     after=("start-trial",),
 )
 def check_wrong_data(measured: Measured) -> Answer:
-    """Report results of collectives that differ from what the arithmetic demands.
+    """Report results of collectives that differ from the exact result.
 
     ## What it means
 
-    A rank received numbers that no rank sent, or a sum that is none. Training goes on with them, and at best diverges.
-    The cause is broken hardware (memory of a GPU or host, a link without a checksum, a card), or a defect of a driver,
-    of NCCL or of a network plugin.
+    A rank received numbers that no rank sent, or a sum that is wrong. Training goes on with them, and at best diverges.
+    The cause is broken hardware (GPU or host memory, a link without a checksum, a card), or a bug in a driver, in NCCL
+    or in a network plugin.
 
     ## How it is recognised
 
-    In a pass of its own every collective runs at every size and dtype on whole numbers that depend on rank and
-    position, and whose sums every dtype holds exactly. Every element is compared. The first wrong one of each rank is
-    named: where it is, what it had to be, and what it is.
+    In a separate pass, every collective runs at every size and dtype on whole numbers that depend on rank and position,
+    and whose sums every dtype holds exactly. Every element is compared. The first wrong element of each rank is
+    reported: where it is, what it should be, and what it is.
 
-    A rank whose result is wrong while another rank's is right is to blame: both took part in the same call. Where all
-    results are wrong, the wrong number may have come from any rank, and all are named, with low confidence. Of a
-    message from one rank to another, sender and receiver cannot be told apart, unless one rank has a part in all that
-    arrived wrong.
+    If one rank's result is wrong and another rank's is right, the wrong one is to blame: both took part in the same
+    call. If all results are wrong, the wrong number may have come from any rank, so all are named, with low confidence.
+    For a message from one rank to another, sender and receiver cannot be told apart, unless one rank took part in every
+    wrong message.
 
     ## What else looks like it
 
-    The numbers are exact, whatever the order in which they are added up. One defect of software is known: Gloo in
-    torch 2.6 sums in `reduce_scatter` whatever `--op` says, so that all ranks are wrong alike with another operator
-    than `sum`.
+    Rounding cannot cause this: the numbers are exact in any order of addition. One software bug is known: Gloo in torch
+    2.6 always sums in `reduce_scatter`, whatever `--op` says, so all ranks are wrong in the same way with any operator
+    other than `sum`.
 
     ## What to do
 
-    Take the host out of use. Look at ECC errors and Xid messages (`ddpdoctor check-env`), run `dcgmi diag -r 3` or a
-    test of the memory. Run once more with another transport (`NCCL_P2P_DISABLE=1`, `NCCL_ALGO=Ring`): what stays wrong
-    with all of them is the card or its memory.
+    Take the host out of use. Look at ECC errors and Xid messages (`ddpdoctor check-env`), and run `dcgmi diag -r 3` or
+    a memory test. Run once more with another transport (`NCCL_P2P_DISABLE=1`, `NCCL_ALGO=Ring`): if the error stays
+    with all of them, the card or its memory is the cause.
     """
     bench = measured.bench
     checked = sum(one.wrong is not None for one in bench.results)

@@ -1,4 +1,4 @@
-"""Which ranks can be at fault for wrong results of one call."""
+"""Which ranks can be to blame for wrong results of one call."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Bench, Wrong
 
 ROOT = 0
-"""The rank that broadcasts, and to which is reduced."""
+"""The rank that broadcasts, and the target of a reduce."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongDataBlame:
-    """The ranks that can be at fault, how sure that is, and why."""
+    """The ranks that can be to blame, how sure that is, and why."""
 
     ranks: tuple[int, ...]
     confidence: Confidence
@@ -28,7 +28,7 @@ class WrongDataBlame:
 
 
 def find_blame(bench: Bench, wrongs: Sequence[Wrong]) -> WrongDataBlame:
-    """Return who can be at fault for the wrong results of one case, at least one."""
+    """Return the ranks that can be to blame for the wrong results of one case (at least one result)."""
     world = tuple(sorted(member.rank for member in bench.members))
     collective = wrongs[0].collective
     if collective is Collective.REDUCE:
@@ -41,7 +41,7 @@ def find_blame(bench: Bench, wrongs: Sequence[Wrong]) -> WrongDataBlame:
 
 
 def _blame_shared(world: tuple[int, ...], wrongs: Sequence[Wrong]) -> WrongDataBlame:
-    """Of what all ranks work out together, a rank with a wrong result beside right ones has made it wrong itself."""
+    """Blame ranks for a result that all ranks compute together: a wrong rank beside right ones made it wrong itself."""
     ranks = _ranks(wrongs)
     if len(ranks) < len(world):
         right = rank_list(set(world) - set(ranks))
@@ -66,7 +66,7 @@ def _blame_broadcast(world: tuple[int, ...], wrongs: Sequence[Wrong]) -> WrongDa
 
 
 def _blame_messages(bench: Bench, world: tuple[int, ...], wrongs: Sequence[Wrong]) -> WrongDataBlame:
-    """Of messages from one rank to another, what all that are wrong have in common is at fault."""
+    """Blame ranks for messages from one rank to another: the rank that all wrong messages have in common."""
     ends = [{one.rank, _sender(bench, world, one)} for one in wrongs]
     common = set.intersection(*ends)
     if len(ends) > 1 and len(common) == 1:
@@ -76,7 +76,7 @@ def _blame_messages(bench: Bench, world: tuple[int, ...], wrongs: Sequence[Wrong
 
 
 def _sender(bench: Bench, world: tuple[int, ...], wrong: Wrong) -> int:
-    """Return who sent an element: the rank before, or for all_to_all the one whose share of the output it lies in."""
+    """Return who sent an element: the previous rank, or for all_to_all the rank whose part of the output it is in."""
     if wrong.collective is Collective.SEND_RECV:
         return world[(world.index(wrong.rank) - 1) % len(world)]
     count = next((one.count for one in bench.results if _is_case(one.size_bytes, one.dtype, wrong)), 0)

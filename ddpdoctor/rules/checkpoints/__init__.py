@@ -1,1 +1,1 @@
-"""Rules over checkpoint files: damage, contents against a model, values, and what lies beside them."""
+"""Rules about checkpoint files: damage, contents against a model, values, and the files next to them."""

@@ -1,4 +1,4 @@
-"""DD717, DD718 and DD720: copies that differ, what unfinished writes leave behind, and files that are missing."""
+"""DD717, DD718 and DD720: copies that differ, leftovers of unfinished writes, and missing files."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 @rule("DD717", "checkpoint-differs", Severity.ERROR, "Copies of one checkpoint differ")
 def check_copies(seen: Checkpoints) -> Answer:
-    """Report files that should be equal and hold different tensors.
+    """Report files that should be equal but hold different tensors.
 
     ## What it means
 
-    Where each node loads its own copy, ranks start from different weights, and DDP keeps them apart: it sends rank 0's
-    parameters at its construction only, and a load after that is never compared.
+    If each node loads its own copy, ranks start from different weights, and DDP does not notice: it sends rank 0's
+    parameters only when it is constructed, and never compares what is loaded later.
 
     ## How it is recognised
 
-    With `--same` all files that are given, without it those of one name in different folders, are compared tensor by
-    tensor: names, shapes, dtypes, and a 128-bit digest of the values. Other bytes, such as dates and the order of keys,
-    do not count. A key around the whole model ({"model": ...}) is taken off first; if only that key differs, it is a
-    warning. A tensor that cannot be read is not compared. Without `--same` it is a note: two runs may have a file of
-    one name.
+    Files are compared tensor by tensor: names, shapes, dtypes, and a 128-bit digest of the values. With `--same` these
+    are all given files, without it those with the same name in different folders. Other bytes, such as dates and the
+    order of keys, do not count. A key around the whole model ({"model": ...}) is removed first; if only that key
+    differs, it is a warning. A tensor that cannot be read is not compared. Without `--same` a difference is only a
+    note, because two runs may use the same file name.
 
     ## How sure
 
@@ -41,7 +41,7 @@ def check_copies(seen: Checkpoints) -> Answer:
 
     ## What to do
 
-    Copy the file of one node to all, or load it on rank 0 before DDP is constructed, which then sends it to all.
+    Copy the file of one node to all nodes, or load it on rank 0 before DDP is constructed, which then sends it to all.
 
     ## Example
 
@@ -74,7 +74,7 @@ def _compare(files: Sequence[FileSeen], asked: bool) -> list[Problem]:  # noqa: 
 
 
 def _without(file: FileSeen, prefix: str) -> dict[str, str]:
-    """Return the digest of each tensor by its name without the prefix; "" for one that could not be read."""
+    """Return the digest of each tensor by its name without the prefix, or "" for one that could not be read."""
     listed = () if file.contents is None else file.contents.tensors
     digests = {tensor.name: "" for tensor in listed} | (file.prints or {})
     return {name.removeprefix(prefix): digest for name, digest in digests.items()}
@@ -93,7 +93,7 @@ def _difference(
 
 
 def _other_names(first: FileSeen, other: FileSeen, prefixes: Sequence[str], of: int, *, asked: bool) -> Problem:
-    """Report files that are equal in every tensor, but not in the keys around them."""
+    """Report files that hold equal tensors under different keys."""
     under = [f"{file.path} has them below {key!r}" for file, key in zip((first, other), prefixes, strict=True) if key]
     return Problem(
         severity=Severity.WARNING if asked else Severity.INFO,
@@ -109,22 +109,22 @@ def check_leftovers(seen: Checkpoints) -> Answer:
 
     ## What it means
 
-    A temporary file that is still there is one whose writer was killed before it was renamed: the newest checkpoint may
+    A temporary file that is still there means that its writer was killed before renaming it: the newest checkpoint may
     be older than you think. A file much smaller than those of other steps was cut off, or holds less.
 
     ## How it is recognised
 
     In the folders of the given files: names that end in `.tmp`, `.part`, `.partial`, `.incomplete`, `~` or begin with
-    `tmp`; and a given file of less than half of the median size of two or more files whose names differ from its own
-    in numbers only.
+    `tmp`. Also a given file that is smaller than half of the median size of two or more files whose names differ from
+    its own only in numbers.
 
     ## How sure
 
-    Medium: a write may be under way now.
+    Medium: a write may be in progress.
 
     ## What to do
 
-    Remove it when no training writes there. Look at the newest whole file before you resume.
+    Remove it if no training is writing there. Check the newest whole file before you resume.
 
     ## Example
 
@@ -142,27 +142,27 @@ def check_leftovers(seen: Checkpoints) -> Answer:
 
 @rule("DD720", "checkpoint-parts", Severity.ERROR, "Files of a checkpoint are missing")
 def check_parts(seen: Checkpoints) -> Answer:
-    """Report a checkpoint of several files of which some are not there.
+    """Report a checkpoint of several files if some of them are missing.
 
     ## What it means
 
-    A rank died before it had written its part, or not all was copied. The rest cannot be loaded, or, worse, is loaded
-    without it.
+    A rank died before it had written its part, or not everything was copied. The rest cannot be loaded or, worse, is
+    loaded without the missing part.
 
     ## How it is recognised
 
-    `.metadata` of a distributed checkpoint names its files with the bytes that each holds. Files numbered
-    `-00001-of-00003` say how many there are. Of files with a rank in their names, files of other steps have ranks that
-    this step lacks, or a number is left out.
+    `.metadata` of a distributed checkpoint names its files and the bytes that each holds. Files numbered
+    `-00001-of-00003` say how many there are. For files with a rank in their names, a file is missing if other steps
+    have a rank that this step lacks, or if the numbers have a gap.
 
     ## How sure
 
-    High where the files themselves say how many there are; medium for ranks.
+    High if the files themselves say how many there are. Medium for ranks.
 
     ## What to do
 
-    Take the step before it, or copy the missing files from the node that wrote them: without a shared file system each
-    node has its own.
+    Use the previous step, or copy the missing files from the node that wrote them: without a shared file system, each
+    node has only its own.
 
     ## Example
 

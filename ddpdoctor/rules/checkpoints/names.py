@@ -1,4 +1,4 @@
-"""DD713 and DD714: names of a state dict, with prefixes that wrappers leave, and against the model."""
+"""DD713 and DD714: names in a state dict that have prefixes from wrappers, or do not match the model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.checkpoint import Checkpoints, Expected, FileSeen, TensorIn, Weights
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Under which DDP and DataParallel, torch.compile, FSDP and activation checkpointing keep the module that they wrap."""
+"""Names under which DDP and DataParallel, torch.compile, FSDP and activation checkpointing keep the wrapped module."""
 NO_WEIGHTS = "no state dict of a model was found in it"
 
 
@@ -29,16 +29,16 @@ def check_prefix(seen: Checkpoints) -> Answer:
 
     ## What it means
 
-    `ddp_model.state_dict()` names every tensor `module.`..., that of a compiled model `_orig_mod.`.... Loaded into the
-    model itself, `strict=True` raises; with `strict=False` **nothing** is loaded and nothing is said: training starts
-    anew from random weights, or an evaluation gives the numbers of chance.
+    `ddp_model.state_dict()` names every tensor `module.`..., and that of a compiled model `_orig_mod.`.... If you load
+    it into the model itself, `strict=True` raises. With `strict=False` **nothing** is loaded and there is no error:
+    training starts again from random weights, or an evaluation is no better than chance.
 
     ## How it is recognised
 
-    With `--model`: names that the model has only without the prefix, which may stand within them too, where one layer
-    was compiled. It then says how many would load. Without: all names have a prefix, which is only a note, because it
-    is right for a model that is wrapped before it is loaded; or some have it and others not, which fits no model and is
-    a warning.
+    With `--model`: names that the model has only without the prefix, which may also be inside a name if one layer was
+    compiled. The finding then says how many would load. Without `--model`: if all names have a prefix, it is only a
+    note, because that is right for a model that is wrapped before loading. If only some names have it, it is a warning,
+    because that fits no model.
 
     ## How sure
 
@@ -46,9 +46,9 @@ def check_prefix(seen: Checkpoints) -> Answer:
 
     ## What to do
 
-    Save the module inside: `model.module.state_dict()`. Of a file that is there already take the prefix off:
+    Save the inner module: `model.module.state_dict()`. To remove the prefix from an existing file, use
     `torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(state, "module.")`. Never load with `strict=False`
-    without looking at what it returns.
+    without checking what it returns.
 
     ## Example
 
@@ -111,12 +111,12 @@ def _mismatch(one: FileSeen, weights: Weights, expected: Expected, match: Match)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """How the names of a state dict and of a model fit together."""
+    """How well the names of a state dict match those of a model."""
 
     exact: int
-    """Names that both have, with one shape."""
+    """How many names both have, with the same shape."""
     stripped: int
-    """The same, without prefixes in the file."""
+    """The same count after removing prefixes from the file's names."""
 
 
 def match_names(weights: Weights, expected: Expected) -> Match:
@@ -128,18 +128,18 @@ def match_names(weights: Weights, expected: Expected) -> Match:
 
 
 def strip(name: str) -> str:
-    """Return a name without the prefixes that wrappers leave, at its beginning and within."""
+    """Return a name without wrapper prefixes, both at its beginning and inside."""
     return ".".join(_without_first_module(name.split(".")))
 
 
 def _without_first_module(parts: list[str]) -> list[str]:
-    """Take out wrappers; "module" only at the beginning, since a model may have a layer of that name."""
+    """Remove wrappers, but "module" only at the beginning, since a model may have a layer of that name."""
     kept = [part for part in parts if part not in WRAPPERS[1:]]
     return kept[1:] if kept and kept[0] == "module" and len(kept) > 1 else kept
 
 
 def _wrapper(name: str) -> str:
-    """Return the prefix of wrappers that a name begins with, as "module._orig_mod."; empty where there is none."""
+    """Return the wrapper prefix that a name begins with, such as "module._orig_mod.", or ""."""
     found = re.match(rf"(?:(?:{'|'.join(WRAPPERS)})\.)+", name)
     return found[0] if found else ""
 
@@ -158,22 +158,22 @@ def _place(one: FileSeen, weights: Weights) -> str:
 
 @rule("DD714", "checkpoint-keys", Severity.ERROR, "A checkpoint does not fit the model")
 def check_keys(seen: Checkpoints) -> Answer:
-    """Report tensors that the model has and the file has not, that the file has and the model not, and other shapes.
+    """Report tensors that only the model or only the file has, or that have other shapes or dtypes.
 
     ## What it means
 
-    With `strict=True` loading raises at them. With `strict=False` missing ones keep their random values, in silence;
-    shapes that differ raise all the same. Another dtype is converted without a word: float32 weights from a bfloat16
+    With `strict=True` loading raises an error. With `strict=False` missing tensors silently keep their random values,
+    but different shapes still raise. A different dtype is converted without a message: float32 weights from a bfloat16
     file have lost two digits of three.
 
     ## How it is recognised
 
-    With `--model`: names, shapes and dtypes of `build_model().state_dict()` are compared with those of the state dict
-    in the file that fits best. What a wrapper's prefix explains is DD713's.
+    With `--model`: names, shapes and dtypes of `build_model().state_dict()` are compared with the state dict in the
+    file that fits best. Differences that a wrapper's prefix explains are reported by DD713.
 
     ## How sure
 
-    High. A dtype that differs is a warning, since it may be meant.
+    High. A different dtype is a warning, since it may be intended.
 
     ## What to do
 
@@ -207,7 +207,7 @@ def _empty(one: FileSeen, expected: Expected) -> Problem:
 
 
 def best_weights(one: FileSeen, expected: Expected) -> Weights | None:
-    """Return the state dict of a file that fits the model best: a file may hold several, as those of a GAN."""
+    """Return the state dict of a file that fits the model best. A file may hold several, for example of a GAN."""
     weights = one.contents.weights if one.contents is not None else ()
     return max(weights, key=lambda each: match_names(each, expected).stripped, default=None)
 

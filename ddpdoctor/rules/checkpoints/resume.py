@@ -1,4 +1,4 @@
-"""DD716 and DD719: what a resume would lack, and what torch.load refuses."""
+"""DD716 and DD719: what a resume would be missing, and what torch.load refuses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.checkpoint import Checkpoints, FileSeen
 
 TRAINING = (Part.OPTIMIZER, Part.PROGRESS, Part.SCHEDULER, Part.SCALER)
-"""A file with one of these was written to resume from; one with weights alone was not."""
+"""A file with one of these was written to resume from; a file with weights alone was not."""
 WANTED = (Part.MODEL, Part.OPTIMIZER, Part.SCHEDULER, Part.SCALER, Part.RANDOM, Part.PROGRESS)
 RUNS_CODE = frozenset(
     {"os", "posix", "nt", "subprocess", "pty", "runpy", "shutil", "socket", "webbrowser", "importlib"}
@@ -26,26 +26,26 @@ RUNS_CODE_BUILTINS = frozenset({"eval", "exec", "compile", "__import__", "open",
 
 @rule("DD716", "checkpoint-incomplete", Severity.INFO, "A checkpoint lacks something that a resume may need")
 def check_resume(seen: Checkpoints) -> Answer:
-    """Report what a checkpoint that was written to resume from does not hold.
+    """Report what is missing from a checkpoint that was written to resume from.
 
     ## What it means
 
-    A resume starts anew what the file does not hold: without optimizer state Adam's moments are zero and the loss
-    jumps; without the scheduler the learning rate begins again; without the scaler float16 training skips steps;
-    without epoch or step the sampler repeats data; without random state dropout and augmentation are others than they
-    would have been.
+    A resume restarts whatever the file does not hold. Without optimizer state, Adam's moments are zero and the loss
+    jumps. Without the scheduler, the learning rate starts over. Without the scaler, float16 training skips steps.
+    Without epoch or step, the sampler repeats data. Without random state, dropout and augmentation differ from an
+    uninterrupted run.
 
     ## How it is recognised
 
-    By what the parts look like inside, as torch's classes write them: an optimizer has `state` and `param_groups`, a
-    scaler `scale` and `growth_factor`, a scheduler `last_epoch` and `_step_count`, random states are tensors of 5056
-    bytes; a number under a name such as `epoch` or `step`. Only of files that hold one of these beside the weights:
-    one of weights alone is for evaluation. It is a note: whether your training uses a scheduler or a scaler, the file
-    does not say.
+    By how torch's classes write these parts: an optimizer has `state` and `param_groups`, a scaler `scale` and
+    `growth_factor`, a scheduler `last_epoch` and `_step_count`, random states are tensors of 5056 bytes, and progress
+    is a number under a name such as `epoch` or `step`. Only files that hold one of these beside the weights are
+    checked: a file of weights alone is for evaluation. The finding is a note, because the file does not show whether
+    your training uses a scheduler or a scaler.
 
     ## How sure
 
-    High that it was not found. Parts of your own classes may not be recognised.
+    High that the part was not found. Parts of your own classes may not be recognized.
 
     ## What to do
 
@@ -98,15 +98,16 @@ def check_refusal(seen: Checkpoints) -> Answer:
 
     ## What it means
 
-    A pickle may call any function of any module as it is loaded. `torch.load` therefore refuses all but a list of its
-    own (`weights_only=True`, the default since torch 2.6): `Unsupported global: GLOBAL argparse.Namespace was not an
-    allowed global by default`. Whoever answers with `weights_only=False` runs what the file says, whoever wrote it.
+    A pickle may call any function of any module while it is loaded. `torch.load` therefore refuses everything except a
+    list of its own (`weights_only=True`, the default since torch 2.6): `Unsupported global: GLOBAL argparse.Namespace
+    was not an allowed global by default`. If you answer with `weights_only=False`, you run whatever the file says,
+    whoever wrote it.
 
     ## How it is recognised
 
-    The file is read without running anything, so that all names in it are known, and `torch.load` is asked with
-    `weights_only=True`. What starts programs or evaluates code (`os.system`, `builtins.eval`, `subprocess`) has no
-    place in a checkpoint, and is an error.
+    ddpdoctor reads the file without running anything, so it knows all names in it, and also calls `torch.load` with
+    `weights_only=True`. Anything that starts programs or evaluates code (`os.system`, `builtins.eval`, `subprocess`)
+    does not belong in a checkpoint, and is an error.
 
     ## How sure
 
@@ -114,9 +115,9 @@ def check_refusal(seen: Checkpoints) -> Answer:
 
     ## What to do
 
-    Save plain values: `vars(args)` in place of the namespace, `state_dict()` in place of the model. For a file that you
-    trust: `torch.serialization.add_safe_globals([...])` with the classes that are named. One that starts programs:
-    delete it, and find out where it came from.
+    Save plain values: `vars(args)` instead of the namespace, `state_dict()` instead of the model. For a file that you
+    trust, call `torch.serialization.add_safe_globals([...])` with the classes that are named. If a file starts
+    programs, delete it and find out where it came from.
 
     ## Example
 

@@ -1,4 +1,4 @@
-"""DD715: values in a checkpoint that are no numbers."""
+"""DD715: values in a checkpoint that are inf or NaN."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def check_values(seen: Checkpoints) -> Answer:
 
     ## What it means
 
-    Training went wrong before this file was written: who resumes from it trains on NaN. In optimizer state it hides
-    until the next step.
+    Training went wrong before this file was written: if you resume from it, you train on NaN. In optimizer state it
+    stays hidden until the next step.
 
     ## How it is recognised
 
-    All values of all tensors with fractions are looked at, through a map of the file. Not reported is what is meant:
-    a tensor that holds nothing but inf (a best value that was never reached, an observer's first limits) or nothing but
-    zeros and -inf (a mask). A tensor with -inf among other numbers and nothing worse is a warning, because it may be a
-    mask with a bias in it.
+    All values of all floating-point tensors are checked, through a memory map of the file. Intended values are not
+    reported: a tensor that holds only inf (a best value that was never reached, an observer's initial limits) or only
+    zeros and -inf (a mask). A tensor whose only non-finite values are -inf among other numbers is a warning, because it
+    may be a mask that includes a bias.
 
     ## How sure
 
@@ -37,8 +37,8 @@ def check_values(seen: Checkpoints) -> Answer:
 
     ## What to do
 
-    Go back to an earlier checkpoint, and train on from it under `ddpdoctor wrap`, which names the rank and the step at
-    which gradients stop being finite. With mixed precision save only after a step that the GradScaler did not skip.
+    Go back to an earlier checkpoint and continue training under `ddpdoctor wrap`, which names the rank and step at
+    which gradients stop being finite. With mixed precision, save only after a step that the GradScaler did not skip.
 
     ## Example
 

@@ -1,4 +1,4 @@
-"""DD710 to DD712: files that are no checkpoints, that are damaged, or that end too early."""
+"""DD710 to DD712: files that are not checkpoints, are damaged, or end too early."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ if TYPE_CHECKING:
 
 @rule("DD710", "checkpoint-foreign", Severity.ERROR, "A file is no checkpoint")
 def check_foreign(seen: Checkpoints) -> Answer:
-    """Report a file that is something else than a checkpoint.
+    """Report a file that is not a checkpoint.
 
     ## What it means
 
-    `torch.load` fails on it with a message about pickles or magic numbers that says nothing of the cause: most often a
-    pointer of git-lfs that was never fetched, an error page that a server sent in place of the file, or an archive.
+    `torch.load` fails on it with a message about pickles or magic numbers that does not mention the cause. Most often
+    the file is a git-lfs pointer that was never fetched, an error page that a server sent instead of the file, or an
+    archive.
 
     ## How it is recognised
 
-    By the first bytes: a zip archive with torch.save's index, the old format of torch.save, or a safetensors header.
+    By the first bytes: a checkpoint starts as a zip archive with torch.save's index, in the old format of torch.save,
+    or with a safetensors header.
 
     ## How sure
 
@@ -35,7 +37,7 @@ def check_foreign(seen: Checkpoints) -> Answer:
 
     ## What to do
 
-    Fetch the file itself: `git lfs pull`, or download it again and look at its size.
+    Fetch the real file: `git lfs pull`, or download it again and check its size.
 
     ## Example
 
@@ -55,28 +57,29 @@ def check_foreign(seen: Checkpoints) -> Answer:
 
 @rule("DD711", "checkpoint-damaged", Severity.ERROR, "Bytes of a checkpoint are not those that were written")
 def check_damaged(seen: Checkpoints) -> Answer:
-    """Report records whose checksum is wrong, by the tensors that lie in them.
+    """Report records whose checksum is wrong, and the tensors stored in them.
 
     ## What it means
 
-    A flipped bit or an overwritten block changes weights, and `torch.load` does not look: it loads the file in silence,
-    and training goes on with wrong numbers. Disks, memory, interrupted copies and tools that change line ends do this.
+    A flipped bit or an overwritten block changes weights, and `torch.load` does not check: it loads the file silently,
+    and training continues with wrong numbers. Causes are disks, memory, interrupted copies and tools that change line
+    endings.
 
     ## How it is recognised
 
     `torch.save` writes a CRC-32 of each record into its zip archive. All are computed again, and the index says which
-    tensors lie in which record. The old format of torch.save and safetensors have no checksums, and
-    `torch.serialization.set_crc32_options(False)` writes none: then damage cannot be told, and the check says so. Of a
-    distributed checkpoint each item in its `.distcp` files is held to its checksums.
+    tensors are in which record. The old format of torch.save and safetensors have no checksums, and
+    `torch.serialization.set_crc32_options(False)` writes none: then the check says that it cannot detect damage. In a
+    distributed checkpoint, each item in the `.distcp` files is compared with its checksums.
 
     ## How sure
 
-    High: by chance a wrong CRC-32 comes once in four thousand million.
+    High: the chance of a false alarm is one in four billion.
 
     ## What to do
 
-    Take another copy or an earlier checkpoint. If another copy on another disk is sound, distrust the first one's disk;
-    if a copy made a minute ago is damaged, the memory.
+    Use another copy or an earlier checkpoint. If a copy on another disk is sound, suspect the first one's disk. If a
+    copy made a minute ago is damaged, suspect the memory.
 
     ## Example
 
@@ -121,18 +124,18 @@ _FIX = "take another copy or an earlier checkpoint; torch.load would load this o
 
 @rule("DD712", "checkpoint-truncated", Severity.ERROR, "A checkpoint ends too early")
 def check_truncated(seen: Checkpoints) -> Answer:
-    """Report a checkpoint of which the end is missing.
+    """Report a checkpoint whose end is missing.
 
     ## What it means
 
-    The process died while it wrote, the disk was full, the copy was interrupted, or it is still being written.
+    The process died while writing, the disk was full, the copy was interrupted, or the file is still being written.
     `torch.load` fails with `PytorchStreamReader failed reading zip archive: failed finding central directory`.
 
     ## How it is recognised
 
-    A zip archive has its directory at the end: without one, what is left is read from the beginning, so that it can be
-    told which tensors are whole. In the old format and in safetensors lengths stand before the data. Of a distributed
-    checkpoint it is `.metadata` that is written last.
+    A zip archive has its directory at the end. If it is missing, the remaining part is read from the beginning to find
+    out which tensors are whole. In the old format and in safetensors, lengths are stored before the data. A distributed
+    checkpoint writes `.metadata` last.
 
     ## How sure
 
@@ -140,8 +143,8 @@ def check_truncated(seen: Checkpoints) -> Answer:
 
     ## What to do
 
-    Take an earlier one. Write to a temporary file in the same folder, call `os.fsync`, and rename it: then a file
-    with the final name is whole.
+    Use an earlier checkpoint. Write to a temporary file in the same folder, call `os.fsync`, and rename it: then a file
+    with the final name is always whole.
 
     ## Example
 

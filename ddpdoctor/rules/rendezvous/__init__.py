@@ -1,1 +1,1 @@
-"""Rules over what the nodes of a job saw of each other before it starts."""
+"""Rules about what the nodes of a job saw of each other before it starts."""

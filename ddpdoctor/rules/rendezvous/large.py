@@ -1,4 +1,4 @@
-"""DD222, and what payloads between nodes tell of DD215 and DD403."""
+"""DD222, plus the findings of DD215 and DD403 from payloads between nodes."""
 
 from __future__ import annotations
 
@@ -24,38 +24,39 @@ if TYPE_CHECKING:
     Pairs = dict[tuple[int, int], NodePair]
 
 SAFE_MTU = 1400
-"""Ours: leaves room for the headers of VXLAN (50 bytes), WireGuard (60) and IPsec (up to 73) in packets of 1500."""
+"""Our choice: leaves room for the headers of VXLAN (50 bytes), WireGuard (60) and IPsec (up to 73) in packets of
+1500."""
 
 
 @rule("DD222", "packet-loss", Severity.WARNING, "Packets are lost between nodes", group=Group.NETWORK)
 def check_payloads(meeting: Meeting) -> Answer:
-    """Report pairs of nodes between which packets are lost; and payloads that stall, or are slow.
+    """Report pairs of nodes between which packets are lost, or payloads stall or are slow.
 
     ## What it means
 
-    TCP sends again what was lost, so nothing fails: everything is slow, by far more than the share that is lost. Beside
-    it, under kinds of their own: a payload of which nothing arrives though small ones do (`mtu`: packets of full size
-    vanish on the way, and so does every all-reduce of a real model), and a pair that is far slower than the others
-    (`slow-link`).
+    TCP resends lost packets, so nothing fails, but everything slows down by far more than the share that is lost. This
+    check also reports two other kinds. `mtu`: small payloads arrive but nothing of a large one does, because packets of
+    full size vanish on the way; so does every all-reduce of a real model. `slow-link`: a pair is far slower than the
+    others.
 
     ## How it is recognised
 
-    A small and a large payload go over a fresh connection of each ordered pair, no two of them to one host at a time,
-    and are answered with a checksum. The sender's kernel counts segments and those that it sent again (TCP_INFO): 1 %
-    and at least three of them are reported, unless most of them had arrived (D-SACK): then it is the way back that
-    loses. A large payload that stalls is a black hole where no more was sent than the first window; where more was, it
-    is loss. A pair is slow where it has a fifth of what the fastest has, and takes a quarter of a second longer. Whole
-    columns, rows and pairs are told apart as in `mesh`; beside a slow host, pairs with it that are slow the other way
-    only wait behind it.
+    Over a fresh connection for each ordered pair (never two to one host at a time), a small and a large payload are
+    sent and answered with a checksum. The sender's kernel counts segments and those that it resent (TCP_INFO). Packet
+    loss is reported from 1 % and at least three resent segments on, unless most of them had arrived (D-SACK): then the
+    way back loses packets. A large payload that stalls is a black hole (`mtu`) if no more than the first window was
+    sent, and otherwise loss. A pair is slow if it has at most a fifth of the fastest pair's rate and takes a quarter of
+    a second longer. Whole columns, rows and pairs are told apart as in `mesh`. If a host is slow in one direction, its
+    pairs that are slow the other way only wait for it.
 
     ## What else looks like it
 
-    Other traffic on the same links, which fills their buffers: run the check again when they are quiet.
+    Other traffic on the same links, which fills their buffers: repeat the check when they are quiet.
 
     ## What to do
 
-    Look at the counters of the interface that is named, `ethtool -S eth0 | grep -iE 'drop|err|crc'` and `ip -s link
-    show eth0`, then at the cable and the port of the switch.
+    Check the counters of the interface that is named, `ethtool -S eth0 | grep -iE 'drop|err|crc'` and `ip -s link show
+    eth0`, then the cable and the switch port.
     """
     pairs = {(p.source, p.target): p for p in meeting.rendezvous.pairs if p.large is not None}
     if not pairs:
@@ -87,7 +88,7 @@ def _slow(meeting: Meeting, pairs: Pairs) -> list[Problem]:
     rates = {key: rate for key, pair in pairs.items() if (rate := rate_of(pair)) is not None}
     fastest = max((rate.bytes_s for rate in rates.values()), default=0.0)
     blames = explain({key: key in slow for key in rates})
-    # What comes in to a host waits behind what goes out of it slowly, since its acknowledgements do.
+    # Data into a host waits for what leaves it slowly, because its acknowledgements go that way.
     whole = {node for blame in blames if blame.way is not Way.PAIR for node in blame.nodes}
     told = [blame for blame in blames if blame.way is not Way.PAIR or whole.isdisjoint(blame.nodes)]
     return [_slow_link(meeting, blame, [pairs[key] for key in blame.pairs], fastest) for blame in told]
@@ -117,7 +118,7 @@ def _stalled(meeting: Meeting, pair: NodePair) -> str:
 
 
 def _mtus(meeting: Meeting, bad: list[NodePair]) -> tuple[str, ...]:
-    """Return the MTU of the interfaces at both ends, where they are known."""
+    """Return the MTU of the interfaces at both ends, if known."""
     numbers = dict.fromkeys(number for pair in bad for number in (pair.source, pair.target))
     found = []
     for number in numbers:
@@ -174,7 +175,7 @@ def _ended(rate: Rate) -> str:
 
 
 def _where(meeting: Meeting, blame: BadPairs) -> str:
-    """Return the way on which something goes wrong."""
+    """Return words for the direction in which something goes wrong."""
     first = meeting.name(blame.nodes[0])
     words = {
         Way.ALL: f"between {host_list(meeting.names(blame.nodes))}, in all directions",

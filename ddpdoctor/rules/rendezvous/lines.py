@@ -1,4 +1,4 @@
-"""Who is to blame for pairs that do not work: a column of the matrix, a row, single pairs, or all of it."""
+"""Which nodes explain pairs that fail: a column of the matrix, a row, single pairs, or all of them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 Pair = tuple[int, int]
-"""Source and target, by number."""
+"""Source and target, by node number."""
 
 
 class Way(str, Enum):
-    """Which pairs of a node do not work."""
+    """Which pairs of a node fail."""
 
     INBOUND = "inbound"
-    """Nobody reaches it: its column is bad."""
+    """No node reaches it: its column is bad."""
     OUTBOUND = "outbound"
-    """It reaches nobody: its row is bad."""
+    """It reaches no node: its row is bad."""
     CUT_OFF = "cut-off"
-    """Both."""
+    """Both its column and its row are bad."""
     PAIR = "pair"
-    """One pair of nodes only, one way or both; both of them work with others."""
+    """Only one pair of nodes fails, in one or both directions; both work with others."""
     ALL = "all"
     """No pair at all works."""
 
@@ -34,18 +34,18 @@ class BadPairs:
 
     way: Way
     nodes: tuple[int, ...]
-    """One; the two of a pair; all where nothing works."""
+    """One node, the two nodes of a pair, or all nodes if nothing works."""
     pairs: tuple[Pair, ...]
     """The bad pairs that this explains."""
     alone: bool = False
-    """It rests on a single pair: the other end may as well be to blame."""
+    """Whether this rests on a single pair, so that the other end may be to blame as well."""
 
 
 def explain(tried: Mapping[Pair, bool]) -> tuple[BadPairs, ...]:
-    """Return who explains the bad pairs; ``tried`` says of each pair that was tried whether it is bad.
+    """Return the nodes that explain the bad pairs; ``tried`` says for each tested pair whether it is bad.
 
-    Whole rows and columns come first, the one that explains most before others; of equal ones the column, since
-    what refuses connections is nearly always a filter of what comes in. What is left are pairs.
+    Whole rows and columns come first, the one that explains the most before others. If equal, the column wins, because
+    refused connections nearly always come from a filter of incoming traffic. The rest are pairs.
     """
     bad = {pair for pair, is_bad in tried.items() if is_bad}
     if not bad:
@@ -78,9 +78,9 @@ class _RowOrColumn:
 
 
 def _bad_lines(tried: Mapping[Pair, bool], bad: set[Pair]) -> list[_RowOrColumn]:
-    """Return all columns and then all rows of which every pair that was tried is bad.
+    """Return all columns and then all rows in which every tested pair is bad.
 
-    A line of one pair counts only where nothing else was tried of either end, as between two nodes.
+    A row or column of one pair counts only if there are just two nodes.
     """
     columns: dict[int, set[Pair]] = {}
     rows: dict[int, set[Pair]] = {}
@@ -97,7 +97,7 @@ def _bad_lines(tried: Mapping[Pair, bool], bad: set[Pair]) -> list[_RowOrColumn]
 
 
 def _draw_cut_off(found: Iterable[BadPairs]) -> tuple[BadPairs, ...]:
-    """Draw row and column of one node together."""
+    """Merge the row and the column of one node."""
     by_node: dict[int, BadPairs] = {}
     for blame in found:
         (node,) = blame.nodes
@@ -108,7 +108,7 @@ def _draw_cut_off(found: Iterable[BadPairs]) -> tuple[BadPairs, ...]:
 
 
 def _draw_pairs(left: Iterable[Pair]) -> tuple[BadPairs, ...]:
-    """Return a blame for each two nodes, whichever way is bad between them."""
+    """Return one entry for each two nodes, in whichever direction they fail."""
     between: dict[Pair, list[Pair]] = {}
     for pair in sorted(left):
         between.setdefault((min(pair), max(pair)), []).append(pair)

@@ -1,4 +1,4 @@
-"""What a rule of `check-rendezvous` is asked with: what the nodes saw, and what other checks have found."""
+"""The input of the `check-rendezvous` rules: what the nodes saw, and what other checks have found."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 PLACE_IS_WRONG = frozenset(
     {"master-numeric", "master-loopback", "master-resolve", "rdzv-host", "fqdn-forward", "port-free"}
 )
-"""Kinds after which nobody can reach the store: the nodes look for it at different places, or nobody can serve it."""
+"""Kinds that keep all nodes from the store: they look for it in different places, or no node can serve it."""
 ADDRESS_IS_WRONG = frozenset(
     {"hostname-loopback", "hostname-unresolvable", "hostname-not-local", "ifname-exists", "iface-up", "iface-agree"}
 )
-"""Kinds after which a node publishes an address at which the others cannot reach it."""
+"""Kinds that make a node publish an address at which others cannot reach it."""
 SHOWN = 4
-"""So many attempts are shown one by one as evidence."""
+"""How many attempts are shown one by one as evidence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """The facts, and the errors that were found in the machines and in how the job is launched."""
+    """The facts, and the errors found in the machines and in how the job is launched."""
 
     rendezvous: Rendezvous
     found: tuple[Finding, ...] = ()
 
     def visit(self, number: int) -> Visit:
-        """Return the node with this number; KeyError where there is none."""
+        """Return the node with this number. Raise KeyError if there is none."""
         visits = self.rendezvous.visits
-        # Most often they stand in their order: rules ask this for each of n * n pairs.
+        # Try the position first, because visits are usually in order: rules call this for each of n * n pairs.
         if number < len(visits) and visits[number].number == number:
             return visits[number]
         for visit in visits:
@@ -45,7 +45,7 @@ class Meeting:
         raise KeyError(number)
 
     def name(self, number: int) -> str:
-        """Return a node's host, or "node 3" where nothing was heard of it."""
+        """Return a node's host, or "node 3" if its host is unknown."""
         return self.visit(number).host or f"node {number}"
 
     def names(self, numbers: Iterable[int]) -> tuple[str, ...]:
@@ -53,11 +53,11 @@ class Meeting:
         return tuple(dict.fromkeys(self.name(number) for number in numbers))
 
     def arrived(self) -> tuple[Visit, ...]:
-        """Return the nodes that came."""
+        """Return the nodes that arrived."""
         return tuple(visit for visit in self.rendezvous.visits if visit.arrived)
 
     def node(self, number: int) -> Node | None:
-        """Return what is known of the machine of a node; None where nothing is."""
+        """Return the facts about a node's machine, or None if there are none."""
         arrived = self.arrived()
         if len(arrived) != len(self.rendezvous.fleet.nodes):
             return None
@@ -73,7 +73,7 @@ class Meeting:
         return None
 
     def has_error(self, *kinds: str) -> bool:
-        """Say whether an error of one of these kinds was found; of any kind, where none is named."""
+        """Return whether an error of one of these kinds was found, or of any kind if none is given."""
         return any(f.severity is Severity.ERROR and (not kinds or f.kind in kinds) for f in self.found)
 
 

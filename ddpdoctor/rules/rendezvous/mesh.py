@@ -1,4 +1,4 @@
-"""DD220: whether every node can connect to every other on the ports that Gloo and NCCL take."""
+"""DD220: whether every node can connect to every other one on the ports that Gloo and NCCL use."""
 
 from __future__ import annotations
 
@@ -38,30 +38,29 @@ HOW = {
     group=Group.NETWORK,
 )
 def check_mesh(meeting: Meeting) -> Answer:
-    """Report pairs of nodes of which one cannot connect to the other, and which host that comes from.
+    """Report pairs of nodes that cannot connect, and which host causes it.
 
     ## What it means
 
-    Ranks meet at one known port, and then connect to each other on ports that the kernel picks. A firewall that opens
-    `MASTER_PORT` alone lets all ranks meet; the first collective, or already `init_process_group`, then waits until its
-    time limit.
+    Ranks meet at one known port, and then connect to each other on ports that the kernel picks. If a firewall opens
+    only `MASTER_PORT`, all ranks meet, but the first collective, or even `init_process_group`, waits until its timeout.
 
     ## How it is recognised
 
-    Every ordered pair: the target opens a fresh port on the address that Gloo or NCCL would publish there, the source
-    connects to it and sends a few bytes. A column of the matrix that is all bad blames what comes in to that host, a
-    row what goes out of it; both, a host that is cut off. What is left are single pairs. If nothing works at all, the
-    network between the hosts is to blame. Between two hosts a column cannot be told from a row: what comes in is
-    named, with less confidence, unless the packet filter of that host is seen to refuse.
+    Every ordered pair is tested: the target opens a fresh port on the address that Gloo or NCCL would publish there,
+    and the source connects to it and sends a few bytes. If a whole column of the matrix is bad, traffic into that host
+    is to blame; for a row, traffic out of it; for both, the host is cut off. The rest are single pairs. If nothing
+    works at all, the network between the hosts is to blame. Between two hosts a column and a row look the same:
+    incoming traffic is named with less confidence, unless the packet filter of that host is seen to refuse it.
 
     ## What else looks like it
 
-    A host that publishes an address that means another host elsewhere, as 127.0.1.1 does: that is `hostname-loopback`
-    and its like, and pairs with that host are left out here.
+    A host that publishes an address that means another host elsewhere, such as 127.0.1.1. Other checks report that
+    (`hostname-loopback` and similar), and pairs with that host are left out here.
 
     ## What to do
 
-    Open the ports of `ip_local_port_range` on the host that is named, for the network of the nodes: in its own packet
+    On the host that is named, open the ports of `ip_local_port_range` for the network of the nodes: in its own packet
     filter, or in the security group of the cloud.
     """
     if not meeting.rendezvous.complete:
@@ -79,7 +78,7 @@ def check_mesh(meeting: Meeting) -> Answer:
 
 
 def _address_is_right(meeting: Meeting, pair: NodePair) -> bool:
-    """Say whether the address of a pair means its target everywhere, so that it is the network that is judged."""
+    """Return whether a pair's address means its target on every node, so that the test is about the network."""
     try:
         if ipaddress.ip_address(pair.address.partition("%")[0]).is_loopback:
             return False
@@ -96,7 +95,7 @@ def _why_not(meeting: Meeting, tried: bool) -> str:  # noqa: FBT001 - the one th
 
 
 def failure_of(pair: NodePair) -> Connecting | None:
-    """Return the connection of a pair where it failed, or broke before a few bytes were answered; else None."""
+    """Return the connection of a pair if it failed or broke before a few bytes were answered, else None."""
     if pair.connecting is None or pair.connecting.contact is not Contact.CONNECTED:
         return pair.connecting
     lost = pair.small is not None and pair.small.contact is not Contact.CONNECTED
@@ -159,7 +158,7 @@ def _share(meeting: Meeting, blame: BadPairs) -> str:
 
 
 def _refusals(meeting: Meeting, blame: BadPairs) -> Iterator[str]:
-    """Yield what refuses connections in the packet filters of hosts to which none could be made."""
+    """Yield the packet filter rules of unreachable hosts that refuse connections."""
     if blame.way is Way.OUTBOUND:
         return
     for number in sorted({target for _, target in blame.pairs}):

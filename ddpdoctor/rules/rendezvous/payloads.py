@@ -1,4 +1,4 @@
-"""What became of payloads that were sent between nodes: stalled, sent again and again, or slow."""
+"""How payloads between nodes fared: stalled, resent again and again, or slow."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     Key = tuple[int, int]
 
 FIRST_FLIGHT = 20
-"""Ours: twice the initial window of 10 segments (RFC 6928). Where no large packet ever arrives, the window does not
-open, and no more than its first filling is sent anew."""
+"""Our choice: twice the initial window of 10 segments (RFC 6928). If no large packet ever arrives, the window does not
+open, and only its first segments are resent."""
 LOSSY = 0.01
-"""Ours: a share of segments sent again from which on TCP's throughput falls far below the link (Mathis et al., 1997:
-it goes with one over the square root of the loss); a healthy link between machines of a cluster loses none."""
+"""Our choice: the share of resent segments from which on TCP's throughput is far below the link's (Mathis et al., 1997:
+it goes with one over the square root of the loss). A healthy link between machines of a cluster loses none."""
 LEAST_RETRANSMITTED = 3
-"""Ours: fewer may be the end of a burst that overran a buffer once."""
+"""Our choice: fewer may be the end of a burst that overran a buffer once."""
 SLOWER = 5.0
-"""Ours: so many times less than the fastest pair. A busy host is slower by less. It is not the median: of the pairs of
-three nodes, one that is slow has two thirds."""
+"""Our choice: this many times slower than the fastest pair. A busy host is slower by less. The median does not work:
+with three nodes, one slow node is part of two thirds of the pairs."""
 LEAST_DELAY_S = 0.25
-"""Ours: and so much longer than that. With twelve processes to a core, processes that had to wait for it made up to
-0.13 s; 4 MiB over a link of 100 Mbit/s take 0.34 s."""
+"""Our choice: it must also take this much longer. With twelve processes per core, waiting for the core took up to 0.13
+s; 4 MiB over a link of 100 Mbit/s take 0.34 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +40,14 @@ class Rate:
 
 
 def is_black_hole(pair: NodePair) -> bool:
-    """Say whether small payloads arrive whole and of large ones nothing does: packets of full size vanish."""
+    """Return whether small payloads arrive but nothing of large ones does, because full-size packets vanish."""
     if pair.small is None or pair.large is None or pair.small.contact is not Contact.CONNECTED:
         return False
     return pair.large.contact is Contact.NO_ANSWER and not _got_through(pair.large)
 
 
 def _got_through(large: Transfer) -> bool:
-    """Say whether something was acknowledged; without that count, whether more was sent than fits into a window."""
+    """Return whether anything was acknowledged or, if unknown, whether more was sent than fits into a window."""
     if large.delivered_bytes is not None:
         return large.delivered_bytes > 0
     if large.sent is None or large.retransmitted is None:
@@ -56,7 +56,7 @@ def _got_through(large: Transfer) -> bool:
 
 
 def lost_share(pair: NodePair) -> float | None:
-    """Return the share of segments that had to be sent again; None where it is not known, or nothing to go by."""
+    """Return the share of segments that had to be resent, or None if it is unknown or the pair is a black hole."""
     large = pair.large
     if large is None or large.sent is None or large.retransmitted is None or not large.sent or is_black_hole(pair):
         return None
@@ -64,9 +64,9 @@ def lost_share(pair: NodePair) -> float | None:
 
 
 def is_lossy(pair: NodePair) -> bool:
-    """Say whether a pair loses more than a healthy network does.
+    """Return whether a pair loses more than a healthy network does.
 
-    Where most of what was sent again had arrived, it is the way back that loses, or a host that is slow to acknowledge.
+    If most resent segments had arrived, the way back loses packets, or a host is slow to acknowledge.
     """
     share, large = lost_share(pair), pair.large
     if share is None or large is None or large.retransmitted is None:
@@ -76,16 +76,16 @@ def is_lossy(pair: NodePair) -> bool:
 
 
 def slow_pairs(pairs: Mapping[Key, NodePair]) -> dict[Key, Rate]:
-    """Return the pairs that are far slower than the fastest. It takes two pairs at least."""
+    """Return the pairs that are far slower than the fastest. It takes at least two pairs."""
     rates = {key: rate for key, pair in pairs.items() if (rate := rate_of(pair)) is not None}
     fastest = max(rates.values(), key=lambda rate: rate.bytes_s, default=None)
     return {key: rate for key, rate in rates.items() if fastest is not None and _is_slow(rate, fastest)}
 
 
 def rate_of(pair: NodePair) -> Rate | None:
-    """Return how fast a large payload was, or how fast it got on until it was given up.
+    """Return the rate of a large payload, or its rate until it was given up.
 
-    None where it got on at no time or broke off, and where it was slow by loss.
+    Return None if it made no progress or broke off, or if packet loss made it slow.
     """
     large = pair.large
     if large is None or not large.duration_s or is_lossy(pair):

@@ -1,4 +1,4 @@
-"""DD219: whether every node reaches the store of torch at the place where it is to be."""
+"""DD219: whether every node reaches torch's store at its configured address."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORDS = {
     Contact.FAILED: "fails",
 }
 CLOSED = (Contact.REFUSED, Contact.RESET, Contact.UNREACHABLE, Contact.NO_ANSWER)
-"""What a firewall, or the lack of a route, can look like."""
+"""How a firewall, or a missing route, can show."""
 
 
 @rule(
@@ -44,25 +44,25 @@ def check_tcp_store(meeting: Meeting) -> Answer:
     ## What it means
 
     All ranks meet at one TCPStore, at `MASTER_ADDR:MASTER_PORT` or the rendezvous endpoint. torch says "client socket
-    has timed out" for a name that does not resolve, a port on which nobody listens, a firewall that drops, and a
-    program that is no store, and says so only after its time limit.
+    has timed out" for four different faults, and only after its timeout: a name that does not resolve, a port without a
+    listener, a firewall that drops packets, and a program that is not a store.
 
     ## How it is recognised
 
-    Each node looks the name up, connects to each address, and speaks to what answers as torch's store does, each with a
-    limit of its own. The node that is to serve the store serves one, of torch's own, and connects to it too. If all
-    other nodes fail, what comes in to that host is to blame; if one fails and others do not, what goes out of that one,
-    or a rule of the host that serves against it alone: the finding is less sure, and names where to look for both.
-    Between two nodes these cannot be told apart, and the host that serves is named: filters of what comes in are the
-    common ones.
+    Each node looks up the name, connects to each address, and talks to whatever answers as torch's store does, each
+    with its own time limit. The node that should serve the store starts one with torch and connects to it too. If all
+    other nodes fail, traffic into that host is to blame. If one fails and others do not, the cause is traffic out of
+    that one, or a rule of the serving host against it alone: this finding is less sure, and says where to look for
+    both. Between two nodes these look the same, and the serving host is named, because filters of incoming traffic are
+    more common.
 
     ## What else looks like it
 
-    A name with several addresses, one of which works: torch tries them in their order, those of IPv6 first, and at one
-    that does not answer it waits, for two minutes with the kernel's defaults or until its own time limit.
+    A name with several addresses, of which only one works: torch tries them in order, IPv6 first. At one that does not
+    answer it waits for two minutes with the kernel's defaults, or until its own timeout.
 
-    A name that leads elsewhere, an endpoint that no host takes for its own, or a port that another program has: these
-    are reported under their own kinds, and what follows from them is not reported again.
+    A name that leads elsewhere, an endpoint that no host recognizes as its own, or a port that another program uses:
+    these are reported under their own kinds, and their consequences are not reported again.
 
     ## What to do
 
@@ -88,22 +88,22 @@ def check_tcp_store(meeting: Meeting) -> Answer:
 
 
 def reached(door: Door) -> bool:
-    """Say whether a node reached a store."""
+    """Return whether a node reached a store."""
     return any(attempt.contact is Contact.CONNECTED for attempt in door.attempts)
 
 
 def fails(door: Door) -> bool:
-    """Say whether a node did not reach the store, or could not serve it."""
+    """Return whether a node did not reach the store, or could not serve it."""
     return bool(door.not_served) or not reached(door)
 
 
 def _adds(door: Door) -> bool:
-    """Say whether a node saw something that no other kind says: what it is that answers."""
+    """Return whether a node saw an answer that is not a store, which no other kind reports."""
     return any(attempt.contact is Contact.NO_STORE for attempt in door.attempts)
 
 
 def _holds_up(door: Door) -> Connecting | None:
-    """Return an address that torch waits at in vain before it comes to the one that works."""
+    """Return an address at which torch waits in vain before it tries the one that works, if any."""
     for attempt in door.attempts:
         if attempt.contact is Contact.NO_ANSWER:
             return attempt if reached(door) else None
@@ -113,7 +113,7 @@ def _holds_up(door: Door) -> Connecting | None:
 
 
 def _awaits_server(meeting: Meeting, seen: list[tuple[Visit, Door]]) -> bool:
-    """Say whether the store is missing only because its node is."""
+    """Return whether the store is missing only because its node is missing."""
     return meeting.rendezvous.complete and meeting.has_error("rank-set") and not any(door.serves for _, door in seen)
 
 
@@ -209,7 +209,7 @@ def _evidence(
         lines.append(f"{host_list(tuple(visit.host for visit in works_for))} reached it")
     if not meeting.rendezvous.complete:
         lines.append("this is what one node saw alone: it could not reach the others in any other way either")
-        # What answers and wants another token, say, is told nowhere else.
+        # Nothing else reports, for example, an answer that wants another token.
         lines += [f"{visit.host} looked for them {visit.way_lost}" for visit, _ in those if visit.way_lost]
     return tuple(lines)
 

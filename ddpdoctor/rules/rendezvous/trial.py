@@ -1,4 +1,4 @@
-"""DD221: whether a real start works where everything that it needs does."""
+"""DD221: whether a real start works if everything it needs works."""
 
 from __future__ import annotations
 
@@ -34,26 +34,27 @@ STAGES = {
     group=Group.NETWORK,
 )
 def check_start_trial(meeting: Meeting) -> Answer:
-    """Report that `init_process_group` and an all-reduce fail between the nodes though all that they need works.
+    """Report that `init_process_group` and an all-reduce fail between the nodes although all they need works.
 
     ## What it means
 
-    The names, the store and every connection are well, and torch still does not start with the Gloo backend. The job
-    would not either.
+    The names, the store and every connection work, and torch still does not start with the Gloo backend. The job would
+    not start either.
 
     ## How it is recognised
 
-    Each node starts a process that joins a group of one rank a node and reduces one tensor, with a limit of seconds.
-    The rule speaks only where no other error was found: a start that fails behind a firewall is the firewall's finding.
+    Each node starts a process that joins a group with one rank per node and reduces one tensor, with a time limit of
+    seconds. The rule applies only if no other error was found: a start that fails because of a firewall is reported as
+    the firewall's finding.
 
     ## What else looks like it
 
-    A machine so busy that importing torch takes longer than the limit: run the check again with a longer `--timeout`.
+    A machine so busy that importing torch takes longer than the limit: repeat the check with a longer `--timeout`.
 
     ## What to do
 
-    Read what torch said, in the evidence. Variables such as `TP_SOCKET_IFNAME`, `GLOO_DEVICE_TRANSPORT` or
-    `USE_LIBUV` change how it connects: take them away, one at a time.
+    Read torch's own message in the evidence. Variables such as `TP_SOCKET_IFNAME`, `GLOO_DEVICE_TRANSPORT` or
+    `USE_LIBUV` change how it connects: unset them, one at a time.
     """
     trials = meeting.rendezvous.trials
     if not trials:
@@ -69,7 +70,7 @@ def check_start_trial(meeting: Meeting) -> Answer:
 
 
 def _known_reason(meeting: Meeting) -> str:
-    """Return why a start cannot work, by what was found already; empty where nothing says so."""
+    """Return why a start cannot work according to other checks, or "" if they found nothing."""
     found = next((f"{f.code} {f.kind}" for f in meeting.found if f.severity is Severity.ERROR), "")
     if found:
         return found
