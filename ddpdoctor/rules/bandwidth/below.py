@@ -35,12 +35,14 @@ def check_below(measured: Measured) -> Answer:
 
     ## How it is recognised
 
-    Compared with a number: the bus bandwidth at the plateau counts, which is the range of largest sizes over which it
-    no longer changes. It is too low only if its whole interval is below. Compared with the table of known hardware,
-    which lists GPU, number of ranks and hosts, collective, smallest size and a source for each figure: up to 10 % below
-    is still healthy, because machines differ. Compared with a saved run: each size counts by itself, by the ratio of
-    the two medians with an interval from both. Sizes are never averaged, and sizes that were not measured are not
-    guessed.
+    With `--expect`, the bus bandwidth at the plateau counts: that of the largest sizes, from where it no longer
+    changes. It is too low only if its whole interval is below.
+
+    The table of known hardware lists GPU, number of ranks and hosts, collective, smallest size and a source for each
+    figure. Up to 10 % below it is still healthy, because machines differ.
+
+    With a saved run, each size counts by itself: the ratio of the two medians, with an interval from both. Sizes are
+    never averaged, and sizes that were not measured are not guessed.
 
     Below the table is a warning. Below `--expect`, or below `--fail-below` with `--compare`, is an error. If noise or a
     sweep that is too short leaves the question open, the exit status is 4.

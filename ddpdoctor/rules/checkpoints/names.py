@@ -29,9 +29,9 @@ def check_prefix(seen: Checkpoints) -> Answer:
 
     ## What it means
 
-    `ddp_model.state_dict()` names every tensor `module.`..., and that of a compiled model `_orig_mod.`.... If you load
-    it into the model itself, `strict=True` raises. With `strict=False` **nothing** is loaded and there is no error:
-    training starts again from random weights, or an evaluation is no better than chance.
+    `ddp_model.state_dict()` names every tensor `module.`..., and the state dict of a compiled model `_orig_mod.`.... If
+    you load it into the model itself, `strict=True` raises. With `strict=False` **nothing** is loaded and there is no
+    error: training starts again from random weights, or an evaluation is no better than chance.
 
     ## How it is recognised
 

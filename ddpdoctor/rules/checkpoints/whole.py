@@ -28,8 +28,8 @@ def check_foreign(seen: Checkpoints) -> Answer:
 
     ## How it is recognised
 
-    By the first bytes: a checkpoint starts as a zip archive with torch.save's index, in the old format of torch.save,
-    or with a safetensors header.
+    By the first bytes: a checkpoint is a zip archive with torch.save's index, a file in the old format of torch.save,
+    or a file with a safetensors header.
 
     ## How sure
 

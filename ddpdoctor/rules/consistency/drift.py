@@ -52,9 +52,9 @@ def check_parameters(job: Job) -> Answer:
     Gradients of steps in between are not recorded. If there were such steps, the last two causes also say that
     gradients may have been changed there. `--check-every 1` shows which it is.
 
-    On a device mesh, ranks are compared that hold the same part of a tensor: in the replicating dimension of hybrid
-    FSDP, where a DTensor is placed as `Replicate`, and (on a CPU) plain parameters that `parallelize_module` leaves.
-    Shards are not compared.
+    On a device mesh, only ranks that hold the same part of a tensor are compared: in the replicating dimension of
+    hybrid FSDP, where a DTensor is placed as `Replicate`, and (on a CPU) plain parameters that `parallelize_module`
+    leaves. Shards are not compared.
 
     No alarm: parameters that DDP was told to ignore, `--allow-different`, ranks inside `join`, local SGD and post-local
     SGD whose parameters are averaged, and what a rank loads after training is over.

@@ -37,10 +37,11 @@ def check_epochs(replicas: Replicas) -> Answer:
 
     At the start of each pass, the sampler's `epoch` is read, and a digest of the order of the pass is kept. There is a
     finding if the sampler shuffles, at least two training passes were started, and both the epoch and the order were
-    the same in all of them on all ranks. A loader that is created again for each epoch, with a sampler whose epoch is 0
-    again, counts as one loader. If the order does change, for whatever reason, there is no finding. The finding also
-    names calls of `set_epoch` on another `DistributedSampler` that no loader uses, if that was called at least twice
-    and has as many samples. Then the script created two samplers, or a framework put its own into the loader.
+    the same in all of them on all ranks. If the order does change, for whatever reason, there is no finding. A loader
+    that is created again for each epoch, with a sampler whose epoch is 0 again, counts as one loader.
+
+    The finding also names a line that called `set_epoch` at least twice on a `DistributedSampler` of the same size that
+    no loader uses. Then the script created two samplers, or a framework put its own into the loader.
 
     ## How sure
 

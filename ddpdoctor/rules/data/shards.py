@@ -48,7 +48,7 @@ def check_shards(replicas: Replicas) -> Answer:
     ## What it means
 
     Each rank shuffles by itself and takes every n-th index. The shares fit together only if all ranks shuffle alike. If
-    ranks have different seeds or epochs, several ranks draw some samples and no rank draws others. With a sampler for
+    ranks have different seeds or epochs, some samples are drawn by several ranks and others by none. With a sampler for
     more ranks than exist, the shares of the missing ranks are never drawn. Shares do not fit either if each rank first
     splits off a random part by itself (`random_split`): one rank may train on samples that another holds back for
     validation.

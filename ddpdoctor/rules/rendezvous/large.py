@@ -36,8 +36,8 @@ def check_payloads(meeting: Meeting) -> Answer:
 
     TCP resends lost packets, so nothing fails, but everything slows down by far more than the share that is lost. This
     check also reports two other kinds. `mtu`: small payloads arrive but nothing of a large one does, because packets of
-    full size vanish on the way; so does every all-reduce of a real model. `slow-link`: a pair is far slower than the
-    others.
+    full size vanish on the way, and with them every all-reduce of a real model. `slow-link`: a pair is far slower than
+    the others.
 
     ## How it is recognised
 
