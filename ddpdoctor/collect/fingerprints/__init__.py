@@ -1,1 +1,1 @@
-"""Fingerprints of replicas: reads them, and compares them between ranks and nodes."""
+"""Reads fingerprints of model replicas, and compares them between ranks and nodes."""

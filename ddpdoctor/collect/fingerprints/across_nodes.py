@@ -1,4 +1,4 @@
-"""Compares the replicas of all nodes, by roots; by contents of the points where those differ."""
+"""Compares the replicas of all nodes by root hashes, and by fingerprints for the points where the hashes differ."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ if TYPE_CHECKING:
 
 FIRST_REST_S = 2.0
 LONGEST_REST_S = 300.0
-"""How long contents are not asked for again; twice as long each time. Ours: what has parted once stays so, mostly."""
+"""The pause before we ask for contents again doubles up to this. Our choice: replicas that differ usually stay so."""
 ANSWER_LIMIT_S = 10.0
-"""How long contents are waited for. Ours: a member that is silent for so long is held for gone."""
+"""How long we wait for contents. Our choice: a node that is silent for this long is treated as gone."""
 
 
 @dataclass(slots=True, kw_only=True)
 class JointStream:
-    """One stream on all nodes, as the first of them knows it."""
+    """One stream on all nodes, as the first node knows it."""
 
     own: StreamIndex
     found: StreamSeen
     reported: dict[int, StreamRoot] = field(default_factory=dict)
-    """What each other node said last."""
+    """The last report of each other node."""
     equal: dict[int, int] = field(default_factory=dict)
-    """Up to which point each other node is known to have the same, or was compared."""
+    """By node, the last point that is known to be equal or was compared."""
     same_random: bool = True
     compared_upto: int = BEFORE_ALL
     received: dict[int, Points] = field(default_factory=dict)
     asked_s: float | None = None
-    """Since when contents are waited for."""
+    """When we asked for contents; None if we are not waiting for any."""
     rests_until_s: float = 0.0
     rest_s: float = FIRST_REST_S
 
     def hear(self, member: int, reported: StreamRoot, now_s: float) -> None:
-        """Take what another node says."""
+        """Store another node's report and compare it."""
         self.reported[member] = reported
         self._judge(member, now_s)
 
     def look(self, now_s: float) -> bool:
-        """Go on with what this node has written since; return whether a kind was seen to differ for the first time."""
+        """Compare what this node has written since; return whether a kind of tensor differs for the first time."""
         for member in self.reported:
             self._judge(member, now_s)
         if self.asked_s is not None:
@@ -62,27 +62,27 @@ class JointStream:
         return False
 
     def answered(self, member: int, moments: Points) -> None:
-        """Take the contents that another node has sent."""
+        """Store the contents that another node has sent."""
         self.received[member] = moments
 
     def compare(self, theirs: Iterable[Points], upto: int) -> bool:
-        """Compare contents up to a point; return whether a kind was seen to differ for the first time."""
+        """Compare contents up to a point; return whether a kind of tensor differs for the first time."""
         own = {kept.number: dict(kept.seen) for kept in self.own.moments}
         return compare_points(self.found, [own, *theirs], range(self.compared_upto + 1, upto + 1))
 
     def ranks(self) -> set[int]:
-        """Return the ranks that were heard of."""
+        """Return the ranks that any node has reported."""
         return self.own.ranks.union(*(reported.ranks for reported in self.reported.values()))
 
     def _judge(self, member: int, now_s: float) -> None:
-        """Hold the root of another node against the own points, once this node has written them too."""
+        """Compare another node's root with ours, once our ranks have written the same points."""
         reported = self.reported[member]
         if reported.upto > self.own.upto or reported.upto <= self.equal.get(member, BEFORE_ALL):
             return
         if self.asked_s is not None or now_s < self.rests_until_s:
             return
         if reported.since < self.compared_upto:
-            return  # it has not heard yet how far all have come, and will tell of what came after that
+            return  # it does not yet know how far all nodes are; its next report starts there
         root, random = self.own.root(reported.since, reported.upto)
         if root == reported.root and self.own.since <= reported.since:
             self.equal[member] = reported.upto
@@ -92,14 +92,14 @@ class JointStream:
             self.received = {}
 
     def _is_complete(self) -> bool:
-        """Return whether all ranks of the group were heard of."""
+        """Return whether all ranks of the group were reported."""
         return bool(self.reported) and self.ranks().issuperset(self.own.key.members)
 
     def _has_all(self) -> bool:
         return self.reported.keys() <= self.received.keys()
 
     def _pass(self, upto: int) -> None:
-        """Go past points that are equal on all nodes: the own ranks' stand for all."""
+        """Settle points that are equal on all nodes; comparing this node's ranks is enough."""
         for kept in self.own.moments:
             if self.compared_upto < kept.number <= upto:
                 self.found.compare(kept.number, kept.seen)
@@ -124,7 +124,7 @@ class JointStream:
 
 
 def compare_points(found: StreamSeen, nodes: Iterable[Points], within: range) -> bool:
-    """Compare contents point by point; return whether a kind was seen to differ for the first time."""
+    """Compare contents point by point; return whether a kind of tensor differs for the first time."""
     by_number: dict[int, dict[int, Written]] = {}
     for moments in nodes:
         for number, seen in moments.items():
@@ -138,28 +138,28 @@ def compare_points(found: StreamSeen, nodes: Iterable[Points], within: range) ->
 
 
 class Joint:
-    """The comparison of one attempt over all nodes, on the first of them."""
+    """The comparison of one attempt over all nodes. It runs on the first node."""
 
     def __init__(self, own: NodeIndex, allowed: Sequence[str]) -> None:
-        """Take what this node's ranks write, and patterns of names that may differ."""
+        """Compare with ``own``, this node's index; tensors whose names match ``allowed`` may differ."""
         self._own = own
         self._rows_read = RowsRead(allowed)
         self._streams: dict[str, JointStream] = {}
         self._wanted: set[str] = set()
         self.turn = 0
-        """How often contents were asked for."""
+        """How often we asked for contents."""
         self.unread: dict[int, str] = {}
-        """Nodes whose contents could not be read, and why."""
+        """By node, why its contents could not be read."""
 
     def hear(self, member: int, reported: Iterable[StreamRoot], now_s: float) -> None:
-        """Take what another node says of its streams."""
+        """Store and compare another node's reports about its streams."""
         for root in reported:
             stream = self._stream(root.stream)
             if stream is not None:
                 stream.hear(member, root, now_s)
 
     def look(self, now_s: float) -> bool:
-        """Go on with what this node has written since; return whether a kind was seen to differ for the first time."""
+        """Compare what this node has written since; return whether a kind of tensor differs for the first time."""
         any_news = False
         for name in list(self._own.streams):
             stream = self._stream(name)
@@ -168,7 +168,7 @@ class Joint:
         return any_news
 
     def word(self) -> RootsRequest:
-        """Return what all other nodes are to know."""
+        """Return the message for all other nodes: the streams whose contents we need, and how far each is settled."""
         wanted = tuple(sorted(name for name, stream in self._streams.items() if stream.asked_s is not None))
         self.turn += bool(set(wanted) - self._wanted)
         self._wanted = set(wanted)
@@ -176,14 +176,14 @@ class Joint:
         return RootsRequest(turn=self.turn, wanted=wanted, settled=settled)
 
     def answered(self, member: int, sent: NodeStreams) -> None:
-        """Take the contents that another node has sent; what is damaged counts as an answer without any."""
+        """Store the contents that another node has sent; damaged ones count as an empty answer."""
         for kept in sent.streams:
             stream = self._stream(kept.name)
             if stream is not None and stream.asked_s is not None:
                 stream.answered(member, self._unpack(member, kept))
 
     def found(self) -> NodeStreams:
-        """Return what was found over all nodes so far."""
+        """Return the result over all nodes so far."""
         return NodeStreams(streams=tuple(_found(one) for one in self._streams.values() if one.reported))
 
     def _unpack(self, member: int, kept: StreamKept) -> Points:

@@ -1,4 +1,4 @@
-"""Points of a stream on their way between nodes, or in a file: to plain records, and carefully back."""
+"""Packs points of a stream into plain records for other nodes or a file, and unpacks and checks them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Stream, TensorRow
 
 MAX_BATCH_BYTES = 4 * 2**20
-"""Of one stream. Ours: 64 nodes' are sent within seconds. One point is sent in any case."""
+"""Limit for one stream. Our choice: 64 nodes send this much within seconds. A batch always has one point."""
 _LETTERS = {
     What.PARAMETER: fingerprint_layout.PARAMETER,
     What.GRADIENT: fingerprint_layout.GRADIENT,
@@ -27,11 +27,11 @@ _LETTERS = {
     What.STATE: fingerprint_layout.STATE,
 }
 Points = dict[int, dict[int, Written]]
-"""What ranks had, by number of the point."""
+"""What each rank wrote, by the number of the point."""
 
 
 def pack_stream(index: StreamIndex, found: Stream) -> StreamKept:
-    """Return a stream as it is sent: its points, the oldest first, as many as fit, and what was ``found`` in it."""
+    """Return a stream for sending, with its oldest points (as many as fit) and what was ``found`` in it."""
     tables: dict[int, tuple[int, Rows]] = {}
     moments: list[StepKept] = []
     room = MAX_BATCH_BYTES
@@ -56,7 +56,7 @@ def pack_stream(index: StreamIndex, found: Stream) -> StreamKept:
 
 
 def read_stream_key(kept: StreamKept) -> StreamKey:
-    """Return which stream it is."""
+    """Return the key of a packed stream."""
     return StreamKey(
         clock=kept.clock, group=kept.group, members=kept.members, model=kept.model, optimizer=kept.optimizer
     )
@@ -66,7 +66,7 @@ def unpack_points(kept: StreamKept, rows_read: RowsRead) -> Points:
     """Return the points by number.
 
     Raises:
-        ValueError, TypeError: they are damaged.
+        ValueError, TypeError: the points are damaged.
     """
     tables = [rows_read.read([_as_written(row) for row in table]) for table in kept.tables]
     sizes = [len(table) * fingerprint_layout.FINGERPRINT_SIZE for table in kept.tables]
@@ -97,13 +97,13 @@ def _rows_in_order(rows: Rows) -> tuple[TensorRow, ...]:
 
 
 def _fingerprints_in_order(seen: Written) -> bytes:
-    """Return the fingerprints of the rows that are compared, without those that may differ."""
+    """Return the fingerprints of the rows that we compare, without tensors that may differ."""
     starts = (at for kind in seen.rows.kinds.values() for at, _ in kind.rows.values())
     return b"".join(seen.prints[at : at + fingerprint_layout.FINGERPRINT_SIZE] for at in starts)
 
 
 def _as_written(row: TensorRow) -> list[Any]:
-    """Return a row as a rank writes it into its table."""
+    """Return a row in the format of a rank's table."""
     return [_LETTERS[row.what], row.name, row.part, list(row.shape), row.dtype]
 
 

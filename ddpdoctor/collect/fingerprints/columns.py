@@ -1,4 +1,4 @@
-"""Reads what one rank writes of one stream: a file, and another when its rows change."""
+"""Reads one rank's fingerprints of one stream. The rank begins a new file when its rows change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ddpdoctor.recorder.storage.fingerprint_reading import FingerprintRecord
 
 DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError, struct.error)
-"""What a file of fingerprints from elsewhere, cut short or of another version, can lead to."""
+"""The errors that a damaged, truncated or newer fingerprint file can cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,15 +25,15 @@ class Writer:
 
     pid: int
     ticks: int
-    """When it was started; with the pid it names the process for good."""
+    """When it was started, in clock ticks; unique together with the pid."""
     began_ns: int = 0
     ended_ns: int | None = None
-    """None while it lives, and where its end is not known."""
+    """None while it lives, or if its end is unknown."""
 
 
 @dataclass(slots=True, kw_only=True)
 class OpenFile:
-    """An open file of fingerprints, and how far it was read."""
+    """An open fingerprint file, and how far we have read it."""
 
     file: FingerprintFile
     key: StreamKey
@@ -43,32 +43,32 @@ class OpenFile:
 
 
 def open_source(path: Path, rows_read: RowsRead) -> OpenFile:
-    """Open a file of fingerprints.
+    """Open a fingerprint file.
 
     Raises:
-        OSError: it cannot be read.
-        DAMAGED: it is no such file, or not whole.
+        OSError: the file cannot be read.
+        DAMAGED: it is not a fingerprint file, or it is incomplete.
     """
     file = FingerprintFile(str(path))
     key, rank = read_key(file.table)
     source = OpenFile(file=file, key=key, rank=rank, rows=rows_read.read(file.rows))
-    file.rows.clear()  # equal ones are kept once, and not by each rank
+    file.rows.clear()  # RowsRead keeps one copy for all ranks
     return source
 
 
 class Column:
-    """The records of one rank in one stream, in the order in which it wrote them."""
+    """The records of one rank in one stream, in the order of writing."""
 
     def __init__(self, writer: Writer) -> None:
         """Begin without a file."""
         self.writer = writer
         self.latest = -1
-        """The last point that was read."""
+        """The number of the last point read."""
         self.is_over = False
-        """Nothing more will come."""
+        """Whether no more records will come."""
         self.bytes_written = 0
         self.failed: tuple[str, str] | None = None
-        """A file that can no longer be read, and why."""
+        """The name of a file that can no longer be read, and why."""
         self._sources: list[OpenFile] = []
 
     def add(self, source: OpenFile) -> None:
@@ -77,7 +77,7 @@ class Column:
         self.bytes_written += source.file.head_bytes
 
     def read(self, most: int, *, closing: bool) -> list[tuple[int, Written]]:
-        """Return the points that were written since, at most so many. ``closing``: nobody writes any more."""
+        """Return at most ``most`` new points; ``closing`` means that all processes have stopped writing."""
         found: list[tuple[int, Written]] = []
         while len(found) < most:
             source = self._sources[0]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.fingerprints.tables import KindRows, Name, Rows
 
 Token = tuple[bytes, tuple[int, ...], str] | None
-"""What must be equal: contents, shape and dtype; None where a rank has no such tensor."""
+"""What must be equal: contents, shape and dtype; None if a rank has no such tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def are_equal(seen: Mapping[int, Written], what: What) -> bool:
 
 
 def find_splits(seen: Mapping[int, Written], what: What, most: int) -> tuple[tuple[Split, ...], int, int]:
-    """Return the first tensors of a kind that differ, how many do, and how many there are on any rank."""
+    """Return the first ``most`` differing tensors of a kind, how many differ, and how many exist on any rank."""
     found = list(_differing(seen, what))
     present = sum(any(tokens.values()) for _, tokens in _tokens(seen, what))
     return tuple(_split(row, tokens) for row, tokens in found[:most]), len(found), present
@@ -63,14 +63,14 @@ def _differing(seen: Mapping[int, Written], what: What) -> Iterator[tuple[Tensor
 
 
 def _tokens(seen: Mapping[int, Written], what: What) -> Iterator[tuple[TensorRow, dict[int, Token]]]:
-    """Give each tensor, and what each rank has of it."""
+    """Yield each tensor with the token of each rank."""
     kinds = {rank: one.rows.kinds.get(what) for rank, one in seen.items()}
     for name, row in _all_rows(kind for kind in kinds.values() if kind is not None).items():
         yield row, {rank: _token(seen[rank].prints, kind, name) for rank, kind in kinds.items()}
 
 
 def _all_rows(kinds: Iterable[KindRows]) -> dict[Name, TensorRow]:
-    """Return the tensors of all ranks: in the order of the one that has the most, then what only others have."""
+    """Return the tensors of all ranks: first those of the rank with the most, in its order, then all others."""
     different = {id(kind): kind for kind in kinds}.values()
     rows: dict[Name, TensorRow] = {}
     for kind in sorted(different, key=lambda kind: len(kind.rows), reverse=True):

@@ -1,4 +1,4 @@
-"""Keeps what a node's ranks wrote until it is known whether other nodes have the same."""
+"""Keeps what this node's ranks wrote until we know whether other nodes have the same."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.fingerprints.tables import StreamKey
 
 MAX_KEPT_BYTES = 16 * 2**20
-"""Of one stream. Ours: nodes compare roots every few seconds, and eight points of a model of 100,000 tensors fit."""
+"""Limit for one stream. Our choice: eight points of 100,000 tensors fit, and nodes compare every few seconds."""
 MAX_KEPT_POINTS = 4096
 STREAM_SIZE = 8
 BEFORE_ALL = -1
 """Points are numbered from 0."""
 _RANK_BYTES = 1024
-"""About what the text beside the fingerprints takes; kept by rank."""
+"""Approximate size of the text that each rank writes with its fingerprints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """One point of one stream, as the ranks of this node have it."""
+    """What the ranks of this node wrote at one point of one stream."""
 
     number: int
     seen: Mapping[int, Written]
     root: bytes
     random: bytes
-    """Of the random state, where all ranks of the node have the same; else empty."""
+    """The random state if all ranks of the node have the same, else empty."""
     size_bytes: int
 
 
 class StreamIndex:
-    """The points of one stream, in their order."""
+    """The points of one stream, in order."""
 
     def __init__(self, key: StreamKey, name: str) -> None:
         """Begin without points."""
@@ -47,14 +47,14 @@ class StreamIndex:
         self.name = name
         self.moments: deque[Kept] = deque()
         self.since = BEFORE_ALL
-        """Up to this number points are forgotten."""
+        """The last point that was dropped."""
         self.upto = BEFORE_ALL
-        """The last one that was written."""
+        """The last point that was written."""
         self.ranks: set[int] = set()
         self._size_bytes = 0
 
     def note(self, number: int, seen: Mapping[int, Written]) -> None:
-        """Keep a point; the oldest is forgotten where there are too many."""
+        """Keep a point, and drop the oldest ones if there are too many."""
         kept = _kept(number, seen)
         self.moments.append(kept)
         self.upto = number
@@ -64,13 +64,13 @@ class StreamIndex:
             self._forget_oldest()
 
     def forget(self, upto: int) -> None:
-        """Forget the points up to a number: the other nodes have the same."""
+        """Drop the points up to a number, because they have been compared with the other nodes."""
         while self.moments and self.moments[0].number <= upto:
             self._forget_oldest()
         self.since = max(self.since, upto)
 
     def root(self, since: int, upto: int) -> tuple[str, str]:
-        """Return what is equal where nodes have the same in a range, and the same of their random states."""
+        """Return hashes of a range of points: of the contents, and of the random states (empty if ranks differ)."""
         contents, random = blake2b(digest_size=ROOT_SIZE), blake2b(digest_size=STREAM_SIZE)
         is_one_state = True
         for kept in self.moments:
@@ -81,7 +81,7 @@ class StreamIndex:
         return contents.hexdigest(), random.hexdigest() if is_one_state else ""
 
     def report(self) -> StreamRoot:
-        """Return what the other nodes are to know of all that is kept."""
+        """Return this stream's report for the other nodes."""
         root, random = self.root(self.since, self.upto)
         return StreamRoot(
             stream=self.name,
@@ -102,12 +102,12 @@ class NodeIndex:
     """All streams of one attempt, on one node."""
 
     def __init__(self, attempt: int = 0) -> None:
-        """Begin without streams. ``attempt`` is a number that all nodes give the same attempt."""
+        """Begin without streams; ``attempt`` is the number that all nodes share for this attempt."""
         self.streams: dict[str, StreamIndex] = {}
         self._attempt = attempt
         self._by_key: dict[StreamKey, StreamIndex] = {}
         self._begun: dict[StreamKey, int] = {}
-        """How often each was begun: what an earlier job of the same ranks wrote is never held against the next."""
+        """How often each stream was begun, so that two jobs of the same ranks are never compared with each other."""
 
     def note(self, key: StreamKey, number: int, seen: Mapping[int, Written]) -> None:
         """Keep what ranks of this node wrote at one point."""
@@ -118,18 +118,18 @@ class NodeIndex:
         index.note(number, seen)
 
     def restart(self, key: StreamKey) -> None:
-        """Begin a stream, and forget what another job of the same ranks wrote of it."""
+        """Begin a stream again, and drop what an earlier job of the same ranks wrote to it."""
         self._begun[key] = self._begun.get(key, 0) + 1
         gone = self._by_key.pop(key, None)
         if gone is not None:
             del self.streams[gone.name]
 
     def shared(self) -> list[StreamIndex]:
-        """Return the streams that ranks of other nodes write too."""
+        """Return the streams that ranks of other nodes also write."""
         return [one for one in self.streams.values() if not one.ranks.issuperset(one.key.members)]
 
     def report(self) -> tuple[StreamRoot, ...]:
-        """Return what the other nodes are to know."""
+        """Return the reports for the other nodes."""
         return tuple(one.report() for one in self.shared() if one.moments)
 
     def _name(self, key: StreamKey) -> str:
@@ -155,7 +155,7 @@ def _kept(number: int, seen: Mapping[int, Written]) -> Kept:
 
 
 def _root(sides: Collection[Written], ranks: Iterable[int]) -> bytes:
-    """Return what is equal where all ranks of nodes are; of ranks that differ, what no other node can have."""
+    """Return a hash that nodes share if all their ranks are equal; if ranks here differ, it is unique to this node."""
     roots = b"".join(root_of(one.rows, one.prints) for one in sides)
     if len(sides) == 1:
         return roots

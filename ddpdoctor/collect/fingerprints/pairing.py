@@ -1,4 +1,4 @@
-"""Brings together what the ranks wrote of one stream: records of equal points, never the latest ones."""
+"""Pairs the ranks' records of one stream by the number of their point, because ranks can be at different points."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Stream
 
 MAX_AHEAD = 8
-"""Points of a rank that are kept until others have written theirs; further ones wait in its file. Ours: ranks that
-reduce gradients together are a step apart at most, so a rank that is further behind does not take part."""
+"""How many points of a rank we keep until the others have written theirs; the rest wait in its file. Our choice: ranks
+that reduce gradients together are at most one step apart, so a rank that is further behind does not take part."""
 
 
 class Paired:
-    """The points of one stream: those that wait for more ranks, and what was found in all before them."""
+    """One stream: the points that wait for more ranks, and the results for all earlier points."""
 
     def __init__(self, key: StreamKey, index: NodeIndex | None = None) -> None:
-        """Begin without ranks. A ``index`` keeps all points for other nodes."""
+        """Begin without ranks; ``index`` keeps all points for other nodes."""
         self.key = key
         self._ledger = index
         self.seen = StreamSeen(key)
@@ -32,7 +32,7 @@ class Paired:
         self._pending: dict[int, dict[int, Written]] = {}
         self._settled = -1
         self._left: set[int] = set()
-        """Ranks that are no longer waited for, until they write again."""
+        """Ranks that we do not wait for until they write again."""
         self._waits_for_new = True
 
     def read(self, *, closing: bool) -> bool:
@@ -49,7 +49,7 @@ class Paired:
     def settle(self, *, others_may_come: bool) -> None:
         """Compare the points that have all their ranks.
 
-        ``others_may_come``: a rank that has written nothing of this stream may yet do so.
+        ``others_may_come``: a rank that has not written to this stream yet may still do so.
         """
         if others_may_come and self._waits_for_new:
             return
@@ -59,16 +59,16 @@ class Paired:
             self._compare(number)
 
     def stream(self, writers: Iterable[int]) -> Stream:
-        """Return what was found among ranks of this node: nothing where one wrote alone, and others elsewhere may."""
+        """Return the result for this node's ranks, which is empty if fewer than two ranks were compared."""
         own = self.seen if len(self.seen.ranks) > 1 else StreamSeen(self.key)
         return own.stream(writers)
 
     def oldest_of_full(self) -> int | None:
-        """Return the oldest point that waits, where a rank has no room for another; else None."""
+        """Return the oldest waiting point if a rank has no room for another, else None."""
         return min(self._pending) if any(self._room(rank) <= 0 for rank in self.columns) else None
 
     def give_up_waiting(self) -> None:
-        """Go on without the ranks for which the oldest point waits."""
+        """Stop waiting for the ranks that the oldest point lacks."""
         oldest = min(self._pending)
         self._waits_for_new = False
         self._left |= {rank for rank in self.columns if not self._needs_no_more(rank, oldest)}

@@ -1,4 +1,4 @@
-"""Reads what was found of a job's replicas: as the watcher saved it, else from what ranks wrote."""
+"""Reads the comparison of a job's replicas that the watcher saved, or makes it from the ranks' files."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def file_name(attempt: int | None = None) -> str:
-    """Return where the comparison of an attempt that was restarted is kept, and by default that of the last."""
+    """Return the file name for the comparison of a restarted attempt, or of the last attempt by default."""
     return "consistency.json" if attempt is None else f"consistency-{attempt}.json"
 
 
 def read_consistency(folder: Path, run: Run, attempt: int | None, writers: Iterable[Writer]) -> Consistency | None:
-    """Return what was found; None for a run that knew of no such comparison.
+    """Return the comparison, or None for a run of a version that had none.
 
-    ``writers`` are the ranks' processes: where the watcher was killed, their files are compared now.
+    ``writers`` are the ranks' processes. If the watcher was killed, their files are compared now.
     """
     if run.check_every is None or run.check_every < 0:
         return None
@@ -39,5 +39,5 @@ def _compare(folder: Path, every: int, patterns: tuple[str, ...], writers: Itera
     try:
         comparer.look(writers)
         return comparer.close()
-    except Exception as error:  # noqa: BLE001 - the wall around a collector: all else of the job is still told
+    except Exception as error:  # noqa: BLE001 - damaged files must not hide the other facts of the job
         return Consistency(check_every=every, unread=(f"what ranks wrote: {type(error).__name__}: {error}",))

@@ -1,4 +1,4 @@
-"""Puts together what several nodes found of their replicas, from the run folder of the one that reports."""
+"""Combines the comparisons of several nodes, from the run folder of the reporting node."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_NUMBER = 2**62
-"""No point has a higher number."""
+"""Higher than the number of any point."""
 
 
 def points_name(attempt: int | None = None) -> str:
-    """Return where a node keeps what it has for the others: of an attempt that was restarted, else of the last."""
+    """Return the file name for a node's points, of a restarted attempt or (by default) of the last."""
     return "moments.json" if attempt is None else f"moments-{attempt}.json"
 
 
 def joint_name(attempt: int | None = None) -> str:
-    """Return where the first node keeps what it found over all nodes."""
+    """Return the file name for the first node's comparison of all nodes."""
     return "joint.json" if attempt is None else f"joint-{attempt}.json"
 
 
 def save_points(path: Path, kept: NodeStreams) -> None:
-    """Write points, whole or not at all; raises OSError."""
+    """Write points to a file, whole or not at all; raises OSError."""
     save(path, kept)
 
 
 def read_points(path: Path) -> NodeStreams:
-    """Return what a file holds; nothing where it is not there, too large or damaged."""
+    """Return the points in a file, or none if it is missing, too large or damaged."""
     return load(NodeStreams, path) or NodeStreams()
 
 
 def unite_consistency(
     folder: Path, attempt: int | None, nodes: Sequence[tuple[Path, int | None]], found: Sequence[Consistency | None]
 ) -> Consistency | None:
-    """Return what was found of the replicas of all nodes.
+    """Return the comparison of the replicas of all nodes.
 
-    ``folder`` is that of the node that reports, with the attempt that is meant, ``nodes`` are those of the others with
-    theirs, and ``found`` is what each node found by itself, the one that reports first.
+    ``folder`` and ``attempt`` belong to the reporting node, ``nodes`` holds the same pair for each other node, and
+    ``found`` holds each node's own comparison, beginning with the reporting node's.
     """
     own, known = found[0], [one for one in found if one is not None]
     joint = {one.name: one for one in read_points(folder / joint_name(attempt)).streams}
@@ -69,7 +69,7 @@ def unite_consistency(
 
 
 def _join(joint: StreamKept | None, nodes: Sequence[StreamKept | None], allowed: tuple[str, ...]) -> Stream:
-    """Return what all nodes together have of one stream: what was found so far, and then what they still keep."""
+    """Return one stream over all nodes: the joint result so far, continued with the points that nodes still keep."""
     there = [node for node in nodes if node is not None]
     before = joint.found if joint is not None else None
     since = BEFORE_ALL if before is None or before.last_number is None else before.last_number
@@ -89,7 +89,7 @@ def _unpack(kept: StreamKept, rows_read: RowsRead) -> Points:
 
 
 def _continued(before: Stream, after: Stream) -> Stream:
-    """Return what was found in points that come one after another."""
+    """Return the result of two consecutive ranges of points."""
     known = {one.what for one in before.differences}
     later = tuple(_since(before, one) for one in after.differences if one.what not in known)
     return replace(
@@ -106,14 +106,14 @@ def _continued(before: Stream, after: Stream) -> Stream:
 
 
 def _since(before: Stream, difference: Difference) -> Difference:
-    """Return a difference with the last point before it at which all were equal, which may be of the first part."""
+    """Return a difference with the last equal point before it, which may be in the earlier range."""
     if difference.last_equal is not None or difference.what not in before.kinds:
         return difference
     return replace(difference, last_equal=before.last_number)
 
 
 def _with_own(whole: Stream, own: Sequence[Stream]) -> Stream:
-    """Return a stream with what each node knows of its own ranks."""
+    """Add what each node knows about its own ranks."""
     written = {rank for one in own for rank in one.ranks}
     never_changed = all(one.unchanged == one.compared - 1 for one in own if one.compared)
     unchanged = min((one.unchanged for one in own if one.compared), default=0)
@@ -149,6 +149,6 @@ def _identity(stream: Stream) -> tuple[object, ...]:
 
 
 def _is_covered(stream: Stream, shared: Iterable[Stream]) -> bool:
-    """Return whether a node's own view of a stream is part of what all nodes together have."""
+    """Return whether the joint streams include a node's own view of a stream."""
     mine = {*stream.ranks, *stream.unpaired}
     return any(_identity(one)[:4] == _identity(stream)[:4] and mine <= {*one.ranks, *one.unpaired} for one in shared)

@@ -1,4 +1,4 @@
-"""Keeps what was found so far in the points of one stream, whose records come point by point."""
+"""Compares one stream point by point, and keeps the results."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.fingerprints.tables import StreamKey
 
 MAX_SPLITS = 16
-"""Tensors of a difference that are kept by name. Ours: a report names a few, and counts the rest."""
+"""How many tensors of a difference we keep by name. Our choice: a report names a few and counts the rest."""
 
 _Texts = dict[int, dict[str, object]]
 _Moment = tuple[int, _Texts]
 
 
 class StreamSeen:
-    """What was found in the points of one stream. Points come in their order, each once."""
+    """The results for one stream so far. Points must come in order, each once."""
 
     def __init__(self, key: StreamKey) -> None:
         """Begin with nothing compared."""
@@ -40,7 +40,7 @@ class StreamSeen:
         self._parameters: dict[int, bytes] = {}
 
     def compare(self, number: int, seen: Mapping[int, Written]) -> bool:
-        """Compare what two or more ranks wrote at one point; return whether a kind was seen to differ first."""
+        """Compare what ranks wrote at one point; return whether a kind of tensor differs for the first time."""
         moment = (number, {rank: seen[rank].text for rank in sorted(seen)})
         known = len(self.differences)
         same = _same(seen)
@@ -54,7 +54,7 @@ class StreamSeen:
         return len(self.differences) > known
 
     def stream(self, writers: Iterable[int]) -> Stream:
-        """Return what was found. ``writers`` are the ranks that wrote anything of this model."""
+        """Return the results so far; ``writers`` are the ranks that wrote anything about this model."""
         moments = self._kept | dict([self._last] if self._last else [])
         return Stream(
             clock=self.key.clock,
@@ -88,7 +88,7 @@ class StreamSeen:
         self._kept |= dict(one for one in (self._last, equal) if one) | {number: texts}
 
     def _follow(self, moment: _Moment, seen: Mapping[int, Written]) -> None:
-        """Keep what later points are held against."""
+        """Update the state that later points are compared with."""
         number, texts = moment
         if not self.compared:
             self._kept[number] = texts
@@ -107,7 +107,7 @@ class StreamSeen:
 
 
 def _same(seen: Mapping[int, Written]) -> bool:
-    """Return whether ranks wrote the same at all: of nearly all points the only question."""
+    """Return whether all ranks wrote the same bytes; for nearly all points this is the only check needed."""
     first, *others = seen.values()
     return all(one.rows is first.rows and one.prints == first.prints for one in others)
 

@@ -1,4 +1,4 @@
-"""Reads the table of a file of fingerprints: which stream it belongs to, and which tensors its rows stand for."""
+"""Reads the table of a fingerprint file: its stream, and the tensor of each row."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _CLOCKS = {
 ROOT_SIZE = 16
 
 Name = tuple[str, str]
-"""What tells tensors of one kind apart: the name, and which part of the optimizer's state."""
+"""Identifies a tensor of one kind: its name, and the part of the optimizer's state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamKey:
-    """What the records of several ranks must have in common to be compared."""
+    """What records of several ranks must share to be compared."""
 
     clock: StreamClock
     group: str
     members: tuple[int, ...]
-    """Ranks of the group; groups of different ranks may share a name."""
+    """Ranks of the group, because groups of different ranks may share a name."""
     model: int
     optimizer: int
 
@@ -48,30 +48,30 @@ class KindRows:
     """The rows of one kind."""
 
     rows: dict[Name, tuple[int, TensorRow]]
-    """By name, in the order of the model: where the fingerprint of each begins, in bytes."""
+    """By name, in the order of the model: the byte offset of the tensor's fingerprint, and its row."""
     runs: tuple[slice, ...]
-    """Where the fingerprints of all of them are, neighbours as one."""
+    """Byte ranges of all their fingerprints; adjacent ones are merged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """The rows of a table without those that may differ; one object for all ranks that have the same."""
+    """The rows of a table without tensors that may differ. Ranks with equal tables share one object."""
 
     kinds: dict[What, KindRows]
     digest: bytes
-    """Equal where these rows are, in their order."""
+    """A hash of these rows in their order."""
 
 
 class RowsRead:
-    """Makes ``Rows`` of tables, and the same of equal ones: of hundred thousand rows, a copy a rank would be felt."""
+    """Makes one ``Rows`` for equal tables: a table can have 100,000 rows, so a copy for each rank would be costly."""
 
     def __init__(self, allowed: Sequence[str]) -> None:
-        """Take patterns of names that are left out."""
+        """Leave out tensors whose names match one of the ``allowed`` patterns."""
         self._allowed = tuple(allowed)
         self._known: dict[bytes, Rows] = {}
 
     def read(self, table: list[Any]) -> Rows:
-        """Return the rows of a table. Raises ``ValueError`` or ``TypeError`` where it is damaged."""
+        """Return the rows of a table; raises ``ValueError`` or ``TypeError`` if it is damaged."""
         digest = blake2b(repr(table).encode("utf-8", "replace"), digest_size=ROOT_SIZE).digest()
         rows = self._known.get(digest)
         if rows is None:
@@ -109,10 +109,10 @@ def read_key(table: dict[str, Any]) -> tuple[StreamKey, int]:
 
 
 def root_of(rows: Rows, prints: bytes, kinds: Iterable[What] = tuple(What)) -> bytes:
-    """Return 16 bytes that are equal where tables are, and the contents of all tensors of these kinds.
+    """Return a 16-byte hash of the table and of the fingerprints of all tensors of these kinds.
 
-    With all kinds, this is what nodes hold against each other (see ``print_ledger``). Only where roots differ does a
-    node send the fingerprints of one rank of each of its sides, 16 bytes a tensor, and the names of their rows.
+    Nodes compare the hash over all kinds (see ``index.py``). Only if hashes differ does a node send fingerprints, 16
+    bytes for each tensor, with the names of the rows. It sends them once for ranks that agree with each other.
     """
     root = blake2b(key=rows.digest, digest_size=ROOT_SIZE)
     for what in kinds:
@@ -122,7 +122,7 @@ def root_of(rows: Rows, prints: bytes, kinds: Iterable[What] = tuple(What)) -> b
 
 
 def _digest(kinds: dict[What, KindRows]) -> bytes:
-    """Return what two nodes find equal, wherever in a table the rows stand that may differ."""
+    """Return a hash of the compared rows, which does not depend on where in the table the allowed rows are."""
     digest = blake2b(digest_size=ROOT_SIZE)
     for kind in kinds.values():
         for _, row in kind.rows.values():
@@ -144,7 +144,7 @@ def _whole(value: Any) -> int:
 
 
 def _runs(starts: Iterable[int]) -> tuple[slice, ...]:
-    """Return where neighbouring fingerprints begin and end."""
+    """Return the byte ranges of fingerprints, with adjacent ones merged."""
     found: list[slice] = []
     for start in sorted(starts):
         end = start + fingerprint_layout.FINGERPRINT_SIZE

@@ -1,4 +1,4 @@
-"""Reads what a rank wrote beside its fingerprints."""
+"""Reads the values that a rank wrote along with its fingerprints."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_SCALE = 1e300
-"""What is larger, or not finite, is no scale of gradients."""
+"""Larger or non-finite numbers are not a gradient scale."""
 
 
 def read_values(rank: int, text: Mapping[str, Any]) -> Values:
-    """Return the values of a rank; what is missing or is no such value takes its default."""
+    """Return the values of a rank, with defaults for missing or invalid ones."""
     return Values(
         rank=rank,
         steps=_whole(text.get("steps")),
@@ -60,6 +60,6 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def _pairs(value: Any) -> tuple[tuple[str, str], ...]:
-    """Return settings in their order, given as pairs or as an object."""
+    """Return settings in order, from a list of pairs or a dict."""
     rows = value.items() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return tuple((str(row[0]), str(row[1])) for row in rows if isinstance(row, (list, tuple)) and len(row) == 2)

@@ -1,4 +1,4 @@
-"""Compares what the ranks of this host write of their replicas, point by point, while they go on writing."""
+"""Compares the fingerprints of this host's ranks point by point, while the ranks are still writing."""
 
 from __future__ import annotations
 
@@ -21,21 +21,18 @@ if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Stream
 
 MAX_ROUNDS = 128
-"""Of reading a few points of each rank, in one look. Ours: all that a rank's files of one stream can hold."""
+"""How often one call of ``look`` reads a few points of each rank. Our choice: enough for a rank's files of a stream."""
 MAX_REASONS = 8
-"""Files that could not be read, of which it is kept why."""
+"""How many unreadable files we keep the reason for."""
 
 
 class Comparer:
-    """The comparison of one attempt of a job; of its ranks, while they write or later, all files count together."""
+    """The comparison of one attempt of a job on this host, while its ranks write or later."""
 
     def __init__(
         self, folder: Path, *, check_every: int, allowed: tuple[str, ...] = (), index: NodeIndex | None = None
     ) -> None:
-        """Take the folder of fingerprints and patterns of names that may differ.
-
-        An ``index`` keeps all of them for other nodes.
-        """
+        """Read ``folder``; tensors that match ``allowed`` may differ, and ``index`` keeps points for other nodes."""
         self._folder = folder
         self._check_every = check_every
         self._allowed = allowed
@@ -49,9 +46,9 @@ class Comparer:
         self._torn: set[StreamKey] = set()
 
     def look(self, writers: Iterable[Writer]) -> bool:
-        """Compare what was written since; return whether tensors of a kind were seen to differ for the first time.
+        """Compare what was written since the last call; return whether a kind of tensor differs for the first time.
 
-        ``writers`` are the processes whose files count. One that is named no longer counts as it was.
+        ``writers`` are the processes whose files count. A process that is no longer listed keeps its last state.
         """
         self._writers |= {(writer.pid, writer.ticks): writer for writer in writers}
         known = self._count_differences()
@@ -65,12 +62,12 @@ class Comparer:
         return self._count_differences() > known
 
     def close(self) -> Consistency:
-        """Compare what is left, now that nothing more is written: of each point what two or more ranks have."""
+        """Compare all points that two or more ranks wrote, after all processes have stopped writing."""
         self._read(closing=True)
         return self.consistency()
 
     def consistency(self) -> Consistency:
-        """Return what was found so far."""
+        """Return the results so far."""
         return Consistency(
             check_every=self._check_every,
             streams=tuple(
@@ -83,12 +80,12 @@ class Comparer:
         )
 
     def found_here(self, key: StreamKey) -> Stream:
-        """Return what the ranks of this node wrote of a stream: of one rank too, where it has no other."""
+        """Return the results for this node's ranks in a stream, even if it has only one rank."""
         paired = self._streams[key]
         return paired.seen.stream(paired.columns)
 
     def remove_files(self) -> None:
-        """Remove the files of all processes that counted: what they say is known."""
+        """Remove the files of all known processes, which have been read."""
         for path in self._paths():
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -106,7 +103,7 @@ class Comparer:
                 break
 
     def _may_come(self, key: StreamKey) -> bool:
-        """Return whether a process lives that may be a rank of which this stream has nothing yet."""
+        """Return whether a living process may be a rank that has not written to this stream yet."""
         missing = set(key.members) - self._streams[key].columns.keys()
         return bool(missing) and any(
             writer.ended_ns is None and (who not in self._ranks or self._ranks[who] in missing)
@@ -122,14 +119,14 @@ class Comparer:
                 source = open_source(path, self._rows_read)
             except OSError as error:
                 self._unread[path.name] = error.strerror or "not to be read"
-            except DAMAGED as error:  # or its rank is about to write it: it is looked at again
+            except DAMAGED as error:  # or the rank is still writing it, so we try again next time
                 self._unread[path.name] = str(error) or type(error).__name__
             else:
                 self._opened.add(path)
                 self._add(source)
 
     def _paths(self) -> list[Path]:
-        """Return the files of the processes that count, of each in the order in which they were made."""
+        """Return the files of the known processes, those of each process in the order of their creation."""
         found = []
         for path in self._folder.glob("*.prints"):
             numbers = path.stem.split("-")
@@ -149,7 +146,7 @@ class Comparer:
         if paired is None or (before is not None and _ended_before(before.writer, writer)):
             if self._ledger is not None:
                 self._ledger.restart(source.key)
-            paired = self._streams[source.key] = Paired(source.key, self._ledger)  # of several jobs in a row, the last
+            paired = self._streams[source.key] = Paired(source.key, self._ledger)  # of several jobs, keep the last
         elif before is not None and before.writer != writer:
             self._torn.add(source.key)
             del self._streams[source.key]
@@ -168,7 +165,7 @@ class Comparer:
         return sum(len(paired.seen.differences) for paired in self._streams.values())
 
     def _bytes_written(self) -> int:
-        """Return what the rank that wrote the most has written."""
+        """Return the size of what the busiest rank wrote."""
         by_rank: defaultdict[int, int] = defaultdict(int)
         for paired in self._streams.values():
             for rank, column in paired.columns.items():

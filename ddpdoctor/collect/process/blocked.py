@@ -1,7 +1,7 @@
-"""Reads in which system call the main thread of a process sleeps, and on which file or connection.
+"""Reads which system call the main thread of a process sleeps in, and on which file or connection.
 
-/proc/PID/syscall may be read of processes that one may trace: one's own user's, and below Yama's ptrace_scope 1 only
-of those that one started oneself, as the watcher has started the ranks.
+We may read /proc/PID/syscall only for processes that we may trace: those of our own user and, with Yama's
+ptrace_scope 1, only those that we started. The watcher started the ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CALLS = {
         207: "recvfrom", 211: "sendmsg", 212: "recvmsg", 242: "accept4", 260: "wait4", 291: "statx",
     },
 }  # fmt: skip
-"""Numbers of the calls that a process can sleep in for long: asm/unistd_64.h and asm-generic/unistd.h of Linux."""
+"""System calls that can sleep for long, by number, from Linux's asm/unistd_64.h and asm-generic/unistd.h."""
 OF_A_FILE = frozenset({
     "read", "write", "pread64", "readv", "connect", "accept", "accept4", "sendto", "recvfrom", "sendmsg", "recvmsg",
     "fcntl", "flock", "fsync", "fdatasync",
@@ -38,17 +38,17 @@ OF_A_FILE = frozenset({
 """Calls whose first argument is a file descriptor."""
 POLLS = frozenset({"poll", "ppoll"})
 POLL_FD = struct.Struct("<ihh")
-"""struct pollfd: the descriptor, what is waited for, what came. It lies in the process's memory."""
+"""struct pollfd, which is in the process's memory: the descriptor, the requested events, the returned events."""
 WAITS_FOR_INPUT = frozenset({"read", "readv", "poll", "ppoll"})
 SELECTS = frozenset({"select", "pselect6"})
-"""Their first argument is the highest descriptor plus one: 1 is descriptor 0 alone, as readline waits for a key."""
+"""Their first argument is the highest descriptor plus one. 1 means only descriptor 0: readline waits for a key."""
 MOST_SOCKETS = 1 << 20
-"""Characters of /proc/PID/net/tcp that are looked through. Ours: some seven thousand connections."""
+"""How many characters of /proc/PID/net/tcp we read. Our choice: about 7,000 connections."""
 _KINDS = re.compile(r"(?:anon_inode:\[?)?(pipe|socket|eventfd|eventpoll)\b")
 
 
 def read_blocked(pid: int, proc: Path = PROC, machine: str | None = None) -> Blocked | None:
-    """Return the call that the main thread sleeps in; None where it runs, or where that may not be read."""
+    """Return the call that the main thread sleeps in, or None if it runs or we may not read it."""
     words = _text(proc / str(pid) / "syscall").split()
     if len(words) < 2 or not words[0].isdigit():
         return None
@@ -71,7 +71,7 @@ def read_blocked(pid: int, proc: Path = PROC, machine: str | None = None) -> Blo
 
 
 def _polled_fd(pid: int, address: int, count: int, proc: Path) -> int | None:
-    """Return the one descriptor that poll(2) was given; None where there are several, or that may not be read."""
+    """Return the only descriptor that poll(2) was given, or None if there are several or we may not read it."""
     if count != 1:
         return None
     try:
@@ -84,13 +84,13 @@ def _polled_fd(pid: int, address: int, count: int, proc: Path) -> int | None:
 
 
 def read_kernel_function(pid: int, proc: Path = PROC) -> str | None:
-    """Return the function of the kernel in which the main thread sleeps; None where it runs or that is kept secret."""
+    """Return the kernel function that the main thread sleeps in, or None if it runs or the kernel hides it."""
     name = _text(proc / str(pid) / "wchan").strip()
     return name if name not in {"", "0"} else None
 
 
 def _remote(target: str, pid: int, proc: Path) -> str | None:
-    """Return the other end of a TCP connection by the inode of its socket, from /proc/PID/net/tcp and tcp6."""
+    """Return the remote address of a TCP socket, found by its inode in /proc/PID/net/tcp and tcp6."""
     inode = target.removeprefix("socket:[").rstrip("]")
     if not target.startswith("socket:["):
         return None

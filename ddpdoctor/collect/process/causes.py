@@ -1,4 +1,4 @@
-"""Reads what may explain why a rank stands still: its system call, locks, ended children, commands that it runs."""
+"""Reads what may explain why a rank is stuck: its system call, locks, ended children, commands that it runs."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 MOST_COMMANDS = 3
 PYTHON_NAMES = ("python", "pt_data_worker", "pt_main_thread", "resource_tracke")
-"""How the kernel calls processes that run Python code of the job's own: their stacks tell more than their command."""
+"""The kernel's names for processes that run the job's Python code; their stacks say more than their commands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What is read once for all ranks of one look."""
+    """What we read only once for all ranks."""
 
     family: frozenset[int] = frozenset()
     """The processes of the job."""
     locks: tuple[LockLine, ...] = field(default_factory=read_lines)
     connections: tuple[Row, ...] = ()
-    """Of the network that all of them are in; none: each is asked for its own."""
+    """The connections of the network that all ranks share; if empty, each rank's own network is read."""
     lock_files: dict[int, LockFile] = field(default_factory=dict)
-    """By pid: the lock files that ranks poll for."""
+    """The lock files that ranks poll for, by the rank's pid."""
 
 
 def read_causes(pid: int, below: tuple[Process, ...], look: Look) -> ProcessCauses:
-    """Return what is to be seen of one living process; ``below`` are its descendants."""
+    """Return what we can see of one living process; ``below`` are its descendants."""
     awaited = awaited_lock(pid, look.locks)
     blocked = read_blocked(pid)
     rows = look.connections or read_rows(pid)
@@ -54,13 +54,13 @@ def read_causes(pid: int, below: tuple[Process, ...], look: Look) -> ProcessCaus
 
 
 def _listener(blocked: Blocked | None, rows: tuple[Row, ...]) -> Owner | None:
-    """Return who serves the connection that a process sleeps in, where that is a process of this host."""
+    """Return the process on this host that serves the connection that another process sleeps in, or None."""
     pid = find_listener(blocked.remote, rows) if blocked is not None and blocked.remote else None
     return None if pid is None else Owner(pid=pid, command=read_command(pid))
 
 
 def lost_child(child: Process) -> LostChild:
-    """Return how a child ended that its parent has not asked about yet."""
+    """Return how a zombie child ended."""
     if child.exit_status is None:
         return LostChild(pid=child.pid, name=child.name)
     number = child.exit_status & 0x7F
@@ -70,7 +70,7 @@ def lost_child(child: Process) -> LostChild:
 
 
 def signal_name(number: int) -> str:
-    """Return "SIGKILL" for 9; "signal 34" where Python has no name for it."""
+    """Return "SIGKILL" for 9, or "signal 34" if Python has no name for it."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -78,7 +78,7 @@ def signal_name(number: int) -> str:
 
 
 def _store_port(pid: int) -> int | None:
-    """Return MASTER_PORT of the environment that a process began with: of the others nothing is kept."""
+    """Return MASTER_PORT from a process's initial environment; we keep no other variable."""
     try:
         pairs = (Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:

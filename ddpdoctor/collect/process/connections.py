@@ -1,8 +1,8 @@
-"""Reads the TCP connections of a process: over which addresses they go, and which do not get their data through.
+"""Reads the TCP connections of a process: which addresses they use, and which do not get their data through.
 
-/proc/PID/net/tcp has all connections of the network namespace; those of the process are found by the inodes of its
-sockets. Data that were sent and are not acknowledged stay in the send queue, and the kernel counts how often it has
-tried again: that tells a dead link from a peer that is merely slow to read.
+/proc/PID/net/tcp has all connections of the network namespace; the inodes of a process's sockets say which are its own.
+Sent data stay in the send queue until the peer acknowledges them, and the kernel counts its retries. The count
+distinguishes a dead link from a peer that only reads slowly.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ddpdoctor.model.causes import Connection, Connections
 
 PROC = Path("/proc")
 ESTABLISHED, ASKING, LISTENING = "01", "02", "0A"
-"""States of include/net/tcp_states.h that are looked at."""
+"""The states in include/net/tcp_states.h that we use."""
 MOST_BYTES = 4 * 2**20
-"""Of /proc/PID/net/tcp. Ours: some thirty thousand connections."""
+"""How much of /proc/PID/net/tcp we read. Our choice: about 30,000 connections."""
 MOST_STALLED = 16
 MOST_LISTENING = 256
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
@@ -29,7 +29,7 @@ _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A connection of some process, or a socket that takes connections."""
+    """A TCP connection, or a listening socket."""
 
     inode: int
     state: str
@@ -40,7 +40,7 @@ class Row:
 
 
 def read_rows(pid: int, proc: Path = PROC) -> tuple[Row, ...]:
-    """Return the connections in the network of a process."""
+    """Return the connections in the network namespace of a process."""
     found = []
     for table in ("tcp", "tcp6"):
         for line in _text(proc / str(pid) / "net" / table).splitlines()[1:]:
@@ -51,7 +51,7 @@ def read_rows(pid: int, proc: Path = PROC) -> tuple[Row, ...]:
 
 
 def _row(fields: list[str]) -> Row | None:
-    """Read "sl local remote state tx:rx timer:when retries uid timeout inode": queues and retries are hexadecimal."""
+    """Read "sl local remote state tx:rx timer:when retries uid timeout inode"; queues and retries are hexadecimal."""
     local, remote = parse_end(fields[1]), parse_end(fields[2])
     if local is None or remote is None:
         return None
@@ -63,7 +63,7 @@ def _row(fields: list[str]) -> Row | None:
 
 
 def read_connections(pid: int, rows: tuple[Row, ...], proc: Path = PROC) -> Connections | None:
-    """Return what the connections of one process show; None where its open files may not be read."""
+    """Return the connections of one process, or None if we may not read its open files."""
     inodes = read_sockets(pid, proc)
     if inodes is None:
         return None
@@ -84,7 +84,7 @@ def read_connections(pid: int, rows: tuple[Row, ...], proc: Path = PROC) -> Conn
 
 
 def find_listener(remote: str, rows: tuple[Row, ...], proc: Path = PROC) -> int | None:
-    """Return who takes the connections at the other end of one; None where that is not of this network, or not seen."""
+    """Return the pid that listens at a connection's remote end, or None if that is elsewhere or not visible."""
     if all(row.local != remote for row in rows):
         return None
     port = remote.rpartition(":")[2]
@@ -94,11 +94,11 @@ def find_listener(remote: str, rows: tuple[Row, ...], proc: Path = PROC) -> int 
 
 
 def read_sockets(pid: int, proc: Path = PROC) -> frozenset[int] | None:
-    """Return the inodes of a process's sockets; None where its open files may not be read."""
+    """Return the inodes of a process's sockets, or None if we may not read its open files."""
     folder = proc / str(pid) / "fd"
     found = set()
     try:
-        for name in os.listdir(folder):  # noqa: PTH208 - names alone are wanted
+        for name in os.listdir(folder):  # noqa: PTH208 - only names are needed
             match = _SOCKET.match(_link(folder / name))
             if match:
                 found.add(int(match[1]))
@@ -123,9 +123,9 @@ def _text(path: Path) -> str:
 
 
 def parse_end(text: str) -> str | None:
-    """Return "10.0.0.4:29500" for "0400000A:733C", words of four bytes in the machine's own order; None for no address.
+    """Return "10.0.0.4:29500" for "0400000A:733C", or None if the text is not an address.
 
-    An IPv4 address in an IPv6 socket comes out as IPv4.
+    The kernel writes words of four bytes in the machine's byte order. An IPv4 address in an IPv6 socket becomes IPv4.
     """
     host, _, port = text.partition(":")
     try:

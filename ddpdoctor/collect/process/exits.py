@@ -1,4 +1,4 @@
-"""Asks the kernel how a process ended that is not our child."""
+"""Asks the kernel how a process that is not our child ended."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import struct
 from pathlib import Path
 
 _GET_INFO = 0xC040FF0B
-"""PIDFD_GET_INFO of linux/pidfd.h with the 64 bytes of its first version, from Linux 6.13."""
+"""PIDFD_GET_INFO in linux/pidfd.h with the 64-byte struct of its first version, since Linux 6.13."""
 _WANTS_EXIT = 1 << 3
-"""PIDFD_INFO_EXIT, from Linux 6.15: answered once the parent has waited for the process."""
+"""PIDFD_INFO_EXIT, since Linux 6.15; the kernel answers once the parent has waited for the process."""
 _INFO = struct.Struct("<Q52xi")
-"""mask, and exit_code at the end of the first version."""
+"""The struct's mask at its start, and exit_code at its end."""
 _EXIT_CODE_FIELD = 49
-"""Of /proc/PID/stat, counted from the state: field 52 of proc(5)."""
+"""Index in /proc/PID/stat, counted from the state: field 52 in proc(5)."""
 
 
 def read_exit_code(pid: int, start_ticks: int, pidfd: int | None) -> int | None:
-    """Return an exit status, or a signal's number below zero; None where the kernel does not say.
+    """Return the exit status, or the signal's number below zero, or None if the kernel does not say.
 
-    A zombie says it in /proc; after that only a pidfd does, that was opened while the process lived.
+    /proc has it while the process is a zombie. Afterwards only a pidfd has it, opened while the process lived.
     """
     status = _of_zombie(pid, start_ticks)
     if status is None and pidfd is not None:
@@ -35,7 +35,7 @@ def _of_zombie(pid: int, start_ticks: int) -> int | None:
         owner = folder.stat().st_uid
     except OSError:
         return None
-    if os.geteuid() not in (0, owner):  # the kernel shows 0 in place of a stranger's status
+    if os.geteuid() not in (0, owner):  # the kernel shows 0 for processes of other users
         return None
     if len(fields) <= _EXIT_CODE_FIELD or fields[0] not in "ZX" or int(fields[19]) != start_ticks:
         return None

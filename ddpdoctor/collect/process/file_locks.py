@@ -1,7 +1,7 @@
-"""Reads who holds which lock on which file, and who waits for it, from /proc/locks.
+"""Reads from /proc/locks who holds a lock on a file, and who waits for it.
 
-A line is "1: FLOCK  ADVISORY  WRITE 6620 fe:00:2148269 0 EOF"; one with "->" behind the number waits for the lock of
-that number. The kernel shows no paths: those come from the open files of the holder or the waiter, by device and inode.
+A line is "1: FLOCK  ADVISORY  WRITE 6620 fe:00:2148269 0 EOF". A "->" after the number means that the process waits for
+the lock of that number. The kernel shows no path, so we match device and inode with the process's open files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LINE = re.compile(
     r"(?P<major>[0-9a-f]+):(?P<minor>[0-9a-f]+):(?P<inode>\d+) "
 )
 MOST_OTHERS = 8
-"""Locks of other processes that are kept for one that polls. Ours: more tell nobody anything."""
+"""How many locks of other processes we keep for one that polls. Our choice: more would not help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ def read_lines(proc: Path = PROC) -> tuple[LockLine, ...]:
 
 
 def awaited_lock(pid: int, lines: tuple[LockLine, ...], proc: Path = PROC) -> FileLock | None:
-    """Return the lock that the kernel has a process wait for, and who holds it; None where it waits for none."""
+    """Return the lock that a process waits for in the kernel, and its holder, or None if it waits for none."""
     mine = next((line for line in lines if line.waits and line.pid == pid), None)
     if mine is None:
         return None
@@ -69,7 +69,7 @@ def awaited_lock(pid: int, lines: tuple[LockLine, ...], proc: Path = PROC) -> Fi
 def locks_of_others(
     pid: int, family: frozenset[int], lines: tuple[LockLine, ...], proc: Path = PROC
 ) -> tuple[FileLock, ...]:  # fmt: skip
-    """Return the locks that processes of ``family`` other than ``pid`` hold on files whose path can be told."""
+    """Return the locks that other processes of ``family`` hold on files whose paths we can find."""
     found = []
     for line in lines:
         if line.waits or line.pid == pid or line.pid not in family:
@@ -81,9 +81,9 @@ def locks_of_others(
 
 
 def _path_of(file: tuple[int, int], pid: int, proc: Path) -> str | None:
-    """Return the path under which a process has a file open."""
+    """Return the path of a file that a process has open."""
     try:
-        entries = os.listdir(proc / str(pid) / "fd")  # noqa: PTH208 - names alone are wanted
+        entries = os.listdir(proc / str(pid) / "fd")  # noqa: PTH208 - only names are needed
     except OSError:
         return None
     for name in entries:
@@ -98,7 +98,7 @@ def _path_of(file: tuple[int, int], pid: int, proc: Path) -> str | None:
 
 
 def _is_device(seen: int, told: int) -> bool:
-    """Say whether stat's device is that of /proc/locks; overlay and btrfs show others: there the inode must do."""
+    """Return whether stat's device is that of /proc/locks; on overlay and btrfs they differ, so the inode must do."""
     return seen == told or os.major(told) == 0
 
 

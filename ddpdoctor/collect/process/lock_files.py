@@ -1,4 +1,4 @@
-"""Looks at a lock file that ranks poll for: whether it is there, how old it is, and whether its owner lives."""
+"""Reads a lock file that ranks poll for: whether it exists, how old it is, and whether its owner lives."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 PROC = Path("/proc")
 MOST_HOLDERS = 4
 MOST_BYTES = 256
-"""Of what stands in the file: a process's number, and perhaps a host's name."""
+"""How much of the file we read: it holds a pid, and perhaps a host name."""
 _OWNER = re.compile(r"\s*(?:pid\W{0,3})?(?P<pid>\d{1,8})(?:\s*\n(?P<host>[A-Za-z][\w.-]*))?(?=\s|$)", re.IGNORECASE)
-"""The number of a process, alone in its line, and in the next line perhaps its host, as filelock writes them."""
+"""A pid alone on its line, and perhaps its host on the next line, in filelock's format."""
 
 
 def lock_of(evidence: dict[str, Any]) -> tuple[str | None, LockKind]:
-    """Return the lock file that a rank polls for, and what it is to it; earlier recorders told the path alone."""
+    """Return the lock file that a rank polls for, and its kind; earlier recorders reported only the path."""
     lock = evidence.get("lock")
     if isinstance(lock, dict) and isinstance(lock.get("path"), str):
         known = {kind.value: kind for kind in LockKind}
@@ -37,7 +37,7 @@ def lock_of(evidence: dict[str, Any]) -> tuple[str | None, LockKind]:
 
 
 def read_lock_files(answers: Mapping[int, dict[str, Any]], lines: tuple[LockLine, ...]) -> dict[int, LockFile]:
-    """Return, by pid, the lock files that ranks poll for, as they answered; each file is looked at once."""
+    """Return, by pid, the lock files that ranks said they poll for; each file is read only once."""
     polled = {pid: lock_of(answer) for pid, answer in answers.items()}
     waiting = frozenset(pid for pid, (path, _) in polled.items() if path is not None)
     found: dict[str, LockFile] = {}
@@ -48,9 +48,9 @@ def read_lock_files(answers: Mapping[int, dict[str, Any]], lines: tuple[LockLine
 
 
 def read_lock_file(path: str, kind: LockKind, lines: tuple[LockLine, ...], waiting: frozenset[int]) -> LockFile:
-    """Return what is to be seen of a lock file. ``waiting`` are processes that poll for it, and do not own it."""
+    """Return what we can see of a lock file; ``waiting`` are processes that poll for it and do not own it."""
     try:
-        seen = os.stat(path)  # noqa: PTH116 - a string, as all paths of facts
+        seen = os.stat(path)  # noqa: PTH116 - facts have their paths as strings
     except OSError:
         return LockFile(path=path, kind=kind, exists=False)
     holders, unseen = _holders(seen, {line.pid for line in lines if line.file[1] == seen.st_ino}, waiting)
@@ -73,9 +73,9 @@ def read_lock_file(path: str, kind: LockKind, lines: tuple[LockLine, ...], waiti
 
 
 def _holders(seen: os.stat_result, locking: set[int], waiting: frozenset[int]) -> tuple[list[int], int]:
-    """Return who has the file open or locked, and how many processes of its owner could not be looked into."""
+    """Return who has the file open or locked, and how many processes of the file's owner we could not inspect."""
     found, unseen = [], 0
-    for name in os.listdir(PROC):  # noqa: PTH208 - names alone are wanted
+    for name in os.listdir(PROC):  # noqa: PTH208 - only names are needed
         if not name.isdigit() or int(name) in waiting:
             continue
         opened = _has_open(name, seen)
@@ -87,10 +87,10 @@ def _holders(seen: os.stat_result, locking: set[int], waiting: frozenset[int]) -
 
 
 def _has_open(pid: str, seen: os.stat_result) -> bool | None:
-    """Return whether a process has the file open; None where that may not be read."""
+    """Return whether a process has the file open, or None if we may not read that."""
     folder = PROC / pid / "fd"
     try:
-        numbers = os.listdir(folder)  # noqa: PTH208 - names alone are wanted
+        numbers = os.listdir(folder)  # noqa: PTH208 - only names are needed
     except PermissionError:
         return None
     except OSError:
@@ -113,7 +113,7 @@ def _owner_of(pid: str) -> int | None:
 
 
 def _named_owner(path: str) -> tuple[int | None, str | None]:
-    """Return the process that the file names, as many lock files do, and its host where that is named too."""
+    """Return the pid that the file names, as many lock files do, and the host if it names one."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""Reads processes from /proc: state, parents, I/O, and what the kernel says of its out-of-memory killer."""
+"""Reads processes from /proc: state, parents, I/O, and kills by the kernel's out-of-memory killer."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A process as /proc/PID/stat shows it. ``start_ticks`` tells it from a later one of the same pid."""
+    """A process from /proc/PID/stat; ``start_ticks`` distinguishes it from a later one with the same pid."""
 
     pid: int
     ppid: int
     state: str
     start_ticks: int
     cpu_ticks: int
-    """Time that its threads have run so far, in clock ticks of 1/100 s on Linux."""
+    """CPU time of all its threads so far, in clock ticks (1/100 s on Linux)."""
     name: str
     rss_bytes: int = 0
-    """Memory that it has resident; 0 for one that has ended and was not waited for."""
+    """Resident memory; 0 for a zombie."""
     exit_status: int | None = None
-    """Of a zombie, as wait(2) would give it; None where that may not be read."""
+    """A zombie's status as wait(2) returns it; None for other processes, or if we may not read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IoBytes:
-    """Bytes that went through read(2) and write(2), of files, pipes and terminals, from a disk or a cache."""
+    """Bytes that went through read(2) and write(2) for files, pipes and terminals, whether from disk or cache."""
 
     read: int
     written: int
     fetched: int = 0
-    """Read from a disk, also for page faults: a library that is loaded comes that way, and not through read(2)."""
+    """Bytes read from a disk, including page faults: libraries are loaded that way, not through read(2)."""
 
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 MOST_COMMAND = 200
-"""Characters of a command line that are kept."""
+"""How many characters of a command line we keep."""
 
 
 def read_process(pid: int, proc: Path = Path("/proc")) -> Process | None:
-    """Return a process, or None where there is none of that pid."""
+    """Return a process, or None if no process has that pid."""
     try:
         text = (proc / str(pid) / "stat").read_text(errors="replace")
     except OSError:
@@ -70,9 +70,9 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> Process | None:
 
 
 def read_wanted_ns(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """Return for how long a process's main thread has run, or waited for a core to run on; None where it is not said.
+    """Return how long a process's main thread has run or waited for a core, or None if the kernel does not say.
 
-    Of /proc/PID/schedstat (Documentation/scheduler/sched-stats.rst): a kernel without CONFIG_SCHED_INFO has none.
+    It is in /proc/PID/schedstat (Documentation/scheduler/sched-stats.rst), which needs CONFIG_SCHED_INFO.
     """
     try:
         ran, waited, *_ = (proc / str(pid) / "schedstat").read_text().split()
@@ -83,7 +83,7 @@ def read_wanted_ns(pid: int, proc: Path = Path("/proc")) -> int | None:
 
 def read_processes(proc: Path = Path("/proc")) -> dict[int, Process]:
     """Return all processes by pid."""
-    found = (read_process(int(name), proc) for name in os.listdir(proc) if name.isdigit())  # noqa: PTH208 - names alone, four times a second
+    found = (read_process(int(name), proc) for name in os.listdir(proc) if name.isdigit())  # noqa: PTH208 - only names are needed, four times a second
     return {process.pid: process for process in found if process is not None}
 
 
@@ -93,7 +93,7 @@ def descendants(pid: int, processes: dict[int, Process]) -> tuple[Process, ...]:
 
 
 def by_parent(processes: dict[int, Process]) -> dict[int, list[Process]]:
-    """Return the children of each process: made once, it serves for many processes."""
+    """Return the children of each process, by pid; callers reuse it for many processes."""
     children: dict[int, list[Process]] = {}
     for process in processes.values():
         children.setdefault(process.ppid, []).append(process)
@@ -101,7 +101,7 @@ def by_parent(processes: dict[int, Process]) -> dict[int, list[Process]]:
 
 
 def below(pid: int, children: dict[int, list[Process]]) -> tuple[Process, ...]:
-    """Return all processes below ``pid``, nearest first, by the children of each."""
+    """Return all processes below ``pid``, nearest first, from the result of ``by_parent``."""
     found = list(children.get(pid, ()))
     for process in found:
         found.extend(children.get(process.pid, ()))
@@ -109,7 +109,7 @@ def below(pid: int, children: dict[int, list[Process]]) -> tuple[Process, ...]:
 
 
 def read_command(pid: int, proc: Path = Path("/proc")) -> str:
-    """Return a process's command line without secrets, cut to ``MOST_COMMAND``; empty where it cannot be read."""
+    """Return a process's command line without secrets, cut to ``MOST_COMMAND``, or empty if it cannot be read."""
     try:
         words = (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -119,7 +119,7 @@ def read_command(pid: int, proc: Path = Path("/proc")) -> str:
 
 
 def has_variables(pid: int, variables: Mapping[str, str], proc: Path = Path("/proc")) -> bool:
-    """Return whether a process was started with some environment variables; False where that may not be read."""
+    """Return whether a process started with these environment variables, or False if we may not read that."""
     try:
         environment = (proc / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -128,7 +128,7 @@ def has_variables(pid: int, variables: Mapping[str, str], proc: Path = Path("/pr
 
 
 def read_io(pid: int, proc: Path = Path("/proc")) -> IoBytes | None:
-    """Return the bytes that a process has read and written so far, or None where that may not be read."""
+    """Return the bytes that a process has read and written so far, or None if we may not read that."""
     try:
         lines = (proc / str(pid) / "io").read_text().splitlines()
     except OSError:
@@ -140,7 +140,7 @@ def read_io(pid: int, proc: Path = Path("/proc")) -> IoBytes | None:
 
 
 def read_status(pid: int | str, proc: Path = Path("/proc")) -> dict[str, str]:
-    """Return the fields of /proc/PID/status ("self" is a pid too), or nothing where the process has gone."""
+    """Return the fields of /proc/PID/status (``pid`` may be "self"), or an empty dict if the process is gone."""
     try:
         lines = (proc / str(pid) / "status").read_text(errors="replace").splitlines()
     except OSError:
@@ -155,13 +155,13 @@ def catches_signal(pid: int, number: int) -> bool:
 
 
 def read_oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return how often the kernel has killed for memory in our cgroup, or None where that cannot be read."""
+    """Return how often the kernel has killed a process of our cgroup for memory, or None if that cannot be read."""
     counts = (cgroups_of.read_oom_kills(folder) for folder in cgroups_of.cgroup_folders("memory", proc, cgroups))
     return next((count for count in counts if count is not None), None)
 
 
 def read_kernel_oom_pids() -> frozenset[int] | None:
-    """Return the pids that the kernel log says were killed for memory, or None where the log is not readable."""
+    """Return the pids that were killed for memory according to the kernel log, or None if it is not readable."""
     try:
         fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:

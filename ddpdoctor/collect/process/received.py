@@ -1,6 +1,6 @@
 """Reads how many bytes each TCP connection has received, from the kernel's socket diagnostics (sock_diag(7)).
 
-/proc has no such counter, and that of /proc/PID/io leaves out what a process takes by recv(2).
+/proc has no such counter: /proc/PID/io leaves out what a process receives through recv(2).
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
 _DUMP = 0x301
 """NLM_F_REQUEST | NLM_F_ROOT | NLM_F_MATCH"""
 _ESTABLISHED, _ASK_FOR_INFO, _INFO = 1 << 1, 1 << 1, 2
-"""TCP_ESTABLISHED and INET_DIAG_INFO of include/uapi/linux/inet_diag.h."""
+"""TCP_ESTABLISHED and INET_DIAG_INFO from include/uapi/linux/inet_diag.h."""
 _HEADER = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBxI48x")
 _ATTRIBUTE = struct.Struct("=HH")
 _MESSAGE_SIZE, _PORTS, _ADDRESS, _INODE = 72, 4, 24, 68
 _RECEIVED_AT = 128
-"""Of tcpi_bytes_received in struct tcp_info, there since Linux 4.1."""
+"""Offset of tcpi_bytes_received in struct tcp_info, which exists since Linux 4.1."""
 _LIMIT_S = 0.2
 _PIECE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """A connection that stands: its socket, its ends, and what has come over it so far."""
+    """An established connection: its socket, its ends, and how much it has received."""
 
     inode: int
     local_port: int
@@ -36,7 +36,7 @@ class Received:
 
 
 def read_received() -> tuple[Received, ...]:
-    """Return the connections of this network namespace; none where the kernel does not tell."""
+    """Return the connections of this network namespace, or () if the kernel does not say."""
     found: list[Received] = []
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as asked:

@@ -1,1 +1,1 @@
-"""What one rank recorded, and what else a run folder says of it."""
+"""Facts about one rank: what it recorded, and what else the run folder holds about it."""

@@ -1,4 +1,4 @@
-"""Reads what processes answered when they were asked for evidence."""
+"""Reads the answers of processes that were asked for evidence."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 _MESH = "mesh_"
 _MESH_OF_ALL = "mesh_default"
 Answers = dict[tuple[int, int], list[tuple[int, str]]]
-"""By pid and start ticks: the number of each request that was answered, and the file with the answer."""
+"""Maps a pid and its start ticks to the answers: the number of the request and the file with the answer."""
 
 
 def find_answers(folder: Path) -> Answers:
-    """Return the answers in the folder of the evidence: one look at it serves all ranks."""
+    """Return the answers in the evidence folder, which is listed only once for all ranks."""
     found: Answers = {}
     for name in _names(folder):
         stem, dot, kind = name.partition(".")
@@ -34,13 +34,13 @@ def find_answers(folder: Path) -> Answers:
 
 def _names(folder: Path) -> list[str]:
     try:
-        return os.listdir(folder)  # noqa: PTH208 - thousands of names, of which no path is needed
+        return os.listdir(folder)  # noqa: PTH208 - there are thousands of names, and nobody needs their paths
     except OSError:
         return []
 
 
 def read_answer(answers: Answers, pid: int, ticks: int) -> dict[str, Any]:
-    """Return the latest answer of a process that can be read, or nothing."""
+    """Return the latest readable answer of a process, or an empty dict."""
     for _, path in sorted(answers.get((pid, ticks), ()), reverse=True):
         try:
             body = load_json(path)
@@ -52,7 +52,7 @@ def read_answer(answers: Answers, pid: int, ticks: int) -> dict[str, Any]:
 
 
 def read_looks(answer: dict[str, Any]) -> tuple[Look, ...]:
-    """Return the looks of an answer."""
+    """Return the stack samples of an answer."""
     return tuple(
         Look(time_ns=_time_of(look), by="sampler", stacks=tuple(map(_read_stack, dicts(look.get("stacks")))))
         for look in dicts(answer.get("looks"))
@@ -74,7 +74,7 @@ def _read_stack(entry: dict[str, Any]) -> Stack:
 
 
 def read_groups(entries: Any) -> tuple[GroupState, ...]:
-    """Return the process groups that a rank told of."""
+    """Return the process groups that a rank reported, without damaged entries."""
     return tuple(
         GroupState(
             name=str(entry["name"]),
@@ -90,13 +90,13 @@ def read_groups(entries: Any) -> tuple[GroupState, ...]:
 
 
 def _mesh_dim(desc: Any) -> str:
-    """Return the dimension that torch's device mesh has written into a group's description."""
+    """Return the mesh dimension that torch's device mesh wrote into a group's description, or an empty string."""
     known = isinstance(desc, str) and desc.startswith(_MESH) and desc != _MESH_OF_ALL
     return str(desc).removeprefix(_MESH) if known else ""
 
 
 def read_seconds(value: Any) -> float | None:
-    """Return a length of time as a recorder wrote it; None where it is none."""
+    """Return a duration that a recorder wrote, or None if the value is not a positive number."""
     return float(value) if type(value) in {int, float} and 0 < value < math.inf else None
 
 
@@ -105,5 +105,5 @@ def _are_ranks(value: Any) -> bool:
 
 
 def dicts(value: Any) -> list[dict[str, Any]]:
-    """Return the objects of a list that was read as JSON; what is none is damaged, and left out."""
+    """Return the dicts in a list that was read as JSON, without damaged entries."""
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []

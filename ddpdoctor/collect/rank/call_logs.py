@@ -1,4 +1,4 @@
-"""Turns the records of calls that a ring holds into the facts of a rank, packed as they are."""
+"""Turns the calls in a ring into a rank's call log, and keeps their packed columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def read_log(slots: Slots) -> CallLog:
-    """Return all calls of a ring, those that have not ended among them."""
+    """Return all calls of a ring, including those that have not ended."""
     return CallLog(
         kinds=tuple(map(_read_kind, slots.kinds)),
         which=slots.which,

@@ -1,4 +1,4 @@
-"""Reads the stacks that faulthandler wrote, for a fatal signal or on request."""
+"""Reads the stacks that faulthandler wrote on a fatal signal or on request."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ddpdoctor.recorder.storage import ring_layout
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x([0-9a-fA-F]+)[^\n]*\(most recent call first\)")
 _ALONE = re.compile(r"^Stack \(most recent call first\)")
-"""What faulthandler writes above the one thread that it was asked for: the main thread, which runs the handlers."""
+"""What faulthandler writes above a single requested thread: the main thread, because it runs the handlers."""
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 FATAL = "Fatal Python error:"
 _CURRENT = "Current thread "
 
 
 def parse_stacks(text: str, main_ident: int | None, roots: tuple[str, ...]) -> tuple[Stack, ...]:
-    """Return the stacks of one dump. ``roots`` are the folders of the rank's standard library."""
+    """Return the stacks of one dump; ``roots`` are the folders of the rank's standard library."""
     stacks: list[Stack] = []
     frames: list[Frame] | None = None
     thread: str | None = None
@@ -33,13 +33,13 @@ def parse_stacks(text: str, main_ident: int | None, roots: tuple[str, ...]) -> t
 
 
 def split_fatal(text: str) -> tuple[str, str]:
-    """Return what was dumped on request, and the part from the fatal error on (empty where there was none)."""
+    """Return what was dumped on request, and the part from the fatal error on (empty if there was none)."""
     before, mark, after = text.partition(FATAL)
     return before, mark + after if mark else ""
 
 
 def struck_thread(fatal: str) -> str:
-    """Return the part of a fatal dump on the thread that the signal hit; empty where that runs no Python."""
+    """Return the part of a fatal dump about the thread that the signal hit, empty if that thread runs no Python."""
     _, mark, after = fatal.partition(_CURRENT)
     return mark + after.partition("\n\n")[0] if mark else ""
 

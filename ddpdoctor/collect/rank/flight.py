@@ -1,4 +1,4 @@
-"""Reads torch's flight recorder, which alone knows whether a collective of NCCL has completed on the device."""
+"""Reads torch's flight recorder: only it knows whether an NCCL collective has completed on the device."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from ddpdoctor.recorder.storage.ring_reading import RingContent
 
 _ROWS = ([str, int, str, float], [str, int, str, int])
-"""What a note of times holds: group, number, operation, milliseconds."""
+"""The columns of a ``device_times`` note: group, sequence number, operation, milliseconds."""
 _POINT_TO_POINT = re.compile(r"(send|recv) \d+(?:->|<-)(\d+|\?)")
-"""ProcessGroupNCCL.cpp and FlightRecorderHook.cpp: "recv 1<-0", ranks within the group, "?" for any source."""
+"""From ProcessGroupNCCL.cpp and FlightRecorderHook.cpp: "recv 1<-0" has ranks within the group, "?" is any source."""
 _OPS = {
     "_all_gather_base": "all_gather_into_tensor",
     "_reduce_scatter_base": "reduce_scatter_tensor",
@@ -33,28 +33,28 @@ _OPS = {
     "_broadcast_oop": "broadcast",
     "_reduce_oop": "reduce",
 }
-"""What the recorder calls an operation, where torch's profiler calls it something else."""
+"""The recorder's name for an operation, by the name that torch's profiler uses, if the two differ."""
 _DTYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
     "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool", "ComplexFloat": "complex64",
     "ComplexDouble": "complex128", "ComplexHalf": "complex32",
 }  # fmt: skip
-"""c10/core/ScalarType.h, where its names differ from Python's; the rest are Python's with a capital letter."""
+"""Names in c10/core/ScalarType.h that differ from Python's. The others are Python's, capitalized."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What the flight recorders of one rank hold: the oldest pending entries, and the last that were timed."""
+    """What the flight recorders of one rank hold: the oldest pending entries, and the last timed ones."""
 
     entries: tuple[dict[str, Any], ...] = ()
     wall_ahead_ns: int | None = None
-    """By how much the clock of its times, CLOCK_REALTIME, is ahead of CLOCK_MONOTONIC; None where that is not known."""
+    """How far CLOCK_REALTIME, which the entries use, is ahead of CLOCK_MONOTONIC; None if unknown."""
     timed: bool = False
-    """torch knows when a kernel starts, so "scheduled" means queued."""
+    """Whether torch knows when a kernel starts. If so, "scheduled" means queued."""
 
 
 def read_flight(evidence: dict[str, Any]) -> Recorded:
-    """Return what a rank answered of its flight recorders; earlier recorders wrote the bare entries."""
+    """Return the flight recorder's entries from a rank's answer; earlier versions wrote a bare list of entries."""
     body = evidence.get("flight_recorder")
     if not isinstance(body, dict):
         return Recorded(entries=tuple(chosen(body)))
@@ -64,7 +64,7 @@ def read_flight(evidence: dict[str, Any]) -> Recorded:
 
 
 def read_dump(folder: Path, content: RingContent) -> Recorded | None:
-    """Return what torch dumped of a process when it aborted it; None where there is no dump, or a damaged one."""
+    """Return what torch dumped when it aborted a process, or None if there is no readable dump."""
     for path in sorted((folder / "evidence").glob(f"{content.pid}-{content.start_ticks}.flight*")):
         try:
             body = parse_plain_pickle(read_plain(path, MOST_BYTES))
@@ -79,10 +79,10 @@ def read_dump(folder: Path, content: RingContent) -> Recorded | None:
 
 
 def pending_on_device(recorded: Recorded, log: CallLog, groups: Sequence[GroupState]) -> tuple[Call, ...]:
-    """Return what has not completed on a device: the oldest collective of each group, and of each pair of ranks.
+    """Return the oldest operation of each group, and of each pair of ranks, that has not completed on the device.
 
-    They stand oldest first. The oldest has the highest index: it is what holds the rank up. A recorded call lends its
-    call site, dtype and shape; what C++ made, such as DDP's reducer, has none.
+    The oldest comes first and has the highest index, because it holds the rank up. If the recorder saw the call,
+    the result has its call site, dtype and shape. Calls that C++ made, such as those of DDP's reducer, have no site.
     """
     pending = [entry for entry in recorded.entries if is_pending(entry)]
     last = max(log.indexes, default=0)
@@ -102,7 +102,7 @@ def device_times(recorded: Recorded) -> tuple[DeviceTime, ...]:
 
 
 def noted_times(notes: Sequence[dict[str, Any]]) -> tuple[DeviceTime, ...]:
-    """Return how long the last collectives ran before the groups were destroyed, as the rank noted it."""
+    """Return how long the last collectives ran, from the note that a rank writes before it destroys its groups."""
     rows = next((note.get("rows") for note in reversed(notes) if note.get("k") == "device_times"), None)
     sound = [row for row in rows or () if isinstance(row, list) and [*map(type, row)] in _ROWS and 0 <= row[3] < 1e12]
     return tuple(
@@ -153,7 +153,7 @@ def _state(entry: dict[str, Any], *, timed: bool) -> DeviceState:
 
 
 def _peer(entry: dict[str, Any], group: str, groups: Sequence[GroupState]) -> int | None:
-    """Return the global rank at the other end; None for any source, and where the group's ranks are not known."""
+    """Return the global rank of the peer, or None for any source or if the group's ranks are unknown."""
     match = _POINT_TO_POINT.fullmatch(op_of(entry))
     if match is None or not match[2].isdigit():
         return None
@@ -163,7 +163,7 @@ def _peer(entry: dict[str, Any], group: str, groups: Sequence[GroupState]) -> in
 
 
 def _tensors(entry: dict[str, Any]) -> tuple[str | None, tuple[int, ...] | None, int]:
-    """Return dtype and shape of the first input, in the recorder's words, and how many there are."""
+    """Return the dtype (as torch names it) and shape of the first input, and the number of inputs."""
     sizes, dtypes = entry.get("input_sizes"), entry.get("input_dtypes")
     if not isinstance(sizes, list) or not isinstance(dtypes, list) or not sizes or not dtypes:
         return None, None, 0
@@ -173,21 +173,21 @@ def _tensors(entry: dict[str, Any]) -> tuple[str | None, tuple[int, ...] | None,
 
 
 def _known_call(entry: dict[str, Any], log: CallLog, peer: int | None, created_ns: int | None) -> Call | None:
-    """Return the recorded call that made an entry, None where C++ did."""
+    """Return the recorded call that made an entry, or None if C++ made it."""
     if entry["is_p2p"]:
         return _known_exchange(entry, log, peer, created_ns)
     number, group = entry["collective_seq_id"], entry["process_group"][0]
     hooked = backend_of(entry) in HOOKED
 
     def made_it(kind: CallKind) -> bool:
-        # A hook counts by itself, and its number may be another than the group's.
+        # A hook keeps its own count, which may differ from the group's.
         return kind.numbered and kind.group == group and (not hooked or _is_same_op(kind.op, _op(entry)))
 
     return _last_of(log, made_it, lambda at: log.numbers[at] == number)
 
 
 def _known_exchange(entry: dict[str, Any], log: CallLog, peer: int | None, created_ns: int | None) -> Call | None:
-    """Return the last call that sends to, or receives from, this peer, and that was begun before the entry was made."""
+    """Return the last send to or receive from this peer that began before the entry was made."""
     op, group = _op(entry), entry["process_group"][0]
 
     def made_it(kind: CallKind) -> bool:

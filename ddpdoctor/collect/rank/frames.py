@@ -1,4 +1,4 @@
-"""Reads frames as the recorder writes them."""
+"""Reads stack frames in the recorder's format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ddpdoctor.model.stacks import Frame
 
 
 def read_frame(entry: Any) -> Frame | None:
-    """Return a frame; None where there is none."""
+    """Return a frame, or None if the entry is empty or damaged."""
     if not isinstance(entry, dict) or not entry:
         return None
     line = entry.get("l")
@@ -21,6 +21,6 @@ def read_frame(entry: Any) -> Frame | None:
 
 
 def read_frames(entries: Any) -> tuple[Frame, ...]:
-    """Return the frames of a list, without those that are none."""
+    """Return the frames of a list, without damaged entries."""
     found = map(read_frame, entries if isinstance(entries, list) else ())
     return tuple(frame for frame in found if frame is not None)

@@ -1,4 +1,4 @@
-"""Reads back how loaders shared out data. ``recorder/data/loaders.py`` and ``recorder/data/passes.py`` write it."""
+"""Reads how loaders split the data; ``recorder/data/loaders.py`` and ``recorder/data/passes.py`` write it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def read_loaders(notes: Iterable[dict[str, Any]], evidence: dict[str, Any]) -> tuple[LoaderSeen, ...] | None:
-    """Return the loaders that a rank used, in the order of their first use; None where none was recorded.
+    """Return the loaders that a rank used, in the order of their first use, or None if none was recorded.
 
-    A later note of the same pass replaces an earlier one. What the evidence of a rank says is the latest.
+    A later note about a pass replaces an earlier one. The rank's evidence is newer than its notes.
     """
     loaders: dict[int, dict[str, Any]] = {}
     passes: dict[int, dict[int, dict[str, Any]]] = {}

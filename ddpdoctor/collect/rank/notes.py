@@ -1,4 +1,4 @@
-"""Reads what a rank noted of its models: modules that DDP was given, complaints of its reducer, bad gradients."""
+"""Reads what a rank noted about its models: the modules given to DDP, errors of its reducer, bad gradients."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ddpdoctor.model.facts import ModelSeen, TensorSeen
 from ddpdoctor.model.reducer import Fault, ReducerSaid
 
 MAX_TEXT_BYTES = 64 * 2**20
-"""What packed rows may unpack to. Ours: a run folder may come from elsewhere, and 64 MiB hold a million rows."""
+"""Limit for unpacked rows, because run folders can come from strangers. Our choice: 64 MiB hold a million rows."""
 
 
 def read_models(notes: list[dict[str, Any]]) -> tuple[ModelSeen, ...]:
-    """Return the models in the order of their construction; rows are written once for equal ones."""
+    """Return the models in the order of their construction. Equal models have their rows in one note only."""
     wrapped = [note for note in notes if note.get("k") == "ddp" and note.get("digest")]
     packed = {str(note["digest"]): str(note["rows"]) for note in wrapped if note.get("rows")}
     return tuple(
@@ -37,7 +37,7 @@ def read_models(notes: list[dict[str, Any]]) -> tuple[ModelSeen, ...]:
 
 @lru_cache(maxsize=64)
 def unpack(packed: str) -> tuple[TensorSeen, ...]:
-    """Return the rows of a model, none where they are missing or damaged. Ranks with equal models share them."""
+    """Return the rows of a model, or () if they are missing or damaged; ranks with equal models share the cache."""
     try:
         text = zlib.decompressobj().decompress(base64.b64decode(packed, validate=True), MAX_TEXT_BYTES)
         return tuple(map(_tensor, json.loads(text)))
@@ -57,7 +57,7 @@ def _tensor(row: list[Any]) -> TensorSeen:
 
 
 def read_reducer(entry: Any) -> ReducerSaid | None:
-    """Return what is written of one error, or of one backward; None where nothing is, or it is damaged."""
+    """Return what the reducer said in one error or after one backward, or None if the entry is missing or damaged."""
     if not isinstance(entry, dict) or entry.get("what") not in set(Fault):
         return None
     return ReducerSaid(
@@ -71,7 +71,7 @@ def read_reducer(entry: Any) -> ReducerSaid | None:
 
 
 def read_unfinished(notes: list[dict[str, Any]]) -> ReducerSaid | None:
-    """Return what the last backward left out, of the first model that is still so."""
+    """Return what the last backward left out, for the first model whose last note still says so."""
     last: dict[tuple[str, Any], ReducerSaid | None] = {}
     for note in notes:
         if note.get("k") == "unfinished":
@@ -84,9 +84,9 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def read_nonfinite(notes: list[dict[str, Any]]) -> tuple[NonFinite, ...] | None:
-    """Return the findings in the order in which they were made; None where gradients were not looked at.
+    """Return the findings in the order in which they were made, or None if gradients were not checked.
 
-    A finding is noted again where more of it shows: the last note of each holds.
+    The recorder notes a finding again when it learns more about it, so the last note of each counts.
     """
     found = {note["id"]: note for note in notes if note.get("k") == "nonfinite" and isinstance(note.get("id"), int)}
     if not found and not any(note.get("k") == "gradients" for note in notes):

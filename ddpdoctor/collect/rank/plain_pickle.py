@@ -1,7 +1,7 @@
-"""Reads pickles of plain values alone, as torch's flight recorder dumps them: nothing in one is imported or called.
+"""Reads pickles of plain values, such as the dumps of torch's flight recorder, and never imports or calls anything.
 
-The values that torch writes there (jit/serialization/pickler.cpp) are dicts, lists, tuples, texts, numbers,
-booleans and None. Any other opcode ends the reading.
+torch writes only dicts, lists, tuples, strings, numbers, booleans and None there (jit/serialization/pickler.cpp).
+Any other opcode raises ValueError.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 from typing import Any
 
 MOST_OPCODES = 2**22
-"""Ours: a dump of 2,000 collectives with their stacks has some 200,000."""
+"""Our choice: a dump of 2,000 collectives with their stacks has about 200,000."""
 MOST_BYTES = 64 * 2**20
 _EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
@@ -26,7 +26,7 @@ def parse_plain_pickle(data: bytes) -> Any:
     """Return the value that a pickle holds.
 
     Raises:
-        ValueError: it is damaged or too large, or holds more than plain values.
+        ValueError: the pickle is damaged or too large, or holds more than plain values.
     """
     if len(data) > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES} bytes")
@@ -62,7 +62,7 @@ def _run(name: str, argument: Any, stack: list[Any], known: dict[int, Any]) -> N
 
 
 def _gather(name: str, stack: list[Any]) -> None:
-    """Put values into what contains them."""
+    """Move values from the stack into their container."""
     if name in ("APPEND", "APPENDS"):
         items = _taken(stack, 1 if name == "APPEND" else None)
         stack[-1].extend(items)
@@ -76,7 +76,7 @@ def _gather(name: str, stack: list[Any]) -> None:
 
 
 def _taken(stack: list[Any], count: int | None) -> list[Any]:
-    """Take so many values off the stack; for None, all above the last mark, and the mark."""
+    """Pop ``count`` values off the stack. None pops everything above the last mark, and the mark itself."""
     if count is None:
         count = next(at for at, value in enumerate(reversed(stack)) if value is _MARK)
         values = stack[len(stack) - count :]

@@ -1,4 +1,4 @@
-"""Puts together what a ring, the evidence, the agent and the watcher say of one rank."""
+"""Combines what the ring, the evidence, the agent and the watcher say about one rank."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from ddpdoctor.recorder.storage import ring_reading
 
 MOST_RANKS = 2**18
-"""Ours: more than twice the largest jobs that are known."""
+"""Our choice: more than twice the size of the largest known jobs."""
 IDLE_FILES = ("/multiprocessing/queues.py", "/multiprocessing/connection.py", "/multiprocessing/pool.py")
-"""Where a child that waits for work stands. What is deeper (select, a lock) has no Python frame or is in the stdlib."""
+"""A child that waits for work has a frame in one of these. Deeper frames (select, a lock) are C code or the stdlib."""
 DEFAULT_GROUP = "0"
 LOOKS_APART_NS = 150_000_000
-"""The sampler looks at the user's line a little more often than this."""
+"""The sampler reads the user's current line slightly more often than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What all ranks of one attempt share."""
+    """The inputs that all ranks of one attempt share."""
 
     folder: Path
     host: str
@@ -56,10 +56,10 @@ class Context:
 
 
 def read_rank(source: Source, context: Context) -> Rank:
-    """Return all that is known of one rank, and what of it cannot be read."""
+    """Return all that is known about one rank, and what cannot be read."""
     try:
         return _read_rank(source, context)
-    except Exception as error:  # noqa: BLE001 - the wall around a collector: one rank's damage hides no other rank
+    except Exception as error:  # noqa: BLE001 - damaged data of one rank must not hide the others
         why = f"what was collected of it is damaged ({type(error).__name__}: {error})"
         return Rank(
             rank=source.rank, local_rank=None, host=context.host, pid=source.pid, attempt=context.attempt,
@@ -93,18 +93,18 @@ def _read_rank(source: Source, context: Context) -> Rank:
 
 
 def believed(world_size: int | None) -> int | None:
-    """Return a world size, None for one that only a damaged file can hold: rules go through all ranks."""
+    """Return the world size, or None if only a damaged file can hold one so large: rules loop over all ranks."""
     return world_size if world_size is not None and world_size <= MOST_RANKS else None
 
 
 def _defects(content: ring_reading.RingContent | None) -> str | None:
-    """Return which hooks of the recorder failed, as on a torch that lacks what they hold on to; None where none did."""
+    """Return which recorder hooks failed, for example because torch lacks the function they patch; None if none did."""
     notes = [note for note in content.notes if note.get("k") == "defect"] if content else []
     return "; ".join(sorted({f"{note.get('hook')}: {note.get('error')}" for note in notes})) or None
 
 
 def _with_end(rank: Rank, context: Context, watched: Watched) -> Rank:
-    """Add life, exit code or signal, and when: the agent knows how, the watcher sees sooner when."""
+    """Add how and when the rank ended: the agent knows how, but the watcher often sees the end earlier."""
     end = context.ends.get(rank.pid or 0)
     gone_ns = watched.ended_ns
     if end is None:
@@ -131,7 +131,7 @@ def _signal_name(number: int) -> str:
 
 
 def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, context: Context) -> Rank:
-    """Add what the process itself wrote down."""
+    """Add what the process itself recorded."""
     watched = context.watch.of(content.pid)
     log = read_log(content.slots)
     notes = content.notes
@@ -189,7 +189,7 @@ def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, co
 
 
 def _is_over(content: ring_reading.RingContent, context: Context) -> bool:
-    """Return whether a process has ended, so that what torch dumped of it is later than what it answered."""
+    """Return whether a process has ended, which makes torch's dump newer than the process's answer."""
     return content.pid in context.ends or context.watch.of(content.pid).ended_ns is not None
 
 
@@ -201,7 +201,7 @@ def _before_call(row: Any) -> BeforeCall | None:
 
 
 def _last_place(content: ring_reading.RingContent) -> Frame | None:
-    """Return the user's line seen last: that of a call which began after the sampler's last look, else the look's."""
+    """Return the user's last known line: that of the last call, or of the sampler if its last sample is newer."""
     last = content.slots[-1] if len(content.slots) else None
     looked_ns = content.cells["heartbeat_ns"] - LOOKS_APART_NS
     if last is not None and last.site is not None and (content.place is None or last.started_ns > looked_ns):
@@ -222,7 +222,7 @@ def _innermost_user(stacks: tuple[Stack, ...]) -> Frame | None:
 
 
 def _raised(notes: list[dict[str, Any]]) -> tuple[Raised, ...]:
-    """Return the exceptions, once each: an error is noted where its call fails, and again where it ends the process."""
+    """Return each exception once: it is noted when its call fails, and again when it ends the process."""
     found: list[Raised] = []
     for note in notes:
         if note.get("k") != "raised":
@@ -245,17 +245,17 @@ def _numbers(value: Any) -> tuple[int, ...]:
 
 
 def _message(note: dict[str, Any]) -> str:
-    """Return an error's text; of one that a child passed on, the last line of the child's own traceback."""
-    text = hide_in_text(str(note.get("text")))  # an earlier recorder kept it as it was
+    """Return an error's text. If a child passed the error on, that is the last line of the child's traceback."""
+    text = hide_in_text(str(note.get("text")))  # earlier recorders did not hide secrets
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1].removeprefix(f"{note.get('type')}: ") if note.get("child") and lines else text
 
 
 def _groups(evidence: dict[str, Any], notes: list[dict[str, Any]], log: CallLog) -> tuple[GroupState, ...]:
-    """Return the groups as the rank told them last: in its evidence, or when a call failed, or from its calls alone.
+    """Return the groups that the rank last reported (in its evidence or at a failed call), or infer them from calls.
 
-    A slow start draws a request for evidence, and the answer is out of date when the job fails later: what the calls
-    say then holds.
+    A slow start can trigger a request for evidence. If the job fails later, that answer is out of date, and the
+    calls count instead.
     """
     highest = _highest_numbers(log)
     raised = (note for note in reversed(notes) if note.get("k") == "raised")
@@ -271,12 +271,12 @@ def _groups(evidence: dict[str, Any], notes: list[dict[str, Any]], log: CallLog)
 
 
 def _is_outdated(group: GroupState, highest: dict[str, int]) -> bool:
-    """Return whether a call carries a higher number than the one that follows on the group's counter."""
+    """Return whether a call has a number beyond the next one that the group's reported counter allows."""
     return highest.get(group.name, 0) > group.enqueued + 1
 
 
 def _highest_numbers(log: CallLog) -> dict[str, int]:
-    """Return, by group, the highest number that a call which has ended carries, or that a phase began with."""
+    """Return, by group, the highest sequence number among ended calls and the starts of phases."""
     highest: dict[str, int] = {}
     for kind, at in log.last.items():
         name = kind.group or DEFAULT_GROUP
@@ -291,7 +291,7 @@ def _read_dump(folder: Path, content: ring_reading.RingContent) -> str:
 
 
 def _signal_looks(text: str, main: Any, roots: tuple[str, ...], watched: Watched) -> tuple[Look, ...]:
-    """Return the looks that a signal got, each from the part of the dump that it wrote."""
+    """Return the stack samples that a signal triggered, one for each part of the dump file."""
     looks = []
     for start, end, moment in watched.dumps or ():
         stacks = parse_stacks(text[start:end], main if isinstance(main, int) else None, roots)
@@ -301,7 +301,7 @@ def _signal_looks(text: str, main: Any, roots: tuple[str, ...], watched: Watched
 
 
 def _last_look(folder: Path, content: ring_reading.RingContent, roots: tuple[str, ...]) -> tuple[Look, ...]:
-    """Return what a rank stood in when it was told to end, where it was never asked for evidence in time."""
+    """Return the stack that a rank wrote on SIGTERM, for ranks that were not asked for evidence in time."""
     path = folder / "evidence" / f"{content.pid}-{content.start_ticks}.term"
     stacks = parse_stacks(read_text(path), None, roots)
     return (Look(time_ns=content.cells["heartbeat_ns"], by="signal", stacks=stacks),) if stacks else ()
@@ -322,7 +322,7 @@ def _children(watched: Watched, context: Context) -> tuple[Child, ...]:
 
 
 def is_idle(looks: tuple[Look, ...]) -> bool:
-    """Return whether a child waits for work: at the last look, below its last user line, it stands in a queue."""
+    """Return whether a child waits for work: its last sample has a queue's frame below the last user frame."""
     for look in looks[-1:]:
         for stack in look.stacks:
             if stack.is_main:

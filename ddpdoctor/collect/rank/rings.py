@@ -1,4 +1,4 @@
-"""Reads the rings of a run folder, whole ones and those that are not."""
+"""Reads the rings of a run folder, and says which are damaged."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Rings:
     """What the processes of a run wrote, by pid."""
 
     contents: dict[int, ring_reading.RingContent]
-    """The rings, the latest where a pid came back."""
+    """The rings; if a pid was reused, the latest."""
     damaged: dict[int, str]
-    """Why a ring cannot be read, of processes of which none can."""
+    """Why the ring cannot be read, for processes without any readable ring."""
 
 
 def read_rings(folder: Path) -> Rings:
-    """Return the rings of a run folder; what was kept of one before a signal counts in its place."""
+    """Return the rings of a run folder; a copy that was kept before a signal replaces the ring itself."""
     contents: dict[int, ring_reading.RingContent] = {}
     damaged: dict[int, str] = {}
     for path in (*sorted((folder / "rings").glob("*.ring")), *sorted((folder / "evidence").glob("*.held"))):

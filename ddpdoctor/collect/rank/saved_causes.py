@@ -1,4 +1,4 @@
-"""Puts together what watch.json, a rank's notes and its evidence say of why it stands still or died."""
+"""Combines what watch.json, a rank's notes and its evidence say about why it is stuck or died."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ddpdoctor.model.causes import (
 from ddpdoctor.model.codec import WrongValue, decode
 
 MOST_CHILDREN = 16
-"""Ended children that are kept of a rank, the latest: a DataLoader without persistent workers ends some each epoch."""
+"""How many of a rank's ended children we keep: a DataLoader without persistent workers ends some each epoch."""
 
 
 def read_process_causes(
     saved: Any, notes: list[dict[str, Any]], evidence: dict[str, Any]
 ) -> ProcessCauses | None:  # fmt: skip
-    """Return all that is known of one rank; None where nothing was seen. ``saved`` is its part of watch.json."""
+    """Return all known causes for one rank, or None if there are none; ``saved`` is its part of watch.json."""
     seen = _decoded(ProcessCauses, saved)
     reaped = _reaped(notes)
     at_error = _at_error(notes)
@@ -47,7 +47,7 @@ def read_process_causes(
 
 
 def read_host_causes(saved: Any) -> HostCauses | None:
-    """Return what was seen of the host, from its part of watch.json."""
+    """Return what the watcher saw on the host, from the host's part of watch.json."""
     found: HostCauses | None = _decoded(HostCauses, saved)
     return found
 
@@ -62,7 +62,7 @@ def _decoded(kind: Any, saved: Any) -> Any:
 
 
 def _store(entry: Any) -> StoreSought | None:
-    """Return the store that a rank is connecting to, as its recorder says."""
+    """Return the store that a rank's recorder says it is connecting to."""
     if not isinstance(entry, dict) or not isinstance(entry.get("port"), int) or not isinstance(entry.get("rank"), int):
         return None
     given = entry.get("given")
@@ -73,7 +73,7 @@ def _store(entry: Any) -> StoreSought | None:
 
 
 def _reaped(notes: list[dict[str, Any]]) -> list[LostChild]:
-    """Return the children of multiprocessing that the rank has waited for: a negative code is a signal."""
+    """Return the multiprocessing children that the rank has waited for; a negative code is a signal."""
     found = []
     for note in notes:
         if note.get("k") == "child_end" and isinstance(note.get("code"), int):
@@ -84,7 +84,7 @@ def _reaped(notes: list[dict[str, Any]]) -> list[LostChild]:
 
 
 def _at_error(notes: list[dict[str, Any]]) -> AtError | None:
-    """Return what the rank had left when its last exception was noted, where that was about memory."""
+    """Return how much memory the rank had left at its last exception, if that was about memory."""
     note = next((n.get("memory") for n in reversed(notes) if n.get("k") == "raised" and n.get("memory")), None)
     if not isinstance(note, dict):
         return None

@@ -1,4 +1,4 @@
-"""Reads what a ring says of training steps, and of the lines that the main thread was met at."""
+"""Reads the training steps in a ring, and the lines at which the sampler saw the main thread."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _ENDS = {
 FETCH_CELLS = 3
 _FIRST_PHASE = 4
 _COLUMNS = _FIRST_PHASE + 2 * len(Phase)
-"""Of a row of ``ring_layout.STEP``: number, end, group and flags, then the phases, then the waits in them."""
+"""Columns of a ``ring_layout.STEP`` row: number, end, group, flags, then each phase, then each phase's wait."""
 
 
 def read_steps(content: RingContent) -> StepTimes | None:
-    """Return the last steps that ended in the same way as the latest one; None where there is none."""
+    """Return the last steps that ended in the same way as the latest one, or None if there are no steps."""
     if not content.steps:
         return None
     _, _, group, flags, *_ = content.steps[-1]
@@ -47,9 +47,9 @@ def read_steps(content: RingContent) -> StepTimes | None:
 def read_lines(
     content: RingContent, children: Iterable[RingContent], ended: Iterable[Sequence[Any]] = ()
 ) -> tuple[LineSeen, ...]:
-    """Return the lines at which a rank and its children were met, the most frequent first.
+    """Return the lines at which the sampler saw a rank and its children, the most frequent first.
 
-    ``ended`` is what the watcher kept of children that have ended: file, line, function and count.
+    ``ended`` is what the watcher kept from children that have ended: file, line, function and count.
     """
     found = [*_lines(content, in_child=False)]
     for child in children:
@@ -68,7 +68,7 @@ def _lines(content: RingContent, *, in_child: bool) -> Iterable[LineSeen]:
 
 
 def read_fetches(children: Iterable[RingContent], ended: Any = None) -> FetchTimes | None:
-    """Return what a rank's loader workers have done; ``ended`` is what the watcher kept of those that have ended."""
+    """Return how many batches a rank's loader workers made and how long they took; ``ended`` sums up ended workers."""
     known = isinstance(ended, list) and len(ended) == FETCH_CELLS and all(type(value) is int for value in ended)
     rows = [ended if known else (0,) * FETCH_CELLS, *map(fetch_cells, children)]
     batches, making_ns, pauses_ns = map(sum, zip(*rows, strict=True))
@@ -76,13 +76,13 @@ def read_fetches(children: Iterable[RingContent], ended: Any = None) -> FetchTim
 
 
 def fetch_cells(content: RingContent) -> tuple[int, int, int]:
-    """Return how many batches a child has made, how long that took, and how long it paused, in nanoseconds."""
+    """Return how many batches a child has made, how long that took, and how long it paused (both in nanoseconds)."""
     cells = content.cells
     return cells["fetches"], cells["fetching_ns"], cells["fetch_pauses_ns"]
 
 
 def find_children(contents: Mapping[int, RingContent]) -> dict[int, list[RingContent]]:
-    """Return the recorded children of each process, by its pid. Those of a fork server are its parent's."""
+    """Return the recorded children of each process, by its pid; a fork server's children count as its parent's."""
     found: dict[int, list[RingContent]] = {}
     for content in contents.values():
         parent = owner_of(content, contents.get)
@@ -92,9 +92,9 @@ def find_children(contents: Mapping[int, RingContent]) -> dict[int, list[RingCon
 
 
 def owner_of(content: RingContent, find: Callable[[int], RingContent | None]) -> int | None:
-    """Return the pid of the process that a child works for; None for a rank. ``find`` returns the ring of a pid.
+    """Return the pid of the process that a child works for, or None for a rank.
 
-    A fork server starts children for the process that has started it.
+    A fork server starts children for the process that started it. ``find`` returns the ring of a pid.
     """
     parent = parent_of(content)
     between = find(parent) if parent is not None else None
@@ -102,7 +102,7 @@ def owner_of(content: RingContent, find: Callable[[int], RingContent | None]) ->
 
 
 def parent_of(content: RingContent) -> int | None:
-    """Return the pid of the process that started a child; None for a rank."""
+    """Return the pid of the process that started a child, or None for a rank."""
     process: dict[str, Any] = next((note for note in content.notes if note.get("k") == "process"), {})
     parent = process.get("ppid")
     return parent if content.role == ring_layout.ROLE_CHILD and isinstance(parent, int) else None

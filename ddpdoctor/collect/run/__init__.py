@@ -1,1 +1,1 @@
-"""A run folder and what stands in it for the whole job."""
+"""A run folder, and the facts in it about the whole job."""

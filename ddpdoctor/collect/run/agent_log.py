@@ -1,4 +1,4 @@
-"""Reads what the hook in torch's elastic agent logged: who was started, how each ended."""
+"""Reads the log of the hook in torch's elastic agent: which workers it started and how each ended."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ AGENT_NUMBERS = {
     "end": ("pid", "code", "at"),
     "closing": ("at",),
 }
-"""Fields that the agent's lines must have, by what they tell."""
+"""Fields that each kind of line must have."""
 MOST_ATTEMPTS = 2**16
-"""Ours: a launcher does not start again more often."""
+"""Our choice: no launcher restarts a job more often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentLog:
-    """What torch's elastic agent said of one attempt."""
+    """What torch's elastic agent logged about one attempt."""
 
     attempt: int = -1
     started: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -36,18 +36,18 @@ class AgentLog:
     superseded_ns: int | None = None
     """When the next attempt began."""
     lacks: tuple[str, ...] = ()
-    """What hooks of the recorder this torch's agent has no place for."""
+    """The recorder hooks that this version of torch's agent has no place for."""
     meeting: int | None = None
-    """A number that the agents of all nodes give this attempt; None where they say none."""
+    """The number that the agents of all nodes share for this attempt, or None if they logged none."""
 
 
 def read_agent_log(path: Path) -> AgentLog:
-    """Return what the agent logged of the last attempt."""
+    """Return what the agent logged about the last attempt."""
     return log_of(read_entries(path))
 
 
 def log_of(entries: Sequence[dict[str, Any]], attempt: int | None = None) -> AgentLog:
-    """Return what the agent logged of one attempt, by default the last."""
+    """Return what the agent logged about one attempt, by default the last."""
     wanted = max((int(e.get("attempt", -1)) for e in entries), default=-1) if attempt is None else attempt
     mine = [e for e in entries if e.get("attempt") == wanted]
     return AgentLog(
@@ -62,18 +62,18 @@ def log_of(entries: Sequence[dict[str, Any]], attempt: int | None = None) -> Age
 
 
 def meetings_of(entries: Sequence[dict[str, Any]]) -> dict[int, int]:
-    """Return the numbers that the agents of all nodes give the attempts of this one, where they say any."""
+    """Map this node's attempts to the numbers that the agents of all nodes share for them, if they logged any."""
     return {e.get("attempt", -1): e["meeting"] for e in reversed(entries) if type(e.get("meeting")) is int}
 
 
 def read_lacks(entries: Iterable[dict[str, Any]]) -> tuple[str, ...]:
-    """Return the hooks that the recorder found no place for in torch, as a ring's notes or an agent's log tell them."""
+    """Return the recorder hooks that found no place in torch, from a ring's notes or an agent's log."""
     told = [entry.get("lacks") for entry in entries if entry.get("k") == "hooks"]
     return tuple(sorted({str(hook) for hooks in told if isinstance(hooks, list) for hook in hooks}))
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """Return all lines of an agent's log that can be read."""
+    """Return all readable entries of an agent's log."""
     text = read_text(path)
     try:
         check_json(text.encode())

@@ -1,4 +1,4 @@
-"""Tells which attempts of several nodes are the same: each counts its own, and one that joins later begins at 0."""
+"""Matches the attempts of several nodes: each node counts its own, and a node that joins later starts at 0."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     Entries = Sequence[dict[str, Any]]
-    """What the agent of one node logged, of all attempts."""
+    """What the agent of one node logged in all attempts."""
 
 BEATS_NS = 3_000_000_000
-"""Ours: who took part in an attempt was heard later than three beats before its ranks were started."""
+"""Three heartbeats: a node that was silent for longer than this when the ranks started was not there. Our choice."""
 
 
 class NotThere(Exception):  # noqa: N818 - says what it is
@@ -21,10 +21,10 @@ class NotThere(Exception):  # noqa: N818 - says what it is
 
 
 def attempt_elsewhere(own: Entries, other: Entries, attempt: int | None) -> int | None:
-    """Return which attempt of another node is the same as one of this node; None stands for the last.
+    """Return the other node's number for an attempt of this node; None stands for the last attempt.
 
-    Agents of all nodes give an attempt the same number (the round of their rendezvous). Where they say none, nodes
-    count alike. Raises ``NotThere``.
+    The agents of all nodes share a number for each attempt (the round of their rendezvous). If they logged none, the
+    number is the same on both nodes. Raises ``NotThere``.
     """
     meeting = log_of(own, attempt).meeting
     last = log_of(other)
@@ -37,7 +37,7 @@ def attempt_elsewhere(own: Entries, other: Entries, attempt: int | None) -> int 
 
 
 def was_gone(own: Entries, heard_ns: int | None, attempt: int | None) -> bool:
-    """Return whether a node was last heard before an attempt began, so that its agents have met without it."""
+    """Return whether a node's last message came before an attempt began, so that the agents met without it."""
     log = log_of(own, attempt)
     begun_ns = min((int(entry["at"]) for entry in log.started.values()), default=None)
     if log.meeting is None or begun_ns is None or heard_ns is None:
@@ -46,7 +46,7 @@ def was_gone(own: Entries, heard_ns: int | None, attempt: int | None) -> bool:
 
 
 def came_later(own: Entries, other: Entries, attempt: int | None) -> bool:
-    """Return whether another node has joined after an attempt had begun, as far as its log tells."""
+    """Return whether another node's log shows that it joined after an attempt began."""
     meeting, last = log_of(own, attempt).meeting, log_of(other)
     if meeting is None or last.meeting is None or last.meeting <= meeting:
         return False

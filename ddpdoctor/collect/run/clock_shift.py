@@ -1,4 +1,4 @@
-"""Brings times of another host's CLOCK_MONOTONIC to that of the host that reports."""
+"""Converts times from another host's CLOCK_MONOTONIC to that of the reporting host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Kind = TypeVar("Kind")
 
 
 def shift_rank(rank: Rank, ahead_ns: int) -> Rank:
-    """Return the facts of a rank whose host's clock is ahead by so much, by the clock of the one that reports."""
+    """Return a rank with its times moved to the reporting host's clock; its own clock is ``ahead_ns`` ahead."""
     if ahead_ns == 0:
         return rank
     return replace(

@@ -1,4 +1,4 @@
-"""Reads where the user's files branch, loop and jump, and keeps it with the run: the files may change later."""
+"""Reads where the user's files branch, loop and jump, and saves it with the run, because the files may change later."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _KINDS: dict[type[ast.AST], str] = {
 
 
 def save_control_flow(folder: Path, job: Job) -> bool:
-    """Write down how control flows through the files of the job's calls; return whether there was any to read."""
+    """Save the control flow of the files that made the job's calls; return whether there was any to save."""
     with contextlib.suppress(OSError):
         began_s = (folder / "run.json").stat().st_mtime
         flows = tuple(flow for file in _files_of(job) if (flow := read_control_flow(Path(file), began_s)) is not None)
@@ -47,12 +47,12 @@ def save_control_flow(folder: Path, job: Job) -> bool:
 
 
 def load_control_flow(folder: Path) -> tuple[ControlFlow, ...]:
-    """Return what was saved with a run; nothing where that is missing or damaged."""
+    """Return what was saved with a run, or () if it is missing or damaged."""
     return load(tuple[ControlFlow, ...], folder / FILE) or ()
 
 
 def read_control_flow(path: Path, unchanged_since_s: float) -> ControlFlow | None:
-    """Return the statements of a source file that decide which lines run; None where it is not the one that ran."""
+    """Return the statements that decide which lines run, or None if the file changed since the run or is no Python."""
     try:
         file = path.resolve(strict=True)
         if file.stat().st_mtime > unchanged_since_s:
@@ -82,6 +82,6 @@ def _statements(tree: ast.AST) -> Iterator[Statement]:
 
 
 def _is_fixed(iterated: ast.expr) -> bool:
-    """Return whether a loop runs as often on all ranks: over a range of constants."""
+    """Return whether a loop runs equally often on all ranks because it is over a range of constants."""
     named = isinstance(iterated, ast.Call) and isinstance(iterated.func, ast.Name) and iterated.func.id == "range"
     return named and isinstance(iterated, ast.Call) and all(isinstance(one, ast.Constant) for one in iterated.args)

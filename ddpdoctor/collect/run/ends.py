@@ -1,4 +1,4 @@
-"""How processes ended: as their parent, the kernel, their own last words or the launcher's status tell it."""
+"""Finds how processes ended, from their parent, the kernel, their own records or the launcher's exit status."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from ddpdoctor.recorder.storage.ring_reading import RingContent
 
 SHELL_SIGNAL = 128
-"""A shell's status for a command that a signal ended is this and the signal's number."""
+"""A shell adds this to the signal's number when a signal ended its command."""
 LAST_SIGNAL = 64
 SIGTERM = 15
 TOLD_TOGETHER_NS = 30_000_000
-"""Ranks that are told to end within this time are told by one launcher. Ours: writing its stack takes a rank 16 ms."""
+"""One launcher sends SIGTERM to its ranks within this time. Our choice: a rank takes 16 ms to write its stack."""
 SAME_SIGNAL_NS = 1_000_000_000
-"""A signal to the whole process group reaches ranks at most this much sooner than ``wrap``. Ours."""
+"""A signal to the whole process group reaches ranks at most this much sooner than ``wrap``. Our choice."""
 _FATAL = {
     "Segmentation fault": 11,
     "Aborted": 6,
@@ -30,7 +30,7 @@ _FATAL = {
     "Floating-point exception": 8,
     "Illegal instruction": 4,
 }  # fmt: skip
-"""What faulthandler calls the signals that it dumps at."""
+"""Faulthandler's names for the signals on which it dumps."""
 
 End = dict[str, Any]
 """``code``: an exit status, or a signal's number below zero; ``at``: when."""
@@ -43,7 +43,7 @@ def find_ends(
     watch: Watch,
     known: Mapping[int, End],
 ) -> dict[int, End]:
-    """Return how processes ended, by pid. ``known`` is what their parents said; the rest is worked out."""
+    """Return how processes ended, by pid; ``known`` comes from their parents, and the rest is inferred."""
     ends = dict(known)
     unexplained = []
     for source in sources:
@@ -67,9 +67,9 @@ def find_ends(
 
 
 def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: Watch) -> int | None:
-    """Return when a launcher that says nothing of it began to stop the ranks; None if it did not.
+    """Return when a launcher that does not log it began to stop the ranks, or None if it did not.
 
-    A rank that gets SIGTERM first, while no other has ended, was killed: the launcher stops the others after it.
+    If one rank gets SIGTERM before any other has ended, somebody killed it, and the launcher then stopped the others.
     """
     told, others = [], []
     for source in sources:
@@ -89,7 +89,7 @@ def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: Wa
 
 
 def interruption_ns(sources: Iterable[Source], ends: Mapping[int, End], watch: Watch) -> int | None:
-    """Return when somebody interrupted the job; None if nobody did.
+    """Return when somebody interrupted the job, or None if nobody did.
 
     Ctrl-C and ``scancel`` send the signal to the whole process group, so ranks may die of it before ``wrap`` acts.
     """
@@ -105,7 +105,7 @@ def interruption_ns(sources: Iterable[Source], ends: Mapping[int, End], watch: W
 
 
 def _code_of(content: RingContent | None, folder: Path, shell: End | None) -> int | None:
-    """Return an exit status or signal from what the process itself left, or from the shell that waited for it."""
+    """Return the exit status or signal from what the process left behind, or from the shell that waited for it."""
     if content is None:
         return _of_shell(shell)
     name = f"{content.pid}-{content.start_ticks}"
@@ -119,7 +119,7 @@ def _code_of(content: RingContent | None, folder: Path, shell: End | None) -> in
 
 
 def _left_by_itself(content: RingContent) -> int | None:
-    """Return the status of a process that raised, called an exit, or came to the end of its script."""
+    """Return the exit status of a process that raised, called ``exit``, or reached the end of its script."""
     if any(n.get("k") == "raised" and n.get("uncaught") and n.get("main") for n in content.notes):
         return 1
     leaving = next((note for note in reversed(content.notes) if note.get("k") == "exit"), None)
@@ -137,7 +137,7 @@ def _of_shell(shell: End | None) -> int | None:
 
 
 def _signal_in(status: int | None) -> int | None:
-    """Return the signal that a status speaks of: a shell's, or that of a process that a signal ended."""
+    """Return the signal that a shell's or a process's status stands for, or None."""
     if status is None or status == 0:
         return None
     if status < 0:

@@ -1,4 +1,4 @@
-"""Reads and writes the files of a run folder: regular files only, no link, no more than a limit; written whole."""
+"""Reads the files of a run folder (regular files within a size limit, no links), and writes them whole."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 Kind = TypeVar("Kind")
 DAMAGED = (OSError, ValueError, OverflowError, RecursionError, WrongValue)
-"""What a file raises that is not there, cannot be opened, or does not hold what it should."""
+"""The errors for a file that is missing, cannot be opened, or has the wrong content."""
 MAX_TEXT_BYTES = 16 * 2**20
-"""Ours: of stacks and other plain text. The stacks of a process with 100 threads take 100 KiB."""
+"""Limit for stacks and other plain text. Our choice: the stacks of a process with 100 threads take 100 KiB."""
 FOLDERS = ("rings", "prints", "evidence", "nccl", "nodes", "gathered")
 
 
@@ -28,7 +28,7 @@ def save(path: Path, record: Any) -> None:
 
 
 def load(kind: type[Kind], path: Path) -> Kind | None:
-    """Return the record that ``save`` wrote; None where the file is missing or damaged."""
+    """Return the record that ``save`` wrote, or None if the file is missing or damaged."""
     try:
         return decode(kind, load_json(path))
     except DAMAGED:
@@ -36,12 +36,12 @@ def load(kind: type[Kind], path: Path) -> Kind | None:
 
 
 def load_json(path: str | os.PathLike[str]) -> Any:
-    """Return what a file of JSON says; raises one of ``DAMAGED``."""
+    """Return the content of a JSON file; raises one of ``DAMAGED``."""
     return parse_json(read_plain(path))
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Return a file of plain text; nothing where it cannot be read."""
+    """Return the content of a plain text file, or an empty string if it cannot be read."""
     try:
         return read_plain(path, MAX_TEXT_BYTES).decode(errors="replace")
     except OSError:
@@ -49,7 +49,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def check_folders(folder: Path) -> None:
-    """Raise ``UserError`` where a part of a run folder is a link, which could lead anywhere."""
+    """Raise ``UserError`` if a subfolder of a run folder is a link, which could lead anywhere."""
     for name in FOLDERS:
         part = folder / name
         if part.is_symlink() or (part.exists() and not is_folder(part)):

@@ -1,4 +1,4 @@
-"""Reads, when a collective does not complete, what this machine's network and GPUs look like; saves and loads it."""
+"""Saves and loads facts about this machine's network and GPUs, which are read when a collective does not complete."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ FILE = "machine.json"
 SECTIONS = frozenset({
     "conf_files", "gpus", "kernel_log", "limits", "names", "network", "pci", "rdma", "stuck_processes",
 })  # fmt: skip
-"""What decides how data get from rank to rank. Nothing of it imports torch or gives the GPUs work."""
+"""The facts that decide how data travel between ranks. Reading them imports no torch and gives the GPUs no work."""
 LIMIT_S = 6.0
-"""Ours: the job hangs already; to read a healthy node takes a second, and what hangs itself is said to."""
+"""Our choice: a healthy node takes one second to read. A section that hangs is reported as such."""
 
 
 def save_machine(folder: Path) -> None:
@@ -30,5 +30,5 @@ def save_machine(folder: Path) -> None:
 
 
 def load_machine(folder: Path) -> Node | None:
-    """Return what was saved, or None where nothing was, or it cannot be read."""
+    """Return what was saved, or None if it is missing or cannot be read."""
     return load(Node, folder / FILE)

@@ -1,4 +1,4 @@
-"""Reads the warnings in NCCL's logs: those that `wrap` had written to the run folder, and the user's own."""
+"""Reads the warnings in NCCL's logs: those that ``wrap`` directed to the run folder, and the user's own."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 FOLDER = "nccl"
 """In the run folder."""
 MOST_BYTES = 256 * 1024
-"""What is read of a log, at its end. Ours: a warning is a line, and what came long before matters no more."""
+"""How much of a log's end we read. Our choice: a warning is one line, and old ones no longer matter."""
 MOST_FILES = 1024
 MOST_LINES = 8
-"""Warnings that are kept of a log, the last."""
+"""How many of a log's last warnings we keep."""
 MOST_TEXT = 300
 _WARNING = re.compile(
     r"^(?:\[[^\]\n]*\] )?(?:(?P<host>\S+):(?P<pid>\d+):\d+ \[[\w-]+\] )?(?:(?P<source>\S+:\d+) )?"
     r"(?:\S+ )?NCCL WARN (?P<text>.+)$",
     re.MULTILINE,
 )
-"""debug.cc, ncclDebugLog, 2.18 to 2.30: "node3:4711:4720 [0] transport/net_socket.cc:391 NCCL WARN …", in newer ones
-with the time before it."""
+"""From ncclDebugLog in debug.cc, NCCL 2.18 to 2.30: "node3:4711:4720 [0] transport/net_socket.cc:391 NCCL WARN …".
+Newer versions put the time before it."""
 
 
 def read_warnings(folder: Path) -> tuple[NcclLine, ...]:
-    """Return the last warnings of every log in the run folder, each text of a process once."""
+    """Return the last warnings of every log in the run folder, without repeats."""
     found = (line for path in sorted((folder / FOLDER).glob("*.log"))[:MOST_FILES] for line in _warnings(path))
     return tuple(dict.fromkeys(found))
 
 
 def keep_users_logs(folder: Path, pattern: str) -> None:
-    """Copy the warnings of logs that the user's NCCL_DEBUG_FILE names ("%h" host, "%p" process) to the run folder."""
+    """Copy the warnings in the logs that NCCL_DEBUG_FILE names ("%h" host, "%p" process) to the run folder."""
     if not pattern or pattern in {"stdout", "stderr"} or pattern.startswith("/dev/"):
         return
     wild = re.sub(r"%[hp]", "*", glob.escape(pattern))

@@ -1,4 +1,4 @@
-"""Reads a job of many nodes from the run folder of the one that reports, with what the others recorded and sent it."""
+"""Reads a multi-node job from the reporting node's run folder, including what the other nodes recorded and sent."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ if TYPE_CHECKING:
 
 FILE = "nodes.json"
 FOLDERS = ("gathered", "nodes")
-"""In the run folder, by number: what each other node sent; else what it recorded there itself, where it sees it too."""
+"""Subfolders with each other node's records, by its number: what it sent, or what it wrote to a shared run folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Node:
-    """What another node recorded, its times by the clock of the one that reports."""
+    """What another node recorded, with times on the reporting node's clock."""
 
     seen: NodeSeen
     folder: Path
     attempt: int | None
-    """As this node counts."""
+    """By that node's own count."""
     job: Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRun:
-    """A run folder with what other nodes recorded, all of it read once."""
+    """A run folder and the records of other nodes in it, all read once."""
 
     own: RunFolder
-    """Of the node that reports."""
+    """The run folder of the reporting node."""
     members: NodesSeen | None
-    """None where the job had one node."""
+    """None if the job had one node."""
     others: dict[int, RunFolder]
-    """The folders of other nodes that are here and can be read, by number."""
+    """The readable run folders of other nodes, by number."""
 
 
 def read_saved_run(folder: Path) -> SavedRun:
-    """Read a run folder, and those of other nodes in it.
+    """Read a run folder, and the other nodes' run folders in it.
 
     Raises:
-        UserError: the folder is no run folder, or is damaged.
+        UserError: the folder is not a run folder, or is damaged.
     """
     own, members = read_run_folder(folder), read_nodes(folder)
     others = {}
@@ -68,7 +68,7 @@ def read_saved_run(folder: Path) -> SavedRun:
 
 
 def job_of(saved: SavedRun, attempt: int | None = None) -> Job:
-    """Return the facts of one attempt, by default the last, of all nodes.
+    """Return the facts of one attempt (by default the last) on all nodes.
 
     Raises:
         UserError: the folder is damaged.
@@ -82,17 +82,17 @@ def job_of(saved: SavedRun, attempt: int | None = None) -> Job:
 
 
 def read_job(folder: Path, attempt: int | None = None) -> Job:
-    """Read a run folder, and return the facts of one attempt; raises ``UserError`` as ``read_saved_run`` does."""
+    """Read a run folder and return the facts of one attempt; raises ``UserError`` like ``read_saved_run``."""
     return job_of(read_saved_run(folder), attempt)
 
 
 def read_nodes(folder: Path) -> NodesSeen | None:
-    """Return the nodes that were seen; None where the job had one, or the file cannot be read."""
+    """Return the nodes of the job, or None if it had only one or the file cannot be read."""
     return load(NodesSeen, folder / FILE)
 
 
 def _read_node(saved: SavedRun, seen: NodeSeen, attempt: int | None) -> _Node | None:
-    """Return what another node recorded; None where nothing of it is here, or it cannot be read."""
+    """Return what another node recorded, or None if that is missing, damaged, or of other attempts only."""
     other = saved.others.get(seen.number)
     if other is None:
         return None
@@ -105,7 +105,7 @@ def _read_node(saved: SavedRun, seen: NodeSeen, attempt: int | None) -> _Node | 
 
 
 def _took_part(saved: SavedRun, seen: NodeSeen, members: NodesSeen, attempt: int | None) -> bool:
-    """Return whether a node belongs to an attempt: in an elastic job nodes leave, and others come."""
+    """Return whether a node took part in an attempt: in an elastic job, nodes leave and others join."""
     if seen.number == members.own:
         return True
     other = saved.others.get(seen.number)
@@ -146,7 +146,7 @@ def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, 
         ranks=tuple(sorted(ranks, key=lambda rank: (rank.rank, rank.host))),
         world_size=next((job.world_size for job in jobs if job.world_size is not None), None),
         nnodes=max(own.nnodes, len({node.host for node in members.nodes if node.host})),
-        now_ns=max(job.now_ns for job in jobs),  # a launcher that has ended here was seen last before others still run
+        now_ns=max(job.now_ns for job in jobs),  # if the launcher here has ended, other nodes were seen later
         stopping_since_ns=stop_ns,
         interrupted_by=next((job.interrupted_by for job in jobs if job.interrupted_by), None),
         launcher_status=next((status for status in statuses if status), own.launcher_status),
@@ -166,7 +166,7 @@ def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, 
 
 
 def _judged_by(rank: Rank, stop_ns: int | None, error_ns: int) -> Rank:
-    """Return a rank's end by when somebody began to stop the job on any node, as far as clocks can tell."""
+    """Mark a rank that ended after somebody began to stop the job on any node, allowing for the clocks' error."""
     if stop_ns is None or rank.ended_ns is None or rank.ended_ns <= stop_ns + error_ns:
         return rank
     return replace(rank, after_stop=True)
@@ -177,7 +177,7 @@ def _known_to_all(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
 
 
 def _with_facts(node: NodeSeen, job: Job | None) -> NodeSeen:
-    """Return a member with the ranks that its records hold, and whether there are any."""
+    """Return a node with the ranks in its records, and whether we have its records."""
     if job is None:
         return replace(node, gathered=False)
     return replace(node, gathered=True, ranks=tuple(sorted({rank.rank for rank in job.ranks})) or node.ranks)

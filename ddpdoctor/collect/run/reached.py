@@ -1,4 +1,4 @@
-"""Reads what a node saw of the places where the others should be, as its ``wrap`` saved it."""
+"""Reads what a node's ``wrap`` saved about its attempts to connect to the other nodes."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ FILE = "reached.json"
 
 
 def load_reached(folder: Path) -> tuple[Connecting, ...]:
-    """Return what was saved; nothing where nothing was, or it cannot be read."""
+    """Return what was saved, or () if it is missing or cannot be read."""
     return load(tuple[Connecting, ...], folder / FILE) or ()

@@ -1,4 +1,4 @@
-"""Reads a run folder, live or years later, into the facts of a job."""
+"""Reads the facts of a job from a run folder, while it runs or long after."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     from ddpdoctor.recorder.storage import ring_reading
 
 JUDGED_ATTEMPTS = 10
-"""Earlier attempts that are judged: with more, a report would take as long as a launcher goes on restarting."""
+"""How many earlier attempts we judge. Without a limit, each restart would make the report slower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolder:
-    """What a run folder holds for all attempts of its job. It is read once; ``job_of`` makes a job of each attempt."""
+    """What a run folder holds for all attempts; it is read once, and ``job_of`` makes a ``Job`` of each attempt."""
 
     path: Path
     run: Run
     end: JobEnd | None
-    """None where nothing was reported of it: the watcher was killed, or the job still runs."""
+    """None if the watcher was killed or the job still runs."""
     agent: Sequence[dict[str, Any]]
     """The log of torch's elastic agent."""
     rings: Rings
@@ -67,7 +67,7 @@ def read_run_folder(folder: Path) -> RunFolder:
     """Read a run folder.
 
     Raises:
-        UserError: the folder is no run folder, or is damaged.
+        UserError: the folder is not a run folder, or is damaged.
     """
     check_folders(folder)
     run = _read_run(folder)
@@ -99,16 +99,16 @@ def job_of(folder: RunFolder, attempt: int | None = None) -> Job:
 
 @contextmanager
 def _wall(folder: Path) -> Iterator[None]:
-    """Make whatever a collector raises an error that names the folder."""
+    """Turn any exception into a ``UserError`` that names the folder."""
     try:
         yield
-    except Exception as error:  # the wall around a collector
+    except Exception as error:  # damaged files can raise anything
         told = f"{type(error).__name__}: {error}"
         raise UserError(f"{folder} is damaged, and cannot be judged ({told})") from error
 
 
 def _read_run(folder: Path) -> Run:
-    """Return run.json: what was started, when and how."""
+    """Return run.json, which says what was started, when and how."""
     try:
         plain = load_json(folder / "run.json")
     except DAMAGED:
@@ -163,7 +163,7 @@ def _job_of(folder: RunFolder, attempt: int | None) -> Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Processes:
-    """The processes of one attempt: what they wrote, which of them stand for ranks, and how they ended."""
+    """The processes of one attempt: what they wrote, which of them are ranks, and how they ended."""
 
     contents: dict[int, ring_reading.RingContent]
     sources: list[Source]
@@ -184,7 +184,7 @@ def _find_processes(folder: RunFolder, agent: AgentLog, watch: Watch) -> _Proces
 
 
 def _debug_level(run: Run, contents: Iterable[ring_reading.RingContent]) -> str:
-    """Return torch's debug level as a rank found it when its group was made; before that, and long ago, as chosen."""
+    """Return torch's debug level when a rank made its group; before that, and in old runs, the level we chose."""
     notes = [note for content in contents for note in content.notes if note.get("k") == "initialized"]
     told = [str(note["debug_level"]) for note in notes if note.get("debug_level")]
     chosen = run.debug_level or "OFF"
@@ -200,7 +200,7 @@ def _launcher_end(watch: Watch) -> dict[int, dict[str, Any]]:
 
 
 def _stop_ns(agent: AgentLog, watch: Watch, processes: _Processes) -> int | None:
-    """Return when somebody began to stop the ranks: the agent, ddpdoctor, the user, or another launcher."""
+    """Return when the agent, ddpdoctor, the user or another launcher began to stop the ranks."""
     interrupted = interruption_ns(processes.sources, processes.ends, watch)
     moments = [watch.stopping_since_ns, interrupted, agent.closing_ns]
     if not agent.started:
@@ -219,9 +219,9 @@ class _Shape:
 
 
 def _read_shape(run: Run, agent: AgentLog, processes: _Processes) -> _Shape:
-    """Return the shape as torchrun was asked for, as its agent tells it, or as the ranks were told.
+    """Return the shape from torchrun's arguments, from its agent's log, or from the ranks' environment.
 
-    A rank that is the only one of its launcher stands for a node of its own, and says how many there are in all.
+    If a launcher has only one rank, that rank counts as a node of its own, and its world size is the number of nodes.
     """
     if run.launcher != "command":
         local, nnodes = run.nproc, run.nnodes or 1
@@ -262,7 +262,7 @@ def _read_ranks(
 
 
 def _writers(processes: _Processes, watch: Watch) -> list[Writer]:
-    """Return the processes that stand for ranks and wrote down what their replicas are like."""
+    """Return the ranks' processes that can have written fingerprints of their replicas."""
     found = [processes.contents[source.pid] for source in processes.sources if source.pid in processes.contents]
     return [
         Writer(
@@ -281,7 +281,7 @@ def _child_ends(contents: dict[int, ring_reading.RingContent]) -> dict[int, dict
 
 
 def _read_lost(folder: Path) -> dict[int, str]:
-    """Return by pid why a process could not be recorded."""
+    """Return, by pid, why a process could not be recorded."""
     found = {}
     for path in folder.glob("lost-*"):
         pid = path.name.split("-")[1]
@@ -291,9 +291,9 @@ def _read_lost(folder: Path) -> dict[int, str]:
 
 
 def share_groups(found: tuple[Rank, ...]) -> tuple[Rank, ...]:
-    """Give groups whose members only some ranks could tell to all ranks that used them."""
+    """Fill in the members of groups on ranks that do not know them, from ranks that do."""
     members = {group.name: group.ranks for rank in found for group in rank.groups if group.ranks}
-    shared = {ranks: ranks for ranks in members.values()}  # a thousand ranks would keep a thousand equal lists
+    shared = {ranks: ranks for ranks in members.values()}  # otherwise a thousand ranks keep a thousand equal tuples
 
     def complete(group: GroupState) -> GroupState:
         ranks = group.ranks or members.get(group.name, ())

@@ -1,4 +1,4 @@
-"""Tells which processes stand for ranks, whoever has started them."""
+"""Finds which processes are ranks, whichever launcher started them."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ if TYPE_CHECKING:
 RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 LOCAL_RANK_NAMES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 WORLD_SIZE_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""Without Slurm's: a batch script that starts one process has the number of all tasks in its environment too."""
+"""Slurm's is not here: a batch script that starts a single process also has the number of tasks in its environment."""
 LOCAL_SIZE_NAMES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 MAX_ANCESTORS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Which process stands for a rank."""
+    """A process that is a rank."""
 
     pid: int
     rank: int
     local_rank: int | None
     world_size: int | None
     stands_for: int | None = None
-    """The process that the agent knows in its place: a shell, which ends as it does or with 128 and the signal."""
+    """The pid of the shell that the agent knows instead; the shell exits with the same status, or 128 + the signal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTraces:
-    """What the search for ranks goes by."""
+    """The evidence by which we find the ranks."""
 
     started: Mapping[int, dict[str, Any]]
-    """What torch's elastic agent started in this attempt, by pid; empty where another launcher starts the ranks."""
+    """What torch's elastic agent started in this attempt, by pid; empty if another launcher starts the ranks."""
     contents: Mapping[int, RingContent]
     watch: Watch
-    """What the watcher saw of processes."""
+    """What the watcher saw."""
 
     until_ns: int | None = None
     """When the agent began the next attempt."""
@@ -52,22 +52,22 @@ class RankTraces:
         return min((int(entry["at"]) for entry in self.started.values()), default=0)
 
     def covers(self, moment_ns: int) -> bool:
-        """Return whether a moment lies in this attempt."""
+        """Return whether a time is within this attempt."""
         return self.begun_ns <= moment_ns and (self.until_ns is None or moment_ns < self.until_ns)
 
 
 def find_ranks(seen: RankTraces) -> list[Source]:
-    """Return the processes that stand for ranks.
+    """Return the processes that are ranks.
 
-    With torch's elastic agent these are its children, or the world that one of those made: a child of the agent that
-    started ranks itself (mp.spawn) and joined no group is their launcher, and no rank. With any other launcher they
-    are the processes that were given a number or joined a group, those that have no recorder included.
+    With torch's elastic agent, these are its children. If a child started ranks itself (mp.spawn) and joined no
+    group, it is a launcher, and the processes that it started are the ranks. With any other launcher, ranks are the
+    processes that have a rank number or joined a group, with or without a recorder.
     """
     return _of_agent(seen) if seen.started else [*_numbered(seen), *_unrecorded(seen)]
 
 
 def is_on_one_host(contents: Iterable[RingContent]) -> bool:
-    """Return whether a launcher has said that all its ranks are on this host."""
+    """Return whether the launcher's environment variables say that all ranks are on this host."""
     for content in contents:
         env = _environment(content)
         local, world = _number(env, LOCAL_SIZE_NAMES), _number(env, WORLD_SIZE_NAMES)
@@ -77,7 +77,7 @@ def is_on_one_host(contents: Iterable[RingContent]) -> bool:
 
 
 def process_note(content: RingContent) -> dict[str, Any]:
-    """Return what a process noted of itself at its start."""
+    """Return what a process noted about itself at its start."""
     return next((note for note in content.notes if note.get("k") == "process"), {})
 
 
@@ -119,7 +119,7 @@ def _spawned(contents: Iterable[RingContent]) -> list[Source]:
 
 
 def _behind_shell(number: int, candidates: Iterable[RingContent]) -> RingContent | None:
-    """Return the Python that a shell runs as the rank of this number: one that joined a group, else the latest."""
+    """Return the Python process that a shell runs as this rank: one that joined a group, else the latest."""
     mine = [c for c in candidates if _number(_environment(c), RANK_NAMES) == number]
     return max(mine, key=lambda c: (_made_world(c), _began(c)), default=None)
 
@@ -136,9 +136,9 @@ def _numbered(seen: RankTraces) -> list[Source]:
 
 
 def _of_last_job(same: list[RingContent], watch: Watch) -> list[RingContent]:
-    """Leave out processes of one number that had ended when the last began (a script that trains twice), and helpers.
+    """Drop helpers, and processes that ended before the last of the same rank began (a script that trains twice).
 
-    What is left is one process, or several that do have the same number.
+    More than one process is left only if they really share a rank number.
     """
     last = max(map(_began, same))
     left = [c for c in same if _began(c) == last or not _ended_before(last, watch.of(c.pid))]
@@ -160,7 +160,7 @@ def _source(content: RingContent) -> Source:
 
 
 def _unrecorded(seen: RankTraces) -> list[Source]:
-    """Return the ranks that the watcher saw and that have no recorder."""
+    """Return the ranks without a recorder that the watcher saw."""
     sources = []
     for pid, row in seen.watch.processes.items():
         env = row.unrecorded
@@ -177,7 +177,7 @@ def _rank_of(content: RingContent) -> int:
 
 
 def _joined_as(content: RingContent) -> int | None:
-    """Return the number by which a process joined its world, None where it has not."""
+    """Return the rank number with which a process joined its process group, or None if it has not."""
     for kind in ("initialized", "init"):
         for note in content.notes:
             if note.get("k") == kind and isinstance(note.get("rank"), int):

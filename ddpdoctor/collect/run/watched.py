@@ -1,4 +1,4 @@
-"""Reads watch.json: what the watcher saw of the processes, of which each value is of its kind or left out."""
+"""Reads watch.json, which holds what the watcher saw, and drops values of the wrong type."""
 
 from __future__ import annotations
 
@@ -40,35 +40,35 @@ MOST = 2**63
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """What the watcher saw of one process. What is ``Any`` is read, and checked, where it is used."""
+    """What the watcher saw of one process; fields of type ``Any`` are checked where they are used."""
 
     state: str | None = None
-    """Its letter in /proc/PID/stat."""
+    """The state letter in /proc/PID/stat."""
     cpu_share: float | None = None
     tracer: int | None = None
     frozen_since_ns: int | None = None
     last_progress_ns: int | None = None
     told_ns: int | None = None
-    """When it was told to end."""
+    """When it received SIGTERM."""
     ended_ns: int | None = None
     code: int | None = None
     oom: bool | None = None
     why: str | None = None
-    """Why not all is known of it."""
+    """Why some facts about it are missing."""
     before_call: Any = None
     dumps: Any = None
-    """Which parts of its dump were written when: begin, end, time."""
+    """The parts of its dump file: start offset, end offset, and time of writing."""
     children: Any = None
     child_lines: Any = None
     child_fetches: Any = None
     causes: Any = None
     unrecorded: Any = None
-    """Its environment, where it is a rank without a recorder."""
+    """Its environment, if it is a rank without a recorder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """What the watcher saw of a job."""
+    """What the watcher saw of the job."""
 
     now_ns: int | None = None
     ended: bool = True
@@ -81,7 +81,7 @@ class Watch:
     processes: Mapping[int, Watched] = field(default_factory=dict)
 
     def of(self, pid: int) -> Watched:
-        """Return what was seen of a process."""
+        """Return what the watcher saw of a process, or ``UNSEEN``."""
         return self.processes.get(pid, UNSEEN)
 
 
@@ -89,7 +89,7 @@ UNSEEN = Watched()
 
 
 def read_watch(folder: Path, attempt: int | None) -> Watch:
-    """Return what the watcher saw: of an attempt that was restarted as it was saved then, else the last."""
+    """Return what the watcher saw in an attempt: the copy saved at its restart if there is one, else the last state."""
     names = [] if attempt is None else [f"watch-{attempt}.json"]
     for name in (*names, "watch.json"):
         try:
@@ -102,13 +102,13 @@ def read_watch(folder: Path, attempt: int | None) -> Watch:
 
 
 def parse_watch(watch: Mapping[str, Any]) -> Watch:
-    """Return what watch.json holds; a value that is not of its kind is left out."""
+    """Return the content of watch.json without values of the wrong type."""
     known = _known(_sound(watch, WATCH_FIELDS), Watch)
     return Watch(**{**known, "processes": _rows(watch.get("processes"))})
 
 
 def _rows(rows: Any) -> dict[int, Watched]:
-    """Return the processes by pid; one of which something is damaged says so, where nothing else is wrong with it."""
+    """Return the processes by pid; ``why`` names the damaged fields, unless it already gives another reason."""
     found = {}
     for pid, row in rows.items() if isinstance(rows, dict) else ():
         if isinstance(row, dict) and pid.isascii() and pid.isdecimal() and len(pid) < 20:
@@ -128,5 +128,5 @@ def _sound(values: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> 
 
 
 def is_sound(value: Any, kinds: tuple[type, ...]) -> bool:
-    """Return whether a value is of one of these kinds, and a number of no more than 64 bits."""
+    """Return whether a value has one of these types and, if it is a number, fits into 64 bits."""
     return type(value) in kinds and not (isinstance(value, int | float) and not -MOST <= value < MOST)
