@@ -1,1 +1,1 @@
-"""Reads machines and run folders and returns facts; never judges."""
+"""Reads machines and run folders, and returns facts without judging them."""

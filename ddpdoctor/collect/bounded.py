@@ -1,4 +1,4 @@
-"""Asks several things side by side, none for longer than a limit: what hangs in a call is left to itself."""
+"""Makes several calls in parallel with a time limit, and leaves calls that hang behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply(Generic[Value]):
-    """How a call ended. ``value`` is set where it returned; all is None where it did not answer in time."""
+    """How a call ended; ``value`` is set if it returned, and ``value`` and ``error`` are None if it timed out."""
 
     value: Value | None
     error: OSError | None
@@ -24,7 +24,7 @@ class Reply(Generic[Value]):
 
 
 def ask_side_by_side(calls: Mapping[str, Callable[[], Value]], limit_s: float) -> dict[str, Reply[Value]]:
-    """Make all calls at once and return what each said within the limit. What is no OSError is raised here."""
+    """Make all calls at once, and return their replies within the limit; errors other than OSError are raised here."""
     running = {name: _Call(name, call) for name, call in calls.items()}
     started = time.monotonic()
     for one in running.values():
@@ -33,7 +33,7 @@ def ask_side_by_side(calls: Mapping[str, Callable[[], Value]], limit_s: float) -
 
 
 class _Call(threading.Thread, Generic[Value]):
-    """One call. A daemon: getaddrinfo that waits for a dead server does not keep the process."""
+    """One call, in a daemon thread: a getaddrinfo that waits for a dead server must not keep the process alive."""
 
     def __init__(self, name: str, call: Callable[[], Value]) -> None:
         super().__init__(name=f"ddpdoctor-{name}", daemon=True)
@@ -50,7 +50,7 @@ class _Call(threading.Thread, Generic[Value]):
             self._value = self._call()
         except OSError as error:
             self._error = error
-        except Exception as defect:  # noqa: BLE001 - raised again where the reply is asked for
+        except Exception as defect:  # noqa: BLE001 - reply() raises it again
             self._defect = defect
         self._ended = time.monotonic()
 

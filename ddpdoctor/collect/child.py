@@ -1,4 +1,4 @@
-"""Runs a program of ours that may hang in the kernel, where neither a thread nor a signal could end it."""
+"""Runs parts of ddpdoctor as child processes, because they may hang in the kernel, where no signal ends them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 NOT_FOR_CHILDREN = frozenset({"DDPDOCTOR_RUN"})
-"""What loads the recorder of `wrap`: not into programs of ours."""
+"""The variables that load the recorder of ``wrap``. Our own programs do not need it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,20 +21,20 @@ class ChildEnd:
     out: str
     err: str
     status: int | None
-    """None where it did not end in time, and was killed or, in an uninterruptible sleep, left behind."""
+    """None if it did not end in time and was killed, or was left behind in an uninterruptible sleep."""
 
     @property
     def last_error(self) -> str:
-        """Return the last line that it wrote to stderr."""
+        """Return the last line of stderr, or the status if stderr is empty."""
         lines = [line.strip() for line in self.err.splitlines() if line.strip()]
         return lines[-1] if lines else f"it ended with status {self.status}"
 
 
 class Child:
-    """A program that runs beside us."""
+    """A Python program of ours that runs in the background."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start a Python of ours, in our environment but without what loads the recorder. Raises OSError."""
+        """Start our Python with ``command``, and without the variables that load the recorder; raises OSError."""
         self._process = start_program(
             [sys.executable, *command],
             {name: value for name, value in env.items() if name not in NOT_FOR_CHILDREN},
@@ -46,16 +46,16 @@ class Child:
 
 
 def start_program(command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start a program that reads nothing, and whose output is kept. Raises OSError."""
-    return subprocess.Popen(  # killed below where it does not end
+    """Start a program without input, and capture its output; raises OSError."""
+    return subprocess.Popen(  # wait_for_program kills it if it does not end
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
     )
 
 
 def wait_for_program(process: subprocess.Popen[bytes], limit_s: float) -> ChildEnd:
-    """Wait until it ends or for ``limit_s``; what it wrote by then is kept.
+    """Wait until it ends, at most for ``limit_s``, and return what it wrote by then.
 
-    One that is killed is not waited for, as ``subprocess.run`` would do: in an uninterruptible sleep it does not end.
+    Unlike ``subprocess.run``, this does not wait for a killed process, which may be in an uninterruptible sleep.
     """
     try:
         out, err = process.communicate(timeout=limit_s)
@@ -66,7 +66,7 @@ def wait_for_program(process: subprocess.Popen[bytes], limit_s: float) -> ChildE
 
 
 def run_child(module: str, arguments: Sequence[str], env: Mapping[str, str], limit_s: float) -> ChildEnd:
-    """Run ``python -m module`` until it ends or for ``limit_s``. Raises OSError."""
+    """Run ``python -m module`` until it ends, at most for ``limit_s``; raises OSError."""
     return Child(("-m", module, *arguments), env).wait(limit_s)
 
 

@@ -1,4 +1,4 @@
-"""Reads a node: every section by a collector of its own, side by side, each with a time limit."""
+"""Reads the facts of a node. Collectors read the sections in parallel, each with a time limit."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ if TYPE_CHECKING:
 
 LIMIT_S = 2.0
 TORCH_LIMIT_S = 60.0
-"""Ours: a cold import from a network file system takes this long on a busy cluster."""
+"""Our choice: a cold import from a network file system takes this long on a busy cluster."""
 TRIAL_LIMIT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingPlan:
-    """What is to be read, and how."""
+    """What to read, and how."""
 
     sections: frozenset[str]
     deep: bool = False
     use_torch: bool = True
-    """False: versions come from package metadata, and torch is not imported."""
+    """If False, torch is not imported, and versions come from package metadata."""
     head: str | None = None
-    """The full name of rank 0's host, where it is known."""
+    """The full name of rank 0's host, if known."""
     torch_child: Child | None = None
-    """One that was started already; None: the collector starts one."""
+    """A child that was started earlier; if None, the collector starts one."""
     limit_s: float | None = None
-    """No section may take longer; None: each has its own limit."""
+    """Upper limit for every section; if None, each section has only its own limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collector:
-    """Where the function is that reads a section: called with the system and the plan, it returns the section.
+    """Names the function that reads a section; it takes the system and the plan, and returns the section.
 
-    It raises ``NotRead`` for what is absent or denied; any other exception is a defect and becomes an ``Unread``.
+    It raises ``NotRead`` if the section is absent or denied. Any other exception is a bug and becomes an ``Unread``.
     """
 
     module: str
     function: str
     limit_s: float = LIMIT_S
     alone: bool = False
-    """It is read once all others have ended, since they would disturb it."""
+    """Whether it runs after all others have ended, because they would disturb it."""
 
 
 COLLECTORS = {
@@ -70,18 +70,18 @@ COLLECTORS = {
     "rdma": Collector(module="ddpdoctor.collect.network.rdma", function="read_rdma", limit_s=5.0),
     "load": Collector(module="ddpdoctor.collect.machine.load", function="read_load", alone=True),
 }
-"""By section. Each holds its own look-ups, commands and children to shorter limits of their own, so that one dead
-server costs one fact and not the section."""
+"""The collectors by section. Each has shorter limits for its own look-ups, commands and children, so that a dead server
+costs one fact and not the whole section."""
 
 
 SECTIONS_FOR_BENCH = frozenset({
     "conf_files", "gpus", "limits", "load", "names", "network", "pci", "rdma", "software",
 })  # fmt: skip
-"""What could explain a low bandwidth. Nothing of it imports torch or gives the GPUs work."""
+"""The facts that can explain a low bandwidth. Reading them imports no torch and gives the GPUs no work."""
 
 
 def read_node(system: System, plan: ReadingPlan, processes: tuple[Process, ...]) -> Node:
-    """Read the planned sections of a node; what does not answer in time is left, and said to be so."""
+    """Read the planned sections of a node; a section that does not answer in time becomes an ``Unread``."""
     together = [name for name in plan.sections if not COLLECTORS[name].alone]
     found = _read(system, plan, together)
     for name in sorted(plan.sections.difference(together)):
@@ -98,12 +98,12 @@ def _read(system: System, plan: ReadingPlan, sections: Collection[str]) -> dict[
 
 
 def _in_order(sections: Collection[str]) -> list[str]:
-    """Put the slowest first: what starts a process of its own runs while the others are read."""
+    """Put the slowest first, because collectors with child processes can run while we read the others."""
     return sorted(sections, key=lambda name: -COLLECTORS[name].limit_s)
 
 
 class _Reader(threading.Thread):
-    """Reads one section. A daemon: one that hangs does not keep the process."""
+    """Reads one section in a daemon thread, so that a hanging collector does not keep the process alive."""
 
     def __init__(self, section: str, system: System, plan: ReadingPlan) -> None:
         super().__init__(name=f"ddpdoctor-{section}", daemon=True)
@@ -118,7 +118,7 @@ class _Reader(threading.Thread):
             self._found = read(self._system, self._plan)
         except NotRead as missing:
             self._found = missing.unread
-        except Exception as error:  # noqa: BLE001 - the wall around a collector
+        except Exception as error:  # noqa: BLE001 - one failing collector must not stop the others
             self._found = Unread(why=Why.ERROR, reason=f"{self.section}: {type(error).__name__}: {error}")
 
     def result(self, started: float) -> Any:

@@ -1,7 +1,7 @@
-"""The machine behind a root folder: files below it, and the calls that no file shows.
+"""Access to a machine: the files below a root folder, and system calls.
 
-Collectors read files and make calls through a ``System`` only, so that a recorded machine (a folder of files and a
-table of answers) is read by the very code that reads this one.
+Collectors read files and make calls only through a ``System``. So the same code reads this machine and a recorded one,
+which is a folder of files with a table of answers.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.network.sockets import InterfaceState
 
 UNLIMITED = -1
-"""What resource.RLIM_INFINITY is in Python."""
+"""The value of resource.RLIM_INFINITY."""
 _STA_UNSYNC = 0x40
 """A bit of adjtimex's status, from linux/timex.h."""
 _TIMEX_SIZE_BYTES = 512
-"""More than any kernel's struct timex."""
+"""Larger than struct timex in any kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,40 +40,40 @@ class CommandResult:
 
 
 class Calls(Protocol):
-    """What is asked of the kernel and the C library, and has no file. Each raises OSError where it fails."""
+    """Calls to the kernel and the C library for facts that are in no file. All raise OSError if they fail."""
 
     def platform(self) -> str:
         """Return sys.platform."""
 
     def hostname(self) -> str:
-        """Return what gethostname says."""
+        """Return gethostname's result."""
 
     def home(self) -> str:
-        """Return the home folder that the password database has for this user."""
+        """Return this user's home folder in the password database."""
 
     def kernel(self) -> str:
         """Return the kernel's release, as uname -r."""
 
     def rlimit(self, name: str) -> tuple[int, int]:
-        """Return soft and hard limit of "NOFILE", "MEMLOCK", "NPROC"; -1 is unlimited."""
+        """Return the soft and hard limit of "NOFILE", "MEMLOCK" or "NPROC"; -1 is unlimited."""
 
     def cpus(self) -> tuple[int, ...]:
         """Return the CPUs that this process may run on."""
 
     def statvfs(self, path: str) -> tuple[int, int]:
-        """Return total bytes, and those that this user may still use, of the file system of a path."""
+        """Return the size of a path's file system, and how much of it this user may still use, in bytes."""
 
     def writable(self, path: str) -> bool:
-        """Say whether this process may write to a path."""
+        """Return whether this process may write to a path."""
 
     def readable(self, path: str) -> bool:
-        """Say whether this process may open a device file for reading and writing."""
+        """Return whether this process may open a device file for reading and writing."""
 
     def resolve(self, name: str) -> tuple[str, ...]:
-        """Return the addresses of a name, in getaddrinfo's order, each once."""
+        """Return the addresses of a name in getaddrinfo's order, without repeats."""
 
     def fqdn(self) -> str:
-        """Return what socket.getfqdn says."""
+        """Return the result of socket.getfqdn."""
 
     def reverse(self, address: str) -> str:
         """Return the name of an address."""
@@ -82,31 +82,31 @@ class Calls(Protocol):
         """Return the IPv4 and IPv6 addresses of every interface that has one, with prefix length."""
 
     def interface_states(self) -> dict[str, InterfaceState]:
-        """Return every interface, where there is no sysfs to read."""
+        """Return every interface, for systems without sysfs."""
 
     def bind(self, port: int, *, reuse: bool) -> None:
-        """Bind a TCP port on all addresses for a moment, with or without SO_REUSEADDR, and never listen on it."""
+        """Bind a TCP port on all addresses briefly, with or without SO_REUSEADDR, and never listen on it."""
 
     def run(self, command: Sequence[str], limit_s: float) -> CommandResult:
-        """Run a command that only shows things, and stop it at the limit, which is a TimeoutError."""
+        """Run a read-only command; raises TimeoutError if it takes longer than the limit."""
 
     def clock_unsynchronised(self) -> bool:
-        """Say whether the kernel holds the wall clock for unsynchronised (STA_UNSYNC of adjtimex)."""
+        """Return whether the kernel considers the wall clock unsynchronized (STA_UNSYNC in adjtimex)."""
 
 
 class LiveCalls:
-    """This machine's own answers."""
+    """The calls on this machine."""
 
     def platform(self) -> str:
         """Return sys.platform."""
         return sys.platform
 
     def hostname(self) -> str:
-        """Return what gethostname says."""
+        """Return gethostname's result."""
         return socket.gethostname()
 
     def home(self) -> str:
-        """Return pw_dir; raises OSError where the user is not in the password database."""
+        """Return pw_dir; raises OSError if the user is not in the password database."""
         import pwd
 
         try:
@@ -119,7 +119,7 @@ class LiveCalls:
         return os.uname().release
 
     def rlimit(self, name: str) -> tuple[int, int]:
-        """Return soft and hard limit; raises OSError where this system has none of that name."""
+        """Return the soft and hard limit; raises OSError if this system has no limit of that name."""
         import resource
 
         number = getattr(resource, f"RLIMIT_{name}", None)
@@ -128,7 +128,7 @@ class LiveCalls:
         return resource.getrlimit(number)
 
     def cpus(self) -> tuple[int, ...]:
-        """Return the CPUs of this process's affinity, or all where the system has no such thing."""
+        """Return the CPUs of this process's affinity, or all CPUs on systems without affinity."""
         if hasattr(os, "sched_getaffinity"):
             return tuple(sorted(os.sched_getaffinity(0)))
         return tuple(range(os.cpu_count() or 1))
@@ -139,11 +139,11 @@ class LiveCalls:
         return stat.f_frsize * stat.f_blocks, stat.f_frsize * stat.f_bavail
 
     def writable(self, path: str) -> bool:
-        """Say whether this process may write there."""
+        """Return whether this process may write to a path."""
         return os.access(path, os.W_OK)
 
     def readable(self, path: str) -> bool:
-        """Open it: permissions alone do not show what a container's device rules forbid."""
+        """Open the file, because its permissions do not show what a container's device rules forbid."""
         try:
             os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
         except OSError:
@@ -156,7 +156,7 @@ class LiveCalls:
         return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
 
     def fqdn(self) -> str:
-        """Return what socket.getfqdn says."""
+        """Return the result of socket.getfqdn."""
         return socket.getfqdn()
 
     def reverse(self, address: str) -> str:
@@ -170,19 +170,19 @@ class LiveCalls:
         return sockets.list_addresses()
 
     def interface_states(self) -> dict[str, InterfaceState]:
-        """Return every interface, as psutil has it."""
+        """Return every interface, from psutil."""
         from ddpdoctor.collect.network import sockets
 
         return sockets.list_states()
 
     def bind(self, port: int, *, reuse: bool) -> None:
-        """Bind a TCP port for a moment; raises OSError where that cannot be."""
+        """Bind a TCP port briefly; raises OSError if that fails."""
         from ddpdoctor.collect.network import sockets
 
         sockets.try_bind(port, reuse=reuse)
 
     def run(self, command: Sequence[str], limit_s: float) -> CommandResult:
-        """Run a command, found on PATH or among the system's own; raises FileNotFoundError, TimeoutError."""
+        """Run a command from PATH or the sbin folders; raises FileNotFoundError or TimeoutError."""
         path = shutil.which(command[0], path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
         if path is None:
             raise FileNotFoundError(errno.ENOENT, f"{command[0]} is not installed")
@@ -192,7 +192,7 @@ class LiveCalls:
         return CommandResult(status=ended.status, output=ended.out, error=ended.err)
 
     def clock_unsynchronised(self) -> bool:
-        """Ask the kernel, which anybody may; raises OSError where it has no such call."""
+        """Ask the kernel, which needs no privilege; raises OSError if the system has no adjtimex."""
         return bool(_read_clock_status() & _STA_UNSYNC)
 
 
@@ -206,51 +206,51 @@ class System:
 
     @property
     def live(self) -> bool:
-        """Whether this is the machine that this process runs on, where commands and NVML may be asked."""
+        """Whether this is the machine that this process runs on, so that commands and NVML are available."""
         return self.root == Path("/")
 
     def path(self, name: str) -> Path:
-        """Return the place of an absolute path of the machine."""
+        """Return where an absolute path of the machine is on this one."""
         return self.root / name.lstrip("/")
 
     def text(self, name: str) -> str:
-        """Return a file's text without white space at its ends; raises OSError."""
+        """Return a file's text without surrounding white space; raises OSError."""
         return self.path(name).read_text(encoding="utf-8", errors="replace").strip()
 
     def text_or(self, name: str, default: str = "") -> str:
-        """Return a file's text, or the default where it cannot be read."""
+        """Return a file's text, or the default if it cannot be read."""
         try:
             return self.text(name)
         except OSError:
             return default
 
     def number_or_none(self, name: str) -> int | None:
-        """Return a file's whole number, decimal or 0x…; None where there is none."""
+        """Return the integer in a file (decimal or 0x…), or None."""
         try:
             return int(self.text(name), 0)
         except (OSError, ValueError):
             return None
 
     def names(self, folder: str) -> tuple[str, ...]:
-        """Return the sorted names in a folder; none where it cannot be read."""
+        """Return the sorted names in a folder, or () if it cannot be read."""
         try:
-            return tuple(sorted(os.listdir(self.path(folder))))  # noqa: PTH208 - names alone are wanted
+            return tuple(sorted(os.listdir(self.path(folder))))  # noqa: PTH208 - only names are needed
         except OSError:
             return ()
 
     def exists(self, name: str) -> bool:
-        """Say whether a path exists."""
+        """Return whether a path exists; a dangling link counts."""
         return os.path.lexists(self.path(name))
 
 
 def _read_clock_status() -> int:
-    """Return the status bits of adjtimex, asked with modes 0, which sets nothing; raises OSError."""
+    """Return the status bits of adjtimex; modes 0 changes nothing. Raises OSError."""
     if sys.platform != "linux":
         raise OSError("adjtimex is a call of Linux")
     import ctypes
 
     library = ctypes.CDLL(None, use_errno=True)
-    # struct timex begins: unsigned modes; long offset, freq, maxerror, esterror; int status.
+    # struct timex begins with: unsigned modes; long offset, freq, maxerror, esterror; int status.
     place = 5 * ctypes.sizeof(ctypes.c_long)
     buffer = ctypes.create_string_buffer(_TIMEX_SIZE_BYTES)
     if library.adjtimex(buffer) < 0:

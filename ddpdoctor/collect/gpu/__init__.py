@@ -1,1 +1,1 @@
-"""GPUs: what the driver, the PCI bus and the kernel's log say of them."""
+"""Facts about GPUs, from the driver, the PCI bus and the kernel's log."""

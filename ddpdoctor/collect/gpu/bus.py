@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as the PCI bus and the driver's own files show them, to compare with what NVML lists."""
+"""Reads NVIDIA GPUs from the PCI bus and the driver's files, to compare with NVML's list."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DISPLAY = frozenset({0x0300, 0x0302})
 
 
 def read_on_bus(system: System) -> tuple[GpuOnBus, ...]:
-    """Return the NVIDIA GPUs on the PCI bus; none where there is no sysfs."""
+    """Return the NVIDIA GPUs on the PCI bus, or () without sysfs."""
     return tuple(_read(system, name) for name in system.names(DEVICES) if _is_gpu(system, name))
 
 
@@ -42,10 +42,10 @@ def _read(system: System, name: str) -> GpuOnBus:
 
 
 def try_unlisted(system: System, on_bus: tuple[GpuOnBus, ...], listed: set[str]) -> tuple[GpuOnBus, ...]:
-    """Open the device file of every GPU that the NVIDIA driver has and NVML does not list.
+    """Open the device file of every GPU that the NVIDIA driver has but NVML does not list.
 
-    That tells one that is kept from this process (a container with some of the GPUs, a job of a batch system) from one
-    that does not work: access to the first is denied, or its file is not there.
+    If a container or batch system withholds a GPU from this process, its file is missing or access is denied. That
+    distinguishes it from a broken GPU.
     """
     return tuple(
         replace(gpu, open_error=_open_error(system, gpu.bus_id))

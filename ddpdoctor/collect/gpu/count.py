@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuCount:
-    """How many NVIDIA GPUs there are for a job."""
+    """How many NVIDIA GPUs a job may use."""
 
     count: int = 0
     unknown: str = ""
-    """Why they could not be counted, although there is a driver."""
+    """Why the GPUs could not be counted although there is a driver."""
 
 
 def count_gpus(env: Mapping[str, str]) -> GpuCount:
-    """Count what ``CUDA_VISIBLE_DEVICES`` leaves. NVML is asked in a child, since it never returns from a dead GPU."""
+    """Count the GPUs in ``CUDA_VISIBLE_DEVICES``; a child asks NVML, because calls to a dead GPU never return."""
     visible = env.get(VARIABLE)
     if read_visible(visible, ()).on_purpose:
         return GpuCount()

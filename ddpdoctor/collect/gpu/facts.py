@@ -1,4 +1,4 @@
-"""Turns what NVML answers into facts. Every question stands by itself: what one GPU cannot tell is None."""
+"""Turns NVML's answers into facts. Each query is independent: an unsupported one gives None."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ ABSENT = {
     "LIBRARY_NOT_FOUND": "the NVIDIA driver's library libnvidia-ml.so.1 is not here (a container needs --gpus)",
     "GPU_NOT_FOUND": "the NVIDIA driver has found no GPU",
 }
-"""Errors of nvmlInit that mean that there is nothing to read."""
+"""Errors of nvmlInit that mean there is nothing to read."""
 GONE = frozenset({"GPU_IS_LOST", "RESET_REQUIRED"})
-"""Errors of any question that mean that the device answers no other either."""
+"""Errors of any query that mean the device will not answer other queries either."""
 HUNG = "it did not answer in time"
 PERSISTENCED = "/run/nvidia-persistenced/socket"
-# pynvml has NVML_P2P_CAPS_INDEX_READ as the tuple (0,), by a comma too many.
+# pynvml's NVML_P2P_CAPS_INDEX_READ is the tuple (0,) because of a stray comma.
 P2P_READ = 0
 NVLINK_ERRORS = (0, 1, 2, 3)
-"""DL_REPLAY, DL_RECOVERY, DL_CRC_FLIT, DL_CRC_DATA of nvml.h."""
+"""DL_REPLAY, DL_RECOVERY, DL_CRC_FLIT, DL_CRC_DATA in nvml.h."""
 COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
 FABRIC_STATES = {0: "not-supported", 1: "not-started", 2: "in-progress", 3: "completed"}
 ANCESTORS = {0: "internal", 10: "single", 20: "multiple", 30: "hostbridge", 40: "node", 50: "system"}
@@ -47,18 +47,18 @@ VOLATILE, AGGREGATE = 0, 1
 SM_CLOCK = 1
 MEMORY_V2 = 0x02000028
 MAX_LINKS = 18
-"""As nvml.h has them, for a pynvml that does not."""
+"""The value in nvml.h, for a pynvml without the constant."""
 GPU_SENSOR = 0
 SLOWDOWN_THRESHOLD = 1
 PAGE_CAUSES = (0, 1)
-"""Multiple single-bit errors, and a double-bit error."""
+"""Causes of retirement: multiple single-bit errors, and a double-bit error."""
 
 
 def read_gpu_facts(nvml: Nvml, system: System) -> Iterator[Gpus]:
-    """Yield what is known, more every time; raises ``NotRead`` where there is no driver.
+    """Yield the facts again and again, each time with more of them; raises ``NotRead`` if there is no driver.
 
-    While a device is being asked, it stands in the facts as one that did not answer in time: should it never answer,
-    these are the last facts that come.
+    Before we query a device, we yield facts in which it did not answer in time. If it never answers, these facts are
+    the last.
     """
     try:
         nvml.call("nvmlInit")
@@ -71,7 +71,7 @@ def read_gpu_facts(nvml: Nvml, system: System) -> Iterator[Gpus]:
 
 
 def _frame(nvml: Nvml, system: System) -> Gpus:
-    """Return all that is not a device's."""
+    """Return the facts that do not belong to a single device."""
     return Gpus(
         driver=_text(nvml, "nvmlSystemGetDriverVersion"),
         cuda_driver=_cuda_version(_ask(nvml, "nvmlSystemGetCudaDriverVersion_v2")),
@@ -110,7 +110,7 @@ def _silent(index: int, error: str) -> Gpu:
 
 
 def read_gpu(nvml: Nvml, handle: Any, index: int, kin: Kin) -> Gpu:
-    """Return what one GPU tells; where it turns out to be lost on the way, what it is, and that."""
+    """Return the facts of one GPU; if it is lost on the way, return what is known so far with the error."""
     known: dict[str, Any] = {"uuid": "", "name": "", "bus_id": ""}
     try:
         known["uuid"] = str(_ask(nvml, "nvmlDeviceGetUUID", handle) or "")
@@ -132,7 +132,7 @@ def _words(error: NvmlError) -> str:
 
 
 def _ask(nvml: Nvml, function: str, *arguments: Any) -> Any:
-    """Return an answer, or None where there is none; raises ``NvmlError`` where the device is gone."""
+    """Return an answer, or None for an error; raises ``NvmlError`` only if the device is gone."""
     try:
         return nvml.call(function, *arguments)
     except NvmlError as error:
@@ -192,7 +192,7 @@ def _fill(nvml: Nvml, function: str, handle: Any, struct: str) -> Any:
 
 def _heat_and_clocks(nvml: Nvml, handle: Any) -> dict[str, Any]:
     reasons = _ask(nvml, "nvmlDeviceGetCurrentClocksEventReasons", handle)
-    if reasons is None:  # drivers before 535 have it under its old name
+    if reasons is None:  # drivers before 535 use the old name
         reasons = _ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
     return {
         "clock_event_reasons": reasons,
@@ -209,7 +209,7 @@ def _heat_and_clocks(nvml: Nvml, handle: Any) -> dict[str, Any]:
 def _modes(nvml: Nvml, handle: Any) -> dict[str, Any]:
     mig = _ask(nvml, "nvmlDeviceGetMigMode", handle)
     mode = _ask(nvml, "nvmlDeviceGetComputeMode", handle)
-    # The second version does not count as used what the driver keeps for itself.
+    # Version 2 does not count the driver's reserved memory as used.
     memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle, nvml.constant("nvmlMemory_v2", MEMORY_V2))
     if memory is None:
         memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
@@ -223,7 +223,7 @@ def _modes(nvml: Nvml, handle: Any) -> dict[str, Any]:
 
 
 def _processes(nvml: Nvml, handle: Any, kin: Kin) -> tuple[GpuProcess, ...] | None:
-    """Return every process once; one that computes and draws is one that computes."""
+    """Return every process once; one that does compute and graphics counts as compute."""
     computing = _listed(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
     drawing = _listed(nvml, "nvmlDeviceGetGraphicsRunningProcesses", handle)
     if computing is None and drawing is None:
@@ -246,7 +246,7 @@ def _listed(nvml: Nvml, function: str, handle: Any) -> list[Any] | None:
 
 
 def _nvlinks(nvml: Nvml, handle: Any) -> tuple[NvLink, ...]:
-    """Return the links that the device has: those of which it tells the state."""
+    """Return the device's links, which are those whose state it reports."""
     states = {
         link: _ask(nvml, "nvmlDeviceGetNvLinkState", handle, link)
         for link in range(nvml.constant("NVML_NVLINK_MAX_LINKS", MAX_LINKS))
@@ -282,7 +282,7 @@ def _read_pairs(nvml: Nvml, handles: dict[int, Any]) -> Iterator[GpuPair]:
             try:
                 ancestor = _ask(nvml, "nvmlDeviceGetTopologyCommonAncestor", one, other)
                 status = _ask(nvml, "nvmlDeviceGetP2PStatus", one, other, P2P_READ)
-            except NvmlError:  # one of the two is lost, which the device itself says
+            except NvmlError:  # one of the two is lost; its own facts say so
                 continue
             yield GpuPair(
                 first=first,

@@ -1,4 +1,4 @@
-"""Reads the kernel's log since boot, for what the NVIDIA driver says of its GPUs."""
+"""Reads the NVIDIA driver's GPU errors from the kernel's log since boot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 KMSG = "/dev/kmsg"
 RECORD_BYTES = 8192
-"""A read returns one record, and fails where the buffer is smaller than it: the kernel writes no longer ones."""
+"""A read returns one record, and fails if the buffer is too small. The kernel writes no longer records."""
 LIMIT_S = 1.5
 GRANT = (
     "the kernel's log may not be read: run as root, or let everybody read it with `sudo sysctl "
@@ -28,7 +28,7 @@ GRANT = (
 )
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?:, )?(?P<text>.*)")
 MAX_TEXT = 200
-"""Characters kept of what the driver says."""
+"""How many characters of the driver's message we keep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +39,13 @@ class LogRecord:
     text: str
 
 
-def read_kernel_log(system: System, plan: ReadingPlan) -> KernelView:  # noqa: ARG001 - every collector is called so
-    """Return the errors of GPUs since boot; raises ``NotRead`` where the log may not be read or is not there."""
+def read_kernel_log(system: System, plan: ReadingPlan) -> KernelView:  # noqa: ARG001 - all collectors get both
+    """Return the GPU errors since boot; raises ``NotRead`` if the log is missing or we may not read it."""
     return KernelView(xids=tuple(xid for line in read_lines(system) for xid in _xid(line)))
 
 
 def read_lines(system: System) -> tuple[LogRecord, ...]:
-    """Return the records that the kernel still has; raises ``NotRead``."""
+    """Return the records that are still in the kernel's log; raises ``NotRead``."""
     try:
         records = list(_records(system))
     except OSError as error:
@@ -58,7 +58,7 @@ def read_lines(system: System) -> tuple[LogRecord, ...]:
 
 
 def _records(system: System) -> Iterator[str]:
-    """Yield what /dev/kmsg holds now, and do not wait for more. A recorded machine has a plain file there."""
+    """Yield the current records of /dev/kmsg without waiting for more; a recorded machine has a plain file there."""
     until = time.monotonic() + LIMIT_S
     fd = os.open(system.path(KMSG), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -67,7 +67,7 @@ def _records(system: System) -> Iterator[str]:
                 record = os.read(fd, RECORD_BYTES)
             except BlockingIOError:
                 return
-            except BrokenPipeError:  # the record was overwritten meanwhile: the next read gives the oldest there is
+            except BrokenPipeError:  # the record was overwritten; the next read returns the oldest one left
                 continue
             if not record:
                 return
@@ -99,5 +99,5 @@ def _xid(line: LogRecord) -> Iterator[Xid]:
 
 
 def _bus_id(text: str) -> str:
-    """Return "0000:1b:00.0" for the driver's "0000:1b:00", and for its older "0000:1b:00.0"."""
+    """Return "0000:1b:00.0" for the driver's "0000:1b:00" and for the older form "0000:1b:00.0"."""
     return text.lower() if "." in text else f"{text.lower()}.0"

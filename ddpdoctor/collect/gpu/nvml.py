@@ -1,7 +1,6 @@
-"""Asks NVML, in a child process: a GPU that died leaves its caller in a sleep that nothing ends.
+"""Asks NVML in a child process, because a dead GPU can leave the caller in a sleep that never ends.
 
-The only file that imports pynvml. What NVML answers becomes facts in ``gpu_facts``, which is handed pynvml or a
-recording of it.
+Only this file imports pynvml. ``facts.py`` turns the answers of pynvml, or of a recording, into facts.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.node import ReadingPlan
 
 CHILD_LIMIT_S = 40.0
-"""Ours: without a persistence daemon the first call wakes every GPU, which takes some seconds for each."""
+"""Our choice: without a persistence daemon, the first call wakes every GPU, which takes a few seconds for each."""
 COUNT_LIMIT_S = 20.0
-"""Ours: the same for a command that only counts GPUs, and that somebody waits for."""
+"""Our choice: shorter, because a user waits for the commands that only count GPUs."""
 WITHOUT_LIMIT_S = 1.0
-"""Ours: by so much the child has to be done before its section is given up, so that what it said counts."""
+"""Our choice: the child must end this long before its section's limit, so that its answer still counts."""
 UUIDS = "uuids"
-"""The argument with which the child says which GPUs there are, and no more."""
+"""With this argument, the child prints only the GPUs' UUIDs."""
 HANGS = "the NVIDIA driver or a GPU hangs. See `sudo dmesg | grep -E 'NVRM|Xid'`; reboot if `nvidia-smi` hangs too"
 NO_DRIVER = Unread(why=Why.ABSENT, reason="there is no NVIDIA driver here")
 NO_DRIVER_ERRORS = {"DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND"}
@@ -42,12 +41,12 @@ LIBRARY_FOLDERS = (
     "/usr/local/nvidia/lib64",
     "/run/opengl-driver/lib",
 )
-"""Where distributions, WSL, Google's Kubernetes and NixOS put the driver's libraries."""
+"""Folders of the driver's libraries on distributions, WSL, Google's Kubernetes and NixOS."""
 DRIVER_TRACES = ("/proc/driver/nvidia", "/dev/nvidiactl")
 
 
 def is_nvidia_here(system: System) -> bool:
-    """Say whether anything of NVIDIA's driver shows, without loading any of it."""
+    """Return whether there is any trace of NVIDIA's driver, without loading it."""
     if any(system.exists(path) for path in DRIVER_TRACES):
         return True
     folders = (*LIBRARY_FOLDERS, *system.env.get("LD_LIBRARY_PATH", "").split(":"))
@@ -55,7 +54,7 @@ def is_nvidia_here(system: System) -> bool:
 
 
 def read_gpus(system: System, plan: ReadingPlan) -> Gpus:
-    """Return what NVML says; raises ``NotRead`` where there is no driver, or where it did not answer at all."""
+    """Return NVML's facts; raises ``NotRead`` if there is no driver or no answer at all."""
     limit_s = CHILD_LIMIT_S if plan.limit_s is None else min(CHILD_LIMIT_S, plan.limit_s - WITHOUT_LIMIT_S)
     if not is_nvidia_here(system):
         raise NotRead(NO_DRIVER)
@@ -65,7 +64,7 @@ def read_gpus(system: System, plan: ReadingPlan) -> Gpus:
 
 
 def read_uuids(system: System, limit_s: float = COUNT_LIMIT_S) -> tuple[str, ...]:
-    """Return the UUIDs of all GPUs, in NVML's order; raises ``NotRead`` where there is no driver, or no answer."""
+    """Return the UUIDs of all GPUs in NVML's order; raises ``NotRead`` if there is no driver or no answer."""
     if not is_nvidia_here(system):
         raise NotRead(NO_DRIVER)
     said = _last_words(run_child(MODULE, (UUIDS,), system.env, limit_s), limit_s)
@@ -73,7 +72,7 @@ def read_uuids(system: System, limit_s: float = COUNT_LIMIT_S) -> tuple[str, ...
 
 
 def gpus_of(ended: ChildEnd, limit_s: float) -> Gpus:
-    """Turn the lines of the child into facts: each is all that it knew by then, and the last one counts."""
+    """Turn the child's output into facts: each line holds all facts so far, and the last line counts."""
     return _decode(_last_words(ended, limit_s))
 
 
@@ -107,7 +106,7 @@ def _decode_gpu(said: dict[str, Any]) -> Gpu:
 
 
 def _list_uuids(nvml: Nvml) -> list[str]:
-    """Return the UUIDs; one that is not told is told apart by its number. Raises ``NotRead``."""
+    """Return the UUIDs, or "GPU 3" for a GPU whose UUID cannot be read; raises ``NotRead``."""
     try:
         nvml.call("nvmlInit")
         count = nvml.call("nvmlDeviceGetCount")
@@ -126,7 +125,7 @@ def _uuid(nvml: Nvml, index: int) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Write, a line at a time, all that is known so far: a device that hangs costs what comes after it."""
+    """Print all facts so far again and again, one line each time, so that a hanging device costs only later facts."""
     try:
         import pynvml
     except ImportError as error:
@@ -142,7 +141,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _say(facts: dict[str, Any]) -> None:
-    print(json.dumps(facts), flush=True)  # noqa: T201 - what the parent reads
+    print(json.dumps(facts), flush=True)  # noqa: T201 - the parent reads it
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Calls NVML by the names of its functions, and gives its errors their names."""
+"""Calls NVML functions by name, and turns its error codes into names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class NvmlError(Exception):
-    """NVML refused; ``name`` is its name of the error, such as "GPU_IS_LOST"."""
+    """NVML returned an error; ``name`` is NVML's name for it, such as "GPU_IS_LOST"."""
 
     def __init__(self, name: str) -> None:
         """Keep the name."""
@@ -20,14 +20,14 @@ class NvmlError(Exception):
 
 
 class Nvml:
-    """NVML: pynvml, or what answers in its stead. Its errors come as ``NvmlError``."""
+    """Wraps pynvml or a recording of it; all errors become ``NvmlError``."""
 
     def __init__(self, module: ModuleType | Any) -> None:
         """Wrap the module."""
         self._module = module
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """Call a function; raises ``NvmlError``, also where this pynvml does not have it."""
+        """Call a function; raises ``NvmlError``, also if this pynvml lacks the function."""
         found = getattr(self._module, function, None)
         if found is None:
             raise NvmlError("FUNCTION_NOT_FOUND")
@@ -37,7 +37,7 @@ class Nvml:
             raise NvmlError(self.error_name(error.value)) from error
 
     def fill(self, function: str, handle: Any, struct: str) -> Any:
-        """Call a function that fills in a structure, and return that; raises ``NvmlError``."""
+        """Call a function that fills in a struct, and return the struct; raises ``NvmlError``."""
         made = getattr(self._module, struct, None)
         if made is None:
             raise NvmlError("FUNCTION_NOT_FOUND")
@@ -55,5 +55,5 @@ class Nvml:
         return {getattr(self._module, name): name.removeprefix("NVML_ERROR_") for name in names}
 
     def constant(self, name: str, default: int) -> int:
-        """Return one of the module's constants, or the default where it is older than that."""
+        """Return a constant of the module, or the default if the module is too old to have it."""
         return int(getattr(self._module, name, default))

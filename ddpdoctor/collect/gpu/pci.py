@@ -1,4 +1,4 @@
-"""Reads GPUs, NVSwitches, network cards and the bridges above them from sysfs, and what the IOMMU does."""
+"""Reads GPUs, NVSwitches, network cards, the bridges above them and the IOMMU's mode from sysfs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DEVICES = "/sys/bus/pci/devices"
 DRIVER = "/proc/driver/nvidia/gpus"
 DRIVER_LIMIT_S = 1.0
-"""The driver takes a lock of the GPU to answer, which a GPU that hangs may hold."""
+"""To answer, the driver takes a lock that a hanging GPU may hold."""
 
 GPU_VENDORS = frozenset({0x10DE, 0x1002})
 GPU_CLASSES = frozenset({0x0300, 0x0302, 0x0380, 0x1200})
@@ -30,21 +30,21 @@ NIC_CLASSES = frozenset({0x0200, 0x0207})
 """Ethernet and InfiniBand controllers."""
 
 WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})
-"""Lanes that PCIe knows. The kernel writes 0, 63 or 255 where it cannot tell."""
+"""Lane counts in PCIe. The kernel writes 0, 63 or 255 if it does not know."""
 BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 MODEL = re.compile(r"^Model:\s*(.*\S)", re.MULTILINE)
 
 ACS_ID, ACS_CONTROL = 0x000D, 6
 ACS_REDIRECT = 0x0004 | 0x0008
-"""PCI_ACS_RR and PCI_ACS_CR of include/uapi/linux/pci_regs.h: requests and completions between peers go up."""
+"""PCI_ACS_RR and PCI_ACS_CR in include/uapi/linux/pci_regs.h: peer requests and completions go to the root complex."""
 EXTENDED, CONFIG_SHOWN_TO_ALL = 0x100, 64
 
 HYPERVISORS = ("qemu", "kvm", "vmware", "virtualbox", "innotek", "xen", "openstack", "virtual machine", "amazon ec2")
 
 
-def read_pci(system: System, plan: ReadingPlan) -> Pci:  # noqa: ARG001 - every collector is called with both
-    """Read what matters to training, and pass by the rest: a host may have thousands of virtual functions."""
+def read_pci(system: System, plan: ReadingPlan) -> Pci:  # noqa: ARG001 - all collectors get both
+    """Read the devices that matter to training only, because a host may have thousands of virtual functions."""
     names = system.names(DEVICES)
     if not names:
         raise NotRead(Unread(why=Why.ABSENT, reason="this system shows no PCI devices"))
@@ -65,7 +65,7 @@ def read_pci(system: System, plan: ReadingPlan) -> Pci:  # noqa: ARG001 - every 
 
 
 def _wanted(system: System, name: str) -> bool:
-    """Look at the class first: it settles most devices with one read."""
+    """Return whether a device matters; its class is read first, because that alone rules out most devices."""
     kind = (system.number_or_none(f"{DEVICES}/{name}/class") or 0) >> 8
     if kind in NIC_CLASSES:
         return True
@@ -76,7 +76,7 @@ def _wanted(system: System, name: str) -> bool:
 
 
 def _bridges_above(system: System, name: str) -> tuple[str, ...]:
-    """Return the bridges between a device and the root, nearest first, from where the link in sysfs leads."""
+    """Return the bridges between a device and the root, nearest first, from the target of its link in sysfs."""
     real = os.path.realpath(system.path(f"{DEVICES}/{name}"))
     return tuple(part for part in reversed(real.split("/")[:-1]) if BUS_ID.fullmatch(part))
 
@@ -107,13 +107,13 @@ def _width(system: System, name: str) -> int | None:
 
 
 def parse_speed(text: str) -> float | None:
-    """Return gigatransfers a second of "32.0 GT/s PCIe", "8 GT/s"; None of "Unknown" and of nothing."""
+    """Return GT/s from "32.0 GT/s PCIe" or "8 GT/s", or None for "Unknown" and empty text."""
     found = re.match(r"(\d+(?:\.\d+)?) GT/s", text)
     return float(found[1]) if found else None
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """Return the CPUs of "0-3,8,10-11"; none of what is no such list."""
+    """Return the CPUs in "0-3,8,10-11", or () for any other text."""
     found: list[int] = []
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
@@ -132,7 +132,7 @@ def _redirects(system: System, name: str) -> bool | None:
 
 
 def parse_acs(config: bytes) -> bool | None:
-    """Say of a bridge's configuration space whether ACS redirects; None where only its head may be read."""
+    """Return whether ACS redirects in a bridge's configuration space, or None if we may read only its header."""
     if len(config) <= CONFIG_SHOWN_TO_ALL:
         return None
     seen: set[int] = set()
@@ -148,7 +148,7 @@ def parse_acs(config: bytes) -> bool | None:
 
 
 def _passes_through(system: System, names: Iterable[str]) -> bool:
-    """Ask the groups of the devices themselves, then the command line, which a container shows too."""
+    """Return whether the IOMMU passes through: ask the devices' groups, then the kernel's command line."""
     types = {system.text_or(f"{DEVICES}/{name}/iommu_group/type") for name in names} - {""}
     if types:
         return types == {"identity"}
@@ -157,7 +157,7 @@ def _passes_through(system: System, names: Iterable[str]) -> bool:
 
 
 def _is_virtual(system: System) -> bool:
-    """Ask the processor's flags, which only x86 has, then the names that firmware gives the machine."""
+    """Return whether this is a virtual machine, from the x86 processor flags, or else the firmware's machine names."""
     flags = _processor_flags(system)
     if flags:
         return "hypervisor" in flags
@@ -167,7 +167,7 @@ def _is_virtual(system: System) -> bool:
 
 
 def _processor_flags(system: System) -> Collection[str]:
-    """Read the first processor's flags and no further: each one's entry costs the kernel a look at its clock."""
+    """Return the first processor's flags; reading further is slow, because the kernel checks each processor's clock."""
     try:
         with system.path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -179,7 +179,7 @@ def _processor_flags(system: System) -> Collection[str]:
 
 
 def _models(system: System, gpus: Iterable[str]) -> dict[str, str]:
-    """Ask the driver for the names of all GPUs at once; one that hangs has none."""
+    """Ask the driver for the model names of all GPUs in parallel; a hanging GPU gets none."""
     replies = ask_side_by_side(
         {bus_id: partial(system.text, f"{DRIVER}/{bus_id}/information") for bus_id in gpus}, DRIVER_LIMIT_S
     )
@@ -188,7 +188,7 @@ def _models(system: System, gpus: Iterable[str]) -> dict[str, str]:
 
 
 def _nodes_with_cpus(system: System) -> tuple[str, ...]:
-    """Return memory nodes that are more than memory: a GPU's own, as of a Grace Hopper, has no processors."""
+    """Return the memory nodes with processors; a GPU's own node, as on Grace Hopper, has none."""
     folder = "/sys/devices/system/node"
     nodes = (name for name in system.names(folder) if re.fullmatch(r"node\d+", name))
     return tuple(name for name in nodes if system.text_or(f"{folder}/{name}/cpulist"))

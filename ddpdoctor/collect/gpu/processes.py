@@ -1,4 +1,4 @@
-"""Whose the processes on a GPU are: this job's, or somebody else's."""
+"""Tells whether a process on a GPU belongs to this job or to somebody else."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.system import System
 
 JOB = re.compile(r"/(job_\d+|slurmstepd.*?/job_\d+|[^/]*pod[0-9a-f]{8}[-_0-9a-f]{20,}[^/]*)(?:/|$)")
-"""The part of a control group that names a Slurm job or a Kubernetes pod."""
+"""The part of a cgroup path that names a Slurm job or a Kubernetes pod."""
 FABRIC_MANAGER = "nv-fabricmanage"
-"""Names of processes have fifteen characters."""
+"""The kernel cuts process names to 15 characters."""
 
 
 def sees_host_pids(system: System) -> bool:
-    """Say whether the machine's own processes are to be seen: outside containers, process 2 is the kernel's."""
+    """Return whether we see the host's processes: outside containers, process 2 is the kernel's kthreadd."""
     return system.text_or("/proc/2/comm") == "kthreadd"
 
 
 def read_fabric_manager(system: System) -> bool | None:
-    """Say whether the fabric manager runs; None where processes of others are not to be seen."""
+    """Return whether the fabric manager runs, or None if we cannot see the host's processes."""
     names = (system.text_or(f"/proc/{pid}/comm") for pid in system.names("/proc") if pid.isdecimal())
     if any(name == FABRIC_MANAGER for name in names):
         return True
@@ -33,7 +33,7 @@ class Kin:
     """The processes of the job that this process belongs to."""
 
     def __init__(self, system: System) -> None:
-        """Read whose child this process is."""
+        """Read the ancestors of this process."""
         self._system = system
         pid = int((system.text_or("/proc/self/stat").split() or ["0"])[0])
         self._own = (pid, *self._above(pid))
@@ -42,11 +42,11 @@ class Kin:
         self._job = self._job_of("self")
 
     def name(self, pid: int) -> str | None:
-        """Return a process's name, or None where it is not to be seen."""
+        """Return a process's name, or None if we cannot see it."""
         return self._system.text_or(f"/proc/{pid}/comm") or None
 
     def ours(self, pid: int) -> bool:
-        """Say whether a process is of this job: of the same batch job or pod, or below the same launcher."""
+        """Return whether a process belongs to this job: the same batch job, pod or launcher."""
         if pid in self._own or any(above in self._root for above in self._above(pid)):
             return True
         return self._job is not None and self._job_of(str(pid)) == self._job

@@ -1,4 +1,4 @@
-"""Finds processes that hang inside the NVIDIA driver, where no signal reaches them."""
+"""Finds processes that hang inside the NVIDIA driver, which no signal can end."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
 
 BETWEEN_LOOKS_S = 1.0
 KTHREADD = "2"
-"""The parent of the kernel's own threads: the driver's may sleep as they like."""
+"""The parent of kernel threads. The driver's own kernel threads may sleep for long."""
 DRIVER_WORDS = re.compile(r"nvidia|\bnv_|_nv\d{6}rm|\buvm_|rm_ioctl|os_acquire_")
 """Symbols of the NVIDIA modules: nvidia_ioctl, nv_open_device, _nv012345rm, uvm_ioctl, os_acquire_mutex."""
 TOOLS = re.compile(r"nvidia-|nv-fabricmanage|nv-hostengine|dcgmi")
-"""Programs that do nothing but ask the driver: in a sleep that cannot be ended they hang there, whatever the symbol."""
+"""Programs that only query the driver: in uninterruptible sleep, they hang in the driver, whatever the symbol."""
 HUNG_TASK = re.compile(r"INFO: task .+:(?P<pid>\d+) blocked for more than (?P<seconds>\d+) seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """A process in uninterruptible sleep, and what changes should it run for a moment."""
+    """A process in uninterruptible sleep, with counters that change if it runs at all."""
 
     pid: int
     name: str
     wchan: str
     marks: tuple[str, ...]
-    """When it started, the time that it ran, how often it was switched."""
+    """Its start time, CPU time and context switches."""
 
 
-def read_stuck(system: System, plan: ReadingPlan) -> tuple[StuckProcess, ...]:  # noqa: ARG001 - every collector is called so
-    """Return the processes that hang in the driver; raises ``NotRead`` where there is none."""
+def read_stuck(system: System, plan: ReadingPlan) -> tuple[StuckProcess, ...]:  # noqa: ARG001 - all collectors get both
+    """Return the processes that hang in the driver; raises ``NotRead`` if there is no driver."""
     if not is_nvidia_here(system):
         raise NotRead(NO_DRIVER)
     return find_stuck(system, time.sleep)
 
 
 def find_stuck(system: System, wait: Callable[[float], None]) -> tuple[StuckProcess, ...]:
-    """Look, and look again only where there is somebody: who sleeps for a moment has been switched meanwhile."""
+    """Check twice, the second time only if the first found a process; one that slept briefly has run in between."""
     first = _look(system)
     if not first:
         return ()
@@ -71,10 +71,7 @@ def _look(system: System) -> list[_Look]:
 
 
 def _sleeper(system: System, pid: str, own: str) -> _Look | None:
-    """Return a process that sleeps in the driver.
-
-    Children of our own, which ask the driver just now, are left out, and so are threads of the kernel.
-    """
+    """Return a process that sleeps in the driver, but not our own children (which query it) or kernel threads."""
     stat = system.text_or(f"/proc/{pid}/stat")
     head, _, tail = stat.rpartition(")")
     fields = tail.split()
@@ -90,11 +87,11 @@ def _sleeper(system: System, pid: str, own: str) -> _Look | None:
 
 
 def _blocked_s(system: System) -> dict[int, float]:
-    """Return for how long the kernel's own watchdog says that processes have been blocked, by pid, where it is read."""
+    """Return, by pid, how many seconds the kernel's hung-task watchdog says that processes have been blocked."""
     try:
         lines = read_lines(system)
     except NotRead:
         return {}
     found = (HUNG_TASK.search(line.text) for line in lines)
-    # The kernel repeats itself as the time grows: the last line counts.
+    # The kernel repeats the message with longer times: the last line counts.
     return {int(one["pid"]): float(one["seconds"]) for one in found if one is not None}

@@ -1,4 +1,4 @@
-"""Has every GPU do some work, each in a process of its own that may hang or crash (--deep)."""
+"""Gives every GPU some work (--deep), each in its own process, because that may hang or crash."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 PROBE = "ddpdoctor.probes.gpu_trial"
 WORK_LIMIT_S = 60.0
-"""Ours: to import torch from a slow disk, to make a context, and seconds of work."""
+"""Our choice: enough to import torch from a slow disk, create a context and work for seconds."""
 COPIES_LIMIT_S = 120.0
-"""Ours: 56 pairs of eight GPUs, each a fraction of a second."""
+"""Our choice: eight GPUs have 56 pairs, and each takes a fraction of a second."""
 
 
 def read_gpu_trial(system: System, plan: ReadingPlan) -> GpuTrial:
-    """Return what every GPU made of its work; raises ``NotRead`` without --deep, and where there is no GPU."""
+    """Return how every GPU did its work; raises ``NotRead`` without --deep or without GPUs."""
     if not plan.deep:
         raise NotRead(Unread(why=Why.NOT_ASKED, reason="GPUs are given work with --deep only"))
     if not is_nvidia_here(system) or not system.live:
@@ -37,7 +37,7 @@ def read_gpu_trial(system: System, plan: ReadingPlan) -> GpuTrial:
 
 
 def try_gpus(run: Run) -> GpuTrial:
-    """Try all GPUs side by side, then the copies between them."""
+    """Try all GPUs in parallel, then the copies between them."""
     count = _count(run(("count",), WORK_LIMIT_S))
     with ThreadPoolExecutor(max_workers=count, thread_name_prefix="ddpdoctor-trial") as pool:
         work = tuple(pool.map(lambda index: _work(run, index), range(count)))
@@ -69,7 +69,7 @@ def _work(run: Run, index: int) -> GpuWork:
 
 
 def _copies(ended: ChildEnd) -> tuple[PeerCopy, ...]:
-    """Return the pairs that were tried; of one at which the process ended or hung nothing is known but that."""
+    """Return the results of the pairs; if the process hung or died before any, return one failure that says so."""
     found = tuple(PeerCopy(**result) for result in _said(ended))
     if ended.status == 0 or found:
         return found

@@ -1,1 +1,1 @@
-"""How this process was launched, and its place among the nodes of a job."""
+"""Reads how this process was launched, and its place among the nodes of a job."""

@@ -1,4 +1,4 @@
-"""Who started this process: torchrun, a Slurm step, or a hand on every node."""
+"""Finds who started this process: torchrun, a Slurm step, or a user on every node."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DEFAULT_PORT = 29500
-"""torchrun's own default."""
+"""torchrun's default."""
 OWN_VARIABLE = "DDPDOCTOR_RANKS"
-"""Set in ranks that ddpdoctor started: the process id of that ddpdoctor."""
+"""The pid of the ddpdoctor that started this rank; set only in such ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByHand:
-    """What --nnodes, --node-rank, --master-addr and --master-port say."""
+    """The values of --nnodes, --node-rank, --master-addr and --master-port."""
 
     nnodes: int | None = None
     node_rank: int | None = None
@@ -32,16 +32,16 @@ class ByHand:
 
 
 def seen_launch(env: Mapping[str, str], by_hand: ByHand) -> Launch:
-    """Return the launch that the environment or the options show; without a launcher, one process alone.
+    """Return the launch from the environment or the options; without a launcher, that is a single process.
 
-    torchrun wins inside of a Slurm step, and over the options. RANK, WORLD_SIZE and MASTER_ADDR without a launcher are
-    no launch: they are judged where they stand. Raises ``UserError`` for options that do not go together.
+    torchrun wins over a Slurm step and over the options. RANK, WORLD_SIZE and MASTER_ADDR without a launcher do not
+    count as a launch; rules check their values. Raises ``UserError`` for options that do not go together.
     """
     return _torchrun(env) or _by_hand(env, by_hand) or _slurm(env) or Launch()
 
 
 def seen_ranks(env: Mapping[str, str]) -> Launch:
-    """Return the launch of a program that is itself what the job runs: who sets RANK and the like started its ranks."""
+    """Return the launch of a program that is the job's own command; here RANK and the like come from its launcher."""
     return _own(env) or _torchrun(env) or _environment(env) or _slurm(env) or Launch(nnodes=1, hosts=("127.0.0.1",))
 
 
@@ -134,7 +134,7 @@ def _slurm(env: Mapping[str, str]) -> Launch | None:
 
 
 def _slurm_hosts(env: Mapping[str, str], nnodes: int | None) -> tuple[str, ...]:
-    """Return where rank 0 may be reached: MASTER_ADDR, which may be what is wrong, and the first host of the step."""
+    """Return rank 0's possible addresses: MASTER_ADDR, and because that may be wrong, the step's first host."""
     if nnodes == 1:
         return ("127.0.0.1",)
     named = (env.get("MASTER_ADDR", ""), *read_step_hosts(env)[:1])

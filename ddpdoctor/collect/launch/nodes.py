@@ -1,8 +1,8 @@
-"""What the environment and the options say of a job whose nodes are to meet: who this node is, of how many, and where.
+"""Reads a multi-node job from the environment and the options: this node's number, the node count, the meeting point.
 
-Options become the variables that stand for them (PET_*), as torchrun itself reads them, so that whatever looks at
-variables sees what was said. Of several that say something the first counts: torchrun that has started us, options and
-PET_* variables, a Slurm step, and last RANK, WORLD_SIZE and MASTER_ADDR of an operator.
+Options become the PET_* variables that torchrun reads for them, so that every check of the variables sees them. If
+several sources have values, the first one counts: a torchrun that started us, then options and PET_* variables, then a
+Slurm step, then an operator's RANK, WORLD_SIZE and MASTER_ADDR.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from ddpdoctor.model.launch import NodeOptions
 
 C10D_PORT = 29400
-"""Of an endpoint without a port (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py)."""
+"""For an endpoint without a port (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py)."""
 MAX_PORT = 65_535
 _TRUE, _FALSE = {"1", "true", "t", "yes", "y"}, {"0", "false", "f", "no", "n"}
-"""As torch reads is_host (torch/distributed/elastic/rendezvous/api.py, get_as_bool)."""
+"""The values of is_host that torch accepts (torch/distributed/elastic/rendezvous/api.py, get_as_bool)."""
 
 
 def effective_environment(env: Mapping[str, str], options: NodeOptions) -> dict[str, str]:
-    """Return the environment with the options in it, and without what they overrule."""
+    """Return the environment with the options added, and without the variables that they override."""
     given = options.variables()
     overruled = set()
     if options.master_addr or options.rdzv_endpoint:
@@ -40,7 +40,7 @@ def effective_environment(env: Mapping[str, str], options: NodeOptions) -> dict[
 
 
 def read_node_launch(env: Mapping[str, str]) -> NodeLaunch:
-    """Return what this node is told; raises ``UserError`` where that is not enough to meet the others."""
+    """Return this node's launch; raises ``UserError`` if the values are not enough to meet the other nodes."""
     found = _torchrun(env) or _by_options(env) or _slurm(env) or _operator(env)
     if found is None:
         raise UserError(
@@ -76,7 +76,7 @@ def _torchrun(env: Mapping[str, str]) -> NodeLaunch | None:
 
 
 def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:
-    """Return what options or the PET_* variables of an operator say, which torchrun reads in the place of options."""
+    """Return the launch from the options, or from the PET_* variables that torchrun reads in their place."""
     nodes = _text(env, "PET_NNODES")
     if not nodes:
         if _text(env, "PET_NODE_RANK"):
@@ -111,7 +111,7 @@ def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:
 
 
 def _endpoint(env: Mapping[str, str], *, by_number: bool) -> tuple[str, int]:
-    """Return host and port of the store. Raises ``UserError`` where none is given, or the port is none."""
+    """Return the store's host and port; raises ``UserError`` if there is no host or the port is invalid."""
     given = parse_endpoint(_text(env, "PET_RDZV_ENDPOINT"), "PET_RDZV_ENDPOINT")
     if given is not None:
         return given.host, _port(given.port, DEFAULT_PORT if by_number else C10D_PORT)
@@ -133,7 +133,7 @@ def _port(given: int | None, default: int) -> int:
 
 
 def _node_rank(env: Mapping[str, str]) -> int | None:
-    """Return the number of this node: torchrun's, or else of the scheduler or operator that numbers pods or nodes."""
+    """Return this node's number from torchrun, or else from the scheduler or operator that numbers nodes or pods."""
     names = ["PET_NODE_RANK", "NODE_RANK", "GROUP_RANK"]
     if is_slurm_step(env):
         names.append("SLURM_NODEID")
@@ -156,7 +156,7 @@ def _world_size(env: Mapping[str, str], nnodes: int) -> int | None:
 
 
 def _is_host(conf: str) -> bool | None:
-    """Return what is_host says in "is_host=1,read_timeout=60"; None where it does not."""
+    """Return the value of is_host in "is_host=1,read_timeout=60", or None without a valid one."""
     pairs = (part.partition("=") for part in conf.split(","))
     given = {name.strip(): value.strip().lower() for name, _, value in pairs}
     if given.get("is_host") in _TRUE:
@@ -196,7 +196,7 @@ def _slurm_names(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _operator(env: Mapping[str, str]) -> NodeLaunch | None:
-    """Return what RANK, WORLD_SIZE and MASTER_ADDR say: one process is a node, unless it has a local rank."""
+    """Return the launch from RANK, WORLD_SIZE and MASTER_ADDR; without a local rank, each process is a node."""
     rank, world_size, host = number(env, "RANK"), number(env, "WORLD_SIZE"), _text(env, "MASTER_ADDR")
     if rank is None or world_size is None or not host or not world_size:
         return None
@@ -219,7 +219,7 @@ def _operator(env: Mapping[str, str]) -> NodeLaunch | None:
 
 
 def _exchange_port(env: Mapping[str, str], default: int) -> int:
-    """Return the port of ddpdoctor's own; the one beside the store's, or below it where there is none above."""
+    """Return ddpdoctor's own port: by default the one above the store's, or below it if there is none above."""
     given = number(env, EXCHANGE_PORT)
     return _port(given, default if default <= MAX_PORT else default - 2)
 

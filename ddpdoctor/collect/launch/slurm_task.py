@@ -1,4 +1,4 @@
-"""The task of a Slurm step that this process is, as its variables tell."""
+"""Reads which task of a Slurm step this process is."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 EXCHANGE_PORTS = (16_384, 12_288)
-"""First port and how many, for where ddpdoctor's processes meet: below Linux's default ip_local_port_range (32768 to
-60999) and above the ports of common services."""
+"""First port and count of the ports on which ddpdoctor's processes meet. They are below Linux's default
+ip_local_port_range (32768 to 60999) and above the ports of common services."""
 STORE_PORTS = (28_672, 4_096)
-"""The same for the store of a step's own job: above those where ddpdoctor meets, and below ip_local_port_range."""
+"""The same for the store of the step's job: above ddpdoctor's ports and below ip_local_port_range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmTask:
-    """A task among those of its step."""
+    """One task of a Slurm step."""
 
     job: int
     step: int
     task: int
     tasks: int
     nodes: int | None
-    """None where Slurm does not say."""
+    """None if Slurm does not say."""
 
     @property
     def name(self) -> str:
-        """The step, as Slurm writes it."""
+        """The step in Slurm's notation, such as "4711.0"."""
         return f"{self.job}.{self.step}"
 
     def port(self, ports: tuple[int, int]) -> int:
-        """Return the port of a range that all hosts of the step choose: by job and step, so that jobs do not meet."""
+        """Return a port of the range; all hosts of the step get the same one, and other jobs most likely another."""
         first, count = ports
         return first + (31 * self.job + self.step) % count
 
 
 def read_slurm_task(env: Mapping[str, str]) -> SlurmTask | None:
-    """Return the task that srun started this process as; None where it did not, and in the shell of sbatch."""
+    """Return the task as which srun started this process, or None without srun and in sbatch's shell."""
     task, job = number(env, "SLURM_PROCID"), number(env, "SLURM_JOB_ID", "SLURM_JOBID")
     step = number(env, "SLURM_STEP_ID", "SLURM_STEPID")
     tasks = number(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
@@ -53,7 +53,7 @@ def read_slurm_task(env: Mapping[str, str]) -> SlurmTask | None:
 
 
 def read_step_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the hosts of the step in Slurm's order; none where their list is missing or cannot be read."""
+    """Return the hosts of the step in Slurm's order, or () if their list is missing or invalid."""
     try:
         return expand_hosts(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", ""))
     except ValueError:

@@ -1,4 +1,4 @@
-"""This process: which rank it is, what it was given, and on which machine it stands."""
+"""Reads facts about this process: its rank, its variables and its machine."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
-"""Of torchrun, Slurm, Open MPI and other MPI launchers: the first that is a number counts."""
+"""Set by torchrun, Slurm, Open MPI and other MPI launchers; the first that is a number counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Which machine, and which container of it, a process stands in."""
+    """The machine, and the container on it, in which a process runs."""
 
     host: str
     machine: str
-    """Equal for two processes that share the kernel and the network: they are one node."""
+    """Equal for processes that share the kernel and the network, because they are one node."""
     container: str
-    """Equal for two processes that share files and process numbers too."""
+    """Equal for processes that also share files and pids."""
 
 
 def read_process(system: System, *, rank: int | None = None, local_rank: int | None = None) -> Process:
-    """Return the facts of this process; ``rank`` and ``local_rank`` are for where no variable says them."""
+    """Return the facts of this process; ``rank`` and ``local_rank`` are used if no variable has them."""
     variables, others = select_variables(system.env)
     own_rank = _first_number(system.env, RANK_VARIABLES)
     own_local_rank = read_local_rank(system.env)
@@ -47,11 +47,11 @@ def read_process(system: System, *, rank: int | None = None, local_rank: int | N
 
 
 def read_identity(system: System) -> Identity:
-    """Return where this process stands.
+    """Return on which machine and in which container this process runs.
 
-    Kernels are told apart by their boot id, containers of one kernel by their network namespace: two containers are two
-    nodes, the ranks of one host are one, and hosts that share a name are as many as they are. A task that has mounts
-    of its own (Apptainer gives each some) is no node for that.
+    The boot id identifies a kernel, and the network namespace a container on it. So the ranks of one host are one node,
+    two containers are two nodes, and hosts with the same name stay distinct. The mount namespace does not make a node,
+    because Apptainer gives each task its own.
     """
     host = system.calls.hostname()
     boot = system.text_or("/proc/sys/kernel/random/boot_id")
@@ -63,7 +63,7 @@ def read_identity(system: System) -> Identity:
 
 
 def is_slurm_step(env: Mapping[str, str]) -> bool:
-    """Say whether srun started this process: the shells of sbatch and salloc have a job, and are no step of it.
+    """Return whether srun started this process; the shells of sbatch and salloc belong to a job, but not to a step.
 
     Slurm numbers its own steps (batch, extern, interactive) from 0xfffffff0.
     """
@@ -72,7 +72,7 @@ def is_slurm_step(env: Mapping[str, str]) -> bool:
 
 
 def number(env: Mapping[str, str], *names: str) -> int | None:
-    """Return the first of some variables that is a whole number and not negative; None where none is."""
+    """Return the first of these variables that is a non-negative integer, or None."""
     for name in names:
         text = env.get(name, "").strip()
         if text.isascii() and text.isdecimal():
@@ -81,12 +81,12 @@ def number(env: Mapping[str, str], *names: str) -> int | None:
 
 
 def read_local_rank(env: Mapping[str, str]) -> int | None:
-    """Return the number of this rank on its host, where a launcher says it."""
+    """Return the local rank, or None if no launcher set it."""
     return _first_number(env, LOCAL_RANK_VARIABLES)
 
 
 def _first_number(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
-    # The batch script's own shell has SLURM_PROCID too, and is no rank.
+    # The batch script's shell also has SLURM_PROCID, but it is not a rank.
     in_step = is_slurm_step(env)
     return number(env, *(name for name in names if in_step or not name.startswith("SLURM_")))
 

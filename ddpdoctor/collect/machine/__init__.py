@@ -1,1 +1,1 @@
-"""The machine itself: processors, memory, limits, clock, file systems, and the software on it."""
+"""Facts about the machine: processors, memory, limits, clock, file systems and software."""

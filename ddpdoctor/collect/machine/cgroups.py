@@ -1,7 +1,7 @@
-"""Finds the folders of the control groups that this process is in, and reads the limits that they set.
+"""Finds the folders of this process's control groups, and reads their limits.
 
-Both versions, nested: /proc/self/cgroup names the group, and every group above it limits it too. In a container with a
-namespace of its own the path is "/"; in one without, the path is the host's, and only the mount's top is to be seen.
+It reads versions 1 and 2. /proc/self/cgroup names the group, and every group above it also limits it. In a container
+with its own cgroup namespace, the path is "/". In one without, it is the host's path, and only the mount's top exists.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 CGROUPS = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
 UNLIMITED_BYTES = 1 << 60
-"""Version 1 writes "no limit" as the largest multiple of the page size below 2**63; no machine has this much."""
+"""More than any machine has; version 1 writes "no limit" as the largest multiple of the page size below 2**63."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimit:
-    """A limit on memory, what counts against it, and how often the kernel has killed for it."""
+    """A limit on memory, the use that counts against it, and how often the kernel has killed a process for it."""
 
     limit_bytes: int
     used_bytes: int
@@ -34,7 +34,7 @@ class TaskLimit:
 
 
 def cgroup_folders(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) -> tuple[Path, ...]:
-    """Return the folders that there are for a controller: this process's own group first, then those above it."""
+    """Return the existing folders for a controller: this process's own group first, then those above it."""
     found: list[Path] = []
     for line in _text(proc / "self" / "cgroup").splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -49,7 +49,7 @@ def cgroup_folders(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) 
 
 
 def _upwards(top: Path, path: str) -> list[Path]:
-    """Return the folder of a group and all above it; a path that leads out of the namespace is not followed."""
+    """Return the folder of a group and all above it, but only the top for a path that leads out of the namespace."""
     parts = [part for part in path.split("/") if part]
     if ".." in parts:
         parts = []
@@ -57,7 +57,7 @@ def _upwards(top: Path, path: str) -> list[Path]:
 
 
 def read_oom_kills(folder: Path) -> int | None:
-    """Return how often the kernel has killed for memory in a group, or None where it does not count."""
+    """Return how often the kernel has killed a process of a group for memory, or None if it does not count."""
     for name in ("memory.events", "memory.oom_control"):
         match = re.search(r"^oom_kill (\d+)$", _text(folder / name), re.MULTILINE)
         if match:
@@ -66,7 +66,7 @@ def read_oom_kills(folder: Path) -> int | None:
 
 
 def read_memory_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> MemoryLimit | None:
-    """Return, of all limits on memory that hold, the one that leaves least; None where there is none."""
+    """Return the memory limit that leaves the least, or None if there is no limit."""
     read = (_memory_of(folder) for folder in cgroup_folders("memory", proc, cgroups))
     found = [one for one in read if one is not None]
     return min(found, key=lambda one: one.limit_bytes - one.used_bytes, default=None)
@@ -77,7 +77,7 @@ def _memory_of(folder: Path) -> MemoryLimit | None:
     if limit is None or limit >= UNLIMITED_BYTES:
         return None
     used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
-    # Page cache that nobody uses at the moment makes way for what a job asks for.
+    # The kernel drops inactive page cache when a job needs memory.
     cache = re.search(r"^(?:total_)?inactive_file (\d+)$", _hierarchical(_text(folder / "memory.stat")), re.MULTILINE)
     return MemoryLimit(
         limit_bytes=limit,
@@ -87,13 +87,13 @@ def _memory_of(folder: Path) -> MemoryLimit | None:
 
 
 def _hierarchical(stat: str) -> str:
-    """Keep version 1's counts that include the groups below, where there are such."""
+    """Keep only version 1's counts that include child groups, if there are any."""
     total = [line for line in stat.splitlines() if line.startswith("total_")]
     return "\n".join(total) or stat
 
 
 def read_cpu_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> float | None:
-    """Return how many CPUs' time the groups grant at most; None where there is no quota."""
+    """Return the CPU quota in CPUs, or None if there is no quota."""
     found = [_quota_of(folder) for folder in cgroup_folders("cpu", proc, cgroups)]
     return min((quota for quota in found if quota is not None), default=None)
 
@@ -109,7 +109,7 @@ def _quota_of(folder: Path) -> float | None:
 
 
 def read_task_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> TaskLimit | None:
-    """Return, of all limits on processes and threads that hold, the one that leaves least."""
+    """Return the limit on processes and threads that leaves the fewest, or None if there is no limit."""
     found: list[TaskLimit] = []
     for folder in cgroup_folders("pids", proc, cgroups):
         most, current = _number(folder / "pids.max"), _number(folder / "pids.current")

@@ -1,4 +1,4 @@
-"""Reads on which file system a path lies, and whether other hosts may use it too."""
+"""Reads a path's file system, and whether other hosts may use it too."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ SHARED_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs"
 
 
 def is_shared(path: Path) -> bool:
-    """Return whether a path lies on a file system that other hosts may use."""
+    """Return whether a path is on a file system that other hosts may use."""
     return file_system_of(path) in SHARED_FILE_SYSTEMS
 
 
 def file_system_of(path: Path, mounts: Path = Path("/proc/mounts")) -> str:
-    """Return the kind of file system that a path lies on; empty where that is not known."""
+    """Return the type of a path's file system, or an empty string if unknown."""
     best, kind = "", ""
     with contextlib.suppress(OSError):
         for line in mounts.read_text().splitlines():

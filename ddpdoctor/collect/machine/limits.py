@@ -1,4 +1,4 @@
-"""Reads what the shell, the control groups and the machine allow a job."""
+"""Reads the limits that the shell, the control groups and the machine set for a job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def read_limits(system: System, plan: ReadingPlan) -> Limits:
-    """Return all limits; what this system does not have is None."""
+    """Return all limits, with None for those that this system does not have."""
     proc, groups = system.path("/proc"), system.path("/sys/fs/cgroup")
     tasks, task_limit = read_tasks(system), read_task_limit(proc, groups)
     total, available, swap = _memory(system)
@@ -64,7 +64,7 @@ def _count(cpus: str) -> int:
 
 
 def _memory(system: System) -> tuple[int | None, int | None, int | None]:
-    """Return total, available and swap in bytes."""
+    """Return total memory, available memory and swap in bytes."""
     lines = re.findall(r"^(\w+):\s+(\d+) kB", system.text_or("/proc/meminfo"), re.MULTILINE)
     found = {name: int(kib) * 1024 for name, kib in lines}
     if not found and system.live:
@@ -80,8 +80,8 @@ def _memory_elsewhere() -> tuple[int, int, int]:
     return memory.total, memory.available, psutil.swap_memory().total
 
 
-def read_clock(system: System, plan: ReadingPlan) -> Clock:  # noqa: ARG001 - the form of every collector
-    """Return what adjtimex says. How far the clock is off others is measured by who gathers the nodes."""
+def read_clock(system: System, plan: ReadingPlan) -> Clock:  # noqa: ARG001 - all collectors get both
+    """Return whether the clock is synchronized, from adjtimex; the node that gathers facts measures the offset."""
     try:
         unsynchronised = system.calls.clock_unsynchronised()
     except OSError:

@@ -1,8 +1,8 @@
-"""Reads how busy the machine is with what is not ours, and how the kernel chooses the processors' clocks.
+"""Reads how busy other work keeps the processors, and how the kernel chooses their clock rates.
 
-The kernel counts, for every processor, how long it was idle (/proc/stat); the rest of a short moment is work. What our
-own processes worked in it (/proc/PID/task/TID/stat, with the processor that a thread ran on last) is taken off. That
-sees neighbours in other containers and on other virtual machines too, whose processes do not show.
+The kernel counts the idle time of every processor (/proc/stat). The rest of a short window is work. From that we
+subtract the work of our own processes (/proc/PID/task/TID/stat, which names the processor that a thread last ran on).
+The result includes neighbors in other containers and virtual machines, whose processes we cannot see.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.system import System
 
 WINDOW_S = 0.4
-"""Ours: long against the kernel's ticks of 1 to 10 ms, and short against the bench."""
+"""Our choice: long compared with the kernel's ticks of 1 to 10 ms, and short compared with the benchmark."""
 TICKS_PER_S = 100
-"""USER_HZ, the unit of /proc/stat and /proc/PID/stat on every Linux that torch runs on."""
+"""USER_HZ, the unit in /proc/stat and /proc/PID/stat on every Linux that torch runs on."""
 LEAST_SHARE = 0.05
-"""Ours: twice the unit above in the window; a processor that others used less was idle."""
+"""Our choice: two ticks in the window. A processor that others used less counts as idle."""
 CPU_FOLDER = "/sys/devices/system/cpu"
-# Places in /proc/PID/task/TID/stat behind the name, counted from 0: utime, stime, processor (proc(5): 14, 15 and 39).
+# Fields after the name in /proc/PID/task/TID/stat, counted from 0: utime, stime, processor (14, 15 and 39 in proc(5)).
 _UTIME, _STIME, _PROCESSOR = 11, 12, 36
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuTimes:
-    """What /proc/stat says of one processor since the start, in seconds."""
+    """One processor's times in /proc/stat since boot, in seconds."""
 
     idle_s: float
-    """Waiting for a disk included: nobody computes meanwhile."""
+    """Includes waiting for a disk, because nobody computes meanwhile."""
     busy_s: float
     steal_s: float
-    """Of busy_s, what a hypervisor gave to others."""
+    """The part of ``busy_s`` that a hypervisor gave to others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnTimes:
-    """What our threads have worked since they started."""
+    """The CPU time of our threads since they started."""
 
     seconds: dict[str, float]
     """By "PID/TID"."""
     cpus: dict[str, int]
-    """The processor that each ran on last."""
+    """The processor that each thread last ran on."""
 
 
 def read_load(system: System, _plan: ReadingPlan) -> Load:
-    """Look for a moment; raises ``NotRead`` where the kernel does not count, as in a sandbox or on a Mac."""
+    """Measure for ``WINDOW_S``; raises ``NotRead`` if the kernel does not count, as in a sandbox or on a Mac."""
     before = parse_cpu_times(system.text_or("/proc/stat"))
     if not before:
         raise NotRead(Unread(why=Why.ABSENT, reason="this system does not tell how busy its processors are"))
@@ -75,12 +75,12 @@ def read_load(system: System, _plan: ReadingPlan) -> Load:
 
 
 def parse_cpu_times(text: str) -> dict[int, CpuTimes]:
-    """Return the lines "cpu0 …" of /proc/stat by processor."""
+    """Return the times from the lines "cpu0 …" of /proc/stat, by processor."""
     found = {}
     for number, words in re.findall(r"^cpu(\d+) (.+)$", text, re.MULTILINE):
         user, nice, system, idle, iowait, irq, softirq, steal = [
             int(word) / TICKS_PER_S for word in [*words.split(), *["0"] * 8][:8]
-        ]  # guest time, which comes next, is in user already
+        ]  # guest time comes next; user already includes it
         busy_s = user + nice + system + irq + softirq + steal
         found[int(number)] = CpuTimes(idle_s=idle + iowait, busy_s=busy_s, steal_s=steal)
     return found
@@ -89,10 +89,10 @@ def parse_cpu_times(text: str) -> dict[int, CpuTimes]:
 def find_busy(
     before: dict[int, CpuTimes], after: dict[int, CpuTimes], window_s: float, own_s: dict[int, float]
 ) -> tuple[BusyCpu, ...]:
-    """Return what of each processor's time was neither idle nor our own; ``own_s`` is by processor.
+    """Return the share of each processor's time that was neither idle nor ours; ``own_s`` is by processor.
 
-    A thread of ours that changes its processor meanwhile is taken off the wrong one, which then has less than nothing
-    left: the others are lowered by as much, so that in sum nothing of ours is left.
+    If one of our threads moves to another processor meanwhile, we subtract its time from the wrong one, which can
+    become negative. We then scale the others down by as much, so that the sum contains none of our work.
     """
     left = {
         cpu: 1 - (after[cpu].idle_s - before[cpu].idle_s + own_s.get(cpu, 0.0)) / window_s
@@ -105,7 +105,7 @@ def find_busy(
 
 
 def own_work(before: OwnTimes, after: OwnTimes) -> dict[int, float]:
-    """Return the seconds that our threads worked in between, by the processor that each was seen on."""
+    """Return the seconds that our threads worked between two readings, by processor."""
     found: dict[int, float] = defaultdict(float)
     for thread, seconds in after.seconds.items():
         found[after.cpus[thread]] += seconds - before.seconds.get(thread, 0.0)
@@ -113,14 +113,14 @@ def own_work(before: OwnTimes, after: OwnTimes) -> dict[int, float]:
 
 
 def steal_share(times: Iterable[CpuTimes]) -> float | None:
-    """Return which part of the time that was worked or wanted a hypervisor took, since the start."""
+    """Return the share of busy time since boot that a hypervisor gave to others, or None without busy time."""
     times = tuple(times)
     wanted = sum(one.busy_s for one in times)
     return sum(one.steal_s for one in times) / wanted if wanted else None
 
 
 def read_own_times(system: System) -> OwnTimes:
-    """Return what our threads have worked so far."""
+    """Return the CPU time of our threads so far."""
     seconds: dict[str, float] = {}
     cpus: dict[str, int] = {}
     for pid in own_pids(system):
@@ -133,9 +133,9 @@ def read_own_times(system: System) -> OwnTimes:
 
 
 def own_pids(system: System) -> set[int]:
-    """Return this process and the ranks beside it, which have its very command line, with all their children.
+    """Return this process and the other ranks here, which have the same command line, with all their descendants.
 
-    Their parents are ours too: the launcher, which may serve their store. Its other children are not.
+    Their parents, which are launchers that may serve the store, also count, but not the parents' other children.
     """
     processes = read_processes(system.path("/proc"))
     own = system.text_or("/proc/self/cmdline")
@@ -145,7 +145,7 @@ def own_pids(system: System) -> set[int]:
 
 
 def read_governors(system: System) -> tuple[Governor, ...]:
-    """Return the different settings of the processors that this process may use."""
+    """Return the distinct frequency settings of the processors that this process may use."""
     found = Counter(_governors(system))
     return tuple(
         Governor(name=name, driver=driver, preference=preference, cpus=cpus)

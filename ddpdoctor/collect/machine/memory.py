@@ -1,4 +1,4 @@
-"""Reads how much memory a host, a control group and /dev/shm have in use."""
+"""Reads the memory use of the host, the control group and /dev/shm."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PROC = Path("/proc")
-SHARED = "/dev/shm"  # noqa: S108 - looked at, not written to
+SHARED = "/dev/shm"  # noqa: S108 - only read
 
 
 def read_group() -> Space | None:
-    """Return the limit of the control group that leaves the least, and its use without what can be dropped."""
+    """Return the tightest control group limit, and the use that counts against it, without droppable cache."""
     limit = read_memory_limit()
     return None if limit is None else Space(limit_bytes=limit.limit_bytes, used_bytes=limit.used_bytes)
 
 
 def read_machine(proc: Path = PROC) -> Space | None:
-    """Return all memory of the machine, and how much of it is not available."""
+    """Return the machine's total memory, and how much of it is not available."""
     try:
         text = (proc / "meminfo").read_text()
     except OSError:
@@ -37,7 +37,7 @@ def read_machine(proc: Path = PROC) -> Space | None:
 
 
 def read_shared() -> Space | None:
-    """Return the size of /dev/shm and what is used of it; None where there is none, or none with a limit."""
+    """Return the size and use of /dev/shm, or None if it does not exist or has no limit."""
     try:
         stat = os.statvfs(SHARED)
     except OSError:
@@ -51,4 +51,4 @@ READERS: dict[str, Callable[[], Space | None]] = {
     "machine": read_machine,
     "shared_memory": read_shared,
 }
-"""By the field of ``HostCauses``."""
+"""The readers by field of ``HostCauses``."""

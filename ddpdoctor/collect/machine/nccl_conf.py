@@ -1,4 +1,4 @@
-"""Reads the files from which NCCL takes variables that the environment does not show."""
+"""Reads the files from which NCCL takes variables in addition to the environment."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ USER_FILE = ".nccl.conf"
 FILE_VARIABLE = "NCCL_CONF_FILE"
 FIRST_BY_HOME = "2.30.3"
 LAST_BY_DATABASE = "2.29.7"
-"""To this release ~ is the home folder of the password database, from the other one it is what HOME says: seen by
-running the releases, with strace."""
+"""Up to this release, NCCL takes ~ from the password database; from the one above, it takes ~ from HOME. We saw this
+by running the releases under strace."""
 LONGEST = 1023
-"""Bytes of a name or value that NCCL keeps (src/misc/param.cc, setEnvFile)."""
+"""How many bytes of a name or value NCCL keeps (src/misc/param.cc, setEnvFile)."""
 MOST_BYTES = 1 << 20
-"""Ours: what is larger is no file of settings."""
+"""Our choice: a larger file is not a settings file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where a file may be. One that was asked for by name is reported even where it is not there."""
+    """Where a file may be; a file that the user named (``wanted``) is reported even if it is missing."""
 
     path: str
     wanted: bool = False
@@ -40,7 +40,7 @@ class _Place:
 
 @dataclass(slots=True)
 class _Content:
-    """What the lines of a file set."""
+    """The settings in a file, and its bad lines."""
 
     values: dict[str, str] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
@@ -48,13 +48,13 @@ class _Content:
     repeated: list[int] = field(default_factory=list)
 
 
-def read_conf_files(system: System, plan: ReadingPlan) -> tuple[ConfFile, ...]:  # noqa: ARG001 - all collectors are called alike
-    """Read NCCL's files as NCCL does, the one that wins first; empty where there is none.
+def read_conf_files(system: System, plan: ReadingPlan) -> tuple[ConfFile, ...]:  # noqa: ARG001 - all collectors get both
+    """Read NCCL's files as NCCL does, in order of precedence.
 
-    NCCL reads ``$NCCL_CONF_FILE``, or else ``~/.nccl.conf``, and then ``/etc/nccl.conf``, and sets what is not set yet
-    (``initEnvFunc`` and ``setEnvFile`` in src/misc/param.cc): the environment wins over the user's file, and that over
-    the machine's. Where HOME and the password database differ, both homes are read: which counts is a matter of the
-    version.
+    NCCL reads ``$NCCL_CONF_FILE``, or else ``~/.nccl.conf``, and then ``/etc/nccl.conf``, and sets only variables that
+    are not set yet (``initEnvFunc`` and ``setEnvFile`` in src/misc/param.cc). So the environment wins over the user's
+    file, which wins over the machine's. If HOME and the password database differ, we read both homes, because NCCL's
+    version decides which counts.
     """
     found = [file for place in _places(system) if (file := _read_file(system, place)) is not None]
     users = {name for file in found if file.path != SYSTEM_FILE for name in file.variables}
@@ -91,7 +91,7 @@ def _homes(system: System) -> Iterator[_Place]:
 def _read_file(system: System, place: _Place) -> ConfFile | None:
     path = system.path(place.path) if place.path.startswith("/") else place.path
     try:
-        with open(path, "rb") as stream:  # noqa: PTH123 - NCCL opens a relative name from the working folder too
+        with open(path, "rb") as stream:  # noqa: PTH123 - NCCL also opens relative names, from the working folder
             text = stream.read(MOST_BYTES).decode("utf-8", "replace")
     except FileNotFoundError:
         return _unread(place, "there is no such file") if place.wanted else None
@@ -119,7 +119,7 @@ def _unread(place: _Place, reason: str) -> ConfFile:
 
 
 def _parse(text: str) -> _Content:
-    """Take lines apart as NCCL does: "#" is a comment in the first column alone, and no white space is taken off."""
+    """Parse lines as NCCL does: "#" starts a comment only in the first column, and white space is not stripped."""
     content = _Content()
     for number, line in enumerate(text.split("\n"), 1):
         if line.lstrip().startswith("#") or not line.strip():

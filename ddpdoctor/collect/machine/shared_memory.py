@@ -1,4 +1,4 @@
-"""Reads /dev/shm: its size, and what dead processes have left in it."""
+"""Reads the size of /dev/shm, and which files dead processes have left in it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.machine.tasks import Tasks
     from ddpdoctor.collect.system import System
 
-PLACE = "/dev/shm"  # noqa: S108 - looked at, not written to
+PLACE = "/dev/shm"  # noqa: S108 - only read
 MIN_AGE_S = 600.0
-"""Ours: NCCL removes the name of a segment as soon as both sides have opened it."""
+"""Our choice: NCCL unlinks a segment as soon as both sides have opened it."""
 FIRST_PID_NAMESPACE = 0xEFFFFFFC
-"""PROC_PID_INIT_INO of the kernel: here every process of the machine can be seen."""
+"""The kernel's PROC_PID_INIT_INO. In this namespace we see every process of the machine."""
 _OF_TORCH = re.compile(r"torch_(\d+)_\d+_\d+")
-"""/torch_PID_RANDOM_COUNTER, of the file_system sharing strategy (torch/csrc/.../StorageSharing.cpp)."""
+"""/torch_PID_RANDOM_COUNTER, from the file_system sharing strategy (torch/csrc/.../StorageSharing.cpp)."""
 _OF_NCCL = re.compile(r"nccl-\w{6}")
 
 
 def read_shared_memory(system: System, tasks: Tasks, *, deep: bool) -> SharedMemory | None:
-    """Return what is mounted at /dev/shm; None where there is no such folder."""
+    """Return facts about /dev/shm, or None if it does not exist."""
     if not system.exists(PLACE):
         return None
     stale = _stale_files(system, tasks.uid)
@@ -39,10 +39,10 @@ def read_shared_memory(system: System, tasks: Tasks, *, deep: bool) -> SharedMem
 
 
 def _stale_files(system: System, uid: int | None) -> dict[str, os.stat_result]:
-    """Return files whose owners have surely gone.
+    """Return files whose processes have certainly ended.
 
-    In a container the owner may be a process of another one, or of the host: nothing is said of them there. Nor of
-    another user's files, whose processes may be hidden; root sees them all.
+    In a container, the process may belong to another container or to the host, so we return nothing there. We skip
+    other users' files, because their processes may be hidden, but root sees all processes.
     """
     if not _sees_all_processes(system):
         return {}
@@ -76,7 +76,7 @@ def _is_stale(system: System, name: str, age_s: float) -> bool:
 
 
 def _is_mapped(system: System, name: str) -> bool:
-    """Say whether a process has a file mapped. Asked for the few files only that look like leftovers."""
+    """Return whether any process has the file mapped; this is slow, so only files that look stale are checked."""
     place = f"{PLACE}/{name}"
     pids = (pid for pid in system.names("/proc") if pid.isdecimal())
     return any(place in system.text_or(f"/proc/{pid}/maps") for pid in pids)

@@ -1,4 +1,4 @@
-"""Reads versions from files and package metadata, without importing what they are versions of."""
+"""Reads software versions from files and package metadata, without importing the packages."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ LIBRARY_FOLDERS = (
     "/usr/local/nvidia/lib64",
     "/run/opengl-driver/lib",
 )
-"""Where distributions, NVIDIA's container runtime, GKE and NixOS put the driver's libraries."""
+"""Folders of the driver's libraries on distributions, NVIDIA's container runtime, GKE and NixOS."""
 _NVML = re.compile(r"libnvidia-ml\.so\.\d{3}\.[\d.]+")
 _GPU_DEVICE = re.compile(r"nvidia\d+|kfd|dxg")
 _TORCH_CUDA = re.compile(
     r"^(?:nvidia-cuda-runtime(?:-cu\d+)?|cuda-toolkit(?:\[[^\]]*\])?)\s*\(?==\s*(\d+\.\d+)", re.IGNORECASE
 )
-"""What the wheels of PyPI require, which have no "+cu130" in their version."""
+"""A requirement that PyPI's wheels have, because their version has no "+cu130"."""
 MOST_HOSTS_LINES = 1024
-"""Ours: a list of all hosts of a large cluster, and no file of blocked addresses."""
+"""Our choice: enough for all hosts of a large cluster, but not for a list of blocked addresses."""
 _LOOPBACK = ("127.", "::1", "fe00::", "ff00::", "ff02::")
 
 
-def read_software(system: System, plan: ReadingPlan) -> Software:  # noqa: ARG001 - the form of every collector
-    """Return what is installed."""
+def read_software(system: System, plan: ReadingPlan) -> Software:  # noqa: ARG001 - all collectors get both
+    """Return the versions of the installed software."""
     driver, is_open = read_driver(system)
     torch_version, torch_cuda, nccl_wheel = _wheels() if system.live else (None, None, None)
     kernel = _kernel(system)
@@ -80,7 +80,7 @@ def _os_name(system: System) -> str:
 
 
 def read_driver(system: System) -> tuple[str | None, bool | None]:
-    """Return the version of NVIDIA's kernel driver, and whether it is the open one; None where none is loaded."""
+    """Return the version of NVIDIA's kernel driver, and whether it is the open one, or None for both if not loaded."""
     line = next(iter(system.text_or(DRIVER_VERSION).splitlines()), "")
     match = re.search(r"\s(\d{3}\.\d+(?:\.\d+)?)\s", f"{line} ")
     if not match:
@@ -89,7 +89,7 @@ def read_driver(system: System) -> tuple[str | None, bool | None]:
 
 
 def _nvml_libraries(system: System) -> tuple[str, ...]:
-    """Return the libraries themselves, not the links to them; a folder that is a link to another is read once."""
+    """Return the paths of NVML libraries, without links to them; folders that are the same place are read once."""
     folders = {system.path(folder).resolve(): folder for folder in reversed(LIBRARY_FOLDERS)}
     found = (
         f"{folder}/{name}" for folder in folders.values() for name in system.names(folder) if _NVML.fullmatch(name)
@@ -98,14 +98,14 @@ def _nvml_libraries(system: System) -> tuple[str, ...]:
 
 
 def _ofed(system: System) -> str | None:
-    """Return the version of NVIDIA's (Mellanox's) own drivers; the kernel's own have none."""
+    """Return the version of NVIDIA's (Mellanox's) out-of-tree drivers, or None with the kernel's own."""
     version = system.text_or("/sys/module/mlx5_core/version")
     kernel_own = not version or version == system.text_or("/proc/sys/kernel/osrelease")
     return None if kernel_own else version
 
 
 def _digest_hosts(system: System) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
-    """Return a digest of each line of /etc/hosts, and of those that name this host; None where there is no file."""
+    """Return a digest of each line in /etc/hosts (None without the file), and the digests that name this host."""
     try:
         text = system.text("/etc/hosts")
         own = system.calls.hostname()
@@ -123,7 +123,7 @@ def _digest_hosts(system: System) -> tuple[tuple[str, ...] | None, tuple[str, ..
 
 
 def _wheels() -> tuple[str | None, str | None, str | None]:
-    """Return the version of torch, of the CUDA that it asks for, and of NCCL's wheel."""
+    """Return the versions of torch, of the CUDA that it requires, and of the NCCL wheel."""
     from importlib import metadata
 
     try:
@@ -134,7 +134,7 @@ def _wheels() -> tuple[str | None, str | None, str | None]:
 
 
 def cuda_of_wheel(version: str, requires: list[str] | tuple[str, ...]) -> str | None:
-    """Return the CUDA version of a wheel: from "2.13.0+cu130", else from what it requires; None for another build."""
+    """Return a wheel's CUDA version from "2.13.0+cu130" or its requirements, or None for other builds."""
     local = re.search(r"\+cu(\d{2})(\d)$", version)
     if local:
         return f"{local.group(1)}.{local.group(2)}"
@@ -163,11 +163,11 @@ _OF_CGROUP = (
     ("containerd", "containerd"),
     ("lxc", "lxc"),
 )
-"""Words in the path of a process's control group, where the container has no namespace of its own for it."""
+"""Words in a cgroup path, which show the container if it has no cgroup namespace of its own."""
 
 
 def container_kind(system: System) -> str | None:
-    """Return docker, podman, kubernetes, apptainer, … or None where no container is seen."""
+    """Return "docker", "podman", "kubernetes", "apptainer" etc., or None if there is no sign of a container."""
     if system.env.get("KUBERNETES_SERVICE_HOST"):
         return "kubernetes"
     if any(system.env.get(name) for name in _APPTAINER):
@@ -176,7 +176,7 @@ def container_kind(system: System) -> str | None:
         return "podman"
     if system.exists("/.dockerenv"):
         return "docker"
-    # systemd's convention: whoever starts a container's first process sets "container" in its environment.
+    # By systemd's convention, a container manager sets "container" in the first process's environment.
     said = system.env.get("container") or _first_process_says(system)
     return said or _from_cgroup(system.text_or("/proc/1/cgroup"))
 
@@ -191,7 +191,7 @@ def _from_cgroup(text: str) -> str | None:
 
 
 def container_image(system: System) -> str | None:
-    """Return the image's name where the runtime or the image itself tells it."""
+    """Return the image's name if the runtime or the image itself reveals it."""
     for name in _APPTAINER:
         if system.env.get(name):
             return system.env[name]

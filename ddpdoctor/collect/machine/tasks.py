@@ -1,4 +1,4 @@
-"""Counts what runs here: threads of this user, and workers that load data."""
+"""Counts the threads of this user, and the DataLoader workers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.system import System
 
 LOADER_WORKER = "pt_data_worker"
-"""The name that torch gives to the workers of a DataLoader (torch/utils/data/_utils/worker.py, since 2.6)."""
+"""Torch's name for the workers of a DataLoader (torch/utils/data/_utils/worker.py, since 2.6)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tasks:
-    """What can be seen of processes. In a container this is what runs in it."""
+    """Counts over all visible processes; in a container these are the container's own."""
 
     uid: int | None = None
     of_user: int | None = None
-    """Threads of this user: what RLIMIT_NPROC counts."""
+    """Threads of this user, which RLIMIT_NPROC limits."""
     loader_workers: int = 0
 
 
 def read_tasks(system: System) -> Tasks | None:
-    """Count processes by /proc/PID/status; None on a system without /proc."""
+    """Count from /proc/PID/status; return None on a system without /proc."""
     proc = system.path("/proc")
     uid = _uid(read_status("self", proc))
     if uid is None:
@@ -40,6 +40,6 @@ def read_tasks(system: System) -> Tasks | None:
 
 
 def _uid(status: dict[str, str]) -> int | None:
-    """Return the real user, whose limit it is."""
+    """Return the real user id, because the limit applies to that user."""
     match = re.match(r"\d+", status.get("Uid", ""))
     return int(match.group()) if match else None

@@ -1,4 +1,4 @@
-"""Reads what `import torch` gives from a child process, which may crash or hang without harm."""
+"""Reads facts about torch from a child process that imports it, so that a crash or hang does no harm."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.system import System
 
 MARK = "ddpdoctor-torch-facts:"
-"""As ``probes.torch_facts`` has it, which is not imported here: collectors load no code that loads torch."""
+"""The same as in ``probes.torch_facts``, which collectors do not import because it loads torch."""
 CHILD_LIMIT_S = 55.0
-"""Ours: a cold import from a network file system on a busy cluster, and CUDA without a persistence daemon, which takes
-some seconds a GPU. Below the limit of the section, so that what was said before a hang is not lost."""
+"""Our choice: enough for a cold import from a network file system on a busy cluster, and for CUDA without a persistence
+daemon, which takes a few seconds for each GPU. It is below the section's limit, so that facts from before a hang are
+not lost."""
 
 
 def read_torch(system: System, plan: ReadingPlan) -> TorchBuild:
-    """Return what the child says; raises ``NotRead`` where it was not asked or the import did not end."""
+    """Return the child's facts; raises ``NotRead`` if torch must not be imported or the import did not end."""
     if not plan.use_torch:
         raise NotRead(Unread(why=Why.NOT_ASKED, reason="torch is not imported (--no-torch)"))
     if not system.live:
@@ -33,7 +34,7 @@ def read_torch(system: System, plan: ReadingPlan) -> TorchBuild:
 
 
 def wait_for_torch(child: Child, limit_s: float) -> TorchBuild:
-    """Wait for a child that was started, and turn what it says into facts."""
+    """Wait for a started child, and turn its output into facts."""
     ended = child.wait(limit_s)
     out, err, status = ended.out, ended.err, ended.status
     said = [json.loads(line.removeprefix(MARK)) for line in out.splitlines() if line.startswith(MARK)]
@@ -48,7 +49,7 @@ def wait_for_torch(child: Child, limit_s: float) -> TorchBuild:
 
 
 def _how_it_ended(status: int | None, err: str) -> str:
-    """Say what an interpreter died of that could say nothing itself."""
+    """Describe how an interpreter died that printed no facts."""
     if status is not None and status < 0:
         hint = ": the wheel is built for another processor" if -status == signal.SIGILL else ""
         return f"the interpreter was killed by {_signal(status)} while it imported torch{hint}"
@@ -73,7 +74,7 @@ def _signal(status: int) -> str:
 
 
 def torch_build(said: dict[str, Any]) -> TorchBuild:
-    """Make the section of what the child said; what it did not say is empty."""
+    """Make the section from the child's facts, with defaults for missing ones."""
     return TorchBuild(
         version=said.get("version", ""),
         import_error=said.get("import_error"),

@@ -1,4 +1,4 @@
-"""Starts a Python that imports torch. Imports next to nothing itself, so as to start at once."""
+"""Starts a Python that imports torch. This module imports almost nothing, so that the child starts at once."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ PROBE = "ddpdoctor.probes.torch_facts"
 
 
 def start_torch_child(env: Mapping[str, str]) -> Child:
-    """Start the child, before heavy imports of one's own or when its facts are needed; raises OSError."""
+    """Start the child; callers do this before their own heavy imports, or when they need the facts. Raises OSError."""
     return Child(("-m", PROBE), env)

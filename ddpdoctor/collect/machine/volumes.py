@@ -1,4 +1,4 @@
-"""Reads the file systems that a job writes to: how much is left, and with --deep how fast they are."""
+"""Reads how much space is left on the file systems that a job writes to, and with --deep how fast they are."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.system import System
 
 LIMIT_S = 2.0
-"""A network file system whose server has gone holds everybody who asks."""
+"""Needed because a network file system with a dead server blocks every caller."""
 WRITE_S = 1.0
 WRITE_LIMIT_S = 4.0
 BLOCK = bytes(4 << 20)
 MAX_WRITE_BYTES = 256 << 20
-"""Ours: enough to leave the caches of a disk behind, little enough for nobody to notice."""
+"""Our choice: enough to exceed a disk's caches, and little enough that nobody notices."""
 FREE_SHARE = 4
-"""No more than this part of what is free is written."""
+"""We write at most one part in this many of the free space."""
 
 
 def read_volumes(system: System, *, deep: bool) -> tuple[Volume, ...]:
-    """Return the file systems for temporary files, caches and the working directory, each once."""
+    """Return the file systems for temporary files, caches and the working directory, without repeats."""
     purposes: dict[str, list[str]] = {}
     paths: dict[str, str] = {}
     for purpose, path in _places(system):
@@ -39,9 +39,9 @@ def read_volumes(system: System, *, deep: bool) -> tuple[Volume, ...]:
 
 def _places(system: System) -> list[tuple[str, str]]:
     cache = system.env.get("XDG_CACHE_HOME") or f"{system.env.get('HOME', '/root')}/.cache"
-    found = [("temporary files", system.env.get("TMPDIR") or "/tmp"), ("cache", cache)]  # noqa: S108 - where others write, looked at
+    found = [("temporary files", system.env.get("TMPDIR") or "/tmp"), ("cache", cache)]  # noqa: S108 - only read
     if system.env.get("TMPDIR"):
-        found.append(("/tmp", "/tmp"))  # noqa: S108 - where torch's flight recorder writes whatever TMPDIR says
+        found.append(("/tmp", "/tmp"))  # noqa: S108 - torch's flight recorder ignores TMPDIR
     found.append(("working directory", _working_directory(system)))
     return [(purpose, _existing(system, path)) for purpose, path in found]
 
@@ -50,20 +50,20 @@ def _working_directory(system: System) -> str:
     if not system.live:
         return system.env.get("PWD", "/")
     try:
-        return os.getcwd()  # noqa: PTH109 - a string, as all paths of a System
+        return os.getcwd()  # noqa: PTH109 - a System's paths are strings
     except OSError:
         return "/"
 
 
 def _existing(system: System, path: str) -> str:
-    """Return the nearest folder that there is: ~/.cache is made by whoever needs it first."""
+    """Return the nearest existing parent folder, because ~/.cache may not exist yet."""
     while len(path) > 1 and not system.exists(path):
         path = path.rstrip("/").rpartition("/")[0] or "/"
     return path
 
 
 def mount_of(system: System, path: str) -> tuple[str, str | None]:
-    """Return the mount point of a path, and the type of its file system where the kernel says it."""
+    """Return the mount point of a path, and the type of its file system (None if unknown)."""
     best, fstype = "", None
     for line in system.text_or("/proc/mounts").splitlines():
         words = line.split(" ")
@@ -71,14 +71,14 @@ def mount_of(system: System, path: str) -> tuple[str, str | None]:
             continue
         point = re.sub(r"\\(\d{3})", lambda code: chr(int(code.group(1), 8)), words[1])
         within = path == point or path.startswith(point.rstrip("/") + "/")
-        # Of two mounts at one point the later one is seen.
+        # Of two mounts at the same point, the later one is visible.
         if within and len(point) >= len(best):
             best, fstype = point, words[2]
     return best or "/", fstype
 
 
 def read_volume(system: System, path: str, purpose: str, *, deep: bool) -> Volume:
-    """Return one file system. One that does not answer says so in ``error``."""
+    """Return one file system; if it does not answer, ``error`` says so."""
     size = ask_side_by_side({path: lambda: (system.calls.statvfs(path), system.calls.writable(path))}, LIMIT_S)[path]
     (total, free), writable = size.value or ((0, 0), False)
     speed = None
@@ -104,9 +104,9 @@ def _why_not(reply: Reply[Any]) -> str | None:
 
 
 def measure_writing(path: str, max_bytes: int, limit_s: float = WRITE_S) -> float | None:
-    """Return MB/s of writes that have reached the device, over a second at most; None where there is no room.
+    """Write and sync for at most ``limit_s``; return the speed in MB/s, or None if there is no room.
 
-    The file has no name from the start, so that nothing of it stays, whatever happens.
+    The file never has a name, so nothing stays behind, whatever happens.
     """
     if max_bytes < len(BLOCK):
         return None

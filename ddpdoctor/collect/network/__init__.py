@@ -1,1 +1,1 @@
-"""The network as this machine sees it: interfaces, names, ports, packet filter, RDMA."""
+"""Facts about this machine's network: interfaces, names, ports, packet filter, RDMA."""

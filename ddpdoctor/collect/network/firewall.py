@@ -1,6 +1,6 @@
-"""Reads which chains of the kernel's packet filter refuse what comes in, and what they let through all the same.
+"""Reads which chains of the kernel's packet filter refuse incoming packets, and which exceptions they accept.
 
-firewalld and ufw write such chains: what they do is seen there, under names that show whose they are.
+firewalld and ufw also write such chains, whose names show who wrote them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 2.0
 MAX_ACCEPTS = 20
-"""So many rules of a chain are kept: enough to judge it by."""
+"""How many accepting rules of a chain we keep, which is enough to judge it."""
 NFT, IPTABLES = ("nft", "list", "ruleset"), ("iptables-save",)
 _COUNTER = re.compile(
     r'\bcounter packets \d+ bytes \d+ ?|\b(comment|prefix) "[^"]*" ?|\blog( (level|flags|group) \S+)* ?'
@@ -38,7 +38,7 @@ _REFUSES = re.compile(r"(?:drop|reject(?: with .*)?|(?:-j (?:DROP|REJECT)(?: --r
 _NOT_NEW = re.compile(
     r'iif(?:name)? "lo"|-i lo\b|icmp|ct status|ct state (?!\{? ?(?:\w+,)*new)|--(?:ct)?state (?!(?:\w+,)*NEW)'
 )
-"""What marks a rule that lets no new connection of another host in: loopback, replies, ICMP."""
+"""Marks of rules that accept no new connections from other hosts: loopback, replies, ICMP."""
 
 
 @dataclass
@@ -51,12 +51,12 @@ class _Chain:
 
 
 def read_firewall(system: System) -> tuple[FirewallChain, ...] | Unread:
-    """List the packet filter's rules with nft and iptables-save, side by side, where this process may."""
+    """Return the chains that refuse incoming packets, from nft and iptables-save, or why we cannot list the rules."""
     commands: dict[str, Ask] = {
         command[0]: lambda command=command: system.calls.run(command, LIMIT_S)  # type: ignore[misc]
         for command in (NFT, IPTABLES)
     }
-    replies = ask_side_by_side(commands, LIMIT_S + 0.5)  # the command's own limit comes first, and stops it
+    replies = ask_side_by_side(commands, LIMIT_S + 0.5)  # the command's own limit ends it first
     done = {name: reply.value.output for name, reply in replies.items() if reply.value and reply.value.status == 0}
     if not done:
         return _why_not(list(replies.values()))
@@ -103,7 +103,7 @@ def _lets_in(rule: str) -> bool:
 
 
 def _reached(chains: dict[str, _Chain], first: str) -> Iterator[str]:
-    """Yield the rules of a chain, and of the chains that it jumps to."""
+    """Yield the rules of a chain and of all chains that it can jump to."""
     todo, seen = [first], {first}
     while todo:
         for rule in chains[todo.pop(0)].rules:
@@ -115,7 +115,7 @@ def _reached(chains: dict[str, _Chain], first: str) -> Iterator[str]:
 
 
 def parse_nft(text: str) -> Tables:
-    """Return tables of chains from what `nft list ruleset` prints."""
+    """Return tables of chains from the output of ``nft list ruleset``."""
     tables: Tables = {}
     chains: dict[str, _Chain] = {}
     chain: _Chain | None = None
@@ -136,7 +136,7 @@ def parse_nft(text: str) -> Tables:
 
 
 def _joined(text: str) -> Iterator[str]:
-    """Yield lines without indentation; a list in braces that goes on over lines becomes one, and a set is left out."""
+    """Yield lines without indentation; a list in braces over several lines becomes one line, and sets are left out."""
     line = ""
     for part in text.splitlines():
         line = f"{line} {part.strip()}".strip()
@@ -149,7 +149,7 @@ def _joined(text: str) -> Iterator[str]:
 
 
 def parse_iptables(text: str) -> Tables:
-    """Return the filter table's chains from what iptables-save prints."""
+    """Return the filter table's chains from the output of iptables-save."""
     chains: dict[str, _Chain] = {}
     table = ""
     for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""Reads the interfaces of a machine, its port for the store, and what its packet filter refuses."""
+"""Reads the machine's interfaces, the port for the store, and the refusing chains of the packet filter."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ FOLDER = "/sys/class/net"
 IFF_UP = 0x1
 IFF_LOOPBACK = 0x8
 LAST = 1 << 30
-"""The index of an interface that has none: it comes after all others."""
+"""Sorts interfaces without an index after all others."""
 
 
 def read_network(system: System, _plan: ReadingPlan) -> Network:
-    """Read interfaces, routes, ports and packet filter; on a Mac, interfaces and the port."""
+    """Read interfaces, routes, ports and the packet filter; on a Mac, only interfaces and the port."""
     addresses = _addresses(system)
     return Network(
         interfaces=_interfaces(system, addresses),
@@ -54,7 +54,7 @@ def _local_ports(system: System) -> tuple[int, int] | None:
 
 
 def _interfaces(system: System, addresses: dict[str, tuple[str, ...]]) -> tuple[Interface, ...]:
-    """Return the interfaces of sysfs, in the kernel's order, and aliases like eth0:1; else what psutil knows."""
+    """Return sysfs's interfaces in the kernel's order, then aliases such as eth0:1; without sysfs, those of psutil."""
     names = system.names(FOLDER)
     names = tuple(name for name in names if system.exists(f"{FOLDER}/{name}/flags"))  # bonding_masters is a file
     if not names:
@@ -67,7 +67,7 @@ def _interfaces(system: System, addresses: dict[str, tuple[str, ...]]) -> tuple[
 def _interface(system: System, name: str, addresses: tuple[str, ...]) -> Interface:
     device = name.partition(":")[0]
     flags = _number(system, device, "flags", 0)
-    carrier = system.number_or_none(f"{FOLDER}/{device}/carrier")  # not to be read where it is down
+    carrier = system.number_or_none(f"{FOLDER}/{device}/carrier")  # unreadable if the interface is down
     speed = _number(system, device, "speed", -1)
     return Interface(
         name=name,
@@ -97,7 +97,7 @@ def _is_virtual(system: System, name: str) -> bool:
 
 
 def _interfaces_without_sysfs(system: System, addresses: dict[str, tuple[str, ...]]) -> tuple[Interface, ...]:
-    """Return what the C library knows: on a Mac, or in a sandbox without /sys."""
+    """Return the interfaces from psutil, on a Mac or in a sandbox without /sys."""
     try:
         states = system.calls.interface_states()
     except OSError:
@@ -120,19 +120,19 @@ def _interfaces_without_sysfs(system: System, addresses: dict[str, tuple[str, ..
 
 
 ENVOY_PORTS = frozenset({15001, 15006})
-"""What Istio's proxy listens on for outgoing and incoming connections
-(https://istio.io/latest/docs/ops/deployment/application-requirements/). A pod's containers share their network, so that
-its sockets are seen from the others, where its processes are not."""
+"""Ports of Istio's proxy for outgoing and incoming connections
+(https://istio.io/latest/docs/ops/deployment/application-requirements/). A pod's containers share their network, so the
+other containers see the proxy's sockets but not its processes."""
 _LISTEN = "0A"
 
 
 def has_mesh_proxy(system: System) -> bool:
-    """Say whether something listens on both ports of Istio's proxy; false where sockets cannot be seen."""
+    """Return whether something listens on both ports of Istio's proxy, or False if we cannot see sockets."""
     return set(_listened_on(system)) >= ENVOY_PORTS
 
 
 def _listened_on(system: System) -> Iterator[int]:
-    """Yield every local port of /proc/net/tcp that is listened on."""
+    """Yield the port of every listening socket in /proc/net/tcp and tcp6."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in system.text_or(table).splitlines()[1:]:
             fields = line.split()

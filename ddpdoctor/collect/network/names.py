@@ -1,4 +1,4 @@
-"""Reads what this host is called and what others' names mean here. A dead name server costs two seconds, once."""
+"""Reads this host's names, and the addresses of other hosts' names. A dead name server costs two seconds in all."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 LIMIT_S = 2.0
 REVERSED = 4
-"""So many own addresses are looked up at most."""
+"""How many of this host's own addresses we look up at most."""
 _REVERSE = "reverse of "
 
 
 def read_names(system: System, plan: ReadingPlan) -> Names:
-    """Look all names up side by side, each for two seconds at most."""
+    """Look up all names in parallel, for two seconds at most."""
     hostname = system.calls.hostname()
     names = {"own": hostname, "master": master_name(system.env), "head": plan.head}
     asked: dict[str, Ask] = {use: _resolve(system, name) for use, name in names.items() if name}
@@ -44,7 +44,7 @@ def read_names(system: System, plan: ReadingPlan) -> Names:
 
 
 def master_name(env: Mapping[str, str]) -> str | None:
-    """Return the host where the ranks are to meet, as the environment has it."""
+    """Return the host where the ranks meet, from the environment."""
     if env.get("MASTER_ADDR", "").strip():
         return env["MASTER_ADDR"].strip()
     endpoint = env.get("PET_RDZV_ENDPOINT", "").strip()
@@ -81,7 +81,7 @@ def _lookup(name: str, reply: Reply[tuple[str, ...]]) -> Lookup:
 
 
 def _own_addresses(system: System) -> list[str]:
-    """Return the addresses that others see this host by: those of the interface of the default route."""
+    """Return the addresses by which other hosts know this one: those of the default route's interface."""
     try:
         by_interface = system.calls.interface_addresses()
     except OSError:

@@ -1,4 +1,4 @@
-"""Reads whether the port of the store can be listened on here, and which process is in the way."""
+"""Reads whether the store's port is free on this host, and which process occupies it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 LIMIT_S = 2.0
 SEARCH_S = 5.0
-"""Ours: so long the descriptors of all processes are gone through for the owner of a port that is taken. It takes some
-tenths of a second for a few thousand of them, and many times that on a machine whose CPUs are busy."""
+"""Limit for the search through all processes' descriptors for the owner of a port. Our choice: a few thousand take
+tenths of a second, and many times that on a machine with busy CPUs."""
 SHOWN = 120
-"""Characters of a command line."""
+"""How many characters of a command line we keep."""
 NODE_RANKS = ("RANK", "PET_NODE_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_NODEID")
-"""The first of these that is set says whether this is where rank 0 would run."""
+"""The first of these that is set says whether rank 0 runs here."""
 _LISTEN, _TIME_WAIT = "0A", "06"
 
 
 def read_master_port(system: System, addresses: Mapping[str, tuple[str, ...]]) -> PortUse | Unread:
-    """Try to bind MASTER_PORT where this host would serve the store, and nothing of this job does so already."""
+    """Try to bind MASTER_PORT, if this host would serve the store and this job does not already serve it."""
     text = _port_text(system.env)
     if not text:
         return Unread(why=Why.ABSENT, reason="MASTER_PORT is not set")
@@ -47,7 +47,7 @@ def read_master_port(system: System, addresses: Mapping[str, tuple[str, ...]]) -
 
 
 def _port_text(env: Mapping[str, str]) -> str:
-    """Return the port of the store, by torch's variable or by those that stand for torchrun's options."""
+    """Return the store's port from torch's variable, or from those for torchrun's options."""
     for name in ("MASTER_PORT", "PET_MASTER_PORT"):
         if env.get(name, "").strip():
             return env[name].strip()
@@ -56,7 +56,7 @@ def _port_text(env: Mapping[str, str]) -> str:
 
 
 def _serves_store(system: System, addresses: Mapping[str, tuple[str, ...]]) -> bool:
-    """Say whether rank 0 would run here: by its number, else by whether the master's address is one of this host."""
+    """Return whether rank 0 would run here, by this process's rank, or else by the master's address."""
     told = next((system.env[name].strip() for name in NODE_RANKS if system.env.get(name, "").strip()), None)
     if told is not None:
         return told == "0"
@@ -103,7 +103,7 @@ def _bind(system: System, port: int, *, reuse: bool) -> OSError | None:
 
 
 def _sockets(system: System, port: int, state: str) -> Iterator[tuple[str, int]]:
-    """Yield inode and user of every TCP socket on a local port in a state, as /proc/net/tcp has it."""
+    """Yield the inode and user of every TCP socket in /proc/net/tcp and tcp6 with this local port and state."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in system.text_or(table).splitlines()[1:]:
             fields = line.split()
@@ -112,7 +112,7 @@ def _sockets(system: System, port: int, state: str) -> Iterator[tuple[str, int]]
 
 
 def _find_owner(system: System, port: int) -> tuple[int | None, str | None]:
-    """Return process id and command of who listens; of another user's process, its user at least."""
+    """Return the pid and command of the process that listens; if we cannot find it, return only its user."""
     sockets = dict(_sockets(system, port, _LISTEN))
     wanted = {f"socket:[{inode}]" for inode in sockets}
     deadline = time.monotonic() + SEARCH_S

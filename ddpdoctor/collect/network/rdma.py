@@ -1,4 +1,4 @@
-"""Reads RDMA devices, their ports, counters and addresses, and what a process needs to use them."""
+"""Reads RDMA devices with their ports, counters and addresses, and whether this process may use them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ FILES = "/dev/infiniband"
 
 COUNTERS = ("link_downed", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors", "symbol_error")
 COUNTER_LIMIT_S = 1.0
-"""The firmware of the card is asked for each."""
+"""The card's firmware answers each counter."""
 BETWEEN_LOOKS_S = 0.5
-"""Ours: long enough to see a link that fails all the time, short enough for a check before every job."""
+"""Our choice: long enough to see a link that fails all the time, and short enough for a check before every job."""
 
 PEER_MODULES = frozenset({"nvidia_peermem", "nv_peer_mem"})
 PEER_FILES = (
@@ -34,17 +34,17 @@ PEER_FILES = (
     "/sys/kernel/mm/memory_peers/nv_mem",
     "/sys/kernel/mm/memory_peers/nv_mem_nc",
 )
-"""Where NCCL looks for them (src/transport/net_ib/gdr.cc)."""
+"""NCCL checks for these (src/transport/net_ib/gdr.cc)."""
 DMABUF_KERNEL = (5, 12)
-"""The first kernel whose RDMA core takes memory of other devices (ib_umem_dmabuf_get)."""
+"""The first kernel whose RDMA core accepts other devices' memory (ib_umem_dmabuf_get)."""
 CAP_IPC_LOCK = 14
 
 Counters = dict[str, dict[str, int]]
-"""Of every port, by its folder."""
+"""The counters of every port, by the port's folder."""
 
 
 def read_rdma(system: System, plan: ReadingPlan, pause: Callable[[float], None] = time.sleep) -> Rdma:  # noqa: ARG001
-    """Read all RDMA devices, and the error counters of ports that are up twice."""
+    """Read all RDMA devices; if any port is up, read the error counters twice."""
     names = system.names(DEVICES)
     if not names:
         raise NotRead(Unread(why=Why.ABSENT, reason="there is no RDMA device"))
@@ -68,7 +68,7 @@ def read_rdma(system: System, plan: ReadingPlan, pause: Callable[[float], None] 
 
 
 def _read_counters(system: System, ports: list[tuple[str, str]]) -> Counters:
-    """Ask all ports at once; one that does not answer has no counters."""
+    """Ask all ports in parallel; one that does not answer has no counters."""
     folders = [f"{DEVICES}/{name}/ports/{port}" for name, port in ports]
     replies = ask_side_by_side({folder: partial(_port_counters, system, folder) for folder in folders}, COUNTER_LIMIT_S)
     return {folder: reply.value or {} for folder, reply in replies.items()}
@@ -81,7 +81,7 @@ def _port_counters(system: System, folder: str) -> dict[str, int]:
 
 def _read_device(system: System, name: str, first: Counters, later: Counters) -> RdmaDevice:
     folder = f"{DEVICES}/{name}"
-    bus_id = os.path.basename(os.path.realpath(system.path(f"{folder}/device")))  # noqa: PTH119 - a name alone
+    bus_id = os.path.basename(os.path.realpath(system.path(f"{folder}/device")))  # noqa: PTH119 - only the name is needed
     numbers = [int(port) for port in system.names(f"{folder}/ports") if port.isdecimal()]
     return RdmaDevice(
         name=name,
@@ -121,19 +121,19 @@ def _read_port(system: System, device: str, number: int, first: Counters, later:
 
 
 def _worded(system: System, name: str) -> str:
-    """Return the word of "4: ACTIVE"."""
+    """Return "ACTIVE" for the file text "4: ACTIVE"."""
     number, found, word = system.text_or(name).partition(": ")
     return word if found else number
 
 
 def parse_rate(text: str) -> float | None:
-    """Return gigabits a second of "400 Gb/sec (4X NDR)" and "2.5 Gb/sec (1X SDR)"."""
+    """Return Gbit/s from "400 Gb/sec (4X NDR)" or "2.5 Gb/sec (1X SDR)", or None for other text."""
     found = re.match(r"(\d+(?:\.\d+)?) Gb/sec", text)
     return float(found[1]) if found else None
 
 
 def _read_gids(system: System, port: str) -> tuple[Gid, ...]:
-    """Read the entries that are in use: a table has hundreds, and the attributes of an empty one cannot be read."""
+    """Read only the used entries: a table has hundreds, and an empty entry's attributes cannot be read."""
     found = []
     for index in sorted(int(name) for name in system.names(f"{port}/gids") if name.isdecimal()):
         gid = system.text_or(f"{port}/gids/{index}")
@@ -151,7 +151,7 @@ def _has_peermem(system: System) -> bool:
 
 
 def _has_dmabuf(system: System) -> bool | None:
-    """Say whether kernel and driver can hand the GPU's memory to the HCA; None where their kind is not known."""
+    """Return whether kernel and driver can give the HCA access to GPU memory, or None if that is unknown."""
     driver = system.text_or("/proc/driver/nvidia/version")
     release = system.calls.kernel()
     version = re.match(r"(\d+)\.(\d+)", release)
@@ -161,12 +161,12 @@ def _has_dmabuf(system: System) -> bool | None:
         return False
     if (int(version[1]), int(version[2])) >= DMABUF_KERNEL:
         return True
-    # Red Hat carries the RDMA core of later kernels in its 4.18.
+    # Red Hat's kernel 4.18 has the RDMA core of later kernels.
     return None if ".el8" in release else False
 
 
 def _may_lock(system: System) -> bool | None:
-    """Say whether CAP_IPC_LOCK is held in the first user namespace, which is the one that the kernel asks about."""
+    """Return whether we have CAP_IPC_LOCK in the initial user namespace, which is the one that the kernel checks."""
     found = re.search(r"^CapEff:\s*([0-9a-f]+)", system.text_or("/proc/self/status"), re.MULTILINE)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Reads from the kernel's routing tables where packets to others go."""
+"""Reads the default route from the kernel's routing tables."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
 RTF_UP = 0x1
 RTF_REJECT = 0x200
-"""A route that refuses: the kernel keeps one for "::/0" on lo where there is no other."""
+"""A route that refuses packets. Without another route, the kernel keeps one for "::/0" on lo."""
 
 
 def read_default_interface(system: System) -> str | None:
-    """Return where the IPv4 default route of the lowest metric goes, else the IPv6 one; None: there is none."""
+    """Return the interface of the default route with the lowest metric (IPv4 before IPv6), or None without one."""
     routes = [*_routes_v4(system)] or [*_routes_v6(system)]
     return min(routes)[1] if routes else None
 
 
 def _routes_v4(system: System) -> Iterator[tuple[int, str]]:
-    """Yield metric and interface of every default route of /proc/net/route."""
+    """Yield the metric and interface of every default route in /proc/net/route."""
     for line in system.text_or("/proc/net/route").splitlines()[1:]:
         fields = line.split()
         if len(fields) >= 8 and int(fields[1], 16) == 0 and int(fields[7], 16) == 0 and _usable(fields[3]):
@@ -29,7 +29,7 @@ def _routes_v4(system: System) -> Iterator[tuple[int, str]]:
 
 
 def _routes_v6(system: System) -> Iterator[tuple[int, str]]:
-    """Yield metric and interface of every default route of /proc/net/ipv6_route."""
+    """Yield the metric and interface of every default route in /proc/net/ipv6_route."""
     for line in system.text_or("/proc/net/ipv6_route").splitlines():
         fields = line.split()
         if len(fields) >= 10 and int(fields[0], 16) == 0 and int(fields[1], 16) == 0 and _usable(fields[8]):

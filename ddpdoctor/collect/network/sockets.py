@@ -1,4 +1,4 @@
-"""What this machine's C library says of interfaces and ports, in the form that ``Calls`` has."""
+"""Implements the calls of ``Calls`` for interfaces and ports on this machine."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterfaceState:
-    """What the C library says of an interface."""
+    """An interface's state from psutil."""
 
     up: bool
     mtu: int
     speed_mb_s: int
-    """Megabits per second; 0 where it is not known."""
+    """Megabits per second; 0 if unknown."""
 
 
 def list_addresses() -> dict[str, tuple[str, ...]]:
@@ -49,7 +49,7 @@ def list_states() -> dict[str, InterfaceState]:
 
 
 def try_bind(port: int, *, reuse: bool) -> None:
-    """Bind a TCP port on all addresses, as torch's store does: IPv6 and IPv4 at once, else IPv4. Raises OSError."""
+    """Bind a TCP port on all addresses like torch's store: on IPv6 and IPv4 at once, else on IPv4. Raises OSError."""
     try:
         _bind(socket.AF_INET6, port, reuse=reuse)
     except OSError as error:
