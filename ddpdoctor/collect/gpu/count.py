@@ -24,7 +24,7 @@ class GpuCount:
 
 
 def count_gpus(env: Mapping[str, str]) -> GpuCount:
-    """Count the GPUs in ``CUDA_VISIBLE_DEVICES``; a child asks NVML, because calls to a dead GPU never return."""
+    """Count the GPUs that ``CUDA_VISIBLE_DEVICES`` allows; a child asks NVML, because a dead GPU never answers."""
     visible = env.get(VARIABLE)
     if read_visible(visible, ()).on_purpose:
         return GpuCount()

@@ -37,7 +37,7 @@ MODEL = re.compile(r"^Model:\s*(.*\S)", re.MULTILINE)
 
 ACS_ID, ACS_CONTROL = 0x000D, 6
 ACS_REDIRECT = 0x0004 | 0x0008
-"""PCI_ACS_RR and PCI_ACS_CR in include/uapi/linux/pci_regs.h: peer requests and completions go to the root complex."""
+"""PCI_ACS_RR and PCI_ACS_CR in include/uapi/linux/pci_regs.h: peer requests and completions go upstream."""
 EXTENDED, CONFIG_SHOWN_TO_ALL = 0x100, 64
 
 HYPERVISORS = ("qemu", "kvm", "vmware", "virtualbox", "innotek", "xen", "openstack", "virtual machine", "amazon ec2")
@@ -148,7 +148,7 @@ def parse_acs(config: bytes) -> bool | None:
 
 
 def _passes_through(system: System, names: Iterable[str]) -> bool:
-    """Return whether the IOMMU passes through: ask the devices' groups, then the kernel's command line."""
+    """Return whether the IOMMU passes through, from the devices' groups or else the kernel's command line."""
     types = {system.text_or(f"{DEVICES}/{name}/iommu_group/type") for name in names} - {""}
     if types:
         return types == {"identity"}

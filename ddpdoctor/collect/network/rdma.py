@@ -24,7 +24,7 @@ FILES = "/dev/infiniband"
 
 COUNTERS = ("link_downed", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors", "symbol_error")
 COUNTER_LIMIT_S = 1.0
-"""The card's firmware answers each counter."""
+"""Needed because the card's firmware has to answer each counter."""
 BETWEEN_LOOKS_S = 0.5
 """Our choice: long enough to see a link that fails all the time, and short enough for a check before every job."""
 

@@ -21,7 +21,7 @@ from ddpdoctor.model.causes import (
 from ddpdoctor.model.codec import WrongValue, decode
 
 MOST_CHILDREN = 16
-"""How many of a rank's ended children we keep: a DataLoader without persistent workers ends some each epoch."""
+"""How many of a rank's last ended children we keep: a DataLoader without persistent workers ends some each epoch."""
 
 
 def read_process_causes(
