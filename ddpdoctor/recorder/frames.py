@@ -107,7 +107,7 @@ def _read(thread: Optional[int], first: str, second: str, start: int = 0, stop: 
     pauses = sys.version_info[:2] == (3, 11) and gc.isenabled()
     try:
         found.extend(chain(_without_collection(), looks) if pauses else looks)
-    except AttributeError:  # None, behind the outermost frame, has no attributes
+    except AttributeError:  # after the outermost frame comes None, which has no attributes
         return found
     finally:
         if pauses:

@@ -166,7 +166,7 @@ class Recorder:
             text = "%s: %s" % (type(error).__name__, str(error)[:200])
             if not self._noted_defect(hook, text):
                 self.lost("%s: %s" % (hook, text))
-        except Exception:  # noqa: BLE001, S110 - the last wall: nothing of ours reaches training
+        except Exception:  # noqa: BLE001, S110 - the last guard: no failure of ours reaches training
             pass
 
     def _noted_defect(self, hook: str, text: str) -> bool:

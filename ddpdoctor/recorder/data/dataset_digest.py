@@ -1,8 +1,8 @@
-"""A digest of what describes a dataset, so that ranks that hold the same one can be told from ranks that do not.
+"""A digest of a dataset's description, which shows whether ranks hold the same dataset.
 
-Nothing of the dataset's own code runs: only the attributes of objects are followed. Of what is large, samples are
-looked at. Where something is found that cannot be looked into (a table of another library, an open file), nothing is
-told: two such things that differ would look the same.
+None of the dataset's own code runs; only the attributes of objects are followed. Large values are sampled. If something
+cannot be read (a table of another library, an open file), there is no digest, because two different ones would look the
+same.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any
 from .digests import SCALARS, attributes, leaf_of
 
 MAX_NODES = 1000
-"""Values looked at: about a millisecond."""
+"""Values that are read, which takes about a millisecond."""
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 5
 SAMPLED = 64
-"""Items of a list or dict that are looked at, evenly spread."""
+"""Items that are read of a list, evenly spread, or first entries of a dict."""
 LEAF_PIECE = 1024
-"""Bytes looked at in each of eight places of a tensor or an array."""
+"""Bytes that are read at each of eight places of a tensor or an array."""
 
 _HEAP_TYPE = 1 << 9
-"""Py_TPFLAGS_HEAPTYPE: classes written in Python have it, those of C mostly have not."""
+"""Py_TPFLAGS_HEAPTYPE: classes written in Python have it, and most C classes do not."""
 _BY_NAME = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
 
 
 def digest_of(dataset: Any) -> str:
-    """Return the digest; empty where nothing is told."""
+    """Return the digest; empty if the dataset cannot be described."""
     description = _Description()
     try:
         description.add(dataset, MAX_DEPTH)
@@ -38,7 +38,7 @@ def digest_of(dataset: Any) -> str:
 
 
 class _OpaqueError(Exception):
-    """Something cannot be looked into."""
+    """A value cannot be read."""
 
 
 class _Description:
@@ -47,10 +47,10 @@ class _Description:
         self.nodes = 0
         self.bytes = 0
         self.values = 0
-        """Values that were found, beside names of classes."""
+        """Number of values found, not counting names of classes."""
 
     def add(self, value: Any, depth: int) -> None:
-        """Take a value into the digest."""
+        """Add a value to the digest."""
         self.nodes += 1
         if self.nodes > MAX_NODES or self.bytes > MAX_BYTES:
             return
@@ -113,5 +113,5 @@ class _Description:
 
 
 def _is_plain(kind: type) -> bool:
-    """Return whether what objects of a class hold is all in their attributes: a class of Python, without slots."""
+    """Return whether objects of a class keep everything in ``__dict__``: a Python class without slots."""
     return all(one is object or (one.__flags__ & _HEAP_TYPE and not vars(one).get("__slots__")) for one in kind.__mro__)

@@ -1,7 +1,7 @@
 """Digests of what a loader delivers: of whole leaves of a batch, and of single samples in them.
 
-Memory is read as it is, without an operation of torch: no mode, profiler or random state of the script's sees this.
-Only what is plainly there is read: tensors in CPU memory, arrays of NumPy, lists of strings and numbers.
+Memory is read directly, without torch operations, so no mode, profiler or random state of the script is affected. Only
+plain data is read: tensors in CPU memory, NumPy arrays, lists of strings and numbers.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from itertools import islice
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 MAX_LEAF_BYTES = 64 * 1024
-"""What is looked at of one leaf: its first and its last half of this, where it is larger."""
+"""Bytes that are read of one leaf. Of a larger leaf the first and the last half of this are read."""
 MAX_LEAVES = 4
 MAX_DEPTH = 4
 MAX_ITEMS = 1024
 DIGEST_BYTES = 4
-"""Ours: digests are compared among a few that come in the same place, and 32 bits are equal by chance once in 4e9."""
+"""Our choice: only a few digests from the same place are compared, and 32 bits are equal by chance once in 4e9."""
 
 SCALARS = frozenset({bool, int, float, str, bytes})
 
@@ -41,7 +41,7 @@ class Leaf:
         return self.size // self.item if self.item else 0
 
     def sample(self) -> bytes:
-        """Return its bytes, or of many the first and the last."""
+        """Return its bytes, or of a large leaf the first and the last ones."""
         if self.size <= MAX_LEAF_BYTES:
             return self.read(0, self.size)
         half = MAX_LEAF_BYTES // 2
@@ -68,12 +68,12 @@ def digest(data: bytes) -> str:
 
 
 def is_constant(data: bytes, item: int) -> bool:
-    """Return whether all elements are the same: such data say nothing of which samples they belong to."""
+    """Return whether all elements are the same. Such data does not identify samples."""
     return data == data[:item] * (len(data) // item) if item else True
 
 
 def shapes_of(value: Any) -> List[Tuple[Tuple[int, ...], int]]:
-    """Return shape and number of elements of the first tensors in arguments, wherever their values are."""
+    """Return shape and number of elements of the first tensors in arguments, on any device."""
     torch = sys.modules["torch"]
     found: List[Tuple[Tuple[int, ...], int]] = []
     waiting = [value]
@@ -101,7 +101,7 @@ def _collect(value: Any, depth: int, found: List[Leaf]) -> None:
 
 
 def _items(value: Any) -> List[Any]:
-    """Return the items of a container, of the first few kinds that collating makes; those of others are not known."""
+    """Return the first items of a container of a type that collating makes; empty for any other type."""
     if isinstance(value, dict):
         return list(islice(dict.values(value), MAX_ITEMS))
     if isinstance(value, tuple):
@@ -114,16 +114,16 @@ def _items(value: Any) -> List[Any]:
 
 
 def attributes(value: Any) -> Dict[str, Any]:
-    """Return an object's own attributes, past all that its class may have put before them."""
+    """Return an object's ``__dict__``, bypassing its class's ``__getattr__`` and properties."""
     try:
         found = object.__getattribute__(value, "__dict__")
-    except Exception:  # noqa: BLE001 - an object without any
+    except Exception:  # noqa: BLE001 - the object has none
         return {}
     return found if type(found) is dict else {}
 
 
 def leaf_of(value: Any) -> Optional[Leaf]:
-    """Return a value as a leaf; None where it is none, or cannot be read as it is."""
+    """Return a value as a leaf, or None if it is none or cannot be read directly."""
     torch = sys.modules.get("torch")
     kind = type(value)
     if torch is not None and kind is torch.Tensor:
@@ -150,7 +150,7 @@ def _tensor(torch: Any, tensor: Any) -> Optional[Leaf]:
         return None
 
     def read(at: int, length: int, owner: Any = tensor) -> bytes:
-        """Read while ``owner``, whose memory it is, is held."""
+        """Read from the memory of ``owner``, which this function keeps alive."""
         return ctypes.string_at(address + at, length)
 
     return Leaf(shape, item, size, read)
@@ -166,7 +166,7 @@ def _array(array: Any) -> Optional[Leaf]:
 
 
 def _scalars(values: Any) -> Leaf:
-    """Return strings and numbers as rows of equal length, of digests."""
+    """Return strings and numbers as a leaf whose rows are digests of equal length."""
     rows = [digest(repr(value)[:MAX_ITEMS].encode("utf-8", "replace")).encode() for value in values[:MAX_ITEMS]]
     data = b"".join(rows)
     return Leaf((len(values),), 2 * DIGEST_BYTES, len(data), lambda at, length: data[at : at + length])

@@ -1,4 +1,4 @@
-"""The indices that a pass has drawn, in numbers: counted in bulk, for a step must not wait for it."""
+"""The indices that a pass has drawn, summed up as numbers. They are counted in bulk, so that no step waits for it."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ import zlib
 from typing import Any, List, NamedTuple, Tuple
 
 MAX_ORDER = 4096
-"""So many first indices are kept for the digest of their order. ``rules/data/arithmetic.py`` has the same number."""
+"""First indices that are kept for the digest of their order. ``rules/data/arithmetic.py`` has the same number."""
 BULK = 4096
-"""So many indices wait at most to be counted. Ours: 32 KiB."""
+"""The most indices that wait to be counted. Our choice: 32 KiB."""
 
 _WORDS = frozenset({str, bytes, int, tuple})
 
 
 class Counted(NamedTuple):
-    """What is known of some indices."""
+    """What is known about some indices."""
 
     drawn: int = 0
     total: int = 0
     xor: int = 0
     highest: int = -1
     worded: bool = False
-    """Some are no numbers: their hashes are counted."""
+    """Whether some are no numbers. Their hashes are counted instead."""
     order: Tuple[int, ...] = ()
-    """The first ``MAX_ORDER``."""
+    """The first ``MAX_ORDER`` indices."""
 
 
 class Drawn:
-    """Indices as they are drawn. Any thread may ask at any time for what they come to."""
+    """Indices as they are drawn. Any thread may call ``counted`` at any time."""
 
     __slots__ = ("_state",)
 
     def __init__(self) -> None:
         self._state: Tuple[Counted, List[Any]] = (Counted(), [])
-        """What is counted, and what is not yet: exchanged together, so that nobody sees an index twice."""
+        """The counted and the waiting indices. They are replaced together, so that no reader counts an index twice."""
 
     def add(self, indices: Any) -> None:
-        """Take down indices as the sampler gave them, which may use its list again."""
+        """Record a copy of the indices, because the sampler may reuse its list."""
         waiting = self._state[1]
         waiting.extend(indices)
         if len(waiting) >= BULK:
             self._state = (self.counted(), [])
 
     def counted(self) -> Counted:
-        """Return what is known of all indices so far."""
+        """Return what is known about all indices so far."""
         so_far, waiting = self._state
         if not waiting:
             return so_far
@@ -64,12 +64,12 @@ class Drawn:
 
 
 def numbers_of(indices: List[Any]) -> Tuple[List[int], int, bool]:
-    """Return indices as numbers, what they add up to, and whether some are none."""
+    """Return indices as numbers, their sum, and whether some of them are no numbers."""
     try:
         total = sum(indices)
         if type(total) is int:
             return indices, total, False
-    except TypeError:  # of several kinds
+    except TypeError:  # some are no numbers
         pass
     found = [_number(index) for index in indices]
     numbers = [code if number is None else number for number, code in found]
@@ -77,7 +77,7 @@ def numbers_of(indices: List[Any]) -> Tuple[List[int], int, bool]:
 
 
 def _number(index: Any) -> Tuple[Any, int]:
-    """Return an index as a number, and None where it is none; then a hash of it."""
+    """Return an index as a number and 0; or, if it is no number, None and a hash of it."""
     try:
         return int(operator.index(index)), 0
     except TypeError:

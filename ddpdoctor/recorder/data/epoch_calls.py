@@ -1,4 +1,4 @@
-"""Notes a sampler whose ``set_epoch`` is called, epoch after epoch, and that no loader uses."""
+"""Notes a sampler whose ``set_epoch`` is called every epoch but that no loader uses."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ..wrappers import wraps
 from . import samplers
 
 CALLS = 2
-"""Calls after which a sampler without a loader is noted: by the second, the loop of the first epoch is over."""
+"""Calls after which a sampler without a loader is noted. By the second call the first epoch's loop is over."""
 MAX_NOTED = 8
 
 _counts: Any = weakref.WeakKeyDictionary()
-"""By sampler, how often its epoch was set."""
+"""By sampler: how often its epoch was set."""
 _noted: Dict[int, Any] = {}
 """By the number of the note: a weak reference to the sampler."""
 
 
 def patch(module: Any) -> None:
-    """Watch ``set_epoch`` of torch's own distributed sampler, and of those made from it."""
+    """Watch ``set_epoch`` of torch's DistributedSampler and its subclasses."""
     if check_every():
         hooks.put(module.DistributedSampler, "set_epoch", _counted)
         samplers.on_use.append(_used)
@@ -53,7 +53,7 @@ def _called(sampler: Any) -> None:
 
 
 def _used(sampler: Any) -> None:
-    """Take a note back: a loader uses the sampler after all."""
+    """Withdraw a note, because a loader uses the sampler after all."""
     for number, known in _noted.items():
         if known() is sampler and here.ring is not None:
             here.ring.note({"k": "epoch_call", "n": number, "used": 1})

@@ -1,7 +1,7 @@
-"""Times how long a loader's worker makes a batch, and how long it is idle in between: in the worker itself.
+"""Measures, inside a loader's worker, how long it takes to make a batch and how long it is idle in between.
 
-A rank that waits for its workers looks slow to the others, who have a batch just ready, and may be as slow themselves.
-Only the workers tell.
+A rank that waits for its workers looks slow to other ranks that happen to have a batch ready, although their workers
+may be just as slow. Only the workers' own times show that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Times:
     def add(self, ring: Any, began_ns: int, ended_ns: int) -> None:
         """Add a batch that was made.
 
-        Of a pause no more counts than the batch itself took: a worker that is kept waits through an evaluation too.
+        A pause counts at most as long as the batch itself, because a persistent worker also waits during an evaluation.
         """
         took = ended_ns - began_ns
         if ring is not self.ring:  # a forked child has its parent's times
@@ -52,13 +52,13 @@ times = Times()
 
 
 def note_what_is_needed(module: Any) -> None:
-    """Note, in a rank, whether this torch has what its workers will time."""
+    """Note, in a rank, whether this torch has the functions that its workers will time."""
     for name in FETCHERS:
         hooks.has(module, name)
 
 
 def patch(module: Any) -> None:
-    """Time the functions of torch that make a batch, once."""
+    """Patch torch's functions that make a batch, once, to time them."""
     for name in FETCHERS:
         fetcher = getattr(module, name, None)
         if fetcher is not None and getattr(fetcher.fetch, "__wrapped__", None) is None:

@@ -1,4 +1,4 @@
-"""What a DataLoader is: its dataset, its sampler, its sizes, and the user's line that loops over it."""
+"""Describes a DataLoader: its dataset, its sampler, its sizes, and the user's line that loops over it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import dataset_digest, digests, samplers
 
 
 def describe(loader: Any, number: int) -> Dict[str, Any]:
-    """Return the note of the how-many-th loader of this process."""
+    """Return the journal entry of loader ``number`` of this process."""
     given = digests.attributes(loader)
     iterable = _is_iterable(loader)
     return {
@@ -30,7 +30,7 @@ def describe(loader: Any, number: int) -> Dict[str, Any]:
 
 
 def _part(dataset: Any) -> Dict[str, Any]:
-    """Return of a torch Subset a digest of what it takes a part of, and one of which samples it takes."""
+    """Return, for a torch Subset, the digests of the whole dataset and of the chosen indices."""
     if type(dataset) is not getattr(sys.modules.get("torch.utils.data.dataset"), "Subset", None):
         return {}
     given = digests.attributes(dataset)
@@ -41,7 +41,7 @@ def _part(dataset: Any) -> Dict[str, Any]:
 
 
 def _batch_size(given: Dict[str, Any]) -> Optional[int]:
-    """Return the size of batches; that of a sampler of batches, where the loader was given one."""
+    """Return the batch size of the loader, or of its batch sampler if it was given one."""
     for found in (given.get("batch_size"), digests.attributes(given.get("batch_sampler")).get("batch_size")):
         if type(found) is int:
             return found
@@ -53,10 +53,10 @@ def _is_iterable(loader: Any) -> bool:
 
 
 def _length(dataset: Any) -> Optional[int]:
-    """Return the length of a dataset, which samplers have asked for as well; None where it has none."""
+    """Return the length of a dataset, or None if it has none. Samplers ask for it too."""
     if not hasattr(type(dataset), "__len__"):
         return None
     try:
         return len(dataset)
-    except Exception:  # noqa: BLE001 - some have the method and no length
+    except Exception:  # noqa: BLE001 - some have the method but no length
         return None

@@ -1,7 +1,7 @@
-"""Notes how loaders share out data: which samples each pass draws, in numbers and digests, and whether it trains.
+"""Notes how loaders divide data among ranks: which samples each pass draws, in numbers and digests, and if it trains.
 
-A pass is one iteration over a DataLoader. It is noted at its first batch, at its end, when it was broken off and the
-next one begins, and when the job ends; what is under way is in the evidence of a job that hangs.
+A pass is one iteration over a DataLoader. It is noted at its first batch, at its end, and when the job ends. A pass
+that was broken off is noted when the next one begins. Evidence of a hanging job includes the passes that still run.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ..wrappers import wraps
 from . import digests, loader_facts, passes, samplers
 
 MAX_PASSES = 16
-"""Passes of each loader that are noted; the last one is noted when the job ends."""
+"""Passes of each loader that are noted at their end. The last pass is also noted when the job ends."""
 EARLY_PASSES = 2
-"""The first passes are noted at their first batch as well, and have digests of samples."""
+"""This many first passes are also noted at their first batch, and have digests of samples."""
 MAX_BYTES = 80 * 1024
-"""Room in the journal of 512 KiB, for all loaders together. Ours: about 100 passes."""
+"""Room for all loaders in the journal of 512 KiB. Our choice: enough for about 100 passes."""
 LAST_BYTES = 16 * 1024
-"""Of this, what is kept for the last passes."""
+"""The part of ``MAX_BYTES`` that is reserved for the last passes."""
 MAX_TOLD = 16
-"""Loaders whose last pass is told at the end, and in the evidence."""
+"""Loaders whose last pass is noted at the end and in the evidence."""
 
 
 class Loader:
@@ -40,14 +40,14 @@ class Loader:
         self.owner = weakref.ref(loader)
         self.passes = 0
         self.trained = 0
-        """Batches of earlier passes that a backward followed."""
+        """Batches of earlier passes after which a backward ran."""
         self.is_noted = False
         self.samples: Optional[int] = None
         self.last: Optional[passes.Pass] = None
 
     @property
     def was_trained(self) -> bool:
-        """Whether a backward has followed any of its batches."""
+        """Whether a backward ran after any of its batches."""
         return bool(self.trained or (self.last is not None and self.last.backwards))
 
 
@@ -58,13 +58,13 @@ class Book:
         self.loaders: Any = weakref.WeakKeyDictionary()
         """By DataLoader."""
         self.under_way: Dict[int, Tuple[Any, Loader, passes.Pass]] = {}
-        """By id of the iterator: a weak reference to it, with which the entry goes, the loader, and its pass."""
+        """By id of the iterator: a weak reference to it, the loader, and its pass. It is removed with the iterator."""
         self.opening: Dict[int, Any] = {}
-        """By thread: the pass whose iterator is being made, and draws ahead already."""
+        """By thread: the loader and pass whose iterator is being made and may already prefetch."""
         self.told: List[Loader] = []
-        """A few loaders: those that are still there, and the latest."""
+        """The few loaders that are reported: those that still exist, and the latest."""
         self.fresh: List[passes.Pass] = []
-        """Passes that have delivered batches, with gradients on, that no backward has followed yet."""
+        """Passes that have delivered batches, with gradients on, after which no backward has run yet."""
         self.count = 0
         self.bytes = 0
 
@@ -73,7 +73,7 @@ book = Book()
 
 
 def patch(module: Any) -> None:
-    """Hooks on torch.utils.data.dataloader, inside those that record batches and epochs as phases."""
+    """Patch torch.utils.data.dataloader, inside the hooks that record batches and epochs as phases."""
     if not check_every():
         return
     hooks.put(hooks.part(module, "_BaseDataLoaderIter"), "_next_index", _drawing)
@@ -106,7 +106,7 @@ def _opening(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @guarded("loaders")
 def _begin(loader: Any) -> Any:
-    """Begin a pass; the one before it has ended. An iterator that is used again draws ahead before it is returned."""
+    """Begin a pass, and end the previous one. A persistent iterator prefetches before it is returned."""
     _sweep()
     known = book.loaders.get(loader)
     if known is None:
@@ -129,7 +129,7 @@ def _begin(loader: Any) -> Any:
 
 
 def _sweep() -> None:
-    """End the passes that were broken off: their iterators are gone."""
+    """End the passes that were broken off, whose iterators are gone."""
     for known in book.told:
         one = known.last
         if one is not None and one.iterator is not None and one.iterator() is None:
@@ -147,7 +147,7 @@ def _meet(loader: Any) -> Loader:
 
 
 def _tell(known: Loader) -> None:
-    """Keep a loader in mind, in place of one that is gone: rather one that was not trained with."""
+    """Add a loader to the reported ones. If there are too many, drop one that is gone or was not used for training."""
     told = [*book.told, known]
     if len(told) > MAX_TOLD:
         told.remove(min(told, key=lambda one: (one.owner() is not None, one.was_trained)))
@@ -181,7 +181,7 @@ def _drawing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def delivered(iterator: Any, batch: Any) -> None:
-    """Note a batch that a loader has handed out."""
+    """Note a batch that a loader has delivered."""
     found = book.under_way.get(id(iterator))
     if found is None:
         return
@@ -197,19 +197,19 @@ def delivered(iterator: Any, batch: Any) -> None:
 
 @guarded("loaders")
 def exhausted(iterator: Any) -> None:
-    """Note that a loader has handed out all batches of a pass."""
+    """Note that a loader has delivered all batches of a pass."""
     found = book.under_way.get(id(iterator))
     if found is None or found[-1].complete:
         return
     _, known, one = found
     one.complete = True
-    if one in book.fresh and not one.backwards:  # an evaluation: the next backward is none of its own
+    if one in book.fresh and not one.backwards:  # an evaluation: the next backward does not belong to it
         book.fresh.remove(one)
     _end(known, one)
 
 
 def _end(known: Loader, one: passes.Pass) -> None:
-    """Note the end of a pass, once: it was complete, or broken off."""
+    """Note once that a pass has ended, complete or broken off."""
     if one.ended_ns is not None:
         return
     one.ended_ns = time.monotonic_ns()
@@ -218,9 +218,9 @@ def _end(known: Loader, one: passes.Pass) -> None:
 
 
 def backward_begins() -> None:
-    """Count a backward for each pass that has delivered batches which none has followed yet.
+    """Count a backward for each pass with delivered batches after which none has run yet.
 
-    Some trainers take several batches at once. A pass that was broken off has no backward to come.
+    Some trainers take several batches at once. A pass that was broken off gets no backward.
     """
     waiting = []
     for one in book.fresh:
@@ -233,7 +233,7 @@ def backward_begins() -> None:
 
 
 def forward_begins(ddp: Any, args: Any, kwargs: Any) -> None:
-    """Compare what a forward of DDP takes with what was delivered, and note that it is inside ``join``."""
+    """Compare the inputs of a DDP forward with the delivered batches, and note whether it is inside ``join``."""
     for one in book.fresh:
         one.joined = one.joined or bool(ddp._join_config.enable)
         if one.is_watched:
@@ -251,7 +251,7 @@ def _entry(known: Loader, one: passes.Pass) -> Dict[str, Any]:
 
 
 def _note(entry: Dict[str, Any], room: int) -> bool:
-    """Write a note, where there is room for it."""
+    """Write a note if there is room for it."""
     size = len(str(entry))
     if here.ring is None or book.bytes + size > room or not here.ring.note(entry):
         return False
@@ -261,12 +261,12 @@ def _note(entry: Dict[str, Any], room: int) -> bool:
 
 @guarded("loaders")
 def settle_all() -> None:
-    """Note the last pass of each loader as far as it has come: the job ends."""
+    """Note how far the last pass of each loader has got, because the job ends."""
     for known in reversed(book.told):
         if known.last is not None:
             _note_pass(known, known.last, MAX_BYTES)
 
 
 def entries_now() -> List[Dict[str, Any]]:
-    """Return the last pass of each loader for the evidence. The training thread may go on meanwhile."""
+    """Return the last pass of each loader for the evidence. The training thread may change it meanwhile."""
     return [_entry(known, known.last) for known in list(book.told) if known.is_noted and known.last is not None]

@@ -1,4 +1,4 @@
-"""One pass over a loader: what was drawn and delivered, in numbers and digests."""
+"""One pass over a loader: what it drew and delivered, in numbers and digests."""
 
 from __future__ import annotations
 
@@ -9,50 +9,50 @@ from . import digests
 from .drawn import Drawn, numbers_of
 
 FIRST = 8
-"""So many indices stand for the first batch where they are drawn one by one."""
+"""If indices are drawn one by one, this many count as the first batch."""
 PRINTED_BATCHES = 4
-"""So many first batches get digests. Ours: each costs 20 to 100 microseconds."""
+"""Number of first batches that get digests. Our choice: each costs 20 to 100 microseconds."""
 SAMPLES = 16
-"""So many samples get digests, in the first passes of a loader."""
+"""Number of samples that get digests in the first passes of a loader."""
 SPLIT_SHARE = 0.6
-"""A forward that takes less than this part of a batch, and none of its shapes, takes a share of it. Ours: half is what
-two ranks would take; crops and shifted tokens leave more."""
+"""If forwards take at most this part of the delivered elements, and none of their shapes, the batch is split among
+ranks. Our choice: two ranks would take half each; crops and shifted tokens leave more."""
 
 
 class Pass:
-    """What is known of one pass over a loader by now."""
+    """What is known so far about one pass over a loader."""
 
     def __init__(self, number: int, epoch: Optional[int], probes: FrozenSet[int], mapped: bool) -> None:
         self.number = number
         self.epoch = epoch
         self.probes = probes
         self.mapped = mapped
-        """Batches are delivered in the order in which their indices were drawn."""
+        """Whether batches are delivered in the order in which their indices were drawn."""
         self.begun_ns = time.monotonic_ns()
         self.ended_ns: Optional[int] = None
         self.complete = False
         self.joined = False
         self.batches = self.draws = self.backwards = 0
         self.pending = 0
-        """Batches delivered, with gradients on, that no backward has followed yet."""
+        """Delivered batches, with gradients on, after which no backward has run yet."""
         self.drawn = Drawn()
         self.first: Optional[int] = None
-        """How many indices were drawn at first."""
+        """The number of indices in the first draw."""
         self.hits: Dict[int, List[Tuple[int, int, int]]] = {}
-        """By draw: row, index and length of the batch, of samples that are to get digests."""
+        """By draw: row, index and batch length of each sample that will get a digest."""
         self.batch_prints: List[str] = []
         self.sample_prints: List[str] = []
         self.shapes: Dict[Tuple[int, ...], None] = {}
         self.given = self.taken = 0
-        """Elements of the largest leaves that were delivered, and that forwards of DDP have taken."""
+        """Elements of the largest delivered leaves, and of those that forwards of DDP have taken."""
         self.whole = False
         self.noted: Any = None
-        """How far it had come when it was last noted."""
+        """Its batches and end time when it was last noted."""
         self.iterator: Any = None
         """A weak reference to its iterator, once there is one."""
 
     def drew(self, batch: Any) -> None:
-        """Take down indices as the sampler gave them: those of a batch, or one alone."""
+        """Record indices as the sampler gave them: those of a batch, or a single one."""
         indices = batch if type(batch) is list or type(batch) is tuple else _several(batch)
         if not indices:
             return
@@ -64,7 +64,7 @@ class Pass:
         self.draws += 1
 
     def _find_probes(self, indices: Any) -> None:
-        """Note where in its batch each sample is that is to get a digest."""
+        """Note the positions of the samples in a batch that will get digests."""
         if type(indices[0]) is not int:
             indices = numbers_of(list(indices))[0]
         if not self.probes.isdisjoint(indices):
@@ -72,7 +72,7 @@ class Pass:
             self.hits[self.draws] = rows
 
     def delivered(self, batch: Any) -> None:
-        """Count a batch, and take digests of the first ones and of samples."""
+        """Count a batch, and take digests of it if it is an early one, and of its chosen samples."""
         number = self.batches
         self.batches += 1
         hits = self.hits.pop(number, None) if self.hits else None
@@ -104,13 +104,13 @@ class Pass:
         return bool(self.given) and not self.whole and self.batches <= PRINTED_BATCHES
 
     def forwarded(self, arguments: Any) -> None:
-        """Compare what a forward takes with what was delivered, by shapes."""
+        """Compare the inputs of a forward with the delivered batches, by shape."""
         leaves = digests.shapes_of(arguments)
         self.whole = self.whole or any(shape in self.shapes for shape, _ in leaves)
         self.taken += max([count for _, count in leaves], default=0)
 
     def entry(self) -> Dict[str, Any]:
-        """Return what is known as a note."""
+        """Return what is known as an entry for the journal."""
         first = self.first if self.first is None or self.first > 1 else FIRST
         drawn = self.drawn.counted()
         order = drawn.order
@@ -129,14 +129,14 @@ class Pass:
 
 
 def probes_of(samples: Optional[int]) -> FrozenSet[int]:
-    """Return the indices that all ranks take digests of."""
+    """Return the indices of the samples that all ranks take digests of."""
     if not samples:
         return frozenset()
     return frozenset(i * samples // min(samples, SAMPLES) for i in range(min(samples, SAMPLES)))
 
 
 def _several(batch: Any) -> Any:
-    """Return indices that were drawn, which are no list: one alone, or a tensor, or an array."""
+    """Return drawn indices that are no list or tuple (a single one, a tensor, or an array) as a list or tuple."""
     if type(batch) is int:
         return (batch,)
     found = batch.tolist() if hasattr(batch, "tolist") else [batch]

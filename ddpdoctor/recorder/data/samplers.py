@@ -1,4 +1,4 @@
-"""What the sampler of a loader says of how it shares out: its own attributes, whatever library it is from."""
+"""Reads from a sampler's attributes, whatever library it is from, how it divides the samples among ranks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 from .digests import attributes
 
 MAX_NESTED = 6
-"""Samplers inside samplers that are looked at."""
+"""Nested samplers that are examined."""
 
 used: Any = weakref.WeakSet()
-"""Samplers that share out to ranks, of which a loader has begun a pass."""
+"""Samplers that divide samples among ranks and with which a loader has begun a pass."""
 on_use: List[Callable[[Any], None]] = []
-"""What is to be done when one of them is used for the first time."""
+"""Called with such a sampler when it is used for the first time."""
 
 _INNER = ("batch_sampler", "sampler", "base_sampler")
 _REPLICAS = ("num_replicas", "num_processes", "world_size")
@@ -23,7 +23,7 @@ _SEED = ("seed", "initial_seed")
 
 
 def describe(loader: Any) -> Optional[Dict[str, Any]]:
-    """Return the sampler that shares out to ranks, else the one that the loader was given; None for no indices."""
+    """Describe the sampler that divides samples among ranks, else the loader's own one; None if there is no sampler."""
     chain = list(_chain(loader))
     if not chain:
         return None
@@ -44,7 +44,7 @@ def describe(loader: Any) -> Optional[Dict[str, Any]]:
 
 
 def epoch_of(loader: Any) -> Optional[int]:
-    """Return the epoch that the sampler of a pass has been set to; None where there is none."""
+    """Return the epoch that the sampler of a pass has been set to, or None if it has no epoch."""
     chain = list(_chain(loader))
     sharing = _sharing(chain)
     if sharing is not None:
@@ -61,18 +61,18 @@ def _use(sampler: Any) -> None:
         if sampler in used:
             return
         used.add(sampler)
-    except TypeError:  # of a class without hashes or weak references
+    except TypeError:  # the class supports no hashes or no weak references
         return
     for action in on_use:
         action(sampler)
 
 
 def length_of(sampler: Any) -> Optional[int]:
-    """Return how many samples a sampler shares out, where its dataset says so."""
+    """Return the length of a sampler's dataset, or None if it has none."""
     dataset: Any = attributes(sampler).get("dataset")
     try:
         return len(dataset)
-    except Exception:  # noqa: BLE001 - some have none, or the method and no length
+    except Exception:  # noqa: BLE001 - some have no length, even if they have the method
         return None
 
 
@@ -83,7 +83,7 @@ def class_name(value: Any) -> str:
 
 
 def _chain(loader: Any) -> Iterator[Any]:
-    """Return the samplers of a loader, the outer ones first."""
+    """Yield the samplers of a loader, the outer ones first."""
     seen = [attributes(loader).get("batch_sampler"), attributes(loader).get("sampler")]
     found = 0
     known = set()
@@ -102,7 +102,7 @@ def _is_sampler(value: Any) -> bool:
 
 
 def _sharing(chain: Any) -> Any:
-    """Return the first sampler that knows how many ranks there are and which is its own."""
+    """Return the first sampler that knows the number of ranks and its own rank."""
     for sampler in chain:
         given = attributes(sampler)
         if _number(given, _REPLICAS) is not None and _number(given, _RANK) is not None:
@@ -111,7 +111,7 @@ def _sharing(chain: Any) -> Any:
 
 
 def _plain(chain: Any) -> Any:
-    """Return the sampler that decides the order: the first that is not torch's own way of making batches."""
+    """Return the sampler that decides the order: the first one that is not torch's BatchSampler."""
     own = getattr(sys.modules.get("torch.utils.data.sampler"), "BatchSampler", None)
     return next((sampler for sampler in chain if type(sampler) is not own), chain[0])
 
@@ -121,7 +121,7 @@ def _shuffles(sampler: Any) -> Optional[bool]:
 
 
 def _is_standard(loader: Any, sampler: Any) -> bool:
-    """Return whether what the loader draws is what torch's DistributedSampler gives, batch by batch."""
+    """Return whether the loader draws exactly what torch's DistributedSampler gives, batch by batch."""
     own: Any = getattr(sys.modules.get("torch.utils.data.distributed"), "DistributedSampler", None)
     batches = getattr(sys.modules.get("torch.utils.data.sampler"), "BatchSampler", None)
     given = attributes(loader)

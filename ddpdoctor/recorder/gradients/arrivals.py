@@ -1,7 +1,7 @@
-"""Looks at gradients as each is there, where DDP would have reduced them in place by the end of backward.
+"""Checks gradients as they arrive, because DDP would have reduced these in place by the end of backward.
 
-That is so for gradients that are views of DDP's buckets, for sparse ones, and where checkpointing runs a backward
-inside another. A hook stands on each parameter; where DDP tells its buckets, their gradients are looked at together.
+It does so with gradients that are views of its buckets, with sparse ones, and when checkpointing runs a backward inside
+another. Each parameter has a hook. If DDP reports its buckets, all gradients of a bucket are checked together.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from ..state import here
 from .finite_checks import has_finite_sum, is_finite, quietly, samples_of
 
 ASKED = 8
-"""Backwards before which DDP is asked for its buckets, which it arranges anew after the first. Ours."""
+"""Backwards before which DDP is asked for its buckets, which it rebuilds after the first. Our choice."""
 MOST_FAILED = 2
-"""Backwards that may leave out what is expected before nothing is. Ours: the same layers are unused, or ever others."""
+"""Backwards that may leave out expected gradients before buckets are given up. Our choice: a model leaves out either
+the same layers or different ones each time."""
 
 
 class Arrivals:
-    """The gradients of some parameters, in each backward from their arrival on."""
+    """The gradients of some parameters, checked in each backward as they arrive."""
 
     def __init__(self, parameters: Dict[int, Any]) -> None:
         self._parameters = parameters
         self._asked = 0
         self._failed = 0
-        """Backwards in which a bucket got less than it was expected to."""
+        """Backwards in which a bucket did not get all of its expected gradients."""
         self._buckets: List[List[int]] = []
         self._bucket_of: Dict[int, int] = {}
         self._left: List[Set[int]] = []
-        """Of each bucket, what is still to come in this backward."""
+        """For each bucket: the gradients that are still to come in this backward."""
         self._maxima: List[Tuple[int, Any]] = []
         self._bad: Dict[int, bool] = {}
         self.awake = False
@@ -52,20 +53,21 @@ class Arrivals:
         self._bucket_of = {i: number for number, bucket in enumerate(buckets) for i in bucket}
 
     def rest(self) -> None:
-        """Look at nothing until a backward begins: this one has ended, or failed."""
+        """Stop checking until the next backward begins: this one has ended or failed."""
         self.awake = False
 
     def end(self) -> Tuple[Dict[int, bool], List[Tuple[int, Any]]]:
-        """Return which gradients of this backward hold inf or NaN, and whether NaN; samples of those that GPUs hold."""
+        """Return the gradients with inf or NaN and whether it is NaN, and samples of the gradients on GPUs."""
         self.awake = False
         if any(self._left):
             self._expect_less()
         return self._bad, self._maxima
 
     def _expect_less(self) -> None:
-        """Expect no gradient where there was none: its bucket had no end for us. Where that changes, expect no buckets.
+        """Expect from now on only the gradients that came, so that each bucket can be completed.
 
-        DDP counts a parameter that is not used as ready; what comes beyond expectation is looked at by itself.
+        If that changes again, expect no buckets at all. DDP counts an unused parameter as ready. A gradient that comes
+        unexpectedly is checked by itself.
         """
         self._failed += 1
         self._asked = ASKED
@@ -100,18 +102,18 @@ class Arrivals:
 
 
 def _buckets_of(ddp: Any, parameters: List[Any]) -> List[List[int]]:
-    """Return which parameters DDP reduces together, in the order of the model; none where it does not tell."""
+    """Return which parameters DDP reduces together, by position in the model; empty if DDP does not report it."""
     told = ddp._get_ddp_logging_data()
     rebuilt = told.get("rebuilt_per_bucket_param_indices", "")
     if not rebuilt and ddp.find_unused_parameters and not ddp.static_graph:
-        return _first_buckets(parameters, told.get("bucket_sizes", ""))  # these stay
+        return _first_buckets(parameters, told.get("bucket_sizes", ""))  # DDP does not rebuild these
     return [[int(i) for i in part.split()] for part in rebuilt.split(",") if part.strip()]
 
 
 def _first_buckets(parameters: List[Any], sizes: str) -> List[List[int]]:
-    """Return the buckets of the constructor, which go through the parameters from the last to the first.
+    """Return the constructor's buckets from their sizes in bytes. They take the parameters from the last to the first.
 
-    Told are their sizes in bytes. None where those do not fit: parameters of several types are sorted by type first.
+    The result is empty if the sizes do not fit. Parameters of several dtypes, for example, are sorted by dtype first.
     """
     buckets: List[List[int]] = []
     place = len(parameters)

@@ -1,7 +1,7 @@
-"""Keeps what was seen of gradients that hold inf or NaN until it shows whether training used them, and notes it.
+"""Keeps findings of inf or NaN in gradients until it is clear whether training used those gradients, and notes them.
 
-A gradient that a script throws away does no harm. It was used where an optimizer of torch makes its step while it is
-there, or, whoever steps, where parameters hold inf or NaN afterwards.
+A gradient that a script throws away does no harm. It was used if a torch optimizer steps while it is there, or if
+parameters hold inf or NaN afterwards.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, Callable, Dict, Optional, Tuple
 from ..state import here
 
 MAX_NOTED = 8
-"""Findings that were used and are noted, and as many that were not. Ours: they are for the eye; the first counts."""
+"""Noted findings whose gradients were used, and as many whose were not. Our choice: users need mostly the first one."""
 LONG_ROW = 20
-"""So many losses that were scaled in vain, one after another, are noted. Ours: a scaler that begins at 2**16 and halves
-the scale each time is then far below 1."""
+"""This many scaled losses in a row without finite gradients are noted. Our choice: a scaler that begins at 2**16 and
+halves the scale each time is then far below 1."""
 
 INPUT, PARAMETER, LOSS, GRADIENT = "input", "parameter", "loss", "gradient"
 
@@ -26,7 +26,7 @@ _noted = {False: 0, True: 0}
 
 
 class Findings:
-    """What was seen in one model. ``first_ruined`` returns the first parameter that holds inf or NaN, if any does."""
+    """The findings in one model. ``first_ruined`` returns the first parameter with inf or NaN, or None."""
 
     def __init__(self, first_ruined: Callable[[], Optional[str]]) -> None:
         self.first_ruined = first_ruined
@@ -35,11 +35,11 @@ class Findings:
         self._told_row = False
         self._last: Dict[str, Any] = {}
         self.pending: Dict[str, Any] = {}
-        """The last finding of which it has not shown yet whether it was used."""
+        """The last finding for which it is not yet known whether it was used."""
 
     @property
     def are_enough(self) -> bool:
-        """Whether nothing that is seen from here on would be noted."""
+        """Whether no further finding would be noted."""
         return _noted[True] >= MAX_NOTED
 
     def saw_finite(self, reduces: bool) -> None:
@@ -70,19 +70,19 @@ class Findings:
             self._note(entry)
 
     def settle(self) -> None:
-        """Decide whether what is pending was used: then it is in the parameters by now."""
+        """Decide whether the pending finding was used. If so, inf or NaN is in the parameters by now."""
         if self.pending and self.first_ruined() is not None:
             self.was_used()
         self.pending = {}
 
     def was_used(self) -> None:
-        """Note that what is pending was used."""
+        """Note that the pending finding was used."""
         if not self.pending["used"]:
             self.pending["used"] = 1
             self._note(self.pending)
 
     def end(self) -> None:
-        """Note how often it came, where that has grown since."""
+        """Note the final count of findings, if it has grown since the last note."""
         self.settle()
         if self._last and self._times > self._last["times"] and here.ring is not None:
             here.ring.note(dict(self._last, times=self._times))
@@ -98,17 +98,17 @@ class Findings:
 
 
 def is_normal(entry: Dict[str, Any]) -> bool:
-    """Return whether a gradient scaler brings this about now and then, and skips the step."""
+    """Return whether this is normal with a gradient scaler, which causes it now and then and skips the step."""
     if not entry["scaled"]:
         return False
     return entry["origin"] == GRADIENT or (entry["origin"] == LOSS and not entry["loss_nan"])
 
 
 def origin_of(inputs: Tuple[str, str], ruined: Optional[str], loss: float) -> Tuple[str, str]:
-    """Return what was first not to be a number, and that as a sentence.
+    """Return what was not finite first, and a sentence that says so.
 
-    ``inputs``: how an input is called and what it holds, empty where all are finite. ``ruined``: a parameter that was
-    not finite before this backward.
+    ``inputs`` is the label of an input and what is wrong with it, both empty if all are finite. ``ruined`` is a
+    parameter that was not finite before this backward.
     """
     label, held = inputs
     lost = not math.isfinite(loss)

@@ -1,4 +1,4 @@
-"""Tells, in one pass and as cheaply as each device allows, whether tensors hold inf or NaN. Changes none of them."""
+"""Checks, in one pass and as cheaply as each device allows, whether tensors hold inf or NaN. Changes none of them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 from ..capture import is_capturing
 
 SMALL = 8192
-"""Elements up to which tensors are summed together, through a copy. Ours: above it a sum of its own costs less."""
+"""Tensors of up to this many elements are copied together and summed. Our choice: above it separate sums cost less."""
 PIECE = 65536
-"""Elements that are copied together at most: 256 KiB of float32."""
+"""The most elements that are copied together: 256 KiB of float32."""
 MAX_VISITED = 64
-"""Things among which tensors are looked for in what a model is given or returns. Ours."""
+"""Objects that are searched for tensors in a model's arguments or results. Our choice."""
 _LEAVES = (str, bytes, int, float, type(None))
 
 
 def is_plain(tensor: Any) -> bool:
-    """Return whether a sum says something of a tensor: dense, of floating or complex numbers, with data of its own."""
+    """Return whether a sum can find inf or NaN in a tensor: it is dense, floating or complex, and no subclass."""
     import torch
 
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
@@ -29,7 +29,7 @@ def is_plain(tensor: Any) -> bool:
 
 
 def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a function of ours run without gradients, and unseen by modes that the script has switched on."""
+    """Make a function of ours run without gradients, and hidden from torch function modes of the script."""
 
     def run(*args: Any) -> Any:
         import torch
@@ -41,14 +41,14 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_observed() -> bool:
-    """Return whether somebody counts or replaces each operation at the moment, compiles them, or captures a graph."""
+    """Return whether a dispatch mode sees each operation now, or torch compiles, or a CUDA graph is captured."""
     import torch
 
     return bool(torch._C._len_torch_dispatch_stack()) or torch.compiler.is_compiling() or is_capturing()
 
 
 def pieces_of(tensors: Iterable[Any]) -> List[List[Any]]:
-    """Return tensors in the portions in which they are summed."""
+    """Divide tensors into the groups in which they are summed."""
     pieces: List[List[Any]] = []
     together: List[Any] = []
     room = PIECE
@@ -66,24 +66,24 @@ def pieces_of(tensors: Iterable[Any]) -> List[List[Any]]:
 
 
 def has_finite_sum(tensors: Iterable[Any]) -> bool:
-    """Return whether tensors have a finite sum: then they hold no inf or NaN. Huge numbers may have none."""
+    """Return whether tensors have a finite sum. If so, they hold no inf or NaN; huge finite numbers may overflow."""
     return math.isfinite(sum(map(_sum_together, pieces_of(tensors))))
 
 
 def have_finite_gradients(pieces: List[List[Any]]) -> bool:
-    """Return whether the gradients of parameters, in portions, have a finite sum."""
+    """Return whether the gradients of parameters have a finite sum. ``pieces`` comes from ``pieces_of``."""
     return math.isfinite(sum([_sum_together([parameter.grad for parameter in piece]) for piece in pieces]))
 
 
 def _sum_together(tensors: List[Any]) -> float:
-    """Return the sum of tensors, without those that are None."""
+    """Return the sum of tensors, skipping those that are None."""
     import torch
 
     if len(tensors) == 1:
         return 0.0 if tensors[0] is None else _sum(tensors[0])
     try:
         return _sum(torch._C._nn.flatten_dense_tensors(tensors))
-    except TypeError:  # cheaper than to look at each
+    except TypeError:  # cheaper than checking each one for None
         present = [tensor for tensor in tensors if tensor is not None]
         return _sum_together(present) if present else 0.0
 
@@ -95,15 +95,15 @@ def _sum(tensor: Any) -> float:
 def _sum_of(tensor: Any) -> Any:
     import torch
 
-    if tensor.dtype is torch.float16:  # the sum of many is soon larger than the largest number of this type
+    if tensor.dtype is torch.float16:  # the sum of many soon exceeds the largest float16
         return tensor.sum(dtype=torch.float32)
     return tensor.sum()
 
 
 def samples_of(tensors: Sequence[Any]) -> List[Any]:
-    """Return a number for each tensor, on its own device, that is inf or NaN where the tensor holds such.
+    """Return a number for each tensor, on its own device, that is inf or NaN if the tensor holds such.
 
-    On a GPU the greatest magnitude, of all tensors of one device and type at once: nothing here waits for it.
+    On a GPU it is the greatest magnitude, computed at once for all tensors of one device and dtype, without a wait.
     """
     import torch
 
@@ -115,12 +115,12 @@ def samples_of(tensors: Sequence[Any]) -> List[Any]:
 
 
 def _empty_or_sum(tensor: Any) -> Any:
-    """Return the sum; of an empty tensor of a GPU 0, since it has no maximum, and torch raises."""
+    """Return the sum, or 0 for an empty tensor on a GPU, for whose maximum torch would raise."""
     return _sum_of(tensor) if tensor.numel() or not tensor.is_cuda else tensor.new_zeros(())
 
 
 def _by_kind(tensors: Sequence[Any], indexes: Sequence[int]) -> List[List[int]]:
-    """Return indexes of tensors in groups of one device and type."""
+    """Group the indexes of tensors by device and dtype."""
     kinds: Dict[Any, List[int]] = {}
     for i in indexes:
         kinds.setdefault((tensors[i].device, tensors[i].dtype), []).append(i)
@@ -133,7 +133,7 @@ def is_finite(tensor: Any) -> bool:
 
 
 def not_finite(tensors: Iterable[Any]) -> Iterator[int]:
-    """Return the places of the tensors that hold inf or NaN. Waits for GPUs, for each once."""
+    """Yield the indexes of the tensors that hold inf or NaN. Waits once for each GPU."""
     plain = [(i, tensor) for i, tensor in enumerate(tensors) if tensor is not None and is_plain(tensor)]
     on_gpu = [(i, tensor) for i, tensor in plain if tensor.is_cuda]
     yield from (i for i, tensor in plain if not tensor.is_cuda and not is_finite(tensor))
@@ -143,7 +143,7 @@ def not_finite(tensors: Iterable[Any]) -> Iterator[int]:
 
 
 class Sound:
-    """The parameters that were finite from the start: to be inf may be the sense of one."""
+    """The parameters that were finite from the start. A script may have set others to inf on purpose."""
 
     def __init__(self, named: List[Tuple[str, Any]]) -> None:
         self._named = named
@@ -152,7 +152,7 @@ class Sound:
 
     @quietly
     def _look(self) -> None:
-        """Look at all parameters; what GPUs hold is read when somebody asks."""
+        """Check all parameters. Results from GPUs are read later, on demand."""
         if any(tensor.is_cuda for _, tensor in self._named):
             self._at_first = Maxima(samples_of([tensor.detach() for _, tensor in self._named]))
         elif not has_finite_sum(tensor for _, tensor in self._named):
@@ -160,7 +160,7 @@ class Sound:
 
     @quietly
     def first_ruined(self) -> Optional[str]:
-        """Return the name of the first such parameter that holds inf or NaN now; None where there is none."""
+        """Return the name of the first such parameter that holds inf or NaN now, or None."""
         at_first, self._at_first = self._at_first, None
         if at_first is not None:
             self._named = [pair for pair, value in zip(self._named, at_first.wait()) if math.isfinite(value)]
@@ -169,7 +169,7 @@ class Sound:
 
 
 class Maxima:
-    """Samples of tensors (``samples_of``) on their way from GPUs to the host: inf or NaN where a tensor holds such."""
+    """Samples of tensors (``samples_of``) on their way from GPUs to the host."""
 
     def __init__(self, samples: Sequence[Any]) -> None:
         self.count = len(samples)
@@ -177,11 +177,11 @@ class Maxima:
         self._parts = [(indexes, _sent([samples[i] for i in indexes])) for indexes in kinds]
 
     def have_come(self) -> bool:
-        """Return whether they are on the host. Never waits."""
+        """Return whether all samples are on the host. Never waits."""
         return all(event is None or event.query() for _, (_, event) in self._parts)
 
     def values(self) -> List[float]:
-        """Return them in the order of the samples, once they have come."""
+        """Return the values in the order of the samples. Call it only after they have come."""
         found = [0.0] * self.count
         for indexes, (host, _) in self._parts:
             for i, value in zip(indexes, host.tolist()):
@@ -189,7 +189,7 @@ class Maxima:
         return found
 
     def wait(self) -> List[float]:
-        """Return them as soon as they have come."""
+        """Wait until the values have come, and return them."""
         for _, (_, event) in self._parts:
             if event is not None:
                 event.synchronize()
@@ -197,11 +197,11 @@ class Maxima:
 
 
 def _sent(samples: List[Any]) -> Tuple[Any, Any]:
-    """Return samples in memory of the host, and the event after which they are there; no event on the CPU."""
+    """Return samples in host memory, and the event after which they are there, or None for samples from the CPU."""
     import torch
 
     maxima = torch.stack(samples)
-    # Of a finite float64 the float32 may be inf. The sum of complex numbers is one, and has no order.
+    # A finite float64 can be inf as float32, so double. A complex sum has no order, so its magnitude is taken.
     maxima = (maxima.abs() if maxima.is_complex() else maxima).double()
     if not maxima.is_cuda:
         return maxima, None
@@ -218,7 +218,7 @@ def tensors_in(value: Any, label: str) -> List[Tuple[str, Any]]:
 
     found: List[Tuple[str, Any]] = []
     nests = [(label, value)]
-    for label, value in nests:  # noqa: PLR1704 - a nest's own items are put behind all others
+    for label, value in nests:  # noqa: PLR1704 - the items of each nest are appended to the list
         if isinstance(value, torch.Tensor):
             if is_plain(value):
                 found.append((label, value))

@@ -1,6 +1,6 @@
-"""Has the local gradients of each DDP model looked at in each backward: hooks on forward, backward, steps and scalers.
+"""Hooks on forward, backward, steps and scalers that check the local gradients of each DDP model in each backward.
 
-Nothing here registers a communication hook, touches a gradient, or waits for a device.
+They register no communication hook, change no gradient, and wait for no device.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from .finite_checks import tensors_in
 from .watch import Backward, GradientWatch
 
 MAX_OUTPUTS = 8
-"""Outputs of a model that tell that a backward reaches it. Ours: the loss is made of one of the first."""
+"""Outputs of a model whose hooks show that a backward reaches it. Our choice: the loss comes from one of the first."""
 
 
 class _Kept:
-    """What this process watches; a forked child watches nothing of its parent's."""
+    """The models that this process watches."""
 
     def __init__(self) -> None:
         self.watches: Any = weakref.WeakKeyDictionary()
-        """By replica."""
+        """By replica: its ``GradientWatch``."""
         self.backwards: List[Backward] = []
-        """The calls of torch.autograd.backward that run, the innermost last."""
+        """The running calls of torch.autograd.backward, the innermost last."""
         self.handles: List[Any] = []
-        """Of the hooks on outputs since the last backward."""
+        """Handles of the hooks on outputs since the last backward."""
         self.scaled = False
-        """A gradient scaler has scaled a loss since the last backward."""
+        """Whether a gradient scaler has scaled a loss since the last backward."""
         self.is_told = False
 
 
@@ -43,21 +43,21 @@ _kept = _Kept()
 class _Output:
     """The hook on an output of a model."""
 
-    __torch_unserializable__ = True  # or torch would warn where a script saves the output
+    __torch_unserializable__ = True  # without it torch warns when a script saves the output
 
     def __init__(self, watch: GradientWatch) -> None:
         self._watch = watch
 
     def __call__(self, _gradient: Any) -> None:
         try:
-            if _kept.backwards:  # torch.autograd.grad adds to no parameter's gradient
+            if _kept.backwards:  # torch.autograd.grad leaves the parameters' gradients alone
                 self._watch.begin_backward(_kept.backwards[-1])
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             here.failed("gradients", error)
 
 
 def patch_ddp(ddp: Any) -> None:
-    """Have each forward of DDP prepare for the look."""
+    """Make each forward of DDP prepare for the check of its gradients."""
     if not check_every():
         return
     hooks.put(ddp, "forward", _looking)
@@ -85,7 +85,7 @@ def _looking(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def patch_autograd(module: Any) -> None:
-    """Tell the hooks which backward runs."""
+    """Keep track of which backward is running."""
     if not check_every():
         return
     hooks.put(module, "backward", _telling)
@@ -116,7 +116,7 @@ def _scaling(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @guarded("gradients")
 def _begin(ddp: Any, given: Any) -> Any:
-    """Return what watches a model whose forward begins; None where nothing does."""
+    """Return the ``GradientWatch`` of a model whose forward begins, or None if it is not watched."""
     import torch
 
     replica = ddp_models.find(ddp) if torch.is_grad_enabled() and not is_capturing() else None
@@ -133,7 +133,7 @@ def _begin(ddp: Any, given: Any) -> Any:
 
 
 def _tell(watch: GradientWatch) -> None:
-    """Leave word that gradients are looked at here: without any finding, they were finite."""
+    """Note that gradients are checked on this rank. If no finding follows, they were finite."""
     if not watch.off and not _kept.is_told and here.ring is not None:
         _kept.is_told = here.ring.note({"k": "gradients", "at": time.monotonic_ns()})
 
@@ -175,14 +175,14 @@ def _leave() -> None:
 
 
 def _is_compiled() -> bool:
-    """Return whether torch compiles this backward: it would take our hooks for a part of it."""
+    """Return whether torch compiles this backward. It would then compile our hooks too."""
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
     return bool(getattr(compiled, "compiled_autograd_enabled", False))
 
 
 @guarded("gradients")
 def before_step(optimizer: Any, *unused: Any) -> None:
-    """Tell what is pending that an optimizer makes its step."""
+    """Check whether the step that an optimizer is about to make uses a pending finding."""
     if not ddp_models.is_recorded() or is_capturing():
         return
     for watch in list(_kept.watches.values()):
@@ -194,7 +194,7 @@ def before_step(optimizer: Any, *unused: Any) -> None:
 
 @guarded("gradients")
 def settle_all() -> None:
-    """Decide what is pending: no training follows."""
+    """Decide what is pending, because no training follows."""
     for watch in list(_kept.watches.values()) if ddp_models.is_recorded() else ():
         watch.end()
 

@@ -1,8 +1,8 @@
-"""Looks at the local gradients of one DDP model in each backward, before they are mixed with those of other ranks.
+"""Checks the local gradients of one DDP model in each backward, before they are mixed with those of other ranks.
 
-DDP copies what it has reduced back into the gradients in a callback at the end of backward, which it asks autograd for
-when its last bucket is full. A callback that was asked for earlier in the same backward runs before that, and finds all
-gradients as this rank has computed them. Other cases: ``gradient_arrivals``.
+DDP copies the reduced values back into the gradients in a callback at the end of backward. It queues that callback when
+its last bucket is full. A callback that was queued earlier in the same backward runs first, and finds all gradients as
+this rank computed them. ``arrivals`` has the other cases.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from .finite_checks import (
 )
 
 MAX_INPUTS = 32
-"""Inputs that are remembered until a backward. Ours: of a few forwards."""
+"""Inputs that are remembered until a backward. Our choice: those of a few forwards."""
 MAX_AHEAD_BYTES = 2**18
-"""What may be under way from GPUs at a time; a backward that finds no room is not looked at."""
+"""Bytes that may be on their way from GPUs at a time. A backward that finds no room is not checked."""
 MAX_LAST_WAIT_S = 0.2
 LAST_LOOK_S = 0.01
-"""How long, and how often, the end waits for a GPU. Ours: the script has read a loss or saved a model by then."""
+"""How long and at what interval the end of training waits for a GPU. Our choice: by then the script has read a loss or
+saved a model."""
 MAX_NAMES = 4
 MAX_NAME = 200
 
@@ -57,7 +58,7 @@ class Backward:
 
 
 class _Input:
-    """A tensor that the model was given, and its sample."""
+    """An input tensor of the model, and its sample."""
 
     def __init__(self, label: str, tensor: Any, sample: Any) -> None:
         self.label = label
@@ -65,7 +66,7 @@ class _Input:
         self.sample = sample
 
     def holds(self, value: float) -> str:
-        """Return what is wrong with it, given its sample: "NaN in 3 of 64 values"; empty where nothing is."""
+        """Return what is wrong with it, given its sample: "NaN in 3 of 64 values"; empty if it is finite."""
         if math.isfinite(value):
             return ""
         tensor = self.tensor()
@@ -78,7 +79,7 @@ class _Input:
 
 
 class _Ahead:
-    """A look at gradients on GPUs whose result is on its way."""
+    """A check of gradients on GPUs whose result is on its way to the host."""
 
     def __init__(self, maxima: Maxima, indexes: List[int], inputs: List[_Input], entry: Dict[str, Any]) -> None:
         self.maxima = maxima
@@ -105,10 +106,10 @@ class GradientWatch:
         self._on_gpu = any(parameter.is_cuda for parameter in self._parameters)
         self._inputs: List[_Input] = []
         self._losses: List[Any] = []
-        """Samples of the losses of backwards that were passed over."""
+        """Samples of the losses of backwards that were skipped."""
         self._reduces = True
         self._waits_for_last = False
-        """Gradients are added up in several backwards for one reduction: a look at the last sees them all."""
+        """Whether gradients accumulate over several backwards, so that checking the last one covers all of them."""
         self._task = -1
         self._spoilt = False
         self._ahead: Deque[_Ahead] = collections.deque()
@@ -116,7 +117,7 @@ class GradientWatch:
 
     @quietly
     def begin_forward(self, ddp: Any, given: Any) -> None:
-        """Remember whether what the model is given is finite."""
+        """Remember samples of the model's inputs, which show whether the inputs are finite."""
         self.catch_up()
         if self.findings.are_enough or is_observed():
             return
@@ -129,7 +130,7 @@ class GradientWatch:
         self._inputs = (self._inputs + inputs)[-MAX_INPUTS:]
 
     def begin_backward(self, backward: Backward) -> None:
-        """Ask autograd to look when all gradients are there. To be called from within a backward, before any is."""
+        """Queue a check for when all gradients are there. Call it from within a backward, before the first gradient."""
         import torch
 
         task = torch._C._current_graph_task_id()
@@ -147,13 +148,13 @@ class GradientWatch:
 
     @quietly
     def _pass_over(self, backward: Backward) -> None:
-        """Leave gradients that are added to, and not reduced yet, to the look at the backward that reduces them."""
+        """Skip gradients that still accumulate. They are checked in the backward that reduces them."""
         self._losses = (self._losses + _loss_samples(backward))[-MAX_INPUTS:]
 
     def spoil(self) -> None:
-        """Look at gradients one by one from here on: a backward has begun inside the one that is watched.
+        """Check gradients as they arrive from now on, because a backward has begun inside the watched one.
 
-        DDP may end its reduction with the inner one, before the outer one comes to its callbacks.
+        DDP may end its reduction with the inner one, before the outer one runs its callbacks.
         """
         if self._task != -1 and self._late:
             self._spoilt = True
@@ -205,7 +206,7 @@ class GradientWatch:
     def _judge(
         self, bad: Dict[int, bool], inputs: List[Tuple[_Input, float]], loss: float, entry: Dict[str, Any]
     ) -> None:
-        """Take down which gradients are not finite (and whether they hold NaN), with samples of the inputs."""
+        """Record which gradients are not finite (``bad``: by index, whether they hold NaN), and where that began."""
         reduces = entry.pop("reduces")
         if not bad:
             self.findings.saw_finite(reduces)
@@ -222,7 +223,7 @@ class GradientWatch:
         self.findings.saw(entry, reduces)
 
     def _send(self, grads: List[Tuple[int, Any]], backward: Backward) -> None:
-        """Have the greatest magnitudes of gradients, inputs and loss sent to the host, to be read when there."""
+        """Send the greatest magnitudes of gradients, inputs and loss to the host, to be read once they are there."""
         losses = self._losses + _loss_samples(backward)
         if not grads or (len(self._ahead) + 1) * 8 * (len(grads) + len(self._inputs) + len(losses)) > MAX_AHEAD_BYTES:
             return
@@ -230,7 +231,7 @@ class GradientWatch:
         self._ahead.append(_Ahead(Maxima(samples), [i for i, _ in grads], self._inputs, self._entry(backward)))
 
     def catch_up(self) -> None:
-        """Read what has come from GPUs meanwhile. Never waits."""
+        """Read the results that have come from GPUs meanwhile. Never waits."""
         while self._ahead and not is_capturing() and self._ahead[0].maxima.have_come():
             ahead = self._ahead.popleft()
             values = ahead.maxima.values()
@@ -241,13 +242,13 @@ class GradientWatch:
             self._judge(bad, list(zip(ahead.inputs, values[count:])), loss, ahead.entry)
 
     def end_backward(self) -> None:
-        """Forget a backward that has ended, or failed."""
+        """Forget a backward that has ended or failed."""
         self._task = -1
         if self._arrivals is not None:
             self._arrivals.rest()
 
     def end(self) -> None:
-        """Decide what is pending: no training follows. A GPU may still be at its last step, for a moment."""
+        """Decide what is pending, because no training follows. Wait briefly for a GPU's last step."""
         limit = time.monotonic() + MAX_LAST_WAIT_S
         self.catch_up()
         while self._ahead and time.monotonic() < limit:
@@ -256,13 +257,13 @@ class GradientWatch:
         self.findings.end()
 
     def step_begins(self) -> None:
-        """Look at every backward again where a step is made with gradients that were passed over, and not reduced."""
+        """Check every backward again if a step uses gradients that were skipped and not reduced."""
         if self._losses:
             self._waits_for_last = False
 
     @quietly
     def before_step(self, optimizer: Any) -> None:
-        """Note it where an optimizer is about to make its step with gradients that are not finite."""
+        """Note whether an optimizer is about to step with gradients that are not finite."""
         skipped = getattr(optimizer, "found_inf", None)  # set by a gradient scaler for optimizers that skip themselves
         if skipped is not None and float(skipped):
             return
@@ -273,12 +274,12 @@ class GradientWatch:
 
 
 def _reduces_otherwise(ddp: Any) -> bool:
-    """Return whether gradients are reduced in another way than by DDP's C++, or in another type than they have."""
+    """Return whether gradients are not reduced by DDP's C++ reducer, or not in their own dtype."""
     return bool(getattr(ddp, "_use_python_reducer", False)) or getattr(ddp, "mixed_precision", None) is not None
 
 
 def _reduced_in_place(ddp: Any, parameters: List[Any]) -> Dict[int, Any]:
-    """Return the parameters whose gradients DDP reduces where they are, by their place in the model."""
+    """Return the parameters whose gradients DDP reduces in place, by their position in the model."""
     import torch
 
     if ddp.gradient_as_bucket_view:
@@ -289,7 +290,7 @@ def _reduced_in_place(ddp: Any, parameters: List[Any]) -> Dict[int, Any]:
 
 
 def _loss_of(roots: Tuple[Any, ...]) -> float:
-    """Return the first root of a backward that is not finite, of a large one its sum; 0 where all are finite."""
+    """Return the first root of a backward that is not finite (the sum, if it is large); 0 if all are finite."""
     samples = samples_of([root.detach() for root in roots if is_plain(root)])
     values = [float(abs(sample.item())) for sample in samples]
     return next((value for value in values if not math.isfinite(value)), 0.0)

@@ -1,8 +1,8 @@
-"""The DDP models of this process whose copies other ranks hold, and how often each was run and reduced.
+"""The DDP models of this process that have copies on other ranks, and how often each was run and reduced.
 
-A forward with gradients arms DDP's reducer; the next backward that reaches the model is reduced, and no other until the
-next such forward. So reductions are counted here as the reducer makes them: once for several forwards, once for a
-graph that is kept for a second backward, and not for a forward under ``no_sync``, wherever its backward stands.
+A forward with gradients arms DDP's reducer. Only the next backward that reaches the model is reduced, until another
+such forward. So reductions are counted as the reducer makes them: one for several forwards, one for a graph that is
+kept for a second backward, and none for a forward under ``no_sync``, wherever its backward runs.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ..training import reducer
 from . import unwrapped
 
 MARKS = 4
-"""Parameters of a model that tell whether a backward reached it, where several models could have been. Ours: of the
-first, the last, and two between them one is used by nearly any backward."""
+"""Parameters whose gradients show whether a backward reached their model, if several models are possible. Our choice:
+nearly any backward uses the first, the last, or one of two between them."""
 
 on_gone: List[Callable[[Replica], None]] = []
-"""What is to be done with a model that ends: its module is still there."""
+"""Called with a model that ends, while its module still exists."""
 
 
 class Replica:
-    """What is kept of one DDP model."""
+    """What is kept about one DDP model."""
 
     def __init__(self, ddp: Any, ranks: Tuple[int, ...], number: int) -> None:
         self.ddp = weakref.ref(ddp, functools.partial(_gone, _kept, id(ddp)))
@@ -35,43 +35,43 @@ class Replica:
         self.ranks = ranks
         self.rank = int(groups.c10d.get_rank())
         self.number = number
-        """The how-many-th model of this group, from 1."""
+        """The model's number within its group, counted from 1."""
         self.ignored: FrozenSet[str] = frozenset(getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
         self.reduced = _reduced_by(ddp, self.ignored)
-        """Ids of the parameters that DDP reduces; it holds them, so no other tensor gets their ids meanwhile."""
+        """Ids of the parameters that DDP reduces. DDP keeps them alive, so no other tensor gets their ids."""
         self.on_gpu = getattr(ddp, "device_type", "cpu") != "cpu"
         self.forwards = 0
-        """With gradients, as long as the model is there."""
+        """Forwards with gradients, counted over the model's lifetime."""
         self.unreduced_forwards = 0
         self.before_step = (0, 0)
-        """Forwards, and those that were not reduced, up to the last step of any optimizer that holds parameters."""
+        """All forwards and unreduced ones, up to the last step of any optimizer that holds parameters of the model."""
         self.reductions = 0
         self.unfinished: Any = None
-        """What the last backward has left the reducer waiting for; None where it has reduced all."""
+        """What the reducer still waits for after the last backward; None if everything was reduced."""
         self.optimizers = 0
-        """How many optimizers have stepped with parameters of it."""
+        """How many optimizers have stepped with its parameters."""
         self.syncs_buffers = bool(getattr(ddp, "forward_sync_buffers", getattr(ddp, "broadcast_buffers", True)))
-        """DDP sends rank 0's buffers before forwards."""
+        """Whether DDP broadcasts rank 0's buffers before forwards."""
         self.join = False
         self.hook = ""
-        """As last seen; the script may register one at any time."""
+        """The communication hook as last seen. The script may register one at any time."""
         self.moments: Any = None
-        """Kept by whoever looks at this model by its own clocks."""
+        """The model's ``ModelFingerprints``, kept here by ``triggers``."""
         self.last_stepped: Any = None
-        """What is kept, by the same, of the optimizer that was the last to make a step."""
+        """The ``StepFingerprints`` of the optimizer that stepped last."""
         self.ended = False
 
     def module(self) -> Any:
-        """Return the wrapped module, which the script may exchange; None where it is gone.
+        """Return the wrapped module, which the script may replace, or None if it is gone.
 
-        When a DDP model ends its module is still there.
+        When a DDP model ends, its module still exists.
         """
         ddp = self.ddp()
         return self._module() if ddp is None else ddp.module
 
 
 class _Kept:
-    """The replicas of this process; a forked child has none of its parent's."""
+    """The replicas of this process. They belong to one ring, so a forked child does not use its parent's."""
 
     def __init__(self) -> None:
         self.ring: Any = None
@@ -88,7 +88,7 @@ _kept = _Kept()
 
 
 def is_recorded() -> bool:
-    """Return whether there are models to be looked at, and this is the process that has made them."""
+    """Return whether there are models to check, and this process made them."""
     return bool(_kept.by_id) and _kept.ring is here.ring
 
 
@@ -98,17 +98,17 @@ def version() -> int:
 
 
 def all_replicas() -> List[Replica]:
-    """Return the models that are there, in the order in which they were made."""
+    """Return the existing models in the order in which they were made."""
     return list(_kept.by_id.values()) if _kept.ring is here.ring else []
 
 
 def find(ddp: Any) -> Optional[Replica]:
-    """Return what is kept of a DDP model, if anything is."""
+    """Return the replica of a DDP model, or None if it is not recorded."""
     return _kept.by_id.get(id(ddp)) if _kept.ring is here.ring else None
 
 
 def register(ddp: Any) -> None:
-    """Keep a DDP model that has just been made, unless it has the only copy."""
+    """Record a DDP model that has just been made, unless no other rank has a copy."""
     global _kept
     if here.ring is None or not here.is_rank or not check_every():
         return
@@ -130,7 +130,7 @@ def _reduced_by(ddp: Any, ignored: FrozenSet[str]) -> FrozenSet[int]:
 
 
 def _gone(kept: _Kept, key: int, reference: Any, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-    """Look a last time at a model that ends, and forget it; not when Python ends, and torch is half gone by then."""
+    """Check a model that ends one last time, and forget it. Do nothing at interpreter exit, when torch is half gone."""
     replica = kept.by_id.get(key)
     if is_ending() or replica is None or replica.ddp is not reference:
         return
@@ -138,7 +138,7 @@ def _gone(kept: _Kept, key: int, reference: Any, is_ending: Callable[[], bool] =
         if kept.ring is here.ring:
             for action in on_gone:
                 action(replica)
-    except Exception:  # noqa: BLE001, S110 - the recorder's wall: each action has one of its own
+    except Exception:  # noqa: BLE001, S110 - the recorder's wall: each action also catches its own errors
         pass
     del kept.by_id[key]
     kept.armed.pop(key, None)
@@ -148,7 +148,7 @@ def _gone(kept: _Kept, key: int, reference: Any, is_ending: Callable[[], bool] =
 
 @guarded("replica forward")
 def forward_ended(ddp: Any) -> None:
-    """Count a forward of DDP that has come to its end."""
+    """Count a forward of DDP that has ended."""
     import torch
 
     replica = find(ddp)
@@ -162,7 +162,7 @@ def forward_ended(ddp: Any) -> None:
 
 
 def backward_begins(*unused: Any, **also_unused: Any) -> None:
-    """Prepare to tell which of several models a backward will reach."""
+    """Prepare to find out which of several models a backward reaches."""
     others = unwrapped.all_models()
     if (len(_kept.armed) > 1 or others) and not in_backward():
         unwrapped.backward_begins()
@@ -170,9 +170,9 @@ def backward_begins(*unused: Any, **also_unused: Any) -> None:
 
 
 def backward_ended(*unused: Any, **also_unused: Any) -> None:
-    """Count a reduction of each model that was armed and that the backward has reached.
+    """Count a reduction of each armed model that the backward has reached.
 
-    A backward inside another, as checkpointing makes, reduces nothing by itself.
+    A nested backward, as in checkpointing, reduces nothing by itself.
     """
     others = unwrapped.all_models()
     if not (_kept.armed or _kept.unfinished or others) or in_backward():
@@ -192,7 +192,7 @@ def backward_ended(*unused: Any, **also_unused: Any) -> None:
 
 @guarded("reducer")
 def _look_at_reducer(replica: Replica, frame: Any) -> None:
-    """Note whether a backward has left the reducer waiting for gradients, where that has changed."""
+    """Note whether the reducer still waits for gradients after a backward, if that has changed."""
     ddp = replica.ddp()
     if ddp is None or not (reducer.may_note() or replica.unfinished):
         return
@@ -213,7 +213,7 @@ def in_backward() -> bool:
 
 
 def _mark(replica: Replica) -> Any:
-    """Return what changes when gradients are added to."""
+    """Return a value that changes when the model's gradients change."""
     ddp = replica.ddp()
     trained = [p for p in ddp._module_parameters if p.requires_grad] if ddp is not None else []
     chosen = trained[:: max(1, len(trained) // (MARKS - 1))] + trained[-1:]

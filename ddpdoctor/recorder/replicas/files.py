@@ -1,4 +1,4 @@
-"""The files of fingerprints of this process, few and small: one per stream, and another when its rows change."""
+"""The fingerprint files of this process, few and small: one per stream, and another one when its rows change."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..storage.fingerprint_writing import MAX_SLOTS, MIN_SLOTS, FingerprintWrite
 
 FOLDER = "prints"
 MAX_FILES = 128
-"""Of a process. Ours: forty models that are trained one after another."""
+"""Per process. Our choice: enough for forty models that are trained one after another."""
 MAX_FILES_A_STREAM = 6
-"""Ours: state of an optimizer comes with the first steps, and some more with each part of a model that is unfrozen."""
+"""Our choice: optimizer state appears with the first steps, and more with each part of a model that is unfrozen."""
 MAX_ALL_BYTES = 24 * 2**20
-"""Of all files of a process. Ours: with the ring a rank's part of the run folder stays below 32 MiB."""
+"""All files of a process together. Our choice: with the ring, a rank's part of the run folder stays below 32 MiB."""
 
 _ring: Any = None
 _files = 0
@@ -32,12 +32,12 @@ class FingerprintFiles:
         self._about = about
         self._most_records = most_records
         self._rows = 0
-        """A hash of them: as they are they would take hundreds of KiB."""
+        """A hash of the rows. The rows themselves would take hundreds of KiB."""
         self._writer: Optional[FingerprintWriter] = None
         self._made = 0
 
     def write(self, number: int, text: Dict[str, Any], rows: List[Any], prints: bytes) -> None:
-        """Add a record; where there is no room for a file of these rows, none is made."""
+        """Add a record. If there is no room for a file with these rows, nothing is written."""
         key = hash(tuple(rows))
         if self._writer is None or key != self._rows:
             self._rows = key
@@ -47,7 +47,7 @@ class FingerprintFiles:
 
     def _next_writer(self, rows: List[Any]) -> Optional[FingerprintWriter]:
         global _ring, _files, _bytes, _has_given_up
-        if _ring is not here.ring:  # a forked child begins anew
+        if _ring is not here.ring:  # a forked child starts at zero
             _ring, _files, _bytes, _has_given_up = here.ring, 0, 0, False
         room = MAX_ALL_BYTES - _bytes
         least = fingerprint_layout.slot_size(len(rows)) * min(self._most_records, MIN_SLOTS)
@@ -67,7 +67,7 @@ class FingerprintFiles:
 
 
 def _give_up() -> None:
-    """Say once that something is no longer written."""
+    """Note once that some fingerprints are no longer written."""
     global _has_given_up
     if not _has_given_up and here.ring is not None:
         _has_given_up = here.ring.note({"k": "prints_end", "files": _files, "bytes": _bytes, "at": time.monotonic_ns()})

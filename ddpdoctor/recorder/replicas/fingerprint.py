@@ -1,19 +1,19 @@
-"""A checksum of tensors, 128 bits each: equal for equal values, whatever their layout in memory and their device.
+"""A checksum of tensors, 128 bits each: equal for equal values, whatever their memory layout and device.
 
-A tensor's elements, in logical order, are read as words of 64 bits, the last padded with zeros. In blocks of 125 rows
-of 509 words the sums of the rows and of the columns stand for the words; what is left over, and a small tensor, stands
-for itself. Each of these goes, with its position, through a mixer that is not linear. The sum of what comes out is one
-half of the fingerprint, the sum weighted by position the other. All are integers modulo 2**64: neither threads nor
-devices change a bit.
+A tensor's elements, in logical order, are read as 64-bit words, the last one padded with zeros. Blocks of 125 rows of
+509 words are replaced by the sums of their rows and columns. Words that are left over, and small tensors, are used as
+they are. Each sum or word goes, with its position, through a nonlinear mixer. The sum of the results is one half of the
+fingerprint; the sum weighted by position is the other. All are integers modulo 2**64, so threads and devices do not
+change a bit.
 
-Why like this: torch has no hash. A plain sum misses every permutation, and modulo 2**64 an even number of changes of a
-word's highest bit, the sign of a float64. The sums of rows and columns let pass only such highest bits that are even in
-number in each row and each column of a block, as at the corners of a rectangle. Rows and columns of a block, the last
-one included, have odd lengths, so that no change of whole rows, columns or runs of a tensor falls like that. Sums run
-at the speed of memory, and what is then to be mixed is one percent.
+Reasons: torch has no hash. A plain sum misses every permutation. Modulo 2**64 it also misses an even number of changes
+of a word's highest bit, the sign of a float64. Row and column sums miss such changes only if their number is even in
+each row and each column of a block, as at the corners of a rectangle. Rows and columns of all blocks have odd lengths,
+so that no change of whole rows, columns or runs of a tensor has that pattern. Sums run at memory speed, and only one
+percent of the words then needs mixing.
 
-Bits are compared: -0.0 differs from 0.0, and so do NaNs of other payloads. Nothing of the caller's is changed: no
-graph, no version counter, no random state, and no mode of the caller's sees the work.
+Bits are compared: -0.0 differs from 0.0, and so do NaNs with different payloads. Nothing of the caller changes: no
+graph, no version counter, no random state, and no mode of the caller sees the work.
 """
 
 from __future__ import annotations
@@ -31,60 +31,61 @@ from .tensor_words import WORD, copy_range, in_order, plain_parts
 __all__ = ["ABSENT", "FINGERPRINT_SIZE", "UNKNOWN", "Fingerprints", "fingerprints"]
 
 COLUMNS = 509
-"""Words in a row. Part of the checksum, as is all that is written here in capitals but how much is done at once."""
+"""Words in a row. It defines the checksum, as do all constants here except the batch and chunk sizes."""
 ROWS = 125
-"""Rows of a block: half a MiB, which a core's cache holds between the two sums; the last block has fewer. Both odd."""
+"""Rows in a block. A block is half a MiB, which stays in a core's cache for both sums. The last block may have fewer
+rows. Rows and columns are odd."""
 SMALL_WORDS = 4 * COLUMNS
-"""Up to here words are mixed themselves: two sums would take longer."""
+"""Tensors of up to this many words are mixed directly, because two sums would take longer."""
 COLUMNS_AT, ROWS_AT, REST_AT, PART_AT = 1, 2**40, 2**41, 2**48
-"""Positions from which are counted: sums of columns, and small tensors; sums of rows; what is left; a next part."""
+"""First positions of column sums and small tensors, of row sums, of left-over words, and of a tensor's next part."""
 
 STEP = -0x61C8864680B583EB
 FACTOR = -0x00AE502812AA7333
 LENGTH = 0x2545F4914F6CDD1D
-"""Odd, with bits like random ones: 2**64 over the golden ratio, murmur3's, and xorshift's. Signed, as torch's are."""
+"""Odd numbers with random-looking bits: 2**64 over the golden ratio, murmur3's, and xorshift's. Signed, as in torch."""
 
 BATCH_WORDS, GPU_BATCH_WORDS = 2**14, 2**20
-"""So many words are mixed at once: on a CPU 128 KiB, and three times that beside it. On an accelerator a batch takes 20
-launches, whatever its size. Ours."""
+"""Words that are mixed at once: 128 KiB on a CPU, plus three times that in temporaries. On an accelerator a batch takes
+20 launches, whatever its size. Our choice."""
 CHUNK_BLOCKS, WHOLE_BLOCKS = 32, 1024
-"""Blocks that one call adds up on an accelerator, to which half a MiB is nothing: where they are copied first, and
-where they are read in place. Their sums fit into a batch. Ours."""
+"""Blocks that one call sums on an accelerator, for which one block is too little: if they are copied first, and if they
+are read in place. Their sums fit into a batch. Our choice."""
 
 
 def fingerprints(tensors: Sequence[Optional[torch.Tensor]]) -> bytes:
-    """Return 16 bytes a tensor: ABSENT for None, UNKNOWN where the contents cannot be read. Never raises for a tensor.
+    """Return 16 bytes per tensor: ABSENT for None, UNKNOWN if the contents cannot be read. Never raises for a tensor.
 
     UNKNOWN are tensors without data (meta, fake, not initialised yet), shards (DTensor), quantised and nested ones,
-    sparse ones whose entries are still to be added up, those of classes that hide their data, all while torch.compile
-    traces, and those on a GPU while a graph is captured. Shape and dtype are no part of it, the size in bytes is.
+    uncoalesced sparse ones, and those of classes that hide their data. All are UNKNOWN while torch.compile traces, and
+    GPU tensors while a graph is captured. The fingerprint covers the size in bytes, but not shape and dtype.
     """
     return Fingerprints(tensors).value()
 
 
 class Fingerprints:
-    """Prints of tensors as they are when this is made, which waits for no GPU; ``value`` does, for each once."""
+    """Fingerprints of tensors as they are when this is made. Making it waits for no GPU; ``value`` waits once each."""
 
     def __init__(self, tensors: Sequence[Optional[torch.Tensor]]) -> None:
         self._parts: List[Any] = []
         if torch.compiler.is_compiling():
             self._parts = [_unknown(tensor) for tensor in tensors]
             return
-        # No graph is left, and no mode of the caller's sees the work. Dynamo must see these by name: a class of ours
-        # around them left gradients off after a compiled function.
+        # No graph is left, and no mode of the caller sees the work. Dynamo must see these context managers by name. A
+        # class of ours around them left gradients off after a compiled function.
         with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             try:
                 self._parts = [_Together(tensors)]
-            except Exception:  # noqa: BLE001  # one bad tensor must not cost the others
+            except Exception:  # noqa: BLE001  # one bad tensor must not spoil the others
                 self._parts = [_alone(tensor) for tensor in tensors]
 
     def value(self) -> bytes:
-        """Return 16 bytes a tensor."""
+        """Return 16 bytes per tensor."""
         return b"".join([part.value() for part in self._parts])
 
 
 class _Known:
-    """A fingerprint without words to be read."""
+    """A fingerprint that is known without reading any words."""
 
     def __init__(self, value: bytes) -> None:
         self._value = value
@@ -100,7 +101,7 @@ def _unknown(tensor: Optional[torch.Tensor]) -> _Known:
 def _alone(tensor: Optional[torch.Tensor]) -> Any:
     try:
         return _Together([tensor])
-    except Exception:  # noqa: BLE001  # a class of tensors that only looks like one, or no memory
+    except Exception:  # noqa: BLE001  # a class that only looks like a tensor, or no memory
         return _Known(UNKNOWN)
 
 
@@ -119,13 +120,13 @@ class _Together:
                 reader = self._readers.get(part.device)
                 if reader is None:
                     reader = self._readers[part.device] = Reader(part.device)
-                # One more, so that no size is nothing.
+                # Plus 1, so that a size of 0 counts too.
                 self._sizes[owner] += (reader.take(owner, i * PART_AT, part) + 1) * (2 * i + 1)
         for reader in self._readers.values():
             reader.end()
 
     def value(self) -> bytes:
-        """Return them; where a device fails, that they are not known."""
+        """Return the fingerprints, all UNKNOWN if a device fails."""
         count = len(self._sizes)
         with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             try:
@@ -133,7 +134,7 @@ class _Together:
                 for reader in self._readers.values():
                     reader.add_to(sums)
                 found = struct.pack("<%dq" % (2 * count), *sums.reshape(-1).tolist())
-            except Exception:  # noqa: BLE001  # the script hears of it by itself
+            except Exception:  # noqa: BLE001  # the script gets its own error
                 return UNKNOWN * count
         for owner, value in self._without:
             found = found[: owner * FINGERPRINT_SIZE] + value + found[(owner + 1) * FINGERPRINT_SIZE :]
@@ -141,7 +142,7 @@ class _Together:
 
 
 class Reader:
-    """Takes the words of tensors of one device. One transfer brings all results."""
+    """Reads the words of tensors on one device. One transfer brings all results to the host."""
 
     def __init__(self, device: torch.device) -> None:
         if device.type == "cuda" and is_capturing():
@@ -154,7 +155,7 @@ class Reader:
         self._batches: Dict[torch.dtype, Batch] = {}
 
     def take(self, owner: int, position: int, tensor: torch.Tensor) -> int:
-        """Take all words of a tensor; return its size in bytes."""
+        """Read all words of a tensor; return its size in bytes."""
         size: int = tensor.numel() * tensor.element_size()
         if size > SMALL_WORDS * WORD:
             self._take_blocks(owner, position, tensor)
@@ -164,13 +165,13 @@ class Reader:
         return size
 
     def end(self) -> None:
-        """Hold no tensor any more: its owner may change it."""
+        """Mix what is left and release all tensors, because their owner may change them."""
         for batch in self._batches.values():
             batch.mix()
         self._scratch = None
 
     def add_to(self, sums: torch.Tensor) -> None:
-        """Add to each owner's two sums what was taken."""
+        """Add the results to each owner's two sums."""
         mixed = [one for batch in self._batches.values() for one in batch.mixed]
         if mixed:
             owners = [owner for batch in self._batches.values() for owner in batch.owners]
@@ -186,7 +187,7 @@ class Reader:
         step = self._whole_rows if whole else self._chunk_rows
         for row in range(0, rows, step):
             words = self._rows_of(tensor, row, min(step, rows - row), width, whole)
-            # The rows first: so the caches are filled at the higher speed of the two.
+            # The row sums run faster, so they come first and fill the caches.
             sums.add(owner, position + ROWS_AT + row, torch.sum(words, 1), words.shape[0] * WORD)
             at = position + COLUMNS_AT + row // ROWS * COLUMNS
             for found in _columns(words):
@@ -197,7 +198,7 @@ class Reader:
             self._batch(tensor.dtype).add(owner, position + REST_AT, rest, left * tensor.element_size())
 
     def _rows_of(self, tensor: torch.Tensor, row: int, rows: int, width: int, whole: bool) -> torch.Tensor:
-        """Return rows of words, read in place where that can be."""
+        """Return rows of words, read in place if possible."""
         if whole:
             at = tensor.storage_offset() + row * width
             return tensor.as_strided((rows, width), (width, 1), at).view(torch.int64)
@@ -215,7 +216,7 @@ class Reader:
 
 
 def _columns(words: torch.Tensor) -> List[torch.Tensor]:
-    """Add up each block's columns: of the whole blocks at once, then of what is left."""
+    """Sum each block's columns: all whole blocks at once, then the last, shorter one."""
     blocks, left = divmod(words.shape[0], ROWS)
     if not blocks or (blocks == 1 and not left):
         return [torch.sum(words, 0)]
@@ -225,7 +226,7 @@ def _columns(words: torch.Tensor) -> List[torch.Tensor]:
 
 
 def _rest_of(tensor: torch.Tensor, first: int, count: int, whole: bool) -> torch.Tensor:
-    """Return the elements from the ``first`` on, read in place where that can be."""
+    """Return ``count`` elements from index ``first`` on, read in place if possible."""
     if whole:
         return tensor.as_strided((count,), (1,), tensor.storage_offset() + first)
     rest = tensor.new_empty(count)
@@ -243,16 +244,16 @@ class Batch:
         self._starts: List[int] = []
         self._ends: List[int] = []
         self._jumps: List[int] = []
-        """By how much a piece's first position is off the last one's last."""
+        """The distance from the previous piece's last position to this piece's first."""
         self._last = 0
         self._words = 0
         self.owners: List[int] = []
-        """Of each piece that was added: whose it is."""
+        """The owner of each piece that was added."""
         self.mixed: List[torch.Tensor] = []
-        """Of those that have been mixed, in the same order, the two sums."""
+        """The two sums of each mixed piece, in the same order."""
 
     def add(self, owner: int, position: int, piece: torch.Tensor, size: int) -> None:
-        """Keep a piece of ``size`` bytes, whose first word has this position, until there are enough."""
+        """Add a piece of ``size`` bytes whose first word has this position. Mix when there are enough words."""
         self._pieces.append(piece)
         words, over = divmod(size, WORD)
         if over:
@@ -268,7 +269,7 @@ class Batch:
             self.mix()
 
     def mix(self) -> None:
-        """Mix what has been added since the last time."""
+        """Mix the pieces added since the last call."""
         if not self._words:
             return
         words = torch.cat(self._pieces).view(torch.int64)
@@ -280,10 +281,10 @@ class Batch:
 
 
 def _mixed(words: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor, jumps: torch.Tensor) -> torch.Tensor:
-    """Return, for each piece, the sum of its words, mixed, and that of those by position. Overwrites ``words``.
+    """Return, for each piece, the sum of its mixed words, and that sum weighted by position. Overwrites ``words``.
 
-    The xor of a word with itself is what is not linear: with additions instead, two words that change by as much up and
-    down would cancel out.
+    The xor of a word with its own shifted bits makes the mixer nonlinear. With additions instead, two words that change
+    by the same amount up and down would cancel out.
     """
     places = torch.full_like(words, STEP).index_copy_(0, starts, jumps * STEP)
     places = torch.cumsum(places, 0, out=places)

@@ -1,7 +1,7 @@
-"""Writes down what a replica is like: after a step of an optimizer, at a forward, after a sync of buffers, at the end.
+"""Fingerprints a replica after an optimizer's step, at a forward, after a buffer broadcast, and at the end.
 
-Which points are due is told by their numbers alone, which are equal on all ranks: 1, 2, 4 and so on below N, then the
-multiples of N. Nothing here talks to other ranks, and nothing is left on a GPU or in autograd.
+Which of them are due depends only on their numbers, which are equal on all ranks: 1, 2, 4 and so on below N, then the
+multiples of N. Nothing here communicates with other ranks, and nothing is left on a GPU or in autograd.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ from .tensors import Rows
 from .values import fitted, model_values, optimizer_values
 
 GPU_WAIT_S = 1.0
-"""How long the end waits for a GPU that is still at work: it may stand in a collective that never completes. Ours."""
+"""How long the end waits for a busy GPU, which may be in a collective that never completes. Our choice."""
 
 
 def next_due(number: int, every: int) -> int:
-    """Return the first number after ``number`` at which replicas are looked at."""
+    """Return the first number after ``number`` at which replicas are fingerprinted."""
     power = 1 << number.bit_length()
     return power if power < every else (number // every + 1) * every
 
 
 def may_look() -> bool:
-    """Return whether tensors can be read now: not in code that is being compiled, or captured as a graph of a GPU's."""
+    """Return whether tensors can be read now: not while torch compiles or a CUDA graph is captured."""
     torch: Any = sys.modules["torch"]
     return not torch.compiler.is_compiling() and not is_capturing()
 
 
 class StepFingerprints:
-    """The points of one model by the clock of one optimizer. It outlives the optimizer, and keeps no tensor alive."""
+    """The fingerprints of one model at one optimizer's steps. It outlives the optimizer and keeps no tensor alive."""
 
     def __init__(self, replica: Any, optimizer: Any) -> None:
         self.replica = replica
-        """A ``Replica``, or what stands for one where no DDP holds the parameters."""
+        """A ``Replica``, or an ``Unwrapped`` if no DDP holds the parameters."""
         self.steps = 0
         self._files: Optional[FingerprintFiles] = None
         self._untrained = Untrained()
         self._forwards, self._unreduced = replica.before_step
         self._gradients: Rows = []
         self._prints: Any = None
-        """Those of the gradients: ``fingerprint.Fingerprints``, read when the step has ended."""
+        """The gradients' ``fingerprint.Fingerprints``, read when the step has ended."""
         self._sample: Any = _nothing
-        """A weak reference to one of the parameters that the optimizer changes."""
+        """A weak reference to one parameter that the optimizer changes."""
         self._left = (0, 0)
-        """Its version, and where it was, when the last step had ended."""
+        """The sample's version and address at the end of the last step."""
         self._between = 0
         self.follow(optimizer)
 
     def follow(self, optimizer: Any) -> None:
-        """Find anew what the optimizer holds of the model."""
+        """Update the sample after the optimizer's or the model's parameters may have changed."""
         trained = [tensor for _, tensor in self._named(optimizer) if tensor.requires_grad]
         if trained and trained[0] is not self._sample():
             self._sample = weakref.ref(trained[0])
@@ -70,7 +70,7 @@ class StepFingerprints:
         return [named for named in tensors.named_parameters(self.replica) if id(named[1]) in held]
 
     def begins(self) -> None:
-        """Note that a step begins: what the script has done to parameters since the last one is its habit."""
+        """Note that a step begins, and count the script's usual changes to parameters since the last one."""
         self._prints = None
         sample = self._sample()
         if sample is not None:
@@ -92,9 +92,9 @@ class StepFingerprints:
             self._left = (sample._version, sample.data_ptr())
 
     def is_edited(self) -> bool:
-        """Return whether parameters were changed since the last step more than between the two before.
+        """Return whether parameters changed more since the last step than they did between the two steps before.
 
-        So it is where one rank loads the best weights, or folds them, for an evaluation after training.
+        That happens if one rank loads the best weights, or folds them, for an evaluation after training.
         """
         sample, module = self._sample(), self.replica.module()
         if sample is None or module is None or not any(tensor is sample for tensor in module.parameters()):
@@ -109,14 +109,14 @@ class StepFingerprints:
         _write_rows(self._own_files(), 0, values, rows)
 
     def look_before(self, optimizer: Any) -> None:
-        """Take the gradients as the optimizer is given them."""
+        """Fingerprint the gradients as the optimizer gets them."""
         self._gradients = tensors.gradient_rows(self._named(optimizer))
         self._prints = _fingerprints_of(self._gradients)
 
     def look_after(self, number: int, optimizer: Any, optimizers: List[Any], frame: Any) -> None:
         """Write the record of step ``number``.
 
-        Gradients that a closure has computed within the step are taken here.
+        If a closure computed the gradients within the step, they are fingerprinted here.
         """
         if self._prints is None:
             self.look_before(optimizer)
@@ -140,7 +140,7 @@ class StepFingerprints:
         _write(self._own_files(), number, values, rows + after, taken + prints)
 
     def _own_files(self) -> FingerprintFiles:
-        """Return where to write; only an optimizer that has made a step gets a number."""
+        """Return the files to write to. An optimizer gets its number when they are first needed."""
         if self._files is None:
             self.replica.optimizers += 1
             self._files = FingerprintFiles(_about(self.replica, fingerprint_layout.STEP, self.replica.optimizers))
@@ -148,11 +148,11 @@ class StepFingerprints:
 
 
 def _nothing() -> None:
-    """Stand for a reference whose object is gone."""
+    """Act as a weak reference whose object is gone."""
 
 
 class ModelFingerprints:
-    """The points of one model by its own clocks."""
+    """The fingerprints of one model at its forwards, its buffer broadcasts, and its end."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
@@ -164,7 +164,7 @@ class ModelFingerprints:
         self._unreduced = 0
 
     def look_at_forward(self, optimizers: List[Any], frame: Any) -> None:
-        """Write parameters, and buffers that nobody sends, at a forward."""
+        """Write parameters, and buffers that DDP does not broadcast, at a forward."""
         replica = self.replica
         if self._forward_files is None:
             self._forward_files = FingerprintFiles(_about(replica, fingerprint_layout.FORWARD))
@@ -175,7 +175,7 @@ class ModelFingerprints:
         self._unreduced = replica.unreduced_forwards
 
     def look_after_sync(self) -> None:
-        """Write the buffers that DDP has just sent."""
+        """Write the buffers that DDP has just broadcast."""
         replica = self.replica
         if self._sync_files is None:
             self._sync_files = FingerprintFiles(_about(replica, fingerprint_layout.SYNC))
@@ -183,7 +183,7 @@ class ModelFingerprints:
         _write_rows(self._sync_files, replica.reductions, values, tensors.buffer_rows(replica))
 
     def look_at_end(self, steps: int) -> None:
-        """Write the model as training has left it, after so many steps. The optimizers may be gone already."""
+        """Write the model as training left it, after ``steps`` steps. The optimizers may be gone already."""
         replica = self.replica
         files = FingerprintFiles(_about(replica, fingerprint_layout.END), most_records=1)
         values = dict(self._values([]), steps=steps, stray=0, unheld=0)
@@ -200,7 +200,7 @@ class ModelFingerprints:
 
 
 def gpu_is_idle() -> bool:
-    """Return whether the GPU has done, or does soon, all that it was given: then it can be read without a hang."""
+    """Return whether the GPU finishes its work within ``GPU_WAIT_S``, so that it can be read without a hang."""
     torch: Any = sys.modules["torch"]
     if is_capturing():
         return False
@@ -220,7 +220,7 @@ def _whole(replica: Replica) -> Rows:
 
 
 def _about(replica: Replica, clock: str, optimizer: int = 0) -> Dict[str, Any]:
-    """Return the table of a stream without its rows."""
+    """Return a stream's table without its rows."""
     return {
         "clock": clock,
         "group": replica.group,
@@ -232,7 +232,7 @@ def _about(replica: Replica, clock: str, optimizer: int = 0) -> Dict[str, Any]:
 
 
 def _fingerprints_of(rows: Rows) -> Any:
-    """Return the fingerprints of rows as they are now, without a wait for a GPU."""
+    """Return the fingerprints of rows as they are now, without waiting for a GPU."""
     from .fingerprint import Fingerprints
 
     return Fingerprints([tensor for _, tensor in rows])

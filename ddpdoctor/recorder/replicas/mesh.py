@@ -1,8 +1,8 @@
-"""Writes down what ranks of a device mesh hold alike: parameters that are replicated in a dimension of it.
+"""Fingerprints the parameters that several ranks of a device mesh hold in common.
 
-Such are the shards of hybrid FSDP in its replicating dimension, DTensors that are placed as ``Replicate``, and plain
-parameters inside of what ``parallelize_module`` was given. They are looked at when an optimizer steps, at the points
-at which replicas of DDP are, and compared among the ranks that hold the same part. Shards are compared with none.
+These are the shards of hybrid FSDP in its replicating dimension, DTensors placed as ``Replicate``, and plain parameters
+in modules that were passed to ``parallelize_module``. They are fingerprinted at an optimizer's steps, on the same
+schedule as DDP's replicas, and compared among the ranks that hold the same part. Plain shards are not compared.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ Rows = List[Tuple[Row, Any]]
 Sharing = Tuple[str, Tuple[int, ...]]
 """The dimensions of the mesh in which a tensor is the same, "dp" or "dp+tp", and the ranks that hold it, sorted."""
 Shared = Dict[Sharing, List[Tuple[str, Any]]]
-"""Names and parameters, by who holds them alike. The parameters are weak references."""
+"""Names and weak references to parameters, by the ranks that share them."""
 
 MAX_MODULES = 4096
-"""Modules that are kept. Ours: a model of a thousand blocks, each given with its parts."""
+"""Modules that are kept. Our choice: enough for a model of a thousand blocks, each passed with its parts."""
 
 _modules: List[Tuple[Any, Any]] = []
-"""Weak references to the modules that were spread over a mesh, each with the mesh of its plain parameters, or None."""
+"""Weak references to modules that were distributed over a mesh, each with the mesh of its plain parameters, or None."""
 _steppers: Dict[int, _Stepper] = {}
 _numbers = itertools.count(1)
 
 
 class _Stepper:
-    """What is kept of an optimizer."""
+    """What is kept about an optimizer."""
 
     def __init__(self, optimizer: Any, number: int) -> None:
         self.reference = weakref.ref(optimizer, functools.partial(_forget, _steppers, id(optimizer)))
@@ -46,14 +46,14 @@ class _Stepper:
         self.steps = 0
         self.due = 1
         self.held: FrozenSet[int] = frozenset()
-        """Ids of its parameters when ``shared`` was found; it holds them, so that no other tensor has their ids."""
+        """Ids of its parameters when ``shared`` was found. It keeps them alive, so no other tensor gets their ids."""
         self.shared: Shared = {}
         self.gradients: Dict[Sharing, Tuple[Rows, Any]] = {}
         self.files: Dict[Sharing, FingerprintFiles] = {}
 
 
 def _forget(steppers: Dict[int, _Stepper], key: int, gone: Any) -> None:
-    """Forget an optimizer that is no more; names of this file may be gone when Python ends."""
+    """Forget an optimizer that is gone. At interpreter exit the globals of this module may be gone too."""
     found = steppers.get(key)
     if found is not None and found.reference is gone:
         del steppers[key]
@@ -61,7 +61,7 @@ def _forget(steppers: Dict[int, _Stepper], key: int, gone: Any) -> None:
 
 @guarded("mesh step begins")
 def before_step(optimizer: Any, *unused: Any) -> None:
-    """Take the gradients that a step is made with, where it is due to be looked at."""
+    """Fingerprint the gradients that a step is made with, if the step is due."""
     if not _modules or not here.is_rank:
         return
     stepper = _stepper_of(optimizer)
@@ -73,7 +73,7 @@ def before_step(optimizer: Any, *unused: Any) -> None:
 
 @guarded("mesh step ends")
 def after_step(optimizer: Any) -> None:
-    """Write what a step has left, where it is due."""
+    """Write the fingerprints after a step, if the step is due."""
     stepper = _steppers.get(id(optimizer)) if _modules else None
     if stepper is None or stepper.reference() is not optimizer:
         return
@@ -113,7 +113,7 @@ def _write(stepper: _Stepper, sharing: Sharing, named: List[Tuple[str, Any]], op
 
 
 def _about(stepper: _Stepper, sharing: Sharing) -> Dict[str, Any]:
-    """Return the table of a stream without its rows."""
+    """Return a stream's table without its rows."""
     from ..calls import groups
 
     dims, ranks = sharing
@@ -124,9 +124,9 @@ def _about(stepper: _Stepper, sharing: Sharing) -> Dict[str, Any]:
 
 
 def _shared(stepper: _Stepper, optimizer: Any) -> List[Tuple[Sharing, List[Tuple[str, Any]]]]:
-    """Return the parameters of an optimizer that others hold as well, by who does.
+    """Return the parameters of an optimizer that other ranks hold too, by the ranks that share them.
 
-    Their names are found once: which modules are still there later, the garbage collectors of ranks decide apart.
+    Their names are found only once. Later, modules may have been garbage collected on some ranks and not on others.
     """
     held = frozenset(id(tensor) for group in optimizer.param_groups for tensor in group["params"])
     if held != stepper.held:
@@ -147,10 +147,10 @@ def _find_shared(held: FrozenSet[int]) -> Shared:
 
 
 def _sharing_of(tensor: Any, mesh: Any) -> Optional[Sharing]:
-    """Return who holds the same.
+    """Return the ranks that hold the same tensor, or None if it cannot be compared.
 
-    What ranks compute each for themselves has equal bits on a CPU; kernels of a GPU need not add up in one order. There
-    only tensors are told that are sharded as well, as by hybrid FSDP: their gradients are reduced.
+    Values that ranks compute separately have equal bits on a CPU. GPU kernels may add in any order, so on GPUs only
+    tensors that are also sharded are compared, as in hybrid FSDP, because their gradients are reduced.
     """
     if is_placed(tensor):
         reduced = any(placement.is_shard() for placement in tensor.placements)
@@ -160,7 +160,7 @@ def _sharing_of(tensor: Any, mesh: Any) -> Optional[Sharing]:
 
 
 def _named(held: FrozenSet[int]) -> List[Tuple[str, Any, Any]]:
-    """Return names, parameters and the meshes of plain ones. Names begin at the outermost modules that were given."""
+    """Return names, parameters and the meshes of plain ones. Names start at the outermost modules that were passed."""
     given = [(module, mesh) for reference, mesh in _modules if (module := reference()) is not None]
     inner = {id(part) for module, _ in given for part in module.modules() if part is not module}
     meshes: Dict[int, Any] = {}
@@ -182,7 +182,7 @@ def _named(held: FrozenSet[int]) -> List[Tuple[str, Any, Any]]:
 
 
 def _has_gradient(tensor: Any) -> bool:
-    """Return whether the gradient lies as its parameter does: one that is still to be summed up differs by right."""
+    """Return whether the gradient is placed like its parameter. A partial gradient may rightly differ among ranks."""
     grad = tensor.grad
     if grad is None or is_placed(grad) != is_placed(tensor):
         return False
@@ -201,17 +201,17 @@ def _fingerprints_of(rows: Rows) -> Any:
 
 
 def patch_fully_shard(module: Any) -> None:
-    """Note the modules that ``fully_shard`` is given."""
+    """Note the modules that are passed to ``fully_shard``."""
     hooks.put(module, "fully_shard", _noting)
 
 
 def patch_parallelize(module: Any) -> None:
-    """Note the modules that ``parallelize_module`` is given, and on which mesh: it leaves plain parameters in them."""
+    """Note the modules that are passed to ``parallelize_module``, and the mesh, because it leaves plain parameters."""
     hooks.put(module, "parallelize_module", functools.partial(_noting, leaves_plain=True))
 
 
 def patch_distribute(module: Any) -> None:
-    """Note the modules that ``distribute_module`` is given."""
+    """Note the modules that are passed to ``distribute_module``."""
     hooks.put(module, "distribute_module", _noting)
 
 
@@ -239,7 +239,7 @@ def _note(given: Any, mesh: Any) -> None:
 
 
 def sharing_of(tensor: Any) -> Optional[Sharing]:
-    """Return who holds the same part of a DTensor; None where no other rank does, or a sum is still to be made."""
+    """Return the ranks that hold the same part of a DTensor; None if no other rank does, or the part is partial."""
     placements = tensor.placements
     if any(placement.is_partial() for placement in placements):
         return None
@@ -247,7 +247,7 @@ def sharing_of(tensor: Any) -> Optional[Sharing]:
 
 
 def sharing_in(mesh: Any) -> Optional[Sharing]:
-    """Return who holds the same, where all ranks of a mesh do."""
+    """Return the sharing of a tensor that all ranks of a mesh hold."""
     return _sharing(mesh, list(range(mesh.ndim)))
 
 
@@ -262,10 +262,10 @@ def _sharing(mesh: Any, alike: List[int]) -> Optional[Sharing]:
 
 
 def is_placed(tensor: Any) -> bool:
-    """Return whether a tensor is a DTensor, without an import of that."""
+    """Return whether a tensor is a DTensor, without importing that class."""
     return hasattr(tensor, "placements") and hasattr(tensor, "_local_tensor")
 
 
 def local_part(tensor: Any) -> Any:
-    """Return what this rank holds of a DTensor; any other tensor as it is."""
+    """Return this rank's part of a DTensor, or any other tensor unchanged."""
     return tensor._local_tensor if is_placed(tensor) else tensor

@@ -1,6 +1,6 @@
-"""Which optimizers were made, and which parameters a module was given only after one: it cannot hold those.
+"""Records which optimizers were made, and which parameters a module got too late for an optimizer to hold them.
 
-Nothing is kept of parameters that were there before the first optimizer, as most are.
+Nothing is kept about parameters that existed before the first optimizer, as most do.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ..storage import fingerprint_layout
 from ..wrappers import wraps
 
 MAX_KEPT = 65536
-"""Parameters that came after an optimizer. Ours: some 10 MB at most."""
+"""Parameters that came after an optimizer. Our choice: at most some 10 MB."""
 
 _numbers: Any = weakref.WeakKeyDictionary()
-"""By optimizer: the how-many-th that was made, from 1."""
+"""By optimizer: its number in the order of creation, from 1."""
 _made = 0
 _came_after: Dict[int, int] = {}
-"""By id of a parameter: how many optimizers had been made when a module was given it."""
+"""By id of a parameter: how many optimizers existed when a module got it."""
 
 
 def patch_optimizer(module: Any) -> None:
@@ -55,38 +55,39 @@ def _count(optimizer: Any) -> None:
 
 
 def _registered(_module: Any, _name: str, parameter: Any) -> None:
-    """Note a parameter that a module is given. To return nothing leaves it as it is."""
+    """Note a parameter that a module gets. Returning None leaves the parameter unchanged."""
     if parameter is not None and len(_came_after) < MAX_KEPT:
         _came_after[id(parameter)] = _made
 
 
 def optimizers() -> Any:
-    """Return the optimizers that are there, those included that have made no step."""
+    """Return the existing optimizers, including those that have made no step."""
     return list(_numbers)
 
 
 def is_later_than(parameter: Any, optimizer: Any) -> bool:
-    """Return whether a module was given a parameter only after an optimizer had been made."""
+    """Return whether a module got a parameter only after an optimizer had been made."""
     return bool(_came_after.get(id(parameter), 0) >= _numbers.get(optimizer, MAX_KEPT))
 
 
 MAX_NAMES = 5
 MAX_NAME = 120
 MIN_STILL = 2
-"""Points in a row at which a parameter was as before. Ours: what is trained without an optimizer changes by then."""
+"""Checks in a row at which a parameter was unchanged. Our choice: one that is trained without an optimizer has changed
+by then."""
 
 
 class Untrained:
-    """What is known of one model by now."""
+    """Finds the parameters of one model that get gradients but that no optimizer changes."""
 
     def __init__(self) -> None:
         self._still: Dict[str, Tuple[bytes, int]] = {}
-        """By name: its fingerprint, and at how many points in a row it was the same."""
+        """By name: the parameter's fingerprint, and at how many checks in a row it was the same."""
 
     def look(self, named: List[Tuple[str, Any]], prints: bytes, optimizer: Any, others: List[Any]) -> Dict[str, Any]:
         """Return the names of such parameters, first those that came after the optimizer that steps now.
 
-        ``prints`` begin with those of the parameters, in the order of ``named``.
+        ``prints`` starts with the parameters' fingerprints, in the order of ``named``.
         """
         everybody = [*optimizers(), *others]
         held = {id(tensor) for one in everybody for group in one.param_groups for tensor in group["params"]}

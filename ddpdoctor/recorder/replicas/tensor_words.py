@@ -1,4 +1,4 @@
-"""Reads tensors of every kind as words of 64 bits, without a copy where their memory is in order."""
+"""Reads tensors of every kind as 64-bit words, without a copy if their memory is contiguous and aligned."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 WORD = 8
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 PLAIN = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8))
-"""Which every torch copies and joins as they are. The others are read as integers of their size."""
+"""Dtypes that every torch version can copy and concatenate. The others are read as integers of the same size."""
 USUAL = frozenset((torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor)))
 
 
 def plain_parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Return the plain tensors whose elements, in logical order, are all that this one holds; none where untold."""
+    """Return the plain tensors whose elements, in logical order, are this one's contents; empty if they are unknown."""
     kind = type(tensor)
     if kind in USUAL and tensor.dtype in PLAIN and tensor.layout is torch.strided and not tensor.is_meta:
         return () if tensor.is_nested else (tensor.resolve_neg() if tensor.is_neg() else tensor,)
@@ -28,7 +28,7 @@ def plain_parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def _inner_parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Look into a class that wraps tensors and says which; a DTensor's are a shard, or not there yet."""
+    """Return the parts of a wrapper class that names its inner tensors. A DTensor's are a shard, or not there yet."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None or type(tensor).__module__.startswith("torch.distributed"):
         return ()
@@ -37,7 +37,7 @@ def _inner_parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def _sparse_parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Entries that are still to be added up could be split in many ways that are equal."""
+    """Return the parts of a sparse tensor; empty if uncoalesced, when equal tensors can have different entries."""
     if tensor.layout is torch.sparse_coo:
         return _all_known(tensor._indices(), tensor._values()) if tensor.is_coalesced() else ()
     if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
@@ -52,12 +52,12 @@ def _all_known(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def _not_initialised(tensor: torch.Tensor) -> bool:
-    """Of lazy modules' parameters, which have no shape yet."""
+    """Return whether this is a lazy module's parameter, which has no shape yet."""
     return isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
 
 
 def _of_known_dtype(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same bits in a dtype that every torch copies and joins."""
+    """Return the same bits in a dtype that every torch version can copy and concatenate."""
     if tensor.dtype in PLAIN:
         return tensor
     if tensor.is_conj() or tensor.is_neg():
@@ -67,7 +67,7 @@ def _of_known_dtype(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def in_order(tensor: torch.Tensor) -> bool:
-    """Tell whether words can be read where the elements lie."""
+    """Return whether words can be read in place."""
     return (
         tensor.is_contiguous()
         and not tensor.is_neg()
@@ -77,7 +77,7 @@ def in_order(tensor: torch.Tensor) -> bool:
 
 
 def copy_range(tensor: torch.Tensor, first: int, into: torch.Tensor) -> None:
-    """Copy to ``into``, which has one dimension, as many elements as it has, from the ``first``, in logical order."""
+    """Fill the one-dimensional ``into`` with elements of ``tensor`` from index ``first`` on, in logical order."""
     if tensor.dim() <= 1:
         into.copy_(tensor.reshape(-1)[first : first + into.numel()])
         return

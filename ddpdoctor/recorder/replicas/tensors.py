@@ -1,4 +1,4 @@
-"""The tensors of a replica by name, as they are looked at: parameters, gradients, buffers, state of the optimizer."""
+"""The tensors of a replica that are fingerprinted, by name: parameters, gradients, buffers, state of the optimizer."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from ..storage import fingerprint_layout
 from .ddp_models import Replica
 
 Row = Tuple[Any, ...]
-"""As in the table of a file of fingerprints: what, name, part, shape, dtype."""
+"""As in the table of a fingerprint file: what, name, part, shape, dtype."""
 Rows = List[Tuple[Row, Any]]
-"""With the tensor of each, None where this rank has none now."""
+"""Each row with its tensor, or None if this rank has none now."""
 _COMPILED = "_orig_mod."
-"""What torch.compile puts into names."""
+"""The part that torch.compile inserts into names."""
 _SHARDED = "ZeroRedundancyOptimizer"
-"""Each rank has the state of some parameters only."""
+"""With this optimizer each rank has the state of only some parameters."""
 
 
 def named_parameters(replica: Replica) -> List[Tuple[str, Any]]:
-    """Return the parameters that DDP holds equal, tied ones once. Empty where the module is gone."""
+    """Return the parameters that DDP keeps equal, tied ones once. Empty if the module is gone."""
     module = replica.module()
     found = module.named_parameters() if module is not None else ()
     return [(name.replace(_COMPILED, ""), tensor) for name, tensor in found if name not in replica.ignored]
@@ -30,7 +30,7 @@ def parameter_rows(named: List[Tuple[str, Any]]) -> Rows:
 
 
 def gradient_rows(named: List[Tuple[str, Any]]) -> Rows:
-    """Return the gradients of parameters that train."""
+    """Return the gradients of the parameters that are trained."""
     return [
         (_row(fingerprint_layout.GRADIENT, name, "", tensor), tensor.grad)
         for name, tensor in named
@@ -39,7 +39,7 @@ def gradient_rows(named: List[Tuple[str, Any]]) -> Rows:
 
 
 def state_rows(named: List[Tuple[str, Any]], optimizer: Any) -> Rows:
-    """Return the tensors of an optimizer's state, where it is whole on each rank."""
+    """Return the tensors of an optimizer's state; empty if the state is sharded over ranks."""
     import torch
 
     if any(kind.__name__ == _SHARDED for kind in type(optimizer).__mro__):
@@ -55,7 +55,7 @@ def state_rows(named: List[Tuple[str, Any]], optimizer: Any) -> Rows:
 
 
 def buffer_rows(replica: Replica) -> Rows:
-    """Return the buffers that DDP would send, were it asked to."""
+    """Return the buffers that DDP would broadcast if ``broadcast_buffers`` is on."""
     module = replica.module()
     found = module.named_buffers() if module is not None else ()
     return [

@@ -1,6 +1,6 @@
-"""By what the replicas of this process are looked at: steps of optimizers, forwards, syncs of buffers, the end.
+"""The events at which replicas are fingerprinted: optimizer steps, forwards, buffer broadcasts, the end of training.
 
-Nearly all steps are not due. For those a few numbers are compared, and no tensor is touched.
+Nearly all steps are not due. They only compare a few numbers and touch no tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .ddp_models import Replica
 from .fingerprinting import ModelFingerprints, StepFingerprints, gpu_is_idle, may_look, next_due
 
 MAX_STREAMS = 4
-"""Optimizers of one model at a time whose steps are looked at; some scripts have one for each parameter. Ours."""
+"""Optimizers per model whose steps are fingerprinted. Our choice; some scripts have one optimizer per parameter."""
 _OPTIMIZER_FILE = "optimizer.py"
 
 
@@ -31,13 +31,13 @@ class Stepper:
         self.due = 1
         self.every = every
         self.seen = -1
-        """The set of models that ``moments`` are of."""
+        """The version of the set of models for which ``moments`` was found."""
         self.moments: List[StepFingerprints] = []
 
 
 class _Thread(threading.local):
     running: Optional[Stepper] = None
-    """Whose step this thread is making: the outermost, where optimizers call others."""
+    """The optimizer whose step this thread is making. If optimizers call others, it is the outermost."""
 
 
 _steppers: Dict[int, Stepper] = {}
@@ -45,7 +45,7 @@ _thread = _Thread()
 
 
 def _forget(steppers: Dict[int, Stepper], key: int, reference: Any) -> None:
-    """Forget an optimizer that is no more; names of this file may be gone when Python ends."""
+    """Forget an optimizer that is gone. At interpreter exit the globals of this module may be gone too."""
     found = steppers.get(key)
     if found is not None and found.optimizer is reference:
         del steppers[key]
@@ -53,7 +53,7 @@ def _forget(steppers: Dict[int, Stepper], key: int, reference: Any) -> None:
 
 @guarded("replica before step")
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Note that an optimizer begins a step, and take gradients where that is due, and where they are there."""
+    """Note that an optimizer begins a step, and fingerprint its gradients if the step is due and has no closure."""
     if not _is_watched() or (_thread.running is not None and _is_inside(_thread.running)):
         return
     stepper = _thread.running = _stepper_of(optimizer)
@@ -68,13 +68,13 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def _is_watched() -> bool:
-    """Return whether there may be replicas: DDP models, or other ranks that train as well."""
+    """Return whether there may be replicas: DDP models, or models without DDP on several ranks."""
     return ddp_models.is_recorded() or (here.is_rank and unwrapped.may_be_several() and bool(check_every()))
 
 
 @guarded("replica after step")
 def after_step(optimizer: Any) -> None:
-    """Note that an optimizer has made a step, and look at its models where that is due."""
+    """Note that an optimizer has made a step, and fingerprint its models if the step is due."""
     stepper = _thread.running
     if stepper is None or stepper.optimizer() is not optimizer:
         return
@@ -96,7 +96,7 @@ def _look_after(stepper: Stepper, optimizer: Any) -> None:
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:
-    """Return whether the gradients of a step will be computed by a function that it was given."""
+    """Return whether a step was given a closure, which will compute the gradients."""
     return (len(args) > 1 and callable(args[1])) or kwargs.get("closure") is not None
 
 
@@ -108,7 +108,7 @@ def _stepper_of(optimizer: Any) -> Stepper:
 
 
 def _is_inside(stepper: Stepper) -> bool:
-    """Return whether a step is still being made further out: one that raised has left no other trace."""
+    """Return whether the optimizer's step is still on the stack. A step that raised never reported its end."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.endswith(_OPTIMIZER_FILE) and stepper.optimizer() is frame.f_locals.get("self"):
@@ -118,9 +118,9 @@ def _is_inside(stepper: Stepper) -> bool:
 
 
 def _find_models(stepper: Stepper, optimizer: Any) -> None:
-    """Find the models of which an optimizer holds parameters; none for one that steps within backward.
+    """Find the models whose parameters an optimizer holds. There are none for an optimizer that steps within backward.
 
-    Those are one for each parameter, and step in an order that may differ between ranks.
+    Such scripts have one optimizer per parameter, and their order of steps may differ between ranks.
     """
     stepper.seen = ddp_models.version()
     if ddp_models.in_backward() or any(hasattr(p, "_in_backward_optimizers") for p in _held(optimizer)):
@@ -144,7 +144,7 @@ def _find_models(stepper: Stepper, optimizer: Any) -> None:
 
 
 def _find_unwrapped(stepper: Stepper, optimizer: Any) -> None:
-    """Look at what an optimizer holds beside DDP's parameters, from before its first step on."""
+    """Fingerprint what an optimizer holds besides DDP's parameters, starting before its first step."""
     known = {id(tensor) for replica in ddp_models.all_replicas() for tensor in replica.module().parameters()}
     model = unwrapped.find(_held(optimizer), known)
     if model is not None and may_look():
@@ -175,7 +175,7 @@ def _model_fingerprints(replica: Replica) -> ModelFingerprints:
 
 @guarded("replica forward")
 def forward_begins(ddp: Any, *unused: Any, **also_unused: Any) -> None:
-    """Look at a model of which no optimizer of torch's holds parameters, where that is due."""
+    """Fingerprint a model whose parameters no torch optimizer holds, if that is due."""
     import torch
 
     replica = ddp_models.find(ddp)
@@ -191,9 +191,9 @@ def forward_begins(ddp: Any, *unused: Any, **also_unused: Any) -> None:
 
 @guarded("replica buffers")
 def buffers_synced(ddp: Any) -> None:
-    """Look at the buffers that DDP has just sent, where that is due.
+    """Fingerprint the buffers that DDP has just broadcast, if that is due.
 
-    The script's own hook for buffers may send them later, in the background.
+    With a buffer hook of the script nothing is done, because it may send them later, in the background.
     """
     replica = ddp_models.find(ddp)
     if replica is None or hasattr(ddp, "buffer_hook"):
@@ -206,7 +206,7 @@ def buffers_synced(ddp: Any) -> None:
 
 @guarded("replica ends")
 def model_ended(replica: Replica) -> None:
-    """Look a last time at a model that was trained, unless an error has ended training, or it was edited since."""
+    """Fingerprint a trained model one last time, unless an error ended training or the model was edited since."""
     last: Optional[StepFingerprints] = replica.last_stepped
     trained = replica.reductions or last is not None
     if replica.ended or not trained or sys.exc_info()[1] is not None or getattr(sys, "last_value", None) is not None:
@@ -220,7 +220,7 @@ def model_ended(replica: Replica) -> None:
 
 @guarded("replicas end")
 def group_ends(group: Any = None) -> None:
-    """Look a last time at the models of a process group that is about to be destroyed, all of them without one."""
+    """Fingerprint the models of a process group that is about to be destroyed; all models if ``group`` is None."""
     from ..calls import groups
 
     wanted = None if group is None or group is groups.default() else str(group.group_name)

@@ -1,7 +1,7 @@
-"""Models that an optimizer trains and that no DDP holds: of a GAN, of a script that averages gradients by hand.
+"""Models that an optimizer trains without DDP, as in a GAN or a script that averages gradients by hand.
 
-Whether they are meant to be equal on all ranks is judged from what they do: where all ranks step with the same
-gradients, these were exchanged. So they are looked at as the replicas of DDP are, at the same few steps.
+Whether they should be equal on all ranks is judged from what they do. If all ranks step with the same gradients, the
+gradients were exchanged. So these models are fingerprinted like DDP's replicas, at the same steps.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from ..calls import groups
 from ..state import here
 
 MAX_MODELS = 4
-"""Of a process. Ours: a GAN has one or two beside DDP, and a script with one optimizer for each parameter very many."""
+"""Per process. Our choice: a GAN has one or two besides DDP, and one optimizer per parameter would make very many."""
 MAX_DEPTH = 24
-"""Frames out from the step in which the model is looked for. Ours: trainers call their optimizers from ten or so."""
+"""Frames above the step that are searched for the model. Our choice: trainers call their optimizers ten or so deep."""
 MAX_VALUES = 200
-"""Variables of a frame that are looked at for modules. Ours."""
+"""Variables of a frame that are searched for modules. Our choice."""
 
 Named = List[Tuple[str, Any]]
 
 
 class _Held:
-    """Stands for a module: parameters of an optimizer, by the names that they have in the script's modules."""
+    """Replaces a module: parameters of an optimizer, by their names in the script's modules."""
 
     def __init__(self, named: Named) -> None:
         self._held = [(name, weakref.ref(tensor)) for name, tensor in named]
@@ -43,42 +43,42 @@ class _Held:
 
 
 class Unwrapped:
-    """What is kept of one such model: what ``replicas.Replica`` has, as far as its points need it."""
+    """One such model, with the parts of ``ddp_models.Replica`` that ``StepFingerprints`` needs."""
 
     ignored: FrozenSet[str] = frozenset()
     on_gpu = join = False
     hook = ""
     unfinished = None
     syncs_buffers = True
-    """There are none that anybody would look at."""
+    """True, because there are no buffers to compare."""
 
     def __init__(self, named: Named, number: int) -> None:
         self.group = str(groups.default().group_name)
         self.ranks = tuple(range(int(groups.c10d.get_world_size())))
         self.rank = int(groups.c10d.get_rank())
         self.number = -number
-        """Below 0: it is no DDP model."""
+        """Negative, because it is no DDP model."""
         self.reduced = frozenset(id(tensor) for _, tensor in named)
         self.forwards = self.unreduced_forwards = self.reductions = self.optimizers = 0
         self.before_step = (0, 0)
         self.last_stepped: Any = None
         self.own_steps = 0
-        """Steps right after a backward that reached no DDP model: it is trained by a loss of its own."""
+        """Steps right after a backward that reached no DDP model, so the model has its own loss."""
         self.through = 0
-        """Backwards that reached a DDP model, and this one as well, or while it was frozen."""
+        """Backwards that reached a DDP model and also this one, or that ran while this one was frozen."""
         self._module = _Held(named)
         self._mark: Any = None
 
     def ddp(self) -> Any:
-        """Return that there is no DDP."""
+        """Return None, because there is no DDP."""
         return None
 
     def module(self) -> Any:
-        """Return what stands for the module."""
+        """Return the replacement for the module."""
         return self._module
 
     def begin_backward(self) -> None:
-        """Remember a gradient, to tell whether a backward reaches this model."""
+        """Remember a gradient, to see later whether a backward reaches this model."""
         self._mark = self._now()
 
     def is_reached(self) -> bool:
@@ -86,7 +86,7 @@ class Unwrapped:
         return bool(self._now() != self._mark)
 
     def is_frozen(self) -> bool:
-        """Return whether a parameter of it gets no gradients at the point."""
+        """Return whether its first parameter gets no gradients at present."""
         first = next(self._module.parameters(), None)
         return first is not None and not first.requires_grad
 
@@ -97,12 +97,12 @@ class Unwrapped:
 
 
 class _Kept:
-    """The models of this process; a forked child has none of its parent's."""
+    """The models of this process. They belong to one ring, so a forked child does not use its parent's."""
 
     ring: Any = None
-    models: List[Unwrapped] = []  # noqa: RUF012 - replaced, never changed, where another ring begins
+    models: List[Unwrapped] = []  # noqa: RUF012 - replaced, never changed in place
     last_reduced = True
-    """The last backward reached a DDP model, or it was not looked at."""
+    """Whether the last backward reached a DDP model, or was not checked."""
 
 
 _kept = _Kept()
@@ -114,15 +114,15 @@ def all_models() -> List[Unwrapped]:
 
 
 def may_be_several() -> bool:
-    """Return whether there are other ranks at all with which a model could be compared."""
+    """Return whether there are other ranks with which a model could be compared."""
     group = groups.default() if here.ring is not None else None
     return group is not None and group.size() > 1
 
 
 def find(tensors: List[Any], known: Any) -> Optional[Unwrapped]:
-    """Return the model of parameters that an optimizer holds and that are in no DDP; None where it is not looked at.
+    """Make a model of those tensors of an optimizer that are in no DDP model. Return None if it is not to be recorded.
 
-    ``known`` are the ids of parameters of DDP models.
+    ``known`` holds the ids of the DDP models' parameters.
     """
     import torch
 
@@ -138,7 +138,7 @@ def find(tensors: List[Any], known: Any) -> Optional[Unwrapped]:
 
 
 def _named(tensors: List[Any]) -> Named:
-    """Return parameters with names: the script's variable and the path in its module, else their place."""
+    """Return parameters with names: the script's variable and the path in its module, or else their position."""
     names: Dict[int, str] = {}
     wanted = {id(tensor) for tensor in tensors}
     frame: Any = sys._getframe(1)
@@ -154,7 +154,7 @@ def _named(tensors: List[Any]) -> Named:
 
 
 def _modules_of(frame: Any) -> Iterator[Tuple[str, Any]]:
-    """Return the modules that a frame's variables name, and those of the object whose method it runs."""
+    """Yield the modules in a frame's variables, and those in attributes of the object whose method it runs."""
     import torch
 
     local = frame.f_locals
@@ -166,7 +166,7 @@ def _modules_of(frame: Any) -> Iterator[Tuple[str, Any]]:
 
 
 def backward_begins() -> None:
-    """Prepare to tell which of these models a backward reaches."""
+    """Prepare to find out which of these models a backward reaches."""
     for model in all_models():
         model.begin_backward()
 
@@ -180,6 +180,6 @@ def backward_ended(reached: List[Unwrapped], any_reduced: bool) -> None:
 
 
 def stepped(model: Unwrapped, steps: int) -> None:
-    """Note a step of the model's optimizer. There is no reduction that could be counted apart from steps."""
+    """Note a step of the model's optimizer. Steps also count as reductions, because there is no reducer to count."""
     model.reductions = steps
     model.own_steps += not _kept.last_reduced

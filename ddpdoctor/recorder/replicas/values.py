@@ -1,7 +1,6 @@
-"""What a rank writes beside the tensors of its replica, as JSON: the fields of ``model.consistency.Values``.
+"""What a rank writes in addition to the fingerprints, as JSON: the fields of ``model.consistency.Values``.
 
-A field that has its default is left out. ``site`` is a frame as ``frames.describe`` gives it, ``settings`` a list of
-pairs.
+A field that has its default is left out. ``site`` is a frame from ``frames.describe``; ``settings`` is a list of pairs.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from ..storage import fingerprint_layout
 from .ddp_models import Replica, all_replicas
 
 MAX_NAMES = 5
-"""Names of parameters that DDP does not reduce. Ours: they tell which part of the model it is."""
+"""Names of parameters that DDP does not reduce. Our choice: enough to recognize the part of the model."""
 MAX_NAME = 120
 MAX_VALUE = 32
-"""Characters of a hyper-parameter. Ours: two floats of full precision would be cut, as in unusual betas."""
+"""Characters of a hyperparameter. Our choice: it cuts only two floats of full precision, as in unusual betas."""
 _SCALER_FILE = "grad_scaler.py"
 _NO_SETTINGS = frozenset({"params", "param_names", "initial_lr"})
 
@@ -26,7 +25,7 @@ Values = Dict[str, Any]
 
 
 def model_values(replica: Replica, named: List[Tuple[str, Any]], optimizers: List[Any]) -> Values:
-    """Return what can be told of a model at any point. ``optimizers`` are all that have stepped in this process."""
+    """Return the values of a model that are known at any time. ``optimizers`` are all that have stepped here."""
     _look_at_wrapper(replica)
     held = {id(tensor): tensor for optimizer in optimizers for tensor in _tensors_of(optimizer)}
     known = _all_parameters()
@@ -50,7 +49,7 @@ def model_values(replica: Replica, named: List[Tuple[str, Any]], optimizers: Lis
 
 
 def optimizer_values(optimizer: Any) -> Values:
-    """Return what can be told of an optimizer that is making its step now."""
+    """Return the values of an optimizer that is making its step now."""
     return {
         "optimizer": type(optimizer).__name__,
         "settings": settings_of(optimizer.param_groups),
@@ -59,20 +58,20 @@ def optimizer_values(optimizer: Any) -> Values:
 
 
 def fitted(values: Values) -> Values:
-    """Leave out what has its default, and of the rest as much as is too long for a record."""
+    """Leave out fields with their default, then others until the text fits into a record."""
     kept = {key: value for key, value in values.items() if value or key in ("steps", "reductions", "forwards")}
     while len(json.dumps(kept, separators=(",", ":"))) > fingerprint_layout.TEXT_SIZE:
         if kept.get("settings"):
             kept["settings"] = kept["settings"][: len(kept["settings"]) // 2]
         elif all(kept.pop(name, None) is None for name in ("unfinished", "untrained", "replaced", "unreduced", "site")):
-            return {}  # else one of them, the first there was, is gone
+            return {}  # otherwise the first of them that was there has been removed
     return kept
 
 
 def settings_of(param_groups: List[Dict[str, Any]]) -> List[List[str]]:
-    """Return the hyper-parameters of an optimizer by name, those of all groups but the first with its number before.
+    """Return the hyperparameters of an optimizer by name. Those of later parameter groups have the number as a prefix.
 
-    Of the others only the learning rate, and what is not as in the first, is named.
+    A later group lists only its learning rate and what differs from the first group.
     """
     first = _plain_settings(param_groups[0])
     found = [[key, value] for key, value in first.items()]
@@ -89,7 +88,7 @@ def _plain_settings(group: Dict[str, Any]) -> Dict[str, str]:
 
 
 def _text(value: Any) -> Optional[str]:
-    """Return a hyper-parameter as text; None for one that is not set, or that stands in a GPU's memory."""
+    """Return a hyperparameter as text, or None if it is not set, is in GPU memory, or is no plain value."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -106,7 +105,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def random_digest(on_gpu: bool) -> str:
-    """Return a digest of torch's random state, that of the GPU in use included."""
+    """Return a digest of torch's random state, including that of the current GPU."""
     import torch
 
     from .fingerprint import fingerprints
@@ -134,10 +133,10 @@ def _all_parameters() -> Any:
 
 
 def _replaced(unheld: List[Tuple[str, Any]], strays: List[Any], optimizers: List[Any]) -> List[str]:
-    """Return the first parameters in whose place an optimizer holds a tensor alike that never had a gradient.
+    """Return the first parameters for which an optimizer holds a tensor of the same shape that never had a gradient.
 
-    Such a tensor is what the parameter was before its layer was replaced. One that is trained elsewhere has a gradient,
-    or state of the optimizer.
+    Such a tensor is probably the parameter from before its layer was replaced. A tensor that is trained elsewhere has a
+    gradient or optimizer state.
     """
     if not unheld:
         return []
@@ -156,7 +155,7 @@ def _kind(tensor: Any) -> Tuple[Any, ...]:
 
 
 def _look_at_wrapper(replica: Replica) -> None:
-    """Take from DDP what can change; of a model that has ended the last is known."""
+    """Update what can change in DDP. For a model that has ended, the last values stay."""
     ddp = replica.ddp()
     if ddp is not None:
         replica.join = bool(getattr(getattr(ddp, "_join_config", None), "enable", False))
@@ -164,7 +163,7 @@ def _look_at_wrapper(replica: Replica) -> None:
 
 
 def _hook_of(ddp: Any) -> str:
-    """Return the name of the communication hook that the script registered, one of torch's own in C++ included."""
+    """Return the name of the communication hook that the script registered, including torch's own in C++."""
     hooks = getattr(ddp, "_comm_hooks", None)
     if hooks:
         return str(getattr(hooks[-1][0], "__qualname__", type(hooks[-1][0]).__name__))[:MAX_NAME]
@@ -173,7 +172,7 @@ def _hook_of(ddp: Any) -> str:
 
 
 def _scale(frame: Any) -> Optional[float]:
-    """Return the scale of the gradient scaler that is making this step; None without one, and for one on a GPU."""
+    """Return the scale of the gradient scaler that is making this step; None if there is none or it is on a GPU."""
     depth = 0
     while frame is not None and depth < frames.MAX_DEPTH:
         if frame.f_code.co_name == "step" and frame.f_code.co_filename.endswith(_SCALER_FILE):

@@ -26,7 +26,7 @@ WORDS = (
 """From torch's texts: "CUDA out of memory", "DefaultCPUAllocator: can't allocate memory", "unable to allocate shared
 memory(shm) for file", "unable to write to file </torch_...>: No space left on device", "DataLoader worker (pid 7) is
 killed by signal: Bus error"."""
-SHARED = "/dev/shm"  # noqa: S108 - looked at, not written to
+SHARED = "/dev/shm"  # noqa: S108 - read, not written to
 MOST_DEVICES = 16
 
 

@@ -101,7 +101,7 @@ def _text_of(error: BaseException) -> str:
         text = str(error)
     except Exception:  # noqa: BLE001 - the script's own class may fail here
         return "(its text could not be had)"
-    from ..storage.secrets import hide_in_text  # here, as it loads re
+    from ..storage.secrets import hide_in_text  # here, because it loads re
 
     return hide_in_text(text[:MAX_TEXT])
 
@@ -119,7 +119,7 @@ def handled_now() -> Optional[Dict[str, Any]]:
     """Return the error that the main thread is handling, for example in a ``finally`` of the script, or None."""
     handled: Dict[Optional[int], Any] = getattr(sys, "_current_exceptions", dict)()
     current = handled.get(here.main_thread)
-    error = current[1] if isinstance(current, tuple) else current  # a tuple up to Python 3.11
+    error = current[1] if isinstance(current, tuple) else current  # it is a tuple up to Python 3.11
     if error is None:
         return None
     raised_at = frames_of(error.__traceback__)

@@ -1,7 +1,7 @@
-"""Opens the files of a run folder: never through a link, never a device or a pipe, private whatever the umask.
+"""Opens the files of a run folder: never a link, a device or a pipe, and private whatever the umask is.
 
-Every process that writes to a run folder or reads one uses this. It needs the standard library alone, because ranks
-load it too.
+Every process that writes or reads a run folder uses this. It needs only the standard library, because ranks load it
+too.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ if TYPE_CHECKING:
 PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
 MAX_FILE_BYTES = 64 * 2**20
-"""Ours: no more is read of one file at once. A rank writes a thousandth of it."""
+"""Our choice: the most that is read from one file at once. A rank writes a thousandth of it."""
 MAX_JSON_VALUES = 2**20
-"""Ours: parsed, a value takes up to 120 bytes, however short its text. A report of 1,024 ranks has some 100,000."""
+"""Our choice: a parsed value takes up to 120 bytes, however short its text. A report of 1,024 ranks has about 100,000.
+"""
 
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-"""Without O_NONBLOCK, to open a pipe would wait for whoever has its other end."""
+"""Without O_NONBLOCK, opening a pipe would wait until another process opens its other end."""
 
 
 def open_plain(path: Any, flags: int) -> int:
-    """Open a regular file and return its descriptor; where ``flags`` make the file, nobody else may read it.
+    """Open a regular file and return its descriptor. If ``flags`` create the file, only its owner may read it.
 
     Raises:
-        OSError: it cannot be opened, or is a link, a pipe, a device or a folder.
+        OSError: the file cannot be opened, or is a link, a pipe, a device or a folder.
     """
     try:
         fd = os.open(path, flags | _SAFE, PRIVATE_FILE)
@@ -44,7 +45,7 @@ def open_plain(path: Any, flags: int) -> int:
 
 
 def open_new(path: Any) -> int:
-    """Make a file and open it for reading and writing. What had the name before is removed, never written to."""
+    """Make a file and open it for reading and writing. An existing file is removed, never written to."""
     try:
         fd = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     except FileExistsError:
@@ -58,7 +59,7 @@ def open_new(path: Any) -> int:
 
 
 def write_whole(path: Any, data: str | bytes) -> None:
-    """Write a file whole or not at all; raises OSError."""
+    """Write a file completely or not at all. Raises OSError."""
     part = os.fspath(path) + ".part"
     fd = open_new(part)
     try:
@@ -71,7 +72,7 @@ def write_whole(path: Any, data: str | bytes) -> None:
 
 
 def remove(path: Any) -> None:
-    """Remove a file, if it is there and may be removed."""
+    """Remove a file if it exists and may be removed."""
     try:  # noqa: SIM105 - contextlib would have to be loaded
         os.unlink(path)
     except OSError:
@@ -79,7 +80,7 @@ def remove(path: Any) -> None:
 
 
 def make_folder(path: Any) -> None:
-    """Make a private folder in a run folder; one that is there is kept. Raises OSError where it is a link or a file."""
+    """Make a private folder in a run folder, or keep an existing one. Raises OSError if it is a link or a file."""
     try:
         os.mkdir(path, PRIVATE_FOLDER)
         os.chmod(path, PRIVATE_FOLDER)
@@ -89,7 +90,7 @@ def make_folder(path: Any) -> None:
 
 
 def is_folder(path: Any) -> bool:
-    """Return whether there is a folder, and no link to one."""
+    """Return whether the path is a folder and not a link to one."""
     try:
         return stat.S_ISDIR(os.lstat(path).st_mode)
     except OSError:
@@ -97,10 +98,10 @@ def is_folder(path: Any) -> bool:
 
 
 def read_plain(path: Any, most: int = MAX_FILE_BYTES) -> bytes:
-    """Return what is in a file.
+    """Return the content of a file.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or holds more than ``most`` bytes.
+        OSError: the file cannot be read, is no regular file, or holds more than ``most`` bytes.
     """
     fd = open_plain(path, os.O_RDONLY)
     with os.fdopen(fd, "rb") as file:
@@ -111,7 +112,7 @@ def read_plain(path: Any, most: int = MAX_FILE_BYTES) -> bytes:
 
 
 def read_end(path: Any, most: int) -> bytes:
-    """Return the last bytes of a file, at most so many; raises OSError as ``read_plain`` does."""
+    """Return the last bytes of a file, at most ``most``. Raises OSError if it cannot be read or is no regular file."""
     fd = open_plain(path, os.O_RDONLY)
     with os.fdopen(fd, "rb") as file:
         file.seek(max(0, os.fstat(fd).st_size - most))
@@ -119,19 +120,19 @@ def read_end(path: Any, most: int) -> bytes:
 
 
 def check_json(data: bytes) -> bytes:
-    """Return JSON that is safe to parse; raises ValueError where its values would take too much memory."""
+    """Return ``data`` if it is safe to parse. Raises ValueError if its values would take too much memory."""
     if sum(data.count(mark) for mark in (b",", b"[", b"{")) > MAX_JSON_VALUES:
         raise ValueError("it has more than %d values" % MAX_JSON_VALUES)
     return data
 
 
 def parse_json(data: bytes) -> Any:
-    """Return what JSON says; bytes that are no UTF-8 are replaced.
+    """Parse JSON. Bytes that are not UTF-8 are replaced.
 
     Raises:
-        ValueError: it is damaged, nested too deeply, or has more values than ``check_json`` allows.
+        ValueError: the text is damaged, nested too deeply, or has more values than ``check_json`` allows.
     """
-    import json  # here, since it costs a short-lived Python more than all that is written
+    import json  # here, because in a short-lived Python the import costs more than all writing
 
     try:
         return json.loads(check_json(data).decode("utf-8", "replace"))

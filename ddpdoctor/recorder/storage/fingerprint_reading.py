@@ -1,4 +1,4 @@
-"""Reads files of fingerprints (see ``fingerprint_layout``), which their rank may be writing."""
+"""Reads fingerprint files (see ``fingerprint_layout``) that their rank may still be writing."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional
 
 MAX_TABLE_BYTES = 64 * 2**20
-"""What a table may unpack to. Ours: a run folder may come from elsewhere."""
+"""The largest unpacked table. Our choice: a limit, because a run folder may come from elsewhere."""
 
 
 class FingerprintRecord:
-    """One record: the point's number, its time, the text, and the fingerprints of all rows as one string of bytes."""
+    """One record: its index, the number of its step, its time, its text, and the fingerprints of all rows as bytes."""
 
     __slots__ = ("index", "number", "prints", "text", "time_ns")
 
@@ -30,11 +30,11 @@ class FingerprintRecord:
 
 
 class FingerprintFile:
-    """An open file of fingerprints.
+    """A fingerprint file and its table.
 
     Raises:
-        ValueError: it is none, or is damaged, or of another version.
-        OSError: it cannot be read.
+        ValueError: the file is no fingerprint file, is damaged, or has another version.
+        OSError: the file cannot be read.
     """
 
     def __init__(self, path: str) -> None:
@@ -63,7 +63,7 @@ class FingerprintFile:
             raise ValueError("%s is damaged" % path)
 
     def read_since(self, index: int, most: Optional[int] = None) -> List[FingerprintRecord]:
-        """Return the whole records after the ``index``-th that are still there, oldest first, at most ``most``."""
+        """Return the complete records after ``index`` that are not yet overwritten, oldest first, at most ``most``."""
         found: List[FingerprintRecord] = []
         with os.fdopen(open_plain(self.path, os.O_RDONLY), "rb") as file:
             file.seek(fingerprint_layout.WRITTEN_OFFSET)

@@ -1,4 +1,4 @@
-"""Writes files of fingerprints (see ``fingerprint_layout``) from inside a rank."""
+"""Writes fingerprint files (see ``fingerprint_layout``) from inside a rank."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .ring_writing import allocate
 
 MIN_SLOTS = 8
 MAX_BYTES = 4 * 2**20
-"""Of one file, unless eight records need more. Ours."""
+"""Size limit of one file, unless ``MIN_SLOTS`` records need more. Our choice."""
 MAX_SLOTS = 128
 
 
 class FingerprintWriter:
-    """A file of fingerprints that this process writes; one is made where ``rings`` are, in the folder ``prints``.
+    """A fingerprint file that this process writes.
 
-    It has room for ``most_slots`` records, or for fewer, as fit into ``most_bytes``; for ``MIN_SLOTS`` in any case.
+    It has as many slots as fit into ``most_bytes``, at least ``MIN_SLOTS``, but never more than ``most_slots``.
 
     Raises:
         OSError: the file cannot be made, or there is no room for all of it.
@@ -55,7 +55,7 @@ class FingerprintWriter:
         )  # fmt: skip
 
     def write(self, number: int, text: Dict[str, Any], prints: bytes) -> None:
-        """Add a record. A text that is too long is left out. ``prints`` has 16 bytes a row."""
+        """Add a record. A text that is too long is left out. ``prints`` has 16 bytes per row."""
         if len(prints) != self._prints_bytes:
             raise ValueError("%d bytes of prints, not %d" % (len(prints), self._prints_bytes))
         index = self._written + 1

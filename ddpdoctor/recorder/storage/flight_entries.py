@@ -1,6 +1,6 @@
-"""Entries of torch's flight recorder: which are pending, and the oldest. Ranks and readers of dumps share this.
+"""Finds the oldest pending entries of torch's flight recorder. Ranks and readers of dumps share this.
 
-Their form is that of FlightRecorderDetail.hpp, in torch 2.6 to 2.15. Nothing is taken on trust: dumps are files.
+The format is that of FlightRecorderDetail.hpp in torch 2.6 to 2.15. Everything is validated, because dumps are files.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ if TYPE_CHECKING:
     Lane = Tuple[str, str, str]
 
 HOOKED = ("nccl2", "nccl-lazy")
-"""Backends of torch 2.15 that do not record by themselves; torch keeps a recorder for each, by name. "nccl" is the
-first of them there, unless ``TORCH_DIST_USE_NCCL2=0``."""
+"""Backends of torch 2.15 that do not record themselves. torch keeps a recorder for each, by name. There "nccl" means
+the first one, unless ``TORCH_DIST_USE_NCCL2=0``."""
 DEVICE_BACKENDS = ("nccl", *HOOKED)
 """Backends whose calls return before the collective has completed. Gloo's entries never leave "scheduled"."""
 COALESCED = "coalesced"
-"""ProcessGroupNCCL::endCoalescing: the entry that ends a batch. Those before it have no event of their own."""
+"""The entry of ProcessGroupNCCL::endCoalescing, which ends a batch. The batch's other entries have no events."""
 MOST_PENDING = 256
-"""Ours: the oldest pending entry of so many groups, and of so many pairs of ranks point-to-point."""
+"""Our choice: the oldest pending entries that are kept, one per group and one per pair of point-to-point ranks."""
 MOST_TIMED = 256
-"""Ours: completed entries that are kept, the last, where torch times them."""
+"""Our choice: the last completed entries that are kept, if torch times them."""
 _KEPT = ("process_group", "collective_seq_id", "p2p_seq_id", "is_p2p", "profiling_name", "input_sizes", "input_dtypes",
          "state", "retired", "time_created_ns", "duration_ms")  # fmt: skip
 _NUMBERS = ("collective_seq_id", "p2p_seq_id", "time_created_ns")
 
 
 def chosen(entries: Any, groups: Optional[Container[str]] = None) -> List[Dict[str, Any]]:
-    """Return the oldest pending entries, oldest first, and the last that torch has timed.
+    """Return the oldest pending entries, oldest first, and the last entries that torch has timed.
 
-    ``groups`` are the names of the groups that still are; what is left of others waits for nobody. A host runs ahead
-    of its device by a thousand collectives, all of which wait for the first: nothing is cut before that is found.
+    ``groups`` are the names of the existing groups; entries of destroyed groups are ignored. A host may be a thousand
+    collectives ahead of its device, all waiting for the first. So the list is cut only after that one is found.
     """
     found = entries if isinstance(entries, list) else []
     sound = [one for one in (dict(entry) for entry in found if isinstance(entry, dict)) if _is_sound(one)]
@@ -47,17 +47,17 @@ def backend_of(entry: Dict[str, Any]) -> str:
 
 
 def op_of(entry: Dict[str, Any]) -> str:
-    """Return the operation that an entry names, of point-to-point with its ranks in the group: "recv 1<-0"."""
+    """Return the operation that an entry names. A point-to-point call includes its ranks in the group: "recv 1<-0"."""
     return str(entry["profiling_name"]).partition(":")[2]
 
 
 def is_pending(entry: Dict[str, Any]) -> bool:
-    """Return whether an entry has not completed. Of hooked backends, one that was retired says nothing more."""
+    """Return whether an entry has not completed. A retired entry of a hooked backend counts as not pending."""
     return entry["state"] != "completed" and not entry.get("retired")
 
 
 def _is_sound(entry: Dict[str, Any]) -> bool:
-    for counter in _NUMBERS:  # an earlier recorder kept the first alone
+    for counter in _NUMBERS:  # an earlier recorder has only the first of them
         number = entry.setdefault(counter, 0)
         if type(number) is not int or not 0 <= number < 2**63:
             return False
@@ -70,9 +70,9 @@ def _is_sound(entry: Dict[str, Any]) -> bool:
 
 
 def _settled(entries: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """Give the parts of a batch the state of the entry that ends it, which alone has events, and leave that out.
+    """Give the parts of a batch the state of the entry that ends it, and drop that entry. Only it has events.
 
-    A part keeps "scheduled" for ever: batch_isend_irecv would seem to be pending long after it is done.
+    A part stays "scheduled" forever, so batch_isend_irecv would look pending long after it is done.
     """
     parts: Dict[Any, Any] = {}
     found = []
@@ -91,13 +91,13 @@ def _settled(entries: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
 
 
 def _batch(entry: Dict[str, Any]) -> Tuple[Any, ...]:
-    """Return what the parts of a batch and its end have in common: sends and receives count by themselves."""
+    """Return a key that the parts of a batch and its end share. Sends and receives have their own counter."""
     p2p = entry["is_p2p"]
     return (*entry["process_group"], p2p, entry["p2p_seq_id" if p2p else "collective_seq_id"])
 
 
 def _oldest_pending(entries: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """Return the oldest pending entry of each lane. What is older than a completed one of its lane is done as well."""
+    """Return the oldest pending entry of each lane. Entries before a completed one of the same lane are done too."""
     oldest: Dict[Lane, Dict[str, Any]] = {}
     for entry in entries:
         lane = _lane(entry)
@@ -109,5 +109,5 @@ def _oldest_pending(entries: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
 
 
 def _lane(entry: Dict[str, Any]) -> Lane:
-    """Return what completes in order: a group's collectives, and each pair of ranks, which has a stream of its own."""
+    """Return a key for entries that complete in order: a group's collectives, or one pair of ranks on one stream."""
     return entry["process_group"][0], backend_of(entry), op_of(entry) if entry["is_p2p"] else ""

@@ -1,10 +1,10 @@
 """The layout of a ring file, version 3: what a process writes about itself. ``ring_reading`` reads it back.
 
-A ring outlives the process that writes it, however that dies. It has five parts:
+A ring outlives the process that writes it, however the process dies. It has five parts:
 
 ``header``
-    identity, then cells (unsigned 64-bit) that say at any moment how far the process has come,
-    then the last user line seen, as text under a sequence lock.
+    identity, then cells (unsigned 64-bit) with the current progress of the process,
+    then the last user line, as text under a sequence lock.
 ``journal``
     lines of JSON that are never overwritten: interned strings, call sites, notes. When it is full,
     later lines are dropped and counted.
@@ -14,10 +14,10 @@ A ring outlives the process that writes it, however that dies. It has five parts
     fixed-size records of training steps that have ended: how long each phase took, and how much of it was waiting.
     The oldest are overwritten.
 ``lines``
-    a table of the user's lines that the sampler has met the main thread at, with how often, by phase of the step.
+    a table of the user's lines at which the main thread was sampled, and how often, by phase of the step.
 
 All numbers are little-endian. Times are CLOCK_MONOTONIC in nanoseconds.
-Version history: 1, the first. 2, steps and lines. 3, the cells that each call writes stand side by side.
+Version history: 1, the first. 2, steps and lines. 3, the cells that each call writes are adjacent.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ CELL_NAMES = (
     "fetching_ns",
     "fetch_pauses_ns",
 )
-"""New ones come last: in a ring that was written before they were known they are 0."""
+"""New cells are added at the end. In older rings they read as 0."""
 CELL_NAMES_OF_VERSION_2 = (*CELL_NAMES[:2], *CELL_NAMES[3:11], "wait_since_ns", *CELL_NAMES[11:])
 CELL_OFFSETS = {name: CELLS_OFFSET + 8 * i for i, name in enumerate(CELL_NAMES)}
 
@@ -92,7 +92,7 @@ NO_SEQ = -1
 def pack_kind(
     op: int, api: int, group: int, site: int, redop: int, dtype: int, peer: int, tensors: int, flags: int, dims: Any
 ) -> bytes:
-    """Return what calls of one kind share. Numbers but ``peer``, ``tensors`` and ``flags`` are interned ids."""
+    """Pack what calls of one kind share. All numbers except ``peer``, ``tensors`` and ``flags`` are interned ids."""
     sizes = (*dims[:MAX_DIMS], *(0,) * (MAX_DIMS - len(dims)))
     return KIND.pack(op, api, group, site, redop, dtype, peer, tensors, flags, len(dims), *sizes)
 
@@ -103,34 +103,34 @@ FLAG_MAIN = 4
 FLAG_P2P = 8
 
 STEP = struct.Struct("<QQII8I")
-"""number from 1, ended_ns, group, flags, then microseconds: the four phases, and the waiting in each of them."""
+"""number from 1, ended_ns, group, flags, then in microseconds the four phases and the wait in each of them."""
 STEP_SIZE = STEP.size
 STEP_COLLECTIVE, STEP_BACKWARD, STEP_REDUCED, STEP_OPTIMIZER = range(4)
-"""What the step ended with, in the lowest bits of its flags. Numbers begin anew where a higher kind appears."""
+"""The event that ended the step, in the lowest bits of its flags. Step numbers restart when a higher kind appears."""
 STEP_KIND = 3
 STEP_WAIT_UNKNOWN = 4
-"""Flag: how long backward waited for other ranks could not be told."""
+"""Flag: the wait for other ranks in backward could not be measured."""
 
 BEFORE, FORWARD, BETWEEN, BACKWARD = range(4)
-"""The phases of a step: since the step before, forward, from there to backward, backward with its reduction."""
+"""The phases of a step: from the previous step to forward, forward, from there to backward, backward with reduction."""
 
 LINE = struct.Struct("<III")
-"""site, phase, how often it was met outside calls that need other ranks. A site of 0 is an entry not yet used."""
+"""site, phase, number of samples outside calls that need other ranks. Site 0 marks an unused entry."""
 LINE_SIZE = 12
 
 CONTROL_SIZE = 4096
 CONTROL_REQUEST = 0
-"""Offset of the number of the latest request for evidence, raised by the watcher."""
+"""Offset of the number of the latest request for evidence. The watcher writes it."""
 CONTROL_CLOSING = 8
-"""Offset of the time at which the launcher began to stop its ranks, raised by the launcher."""
+"""Offset of the time at which the launcher began to stop its ranks. The launcher writes it."""
 CONTROL_ACK = 16
-"""Offset of the time at which the watcher had its evidence, raised by the watcher."""
+"""Offset of the time at which the watcher had its evidence. The watcher writes it."""
 CONTROL_STOPPING = 24
-"""Offset of the time at which the watcher began to stop the job, 0 until it does. Raised by the watcher."""
+"""Offset of the time at which the watcher began to stop the job, 0 before that. The watcher writes it."""
 
 
 class Shape:
-    """How large the parts of a ring are, and where each begins."""
+    """The sizes of a ring's parts, and the offset of each."""
 
     __slots__ = ("journal_bytes", "lines", "lines_at", "slots", "slots_at", "steps", "steps_at", "total_bytes")
 
@@ -153,5 +153,5 @@ PACKAGE_FOLDERS = ("/site-packages/", "/dist-packages/")
 
 
 def is_library_path(file: str, roots: Tuple[str, ...]) -> bool:
-    """Return whether a file of code belongs to Python or an installed package, given the standard library's folders."""
+    """Return whether a source file belongs to Python or an installed package. ``roots`` are the standard library."""
     return file.startswith(("<frozen", *roots)) or any(part in file for part in PACKAGE_FOLDERS)

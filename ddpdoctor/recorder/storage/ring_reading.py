@@ -1,6 +1,6 @@
-"""Reads a ring file back, whatever state it is in; ``ring_layout`` says how it is laid out.
+"""Reads a ring file back, whatever state it is in. ``ring_layout`` describes its layout.
 
-Apart from the layout because no process that is recorded needs it.
+It is a module of its own because no recorded process needs it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from .files import open_plain, parse_json
 from .slots import Slots, bytes_used, read_slots
 
 MAX_RING_BYTES = 8 * 2**20
-"""More than any recorder makes; a header that promises more is damaged. Ours is 1 MiB."""
+"""More than any recorder makes (1 MiB). A header with a larger size is damaged."""
 _NUMBERS = ("at", "pid", "ppid", "code", "rank", "world_size")
-"""Fields of notes that are numbers, or null, wherever they stand."""
+"""Fields that are numbers or null in every note."""
 _NUMBER = (int, type(None))
 
 
 class DamagedRingError(ValueError):
-    """The file is no ring, or not a whole one."""
+    """The file is no ring, or is incomplete."""
 
 
 class LineCount(NamedTuple):
-    """One line of the user's, and how often the main thread was met there in a phase of the step."""
+    """One of the user's lines, and how often the main thread was sampled there in a phase of the step."""
 
     site: Dict[str, Any]
     phase: int
@@ -33,7 +33,7 @@ class LineCount(NamedTuple):
 
 
 class RingContent(NamedTuple):
-    """All that a ring holds."""
+    """The decoded content of a ring."""
 
     role: int
     pid: int
@@ -44,15 +44,15 @@ class RingContent(NamedTuple):
     slots: Slots
     strings: Dict[int, str]
     steps: List[Tuple[int, ...]]
-    """Rows of ``ring_layout.STEP`` in order; a group is the number of its name in ``strings``."""
+    """Rows of ``ring_layout.STEP`` in order. The group is a key of ``strings``."""
     lines: List[LineCount]
 
 
 def read_identity(data: Any, size: Optional[int] = None) -> Tuple[int, ring_layout.Shape, int, int]:
-    """Return role, shape, pid and start ticks. ``data`` is a ring, or the header of one of ``size`` bytes.
+    """Return role, shape, pid and start ticks. ``data`` is a ring, or the header of a ring of ``size`` bytes.
 
     Raises:
-        DamagedRingError: the bytes are no ring of this version, or their numbers do not fit together.
+        DamagedRingError: the bytes are no ring of a known version, or its numbers are inconsistent.
     """
     size = len(data) if size is None else size
     if len(data) < ring_layout.HEADER_SIZE:
@@ -87,7 +87,7 @@ def read_cells(data: Any) -> Dict[str, int]:
 
 
 def read_place(data: bytes) -> Optional[Tuple[str, int, str]]:
-    """Return the last user line seen as (file, line, function), or None where none was, or it was being written."""
+    """Return the last user line as (file, line, function), or None if there is none or it is being written."""
     stamp, length = ring_layout.PLACE_HEAD.unpack_from(data, ring_layout.PLACE_OFFSET)
     if stamp == 0 or stamp % 2 or length > ring_layout.PLACE_MAX:
         return None
@@ -99,7 +99,7 @@ def read_place(data: bytes) -> Optional[Tuple[str, int, str]]:
 
 
 def uses_nccl(data: Any) -> bool:
-    """Return whether the default group of a process goes over NCCL, by a ring that is being written to."""
+    """Return whether the default group of a process uses NCCL. The ring may be being written."""
     used = min(read_cells(data)["journal_used"], len(data) - ring_layout.HEADER_SIZE)
     notes = _read_journal(bytes(data[ring_layout.HEADER_SIZE : ring_layout.HEADER_SIZE + used]))[2]
     told = next((str(note.get("backend")) for note in reversed(notes) if note["k"] == "initialized"), "")
@@ -110,15 +110,15 @@ def read_ring(data: bytes) -> RingContent:
     """Decode a whole ring.
 
     Raises:
-        DamagedRingError: see ``read_identity``. Single damaged lines and slots are passed over.
+        DamagedRingError: see ``read_identity``. Single damaged lines and slots are skipped.
     """
     return _read_parts(lambda size, at: data[at : at + size], len(data))
 
 
 def read_ring_file(path: Any) -> RingContent:
-    """Decode the ring in a file, which may be written to, cut short or deleted meanwhile.
+    """Decode the ring in a file, which may be written, truncated or deleted meanwhile.
 
-    Only what was written to is read, and nothing is mapped: a mapped file that is cut short ends its reader.
+    Only the used parts are read. The file is not mapped, because truncating a mapped file would kill its reader.
 
     Raises:
         DamagedRingError: see ``read_identity``.
@@ -132,13 +132,13 @@ def read_ring_file(path: Any) -> RingContent:
 
 
 def _read_parts(read: Callable[[int, int], bytes], size: int) -> RingContent:
-    """Decode a ring by a function that reads so many bytes at an offset."""
+    """Decode a ring. ``read`` takes a size and an offset."""
     header = read(ring_layout.HEADER_SIZE, 0)
     role, shape, pid, ticks = read_identity(header, size)
     claimed = read_cells(header)["slots_claimed"]
     records = read(bytes_used(claimed, shape.slots), shape.slots_at)
     rest = read(shape.total_bytes - shape.steps_at, shape.steps_at)
-    # The journal is read last: it then has the names of all that the records speak of.
+    # The journal is read last, so that it has the names of everything in the records.
     header = read(ring_layout.HEADER_SIZE, 0)
     if len(header) < ring_layout.HEADER_SIZE or len(rest) < shape.total_bytes - shape.steps_at:
         raise DamagedRingError("cut short while it was read")
@@ -169,12 +169,12 @@ def _read_journal(text: bytes) -> Tuple[Dict[int, str], Dict[int, Dict[str, Any]
 
 
 def _is_note(entry: Dict[str, Any]) -> bool:
-    """Return whether an entry says what it is about, and has numbers where notes have them."""
+    """Return whether an entry has a kind, and numbers in the fields where notes have numbers."""
     return isinstance(entry.get("k"), str) and all(isinstance(entry.get(name), _NUMBER) for name in _NUMBERS)
 
 
 def _read_entries(lines: List[bytes]) -> List[Any]:
-    """Return the values of lines of JSON, read at once, which is faster; where one is damaged, those of all others."""
+    """Parse lines of JSON all at once, which is faster. If that fails, parse each and skip the damaged ones."""
     written = [line for line in lines if line]
     try:
         entries = parse_json(b"[%s]" % b",\n".join(written))

@@ -1,4 +1,4 @@
-"""Writes one ring file (see ``ring_layout``) from inside a process of the user's."""
+"""Writes one ring file (see ``ring_layout``) from inside the user's process."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from typing import Any, Dict, Optional
 
 MAX_INTERNED = 8192
-"""Interned strings and sites a ring may hold in memory: a bound for scripts that make code at run time."""
+"""Interned strings and sites that a ring keeps in memory. The limit is for scripts that make code at run time."""
 VITAL_BYTES = 96 * 1024
-"""The end of the journal, half of it at most, is kept for what a verdict rests on. Ours: room for eight exceptions of
-the greatest length, and the end of a process."""
+"""The end of the journal, at most half of it, is reserved for entries that a verdict needs. Our choice: room for eight
+exceptions of the greatest length, and for the end of a process."""
 
 
 _CLAIMED = ring_layout.CELL_OFFSETS["slots_claimed"]
@@ -38,7 +38,7 @@ _now_ns = time.monotonic_ns
 
 
 class Ring:
-    """A ring that this process writes. No method waits for a lock, and none allocates on disk after the start.
+    """A ring that this process writes. No method waits for a lock. Disk space is allocated only at the start.
 
     Raises:
         OSError: the file cannot be made, or there is no room for all of it.
@@ -55,7 +55,7 @@ class Ring:
         self._lock = _thread.allocate_lock()
         self._ids: Dict[Any, int] = {}
         self.kinds: Dict[Any, Any] = {}
-        """Kinds of calls, kept by ``records``: they hold numbers that were interned here."""
+        """Kinds of calls, managed by ``records``. They are kept here because they hold ids of this ring's strings."""
         self._indexes = itertools.count(1)
         self._done = itertools.count(1)
         self._numbers = itertools.count(1)
@@ -75,9 +75,9 @@ class Ring:
         return int(ring_layout.CELL.unpack_from(self._map, ring_layout.CELL_OFFSETS[cell])[0])
 
     def note(self, entry: Dict[str, Any], vital: bool = False) -> bool:
-        """Append a line to the journal; False where there is no room, or another thread is at it this moment.
+        """Append a line to the journal. Return False if there is no room, or if another thread is writing to it.
 
-        The last room is for entries that are ``vital``. There must be few of those in a process.
+        The reserved end is only for ``vital`` entries. A process must make few of those.
         """
         text = to_json(entry).encode("ascii") + b"\n"
         if not self._lock.acquire(False):
@@ -96,7 +96,7 @@ class Ring:
             self._lock.release()
 
     def intern(self, text: str) -> int:
-        """Return the number of a string, 0 for the empty one and for one that found no room."""
+        """Return the number of a string; 0 for the empty string, or if there was no room."""
         if not text:
             return 0
         known = self._ids.get(text)
@@ -105,18 +105,17 @@ class Ring:
         return self._remember(text, "s", {"v": text})
 
     def intern_site(self, key: Any, site: Dict[str, Any]) -> int:
-        """Return the number of a call site; ``key`` is what tells it from others."""
+        """Intern a new call site, identified by ``key``; return its number, or 0 if there was no room."""
         return self._remember(key, "c", site)
 
     def known_site(self, key: Any) -> Optional[int]:
-        """Return the number of a call site that was interned before."""
+        """Return the number of a call site that was interned before, or None."""
         return self._ids.get(key)
 
     def begin(self, kind: bytes, seq: int = ring_layout.NO_SEQ, began_ns: int = 0, waits: bool = False) -> int:
-        """Record a call before it is made, at a time or now; return its index.
+        """Record a call before it is made, at ``began_ns`` or now; return its index.
 
-        ``ring_layout.pack_kind`` makes the kind.
-        ``waits`` says that the main thread begins to wait for other ranks with it.
+        ``kind`` comes from ``ring_layout.pack_kind``. With ``waits`` the main thread begins to wait for other ranks.
         """
         index = next(self._indexes)
         began = began_ns or _now_ns()
@@ -128,7 +127,7 @@ class Ring:
         return index
 
     def end(self, index: int, extra_flags: int = 0, ended_ns: int = 0, waited: bool = False) -> None:
-        """Complete a record, at a time or now, unless it was overwritten in the meantime; ``waited`` ends the wait."""
+        """Complete a record at ``ended_ns`` or now, unless it has been overwritten. ``waited`` ends the wait."""
         at = self._slots_at + (index - 1) % self._slots * _SLOT_SIZE
         if _unpack_cell(self._map, at)[0] == index:
             _pack_cell(self._map, at + ring_layout.SLOT_ENDED_OFFSET, ended_ns or _now_ns())
@@ -143,18 +142,18 @@ class Ring:
             _pack_cell(self._map, _WAIT_SINCE, 0)
 
     def returned(self, index: int) -> None:
-        """Say of a call that has not ended that it has returned, and goes on by itself."""
+        """Mark a call as asynchronous: it has returned but not ended."""
         at = self._slots_at + (index - 1) % self._slots * _SLOT_SIZE
         if _unpack_cell(self._map, at)[0] == index:
             old = ring_layout.FLAGS.unpack_from(self._map, at + ring_layout.SLOT_FLAGS_OFFSET)[0]
             ring_layout.FLAGS.pack_into(self._map, at + ring_layout.SLOT_FLAGS_OFFSET, old | ring_layout.FLAG_ASYNC)
 
     def waits(self, since_ns: int) -> None:
-        """Say since when the main thread waits for other ranks, 0 where it does not."""
+        """Write when the main thread began to wait for other ranks, or 0 if it does not wait."""
         _pack_cell(self._map, _WAIT_SINCE, since_ns)
 
     def step(self, number: int, ended_ns: int, group: int, flags: int, phases_us: Any, waits_us: Any) -> None:
-        """Record a training step that has ended; each of the four phases and waits fits 32 bits."""
+        """Record a training step that has ended. Each of the four phases and waits must fit into 32 bits."""
         shape = self._shape
         if shape.steps:
             at = shape.steps_at + (number - 1) % shape.steps * ring_layout.STEP_SIZE
@@ -162,20 +161,20 @@ class Ring:
             _pack_cell(self._map, _STEPS, number)
 
     def fetched(self, count: int, busy_ns: int, pauses_ns: int) -> None:
-        """Say how many batches this worker has made, how long that took, and how long it paused in between."""
+        """Write how many batches this worker has made, how long that took, and how long it paused in between."""
         _pack_three_cells(self._map, _FETCHES, count, busy_ns, pauses_ns)
 
     def line(self, entry: int, site: int, phase: int, count: int) -> None:
-        """Write one entry of the table of lines. Only the sampler calls this."""
+        """Write one entry of the line table. Only the sampler calls this."""
         ring_layout.LINE.pack_into(self._map, self._shape.lines_at + entry * ring_layout.LINE_SIZE, site, phase, count)
 
     @property
     def line_capacity(self) -> int:
-        """How many entries the table of lines has."""
+        """Number of entries in the line table."""
         return self._shape.lines
 
     def place(self, file: str, line: int, function: str) -> None:
-        """Write the last user line seen. Only the sampler calls this."""
+        """Write the current user line. Only the sampler calls this."""
         text = ("%d\0%s\0%s" % (line, function, file)).encode("utf-8", "replace")[: ring_layout.PLACE_MAX - 64]
         stamp = ring_layout.PLACE_HEAD.unpack_from(self._map, ring_layout.PLACE_OFFSET)[0]
         ring_layout.PLACE_HEAD.pack_into(self._map, ring_layout.PLACE_OFFSET, stamp + 1, len(text))
@@ -184,7 +183,7 @@ class Ring:
         ring_layout.PLACE_HEAD.pack_into(self._map, ring_layout.PLACE_OFFSET, stamp + 2, len(text))
 
     def remove(self) -> None:
-        """Delete the file, for a ring that another one replaces."""
+        """Delete the file, when another ring replaces this one."""
         os.unlink(self.path)
 
     def _drop(self) -> bool:
@@ -207,7 +206,8 @@ class Ring:
 def allocate(path: str, size: int) -> mmap.mmap:
     """Make a private file with all its blocks, so that no later write can end in SIGBUS on a full disk.
 
-    Where the same process has one from before it called exec, that one is taken and emptied: the watcher has it mapped.
+    If the process already made the file before an exec, the file is emptied and reused, because the watcher has it
+    mapped.
     """
     fd = open_plain(path, os.O_CREAT | os.O_RDWR)
     try:
@@ -215,7 +215,7 @@ def allocate(path: str, size: int) -> mmap.mmap:
             emptied = mmap.mmap(fd, size)
             emptied[:] = bytes(size)
             return emptied
-        if os.fstat(fd).st_size:  # of another size: whoever has that mapped must not lose its end
+        if os.fstat(fd).st_size:  # another size: make a new file, because others may have the old one mapped
             os.close(fd)
             os.unlink(path)
             fd = open_plain(path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
@@ -242,13 +242,13 @@ _WORDS = {None: "null", True: "true", False: "false"}
 
 
 def to_json(value: Any) -> str:
-    """Return a value as JSON in ASCII, without spaces: what ``json.loads`` reads back as it was.
+    """Return a value as ASCII JSON without spaces, which ``json.loads`` can read.
 
-    Takes None, booleans, numbers, strings, lists, tuples and dicts, whose keys become strings. A float that is not
-    finite becomes null.
+    It takes None, booleans, numbers, strings, lists, tuples and dicts, whose keys become strings. Floats that are not
+    finite become null.
 
     Raises:
-        TypeError: anything else is among it.
+        TypeError: the value holds anything else.
     """
     if isinstance(value, str):
         return _quote(value)

@@ -1,8 +1,8 @@
-"""Takes secrets out of what is stored: a run folder is passed on to colleagues and into issues.
+"""Removes secrets from everything that is stored, because users share run folders with colleagues and in issues.
 
-A secret is known by its name (``--hf_token``, ``WANDB_API_KEY=``), by its place (a password in a URL), by the form that
-its issuer gives it (``ghp_…``), and last by its randomness. Names stay; values become ``***``. It needs the standard
-library alone, because ranks use it on the texts of exceptions.
+A secret is recognized by its name (``--hf_token``, ``WANDB_API_KEY=``), its place (a password in a URL), its issuer's
+format (``ghp_…``), or its randomness. Names stay; values become ``***``. This module needs only the standard library,
+because ranks use it on the texts of exceptions.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _STRONG = frozenset({
     "password", "passwd", "passphrase", "pwd", "secret", "secrets", "apikey", "credential", "credentials",
     "passcode", "authorization", "jwt",
 })  # fmt: skip
-"""Words of a name whose value is a secret, whatever it looks like."""
+"""Words in a name whose value is always a secret."""
 _WEAK = frozenset(["token", "auth", "bearer", "cookie", "signature", "sig", "sas", "pat", "webhook", "otp"])
-"""Words of a name whose value is one unless it is a number, a switch, or a token of a text."""
+"""Words in a name whose value is a secret unless it is a number, a switch, or a text token."""
 _KEYS = frozenset(("key", "keys"))
 _OWNERS = frozenset({
     "access", "account", "admin", "anthropic", "api", "app", "auth", "aws", "azure", "b2", "client", "cohere",
@@ -27,26 +27,26 @@ _OWNERS = frozenset({
     "postgres", "private", "redis", "registry", "replicate", "runpod", "s3", "secret", "sentry", "service",
     "session", "shared", "signing", "slack", "ssh", "stripe", "together", "twilio", "vast", "wandb", "wb",
 })  # fmt: skip
-"""Words before "key" or "pass" that make a secret of it: there are sort keys and image keys too."""
+"""Words that make a following "key" or "pass" a secret. Other keys, such as sort keys and image keys, are harmless."""
 _OF_TEXTS = frozenset({
     "pad", "eos", "bos", "unk", "cls", "sep", "mask", "id", "ids", "max", "min", "num", "per", "type", "types",
     "len", "length", "size", "count", "budget", "image", "special", "begin", "end", "start", "stop", "prefix",
     "suffix", "level", "limit", "limits", "dim", "drop", "dropout", "rate", "mode", "class", "embedding",
     "embeddings",
 })  # fmt: skip
-"""Words that tell the tokens of a tokenizer, and numbers, from a credential."""
+"""Words that show that a name means tokenizer tokens or a number, not a credential."""
 _HARMLESS = re.compile(
     r"|true|false|yes|no|on|off|none|null|auto|default|[-+]?\d{1,9}(\.\d*)?([eE][-+]?\d+)?|[<\[{(|]\S*|\S*[>\])}|]|\*{3,}",
     re.IGNORECASE,
 )
-"""Values of no harm under a weak name: numbers, switches, and tokens such as ``<pad>`` and ``[CLS]``."""
+"""Values that are harmless under a weak name: numbers, switches, and tokens such as ``<pad>`` and ``[CLS]``."""
 _PATH = re.compile(r"(\.{0,2}|~\w*)/\S*|[\w.-]+(/[\w.-]+)+|\S+\.(pem|key|json|ya?ml|txt|toml|py|pt|bin|crt|pub)")
 _NOT_PASSWORDS = re.compile(
     r"[a-zA-Z_]*|[\d.,:/x+\-]*[a-zA-Z]{0,3}|(bf|fp|int|tf|float|half|o)\d+\w*|\d+(-\d+)?(-mixed|-true)"
 )
-"""After ``-p`` of a program that is not known: words, numbers, ranges and precisions."""
+"""Values after ``-p`` of an unknown program that are no passwords: words, numbers, ranges and precisions."""
 _WITH_P = re.compile(r"(mysql\w*|mariadb[\w-]*|mongo\w*|sshpass|docker|podman|7z[ar]?|ldap\w+)(\.exe)?")
-"""Programs that take a password by ``-p``."""
+"""Programs that take a password with ``-p``."""
 _BROKEN_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _JOINED = re.compile(r"(.{2,})(token|secret|password|passwd|key)")
 
@@ -71,7 +71,7 @@ _HOOKS = re.compile(r"(hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\
 _PEM = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 _RUN = re.compile(r"(?<![A-Za-z0-9_/])[A-Za-z0-9]{20,}(?![A-Za-z0-9])")
 _SOME = re.compile(r"[:=@]|-----BEGIN|://|[A-Za-z0-9_-]{16}|bearer|basic", re.IGNORECASE)
-"""What every text with a secret has: most texts have none, and are done."""
+"""Matches every text that can hold a secret. Most texts do not match, and need no more work."""
 
 
 def hide_secrets(command: tuple[str, ...]) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ def hide_secrets(command: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def hide_in_text(text: str) -> str:
-    """Return a text without passwords in URLs, values of secret names, and what has the form of a credential."""
+    """Return a text without passwords in URLs, values of secret names, and strings that look like credentials."""
     if not _SOME.search(text):
         return text
     text = _PEM.sub(rf"\1{HIDDEN}\2", text)
@@ -107,7 +107,7 @@ def hide_in_text(text: str) -> str:
 
 
 def _takes_secret(word: str, program: str) -> bool:
-    """Return whether an option's value, which is a word of its own, may be a secret."""
+    """Return whether the word after an option may be a secret value."""
     if not word.startswith("-") or "=" in word:
         return False
     return word in {"-p", "-P"} or (word == "-u" and program == "") or _strength(word) > 0
@@ -116,7 +116,7 @@ def _takes_secret(word: str, program: str) -> bool:
 def _value_shown(option: str, value: str, program: str) -> str:
     if option in {"-p", "-P"}:
         return HIDDEN if program or not (_NOT_PASSWORDS.fullmatch(value) or _PATH.fullmatch(value)) else value
-    if option == "-u":  # of curl and its like
+    if option == "-u":  # curl and similar programs: user:password
         user, colon, _ = value.partition(":")
         return f"{user}:{HIDDEN}" if colon and "/" not in value else hide_in_text(value)
     return HIDDEN if _is_secret(option, value) else hide_in_text(value)
@@ -141,7 +141,7 @@ def _hide_pairs(text: str) -> str:
             continue
         mark = value[0][0] if value[0][0] in "\"'" else ""
         bare = value[0].strip("\"'")
-        # "token: x" is prose more often than not; "token=x" is a setting.
+        # "token: x" is usually prose; "token=x" is a setting.
         is_prose = ":" in sep and _strength(name) < 2 and not mark and not _is_mixed(bare)
         if _is_secret(name, bare) and not is_prose:
             shown += [text[at : found.end()], mark, HIDDEN, mark]
@@ -157,7 +157,7 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def _strength(option: str) -> int:
-    """Return how surely an option names a secret by its words: 2 ``--hf-password``, 0 ``--tokenizer``."""
+    """Return how surely an option's words name a secret: 2 for ``--hf-password``, 0 for ``--tokenizer``."""
     words = _words(option)
     if _STRONG.intersection(words):
         return 2
@@ -185,14 +185,14 @@ def _words(option: str) -> list[str]:
 
 
 def _is_mixed(value: str) -> bool:
-    """Return whether a value has letters and digits, as few words of a language have, and most credentials."""
+    """Return whether a value has letters and digits, as most credentials do and few words."""
     return len(value) >= 8 and any(map(str.isdigit, value)) and any(map(str.isalpha, value))
 
 
 def _is_random(run: str) -> bool:
-    """Return whether letters and digits follow each other as if they were drawn, which names of things never do.
+    """Return whether letters and digits alternate as if drawn at random, which names never do.
 
-    A commit, a checksum and a UUID are of 16 letters and digits; CamelCaseNames42 change their kind once a word.
+    Commits, checksums and UUIDs use only hex digits, and are not random here. CamelCaseNames42 change case once a word.
     """
     if re.fullmatch(r"[0-9a-f]+|[0-9A-F]+", run) or run.startswith(("ZN", "ZNK")):
         return False

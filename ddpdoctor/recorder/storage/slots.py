@@ -1,4 +1,4 @@
-"""Reads the records of calls in a ring into columns: thousands of calls a rank, of which few need to be looked at."""
+"""Reads the records of calls in a ring into columns, because a rank has thousands of calls and few need decoding."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from . import ring_layout
 
 _WORDS = ring_layout.SLOT_SIZE // 8
 MORE_CLAIMED = 64
-"""Records beyond the last claimed one that are read as well: threads that record at once claim out of order."""
+"""Records after the last claimed one that are read too, because concurrent threads may publish claims out of order."""
 
 
 class Slot(NamedTuple):
-    """One recorded call; strings are resolved by ``Ring``."""
+    """One recorded call, with its interned strings resolved."""
 
     number: int
     started_ns: int
@@ -33,7 +33,7 @@ class Slot(NamedTuple):
 
 
 class Slots:
-    """The recorded calls of a ring by number. Columns have one entry a call; ``which`` is its place in ``kinds``.
+    """The recorded calls of a ring, ordered by number. Each column has one entry per call; ``which`` indexes ``kinds``.
 
     A kind is what calls share: a ``Slot`` whose number, times and seq are 0.
     """
@@ -55,21 +55,21 @@ class Slots:
         )
 
     def __iter__(self) -> Iterator[Slot]:
-        """Make the calls one after the other."""
+        """Yield the calls in order."""
         return map(self.__getitem__, range(len(self)))
 
 
 def bytes_used(claimed: int, count: int) -> int:
-    """Return how much of the part for ``count`` records was written to, after so many calls or a few more."""
+    """Return how many bytes of the ``count`` slots can be in use after ``claimed`` calls, with a small margin."""
     return min(claimed + MORE_CLAIMED, count) * ring_layout.SLOT_SIZE
 
 
 def read_slots(
     data: bytes, claimed: int, count: int, strings: Dict[int, str], sites: Dict[int, Dict[str, Any]]
 ) -> Slots:
-    """Decode the records of a ring that has room for ``count``; ``data`` is at least the part that was written to.
+    """Decode the records of a ring with ``count`` slots. ``data`` has at least the used part.
 
-    Records that are empty, or stand where their number does not belong, are passed over.
+    Records that are empty, or are in a slot where their number does not belong, are skipped.
     """
     written = data[: bytes_used(claimed, count)].rstrip(b"\0")
     whole = written + bytes(-len(written) % ring_layout.SLOT_SIZE)
@@ -88,7 +88,7 @@ def read_slots(
 
 
 def _in_order(columns: List[array[int]], claimed: int, count: int) -> List[array[int]]:
-    """Return the columns by number, without records that do not belong where they stand."""
+    """Return the columns ordered by number, without records that are in the wrong slot."""
     cut = claimed % count if claimed > count else 0
     turned = [column[cut:] + column[:cut] for column in columns] if cut else columns
     first = max(claimed - count, 0) + 1

@@ -114,7 +114,7 @@ def unseen_waits() -> bool:
 
 def _us(durations: List[int]) -> List[int]:
     before, forward, between, backward = durations
-    if before < MOST_NS > forward and between < MOST_NS > backward:  # far cheaper than to look at each
+    if before < MOST_NS > forward and between < MOST_NS > backward:  # far cheaper than checking each one
         return [before // 1000, forward // 1000, between // 1000, backward // 1000]
     return [min(ns // 1000, MOST_US) for ns in durations]
 
