@@ -1,1 +1,1 @@
-"""What the ranks of `allreduce-bench` run. torch is imported inside functions."""
+"""The code that each rank of `allreduce-bench` runs. torch is imported inside functions."""

@@ -1,6 +1,6 @@
-"""Before anything is measured: all ranks have come, want the same, and have the same versions, or all end.
+"""Checks before anything is measured: all ranks have come, with the same options and versions. If not, all ranks end.
 
-Keys: ``come/RANK`` counts those that say they are this rank, ``came`` the ranks that have come so far.
+Keys in the store: ``come/RANK`` counts the processes that claim this rank, ``came`` the ranks that have come so far.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Member, Settings
 
 AUTO = "auto"
-"""A proposal's backend where the user chose none."""
+"""A proposal's backend if the user chose none."""
 NOTHING_TO_WAIT_FOR_S = 3.0
-"""Ours: how long rank 0 waits for the others where its own command line is wrong already."""
+"""Our choice: how long rank 0 waits for the others if its own command line is already wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """What one rank wants, and what it is."""
+    """What one rank was asked to do, and on which device and versions."""
 
     member: Member
     settings: Settings | None
-    """None: its command line is wrong."""
+    """None if its command line is wrong."""
     gpu: Gpu | None = None
-    """What it would use; None where NCCL cannot be had."""
+    """The GPU that it would use, or None if it has none for NCCL."""
     problem: str = ""
     help: str = ""
 
@@ -51,7 +51,7 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What rank 0 tells the others."""
+    """Rank 0's decision for all ranks: what they do, or why they do nothing."""
 
     agreed: Agreed | None
     problem: str = ""
@@ -60,11 +60,11 @@ class Verdict:
 
 
 class Disagreement(UserError):  # noqa: N818 - says what it is
-    """No bench takes place. Rank 0 tells the user; the others know, end with the same status, and say nothing."""
+    """There will be no bench. Rank 0 tells the user. The others print nothing and exit with the same status."""
 
 
 def agree(conversation: Conversation, proposal: Proposal, world_size: int, limit_s: float) -> Agreed:
-    """Return what all do; raises ``Disagreement`` on every rank where they do not want the same, ``StoreError``."""
+    """Return what all ranks do. Raises ``Disagreement`` on every rank if they cannot start, and ``StoreError``."""
     rank = proposal.member.rank
     if conversation.add(f"come/{rank}", 1) > 1:
         raise UserError(f"another process says that it is rank {rank}", help="Give each a RANK of its own.")
@@ -74,7 +74,7 @@ def agree(conversation: Conversation, proposal: Proposal, world_size: int, limit
         decided = _decide(conversation, proposal, world_size, limit_s)
     else:
         conversation.send(f"proposal/{rank}", proposal)
-    # Rank 0 may start as late as this one may, and then waits as long for the slowest.
+    # Rank 0 may itself start up to limit_s later than this rank, and then waits limit_s for the slowest.
     verdict = conversation.agree(Verdict, "verdict", decided, 2 * limit_s)
     if verdict.agreed is None:
         raise Disagreement(verdict.problem, help=verdict.help, status=verdict.status)
@@ -91,7 +91,7 @@ def _decide(conversation: Conversation, own: Proposal, world_size: int, limit_s:
 
 
 def judge(proposals: Sequence[Proposal], world_size: int, limit_s: float) -> Agreed:
-    """Return what all ranks do; raises ``UserError``. ``proposals`` are of those who came, in the order of ranks."""
+    """Return what all ranks do, or raise ``UserError``. ``proposals`` are of the ranks that came, in rank order."""
     _check_problems(proposals, world_size)
     _check_differences(proposals)
     missing = sorted(set(range(world_size)) - {one.member.rank for one in proposals})
@@ -109,7 +109,7 @@ def judge(proposals: Sequence[Proposal], world_size: int, limit_s: float) -> Agr
 
 
 def choose_backend(asked: str, proposals: Sequence[Proposal]) -> str:
-    """Return NCCL where every rank has a GPU of its own, unless the user chose. Raises ``UserError``."""
+    """Return the user's choice, else NCCL if every rank has its own GPU, else Gloo. Raises ``UserError``."""
     gpus = {one.member.rank: one.gpu for one in proposals}
     if asked == AUTO:
         alone = all(count == 1 for count in count_sharers(gpus).values())
@@ -154,7 +154,7 @@ def _check_differences(proposals: Sequence[Proposal]) -> None:
 
 
 def find_differences(proposals: Sequence[Proposal]) -> list[str]:
-    """Return who differs, in what, with which values: "--max-size: 1 GiB on ranks 0 and 1, 64 MiB on rank 2"."""
+    """Return the differences as text: "--max-size: 1 GiB on ranks 0 and 1, 64 MiB on rank 2"."""
     said = [_sayings(one) for one in proposals]
     hosts = {one.member.rank: one.member.host for one in proposals}
     found = []
@@ -168,14 +168,14 @@ def find_differences(proposals: Sequence[Proposal]) -> list[str]:
 
 
 def _side(value: str, ranks: list[int], hosts: dict[int, str]) -> str:
-    """Name the host too where it is one of several."""
+    """Return a value and its ranks. Add the host if all of them are on one of several hosts."""
     those = {hosts[rank] for rank in ranks}
     where = f" (host {hosts[ranks[0]]})" if len(those) == 1 < len(set(hosts.values())) else ""
     return f"{value} on {rank_list(ranks)}{where}"
 
 
 def _sayings(proposal: Proposal) -> dict[str, str]:
-    """Return what must be the same on all ranks, by what the user knows it as."""
+    """Return what must be the same on all ranks, keyed by the name that the user knows."""
     assert proposal.settings is not None
     versions = {
         "the version of ddpdoctor": proposal.member.version,

@@ -1,4 +1,4 @@
-"""How late each rank comes, from how long each waited in the barriers: who comes last waits for nobody."""
+"""Computes how late each rank comes from its waits in the barriers: the rank that comes last does not wait."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
     import torch
 
 MOST_KEPT = 200
-"""Calls of a case that are kept: ours; enough for a median, and little with a thousand ranks."""
+"""Our choice: calls kept per case. Enough for a median, and small even with a thousand ranks."""
 
 
 class Arrivals:
-    """The waits of all cases measured with barriers so far."""
+    """Collects the waits of all cases measured with barriers."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
-        """``hosts`` are those of the ranks, in their order in the group; the group is the whole job."""
+        """``hosts`` has each rank's host, in group order. The group must be the whole job."""
         self._hosts = tuple(hosts)
         self._late_us: list[torch.Tensor] = []
 
     def add(self, waits_us: Sequence[Sequence[float]]) -> None:
-        """Take in the waits of a case: one row a rank, one value a call."""
+        """Add the waits of a case: one row per rank, one value per call."""
         if len(waits_us) > 1:
             self._late_us.append(lateness(waits_us))
 
     def summary(self) -> tuple[Arrival, ...]:
-        """Return how late each rank came; nothing of a single rank or where nothing was measured."""
+        """Return how late each rank came, or () for a single rank or without measurements."""
         import torch
 
         if not self._late_us:
@@ -53,9 +53,9 @@ class Arrivals:
 
 
 def lateness(waits_us: Sequence[Sequence[float]]) -> torch.Tensor:
-    """Return, one row a call and one column a rank, the median wait of the others less the rank's own.
+    """Return the median wait of the other ranks minus the rank's own: one row per call, one column per rank.
 
-    ``waits_us`` has one row a rank. The rank that comes last has the largest, by as much as it is late.
+    ``waits_us`` has one row per rank. The rank that comes last has the largest value, which is how late it is.
     """
     import torch
 
@@ -67,5 +67,5 @@ def lateness(waits_us: Sequence[Sequence[float]]) -> torch.Tensor:
 
 
 def _without(ordered: torch.Tensor, place: torch.Tensor, index: int) -> torch.Tensor:
-    """Return for each rank the wait that stands at ``index`` of the sorted row once its own is taken out."""
+    """Return for each rank the wait at ``index`` of the sorted row after its own wait is removed."""
     return ordered.gather(1, (place <= index).long() + index)

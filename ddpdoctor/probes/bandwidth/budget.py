@@ -1,7 +1,6 @@
-"""Shares out the time: what each size will take, which sizes there is time for, how long each case may be timed. Pure.
+"""Divides the time budget: predicts what each size takes, which sizes fit, and how long each case is timed. Pure.
 
-Sizes are measured from small to large, and each predicts those to come. Ranks that are handed the same figures come to
-the same decisions.
+Sizes are measured from small to large, and each predicts the later ones. Ranks with the same input decide the same.
 """
 
 from __future__ import annotations
@@ -21,55 +20,55 @@ if TYPE_CHECKING:
     Curve = tuple[Collective, str]
 
 CAUTION = 1.25
-"""What is predicted is taken to be so much longer: ours; calls get slower than in proportion where a cache ends."""
+"""Our choice: predictions are multiplied by this, because calls slow down when buffers no longer fit a cache."""
 FIRST_GUESS_GB_S = {"gloo": 1.0, "nccl": 5.0}
-"""Algorithm bandwidth that is reckoned with as long as times do not grow with the size: ours; what two ranks on two
-shared cores have, and less than one fast network card gives."""
+"""Our choice: the algorithm bandwidth assumed until times grow with the size. Gloo's is that of two ranks on two shared
+cores, NCCL's is less than one fast network card gives."""
 REST_CALLS = 8
-"""All else at a size, that is memory, the check, first calls and warm-up, takes as long as so many calls: ours."""
+"""Our choice: the rest of a step (memory, check, first calls, warm-up) takes as long as this many calls."""
 GROWN = 2.0
 LATENCY_S = 0.01
-"""Times grow with the size once they are so many times those of the smallest size, or too long to be latency alone:
-ours; a thread that is woken on a busy machine takes some milliseconds."""
+"""Our choice: times count as growing with the size once they are ``GROWN`` times that of the smallest size, or longer
+than ``LATENCY_S`` per call. On a busy machine, waking a thread takes some milliseconds."""
 MULTIPLES = (4, 2, 1)
-"""All sizes get so many times the least number of calls, where there is time for that."""
+"""All sizes get the first of these multiples of the least number of calls that fits the budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One collective, dtype and size: checked once, then measured in each mode."""
+    """One collective, dtype and size. It is checked once, then measured in each mode."""
 
     cases: tuple[Case, ...]
 
     @property
     def curve(self) -> Curve:
-        """What it has in common with the steps of other sizes."""
+        """The collective and dtype, which steps of other sizes share."""
         return self.cases[0].collective, self.cases[0].dtype
 
     @property
     def size_bytes(self) -> int:
-        """Of the buffer."""
+        """The size of the buffer."""
         return self.cases[0].size_bytes
 
 
 @dataclass(slots=True)
 class Growth:
-    """How a time grows with the size, from what was seen at the smallest size and at the last."""
+    """Predicts how a time grows with the size, from the smallest size and the last one measured."""
 
     calls: int
-    """How many calls it is the time of."""
+    """How many calls the time covers."""
     guess_gb_s: float
     first_s: float | None = None
     last_s: float = 0.0
     last_bytes: int = 0
 
     def see(self, size_bytes: int, seconds: float) -> None:
-        """Take in what a size took; sizes come in ascending order."""
+        """Record the time of a size. Sizes must come in ascending order."""
         self.first_s = seconds if self.first_s is None else self.first_s
         self.last_s, self.last_bytes = seconds, size_bytes
 
     def predict(self, size_bytes: int) -> float:
-        """Return what a larger size will take at most; 0 where nothing was seen yet."""
+        """Return the longest time a larger size should take, or 0 before any measurement."""
         if self.first_s is None:
             return 0.0
         slope = self.last_s / self.last_bytes
@@ -79,37 +78,37 @@ class Growth:
 
 
 class Forecast:
-    """What was seen of all curves, and what it says of steps to come."""
+    """The measured times of all curves, and predictions for later steps."""
 
     def __init__(self, backend: str, iterations: int | None) -> None:
-        """Know nothing yet; ``iterations`` are the timed calls a case that the user wants, if any."""
+        """Start without measurements. ``iterations`` is the user's number of timed calls per case, if any."""
         self.iterations = iterations
         guess = FIRST_GUESS_GB_S[backend]
         self._calls: dict[tuple[Curve, Mode], Growth] = defaultdict(lambda: Growth(1, guess))
         self._rests: dict[Curve, Growth] = defaultdict(lambda: Growth(REST_CALLS, guess))
 
     def see_call(self, step: Step, mode: Mode, seconds: float) -> None:
-        """Take in what a timed call took, its barrier included."""
+        """Record the time of a timed call, including its barrier."""
         self._calls[step.curve, mode].see(step.size_bytes, seconds)
 
     def see_rest(self, step: Step, seconds: float) -> None:
-        """Take in what all else of a step took: memory, check, first calls, warm-up."""
+        """Record the time of the rest of a step: memory, check, first calls, warm-up."""
         self._rests[step.curve].see(step.size_bytes, seconds)
 
     def knows(self, step: Step) -> bool:
-        """Say whether a smaller size of the curve was seen."""
+        """Return whether a smaller size of the curve was measured."""
         return step.curve in self._rests
 
     def call_s(self, step: Step, mode: Mode) -> float:
-        """Return what a timed call will take; 0 before anything is known."""
+        """Predict the time of a timed call; 0 before any measurement."""
         return self._calls[step.curve, mode].predict(step.size_bytes)
 
     def rest_s(self, step: Step) -> float:
-        """Return what all else will take."""
+        """Predict the time of the rest of a step; 0 before any measurement."""
         return self._rests[step.curve].predict(step.size_bytes) if self.knows(step) else 0.0
 
     def timed_s(self, step: Step, mode: Mode, multiple: int) -> float:
-        """Return what the least number of timed calls will take, or a multiple of it."""
+        """Predict the time of ``multiple`` times the least number of timed calls."""
         call_s = self.call_s(step, mode)
         if self.iterations is not None:
             return self.iterations * call_s
@@ -118,24 +117,24 @@ class Forecast:
         return multiple * LEAST_BATCHES * max(LEAST_BATCH_S, call_s)
 
     def least_s(self, step: Step, multiple: int) -> float:
-        """Return what a step will take with so many calls."""
+        """Predict the time of a whole step with ``multiple`` times the least number of calls."""
         return self.rest_s(step) + sum(self.timed_s(step, case.mode, multiple) for case in step.cases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """What the step to come may take."""
+    """The time that the next step may take."""
 
     seconds: dict[Mode, float]
-    """For the timed calls of each mode."""
+    """Time for the timed calls of each mode."""
     left_s: float | None
-    """What it and all later steps are expected to take; None where that is not known."""
+    """The expected time of this and all later steps, or None if unknown."""
 
 
 def share_out(steps: Sequence[Step], forecast: Forecast, left_s: float) -> Slot | None:
-    """Return what the first of the steps may take, of all that are left, or None where there is no time for it.
+    """Return what the first of the remaining steps may take, or None if there is no time for it.
 
-    Smaller sizes have the first claim to the least number of calls. What remains is shared equally.
+    Smaller sizes get the least number of calls first. The remaining time is divided equally.
     """
     multiple, fitting = _fit(steps, forecast, left_s)
     if not fitting:
@@ -152,7 +151,7 @@ def share_out(steps: Sequence[Step], forecast: Forecast, left_s: float) -> Slot 
 
 
 def _fit(steps: Sequence[Step], forecast: Forecast, left_s: float) -> tuple[int, Sequence[Step]]:
-    """Return the multiple of the least number of calls that there is time for, and the steps that it is for."""
+    """Return which multiple of the least number of calls fits, and for which steps."""
     for multiple in MULTIPLES:
         if sum(forecast.least_s(step, multiple) for step in steps) <= left_s:
             return multiple, steps

@@ -1,4 +1,4 @@
-"""What a collective reads and writes: in memory that is really there, once or so often that no cache holds it."""
+"""The buffers of a collective: in memory that is already mapped, and either one set or more than a cache holds."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 COLD_FACTOR = 2
-"""Buffers that rotate take so many times the last-level cache: ours; as much again as is needed to push out what was
-used first, as caches do not replace strictly the oldest line."""
+"""Our choice: rotating buffers take this many times the last-level cache. It is twice what strict LRU would need,
+because caches do not strictly replace the oldest line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffers:
-    """Input and output of a call; the same tensor, or one a part of the other, in place."""
+    """Input and output of a call. In place, they are the same tensor or one is a part of the other."""
 
     source: torch.Tensor
     target: torch.Tensor
 
 
 def make_sets(group: Group, case: Case, most: int = 1) -> tuple[Buffers, ...]:
-    """Return the buffers that calls take in turn.
+    """Return the buffers that calls use in turn.
 
-    No more than ``most``, which is 1 where they may be warm, or the number of calls; else as many as exceed the cache.
+    There are enough sets to exceed the cache, but at most ``most``: 1 if they may be warm, else the number of calls.
     """
     return tuple(make_buffers(group, case) for _ in range(count_sets(group.device, case, group.size, most)))
 
 
 def make_buffers(group: Group, case: Case) -> Buffers:
-    """Return one set, with zeros.
+    """Return one set of zeros.
 
-    Zeros stay what they are under every operator. Repeated sums in place would overflow, and arithmetic on what is not
-    finite may take another path.
+    Zeros stay zeros under every operator. Other values would overflow in repeated sums, and arithmetic on non-finite
+    values may take another path.
     """
     source_count, target_count = counts(case, group.size)
     if case.collective in ALWAYS_IN_PLACE:
@@ -60,7 +60,7 @@ def make_buffers(group: Group, case: Case) -> Buffers:
 
 
 def counts(case: Case, size: int) -> tuple[int, int]:
-    """Return the elements of input and output."""
+    """Return the number of elements of input and output."""
     share = case.count // size
     if case.collective is Collective.ALL_GATHER:
         return share, case.count
@@ -70,14 +70,14 @@ def counts(case: Case, size: int) -> tuple[int, int]:
 
 
 def set_bytes(case: Case, size: int) -> int:
-    """Return what one set takes."""
+    """Return the memory of one set."""
     if case.in_place:
         return case.size_bytes
     return sum(counts(case, size)) * DTYPES[case.dtype]
 
 
 def count_sets(device: torch.device, case: Case, size: int, most: int) -> int:
-    """Return how many sets calls rotate over."""
+    """Return how many sets the calls rotate over."""
     if most == 1:
         return 1
     return min(most, math.ceil(COLD_FACTOR * cache_bytes(device) / set_bytes(case, size)) + 1)
@@ -93,9 +93,9 @@ def cache_bytes(device: torch.device) -> int:
 
 
 def read_cache_bytes(caches: Path) -> int:
-    """Return the largest cache that a folder of sysfs names ("32768K" in ``index3/size``).
+    """Return the largest cache size in a sysfs folder ("32768K" in ``index3/size``).
 
-    Where there is none, as in some virtual machines, 64 MiB: more than most have.
+    If there is none, as in some virtual machines, return 64 MiB, which is more than most have.
     """
     sizes = [_parse_size(file) for file in caches.glob("index*/size")]
     return max(sizes, default=0) or 64 * 2**20
@@ -111,14 +111,14 @@ def _parse_size(file: Path) -> int:
 
 
 def _touched(case: Case, count: int, device: torch.device) -> torch.Tensor:
-    """Return zeros that have been written: torch.zeros leaves page faults to the first call."""
+    """Return zeros that were really written. With torch.zeros, the first call would pay for the page faults."""
     import torch
 
     return torch.empty(count, dtype=getattr(torch, case.dtype), device=device).fill_(0)
 
 
 def push_out(device: torch.device) -> None:
-    """Write more than the cache holds, so that nothing of the buffers just touched is left in it."""
+    """Write more than the cache holds, to evict the buffers from it."""
     import torch
 
     torch.empty(COLD_FACTOR * cache_bytes(device), dtype=torch.uint8, device=device).fill_(1)

@@ -1,4 +1,4 @@
-"""Which cases a bench has: sizes, rounding, element types and operators, by nccl-tests' conventions. No torch."""
+"""Lists the cases of a bench: sizes, rounding, dtypes and operators, by nccl-tests' conventions. No torch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ DTYPES: dict[str, int] = {
     "int8": 1,
     "uint8": 1,
 }
-"""Bytes of an element, by torch's name. These are what Gloo and NCCL both carry and reduce, in torch 2.6 as in 2.13;
-int16, float8 and wider unsigned types are not, and sums of bool and of complex numbers are of another kind."""
+"""Bytes per element, by torch's name. Gloo and NCCL can both send and reduce these, in torch 2.6 and 2.13. They cannot
+do so for int16, float8 and wider unsigned types. Sums of bool and of complex numbers are a different operation."""
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 EXACT_REDOPS = ("sum", "prod", "min", "max")
 REDOPS = (*EXACT_REDOPS, "avg")
@@ -33,21 +33,21 @@ BACKENDS = ("gloo", "nccl")
 GLOO_AVERAGES_SINCE = (2, 8)
 """https://github.com/pytorch/pytorch/pull/149781; torch 2.6 says "Cannot use ReduceOp.AVG with Gloo"."""
 ALIGNMENT_BYTES = 16
-"""What each rank gets of a buffer is a multiple of this, as in nccl-tests (its ``-(16/eltSize)`` masks)."""
+"""Each rank's share of a buffer is a multiple of this, as in nccl-tests (its ``-(16/eltSize)`` masks)."""
 
 SHARED = frozenset({Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL})
-"""Collectives whose buffer is shared out over the ranks."""
+"""Collectives whose buffer is divided among the ranks."""
 ALWAYS_IN_PLACE = frozenset({Collective.ALL_REDUCE, Collective.BROADCAST, Collective.REDUCE})
-"""torch.distributed has one buffer for these, which is input and output."""
+"""torch.distributed uses one buffer for these, as input and output."""
 NEVER_IN_PLACE = frozenset({Collective.ALL_TO_ALL, Collective.SEND_RECV})
 """nccl-tests does not check these in place either: it prints N/A."""
 
 
 def list_cases(settings: Settings, world_size: int) -> tuple[Case, ...]:
-    """Return what is to be measured: small sizes first, at each size one collective and dtype after the other.
+    """Return the cases to measure, small sizes first, and for each size one collective and dtype after the other.
 
-    Sizes are rounded to what can be shared out over the ranks; those that come out alike are one. The settings must be
-    ones that make sense: 0 < ``min_size_bytes`` <= ``max_size_bytes``, a factor above 1.
+    Sizes are rounded so that they can be divided among the ranks. Equal results are merged. The settings must satisfy
+    0 < ``min_size_bytes`` <= ``max_size_bytes`` and have a factor above 1.
     """
     sizes = list_sizes(settings.min_size_bytes, settings.max_size_bytes, settings.factor)
     wanted = product(sizes, settings.collectives, settings.dtypes, settings.modes)
@@ -68,7 +68,7 @@ def list_cases(settings: Settings, world_size: int) -> tuple[Case, ...]:
 
 
 def list_impossible(settings: Settings, world_size: int) -> tuple[LeftOut, ...]:
-    """Return what ``list_cases`` cannot have with so many ranks, and why."""
+    """Return the cases that are impossible with ``world_size`` ranks, and why."""
     sizes = tuple(list_sizes(settings.min_size_bytes, settings.max_size_bytes, settings.factor))
     return tuple(
         LeftOut(
@@ -80,12 +80,12 @@ def list_impossible(settings: Settings, world_size: int) -> tuple[LeftOut, ...]:
 
 
 def _has_partner(collective: Collective, world_size: int) -> bool:
-    # Gloo refuses to send to the own rank.
+    # Gloo refuses to send to its own rank.
     return collective is not Collective.SEND_RECV or world_size > 1
 
 
 def list_sizes(min_bytes: int, max_bytes: int, factor: int) -> Iterator[int]:
-    """Yield ``min_bytes``, ``factor`` times that, and so on, and ``max_bytes`` in any case."""
+    """Yield ``min_bytes``, ``factor`` times that, and so on, and always ``max_bytes``."""
     size = min_bytes
     while size < max_bytes:
         yield size
@@ -94,7 +94,7 @@ def list_sizes(min_bytes: int, max_bytes: int, factor: int) -> Iterator[int]:
 
 
 def round_size(collective: Collective, size_bytes: int, element_bytes: int, world_size: int) -> int:
-    """Return the size really used: rounded down to whole elements, or equal aligned shares, but never to nothing."""
+    """Return the size really used, rounded down to whole elements or equal aligned shares, but never to 0."""
     if collective not in SHARED:
         return max(element_bytes, size_bytes - size_bytes % element_bytes)
     share = size_bytes // world_size
@@ -102,23 +102,23 @@ def round_size(collective: Collective, size_bytes: int, element_bytes: int, worl
 
 
 def is_in_place(collective: Collective, *, asked: bool) -> bool:
-    """Say whether input and output share memory: of some collectives torch.distributed has one form only."""
+    """Return whether input and output share memory. torch.distributed has only one form of some collectives."""
     if collective in ALWAYS_IN_PLACE:
         return True
     return asked and collective not in NEVER_IN_PLACE
 
 
 def reducible(backend: str, dtype: str, redop: str, torch: str | None = None) -> bool:
-    """Say whether the backend can reduce this; ``torch`` is its version, None for the one that is installed.
+    """Return whether the backend can reduce this. ``torch`` is torch's version, None for the installed one.
 
-    An average of whole numbers is none: Gloo refuses it, NCCL cuts off the fraction.
+    Whole numbers cannot be averaged: Gloo refuses, and NCCL cuts off the fraction.
     """
     known = backend in BACKENDS and dtype in DTYPES and redop in REDOPS
     return known and (redop != "avg" or (dtype in FLOATS and _averages(backend, torch)))
 
 
 def possible(backend: str, torch: str | None = None) -> str:
-    """Return what can be reduced with a backend, for a message."""
+    """Return a sentence about what a backend can reduce."""
     if backend not in BACKENDS:
         return f"Backends are {_listed(BACKENDS)}."
     text = f"{backend} can reduce {_listed(tuple(DTYPES))} by {_listed(EXACT_REDOPS)}"
@@ -135,7 +135,7 @@ def _averages(backend: str, torch: str | None) -> bool:
 
 
 def _installed() -> str:
-    """Return the version of torch without the seconds that its import takes; "" where it is not told."""
+    """Return torch's version without importing it, which would take seconds; "" if it is unknown."""
     try:
         return version("torch")
     except PackageNotFoundError:

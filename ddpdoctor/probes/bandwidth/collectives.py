@@ -1,4 +1,4 @@
-"""The calls that are measured, and the factor between algorithm and bus bandwidth of each."""
+"""The collective calls that are measured, and the factor between algorithm and bus bandwidth of each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPERATORS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "avg":
 
 
 def bus_factor(collective: Collective, size: int) -> float | None:
-    """Return bus bandwidth over algorithm bandwidth for so many ranks; None with one rank, where it has no meaning.
+    """Return bus bandwidth over algorithm bandwidth for ``size`` ranks, or None for one rank.
 
     https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
     """
@@ -34,10 +34,10 @@ def bus_factor(collective: Collective, size: int) -> float | None:
 
 
 def make_call(group: Group, case: Case, buffers: Buffers) -> Call:
-    """Return a function that makes the call: ``call(False)`` waits for it, ``call(True)`` returns what to wait for.
+    """Return a function that makes the call: ``call(False)`` waits for it, ``call(True)`` returns a work object.
 
-    Gloo waits until the call is done, NCCL makes the current stream wait for it. The function of torch.distributed is
-    looked up at each call, as a training script does.
+    With Gloo, waiting means until the call is done. With NCCL, only the current stream waits. The function is looked up
+    in torch.distributed at each call, as in a training script.
     """
     return _MAKERS[case.collective](group, case, buffers)
 
@@ -46,7 +46,7 @@ def _all_reduce(group: Group, case: Case, buffers: Buffers) -> Call:
     import torch.distributed as dist
 
     tensor, op, handle = buffers.target, _operator(case), group.handle
-    # By position: names cost up to a microsecond more.
+    # Arguments by position, because keywords cost up to a microsecond more.
     return lambda async_op: dist.all_reduce(tensor, op, handle, async_op)
 
 
@@ -67,7 +67,7 @@ def _broadcast(group: Group, case: Case, buffers: Buffers) -> Call:  # noqa: ARG
 def _all_gather(group: Group, case: Case, buffers: Buffers) -> Call:  # noqa: ARG001 - as the other makers
     import torch.distributed as dist
 
-    # torch 2.13 gives the function a new name, and warns of the old one.
+    # torch 2.13 renames the function and warns about the old name.
     name = _first_of("all_gather_single", "all_gather_into_tensor")
     source, target, handle = buffers.source, buffers.target, group.handle
     return lambda async_op: getattr(dist, name)(target, source, group=handle, async_op=async_op)

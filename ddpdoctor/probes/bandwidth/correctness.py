@@ -1,4 +1,4 @@
-"""The correctness pass: one call whose result is known, compared element by element on every rank."""
+"""The correctness pass: makes one call with a known result, and compares every element on every rank."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from ddpdoctor.probes.bandwidth.pattern import Pattern
 
 ROOT = 0
-"""Place in the group of the rank that broadcasts, and that a reduction goes to."""
+"""Place in the group of the rank that broadcasts and that receives a reduction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """A part of the output: from ``start`` on it has to be as the pattern is from ``index`` on."""
+    """A part of the output. From ``start`` on, it must equal the pattern from ``index`` on."""
 
     start: int
     count: int
@@ -36,7 +36,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Miss:
-    """The first wrong element, and how many there are."""
+    """The first wrong element, and how many elements are wrong."""
 
     index: int = 0
     expected: float = 0.0
@@ -46,17 +46,17 @@ class _Miss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What the pass saw; the same on every rank."""
+    """The result of the pass, the same on every rank."""
 
     wrong: tuple[Wrong, ...]
     first_us: float
-    """Of the call, from a barrier on, on the slowest rank: the first of its collective, dtype and size in the group."""
+    """Time of the call after a barrier, on the slowest rank. It is the group's first of its collective, dtype, size."""
 
 
 def check(group: Group, case: Case, buffers: Buffers, hosts: Sequence[str]) -> Checked:
-    """Make the call once and say what is wrong on any rank; the buffers are zeros again afterwards.
+    """Make the call once and return what is wrong on any rank. The buffers are zeros again afterwards.
 
-    ``hosts`` are by global rank. Nothing of the size of a buffer is allocated. What torch raises goes through.
+    ``hosts`` is indexed by global rank. Nothing as large as a buffer is allocated. torch's errors propagate.
     """
     _fill(group, case, buffers)
     call_us = _make(group, case, buffers)
@@ -100,7 +100,7 @@ def _wrong(case: Case, rank: int, host: str, row: Sequence[float]) -> Wrong:
 
 
 def _fill(group: Group, case: Case, buffers: Buffers) -> None:
-    """Put in what this rank has to put in; output that is not input too gets a value that no result has."""
+    """Write this rank's input. Fill an output that is not also the input with a value that no result has."""
     receives = case.collective is Collective.BROADCAST and group.index != ROOT
     if receives or buffers.target is not buffers.source:
         buffers.target.fill_(255 if case.dtype == "uint8" else -1)
@@ -124,12 +124,12 @@ def _write(tensor: torch.Tensor, pattern: Pattern, index: int) -> None:
 
 
 def _expected(group: Group, case: Case) -> list[_Part]:
-    """Return what has to be in this rank's output. Patterns take no memory until they are asked for values."""
+    """Return what this rank's output must hold. Patterns take no memory until they are iterated."""
     share, own = case.count // group.size, group.index
     if case.collective is Collective.ALL_REDUCE or (case.collective is Collective.REDUCE and own == ROOT):
         return [_Part(start=0, count=case.count, pattern=reduced(case, group), index=0)]
     if case.collective is Collective.REDUCE:
-        # What is left in the others' buffers is not said.
+        # The contents of the other ranks' buffers are undefined.
         return []
     if case.collective is Collective.REDUCE_SCATTER:
         return [_Part(start=0, count=share, pattern=reduced(case, group), index=own * share)]
@@ -151,7 +151,7 @@ def _expected(group: Group, case: Case) -> list[_Part]:
 
 
 def _compare(output: torch.Tensor, parts: Sequence[_Part], allowed: float) -> _Miss:
-    """Compare in pieces of a pattern's period, so that little memory is needed beside the buffers."""
+    """Compare in pieces of one period, so that little memory is needed besides the buffers."""
     first = _Miss()
     for part in parts:
         at = part.start
@@ -172,7 +172,7 @@ def _compare_piece(found: torch.Tensor, expected: torch.Tensor, start: int, allo
     if not allowed and torch.equal(found, expected):
         return None
     if allowed:
-        # Also true of what is no number.
+        # Also true for NaN.
         differs = ~torch.isclose(found.to(torch.float64), expected, rtol=allowed, atol=0.0)
     else:
         differs = found != expected

@@ -1,4 +1,4 @@
-"""Ranks that share a GPU: who they are, and whether NCCL lets them."""
+"""Finds ranks that share a GPU, and whether NCCL allows it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 HOST_ID = "NCCL_HOSTID"
 SHARE = "NCCL_MULTI_RANK_GPU_ENABLE"
 SHARES_SINCE = (2, 30, 3)
-"""The first NCCL that reads the variable; 2.30.7 looks at UUIDs of GPUs, earlier ones at their PCI addresses."""
+"""The first NCCL that reads the variable. 2.30.7 compares the UUIDs of GPUs, earlier versions their PCI addresses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,35 +24,35 @@ class Gpu:
     """The GPU that a rank would use."""
 
     index: int
-    """Among those that the process sees."""
+    """Its index among the GPUs that the process sees."""
     name: str
     uuid: str
-    """Two ranks with the same one share the GPU. Where torch knows no UUID: the host and the index."""
+    """Two ranks with the same UUID share the GPU. If torch knows no UUID, this is the host and the index."""
     nccl_host: str
-    """The host that NCCL takes this rank to be on: it lets ranks of different hosts use one GPU."""
+    """The host on which NCCL believes this rank is. NCCL lets ranks of different hosts use one GPU."""
     may_share: bool = False
-    """NCCL lets several ranks of one host use a GPU: it is new enough, and the variable is set."""
+    """Whether NCCL lets several ranks of one host use a GPU: it is new enough, and the variable is set."""
 
 
 def nccl_host(env: Mapping[str, str], host: str) -> str:
-    """Return what tells hosts apart for NCCL."""
+    """Return the name by which NCCL tells hosts apart."""
     return env.get(HOST_ID, host)
 
 
 def lets_share(env: Mapping[str, str], version: tuple[int, ...]) -> bool:
-    """Return whether NCCL of this version reads the variable, and finds a number other than 0 in it."""
+    """Return whether this NCCL version reads the variable, and the variable holds a number other than 0."""
     number = re.match(r"\s*[+-]?(0x[0-9a-fA-F]+|\d+)", env.get(SHARE, ""))
     return version >= SHARES_SINCE and number is not None and int(number[1], 16) != 0
 
 
 def count_sharers(gpus: Mapping[int, Gpu | None]) -> dict[int, int]:
-    """Return by rank how many ranks use its GPU; 0 for a rank that has none."""
+    """Return for each rank how many ranks use its GPU, 0 for a rank without a GPU."""
     users = Counter(gpu.uuid for gpu in gpus.values() if gpu is not None)
     return {rank: 0 if gpu is None else users[gpu.uuid] for rank, gpu in gpus.items()}
 
 
 def check_backend(gpus: Mapping[int, Gpu | None]) -> None:
-    """Raise ``UserError`` where NCCL cannot run on these GPUs, which are by rank."""
+    """Raise ``UserError`` if NCCL cannot run on these GPUs, which are keyed by rank."""
     lacking = [rank for rank, gpu in gpus.items() if gpu is None]
     if lacking:
         raise UserError(
@@ -71,7 +71,7 @@ def check_backend(gpus: Mapping[int, Gpu | None]) -> None:
 
 
 def _refused(gpus: Mapping[int, Gpu | None]) -> list[int]:
-    """Return the ranks that NCCL does not let share. Each rank looks at all pairs, so that all need the variable."""
+    """Return the ranks that NCCL does not let share. Each rank checks all pairs, so all ranks need the variable."""
     known = {rank: gpu for rank, gpu in gpus.items() if gpu is not None}
     if all(gpu.may_share for gpu in known.values()):
         return []

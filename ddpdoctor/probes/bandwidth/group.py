@@ -1,4 +1,4 @@
-"""A process group as the bench uses it: every call by way of the tracker, so that a hang can be told."""
+"""A process group of the bench. It tracks every call, so that a report can say where a rank hangs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Some ranks of the job, of which this process is one. Calls of ``dist`` are looked up when they are made."""
+    """Some ranks of the job, including this one. Functions of ``dist`` are looked up at each call."""
 
     handle: Any
-    """A torch ProcessGroup; None for all ranks."""
+    """A torch ProcessGroup, or None for all ranks."""
     ranks: tuple[int, ...]
     """Global ranks, in the order of the group."""
     device: torch.device
@@ -28,7 +28,7 @@ class Group:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return len(self.ranks)
 
     @property
@@ -39,9 +39,9 @@ class Group:
         return self.ranks.index(dist.get_rank())
 
     def barrier(self) -> float:
-        """Wait for all ranks; return the seconds that it took once this rank had come.
+        """Wait for all ranks, and return the seconds that this rank waited inside the barrier.
 
-        What held this rank up on its way into the barrier does not count: a rank that comes late waits for nobody.
+        Delays before the barrier do not count, so a rank that comes late waits for nobody.
         """
         import torch.distributed as dist
 
@@ -57,14 +57,14 @@ class Group:
         return waited / 1e9
 
     def settle(self) -> None:
-        """Wait until the device has done what it was given: NCCL's calls return before it has."""
+        """Wait until the device has finished its work, because NCCL's calls return before that."""
         if self.device.type == "cuda":
             import torch
 
             torch.cuda.current_stream(self.device).synchronize()
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Return every rank's values, one row a rank, on every rank. All must hand in equally many."""
+        """Return the values of all ranks on every rank, one row per rank. All must give the same number of values."""
         import torch
         import torch.distributed as dist
 
@@ -77,7 +77,7 @@ class Group:
         return gathered
 
     def agree(self, value: float) -> float:
-        """Return the value of the group's first rank."""
+        """Return the value of the group's first rank on every rank."""
         import torch
         import torch.distributed as dist
 

@@ -1,7 +1,7 @@
-"""Ends this process where no Python can run any more: a call into C++ or CUDA does not return and keeps the GIL.
+"""Ends this process if no Python can run any more, because a call into C++ or CUDA does not return and holds the GIL.
 
-A thread of ours does not run then, and neither does a handler of signals. faulthandler's timer is a thread of C: it
-writes the stacks and ends the process. It cannot say why, so its words go through a shell that puts ours before them.
+Then neither our threads nor signal handlers run. faulthandler's timer is a C thread: it writes the stacks and ends the
+process. It cannot say why, so its output goes through a shell that prints our explanation first.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 SHELL = "/bin/sh"
 READER = 'IFS= read -r line || exit 0; printf "%s\\n" "$1" >&2; exec cat >&2'
-"""Sleeps until there is a first line, which is faulthandler's "Timeout", or the process has ended without one."""
+"""Sleeps until the first line comes, which is faulthandler's "Timeout", or until the process ends without one."""
 STDERR = 2
 LAST_LIMIT_S = 5.0
 
 
 class Lifeline:
-    """A timer that ends this process unless it is put off again and again. There is one in a process."""
+    """A timer that ends this process unless ``put_off`` resets it again and again. One per process."""
 
     def __init__(self, words: str) -> None:
-        """Take what to tell the user above the stacks."""
+        """``words`` is the text to print above the stacks."""
         self._reader: subprocess.Popen[bytes] | None = None
-        with contextlib.suppress(OSError):  # without a shell there are the stacks alone
+        with contextlib.suppress(OSError):  # without a shell only the stacks are printed
             self._reader = subprocess.Popen(
                 [SHELL, "-c", READER, SHELL, words],
                 stdin=subprocess.PIPE,
@@ -36,13 +36,13 @@ class Lifeline:
             )
 
     def put_off(self, limit_s: float) -> None:
-        """End the process in so many seconds."""
+        """Set the timer to end the process in ``limit_s`` seconds."""
         told = self._reader.stdin if self._reader is not None else STDERR
         assert told is not None
         faulthandler.dump_traceback_later(limit_s, exit=True, file=told)
 
     def release(self) -> None:
-        """Let the process live."""
+        """Cancel the timer."""
         faulthandler.cancel_dump_traceback_later()
         if self._reader is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -51,7 +51,7 @@ class Lifeline:
 
 @contextlib.contextmanager
 def ended_after(limit_s: float, words: str) -> Iterator[None]:
-    """Have the process end where what is done within takes longer."""
+    """End the process if the body takes longer than ``limit_s``."""
     lifeline = Lifeline(words)
     lifeline.put_off(limit_s)
     try:

@@ -1,4 +1,4 @@
-"""Which rank, link or node is slow: every pair of ranks, every node and every pair of nodes by itself."""
+"""Finds a slow rank, link or node: measures every pair of ranks, every node and every pair of nodes separately."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     from ddpdoctor.probes.bandwidth.visits import Progress
 
 PLATEAU_BYTES = {"gloo": 4 * 2**20, "nccl": 64 * 2**20}
-"""Ours: two ranks of Gloo reach nine tenths of their plateau here, with the alpha and beta of a usual machine
-(400 us, 1 GB/s); two GPUs over NVLink do at some tens of MiB."""
+"""Our choice: at this size two Gloo ranks reach nine tenths of their plateau on a usual machine (alpha 400 us, beta
+1 GB/s). Two GPUs over NVLink do at some tens of MiB."""
 LEAST_BYTES = 2**20
-"""Ours: below it the time is latency, and says little of a bandwidth."""
+"""Our choice: below this, the time is mostly latency and says little about bandwidth."""
 CALLS = 5
-"""Ours: calls of the large size that a slot should have room for."""
+"""Our choice: how many calls of the large size a slot should have time for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Node(Unit):
-    """The ranks of one host, or of two."""
+    """The ranks of one host, or of two if ``peer`` is set."""
 
     host: str
     peer: str | None
 
 
 def run_pairs(world: Group, settings: Settings, hosts: Sequence[str], log: Log, progress: Progress) -> None:
-    """Measure every two ranks by themselves, into ``log.pairs``."""
+    """Measure every pair of ranks separately, into ``log.pairs``."""
     if world.size < 2:
         log.note("--pairs: one rank has no pairs")
         return
@@ -66,10 +66,10 @@ def run_pairs(world: Group, settings: Settings, hosts: Sequence[str], log: Log, 
 
 
 def run_nodes(world: Group, settings: Settings, hosts: Sequence[str], log: Log, progress: Progress) -> None:
-    """Measure the ranks of every host by themselves, and those of every two hosts, into ``log.nodes``.
+    """Measure the ranks of every host and of every pair of hosts, into ``log.nodes``.
 
-    All ranks of two hosts take part, and not one of each: so do they in training, and a host with a network card for
-    each GPU has all of its cards in use. A host with one rank has nothing to measure by itself.
+    All ranks of two hosts take part, not one of each, as in training. This also uses all cards of a host that has a
+    network card for each GPU. A host with one rank has nothing to measure alone.
     """
     members: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):
@@ -100,7 +100,8 @@ def _plan(
 ) -> tuple[Plan, bool]:
     """Return the plan, and whether each unit runs alone.
 
-    So it does where there is time: at once they share cores, memory and network cards, and one can slow another.
+    Units run alone if there is time. When run at once, they share cores, memory and network cards and can slow each
+    other.
     """
     single = tuple((unit,) for unit in chain.from_iterable(rounds))
     alone = VISITS * len(single) * LEAST_SLOT_S <= settings.budget_s
@@ -112,7 +113,7 @@ def _plan(
 
 
 def _fitting_size(limit: int, log: Log, slot_s: float) -> int:
-    """Return the largest size whose calls fit into a slot, as far as the whole group's times tell."""
+    """Return the largest size whose calls should fit into a slot, judged by the whole group's times."""
     times = [
         (result.size_bytes, result.p50_us)
         for result in log.results

@@ -1,4 +1,4 @@
-"""What the bench has seen so far. The main thread adds to it; a watcher may take it away at any moment, half full."""
+"""The bench's results so far. The main thread adds to them, and the watcher thread may report them at any time."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class Log:
-    """All ranks keep one, since any of them may have to report; what a rank did not see is empty in its own.
+    """The results on one rank. All ranks keep them, because any rank may have to report. Unseen parts are empty.
 
-    Each append to a list, and each assignment, is whole: a snapshot may lack the last one and is never damaged.
+    Each append or assignment is atomic, so a snapshot may lack the last change but is never corrupt.
     """
 
     def __init__(self, settings: Settings, members: Sequence[Member]) -> None:
@@ -44,13 +44,13 @@ class Log:
         self._lock = threading.Lock()
 
     def note(self, text: str) -> None:
-        """Add what a reader must know of how it was measured, once."""
+        """Add a note for the reader about how it was measured. Equal notes are added once."""
         with self._lock:
             if text not in self.notes:
                 self.notes.append(text)
 
     def bench(self, stop: Stop | None = None) -> Bench:
-        """Return what there is now; ``stop`` says how it ended where it did not finish."""
+        """Return the results so far. ``stop`` says how the bench ended if it did not finish."""
         return Bench(
             settings=self.settings,
             members=self.members,

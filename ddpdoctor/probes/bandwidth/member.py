@@ -1,4 +1,4 @@
-"""What this rank is: its processor and GPU, and the versions of what it measures with. Imports torch."""
+"""Reads what this rank runs on: its processor and GPU, and the versions of its software. Imports torch."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from ddpdoctor.model.launch import Launch
 
 BEARING = frozenset({"nccl", "torch", "gloo", "cuda", "openmp"})
-"""Whose variables bear on a measurement."""
+"""Components whose environment variables affect a measurement."""
 CUDA_LIMIT_S = 60.0
-"""Ours: without a persistence daemon CUDA takes some seconds for each GPU to start."""
+"""Our choice: without a persistence daemon, CUDA takes some seconds to start each GPU."""
 CUDA_HANGS = (
     f"ddpdoctor: CUDA did not answer within {CUDA_LIMIT_S:g} s on {os.uname().nodename}: the NVIDIA driver or a GPU "
     "hangs.\n"
@@ -38,12 +38,12 @@ DRIVER_VERSION = Path("/sys/module/nvidia/version")
 
 
 def load_torch() -> None:
-    """Import torch for a rank of ours; raises ``UserError`` where that fails."""
+    """Import torch on a rank of the bench. Raises ``UserError`` if that fails."""
     hold_watchdog(os.environ)
-    # Read as torch is loaded: what its C++ logs is of peers that leave, and of names that do not resolve.
+    # torch reads this on import. Its C++ would only log peers that leave and names that do not resolve.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     try:
-        import torch  # noqa: F401 - loaded for all that comes
+        import torch  # noqa: F401 - loaded for what follows
     except (ImportError, OSError) as error:
         raise UserError(
             f"torch cannot be imported: {error}", help="`ddpdoctor check-env` says what is wrong with it."
@@ -51,7 +51,7 @@ def load_torch() -> None:
 
 
 def name_member(launch: Launch) -> Member:
-    """Return only who this rank is; does not import torch."""
+    """Return who this rank is, without importing torch."""
     return Member(
         rank=launch.rank,
         local_rank=launch.local_rank or 0,
@@ -66,7 +66,7 @@ def name_member(launch: Launch) -> Member:
 
 
 def read_member(launch: Launch, env: Mapping[str, str]) -> Member:
-    """Return this rank with the processor as its device."""
+    """Return this rank with its versions, and the processor as its device."""
     import torch
 
     return replace(
@@ -79,14 +79,14 @@ def read_member(launch: Launch, env: Mapping[str, str]) -> Member:
 
 
 def read_gpu(local_rank: int, env: Mapping[str, str]) -> Gpu | None:
-    """Return the GPU that this rank would use with NCCL; None where there is none for it."""
+    """Return the GPU that this rank would use with NCCL, or None if it has none."""
     with _asking_cuda() as possible:
         return _ask_for_gpu(local_rank, env) if possible else None
 
 
 @contextmanager
 def _asking_cuda() -> Iterator[bool]:
-    """Say whether NCCL could run here. In a build that has it this asks the driver, which may hang."""
+    """Yield whether NCCL could run here. If torch has NCCL, this asks the driver, which may hang."""
     import torch
 
     if not torch.distributed.is_nccl_available():
@@ -100,7 +100,7 @@ def _ask_for_gpu(local_rank: int, env: Mapping[str, str]) -> Gpu | None:
     import torch
 
     count = torch.cuda.device_count()
-    # Where a launcher shows each task its own GPU only, that is number 0 for all.
+    # Some launchers show each task only its own GPU, which then has index 0 on every rank.
     index = 0 if count == 1 else local_rank
     if index >= count:
         return None

@@ -1,7 +1,7 @@
-"""NCCL's own log of this rank: which network and which ways between ranks it chose.
+"""Reads NCCL's own log of this rank: which network and which transports between ranks it chose.
 
-What is read are the lines of the subsystem INIT, which NCCL writes while it connects and never while it measures. Their
-forms are those of src/init.cc, src/transport/{p2p,shm,net,nvls}.cc and src/transport/net_{ib,socket}.cc, 2.18 to 2.30.
+Only lines of the subsystem INIT are read. NCCL writes them while it connects, never during a measurement. The formats
+are from src/init.cc, src/transport/{p2p,shm,net,nvls}.cc and src/transport/net_{ib,socket}.cc, 2.18 to 2.30.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 FILE = "nccl.%h.%p.log"
-"""NCCL puts the host's name and the process id in."""
+"""NCCL replaces %h by the host's name and %p by the process id."""
 MOST_BYTES = 16 * 2**20
-"""Ours: the log of a rank among thousands is smaller than this."""
+"""Our choice: even the log of a rank among thousands is smaller than this."""
 
 NETWORK = re.compile(r"NCCL INFO Using network (.+?)\s*$", re.MULTILINE)
 WAY = re.compile(
@@ -29,8 +29,8 @@ WAY = re.compile(
 """A channel to another rank: "[send] via NET/IB/3/GDRDMA", where 3 is the card, or "NET/IB/3(5)" through rank 5."""
 CARDS = re.compile(r"NCCL INFO NET/IB : Using (.*?)(?:; OOB.*)?$", re.MULTILINE)
 CARD = re.compile(r"([\w.-]+:\d+)(?=[/\s,}]|$)")
-"""In "[0]mlx5_0:1/IB", since 2.30 "[0]mlx5_0:1", and in "[0]={[0] mlx5_2:1/RoCE, [1] mlx5_3:1/RoCE}" where NCCL
-makes one of two ports."""
+"""A port in "[0]mlx5_0:1/IB", since 2.30 in "[0]mlx5_0:1", and in "[0]={[0] mlx5_2:1/RoCE, [1] mlx5_3:1/RoCE}" if NCCL
+merges two ports."""
 SOCKETS = re.compile(r"NCCL INFO NET/Socket : Using (.*)$", re.MULTILINE)
 INTERFACE = re.compile(r"\[\d+\]([^\s:]+):")
 MULTICAST = re.compile(r"NCCL INFO NVLS multicast support is (not )?available")
@@ -38,10 +38,10 @@ NVLS_CHANNELS = re.compile(r"NCCL INFO .*?(\d+) nvls channels")
 
 
 def nccl_log_environment(env: Mapping[str, str], folder: str) -> dict[str, str]:
-    """Return the variables that make NCCL log to a folder of ours; none where the user has it log already.
+    """Return the variables that make NCCL log to ``folder``, or {} if the user already has NCCL log.
 
-    They must be set before the first communicator is made. Nothing is lost to the user: without NCCL_DEBUG, NCCL writes
-    nothing at all, and torch's errors repeat its last warning.
+    They must be set before the first communicator is created. The user loses nothing: without NCCL_DEBUG, NCCL writes
+    nothing, and torch's errors repeat its last warning.
     """
     if env.get("NCCL_DEBUG") or env.get("NCCL_DEBUG_FILE"):
         return {}
@@ -50,7 +50,7 @@ def nccl_log_environment(env: Mapping[str, str], folder: str) -> dict[str, str]:
 
 
 def read_nccl_log(folder: str, rank: int) -> NcclLog | None:
-    """Return what NCCL has logged to the folder so far; None where it has said nothing of its network."""
+    """Return what NCCL has logged to the folder so far, or None if it has not logged its network."""
     texts = []
     for path in sorted(Path(folder).glob("nccl.*.log")):
         try:
@@ -62,7 +62,7 @@ def read_nccl_log(folder: str, rank: int) -> NcclLog | None:
 
 
 def parse_nccl_log(text: str, rank: int) -> NcclLog | None:
-    """Return what a log says, of all communicators together; None where there is no line about the network."""
+    """Return what a log says about all communicators together, or None if no line names the network."""
     networks = NETWORK.findall(text)
     if not networks:
         return None
@@ -76,7 +76,7 @@ def parse_nccl_log(text: str, rank: int) -> NcclLog | None:
 
 
 def _interfaces(text: str, network: str) -> Iterator[str]:
-    """Yield the ports of RDMA cards, or the interfaces of TCP; a plugin of another kind says neither."""
+    """Yield the ports of RDMA cards, or the interfaces of TCP. Other network plugins log neither."""
     lines, each = (SOCKETS, INTERFACE) if network == "Socket" else (CARDS, CARD)
     for line in lines.findall(text):
         yield from each.findall(line)
@@ -88,9 +88,9 @@ def _ways(text: str) -> Iterator[str]:
 
 
 def _nvls(text: str) -> bool | None:
-    """Return whether NVLink SHARP is used; None where NCCL did not look for it, as with two GPUs.
+    """Return whether NVLink SHARP is used, or None if NCCL did not look for it, as with two GPUs.
 
-    A communicator of two ranks has no NVLS channels, whatever there is for larger ones, so any that has them counts.
+    One communicator with NVLS channels is enough, because a communicator of two ranks never has them.
     """
     found = MULTICAST.findall(text)
     if not found:

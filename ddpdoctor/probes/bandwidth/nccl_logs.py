@@ -1,4 +1,4 @@
-"""What NCCL says of itself, from all ranks: each has it log to a folder of its own for as long as the bench lasts."""
+"""Collects NCCL's logs from all ranks. On each rank, NCCL logs to a temporary folder while the bench runs."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
 
 class NcclLogs:
-    """A context around the life of the process group."""
+    """A context manager around the life of the process group."""
 
     def __init__(self, backend: str) -> None:
-        """Do nothing for another backend."""
+        """Create the folder. With another backend than NCCL, this object does nothing."""
         self._folder = (
             TemporaryDirectory(prefix="ddpdoctor-nccl-", ignore_cleanup_errors=True) if backend == "nccl" else None
         )
 
     def __enter__(self) -> Self:
-        """Have NCCL log."""
+        """Make NCCL log to the folder."""
         if self._folder is not None:
             os.environ.update(nccl_log_environment(os.environ, self._folder.name))
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take the folder away."""
+        """Remove the folder."""
         self.close()
 
     def close(self) -> None:
-        """Take the folder away; a second call does nothing. NCCL may still be writing, and does not mind."""
+        """Remove the folder. A second call does nothing. It does no harm if NCCL is still writing."""
         if self._folder is not None:
             self._folder.cleanup()
 

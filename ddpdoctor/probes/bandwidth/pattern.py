@@ -1,8 +1,8 @@
-"""What ranks put into their buffers for the correctness pass, and what has to come out.
+"""The ranks' inputs for the correctness pass, and the expected results.
 
-Every value depends on the rank and on the index, every result is a whole number of 0 to 127, and so is what any part
-of the ranks make together: exact in int8 as in bfloat16, whatever the order of the arithmetic. With many ranks that
-holds because at each index a few of them, other ones at the next, put in something, and the rest what changes nothing.
+Every value depends on the rank and the index. Every result and every partial result is a whole number from 0 to 127, so
+it is exact in int8 and in bfloat16, in any order of the arithmetic. To keep results small with many ranks, only a few
+ranks contribute at each index. These change from index to index, and the others contribute a neutral value.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
     from ddpdoctor.probes.bandwidth.group import Group
 
 LARGEST = 127
-"""Of int8."""
+"""The largest int8."""
 PERIODS = {"cpu": 65521, "cuda": 1048573}
-"""Values are worked out for so many indexes and used again from there on, rotated anew each time. Primes, so that no
-chunk of a ring or tree is a multiple of it; on the CPU as many as stay in its cache, on a GPU for few launches."""
+"""Values are computed for this many indexes and then repeated, rotated differently each time. The periods are primes,
+so no chunk of a ring or tree is a multiple. On the CPU a period fits the cache; on a GPU it needs few launches."""
 ROTATION = 7919
 WORKING_BYTES = 64
-"""For each index of a period: so much is allocated at once at most, as a test counts."""
+"""The most memory allocated at once, per index of a period. A test checks this."""
 _MASK = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Operator:
-    """How many ranks put in something at an index, and what."""
+    """How many ranks contribute at an index, and which values."""
 
     active: int
     low: int
     high: Callable[[int], int]
-    """The largest value, where so many ranks put in one."""
+    """The largest value when this many ranks contribute."""
     neutral: int
-    """What the others put in."""
+    """The value of the other ranks, which does not change the result."""
 
 
 _OPERATORS = {
     "sum": _Operator(active=16, low=0, high=lambda active: LARGEST // active, neutral=0),
-    # Two ranks: an average may be rounded at each step, and the fewer there are the closer the result can be held.
+    # Two ranks: an average may be rounded at each step, so fewer ranks allow a tighter tolerance.
     "avg": _Operator(active=2, low=0, high=lambda active: LARGEST // active, neutral=0),
     "prod": _Operator(active=6, low=1, high=lambda _: 2, neutral=1),
     "min": _Operator(active=16, low=0, high=lambda _: LARGEST - 1, neutral=LARGEST),
@@ -52,10 +52,10 @@ _OPERATORS = {
 
 
 class Pattern:
-    """Values by index. At most one period of them is in memory, and nothing where nobody asks."""
+    """Values by index. At most one period of them is in memory, and nothing until ``pieces`` is iterated."""
 
     def __init__(self, make: Callable[[torch.Tensor], torch.Tensor], period: int, device: torch.device) -> None:
-        """``make`` returns the values at places, which are below the period."""
+        """``make`` returns the values at the given places, which are all below ``period``."""
         self._make, self._period, self._device = make, period, device
 
     def pieces(self, start: int, stop: int) -> Iterator[torch.Tensor]:
@@ -65,7 +65,7 @@ class Pattern:
         made = None
         if stop - start >= self._period:
             made = self._values(0, self._period)
-            # Twice, so that every rotation of it is one piece.
+            # Doubled, so that every rotation is one contiguous piece.
             made = torch.cat([made, made])
         while start < stop:
             block, place = divmod(start, self._period)
@@ -82,7 +82,7 @@ class Pattern:
 
 
 def put_in(case: Case, group: Group, rank: int) -> Pattern:
-    """Return what a rank of the group, by its place in it, puts into its buffer."""
+    """Return the input of a rank. ``rank`` is its place in the group."""
     redop = case.redop
 
     def make(places: torch.Tensor) -> torch.Tensor:
@@ -94,7 +94,7 @@ def put_in(case: Case, group: Group, rank: int) -> Pattern:
 
 
 def reduced(case: Case, group: Group) -> Pattern:
-    """Return what all ranks of the group make together; in float64 where it need not be exact."""
+    """Return the reduction over all ranks of the group, in float64 if it may be inexact."""
     import torch
 
     redop = case.redop
@@ -111,10 +111,10 @@ def reduced(case: Case, group: Group) -> Pattern:
 
 
 def tolerance(case: Case, group: Group) -> float:
-    """Return how far a result may be off, relatively; 0 where it has to be exact.
+    """Return the allowed relative error of a result, 0 if it must be exact.
 
-    Backends average by a division at the end, or a multiplication of each value first. Both are exact where the number
-    of ranks is a power of two. Elsewhere each value, their sum and 1/n are rounded once.
+    Backends average by dividing at the end or by multiplying each value first. Both are exact if the number of ranks is
+    a power of two. Otherwise each value, their sum and 1/n are rounded once.
     """
     import torch
 
@@ -124,7 +124,7 @@ def tolerance(case: Case, group: Group) -> float:
 
 
 def working_bytes(case: Case, group: Group) -> int:
-    """Return what the pass takes at most beside the buffers, whatever the number of ranks."""
+    """Return the most memory that the pass takes besides the buffers. It does not depend on the number of ranks."""
     return min(case.count, _period(group)) * WORKING_BYTES
 
 
@@ -144,7 +144,7 @@ def _active(redop: str, size: int) -> int:
 
 
 def _share_of(redop: str, rank: int, size: int, places: torch.Tensor) -> torch.Tensor:
-    """Return what a rank puts in: a value of its own where it is one of those that follow ``place`` round the group."""
+    """Return a rank's input: its own value if it is one of the next active ranks after ``place``, else neutral."""
     import torch
 
     is_active = (rank - places) % size < _active(redop, size)
@@ -169,7 +169,7 @@ def _combine(redop: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tenso
 
 
 def _hash(ranks: torch.Tensor | int, places: torch.Tensor) -> torch.Tensor:
-    """Return numbers below 2**32 without a pattern of their own; multipliers of xxHash and of Knuth."""
+    """Return pseudo-random numbers below 2**32, with the multipliers of xxHash and Knuth."""
     mixed = (places * 2654435761 + ranks * 2246822519 + 374761393) & _MASK
     mixed = ((mixed ^ (mixed >> 15)) * 668265263) & _MASK
     return mixed ^ (mixed >> 13)

@@ -1,4 +1,4 @@
-"""Takes down how far this rank has come, for a report."""
+"""Records where this rank is, for a report."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ddpdoctor.probes.bandwidth.tracker import Tracker
 
 MAX_FRAMES = 60
-"""Ours: the innermost that are kept of a stack."""
+"""Our choice: how many innermost frames of a stack are kept."""
 MAX_TEXT = 500
-"""Ours: characters that are kept of an exception's first line."""
+"""Our choice: how many characters of an exception's first line are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +31,11 @@ class Failure:
     text: str
     """"ValueError: …", the first line."""
     stack: tuple[str, ...]
-    """From where it was caught to where it was raised, as in ``Position``."""
+    """The frames from where it was caught to where it was raised, as in ``Position``."""
 
 
 def describe_failure(error: BaseException) -> Failure:
-    """Return what is told of an exception."""
+    """Return an exception as the report shows it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     name = type(error).__name__
     text = f"{name}: {lines[0]}" if lines else name
@@ -46,7 +46,7 @@ def describe_failure(error: BaseException) -> Failure:
 def take_position(
     rank: int, tracker: Tracker, failure: Failure | None, states: Mapping[int, str], ends: Mapping[int, str]
 ) -> Position:
-    """Return where the main thread is now, or where it failed, and what is known of the processes beside this one."""
+    """Return where the main thread is now, or where it failed, and the states of the other processes on this host."""
     return Position(
         rank=rank,
         phase=tracker.phase,

@@ -1,4 +1,4 @@
-"""What cannot be measured is refused before anything is: by the options alone, and once the backend is known."""
+"""Refuses what a backend cannot reduce, before anything is measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def check_possible(settings: Settings) -> None:
-    """Raise ``UserError`` for a dtype that the backend cannot reduce with the operator."""
+    """Raise ``UserError`` if the backend cannot reduce a dtype with the operator."""
     if not any(collective.reduces for collective in settings.collectives):
         return
     for dtype in settings.dtypes:

@@ -1,4 +1,4 @@
-"""The processes of the ranks on this host: whether they run, are stopped, or are gone, and how they ended."""
+"""Watches the processes of the ranks on this host: whether they run, are stopped or gone, and how they ended."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from pathlib import Path
 
 PROC = Path("/proc")
 GONE = frozenset({"", "Z", "X"})
-"""State letters of a process that has ended; "" where there is none any longer."""
+"""State letters of a process that has ended; "" if it no longer exists."""
 FROZEN = frozenset({"T", "t"})
 """State letters of a process that a signal or a debugger has stopped."""
 EXITED = "exit status "
-"""Begins what is said of a process that ended by itself."""
+"""Start of the description of a process that ended by itself."""
 _STARTED, _EXIT_CODE = 19, 49
-"""Places in /proc/PID/stat behind the name, counted from the state (proc(5): fields 22 and 52)."""
+"""Positions in /proc/PID/stat after the name, counted from the state (proc(5): fields 22 and 52)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """Which process a rank is. Pids mean the same process only where ``space`` is the same."""
+    """Which process a rank is. Two pids can be compared only if ``space`` is the same."""
 
     space: str
-    """The machine since it was booted, and the pid namespace."""
+    """The boot id of the machine, and the pid namespace."""
     pid: int
     started_ticks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stat:
-    """What the kernel says of a process."""
+    """What the kernel reports about a process."""
 
     state: str
     started_ticks: int
     wait_status: int
-    """As waitpid(2) gives it; 0 while it lives, and where this process may not see it."""
+    """As in waitpid(2); 0 while the process lives, or if this process may not see it."""
 
 
 def read_stat(pid: int, proc: Path = PROC) -> Stat | None:
-    """Return what the kernel says of a process; None where there is none."""
+    """Return what the kernel reports about a process, or None if it does not exist."""
     try:
         text = (proc / str(pid) / "stat").read_text(errors="replace")
     except OSError:
@@ -52,7 +52,7 @@ def read_stat(pid: int, proc: Path = PROC) -> Stat | None:
 
 
 def read_home(proc: Path = PROC) -> Home | None:
-    """Return which process this is; None where /proc does not say."""
+    """Return which process this is, or None if /proc does not say."""
     stat = read_stat(os.getpid(), proc)
     try:
         boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
@@ -74,25 +74,25 @@ def describe_end(wait_status: int) -> str:
 
 
 class Neighbours:
-    """The other ranks' processes that this one can see."""
+    """The processes of other ranks that this process can see."""
 
     def __init__(self, own: Home | None) -> None:
-        """Take which process this is; without it none can be seen."""
+        """``own`` is this process. If it is None, no other process can be seen."""
         self._own = own
         self._homes: dict[int, Home] = {}
         self._pidfds: dict[int, int] = {}
         self.ends: dict[int, str] = {}
-        """By rank, how those ended of which that was seen: for a moment, until their parent has taken notice."""
+        """How processes ended, by rank. It can be seen only for a moment, until their parent reaps them."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Those that can be seen, in order."""
+        """The ranks that can be seen, in order."""
         return tuple(sorted(self._homes))
 
     def add(self, rank: int, home: Home) -> int | None:
-        """Add a rank that says where it lives; return a descriptor that is readable once it ends, where there is one.
+        """Add a rank. Return a descriptor that becomes readable when it ends, or None if there is none.
 
-        One that lives elsewhere is left out.
+        A rank on another machine or in another pid namespace is not added.
         """
         if self._own is None or home.space != self._own.space:
             return None
@@ -103,7 +103,7 @@ class Neighbours:
         return None
 
     def states(self) -> dict[int, str]:
-        """Return the state letter of each, "" for one that is gone; and remember how they ended."""
+        """Return the state letter of each rank's process, "" if it is gone. Remember how processes ended."""
         return {rank: self._state(rank, home) for rank, home in self._homes.items()}
 
     def gone(self) -> frozenset[int]:
@@ -115,7 +115,7 @@ class Neighbours:
         return frozenset(rank for rank, state in self.states().items() if state in GONE | FROZEN)
 
     def close(self) -> None:
-        """Let go of the descriptors."""
+        """Close the descriptors."""
         for descriptor in self._pidfds.values():
             os.close(descriptor)
         self._pidfds.clear()

@@ -1,4 +1,4 @@
-"""Who meets whom when: every pair once, in rounds of pairs that share nobody."""
+"""Schedules every pair once, in rounds of pairs that share no member."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ End = TypeVar("End")
 
 
 def circle_rounds(ends: Sequence[End]) -> tuple[tuple[tuple[End, End], ...], ...]:
-    """Return n - 1 rounds of n / 2 pairs; with an odd number n rounds, in each of which another end has a bye.
+    """Return n - 1 rounds of n / 2 pairs, or for odd n, n rounds with a different end sitting out each time.
 
-    The circle method: one end stays, the others walk round the table, and who sit face to face are a pair. A pair
-    has its ends in the order in which they were given.
+    This is the circle method: one end stays, the others rotate around the table, and opposite seats form a pair. A pair
+    keeps the order in which its ends were given.
     """
     if len(ends) < 2:
         return ()

@@ -1,4 +1,4 @@
-"""One rank of a bench from its start to its end: meet, agree, look at the machine, connect, measure, report, leave."""
+"""One rank of a bench from start to end: meet, agree, read the machine, connect, measure, report, leave."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from ddpdoctor.probes.ranks import Ranks
 
 REPORT_LIMIT_S = 120.0
-"""Ours: how long rank 0 may take to judge and draw; a first import of a plotting library takes several seconds."""
+"""Our choice: how long rank 0 may take to judge and draw. The first import of a plotting library takes seconds."""
 ABOVE_OURS = 3
-"""torch's own time limit is this many hang timeouts: the bench looks first, and says more."""
+"""torch's timeout is this many hang timeouts, so that the bench notices a hang first and says more."""
 LEAST_GROUP_LIMIT_S = 120.0
 
 
@@ -39,21 +39,21 @@ class Job:
     launch: Launch
     env: Mapping[str, str]
     settings: Settings
-    """The backend may be left open."""
+    """The backend may be ``AUTO``."""
     timeout_s: float
-    """For the slowest rank to come."""
+    """How long to wait for the slowest rank."""
     read_machines: Callable[[Conversation], None]
-    """Called on every rank, with nothing else running. Raises ``StoreError``."""
+    """Called on every rank while nothing else runs. Raises ``StoreError``."""
     report: Callable[[Bench], int]
-    """Judges and shows a bench on the rank that reports; returns the exit status."""
+    """Called on the rank that reports: judges and shows a bench, and returns the exit status."""
     show_error: Callable[[UserError], None]
     progress: Callable[[str, float, float | None], None]
 
 
 def run_rank(job: Job) -> int:
-    """Take part in a bench; return this rank's exit status, which is the same on all ranks.
+    """Take part in a bench and return the exit status, which is the same on all ranks.
 
-    Raises ``UserError`` where the ranks cannot meet.
+    Raises ``UserError`` if the ranks cannot meet.
     """
     try:
         with meet_ranks(job.launch, job.env, meet_limit_s=job.timeout_s, limit_s=job.timeout_s) as ranks:
@@ -65,7 +65,7 @@ def run_rank(job: Job) -> int:
 def run_wrong_rank(
     launch: Launch, env: Mapping[str, str], error: UserError, limit_s: float, show_error: Callable[[UserError], None]
 ) -> int:
-    """Take part only to say that this rank's command line is wrong, as that of all ranks may be; return the status."""
+    """Report to rank 0 that this rank's command line is wrong, and return the exit status. All ranks may be wrong."""
     proposal = Proposal(member=name_member(launch), settings=None, problem=error.message, help=error.help)
     try:
         with meet_ranks(launch, env, meet_limit_s=limit_s, limit_s=limit_s) as ranks:
@@ -74,7 +74,7 @@ def run_wrong_rank(
             except Disagreement as disagreement:
                 return _end_disagreed(ranks, disagreement, show_error)
     except StoreError:
-        pass  # nobody hears of it but the user
+        pass  # the other ranks cannot be told, only the user
     show_error(error)
     return error.status
 
@@ -102,7 +102,7 @@ def _end_disagreed(ranks: Ranks, disagreement: Disagreement, show_error: Callabl
         show_error(disagreement)
         return disagreement.status
 
-    # Ranks that never came hear nothing.
+    # Do not wait for ranks that never came.
     return ranks.end(tell, REPORT_LIMIT_S, others=lambda: ranks.conversation.add("came", 0) - 1)
 
 

@@ -1,4 +1,4 @@
-"""Signals for a thread: Python's own handlers run in the main thread alone, which may sit in a call into C++."""
+"""Delivers signals to a thread, because Python runs handlers only in the main thread, which may be blocked in C++."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class CaughtSignals:
-    """A context, for the main thread, in which signals that would end the process wake another thread instead.
+    """A context manager for the main thread. Signals that would end the process wake another thread instead.
 
-    A signal that is ignored, as SIGINT is in a shell's background jobs, stays so.
+    A signal that is ignored stays ignored, such as SIGINT in a shell's background jobs.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class CaughtSignals:
         self._selector.register(self._reader, selectors.EVENT_READ)
 
     def __enter__(self) -> Self:
-        """Put the handlers in."""
+        """Install the handlers."""
         self._former_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in CAUGHT:
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -38,7 +38,7 @@ class CaughtSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Put the former handlers back."""
+        """Restore the former handlers."""
         for number, handler in self._former.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._former_fd)
@@ -47,16 +47,16 @@ class CaughtSignals:
         self._writer.close()
 
     def listen_to(self, descriptor: int) -> None:
-        """End the waiting also when this descriptor becomes readable, once."""
+        """Also end ``wait`` when this descriptor becomes readable, once."""
         self._selector.register(descriptor, selectors.EVENT_READ)
 
     def wake(self) -> None:
-        """End the waiting of the other thread."""
+        """End the other thread's ``wait``."""
         with contextlib.suppress(BlockingIOError):
             self._writer.send(b"\0")
 
     def wait(self, limit_s: float) -> list[signal.Signals]:
-        """Wait, and return the signals that have come; none where the time is up or somebody woke us."""
+        """Wait, and return the signals that have come; [] after the limit or a wake-up."""
         for key, _ in self._selector.select(limit_s):
             if key.fileobj is not self._reader:
                 self._selector.unregister(key.fileobj)
@@ -68,4 +68,4 @@ class CaughtSignals:
 
 
 def _leave_to_thread(_number: int, _frame: object) -> None:
-    """Do nothing: Python writes the number to the wakeup descriptor before it asks for this."""
+    """Do nothing: Python has already written the number to the wakeup descriptor."""

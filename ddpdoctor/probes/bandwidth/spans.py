@@ -1,8 +1,8 @@
-"""The timed loops: each call by itself after a barrier, or batches of calls back to back.
+"""The timed loops: single calls, each after a barrier, or batches of calls back to back.
 
-A call's time runs from its start to its completion on this rank. On the CPU that is when the wait for it returns; on
-CUDA events are recorded on the stream that waits for the collective, and the host's clock runs beside them, since an
-event on the wrong stream would see no more than the start of the work. Nothing but the call and the clock is within.
+A call's time runs from its start to its completion on this rank. On the CPU it completes when the wait for it returns.
+On CUDA, events are recorded on the stream that waits for the collective. The host's clock runs too, because an event on
+the wrong stream would see only the start of the work. The timed region holds only the call and the clock.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
-    """What one rank saw, in microseconds: one of each a call, or a batch."""
+    """One rank's times in microseconds, one value per call, or per batch."""
 
     times_us: tuple[float, ...]
     host_us: tuple[float, ...]
-    """By the host's clock; the same on the CPU."""
+    """``times_us`` by the host's clock. On the CPU the two are the same."""
     waits_us: tuple[float, ...]
-    """How long this rank waited for the others in the barrier before, less how long it then took to hand in the call:
-    a rank that is late for either has little. Of batches it is the wait alone."""
+    """How long this rank waited for the others in the barrier, minus the time it then took to issue the call. It is
+    small for a rank that is late for either. For batches it is only the wait."""
 
     def __add__(self, more: Spans) -> Spans:
         return Spans(
@@ -41,7 +41,7 @@ class Spans:
 
 
 def time_calls(group: Group, op: str, calls: Iterator[Call], count: int) -> Spans:
-    """Time each of so many calls by itself, with a barrier before it."""
+    """Time ``count`` single calls, each after a barrier."""
     with _no_collections():
         if group.device.type == "cuda":
             return _time_calls_on_stream(group, op, calls, count)
@@ -49,7 +49,7 @@ def time_calls(group: Group, op: str, calls: Iterator[Call], count: int) -> Span
 
 
 def time_batches(group: Group, op: str, calls: Iterator[Call], batches: int, count: int) -> Spans:
-    """Time so many batches of ``count`` calls each, with a barrier before each batch."""
+    """Time ``batches`` batches of ``count`` calls, each batch after a barrier."""
     with _no_collections():
         if group.device.type == "cuda":
             return _time_batches_on_stream(group, op, calls, batches, count)
@@ -62,8 +62,8 @@ def _time_calls_on_host(group: Group, op: str, calls: Iterator[Call], count: int
     clock, tracker, ranks, handle = time.perf_counter_ns, group.tracker, group.ranks, group.handle
     times_us, waits_us = [], []
     for call in islice(calls, count):
-        # ``Group.barrier`` would do, but for a few microseconds between barrier and call in which the backend's threads
-        # fall asleep: 3 % of an all-reduce of 1 KiB, measured.
+        # Not ``Group.barrier``: it adds a few microseconds before the call, in which the backend's threads fall asleep.
+        # We measured 3 % of an all-reduce of 1 KiB.
         tracker.enter("barrier", ranks)
         barrier = dist.barrier(handle, True)  # noqa: FBT003 - async_op
         arrived = clock()
@@ -147,7 +147,7 @@ def _events() -> tuple[Any, Any]:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Keep Python's garbage collector from running in between."""
+    """Turn off Python's garbage collector while timing."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""What a row of times says: its quantiles, how well they are known, how much they vary."""
+"""Statistics of a row of times: quantiles, a confidence interval of the median, variation."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Z = 1.96
-"""Of the normal distribution: 95 % lie within so many standard deviations."""
+"""95 % of a normal distribution lie within this many standard deviations."""
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the value below which this share of them lies, by linear interpolation as numpy does."""
+    """Return the value below which ``share`` of the values lie, by linear interpolation as in numpy."""
     ordered = sorted(values)
     place = share * (len(ordered) - 1)
     low = math.floor(place)
@@ -23,10 +23,10 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return an interval of about 95 % for the median: two order statistics, whatever the distribution.
+    """Return a confidence interval of about 95 % for the median, for any distribution.
 
-    Their ranks are n/2 -+ 1.96 sqrt(n)/2 (Conover, Practical Nonparametric Statistics, 3rd edition, section 3.2). Of
-    five values and fewer even the whole range holds less: 94 % with five, 75 % with three.
+    Its ends are the values of rank n/2 -+ 1.96 sqrt(n)/2 (Conover, Practical Nonparametric Statistics, 3rd edition,
+    section 3.2). With five values or fewer, even the whole range gives less: 94 % with five, 75 % with three.
     """
     ordered = sorted(values)
     half = Z * math.sqrt(len(ordered)) / 2
@@ -36,6 +36,6 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def coefficient_of_variation(values: Sequence[float]) -> float:
-    """Return standard deviation over mean; 0 of a single value."""
+    """Return standard deviation over mean; 0 for a single value."""
     mean = statistics.fmean(values)
     return statistics.pstdev(values, mean) / mean if mean else 0.0

@@ -1,9 +1,9 @@
-"""Ends a bench after an alarm: all ranks say where they are, one of them reports, and all end with its status.
+"""Ends a bench after an alarm: all ranks say where they are, one of them reports, and all exit with its status.
 
-The main thread may sit in a call that never returns, and so may that of any other rank: the watchers do all this.
+The watchers do this, because the main thread of any rank may be in a call that never returns.
 
-Keys: ``position/RANK`` and ``ended/RANK`` say where a rank is, or was when it ended well; ``reporters`` counts the
-ranks that took it upon themselves to report.
+Keys in the store: ``position/RANK`` says where a rank is, ``ended/RANK`` where it was when it ended well. ``reporters``
+counts the ranks that want to report.
 """
 
 from __future__ import annotations
@@ -29,46 +29,46 @@ if TYPE_CHECKING:
     from ddpdoctor.probes.bandwidth.processes import Neighbours
 
 ANSWER_LIMIT_S = 4.0
-"""Ours: how long a rank may take to answer. Watchers look once a second; a busy machine may delay them for as long
-again, and a launcher that ends the ranks gives them some thirty seconds."""
+"""Our choice: how long a rank may take to answer. Watchers look once a second, a busy machine may delay them by as
+much, and a launcher that ends the ranks gives them about thirty seconds."""
 TURN_S, NEXT_TURN_S, MOST_TURNS = 3.0, 0.25, 8
-"""Ours: how long a rank leaves it to lower ones to report, and how much longer each further one does."""
+"""Our choice: how long a rank waits for lower ranks to report, and how much longer for each of them."""
 REPORT_LIMIT_S = 60.0
-"""Ours: how long a report may take to be judged, drawn and written; plotting libraries take long to import."""
+"""Our choice: how long judging, drawing and writing a report may take. Plotting libraries take long to import."""
 HEAR_LIMIT_S = 2.0
-"""Ours: how long the reporter stays for the others to hear how it went."""
+"""Our choice: how long the reporter waits for the others to receive the status."""
 LOOK_EVERY_S = 0.05
 SOON_S = 0.01
-"""Often enough to see how a process ended, before its parent has taken notice."""
+"""Often enough to see how a process ended before its parent reaps it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Why the bench is to end."""
+    """Why the bench must end."""
 
     ending: Ending
     rank: int
-    """Who raised it."""
+    """The rank that raised the alarm."""
     phase: str
-    """In which phase that rank was."""
+    """The phase that rank was in."""
     signal: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reporting:
-    """What is needed to end a bench."""
+    """What a rank needs to end a bench."""
 
     rank: int
     members: tuple[Member, ...]
     neighbours: Neighbours
     finish: Callable[[Stop], int]
-    """Writes the report of what there is, and returns the exit status."""
+    """Reports the results so far and returns the exit status."""
 
 
 def stop_together(reporting: Reporting, conversation: Conversation, alarm: Alarm, position: Position) -> int:
-    """Return the status to end with, after one rank has reported; raises ``StoreError`` before that."""
+    """Return the exit status after one rank has reported. Raises ``StoreError`` only before that."""
     conversation.send(f"position/{reporting.rank}", position)
-    # Rank 0 may have come to its end just now: then it has all there is, and reports that.
+    # If rank 0 has just finished, it has all results and reports them.
     if end_of(conversation, 0) is not None or not _becomes_reporter(reporting, conversation):
         return _hear_status(conversation, alarm)
     others = _gather(reporting, conversation)
@@ -80,20 +80,20 @@ def stop_together(reporting: Reporting, conversation: Conversation, alarm: Alarm
 
 
 def say_ended(conversation: Conversation, position: Position) -> None:
-    """Leave word that this rank has come to its end, so that nobody misses it."""
+    """Record that this rank ended well, so that the others do not take it for dead."""
     conversation.send(f"ended/{position.rank}", position)
 
 
 def end_of(conversation: Conversation, rank: int) -> Position | None:
-    """Return the last position of a rank that has come to its end."""
+    """Return the last position of a rank that ended well, or None."""
     return conversation.look(Position, f"ended/{rank}", f"rank {rank}")
 
 
 def stop_alone(reporting: Reporting, alarm: Alarm, position: Position) -> int:
-    """Do the same where the store is lost: on every host the lowest rank that can reports what it knows."""
+    """Stop without a store: on every host, the lowest rank that is able to reports what it knows."""
     neighbours = reporting.neighbours
     unable = neighbours.unable()
-    # A rank that exited by itself has reported: this one may come here only after that.
+    # A rank that exited by itself has reported already, before this rank came here.
     able = {rank for rank in neighbours.ranks if rank not in unable or _has_exited(neighbours, rank)}
     before = sorted(rank for rank in able if rank < reporting.rank)
     if all(_dies(neighbours, rank) for rank in before):
@@ -102,16 +102,16 @@ def stop_alone(reporting: Reporting, alarm: Alarm, position: Position) -> int:
 
 
 def _look_again(reporting: Reporting, position: Position) -> Position:
-    """Return this rank's position with what is known of the processes beside it by now.
+    """Return this rank's position with the present states of the processes on this host.
 
-    A process that is killed closes its connections before it shows as gone, so that a call may fail in between.
+    A killed process closes its connections before it shows as gone, and a call may fail in between.
     """
     states = {str(rank): state for rank, state in reporting.neighbours.states().items()}
     return replace(position, states=states, ends={str(rank): end for rank, end in reporting.neighbours.ends.items()})
 
 
 def _dies(neighbours: Neighbours, rank: int) -> bool:
-    """Wait for the end of a rank that is about to report; return whether a signal kept it from that."""
+    """Wait until a rank that may be reporting has ended. Return whether a signal killed it before it could report."""
     deadline = time.monotonic() + REPORT_LIMIT_S
     while rank not in neighbours.gone() and time.monotonic() < deadline:
         time.sleep(SOON_S)
@@ -123,7 +123,7 @@ def _has_exited(neighbours: Neighbours, rank: int) -> bool:
 
 
 def end_process(status: int) -> NoReturn:
-    """End this process without its main thread, which cannot be asked to."""
+    """End this process from another thread, because the main thread may never return."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # nobody reads it any longer
             stream.flush()
@@ -131,7 +131,7 @@ def end_process(status: int) -> NoReturn:
 
 
 def _becomes_reporter(reporting: Reporting, conversation: Conversation) -> bool:
-    """Return whether this rank is to report: the lowest of those that answer. Only one ever is."""
+    """Return whether this rank must report. It is always only one rank: the lowest of those that answer."""
     unable = reporting.neighbours.unable()
     before = sum(member.rank < reporting.rank and member.rank not in unable for member in reporting.members)
     wait_s = TURN_S + NEXT_TURN_S * min(before, MOST_TURNS) if before else 0.0
@@ -144,7 +144,7 @@ def _becomes_reporter(reporting: Reporting, conversation: Conversation) -> bool:
 
 
 def _gather(reporting: Reporting, conversation: Conversation) -> list[Position]:
-    """Return the positions of the others that answer in time. Those whose process cannot are not waited for."""
+    """Return the positions of the other ranks that answer in time. Do not wait for ranks that cannot answer."""
     positions: dict[int, Position] = {}
     missing = {member.rank for member in reporting.members} - {reporting.rank}
     deadline = time.monotonic() + ANSWER_LIMIT_S
@@ -162,7 +162,7 @@ def _gather(reporting: Reporting, conversation: Conversation) -> list[Position]:
 
 
 def _unable(reporting: Reporting, positions: Iterable[Position]) -> set[int]:
-    """Return the ranks that cannot answer, by what is seen on this host and reported from others."""
+    """Return the ranks that cannot answer, judged by the process states on this host and in other ranks' positions."""
     reported = {int(rank) for one in positions for rank, state in one.states.items() if state in GONE | FROZEN}
     return reported | reporting.neighbours.unable()
 
@@ -188,7 +188,7 @@ def _report(reporting: Reporting, alarm: Alarm, positions: Sequence[Position]) -
 
 
 def _ending(alarm: Alarm, positions: Sequence[Position]) -> Ending:
-    """Return how the bench ended: where nothing moved because a rank had failed, it failed."""
+    """Return how the bench ended. A hang because a rank had failed counts as a failure."""
     ended = {one.rank for one in positions if one.phase == "end"}
     gone = {int(rank) for one in positions for rank, state in one.states.items() if state in GONE} - ended
     failed = gone or any(one.error is not None for one in positions)

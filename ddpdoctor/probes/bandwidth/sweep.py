@@ -1,4 +1,4 @@
-"""The bench itself: every size checked and measured, from small to large, within the budget."""
+"""The bench itself: checks and measures every size, from small to large, within the budget."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 SLOWEST_GB_S = 0.01
-"""Of a network of 100 Mbit/s: what a first call is given time for, before anything is known. Ours."""
+"""Our choice: the slowest speed that a first call is given time for, about a 100 Mbit/s network."""
 
 
 def run_sweep(group: Group, settings: Settings, hosts: Sequence[str], log: Log, progress: Progress) -> None:
-    """Check and measure all cases within ``settings.budget_s``; all that is seen is in ``log`` at once, on every rank.
+    """Check and measure all cases within ``settings.budget_s``. Results go to ``log`` at once, on every rank.
 
-    ``hosts`` are by global rank, and the group is all ranks. What there is no time or no memory for is left out, and
-    said. What torch raises goes through.
+    ``hosts`` is indexed by global rank, and the group is all ranks. Cases without enough time or memory are listed in
+    ``log.left_out``. torch's errors propagate.
     """
     log.left_out.extend(list_impossible(settings, group.size))
     _note_places(settings, log)
@@ -48,13 +48,13 @@ def run_sweep(group: Group, settings: Settings, hosts: Sequence[str], log: Log, 
 
 
 def list_steps(cases: Sequence[Case]) -> list[Step]:
-    """Draw together the modes of each collective, dtype and size."""
+    """Group the modes of each collective, dtype and size into one step."""
     groups = groupby(cases, key=lambda case: (case.collective, case.dtype, case.size_bytes))
     return [Step(cases=tuple(members)) for _, members in groups]
 
 
 def _note_places(settings: Settings, log: Log) -> None:
-    """Say where --in-place is not what is measured."""
+    """Note the collectives that --in-place does not apply to."""
     other = [one.value for one in settings.collectives if not is_in_place(one, asked=True)]
     if settings.in_place and other:
         log.note(f"{' and '.join(other)}: measured out of place, there is no form in place")
@@ -74,7 +74,7 @@ class _Sweep:
         """When the sweep is expected to end."""
 
     def take(self, steps: list[Step]) -> list[Step]:
-        """Measure the first step, or leave out its curve from there on; return the steps that are left."""
+        """Measure the first step, or leave out the rest of its curve. Return the remaining steps."""
         first = steps[0]
         elapsed_s = self._group.agree(time.monotonic() - self._began_s)
         slot = share_out(steps, self._forecast, self._settings.budget_s - elapsed_s)
@@ -112,12 +112,12 @@ class _Sweep:
         forecast.see_rest(step, group.agree(time.monotonic() - began_s - timed_s))
 
     def _time(self, step: Step, case: Case, slot: Slot, sets: Sequence[Buffers], checked: Checked) -> float:
-        """Measure one mode; return how long the timed calls took on this rank."""
+        """Measure one mode, and return how long the timed calls took on this rank."""
         self._come_to("measure", step, max(slot.seconds[case.mode], self._longest_s(step)))
         measured = measure(self._group, case, self._effort(slot.seconds[case.mode]), sets)
         result = replace(measured.measurement, wrong=sum(one.count for one in checked.wrong))
         if case == step.cases[0]:
-            # The check has made the call that opens connections and warms up, before any that is timed.
+            # The check made the first call, which opens connections and warms up.
             result = replace(result, first_us=checked.first_us)
         self._log.results.append(result)
         self._arrivals.add(measured.waits_us)
@@ -135,7 +135,7 @@ class _Sweep:
         self._progress(name_step(step), elapsed_s / whole_s if whole_s else 0.0, left_s)
 
     def _longest_s(self, step: Step) -> float:
-        """Return how long a call may take without a hang being suspected."""
+        """Return how long a call may take before it looks like a hang."""
         if self._forecast.knows(step):
             return self._forecast.rest_s(step)
         return step.size_bytes / (SLOWEST_GB_S * 1e9)

@@ -1,4 +1,4 @@
-"""Measures one case: the first call, a warm-up, then as many timed calls as the first rank finds time for."""
+"""Measures one case: the first call, a warm-up, then as many timed calls as the first rank has time for."""
 
 from __future__ import annotations
 
@@ -25,57 +25,57 @@ if TYPE_CHECKING:
     from ddpdoctor.probes.bandwidth.spans import Spans
 
 LEAST_CALLS = 5
-"""Timed calls a case in latency mode, however little time there is. Ours: the fewest whose range is an interval of 94 %
-for the median."""
+"""Our choice: the least number of timed calls per case in latency mode, even without time for them. With five, the
+range is a 94 % confidence interval of the median."""
 MOST_CALLS = 400
-"""Ours: the median lies between the 180th and the 221st of so many, and other sizes have more need of the time."""
+"""Our choice: with 400 calls the median lies between the 180th and the 221st. Other sizes need the time more."""
 LEAST_BATCHES = 3
 MOST_BATCHES = 30
-"""Batches a case in throughput mode. Ours: more time makes longer batches rather than more of them."""
+"""Our choice: the most batches per case in throughput mode. More time makes longer batches instead of more."""
 LEAST_BATCH_S = 0.005
 MOST_BATCH_CALLS = 100
-"""A batch lasts so long or has so many calls. Ours: a thread woken late, by tens of microseconds, hardly shows then."""
+"""Our choice: a batch lasts ``LEAST_BATCH_S`` or has this many calls. Then waking up tens of us late hardly shows."""
 MOST_WARMUP = 5
 WARMUP_SHARE = 0.1
 SLOW_CALL_S = 0.1
-"""Ours: warm-up takes up to so much of the time for a case, and at least one call, unless calls are so slow that what
-only the first one does is no part of them that matters."""
+"""Our choice: warm-up takes up to ``WARMUP_SHARE`` of a case's time and at least one call. Calls slower than
+``SLOW_CALL_S`` may go without, because the extra work of their first call does not matter."""
 FIRST_SHARE = 0.25
-"""Ours: of the calls that there seems to be time for, so many show how many there really is time for."""
+"""Our choice: this share of the planned calls is timed first, to find out how many calls there is really time for."""
 CLOCKS_DIFFER = 0.1
 SPAN_OVERHEAD_US = 100.0
-"""Host and events may differ by a tenth, and by what it takes to launch a kernel and to be told of its end; ours."""
+"""Our choice: host clock and events may differ by a tenth, plus the time to launch a kernel and to notice its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much to measure. Only the first rank's counts, where time decides."""
+    """How much to measure. If time decides, only the first rank's value counts."""
 
     warmup: int | None = None
     iterations: int | None = None
-    """Timed calls; None: as many as ``seconds`` allow."""
+    """The number of timed calls, or None for as many as ``seconds`` allow."""
     seconds: float = 0.5
-    """For the timed calls, barriers included. A few are made even where they take longer."""
+    """Time for the timed calls, including barriers. A few are made even if they take longer."""
     cold: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A case, measured; the same on every rank."""
+    """The measurement of a case, the same on every rank."""
 
     measurement: Measurement
     waits_us: tuple[tuple[float, ...], ...]
-    """One row a rank, one value a call: as in ``Spans``, evened out. Empty in throughput mode, which has no barrier
-    before each."""
+    """The waits of ``Spans`` after ``even_out``: one row per rank, one value per call. Empty in throughput mode, which
+    has no barrier before each call."""
     timed_s: float
-    """How long all timed calls took, barriers included, on this rank."""
+    """How long all timed calls took on this rank, including barriers."""
     note: str = ""
-    """What is odd about it, as a clause."""
+    """What is unusual about the measurement, as a clause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """So many batches of so many calls each; in latency mode every batch is one call."""
+    """The number of batches, and of calls per batch. In latency mode every batch is one call."""
 
     batches: int
     calls: int
@@ -83,7 +83,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Timed:
-    """One row a rank."""
+    """The times of all ranks, one row per rank."""
 
     first_us: tuple[float, ...]
     times_us: tuple[tuple[float, ...], ...]
@@ -92,9 +92,9 @@ class _Timed:
 
 
 def measure(group: Group, case: Case, effort: Effort, sets: Sequence[Buffers] = ()) -> Measured:
-    """Measure a case; all ranks of the group call this at once, and all get the same.
+    """Measure a case. All ranks of the group call this at once and get the same result.
 
-    ``sets`` are buffers for the case where there are some already. What torch raises goes through.
+    ``sets`` are buffers for the case if they exist already. torch's errors propagate.
     """
     calls = cycle([make_call(group, case, one) for one in sets or make_sets(group, case, most_calls(effort))])
     if effort.cold:
@@ -116,10 +116,10 @@ def measure(group: Group, case: Case, effort: Effort, sets: Sequence[Buffers] = 
 
 
 def even_out(waits_us: Sequence[Sequence[float]], calls_us: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
-    """Add to each wait the time that the rank's call before it took; one row a rank.
+    """Add to each wait the time of the rank's previous call. One row per rank.
 
-    A rank whose call ended early waits for the others in the next barrier, although they did not dawdle: behind a slow
-    link, what one rank has sent is with the other a while later. What is left apart is what each does between calls.
+    A rank whose call ended early waits in the next barrier although the others are not late: over a slow link, data
+    arrives a while after it was sent. What remains is the difference in what each rank does between calls.
     """
     return tuple(
         tuple(wait + before for wait, before in zip(waits, (0.0, *calls), strict=False))
@@ -128,7 +128,7 @@ def even_out(waits_us: Sequence[Sequence[float]], calls_us: Sequence[Sequence[fl
 
 
 def most_calls(effort: Effort) -> int:
-    """Return how many calls use different buffers where they are to be cold: all that may be made; else one."""
+    """Return how many buffers the calls need at most: one per call if buffers must be cold, else one."""
     if not effort.cold:
         return 1
     timed = effort.iterations or MOST_BATCHES * MOST_BATCH_CALLS
@@ -136,7 +136,7 @@ def most_calls(effort: Effort) -> int:
 
 
 def _warm_up(group: Group, case: Case, calls: Iterator[Call], effort: Effort, first_s: float) -> float:
-    """Make calls that do not count, as those that will; return the seconds of one, with its barrier if it has one."""
+    """Make uncounted calls like the timed ones. Return the seconds per call, including its barrier if it has one."""
     count = effort.warmup
     if count is None:
         affordable = math.floor(WARMUP_SHARE * effort.seconds / max(first_s, 1e-9))
@@ -152,7 +152,7 @@ def _warm_up(group: Group, case: Case, calls: Iterator[Call], effort: Effort, fi
 
 
 def plan_calls(mode: Mode, effort: Effort, each_s: float) -> Plan:
-    """Return how many calls are timed, where one takes so many seconds. In throughput mode they are rounded up."""
+    """Return how many calls to time if one takes ``each_s``. In throughput mode the number is rounded up."""
     each_s = max(each_s, 1e-9)
     affordable = math.floor(effort.seconds / each_s)
     if mode is Mode.LATENCY:
@@ -166,7 +166,7 @@ def plan_calls(mode: Mode, effort: Effort, each_s: float) -> Plan:
 
 
 def _run_within(group: Group, case: Case, calls: Iterator[Call], effort: Effort, plan: Plan) -> Spans:
-    """Time the calls of the plan; where time decides, some of them first, and as many more as these leave time for."""
+    """Time the calls of the plan. If time decides, time some first, then as many more as there is time for."""
     if effort.iterations is not None:
         return _run(group, case, calls, plan.batches, plan.calls)
     least, most = (LEAST_CALLS, MOST_CALLS) if case.mode is Mode.LATENCY else (LEAST_BATCHES, MOST_BATCHES)
@@ -186,7 +186,7 @@ def _run(group: Group, case: Case, calls: Iterator[Call], batches: int, count: i
 
 
 def _agree(group: Group, count: int) -> int:
-    """Return the first rank's number: ranks that made another number of calls would wait for ever."""
+    """Return the first rank's number. A rank that made another number of calls would wait forever."""
     return int(group.agree(count))
 
 
@@ -210,7 +210,7 @@ def summarise(
     *,
     warm: bool,
 ) -> Measurement:
-    """Reduce over ranks first, the slowest of each iteration, then over iterations. ``times_us`` has a row a rank."""
+    """Take the slowest rank of each iteration, then reduce over iterations. ``times_us`` has one row per rank."""
     slowest = [max(column) / calls for column in zip(*times_us, strict=True)]
     p50_us = statistics.median(slowest)
     low_us, high_us = median_interval(slowest)
@@ -240,7 +240,7 @@ def summarise(
 
 
 def _compare_clocks(timed: _Timed) -> str:
-    """Say where the device's clock and the host's disagree over all calls: one of them saw something else."""
+    """Return a note if the device's clock and the host's disagree over all calls, which means one of them is wrong."""
     device_us = max(map(sum, timed.times_us))
     host_us = max(map(sum, timed.host_us))
     allowed_us = CLOCKS_DIFFER * host_us + SPAN_OVERHEAD_US * len(timed.times_us[0])

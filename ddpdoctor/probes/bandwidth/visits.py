@@ -1,4 +1,4 @@
-"""Small groups of ranks measured by themselves, each several times, so that a passing disturbance blames nobody."""
+"""Measures small groups of ranks separately and repeatedly, so that a brief disturbance does not blame a rank."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     Progress = Callable[[str, float, float | None], None]
 
 VISITS = 9
-"""Ours: the rules ask for slowness in two turns of three, or four of five, and compare only within a turn. A machine of
-two cores in use by others doubles the latency of a healthy pair in one turn of three."""
+"""Our choice: turns. The rules ask for slowness in two of three turns, or four of five, and compare only within a turn.
+On a busy machine with two cores, a healthy pair's latency doubles in one turn of three."""
 LEAST_VISITS = 5
-"""So many where the budget is used up."""
+"""The turns that are made even if the budget is used up."""
 SMALL_BYTES = 1024
 LEAST_SLOT_S = 0.08
-"""Ours: dozens of small calls and ten large ones over Gloo."""
+"""Our choice: enough for dozens of small calls and ten large ones over Gloo."""
 MOST_SLOT_S = 0.15
-"""Ours: more turns tell more than longer ones."""
+"""Our choice: more turns are better than longer ones."""
 FIRST_SHARE = 0.5
-"""Of the budget, for the first visits, in which connections are made. What has not had its turn by then is left out."""
+"""Share of the budget for the first turn, which also opens connections. Units not reached by then are left out."""
 LEAST_SLOTS = 3
-"""So many have their turn in any case: with the pairs of three it can be told which one is slow."""
+"""Slots that are always measured. The three pairs of three ranks are enough to find the slow one."""
 KEPT = 16
-"""Ours: how many groups a rank keeps open. A communicator of NCCL holds tens of MiB of GPU memory, a group of Gloo
-two threads; beyond this each is closed after its visit and made again for the next."""
+"""Our choice: how many groups a rank keeps open. An NCCL communicator holds tens of MiB of GPU memory, a Gloo group two
+threads. Beyond this number, each group is closed after its visit and created again for the next."""
 DTYPE = "float32"
 ELEMENT_BYTES = 4
 WARMUP = 2
@@ -50,31 +50,31 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is measured when: the units of a slot at once, the slots one after another. The same on all ranks."""
+    """The order of measurement: the units of a slot at once, the slots one by one. The same on all ranks."""
 
     phase: str
     slots: tuple[tuple[Unit, ...], ...]
     size_bytes: int
-    """For bandwidth."""
+    """The size of the calls that measure bandwidth."""
     budget_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """One unit measured once."""
+    """One measurement of one unit."""
 
     latency_us: float
-    """Of SMALL_BYTES."""
+    """For calls of SMALL_BYTES."""
     busbw_gb_s: float
-    """Of the plan's size."""
+    """For calls of the plan's size."""
     late_us: tuple[float, ...]
-    """Of each of its ranks: by how much later than the others it came to the barriers of the small calls."""
+    """For each of its ranks, how much later than the others it came to the barriers of the small calls."""
 
 
 def visit_units(world: Group, plan: Plan, progress: Progress) -> Iterator[list[tuple[Unit, Visit]]]:
-    """Measure all units in turn, ``VISITS`` times over; yield after each slot, on every rank.
+    """Measure all units in turn, ``VISITS`` times, and yield each slot's visits on every rank.
 
-    Rank 0's clock decides for all ranks where there is no time for all slots, or for all turns.
+    If there is no time for all slots or turns, rank 0's clock decides for all ranks.
     """
     groups = _Groups(world)
     started_s, elapsed_s = time.monotonic(), 0.0
@@ -98,7 +98,7 @@ def visit_units(world: Group, plan: Plan, progress: Progress) -> Iterator[list[t
 
 
 def slot_seconds(budget_s: float, slots: int) -> float:
-    """Return the time for each of so many slots."""
+    """Return the time for each slot."""
     return min(max(budget_s / max(slots, 1), LEAST_SLOT_S), MOST_SLOT_S)
 
 
@@ -112,7 +112,7 @@ def _tell(progress: Progress, what: str, share: float, elapsed_s: float) -> None
 
 
 def _visit_mine(groups: _Groups, slot: Sequence[Unit], size_bytes: int, slot_s: float) -> list[float]:
-    """Take part in this rank's unit of the slot, if there is one; return latency, bandwidth and own lateness."""
+    """Take part in this rank's unit of the slot. Return latency, bandwidth and own lateness; zeros without a unit."""
     mine = [0.0] * 3
     for group in groups.of(slot):
         small = measure(group, _case(SMALL_BYTES), Effort(warmup=WARMUP, seconds=slot_s / 3))
@@ -156,7 +156,7 @@ def _read_visit(unit: Unit, rows: Sequence[Sequence[float]]) -> Visit:
 
 
 class _Groups:
-    """The groups of the units. All ranks make all of them, in the same order: to make one is a collective call."""
+    """The groups of the units. All ranks create all of them in the same order, because creating one is collective."""
 
     def __init__(self, world: Group) -> None:
         self._world = world
@@ -164,20 +164,20 @@ class _Groups:
         self._handles: dict[tuple[int, ...], Any] = {}
 
     def of(self, slot: Sequence[Unit]) -> list[Group]:
-        """Make what is not open yet, and return this rank's own group of the slot: one or none."""
+        """Create the groups that are not open yet, and return this rank's own group of the slot, if any."""
         for unit in slot:
             if unit.ranks not in self._handles:
                 self._handles[unit.ranks] = self._open(unit.ranks)
         return [self._group(unit.ranks) for unit in slot if self._rank in unit.ranks]
 
     def release(self, slot: Sequence[Unit]) -> None:
-        """Close the groups of a slot again where a rank has too many. All ranks know of all, and decide alike."""
+        """Close the groups of a slot if some rank has too many. All ranks know all groups and decide the same."""
         held = Counter(rank for ranks in self._handles for rank in ranks)
         if max(held.values()) > KEPT:
             self._close([unit.ranks for unit in slot])
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all groups."""
         self._close(list(self._handles))
 
     def _close(self, closing: Sequence[tuple[int, ...]]) -> None:
@@ -205,10 +205,10 @@ class _Groups:
 
 @contextmanager
 def _unbound() -> Iterator[None]:
-    """Have groups made by their own ranks alone.
+    """Let a new group be created by its own ranks alone.
 
-    torch splits the communicator of a group that is bound to a device, and the split needs every rank of it. Ranks
-    outside the new group call ``perform_nocolor_split``, which holds the GIL for as long as another rank does not come.
+    If the default group is bound to a device, torch splits its communicator, which needs all its ranks. Ranks outside
+    the new group call ``perform_nocolor_split``, which holds the GIL until every other rank comes.
     """
     import torch.distributed as dist
 

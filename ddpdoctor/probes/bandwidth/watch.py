@@ -1,10 +1,10 @@
-"""Watches a rank of the bench from a thread: for a hang, a signal, an exception, the death of another rank.
+"""Watches a rank of the bench from a thread: for a hang, a signal, an exception, or the death of another rank.
 
-Keys: ``home/RANK`` says which process a rank is; ``moving/N`` and ``still/N`` count the answers to question N, whether
-anything moves.
+In each case, partial results are reported and all ranks end. In a healthy bench it reads one counter of the store once
+a second, and does nothing else that could disturb a timed call.
 
-Whatever it is, partial results are reported and all ranks end. In a healthy bench it looks at one counter of the store
-once a second, and does nothing else that a timed call could notice.
+Keys in the store: ``home/RANK`` says which process a rank is. A rank that suspects a hang asks the others whether they
+progress; ``moving/N`` and ``still/N`` count the answers to question N.
 """
 
 from __future__ import annotations
@@ -50,29 +50,29 @@ if TYPE_CHECKING:
 Given = TypeVar("Given")
 
 LOOK_EVERY_S = 1.0
-"""Ours: often enough for a user who waits, and one call in thousands that it could disturb."""
+"""Our choice: soon enough for a waiting user, and it can disturb only one call in thousands."""
 SIGTERM_LIMIT_S = 2.0
-"""Ours: how long the reason of a SIGTERM is looked for. torchrun sends one within 0.1 s of a rank's death."""
+"""Our choice: how long to look for the reason of a SIGTERM. torchrun sends it within 0.1 s of a rank's death."""
 ASK_LATER_S, MOST_LATER = 0.25, 16
-"""Ours: how much later than the rank before it a rank asks whether anything moves, so that few do."""
+"""Our choice: how much later each rank asks than the rank before it, so that few ranks ask."""
 STILL_SHARE = 0.5
-"""Ours: a rank that is asked stands still where it has done so for this share of the hang timeout: the last call before
-a hang may have ended a little later there."""
+"""Our choice: a rank answers "still" after this share of the hang timeout without progress, because its last call
+before the hang may have ended a little later."""
 MEET_LIMIT_S = 5.0
-"""Ours: the ranks have just agreed with each other, so that all are about to say which processes they are."""
+"""Our choice: the ranks have just agreed with each other, so all will soon say which process they are."""
 SOON_S = 0.05
 NO_NEWS = News(alarm=False, questions=0)
 GIL_LIMIT_S = 80.0
-"""Ours: so much longer than the hang timeout no Python may run in a process before it ends itself: a start of CUDA may
-keep the GIL for a minute, and the end is put off now and then only."""
+"""Our choice: if no Python runs for this much longer than the hang timeout, the process ends itself. Starting CUDA may
+hold the GIL for a minute, and the timer is reset only every ``PUT_OFF_EVERY_S``."""
 PUT_OFF_EVERY_S = 10.0
 STOP_LIMIT_S = 200.0
-"""Ours: the same while a report is made, which takes 80 s at most."""
+"""Our choice: the same limit while a report is written, which takes 80 s at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """A rank of a bench, as its watcher knows it."""
+    """What a watcher needs to know about its rank."""
 
     rank: int
     members: tuple[Member, ...]
@@ -80,22 +80,22 @@ class Watched:
     conversation: Conversation
     hang_timeout_s: float
     finish: Callable[[Stop], int]
-    """Writes the report of what there is, and returns the exit status. Called in one rank, in the watcher's thread."""
+    """Reports the results so far and returns the exit status. Called on one rank, in the watcher's thread."""
     gil_limit_s: float = GIL_LIMIT_S
-    """For how long beyond the hang timeout no Python may run here."""
+    """How long beyond the hang timeout this process may run no Python."""
     clean_up: Callable[[], None]
-    """Called in every rank before a stop ends its process, past all contexts that the main thread is in."""
+    """Called on every rank before a stop ends its process, because the main thread's context managers do not exit."""
 
 
 class Watcher:
-    """A context around all phases, for the main thread.
+    """A context manager around all phases, for the main thread.
 
-    Inside it, signals and exceptions lead to a report and the end of the process: then it is not left again.
+    Inside it, signals and exceptions lead to a report and end the process, so the context is never left.
     ``UserError`` is passed on.
     """
 
     def __init__(self, watched: Watched) -> None:
-        """Take what is to be watched."""
+        """``watched`` describes this rank."""
         self._watched = watched
         self._conversation = watched.conversation
         self._neighbours = Neighbours(read_home())
@@ -113,10 +113,10 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="ddpdoctor-watch", daemon=True)
 
     def __enter__(self) -> Self:
-        """Start to watch."""
+        """Start watching."""
         self._signals.__enter__()
         self._put_off()
-        # Not in the thread: a rank that dies at once must have said which process it is.
+        # Not in the thread: even a rank that dies at once must have said which process it is.
         self._introduce()
         self._thread.start()
         return self
@@ -124,13 +124,13 @@ class Watcher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the watch; an exception of the bench ends the process instead."""
+        """Stop watching. An exception of the bench ends the process instead."""
         if isinstance(error, Exception) and not isinstance(error, UserError):
             self.failed(error)
         with self._lock:
             self._leaving = not self._stopping
         self._signals.wake()
-        # Where a stop is under way the thread ends the process.
+        # If a stop is under way, the thread ends the process during this join.
         self._thread.join()
         with contextlib.suppress(StoreError):
             say_ended(self._conversation, replace(self._position(), phase="end"))
@@ -139,7 +139,7 @@ class Watcher:
         self._neighbours.close()
 
     def failed(self, error: BaseException) -> NoReturn:
-        """Report an exception of the main thread, and end the process."""
+        """Report an exception of the main thread and end the process."""
         self._failure = describe_failure(error)
         self._signals.wake()
         self._thread.join()
@@ -156,12 +156,12 @@ class Watcher:
                 self._stop(alarm)
 
     def _pause_s(self) -> float:
-        """Return how long to rest: less at first, until the ranks of this host have said which processes they are."""
+        """Return the pause between checks. It is short until this host's ranks have said which processes they are."""
         meets = bool(self._unknown) and time.monotonic() < self._meet_until_s
         return SOON_S if meets else LOOK_EVERY_S
 
     def _put_off(self) -> None:
-        """Put the end off that this process comes to where this thread does not run."""
+        """Reset the timer that ends this process if this thread cannot run."""
         now_s = time.monotonic()
         if now_s - self._put_off_at_s >= min(PUT_OFF_EVERY_S, self._watched.gil_limit_s / 2):
             self._put_off_at_s = now_s
@@ -173,7 +173,7 @@ class Watcher:
             self._try(lambda: self._conversation.send(f"home/{self._watched.rank}", home), None)
 
     def _begins_to_stop(self) -> bool:
-        """Return False where the main thread has come to its end at this very moment."""
+        """Return False if the main thread has just finished."""
         with self._lock:
             self._stopping = not self._leaving
         return self._stopping
@@ -205,7 +205,7 @@ class Watcher:
                 self._signals.listen_to(descriptor)
 
     def _explain_sigterm(self) -> Alarm:
-        """Tell whether a launcher sends it because a rank has failed, or somebody wants the bench to end."""
+        """Find out whether a launcher sent SIGTERM because a rank failed, or somebody wants the bench to end."""
         deadline = time.monotonic() + SIGTERM_LIMIT_S
         while time.monotonic() < deadline:
             if self._failure is not None or self._somebody_died(where_unknown=True):
@@ -216,9 +216,10 @@ class Watcher:
         return self._raise(Ending.INTERRUPTED, signal.SIGTERM)
 
     def _somebody_died(self, *, where_unknown: bool = False) -> bool:
-        """Return whether a process on this host is gone without a word. A lost store does not say whether it left one.
+        """Return whether a rank's process on this host is gone without having said that it ended well.
 
-        What then looks like a death may be the good end of rank 0, which may have served the store.
+        If the store is lost, nobody knows, and ``where_unknown`` is returned: it may be rank 0, which served the store
+        and ended well.
         """
         for rank in self._neighbours.gone() - self._ended:
             try:
@@ -231,7 +232,7 @@ class Watcher:
         return False
 
     def _all_stand_still(self) -> bool:
-        """Return whether no call has been completed for too long: here, and on every rank that answers."""
+        """Return whether no call has completed for too long, here and on every rank that answers."""
         later_s = ASK_LATER_S * min(self._watched.rank, MOST_LATER)
         if self._still_s() < self._watched.hang_timeout_s + later_s or time.monotonic() < self._ask_not_before_s:
             return False
@@ -244,7 +245,7 @@ class Watcher:
         return not moving and self._still_s() >= self._watched.hang_timeout_s
 
     def _ask_whether_moving(self) -> bool:
-        """Ask all ranks; those that do not answer in time are taken to stand still."""
+        """Ask all ranks whether they progress. Those that do not answer in time count as hanging."""
         question = self._conversation.ask()
         self._answer(question)
         deadline = time.monotonic() + ANSWER_LIMIT_S
@@ -259,21 +260,21 @@ class Watcher:
         return False
 
     def _answer(self, questions: int) -> None:
-        """Answer what has been asked since the last time."""
+        """Answer the questions since the last call."""
         moving = self._still_s() < self._watched.hang_timeout_s * STILL_SHARE
         for question in range(self._answered + 1, questions + 1):
             self._try(partial(self._conversation.add, f"{'moving' if moving else 'still'}/{question}", 1), 0)
-            # Whoever asked is about to decide.
+            # The rank that asked is about to decide.
             self._ask_not_before_s = time.monotonic() + ANSWER_LIMIT_S
         self._answered = max(self._answered, questions)
 
     def _still_s(self) -> float:
-        """Return for how long no call has been completed here, beyond what one may well take."""
+        """Return how long no call has completed here, minus the time that the next one is expected to take."""
         tracker = self._watched.tracker
         return time.monotonic() - tracker.moved_s - tracker.allowance_s
 
     def _hear_alarm(self) -> Alarm:
-        # Where the rank that raised it failed to say why, that it did is all that is known.
+        # If the alarm's reason did not arrive, assume a failure.
         return self._try(partial(self._conversation.alarm, Alarm), self._alarm(Ending.FAILED))
 
     def _raise(self, ending: Ending, number: signal.Signals | None = None) -> Alarm:
@@ -303,7 +304,7 @@ class Watcher:
         end_process(status)
 
     def _try(self, call: Callable[[], Given], otherwise: Given) -> Given:
-        """Return what a call of the store returns, or something else where the store is lost, for now or for good."""
+        """Return the result of a store call, or ``otherwise`` if the store is lost, for now or for good."""
         try:
             return call()
         except StoreError:

@@ -1,4 +1,4 @@
-"""The settings of a bench as a user knows them: by option, with values as they are typed."""
+"""Describes the settings of a bench as the user knows them: by option, with values as typed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = {
     "iterations": "--iters",
     "hang_timeout_s": "--hang-timeout",
 }
-"""Options that are not called as the field of ``Settings`` is."""
+"""Options whose names differ from the field of ``Settings``."""
 
 
 def describe_settings(settings: Settings) -> dict[str, str]:
