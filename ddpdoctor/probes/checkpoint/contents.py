@@ -1,4 +1,4 @@
-"""What the parts of a checkpoint are: told by their own keys, as torch's classes write them, not by their place."""
+"""Recognizes the parts of a checkpoint by the keys that torch's classes write, not by where they are."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 MOST_DEPTH = 4
-"""How deep parts are looked for: trainers put them one or two levels down."""
+"""How deep to look for parts. Trainers put them one or two levels down."""
 CPU_STATE_BYTES = 5056
 CUDA_STATE_BYTES = 16
-"""Sizes of what ``torch.get_rng_state`` and ``torch.cuda.get_rng_state`` return, as uint8."""
+"""Sizes of the uint8 tensors that ``torch.get_rng_state`` and ``torch.cuda.get_rng_state`` return."""
 RANDOM_WORDS = ("rng", "random_state", "generator_state")
 PROGRESS_WORDS = ("epoch", "step", "iter", "global_step", "iteration", "num_updates")
 
 
 def describe(root: Any, names: tuple[str, ...]) -> Contents:
-    """Return what a checkpoint holds; ``names`` are the functions and classes that its pickle names."""
+    """Return what a checkpoint holds. ``names`` are the functions and classes that its pickle names."""
     found = list(_walk(root, "", 0))
     parts = {part for _, value, key in found if (part := _part_of(key, value)) is not None}
     weights = tuple(one for path, value, _ in found if (one := _weights_at(path, value)) is not None)
@@ -38,19 +38,19 @@ def describe(root: Any, names: tuple[str, ...]) -> Contents:
 
 
 def describe_tensor(name: str, ref: TensorRef) -> TensorIn:
-    """Return a tensor as facts have it."""
+    """Return a tensor's name, shape and dtype as a fact."""
     return TensorIn(name=name, shape=ref.shape, dtype=ref.dtype)
 
 
 def weights_of(tensors: Mapping[str, TensorRef]) -> Contents:
-    """Return the contents of a file that holds nothing but tensors by name."""
+    """Return the contents of a file that holds only named tensors."""
     described = tuple(describe_tensor(name, ref) for name, ref in tensors.items())
     weights = (Weights(where="", tensors=described),) if described else ()
     return Contents(tensors=described, weights=weights, parts=(Part.MODEL,) if weights else ())
 
 
 def _walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any, str]]:
-    """Yield path, value and last key of all that may be a part; not what is inside of one."""
+    """Yield path, value and last key of everything that may be a part, but not what is inside a part."""
     yield path, value, path.rpartition(".")[2]
     if depth == MOST_DEPTH or _is_weights(value) or _is_module(value) or _is_optimizer(value):
         return
@@ -101,10 +101,10 @@ def _is_random(key: str, value: Any) -> bool:
 
 
 def _is_weights(value: Any) -> bool:
-    """Say whether a dict is a model's state dict: texts for keys, and tensors that are no random state for values.
+    """Return whether a dict is a model's state dict: string keys, and tensors that are not random state as values.
 
-    Beside the tensors a state dict may hold what layers add (``_extra_state``), so that half of them is enough; what
-    holds another dict of tensors is what a script has put together.
+    Half of the values must be tensors, because layers may add others (``_extra_state``). A dict that holds another dict
+    of tensors was put together by a script.
     """
     if not isinstance(value, dict) or not value or not all(isinstance(key, str) for key in value):
         return False
@@ -117,7 +117,7 @@ def _is_weights(value: Any) -> bool:
 
 
 def _is_module(value: Any) -> bool:
-    """Say whether a value is a module that was pickled as a whole."""
+    """Return whether a value is a module that was pickled as a whole."""
     return isinstance(value, Opaque) and isinstance(value.state, dict) and value.state.keys() >= LAYERS
 
 
@@ -132,7 +132,7 @@ def _weights_at(path: str, value: Any) -> Weights | None:
 
 
 def _state_of(module: Opaque, prefix: str) -> Iterator[tuple[str, TensorRef]]:
-    """Yield what the state dict of a pickled module holds, and not what else it keeps, as an LSTM a list of views."""
+    """Yield what a pickled module's state dict would hold. Other tensors, such as an LSTM's views, are left out."""
     state = module.state
     passing = state.get("_non_persistent_buffers_set") or ()
     for name, one in (*state["_parameters"].items(), *state["_buffers"].items()):
@@ -144,5 +144,5 @@ def _state_of(module: Opaque, prefix: str) -> Iterator[tuple[str, TensorRef]]:
 
 
 def _object_weights(root: Opaque) -> Weights:
-    """Return the tensors of an object that was pickled as a whole, as a script of torch.jit."""
+    """Return the tensors of an object that was pickled as a whole, such as a torch.jit script."""
     return Weights(where="", tensors=tuple(describe_tensor(name, ref) for name, ref in walk_tensors(root)))

@@ -1,7 +1,7 @@
-"""Folders of ``torch.distributed.checkpoint``: whether all files that ``.metadata`` names are there, and whole.
+"""Checks folders of ``torch.distributed.checkpoint``: whether all files that ``.metadata`` names exist and are whole.
 
-Source: ``torch/distributed/checkpoint/filesystem.py``, ``_StorageInfo``: each item is a range of bytes of a file, which
-``torch.save`` wrote.
+Source: ``torch/distributed/checkpoint/filesystem.py``, ``_StorageInfo``: each item is a byte range of a file, written
+by ``torch.save``.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ METADATA = ".metadata"
 
 
 class Window(io.RawIOBase):
-    """A part of a file as a file of its own, of which no more is held in memory than is being read."""
+    """A byte range of a file as a separate file object. Only what is being read is in memory."""
 
     def __init__(self, file: BinaryIO, start: int, length: int) -> None:
-        """Take an open file, and where the part begins in it."""
+        """``file`` is open; the part begins at ``start``."""
         self._file, self._start, self._length, self._at = file, start, length, 0
 
     def readable(self) -> bool:
-        """Say that it can be read."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Say that it has places."""
+        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place of the part."""
+        """Go to a position in the part."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
         if base + offset < 0:
             raise OSError(errno.EINVAL, "before the beginning")
@@ -47,11 +47,11 @@ class Window(io.RawIOBase):
         return self._at
 
     def tell(self) -> int:
-        """Return the place within the part."""
+        """Return the position in the part."""
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Read what is left of the part, or as much as the buffer takes."""
+        """Read up to the end of the part, or until the buffer is full."""
         self._file.seek(self._start + self._at)
         data = self._file.read(max(0, min(len(buffer), self._length - self._at)))
         buffer[: len(data)] = data
@@ -70,12 +70,12 @@ class Item:
 
 
 def is_distributed(folder: Path) -> bool:
-    """Say whether a folder is such a checkpoint, or what is left of one."""
+    """Return whether a folder is such a checkpoint, or the rest of one."""
     return (folder / METADATA).is_file() or any(folder.glob("*.distcp"))
 
 
 def read_distributed(folder: Path, *, checksums: bool) -> FileSeen:
-    """Read a folder; raises OSError."""
+    """Read a folder. Raises ``OSError``."""
     files = {path.name: path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
     size = sum(files.values())
     if METADATA not in files:
@@ -139,7 +139,7 @@ def _tensors(root: Any) -> Iterator[TensorIn]:
 
 
 def _dtype(properties: Any) -> str:
-    """Return the dtype among the properties, as a dict or in the order in which they are pickled."""
+    """Return the dtype among the properties, which are pickled as a dict or a tuple."""
     state = properties.state if isinstance(properties, Opaque) else properties
     values = state.values() if isinstance(state, dict) else state if isinstance(state, tuple) else ()
     return next((value for value in values if isinstance(value, str) and value in DTYPES), "")
@@ -169,15 +169,15 @@ def _is_sound(path: Path, item: Item) -> bool:
         content = Window(file, item.offset, item.length)
         try:
             if not zipfile.is_zipfile(content):
-                return True  # compressed, or of another kind: nothing to hold it to
+                return True  # compressed or another format: it has no checksum to verify
             with zipfile.ZipFile(content) as archive:
                 return not any(info.CRC for info in archive.infolist()) or archive.testzip() is None
-        except Exception:  # noqa: BLE001 - a flipped bit in a header leads zipfile anywhere
+        except Exception:  # noqa: BLE001 - with a flipped bit in a header, zipfile may raise anything
             return False
 
 
 def _describe(tensors: tuple[TensorIn, ...], items: Iterable[Item]) -> Contents:
-    """Tell parts by the first word of their names, under which the script has saved them."""
+    """Recognize parts by the first word of their names, which the script chose."""
     names = {item.name.partition(".")[0].lower() for item in items} | {
         one.name.partition(".")[0].lower() for one in tensors
     }
@@ -194,6 +194,6 @@ def _describe(tensors: tuple[TensorIn, ...], items: Iterable[Item]) -> Contents:
 
 
 def _common_key(tensors: tuple[TensorIn, ...]) -> str:
-    """Return the key under which all tensors of the model stand, such as "model"; empty where there is none."""
+    """Return the key above all tensors of the model, such as "model", or "" if there is none."""
     first = {one.name.partition(".")[0] for one in tensors}
     return first.pop() if len(first) == 1 and first & {"model", "state_dict", "app", "net"} else ""

@@ -1,4 +1,4 @@
-"""Reads one checkpoint file, of whichever form: its damage, its contents by name, its values."""
+"""Reads one checkpoint file of any format: its damage, its contents by name, its values."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 HEAD_BYTES = 512
 TAIL_BYTES = 4096
 END_SIGNATURE = b"PK\x05\x06"
-"""Of the record that ends a zip archive."""
+"""Signature of the record that ends a zip archive."""
 END_BYTES = 22
-"""Of that record, at least: a file that ends within it is cut off."""
+"""The least size of that record. A file that ends within it is truncated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looks:
-    """What is wanted beyond the index, each of which reads the whole file."""
+    """What to read beyond the index. Each of these reads the whole file."""
 
     checksums: bool = True
     values: bool = True
@@ -41,7 +41,7 @@ class Looks:
 
 
 def read_file(path: Path, looks: Looks) -> FileSeen:
-    """Read a file; raises OSError where it cannot be opened."""
+    """Read a file. Raises ``OSError`` if it cannot be opened."""
     size = path.stat().st_size
     if size == 0:
         return _unread(path, 0, Form.FOREIGN, State.EMPTY)
@@ -127,16 +127,16 @@ def _read_cut_zip(path: Path, file: BinaryIO, size: int) -> FileSeen:
 
 
 def _ends_as_archive(file: BinaryIO, size: int) -> bool:
-    """Say whether the end of a zip archive is there, so that what cannot be read before it was damaged."""
+    """Return whether the end of a zip archive is there. If so, the file is damaged and not truncated."""
     file.seek(max(0, size - TAIL_BYTES))
     tail = file.read(TAIL_BYTES)
     return 0 <= tail.rfind(END_SIGNATURE) <= len(tail) - END_BYTES
 
 
 def _end_of_data(file: BinaryIO, size: int) -> int:
-    """Return where the data ends: zeros behind it were never written, as where the host went down or the disk was full.
+    """Return where the data ends. Zeros after it were never written: the host went down, or the disk was full.
 
-    A few zeros may be data.
+    Fewer than ``TAIL_BYTES`` zeros may be data and count as such.
     """
     end = size
     while end > 0:
@@ -154,7 +154,7 @@ def _read_legacy(path: Path, file: BinaryIO, size: int, looks: Looks) -> FileSee
     try:
         legacy = read_legacy(file, size)
     except Unreadable as error:
-        # Whether it is damaged or ends too early: in neither case is there an index to go by.
+        # Damaged or truncated: without an index we cannot know which.
         return _unread(path, size, Form.LEGACY, State.UNREADABLE, str(error))
     if legacy is None:
         return None

@@ -1,4 +1,4 @@
-"""What a file is that is no checkpoint: the usual things that lie where a checkpoint should."""
+"""Names the usual files that are found where a checkpoint should be."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BEGINNINGS = (
 
 
 def name_foreign(head: bytes) -> str:
-    """Return a phrase for a file that begins like this."""
+    """Return a phrase that says what a file beginning with ``head`` is."""
     lowered = head.lstrip().lower() if head[:1].isspace() else head.lower()
     for beginning, what in _BEGINNINGS:
         if lowered.startswith(beginning):

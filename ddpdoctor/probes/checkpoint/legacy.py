@@ -1,4 +1,4 @@
-"""The format of ``torch.save`` before zip archives: pickles one after the other, then the storages, without checksums.
+"""Reads the format of ``torch.save`` before zip archives: several pickles, then the storages, without checksums.
 
 Source: ``torch/serialization.py``, ``_legacy_save`` and ``_legacy_load``.
 """
@@ -24,12 +24,12 @@ class Legacy:
 
     loaded: Loaded
     starts: dict[str, int]
-    """Where the bytes of each storage begin that is there to its last byte."""
+    """Where the bytes of each complete storage begin."""
     is_whole: bool
 
 
 def read_legacy(file: BinaryIO, size_bytes: int) -> Legacy | None:
-    """Return what a file of the old format holds; None for any other. Raises ``Unreadable`` where it is damaged."""
+    """Return what a file of the old format holds, or None for another format. Raises ``Unreadable`` if damaged."""
     file.seek(0)
     try:
         if read_pickle(file).root != MAGIC_NUMBER:

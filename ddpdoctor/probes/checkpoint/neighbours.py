@@ -1,4 +1,4 @@
-"""What lies beside checkpoint files: temporary files, files much smaller than their like, numbers that are missing."""
+"""Checks the files next to checkpoints: leftover temporary files, files much smaller than others, missing numbers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp", ".tar", ".pkl", ".model")
 TEMPORARY = re.compile(r"([._-]?(tmp|temp|part|partial|incomplete|writing|inprogress)([._-]?\w*)?|~)$", re.IGNORECASE)
-"""What writers put behind a name until a file is whole."""
+"""Suffixes that writers add to a name until the file is complete."""
 BEFORE = re.compile(r"^(\.?(tmp|temp)[._-]?|\.(?=.*\.(tmp|new|part)))", re.IGNORECASE)
 RANK = re.compile(r"(?<![a-z])(rank|shard|part|mp|pp|tp|dp|node|worker)([_-]?)(\d+)(?!\d)", re.IGNORECASE)
 PART_OF = re.compile(r"-(\d{5})-of-(\d{5})(?!\d)")
-"""As Hugging Face's libraries number the files of one model."""
+"""How Hugging Face's libraries number the files of one model."""
 MUCH_SMALLER = 0.5
-"""Ours: of the median of files of the same name with other numbers. Files of one training are of one size, to a few
-percent; the first may lack optimizer state, which is two thirds of it, and is then told as a question."""
+"""Our choice: this share of the median size of files whose names differ only in numbers. Files of one training have the
+same size within a few percent. The first may lack optimizer state, two thirds of it, and is then reported as a
+question."""
 FEWEST_LIKE = 2
 MOST_ENTRIES = 20_000
 
 
 def list_folder(folder: Path) -> dict[str, int]:
-    """Return sizes by name of the files of a folder; nothing of one that cannot be read."""
+    """Return the sizes of a folder's files by name. If reading fails, return what was found before."""
     found: dict[str, int] = {}
     try:
         for path, _ in zip(folder.iterdir(), range(MOST_ENTRIES), strict=False):
@@ -39,9 +40,10 @@ def list_folder(folder: Path) -> dict[str, int]:
 
 
 def find_leftovers(path: Path, sizes: Mapping[str, int], *, of_folder: bool) -> Iterator[Leftover]:
-    """Yield what is left of writes that did not end; ``sizes`` are those of the folder.
+    """Yield the temporary files of unfinished writes, and ``path`` itself if it is much smaller than similar files.
 
-    Of a file those whose names differ from its own in numbers only, or all where the folder itself was given.
+    ``sizes`` has the files of the folder. If the folder itself was given, all temporary files in it count. Otherwise
+    only those whose final names differ from ``path`` in numbers only.
     """
     for name in sorted(sizes):
         final = _final_name(name)
@@ -59,7 +61,7 @@ def find_leftovers(path: Path, sizes: Mapping[str, int], *, of_folder: bool) -> 
 
 
 def _final_name(name: str) -> str | None:
-    """Return what a temporary file was to be called; None for a file that is none."""
+    """Return the final name of a temporary file, or None if the file is not temporary."""
     trimmed = TEMPORARY.sub("", name)
     if trimmed == name or not trimmed.lower().endswith(SUFFIXES):
         stripped = BEFORE.sub("", name)
@@ -76,12 +78,12 @@ def _beside(name: str, sizes: Mapping[str, int]) -> str:
 
 
 def _shape(name: str) -> str:
-    """Return a name with its numbers left open."""
+    """Return a name with each number replaced by "#"."""
     return re.sub(r"\d+", "#", name)
 
 
 def find_gaps(path: Path, names: Iterable[str]) -> Iterator[Gap]:
-    """Yield files that belong together with one, by a rank or a part in their names, and are not all there."""
+    """Yield the missing files of a set that belongs together by a rank or part number in the names."""
     known = sorted(names)
     match = PART_OF.search(path.name)
     if match is not None:
@@ -101,7 +103,7 @@ def _missing_parts(name: str, match: re.Match[str], known: Sequence[str]) -> Ite
 
 
 def _missing_ranks(name: str, span: tuple[int, int], known: Sequence[str]) -> Iterator[Gap]:
-    """Find ranks that other steps have and this one lacks, or that are missing between others."""
+    """Find ranks that other steps have but this one lacks, and gaps between the numbers."""
     before, after = name[: span[0]], name[span[1] :]
     digits = span[1] - span[0]
     groups: dict[str, set[int]] = {}
@@ -122,5 +124,5 @@ def _missing_ranks(name: str, span: tuple[int, int], known: Sequence[str]) -> It
 
 
 def _open(text: str) -> str:
-    """Return an expression for a text whose numbers are left open."""
+    """Return a regular expression for a text that matches any numbers."""
     return r"\d+".join(re.escape(part) for part in re.split(r"\d+", text))

@@ -1,8 +1,8 @@
-"""Reads the pickle of a checkpoint without running anything: what it names is written down, never imported.
+"""Reads the pickle of a checkpoint without running anything: functions and classes are recorded, never imported.
 
-torch.save writes tensors as calls of a few functions of torch over storages that are named by number. Those functions
-are replaced by ours, which note shape, dtype and storage. Every other function or class becomes an ``Opaque``, which
-holds what it was to be called with.
+torch.save writes tensors as calls of a few torch functions with numbered storages. We replace those functions by our
+own, which record shape, dtype and storage. Every other function or class becomes an ``Opaque``, which holds its
+arguments.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ STORAGES = {
 
 
 MOST_ELEMENTS = 2**60
-"""Ours: no storage, shape or offset is larger."""
+"""Our choice: the limit of storage sizes, shapes and offsets."""
 MOST_BITS = 1024
 MOST_READ_BYTES = 2**26
-"""Ours: of one value, such as a text, or an array of NumPy."""
+"""Our choice: the limit of one value, such as a string or a NumPy array."""
 MOST_LINE_BYTES = 2**16
 MOST_PATH = 4096
-"""Ours, in characters: nothing that is nested more deeply is a state dict."""
+"""Our choice: the longest path of keys, in characters. No state dict is nested more deeply."""
 PLAIN_KEYS = (str, bytes, int, float, bool, type(None))
 
 
 class Unreadable(Exception):  # noqa: N818 - says what it is
-    """What was read is no pickle of torch.save's: a phrase."""
+    """The file is not what torch.save writes. The message is a phrase."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorageRef:
-    """A storage, by the number of its record."""
+    """A storage, identified by the number of its record."""
 
     key: str
     dtype: str
@@ -57,7 +57,7 @@ class StorageRef:
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes it takes."""
+        """The size in bytes."""
         return self.numel * DTYPES[self.dtype]
 
 
@@ -67,14 +67,14 @@ class TensorRef:
 
     storage: StorageRef
     offset: int
-    """In elements of ``dtype``."""
+    """Offset into the storage, in elements of ``dtype``."""
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: str
 
 
 class Opaque:
-    """Stands for what a function or class that is not known would have made. Nothing is called."""
+    """Stands for the result of an unknown function or class, which is not called."""
 
     name = ""
 
@@ -84,10 +84,10 @@ class Opaque:
         return made
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Take what the class would have taken."""
+        """Accept any arguments."""
 
     def __call__(self, *_: Any, **__: Any) -> Opaque:
-        """Stand for what a call would have given."""
+        """Return a placeholder for the result of a call."""
         return Opaque()
 
     def __setstate__(self, state: Any) -> None:
@@ -95,15 +95,15 @@ class Opaque:
         self.state = state
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Keep items of what is a mapping."""
+        """Keep an item of a mapping."""
         self.items[key] = value  # type: ignore[attr-defined]
 
     def append(self, value: Any) -> None:
-        """Keep items of what is a list."""
+        """Keep an item of a list."""
         self.items[len(self.items)] = value  # type: ignore[attr-defined]
 
     def extend(self, values: Any) -> None:
-        """Keep items of what is a list."""
+        """Keep several items of a list."""
         for value in values:
             self.append(value)
 
@@ -114,17 +114,17 @@ class Loaded:
 
     root: Any
     names: tuple[str, ...]
-    """Functions and classes that it names and that are not known."""
+    """The unknown functions and classes that it names."""
 
 
 def read_pickle(file: BinaryIO) -> Loaded:
-    """Read one pickle from where a file stands; raises ``Unreadable``."""
+    """Read one pickle from the current position of a file. Raises ``Unreadable``."""
     reader = _Reader(file)
     try:
         root = reader.load()
     except Unreadable:
         raise
-    except Exception as error:  # the bytes of a damaged file may lead anywhere
+    except Exception as error:  # a damaged file may raise anything
         raise Unreadable(f"{type(error).__name__}: {error}") from error
     return Loaded(root, tuple(reader.names))
 
@@ -133,7 +133,7 @@ _PYTHONS_OWN: Any = pickle._Unpickler  # noqa: SLF001 - `pickle` has no public n
 
 
 class _Bounded:
-    """A file of which no more is read at once than a pickle of torch.save's can ask for."""
+    """A file that refuses reads larger than any value in a pickle from torch.save."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -153,14 +153,14 @@ class _Bounded:
 
 
 class _Reader(_PYTHONS_OWN):  # type: ignore[misc]
-    """The unpickler in Python: that in C takes gigabytes for four damaged bytes, which number the memo of a value."""
+    """Python's own unpickler. The one in C allocates gigabytes if four damaged bytes give a huge memo index."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(_Bounded(file), encoding="utf-8", errors="surrogateescape")
         self.names: dict[str, None] = {}
 
     def load_bytearray8(self) -> None:
-        """Read the bytes before there is room for them: eight damaged bytes can announce any number."""
+        """Check the size before allocating memory, because eight damaged bytes can announce any number."""
         (size,) = struct.unpack("<Q", self.read(8))
         if size > MOST_READ_BYTES:
             raise Unreadable(f"it announces a value of {size} bytes")
@@ -208,17 +208,17 @@ def _make(storage: Any, offset: Any, shape: Any, stride: Any, dtype: Any) -> Any
 
 
 def _first(value: Any = None, *_: Any) -> Any:
-    """Stand for what wraps a tensor: a parameter."""
+    """Replace the functions that wrap a tensor in a parameter."""
     return value
 
 
 def _from_type(_make_it: Any, _kind: Any, args: Any, _state: Any = None) -> Any:
-    """Stand for a tensor of a subclass, which is rebuilt by a function of the list above."""
+    """Rebuild a tensor of a subclass, if its function is one of ``_REBUILDERS``."""
     return _make_it(*args) if _make_it in _REBUILDERS else Opaque(args)
 
 
 def _encode(text: Any, encoding: Any = "latin1") -> bytes:
-    """Stand for ``_codecs.encode``, by which old protocols write bytes."""
+    """Replace ``_codecs.encode``, with which old protocols write bytes."""
     if encoding != "latin1" or not isinstance(text, str):
         raise Unreadable(f"bytes written in {encoding}")
     return text.encode("latin1")
@@ -246,11 +246,11 @@ _KNOWN: dict[tuple[str, str], Any] = {
 }
 
 LAYERS = frozenset({"_modules", "_parameters", "_buffers"})
-"""Where a module that was pickled as a whole keeps what its state dict names without them."""
+"""Attributes of a pickled module that hold its tensors. They do not appear in the names of its state dict."""
 
 
 def walk_tensors(root: Any) -> Iterator[tuple[str, TensorRef]]:
-    """Yield every tensor with the path of keys that leads to it, in the order of the file."""
+    """Yield the path of keys and the tensor for every tensor, in file order."""
     waiting: list[tuple[str, Any]] = [("", root)]
     seen: set[int] = set()
     while waiting:
@@ -281,7 +281,7 @@ def _join(path: str, key: Any) -> str:
 
 
 def _name(key: Any) -> str:
-    """Return a key as text; of a number with thousands of digits Python refuses to make one."""
+    """Return a key as text. Python refuses to convert a number with thousands of digits."""
     if isinstance(key, int) and key.bit_length() > MOST_BITS:
         return "(a number)"
     return str(key) if isinstance(key, PLAIN_KEYS) else f"({type(key).__name__})"

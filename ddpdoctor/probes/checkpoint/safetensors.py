@@ -1,4 +1,4 @@
-"""safetensors: eight bytes that give the length of a JSON header, the header, and the tensors. No checksums.
+"""Reads safetensors: eight bytes with the length of a JSON header, the header, and the tensors. No checksums.
 
 Source: https://github.com/huggingface/safetensors, "Format".
 """
@@ -14,7 +14,7 @@ from ddpdoctor.recorder.storage.files import parse_json
 
 LENGTH = struct.Struct("<Q")
 MOST_HEADER_BYTES = 100 * 10**6
-"""Of the format."""
+"""The format's own limit."""
 DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64",
@@ -24,21 +24,21 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Safetensors:
-    """What the header announces, whether or not the file is long enough for it."""
+    """What the header announces, even if the file is too short for it."""
 
     tensors: dict[str, TensorRef]
-    """Storages are named by the tensors themselves."""
+    """The tensors by name. Each has its own storage, keyed by the same name."""
     starts: dict[str, int]
-    """Where the bytes of each tensor begin that is there to its last byte."""
+    """Where the bytes of each complete tensor begin."""
 
 
 def looks_like(head: bytes) -> bool:
-    """Say whether a file that begins like this may be one."""
+    """Return whether a file that begins with ``head`` may be safetensors."""
     return len(head) > LENGTH.size and 2 <= LENGTH.unpack_from(head)[0] <= MOST_HEADER_BYTES and head[8:9] == b"{"
 
 
 def read_safetensors(file: BinaryIO, size_bytes: int) -> Safetensors:
-    """Read the header; raises ``Unreadable``."""
+    """Read the header. Raises ``Unreadable``."""
     file.seek(0)
     (length,) = LENGTH.unpack(file.read(LENGTH.size))
     try:
@@ -65,7 +65,7 @@ def _read_entry(name: str, entry: Any) -> TensorRef:
 
 
 def _whole(value: Any) -> int:
-    """Return a size or an offset; raises ``ValueError`` for what JSON may hold and no file has."""
+    """Return a size or an offset. Raises ``ValueError`` if it is not an integer in a possible range."""
     if type(value) is not int or not 0 <= value < MOST_ELEMENTS:
         raise ValueError("neither a size nor an offset")
     return value

@@ -1,4 +1,4 @@
-"""From paths to all facts of `check-checkpoint`."""
+"""Collects all facts of `check-checkpoint` from the given paths."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Wanted:
     model: str | None = None
     """``package.module:function``."""
     same: bool = False
-    """The files are copies of one checkpoint."""
+    """Whether the files are copies of one checkpoint."""
     quick: bool = False
-    """Read the index only: neither checksums nor values."""
+    """Whether to read only the index, without checksums and values."""
 
 
 def read_checkpoints(wanted: Wanted, progress: Callable[[str], None]) -> Checkpoints:
-    """Read all files; ``progress`` is told which is at work. Raises ``UserError``."""
+    """Read all files. ``progress`` is called with each path before it is read. Raises ``UserError``."""
     _import_torch()
     paths = tuple(path for given in wanted.paths for path in _expand(given))
     expected = None if wanted.model is None else read_expected(wanted.model)
@@ -57,7 +57,7 @@ def read_checkpoints(wanted: Wanted, progress: Callable[[str], None]) -> Checkpo
 
 def _import_torch() -> None:
     try:
-        import torch  # noqa: F401 - loaded for all that comes
+        import torch  # noqa: F401 - loaded for what follows
     except (ImportError, OSError) as error:
         raise UserError(
             f"torch cannot be imported: {error}", help="`ddpdoctor check-env` says what is wrong with it."
@@ -65,7 +65,7 @@ def _import_torch() -> None:
 
 
 def _expand(path: Path) -> tuple[Path, ...]:
-    """Return the checkpoints that a path stands for: itself, or the files of a folder that is not one itself."""
+    """Return the path itself, or the checkpoint files in it if it is a folder that is not a checkpoint itself."""
     try:
         is_there = path.exists()
     except OSError as error:  # a folder above it may not be entered
@@ -87,14 +87,14 @@ def _read(path: Path, looks: Looks) -> FileSeen:
         return read_distributed(path, checksums=looks.checksums) if path.is_dir() else read_file(path, looks)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-    except Exception as error:  # noqa: BLE001 - the wall around a collector: damage may lead anywhere
+    except Exception as error:  # noqa: BLE001 - collectors catch everything: a damaged file may raise anything
         form = Form.FOLDER if path.is_dir() else Form.FOREIGN
         told = f"{type(error).__name__}: {error}"[:MOST_TOLD]
         return FileSeen(path=str(path), size_bytes=0, form=form, state=State.UNREADABLE, detail=told)
 
 
 def read_expected(function: str) -> Expected:
-    """Return the tensors of the model that the user's function makes. Raises ``UserError``."""
+    """Return the tensors of the model that the user's function builds. Raises ``UserError``."""
     make = load_callable(function, "--model")
     with users_turn(f"--model {function} failed"):
         state = _state_dict(make())
@@ -111,7 +111,7 @@ def read_expected(function: str) -> Expected:
 
 
 def _state_dict(made: Any) -> dict[str, Any] | None:
-    if isinstance(made, tuple) and made:  # (module, optimizer): what `check-consistency --model` takes as well
+    if isinstance(made, tuple) and made:  # (module, optimizer), which `check-consistency --model` accepts too
         made = made[0]
     if isinstance(made, dict):
         return made

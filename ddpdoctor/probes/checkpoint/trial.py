@@ -1,4 +1,4 @@
-"""What ``torch.load`` itself says of a file, without reading its tensors: weights_only=True, onto no device."""
+"""Asks ``torch.load`` itself about a file without reading its tensors: weights_only=True, on the meta device."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def try_load(path: Path, *, named: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """Return the functions and classes for which torch refuses a zip archive, and what else it says against it.
+    """Return the functions and classes for which torch refuses a zip archive, and any other error of torch.
 
-    ``named`` are those that the file names: where torch does not say which it minds, it may be any of them.
+    ``named`` are those that the file names. If torch does not say which it refuses, it may be any of them.
     """
     import torch
 
@@ -24,8 +24,8 @@ def try_load(path: Path, *, named: tuple[str, ...]) -> tuple[tuple[str, ...], st
     except pickle.UnpicklingError as error:
         return _refused(path, named), "" if named else _first_line(error)
     except NotImplementedError:
-        return (), ""  # of the device without memory, that it has no quantized or nested tensors: nothing of the file
-    except Exception as error:  # noqa: BLE001 - the bytes of a damaged file may lead anywhere
+        return (), ""  # the meta device has no quantized or nested tensors, which says nothing about the file
+    except Exception as error:  # noqa: BLE001 - a damaged file may raise anything
         return (), _first_line(error)
     return (), ""
 
@@ -36,7 +36,7 @@ def _refused(path: Path, named: tuple[str, ...]) -> tuple[str, ...]:
     ask = getattr(serialization, "get_unsafe_globals_in_checkpoint", None)  # since torch 2.6
     try:
         found = tuple(ask(path)) if ask is not None else ()
-    except Exception:  # noqa: BLE001 - it has been read by us already: what torch names is a help, no more
+    except Exception:  # noqa: BLE001 - we have read the file already, and torch's list is only a refinement
         found = ()
     return tuple(found) or named
 

@@ -1,4 +1,4 @@
-"""Looks at the values of tensors in a file, through a map of it: what is not looked at is not read."""
+"""Checks the values of tensors in a file through a memory map, so that only the needed parts are read."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from ddpdoctor.probes.checkpoint.pickles import TensorRef
 
 CHUNK = 2**22
-"""Elements looked at once. Ours: the scratch of a comparison stays in a cache or two, and a 30 GB file on the disk."""
+"""Our choice: elements checked at once. Temporary tensors stay small, and a 30 GB file is not loaded as a whole."""
 MOST_REPEATED = 2**24
-"""Elements of a tensor that repeats its storage. Ours: a few bytes of a damaged file can announce any number."""
+"""Our choice: the most elements of a tensor larger than its storage. Damaged bytes can announce any number."""
 WITH_FRACTIONS = frozenset(
     {"float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128"}
 )
-"""Dtypes that have NaN, of those that torch can look at on a CPU."""
+"""Dtypes that have NaN and that torch can check on a CPU."""
 
 
 @contextmanager
 def mapped(path: Path) -> Iterator[mmap.mmap]:
-    """Map a file. Its pages are private: torch takes no buffer that cannot be written, and none is."""
+    """Map a file with private pages. torch wants a writable buffer, but nothing is written to it."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as bytes_of_file:
         yield bytes_of_file
 
@@ -36,7 +36,7 @@ def mapped(path: Path) -> Iterator[mmap.mmap]:
 def look_at_values(
     buffer: mmap.mmap, tensors: Iterable[tuple[str, TensorRef]], starts: Mapping[str, int]
 ) -> tuple[tuple[OddValues, ...], tuple[str, ...]]:
-    """Return the tensors with values that are not finite, and those that could not be looked at."""
+    """Return the tensors with values that are not finite, and the names of those that could not be checked."""
     found, unseen = [], []
     for name, ref in tensors:
         if ref.dtype not in WITH_FRACTIONS or 0 in ref.shape:
@@ -54,7 +54,7 @@ def look_at_values(
 def print_tensors(
     buffer: mmap.mmap, tensors: Iterable[tuple[str, TensorRef]], starts: Mapping[str, int]
 ) -> dict[str, str]:
-    """Return a digest of each tensor's dtype, shape and values, by name; of those that can be read."""
+    """Return dtype, shape and fingerprint of each readable tensor as text, by name."""
     found = {}
     for name, ref in tensors:
         tensor = open_tensor(buffer, ref, starts)
@@ -64,13 +64,13 @@ def print_tensors(
 
 
 def open_tensor(buffer: mmap.mmap, ref: TensorRef, starts: Mapping[str, int]) -> Any | None:
-    """Return a tensor that lies in a map; None where its record is not there or is too short."""
+    """Return a tensor as a view of the map, or None if its record is missing or too short."""
     import torch
 
     start, dtype = starts.get(ref.storage.key, -1), getattr(torch, ref.dtype, None)
     if start < 0 or dtype is None:
         return None
-    if ref.dtype.startswith("q"):  # quantized: torch takes a buffer as the integers in it only
+    if ref.dtype.startswith("q"):  # quantized: torch reads a buffer only as plain integers
         dtype = getattr(torch, ref.dtype.removeprefix("q"))
     size = dtype.itemsize
     numel = prod(ref.shape)
@@ -86,7 +86,7 @@ def open_tensor(buffer: mmap.mmap, ref: TensorRef, starts: Mapping[str, int]) ->
 
 
 def _look(name: str, tensor: Any) -> OddValues | None:
-    """Count what is not finite; most tensors have none, which one pass tells."""
+    """Count the values that are not finite. One pass is enough for most tensors, because they have none."""
     import torch
 
     chunks = list(_chunks(tensor))
@@ -102,7 +102,7 @@ def _look(name: str, tensor: Any) -> OddValues | None:
 
 
 def _chunks(tensor: Any) -> Iterator[Any]:
-    """Yield the values in pieces that torch can compute with on a CPU; complex ones as pairs of real ones."""
+    """Yield the values in pieces that torch can compute with on a CPU, complex values as pairs of real ones."""
     import torch
 
     if tensor.is_complex():
@@ -111,5 +111,5 @@ def _chunks(tensor: Any) -> Iterator[Any]:
         tensor.reshape(-1).split(CHUNK) if tensor.is_contiguous() else (row for row in tensor.reshape(1, *tensor.shape))
     )
     for piece in pieces:
-        # Of one byte a float has no comparisons on a CPU.
+        # torch cannot compare one-byte floats on a CPU.
         yield piece.float() if piece.element_size() == 1 else piece

@@ -1,8 +1,8 @@
-"""The zip archives that ``torch.save`` writes: their index, their checksums, and what is left of one that is cut off.
+"""Reads the zip archives that ``torch.save`` writes: the index, the checksums, and the rest of a truncated archive.
 
-Source: ``caffe2/serialize/inline_container.cc`` of torch 2.13. Records are stored and not compressed; ``data.pkl`` is
-the first; local headers hold no sizes, those stand in the directory at the end; ``set_crc32_options(False)`` writes 0
-for every checksum.
+Source: ``caffe2/serialize/inline_container.cc`` of torch 2.13. Records are not compressed, and ``data.pkl`` is the
+first. Local headers hold no sizes, only the directory at the end does. ``set_crc32_options(False)`` writes 0 for every
+checksum.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 LOCAL_HEADER = struct.Struct("<4s22xHH")
-"""Of which only the signature and the lengths of name and extra field are read."""
+"""Only the signature and the lengths of name and extra field are read."""
 LOCAL_SIGNATURE = b"PK\x03\x04"
 PICKLE = "data.pkl"
 CHUNK_BYTES = 4 * 2**20
 MOST_INDEX_BYTES = 2**28
-"""Ours: an index names tensors and holds none. One of 100,000 tensors has some 20 MB."""
+"""Our choice: an index names tensors but does not hold them. For 100,000 tensors it has about 20 MB."""
 SEARCH_BYTES = 2**16
-"""The next header follows within some 100 bytes: records are aligned to 64, or to what the user has set."""
+"""Search block. The next header follows within some 100 bytes: records are aligned to 64 bytes, or as the user set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,27 +34,27 @@ class Archive:
     """An archive whose directory could be read."""
 
     loaded: Loaded | None
-    """None where the index itself is damaged beyond reading."""
+    """None if the index is too damaged to read."""
     problem: str
-    """Why it could not be read."""
+    """Why the index could not be read."""
     starts: dict[str, int]
     """Where the bytes of each record begin, by the storage's key."""
     damaged: tuple[str, ...]
-    """Records whose checksum is wrong, without the name of the archive before them."""
+    """Records whose checksum is wrong, without the archive's name before them."""
     has_checksums: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rest:
-    """What is left of an archive that has no directory any more."""
+    """What is left of an archive that has lost its directory."""
 
     loaded: Loaded | None
     whole: frozenset[str]
-    """Keys of the storages that are there to their last byte."""
+    """Keys of the complete storages."""
 
 
 def read_archive(file: BinaryIO, *, checksums: bool = True) -> Archive:
-    """Read the index of an archive, and hold every record to its checksum; raises ``zipfile.BadZipFile``."""
+    """Read the index of an archive and verify every record's checksum. Raises ``zipfile.BadZipFile``."""
     with _open_archive(file) as archive:
         records = {_short(info.filename): info for info in archive.infolist()}
         has_checksums = any(info.CRC for info in records.values())
@@ -74,12 +74,12 @@ def _open_archive(file: BinaryIO) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(file)
     except Exception as error:
-        # A flipped bit in the directory leads zipfile anywhere.
+        # With a flipped bit in the directory, zipfile may raise anything.
         raise zipfile.BadZipFile(str(error)) from error
 
 
 def _short(name: str) -> str:
-    """Return a record's name without the archive's, which stands before all of them."""
+    """Return a record's name without the archive's name, which precedes all of them."""
     return name.partition("/")[2] or name
 
 
@@ -89,7 +89,7 @@ def _damaged(archive: zipfile.ZipFile, records: Mapping[str, zipfile.ZipInfo]) -
             with archive.open(info) as record:
                 while record.read(CHUNK_BYTES):
                     pass
-        except Exception:  # noqa: BLE001 - a flipped bit in a header leads zipfile anywhere
+        except Exception:  # noqa: BLE001 - with a flipped bit in a header, zipfile may raise anything
             yield name
 
 
@@ -109,7 +109,7 @@ def _read_index(file: BinaryIO, info: zipfile.ZipInfo | None) -> tuple[Loaded | 
 
 
 def _start(file: BinaryIO, info: zipfile.ZipInfo) -> int:
-    """Return where the bytes of a record begin; -1 where its header is damaged."""
+    """Return where the bytes of a record begin, or -1 if its header is damaged."""
     file.seek(info.header_offset)
     header = file.read(LOCAL_HEADER.size)
     if len(header) < LOCAL_HEADER.size or not header.startswith(LOCAL_SIGNATURE):
@@ -119,7 +119,7 @@ def _start(file: BinaryIO, info: zipfile.ZipInfo) -> int:
 
 
 def read_rest(file: BinaryIO, size_bytes: int) -> Rest:
-    """Read what is left: the index stands at the beginning, and the records follow each other."""
+    """Read a truncated archive: its index comes first, and the other records follow."""
     first = _header_at(file, 0)
     if first is None or _short(first[0]) != PICKLE:
         return Rest(loaded=None, whole=frozenset())
@@ -143,7 +143,7 @@ def _whole(file: BinaryIO, position: int, size_bytes: int, storages: Mapping[str
 
 
 def _next_header(file: BinaryIO, position: int, size_bytes: int) -> tuple[str, int] | None:
-    """Return name and first byte of the next record. The index is the only one that is long and of unknown length."""
+    """Return name and start of the next record, or None. Only the index is long and of unknown length."""
     while position < size_bytes:
         file.seek(position)
         block = file.read(SEARCH_BYTES)
@@ -165,7 +165,7 @@ def _header_at(file: BinaryIO, position: int) -> tuple[str, int] | None:
 
 
 def tensors_by_record(root: object) -> dict[str, list[str]]:
-    """Return which tensors lie in which storage, by its key."""
+    """Return the names of the tensors in each storage, by the storage's key."""
     found: dict[str, list[str]] = {}
     for name, ref in walk_tensors(root):
         if isinstance(ref, TensorRef):

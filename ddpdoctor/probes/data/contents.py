@@ -1,6 +1,6 @@
-"""Digests of data, by leaf: whether two ranks hold the same samples is told by them, and not by indices alone.
+"""Digests of data, by leaf. They show whether two ranks hold the same samples, which indices alone cannot.
 
-Forms are those of ``model.data.EpochSeen``: "leaf:digest" of a batch, "index:leaf:digest" of a sample.
+The forms are those of ``model.data.EpochSeen``: "leaf:digest" for a batch, "index:leaf:digest" for a sample.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SAMPLES = 8
-"""Ours: so many are loaded on every rank, spread over the dataset. Labels of few classes are equal by chance."""
+"""Our choice: samples loaded on every rank, spread over the dataset. Labels of few classes may be equal by chance."""
 MOST_LEAVES = 16
 SEED = 20240229
-"""Any number will do that is the same on all ranks: what is augmented at random is then augmented alike."""
+"""Any number that is the same on all ranks, so that random augmentation is the same too."""
 _DIGEST_BYTES = 8
 
 
 def print_samples(dataset: Any, samples: int) -> tuple[str, ...]:
-    """Return digests of a few samples, each from the same random state on all ranks; raises what the dataset does."""
+    """Return digests of a few samples, with the same random state on all ranks. The dataset's errors propagate."""
     chosen = sorted({place * samples // SAMPLES for place in range(SAMPLES)})
     found = []
     with _same_random_state():
@@ -37,7 +37,7 @@ def print_samples(dataset: Any, samples: int) -> tuple[str, ...]:
 
 
 def print_leaves(data: Any) -> tuple[str, ...]:
-    """Return "leaf:digest" of a batch or a sample; leaves of one value only say nothing, and are left out."""
+    """Return "leaf:digest" for a batch or a sample. Leaves with only one value say nothing and are left out."""
     told = ((number, _digest(leaf)) for number, leaf in enumerate(islice(_leaves(data), MOST_LEAVES)))
     return tuple(f"{number}:{digest}" for number, digest in told if digest)
 
@@ -68,7 +68,7 @@ def _digest(leaf: Any) -> str:
         return "" if _is_constant(leaf) else _hash(fingerprints([leaf]), f"{leaf.dtype} {tuple(leaf.shape)}")
     if isinstance(leaf, bytes | str | int | float | bool):
         return _hash(leaf if isinstance(leaf, bytes) else repr(leaf).encode(), type(leaf).__name__)
-    as_bytes = getattr(leaf, "tobytes", None)  # of NumPy's arrays and of images
+    as_bytes = getattr(leaf, "tobytes", None)  # NumPy arrays and images have it
     return _hash(as_bytes(), type(leaf).__name__) if callable(as_bytes) else ""
 
 
@@ -82,7 +82,7 @@ def _hash(content: bytes, kind: str) -> str:
 
 @contextmanager
 def _same_random_state() -> Iterator[None]:
-    """Leave the random states as they were found."""
+    """Restore the random states afterwards."""
     import torch
 
     state, numpy = random.getstate(), sys.modules.get("numpy")

@@ -1,4 +1,4 @@
-"""The indices that a loader draws in one pass, traced back to the samples under all subsets; nothing is loaded."""
+"""Draws a loader's indices for one pass without loading data, and maps them through subsets to the samples."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ DIGEST_BYTES = 12
 
 
 class NoIndices(Exception):  # noqa: N818 - says what it is
-    """What a sampler gives is no index of a sample."""
+    """The sampler yields something that is not a sample's index, or the dataset has no length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """A dataset under all ``Subset`` of torch that stand before it."""
+    """The dataset inside all of torch's ``Subset`` wrappers."""
 
     dataset: Any
     samples: int
     maps: tuple[Sequence[int], ...] = ()
-    """Of the subsets, outermost first."""
+    """The indices of the subsets, outermost first."""
 
     def trace(self, index: Any) -> int:
-        """Return the sample that an index of the loader means; raises ``NoIndices``."""
+        """Return the sample that an index of the loader means. Raises ``NoIndices``."""
         try:
             found = operator.index(index)
             for chosen in self.maps:
@@ -44,9 +44,9 @@ class Base:
 
 
 def find_base(dataset: Any) -> Base:
-    """Return the dataset under all subsets: equal indices of two subsets need not be equal samples.
+    """Return the dataset inside all subsets, because equal indices in two subsets need not be equal samples.
 
-    Raises ``NoIndices`` for one without a length.
+    Raises ``NoIndices`` if it has no length.
     """
     from torch.utils.data import Subset
 
@@ -61,7 +61,7 @@ def find_base(dataset: Any) -> Base:
 
 
 def draw_batches(loader: Any) -> Iterator[list[Any]]:
-    """Yield what a DataLoader's workers would be asked for, batch by batch."""
+    """Yield the indices that a DataLoader would request from its workers, batch by batch."""
     if loader.batch_sampler is not None:
         yield from (list(batch) for batch in loader.batch_sampler)
     else:
@@ -70,12 +70,12 @@ def draw_batches(loader: Any) -> Iterator[list[Any]]:
 
 @dataclass(slots=True, kw_only=True)
 class PassDrawn:
-    """A pass as it is being drawn."""
+    """The counts of a pass while it is drawn."""
 
     number: int
     set_epoch: int | None
     bits: bytearray
-    """Bit i % 8 of byte i // 8 is set where sample i was drawn."""
+    """Bit i % 8 of byte i // 8 is set if sample i was drawn."""
     drawn: int = 0
     batches: int = 0
     last_batch: int = 0
@@ -99,11 +99,11 @@ class PassDrawn:
 
     @property
     def repeated(self) -> int:
-        """How many draws were of a sample that had been drawn before."""
+        """How many draws repeated a sample."""
         return self.drawn - int.from_bytes(self.bits, "little").bit_count()
 
     def epoch(self, samples: tuple[str, ...]) -> EpochSeen:
-        """Return the pass as the rules of data know it; ``samples`` are digests of a few samples."""
+        """Return the pass as the data rules need it. ``samples`` are digests of a few samples."""
         return EpochSeen(
             number=self.number,
             set_epoch=self.set_epoch,
@@ -121,7 +121,7 @@ class PassDrawn:
         )
 
     def row(self, rank: int) -> RankPass:
-        """Return the pass as the report shows it."""
+        """Return the pass as the report needs it."""
         return RankPass(
             rank=rank,
             drawn=self.drawn,
@@ -133,7 +133,7 @@ class PassDrawn:
 
 
 def draw_pass(loader: Any, base: Base, number: int, set_epoch: int | None) -> PassDrawn:
-    """Draw one pass; raises ``NoIndices``, and what the user's sampler raises."""
+    """Draw one pass. Raises ``NoIndices``, and errors of the user's sampler propagate."""
     drawn = PassDrawn(number=number, set_epoch=set_epoch, bits=bytearray(-(-base.samples // 8)))
     for batch in draw_batches(loader):
         drawn.add([base.trace(index) for index in batch])

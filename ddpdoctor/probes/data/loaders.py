@@ -1,4 +1,4 @@
-"""The loader that the user's function returns, and what it gives in a few passes."""
+"""Draws a few passes from the loader that the user's function returns, and describes it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from ddpdoctor.probes.data.indices import Base, PassDrawn
 
 PASS_LIMIT_S = 30.0
-"""Ours: how long one pass over data without indices is followed, which has to be loaded to be counted."""
+"""Our choice: the time limit of one pass over data without indices, which must be loaded to be counted."""
 PRINTED_BATCHES = 8
-"""Ours: so many of its batches are looked into."""
+"""Our choice: how many batches of such a pass get digests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
-    """What one rank has seen of its loader."""
+    """What one rank found out about its loader."""
 
     kind: str
     loader: LoaderSeen
     samples: int | None
     passes: tuple[RankPass, ...]
     maps: tuple[bytes, ...] = ()
-    """Of each pass, which samples were drawn; empty where there are no indices."""
+    """For each pass, a bitmap of the samples that were drawn. Empty without indices."""
     set_epoch: bool = False
     notes: tuple[str, ...] = ()
 
@@ -39,7 +39,7 @@ class Looked:
 def look_at(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> Looked:
     """Draw from what the user's function returned.
 
-    Raises ``UserError`` for what is no loader, and where the user's code fails.
+    Raises ``UserError`` if it is not a loader, or if the user's code fails.
     """
     from torch.utils.data import DataLoader, Dataset
 
@@ -104,7 +104,7 @@ def _draw(loader: Any, base: Base, name: str, epochs: int, *, set_epoch: bool) -
                 epoch = _set_epoch(loader, number - 1) if set_epoch else _epoch_of(loader)
                 drawn.append(draw_pass(loader, base, number, epoch))
         except NoIndices as error:
-            # No fault of the user's code, as which it must not be told.
+            # Kept out of users_turn, which would report it as a failure of the user's code.
             refused = error
     if refused is not None:
         raise refused
@@ -112,7 +112,7 @@ def _draw(loader: Any, base: Base, name: str, epochs: int, *, set_epoch: bool) -
 
 
 def _look_at_batches(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> Looked:
-    """Go over data that has no indices: it must be loaded to be counted."""
+    """Iterate data that has no indices. It must be loaded to be counted."""
     seen, rows, stopped = [], [], False
     with users_turn(f"{name}: going over it failed"):
         for number in range(1, epochs + 1):
@@ -168,7 +168,7 @@ def _epoch_without_indices(row: RankPass, prints: tuple[str, ...], number: int, 
 
 
 def _print_samples(base: Base, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return digests of a few samples, and why there are none: that costs the comparison, not the counting."""
+    """Return digests of a few samples, or a note on why there are none. Counting works without them."""
     try:
         with users_turn(f"{name}: samples could not be loaded, so that equal indices are taken for equal samples"):
             return print_samples(base.dataset, base.samples), ()
@@ -177,7 +177,7 @@ def _print_samples(base: Base, name: str) -> tuple[tuple[str, ...], tuple[str, .
 
 
 def _set_epoch(loader: Any, epoch: int) -> int | None:
-    """Call ``set_epoch`` of whatever has one, as training loops do; None where nothing has."""
+    """Call the first ``set_epoch`` found, as training loops do, and return the epoch. Return None if there is none."""
     for owner in _epoch_owners(loader):
         if callable(getattr(owner, "set_epoch", None)):
             owner.set_epoch(epoch)
@@ -217,7 +217,7 @@ def _describe(made: Any, base: Base | None, seen: tuple[EpochSeen, ...], *, indi
 
 
 def _describe_sampler(loader: Any) -> SamplerSeen:
-    """Describe what shares out: the sampler, or the batch sampler of one's own that hides none."""
+    """Describe what divides the samples among ranks: the sampler, or the user's own batch sampler if there is one."""
     from torch.utils.data import BatchSampler
     from torch.utils.data.distributed import DistributedSampler
 

@@ -1,4 +1,4 @@
-"""One rank of `check-data --dataset`: make the user's loader, draw from it, tell rank 0, which counts exactly."""
+"""One rank of `check-data --dataset`: build the user's loader, draw from it, and send the draws to rank 0 to count."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from ddpdoctor.probes.ranks import Ranks
 
 MOST_SAMPLES = 2**24
-"""Ours: up to here ranks send which samples they drew, 2 MiB a pass; above, sums and counts are compared."""
+"""Our choice: up to this size, ranks send which samples they drew, 2 MiB per pass. Above it, only sums and counts."""
 MADE_TWICE = "initialize the default process group twice"
-"""Of torch's error where a function makes the process group that ddpdoctor has made for it."""
+"""Part of torch's error if a function creates the process group that ddpdoctor has already created."""
 MEET_LIMIT_S = 60.0
-"""Ours: how long a rank tries to reach the store. Importing torch on a busy host takes tens of seconds."""
+"""Our choice: how long a rank tries to reach the store. On a busy host, importing torch takes tens of seconds."""
 GROUP_TIMEOUT_S = 600.0
 LATE_S = 60.0
-"""Ours: how long rank 0 may take to judge and report, once it has heard all."""
+"""Our choice: how long rank 0 may take to judge and report after all ranks have answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,22 +43,22 @@ class Wanted:
     epochs: int
     set_epoch: bool
     timeout_s: float
-    """For the slowest rank."""
+    """How long to wait for the slowest rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """What rank 0 has heard of all ranks."""
+    """What rank 0 received from all ranks."""
 
     drawn: Drawn
     ranks: tuple[RankDraws, ...]
 
 
 def run_rank(wanted: Wanted, launch: Launch, env: Mapping[str, str], report: Callable[[Heard], int]) -> int:
-    """Take part; return the exit status, which is the same on all ranks.
+    """Take part and return the exit status, which is the same on all ranks.
 
-    ``report`` judges and shows on rank 0. Raises ``UserError`` on rank 0 where the user's code failed on any rank, and
-    on a rank that cannot reach the others.
+    ``report`` judges and shows the result on rank 0. Raises ``UserError`` on rank 0 if the user's code failed on any
+    rank, and on a rank that cannot reach the others.
     """
     try:
         with meet_ranks(launch, env, meet_limit_s=MEET_LIMIT_S, limit_s=wanted.timeout_s) as ranks:
@@ -83,7 +83,7 @@ def _take_part(wanted: Wanted, launch: Launch, ranks: Ranks, report: Callable[[H
 
 
 def _look(wanted: Wanted, launch: Launch, ranks: Ranks) -> tuple[RankDraws, tuple[bytes, ...]]:
-    """Return what this rank tells, and the maps of its passes where they are small enough."""
+    """Return what this rank reports, and the bitmaps of its passes if they are small enough."""
     host = os.uname().nodename
     try:
         with _process_group(ranks):
@@ -121,7 +121,7 @@ def _tell(looked: Looked, rank: int, host: str, *, compared: bool) -> RankDraws:
 
 @contextmanager
 def _process_group(ranks: Ranks) -> Iterator[None]:
-    """Have a default process group there, which samplers ask for rank and world size, and functions may wait in."""
+    """Provide a default process group: samplers ask it for rank and world size, and the user's code may wait in it."""
     with _told_plainly():
         from torch import distributed
 
@@ -139,7 +139,7 @@ def _process_group(ranks: Ranks) -> Iterator[None]:
 
 @contextmanager
 def _told_plainly() -> Iterator[None]:
-    """Tell that torch is missing as what it is."""
+    """Turn a failed import of torch into a ``UserError``."""
     try:
         yield
     except (ImportError, OSError) as error:
@@ -149,7 +149,7 @@ def _told_plainly() -> Iterator[None]:
 
 
 def _least_compared(everyone: Sequence[RankDraws]) -> int:
-    """Return of how many passes all ranks send maps."""
+    """Return for how many passes all ranks send bitmaps."""
     return min((len(one.passes) if one.compared else 0 for one in everyone), default=0)
 
 

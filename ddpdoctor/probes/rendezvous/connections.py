@@ -1,7 +1,7 @@
-"""Connects to many addresses at the same time, and says of each what came of it.
+"""Connects to many addresses at the same time, and returns the result of each.
 
-A first packet that is lost is sent again by the kernel after 1 s and 3 s, which is too long to tell 20 % of loss from a
-firewall: a fresh one goes out, from a port of its own, every half second.
+The kernel resends a lost first packet after 1 s and 3 s, which is too slow to tell 20 % of loss from a firewall. So a
+new one is sent every half second, from a new port.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 TRY_AGAIN_S = 0.5
-"""Ours: more than any round trip between hosts that train together."""
+"""Our choice: longer than any round trip between hosts that train together."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One address that is being connected to."""
+    """The connection attempts to one address."""
 
     address: str
     port: int
     connection: socket.socket | None = None
-    """Open once ``seen`` says so; the caller's to close."""
+    """Open if ``seen`` says that it is connected. The caller must close it."""
     seen: Connecting | None = None
     pending: list[socket.socket] = field(default_factory=list)
     tries: int = 0
 
 
 def connect_all(places: Sequence[tuple[str, int]], limit_s: float) -> tuple[Attempt, ...]:
-    """Connect to numeric addresses and ports; ``seen`` is set in every attempt that comes back."""
+    """Connect to numeric addresses and ports. ``seen`` is set in every returned attempt."""
     attempts = tuple(Attempt(address=address, port=port) for address, port in places)
     started = time.monotonic()
     with selectors.DefaultSelector() as selector:
@@ -85,7 +85,7 @@ def _try(attempt: Attempt, selector: selectors.BaseSelector, started: float) -> 
 
 
 def _take(attempt: Attempt, connection: Any, selector: selectors.BaseSelector, started: float) -> None:
-    """Take what came of one try: the first that ends well or badly decides."""
+    """Record the result of one try. The first try that succeeds or fails decides."""
     if attempt.seen is not None:
         return
     code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -123,7 +123,7 @@ def _drop_pending(attempt: Attempt, selector: selectors.BaseSelector) -> None:
 
 
 def numeric_place(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
-    """Return the family of a numeric address and what connect and bind take for it; raises OSError for any other."""
+    """Return the family of a numeric address, and the address for connect and bind. Raises ``OSError`` for a name."""
     if not 0 <= port < 65536:
         raise OSError(errno.EINVAL, f"{port} is no port")
     flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV

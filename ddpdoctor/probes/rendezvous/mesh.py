@@ -1,8 +1,8 @@
-"""Every ordered pair of nodes: a connection to a port opened for it alone, a small and a large payload over it.
+"""Tests every ordered pair of nodes: a connection to a port opened for that pair, with a small and a large payload.
 
-Connections are made many at a time, since they cost nothing and one that is dropped takes seconds; payloads one at a
-time, in the rounds of ``rounds``. Keys: ``posts/BLOCK/NUMBER`` has the
-ports of a node, ``pairs/BLOCK/NUMBER`` what it saw.
+Many connections are made at once, because they are cheap and a dropped one takes seconds. Payloads are sent one at a
+time, in the order of ``rounds``. Keys in the store: ``posts/BLOCK/NUMBER`` has the ports of a node,
+``pairs/BLOCK/NUMBER`` its results.
 """
 
 from __future__ import annotations
@@ -26,37 +26,38 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind")
 
 BASE_S, NODE_S = 30.0, 0.25
-"""Ours: the whole mesh may take so long, and so much more for each node. Four that are well take some tenths of a
-second, and 512 half a minute."""
+"""Our choice: time limit of the whole mesh, and how much it grows per node. Four healthy nodes take some tenths of a
+second, 512 take half a minute."""
 AT_ONCE_S = 1.0
-"""Ours: who has opened its ports within so long is visited first."""
+"""Our choice: nodes that open their ports within this time are visited first."""
 PATIENCE_S, PATIENCE_NODE_S = 8.0, 0.15
-"""Ours: one that has not after so long, and so much more for each node, is not there."""
+"""Our choice: a node that has not opened its ports after this time, plus this much per node, counts as absent."""
 COLLECT_S = 5.0
-"""Ours: what the others' last words may take beyond that."""
+"""Our choice: how long after the time limit to wait for the others' results."""
 FAILURES = 4
-"""Ours: what is lost on so many payloads that stall is enough for one node; what follows is left out, and says so."""
+"""Our choice: a node gives up after losing the time of this many stalled payloads. Later pairs are left out and say
+so."""
 LONGEST_SEND_S, LEAST_SEND_S, ALL_SENDS_S = 1.0, 0.05, 30.0
-"""Ours: a slow node may send a large payload for so long, so that all of its payloads together end in time."""
+"""Our choice: how long a slow node may send a large payload: at most, at least, and all its payloads together."""
 LOOK_EVERY_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshLimits:
-    """What the mesh may take."""
+    """The time limits and ports of the mesh."""
 
     connect_s: float = 3.0
     stall_s: float = 4.0
-    """A payload of which nothing gets on for so long has stalled; TCP sends again after 0.2, 0.6, 1.4 and 3 s."""
+    """A payload without progress for this long has stalled. TCP retransmits after 0.2, 0.6, 1.4 and 3 s."""
     total_s: float | None = None
-    """None: by the number of nodes."""
+    """None means a limit based on the number of nodes."""
     port_range: tuple[int, int] | None = None
-    """The ports to listen on, both ends among them; None: any that the kernel gives."""
+    """The range of ports to listen on, both ends included, or None for any free port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairsTold:
-    """What a node saw of its targets in one block. Sent to the first node."""
+    """A node's results for its targets in one block. Sent to the first node."""
 
     pairs: tuple[NodePair, ...]
 
@@ -64,10 +65,10 @@ class PairsTold:
 def run_mesh(
     conversation: Conversation, own: int, publications: Sequence[Publication], limits: MeshLimits
 ) -> tuple[NodePair, ...]:
-    """Run this node's part; return all pairs on the first of ``publications``, this node's own on the others.
+    """Run this node's part. Return all pairs on the first of ``publications``, and this node's own pairs on the others.
 
-    ``own`` is this node's number. All nodes call it at about the same time with equal publications, in a conversation
-    of its own. Raises ``StoreError`` where the store is lost; what cannot be read counts as not heard.
+    ``own`` is this node's number. All nodes call this at about the same time, with equal publications and a separate
+    conversation. Raises ``StoreError`` if the store is lost. A record that cannot be read counts as not received.
     """
     mesh = _Mesh(conversation, own, publications, limits)
     blocks = blocks_of(len(publications))
@@ -112,7 +113,7 @@ class _Mesh:
         return pairs
 
     def _visit(self, block: int, targets: Sequence[Publication], patience: float) -> tuple[NodePair, ...]:
-        """Visit those that are there at once, and then those that come late: nobody waits for one that is dead."""
+        """Visit the targets that are ready at once, then the late ones, so that no node waits for a dead one."""
         seen: list[NodePair] = []
         late = list(targets)
         for deadline in (min(time.monotonic() + AT_ONCE_S, patience), patience):
@@ -133,7 +134,7 @@ class _Mesh:
         )
 
     def _await(self, posts: Posts, block: int, sources: Iterable[int], patience: float) -> None:
-        """Listen until each source was here, or has told what it saw instead, or is not there at all."""
+        """Listen until each source was served, has posted its results without coming, or is absent."""
         waiting = set(sources)
         while time.monotonic() < self._deadline:
             waiting = {one for one in waiting - posts.served if not self._conversation.has(f"pairs/{block}/{one}")}
@@ -144,7 +145,7 @@ class _Mesh:
             time.sleep(LOOK_EVERY_S)
 
     def collect(self, own: Sequence[NodePair], blocks: Sequence[range]) -> tuple[NodePair, ...]:
-        """Return the pairs of all nodes, by source and target; those that were not heard of with the reason."""
+        """Return the pairs of all nodes, by source and target. Pairs without a result carry the reason."""
         pairs = {(pair.source, pair.target): pair for pair in own}
         there = [one.number for one in self._publications[1:] if self._conversation.has(f"posts/0/{one.number}")]
         for block in range(len(blocks)):
@@ -159,7 +160,7 @@ class _Mesh:
         )
 
     def _hear(self, kind: type[Kind], key: str, numbers: Sequence[int], deadline: float) -> dict[int, Kind | None]:
-        """Return what nodes left, by number, once all have; None for what cannot be read, nothing for what is late."""
+        """Return the nodes' records by number. A record that cannot be read is None, and a late one is missing."""
         bad: dict[int, Kind | None] = {}
         heard = self._conversation.gather(
             kind, key, lambda: numbers, deadline - time.monotonic(), on_bad=lambda number, _: bad.update({number: None})

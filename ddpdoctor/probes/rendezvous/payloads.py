@@ -1,8 +1,9 @@
-"""What goes over one connection of the mesh, seen from both ends.
+"""The protocol of one connection of the mesh, for both ends.
 
-Source: ``MAGIC``, the target's ticket (16 bytes) and the source's number (4 bytes, big-endian). Target: ``GO``, once it
-has time, or ``ENOUGH``. Then payloads, one after another: parts, each with its length before it (4 bytes), and a length
-of 0; the target answers with the bytes and the CRC-32 of what came (4 bytes each). The source hangs up when it is done.
+The source sends a hello: ``MAGIC``, the target's ticket (16 bytes) and its own number (4 bytes, big-endian). The target
+answers ``GO`` once it has time, or ``ENOUGH``. Then the source sends payloads, one after another. A payload consists of
+parts, each after its length (4 bytes), and ends with a length of 0. The target answers each payload with the number of
+bytes and their CRC-32 (4 bytes each). The source closes the connection when it is done.
 """
 
 from __future__ import annotations
@@ -29,31 +30,32 @@ NUMBER = struct.Struct("!I")
 HELLO_BYTES = len(MAGIC) + TICKET_BYTES + NUMBER.size
 GO, ENOUGH = b"g", b"e"
 SMALL_BYTES = 400
-"""One packet on any path: IPv4 promises 576 bytes (RFC 791), of which 60 may be the headers of each IP and TCP."""
+"""One packet on any path: IPv4 guarantees 576 bytes (RFC 791). The IP and TCP headers take up to 60 bytes each."""
 LARGE_BYTES = 4 * 2**20
-"""Ours: at 10 Gbit/s some 4 ms, of which the start of TCP is a small part."""
+"""Our choice: about 4 ms at 10 Gbit/s, of which TCP's slow start is a small part."""
 PART_BYTES = 16 * 2**10
-"""Ours, and the least of a large payload: two full packets of 9,000 bytes, eleven of 1,500."""
+"""Our choice, also the least size of a large payload: two full packets of 9,000 bytes, or eleven of 1,500."""
 LOOK_EVERY_S = 0.25
 FAST_S, AGAIN_S = 0.05, 0.5
-"""Ours: a large payload that took longer than the first is sent again, as long as less than the second was spent."""
+"""Our choice: a large payload that took longer than ``FAST_S`` is sent again, until ``AGAIN_S`` have been spent."""
 MUCH_SLOWER = 2.5
-"""Ours: and only where it is by so much slower than another one from the same node; half of what is judged slow."""
+"""Our choice: it is sent again only if it is this much slower than the node's fastest payload. This is half of the
+factor that the rules call slow."""
 LONGEST_STALLS = 3
-"""Ours: a payload that gets on may take so many times what one may stand still."""
+"""Our choice: a payload that makes progress may take this many times the stall limit."""
 _PART = os.urandom(PART_BYTES)
-"""Nothing on the way can compress it."""
+"""Random bytes, so that nothing on the way can compress them."""
 _ANSWER = struct.Struct("!II")
 _UNSENT_BYTES = 128 * 2**10
-"""Ours: what may wait in the sender's buffer, so that one that stops does not go on for seconds."""
+"""Our choice: the most unsent bytes in the send buffer, so that a sender that stops is not busy for seconds more."""
 
 
 class Damaged(Exception):  # noqa: N818 - says what it is
-    """What came is not what was sent: a phrase."""
+    """The received bytes differ from the sent ones. The message is a phrase."""
 
 
 class Busy(Exception):  # noqa: N818 - says what it is
-    """The target did not come to this source in time: a phrase."""
+    """The target did not serve this source in time. The message is a phrase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +64,14 @@ class Pace:
 
     stall_s: float
     send_s: float
-    """A large payload ends here, whatever it has come to: a slow link is slow in a short one too."""
+    """A large payload stops after this time, at any size: a slow link shows in a short payload too."""
 
 
 def send_large(connection: socket.socket, pace: Pace, fastest: float) -> Transfer:
-    """Send a large payload; again, where it was slow, to tell a slow link from a process that had to wait for a CPU.
+    """Send a large payload. If it was slow, send it again, to tell a slow link from a process waiting for a CPU.
 
-    ``fastest`` is the best rate from here so far, in bytes a second. Returns the fastest payload, or the one that
-    failed; segments are counted over all of them.
+    ``fastest`` is this node's best rate so far, in bytes per second. Returns the fastest payload, or the one that
+    failed. Segments are counted over all payloads.
     """
     before, started = read_tcp_counts(connection), time.monotonic()
     best = send_payload(connection, LARGE_BYTES, pace)
@@ -91,13 +93,13 @@ def _is_worth_another(best: Transfer, fastest: float) -> bool:
 
 
 def rate_of(transfer: Transfer) -> float:
-    """Return bytes a second; 0 for a payload that did not get through."""
+    """Return the bytes per second, or 0 if the payload failed."""
     whole = transfer.contact is Contact.CONNECTED
     return transfer.size_bytes / transfer.duration_s if whole and transfer.duration_s else 0.0
 
 
 def send_payload(connection: socket.socket, size_bytes: int, pace: Pace) -> Transfer:
-    """Send one payload of at most that size and hear the answer; a failure is told in what comes back."""
+    """Send one payload of at most ``size_bytes`` and read the answer. A failure is part of the returned result."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     before, sending = read_tcp_counts(connection), _Sending(connection, pace)
@@ -133,14 +135,15 @@ def _grown(before: int | None, after: int | None) -> int | None:
 
 
 def pack_hello(ticket: bytes, number: int) -> bytes:
-    """Return what a source says first."""
+    """Return the first bytes that a source sends."""
     return MAGIC + ticket + NUMBER.pack(number)
 
 
 def greet(connection: socket.socket, hello: bytes, stall_s: float, limit_s: float) -> bytes:
-    """Return what the target says to a hello: ``GO``, ``ENOUGH``, or nothing, which is that it hung up.
+    """Return the target's answer to a hello: ``GO``, ``ENOUGH``, or b"" if it closed the connection.
 
-    Raises TimeoutError where the target's kernel does not acknowledge it, ``Busy`` where that does and no more comes.
+    Raises ``TimeoutError`` if the target's kernel does not acknowledge the hello, and ``Busy`` if it does but no answer
+    comes.
     """
     connection.setblocking(False)  # noqa: FBT003 - its only argument
     connection.send(hello)
@@ -159,7 +162,7 @@ def greet(connection: socket.socket, hello: bytes, stall_s: float, limit_s: floa
 
 
 class _Sending:
-    """One payload on its way."""
+    """Sends one payload."""
 
     def __init__(self, connection: socket.socket, pace: Pace) -> None:
         self.connection, self._pace = connection, pace
@@ -172,7 +175,7 @@ class _Sending:
         crc = 0
         while self.size_bytes < size_bytes and (not self.size_bytes or self._has_time()):
             part = memoryview(_PART)[: min(PART_BYTES, size_bytes - self.size_bytes)]
-            # What stalls is counted with what was given to it.
+            # Counted before sending, so that a stalled payload includes its last part.
             self.size_bytes += len(part)
             self._push(NUMBER.pack(len(part)) + part)
             crc = zlib.crc32(part, crc)
@@ -202,16 +205,16 @@ class _Sending:
 
 
 class StallWatch:
-    """Waits for a connection as long as it gets on, by what the other side's kernel acknowledges."""
+    """Waits for a connection as long as it makes progress, which is what the other side's kernel acknowledges."""
 
     def __init__(self, connection: socket.socket, stall_s: float) -> None:
-        """Begin to watch now."""
+        """Start watching now."""
         self._connection, self._stall_s = connection, stall_s
         self._started = self._moved_at = time.monotonic()
         self._delivered = read_tcp_counts(connection).delivered_bytes
 
     def wait(self, *, write: bool) -> None:
-        """Wait until one can write, or read; raises TimeoutError once it stands still, or takes far too long."""
+        """Wait until it is writable, or readable. Raises ``TimeoutError`` if it stalls or takes far too long."""
         poll = select.poll()
         poll.register(self._connection, select.POLLOUT if write else select.POLLIN)
         while not poll.poll(LOOK_EVERY_S * 1000):
@@ -225,9 +228,9 @@ class StallWatch:
 
 
 def serve_payloads(connection: socket.socket, pace: Pace) -> None:
-    """Answer payloads until the source hangs up; raises OSError, where it stalls too, and ``Damaged``.
+    """Answer payloads until the source closes the connection. The bytes are counted and discarded.
 
-    What comes is counted and thrown away.
+    Raises ``OSError``, also if the source stalls, and ``Damaged``.
     """
     connection.settimeout(LONGEST_STALLS * pace.stall_s)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -242,7 +245,7 @@ def serve_payloads(connection: socket.socket, pace: Pace) -> None:
 
 
 def _take_payload(connection: socket.socket, buffer: bytearray, ends_at: float) -> bytes | None:
-    """Return the answer to one payload; None where the source has hung up instead of sending one."""
+    """Return the answer to one payload, or None if the source closed the connection instead."""
     size_bytes, crc = 0, 0
     while (length := _take_length(connection, first=size_bytes == 0)) and time.monotonic() < ends_at:
         part = memoryview(buffer)[:length]

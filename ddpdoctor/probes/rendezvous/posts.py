@@ -1,9 +1,9 @@
-"""A node's side that listens: a post is a port that is open for one other node, and serves it once.
+"""The listening side of a node: it opens a port for each other node, and serves that node once.
 
-Where a range of ports is given that has fewer free ones than there are sources, some share a port.
+If the given range has fewer free ports than there are sources, some sources share a port.
 
-Connections are taken by the kernel whenever they come; one at a time is served. Whoever does not hold the ticket, which
-is in the meeting where members of the job alone can read it, is turned away.
+The kernel accepts connections at any time, and they are served one by one. A connection without the ticket is refused.
+Only members of the job can read the ticket.
 """
 
 from __future__ import annotations
@@ -40,52 +40,52 @@ if TYPE_CHECKING:
     from ddpdoctor.probes.rendezvous.payloads import Pace
 
 BACKLOG = 128
-"""Ours: a source tries again from other ports, and sources may share one."""
+"""Our choice: a source may retry from other ports, and sources may share a listener."""
 MAX_WAITING = 256
-"""Ours: connections that have said nothing yet; more are no sources of ours."""
+"""Our choice: the most connections that have not sent a whole hello. More cannot all be sources of the mesh."""
 TICK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostsOpen:
-    """What the sources are told. Sent from one node to the others."""
+    """What the sources need to know. Sent from one node to the others."""
 
     ports: dict[str, int]
-    """By the number of the source."""
+    """The port for each source, by the source's number."""
     ticket: str
     """In hexadecimal digits."""
     error: str = ""
-    """Why there are none: a phrase."""
+    """Why there are no ports, as a phrase."""
 
 
 @dataclass(slots=True)
 class Lost:
-    """Time that went into payloads that did not get through: a mesh of 512 nodes cannot wait for every one of them."""
+    """The time lost on payloads that failed. A mesh of 512 nodes cannot wait for all of them."""
 
     limit_s: float
     spent_s: float = 0.0
 
     @property
     def enough(self) -> bool:
-        """Whether what follows is to be left out."""
+        """Whether to leave out all later payloads."""
         return self.spent_s >= self.limit_s
 
 
 class Posts:
-    """A context: listens for some sources and serves them from a thread."""
+    """A context manager that listens for some sources and serves them from a thread."""
 
     def __init__(
         self, address: str, sources: Sequence[int], port_range: tuple[int, int] | None, pace: Pace, lost: Lost
     ) -> None:
-        """Listen at a numeric address, on a port for each source; what is in the way is told by ``told``."""
+        """Listen at a numeric address, on a port for each source. Errors are in ``told``."""
         self.served: set[int] = set()
-        """Sources that were served, well or badly."""
+        """Sources that were served, successfully or not."""
         self._ticket = os.urandom(TICKET_BYTES)
         self._pace, self._lost = pace, lost
         self._listeners: dict[int, socket.socket] = {}
-        """By source."""
+        """The listening socket for each source."""
         self._waiting: dict[socket.socket, tuple[socket.socket, bytearray]] = {}
-        """By connection: where it came in, and what there is of its hello."""
+        """For each connection, its listening socket and the part of its hello received so far."""
         self._error = "" if address else "its own address cannot be told"
         self._ended = threading.Event()
         self._selector = selectors.DefaultSelector()
@@ -98,7 +98,7 @@ class Posts:
             self._close_all()
 
     def _open(self, address: str, port_range: tuple[int, int] | None) -> socket.socket:
-        """Return a listener of its own, or where all ports of the range are taken one of those that are open."""
+        """Return a new listening socket, or one of our open ones if all ports of the range are taken."""
         try:
             return _listen(address, port_range)
         except OSError as error:
@@ -109,18 +109,18 @@ class Posts:
 
     @property
     def told(self) -> PostsOpen:
-        """What the sources must know."""
+        """What the sources need to know."""
         ports = {str(source): int(one.getsockname()[1]) for source, one in self._listeners.items()}
         return PostsOpen(ports=ports, ticket=self._ticket.hex(), error=self._error)
 
     def __enter__(self) -> Self:
-        """Start to serve."""
+        """Start serving."""
         if self._listeners:
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close all; who is being served is cut off."""
+        """Close all sockets, even while a source is being served."""
         self._ended.set()
         for connection in (*self._waiting, *self._listeners.values()):
             with contextlib.suppress(OSError):
@@ -147,7 +147,7 @@ class Posts:
     def _accept(self, listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
-        except OSError:  # it has hung up already, or descriptors have run out
+        except OSError:  # the peer has closed it already, or descriptors have run out
             self._ended.wait(TICK_S)
             return
         if len(self._waiting) >= MAX_WAITING:
@@ -157,7 +157,7 @@ class Posts:
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _hear(self, connection: socket.socket) -> None:
-        """Take what there is of a hello; a source that said it whole is served."""
+        """Read more of a hello. Serve the source once its hello is complete."""
         listener, hello = self._waiting[connection]
         try:
             part = connection.recv(HELLO_BYTES - len(hello))
@@ -175,7 +175,7 @@ class Posts:
         self._drop(connection)
 
     def _source_of(self, hello: bytes, listener: socket.socket) -> int | None:
-        """Return who says a hello; None for a stranger, or a source at another one's post."""
+        """Return which source sent a hello, or None for a stranger or a source on another source's port."""
         if len(hello) < HELLO_BYTES:
             return None
         (number,) = NUMBER.unpack(hello[-NUMBER.size :])
@@ -191,7 +191,7 @@ class Posts:
                 connection.sendall(GO)
                 serve_payloads(connection, self._pace)
         except (OSError, Damaged):
-            # The source tells what came of it. This is to know when it is enough.
+            # The source reports the failure. Here only the lost time is counted.
             self._lost.spent_s += time.monotonic() - started
 
     def _drop(self, connection: socket.socket) -> None:
@@ -225,7 +225,7 @@ def _bind(listener: socket.socket, place: tuple[Any, ...], port_range: tuple[int
         listener.bind(place)
         return
     ports = range(port_range[0], port_range[1] + 1)
-    # In no order: nodes on one host, and those who come after, do not all begin at the same port.
+    # In random order, so that nodes on one host, and later runs, do not all begin at the same port.
     for port in random.sample(ports, len(ports)):
         try:
             listener.bind((place[0], port, *place[2:]))

@@ -1,16 +1,16 @@
-"""Who sends to whom when: in round d every node sends to the one that is d places after it, and hears the one d before.
+"""Schedules the mesh: in round d, every node sends to the node d places after it, and receives from the one d before.
 
-So n - 1 rounds hold all ordered pairs, and in each round every node sends once and serves once: the time grows with n.
-Nobody waits for a round to end. A node goes to its next target when it is done with the last one, and a target serves
-one at a time: a pair that stalls delays those that come to its two ends, and nobody else.
+So n - 1 rounds cover all ordered pairs, and in each round every node sends once and serves once. The time grows with n.
+No node waits for a round to end. A node goes on to its next target when it is done with one, and a target serves one
+source at a time. A stalled pair delays only the nodes that wait for its two ends.
 
-Ports are opened for a block of rounds together, so that 512 nodes need no thousand descriptors each.
+Ports are opened for a block of rounds at once, so that 512 nodes do not need a thousand descriptors each.
 """
 
 from __future__ import annotations
 
 BLOCK = 64
-"""Ours: rounds in a block. Three descriptors a round, and 1,024 is what a shell gives a process."""
+"""Our choice: rounds per block. A round needs three descriptors, and a shell usually allows 1,024 per process."""
 
 
 def blocks_of(count: int) -> tuple[range, ...]:

@@ -1,11 +1,11 @@
-"""Runs in a process of its own, with torch: serves and joins a TCPStore, and makes a real start with Gloo.
+"""A separate process with torch: serves and joins a TCPStore, and makes a real start with Gloo.
 
-It is told what to do by lines of JSON on stdin, ``{"id": 1, "do": "join", …}``, and answers each by one on stdout, as
-they get ready: ``{"id": 1, "value": …}`` or ``{"id": 1, "error": "…"}``. The first line that it writes has id 0 and
-says that torch is there, or why not. It ends with its stdin.
+Requests come as lines of JSON on stdin, ``{"id": 1, "do": "join", …}``. Each is answered by a line on stdout as soon as
+it is done: ``{"id": 1, "value": …}`` or ``{"id": 1, "error": "…"}``. The first line has id 0 and says that torch was
+imported, or why not. The process ends when its stdin ends.
 
-The start is made by a second process, forked as soon as torch is imported and before any thread is there: what crashes
-or hangs there takes nothing else with it, and torch is imported once.
+A second process makes the start. It is forked right after the import of torch and before any thread exists, so that
+torch is imported once, and a crash or hang there affects nothing else.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PREFIX = "ddpdoctor/rendezvous/"
-"""Keeps our keys apart from those of a launcher whose store it is."""
+"""Keeps our keys apart from those of the launcher that owns the store."""
 SERVE_LIMIT_S = 10.0
 
 
 def main() -> None:
-    """Import torch, and do what stdin says until it ends."""
+    """Import torch, and serve the requests on stdin until it ends."""
     answers = _Answers()
     try:
-        import torch.distributed  # noqa: F401 - what everything here needs
-    except Exception as error:  # noqa: BLE001 - whatever an import can raise is what the caller must know
+        import torch.distributed  # noqa: F401 - everything here needs it
+    except Exception as error:  # noqa: BLE001 - an import may raise anything, and the caller needs to know
         answers.give(0, error=f"torch cannot be imported: {type(error).__name__}: {_first_line(error)}")
         return
     servant = _Servant(fork_trial())
     answers.give(0, value=True)
     for line in sys.stdin:
         request = json.loads(line)
-        # Each in a thread of its own: a call that hangs in torch holds nobody else up.
+        # One thread per request, so that a call that hangs in torch does not block the others.
         threading.Thread(target=_serve_one, args=(servant, request, answers), daemon=True).start()
-    # Without the destructors of torch, which may wait for a peer that is gone.
+    # Skip torch's destructors, which may wait for a peer that is gone.
     os._exit(0)
 
 
@@ -57,7 +57,7 @@ def _serve_one(servant: _Servant, request: dict[str, Any], answers: _Answers) ->
 
 
 class _Answers:
-    """Writes to what was stdout; whatever torch prints goes to stderr."""
+    """Writes answers to the original stdout. Everything that torch prints goes to stderr."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -70,7 +70,7 @@ class _Answers:
 
 
 class _Servant:
-    """The stores that were served and joined here, and what can be asked of them."""
+    """The stores that this process serves and has joined, and the requests that it accepts."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
@@ -89,7 +89,7 @@ class _Servant:
         self._served = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=limit)
 
     def join(self, host: str, port: int, limit_s: float) -> None:
-        """Connect to a store, which checks that it is one."""
+        """Connect to a store. The check fails if it is not one."""
         from torch.distributed import TCPStore
 
         store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=limit_s))

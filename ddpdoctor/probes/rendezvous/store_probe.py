@@ -1,4 +1,4 @@
-"""The place where the store is to be: look its name up, connect to every address, and join what answers as a store."""
+"""Probes the store's address: looks up its name, connects to every address, and joins what answers as a store."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _TELLING = (
     Contact.REFUSED,
     Contact.UNRESOLVED,
 )
-"""What says most first: a port that refuses is one on which nobody listens yet, or any more."""
+"""The most telling result first. A refused connection says little: nobody listens there yet, or any more."""
 
 
 class StoreWatch:
-    """A context in which it looks."""
+    """A context manager that probes the store from a thread, every ``EVERY_S`` seconds."""
 
     def __init__(self, host: str, port: int, torch: TorchProcess) -> None:
-        """Take where the store is to be."""
+        """``host`` and ``port`` are where the store should be."""
         self.attempts: tuple[Connecting, ...] = ()
-        """Of the look that said most."""
+        """The attempts of the most telling probe."""
         self._host, self._port, self._torch = host, port, torch
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, name="ddpdoctor-store", daemon=True)
@@ -53,7 +53,7 @@ class StoreWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop; a look that is under way is not waited for."""
+        """Stop, without waiting for a probe that is under way."""
         self._ended.set()
 
     def _look(self) -> None:
@@ -66,7 +66,7 @@ class StoreWatch:
 
 
 def more_telling(one: tuple[Connecting, ...], other: tuple[Connecting, ...]) -> tuple[Connecting, ...]:
-    """Return which of two looks says more; of two that say as much, the later one, which is ``other``."""
+    """Return the more telling of two probes. If they are equal, return the later one, which is ``other``."""
     return min((other, one), key=_order)
 
 
@@ -75,14 +75,14 @@ def _order(attempts: tuple[Connecting, ...]) -> int:
 
 
 JOIN_LIMIT_S = 5.0
-"""Ours: a store answers in milliseconds once its port does."""
+"""Our choice: a store answers within milliseconds once its port does."""
 
 
 def knock(host: str, port: int, torch: TorchProcess | None) -> tuple[Connecting, ...]:
-    """Connect to every address of a name, and join the first that answers as a store of torch.
+    """Connect to every address of a name, and join the first that answers as a torch store.
 
-    One attempt an address, in the order in which torch tries them: those of IPv6 first (``prefer_ipv6`` in c10d's
-    socket.h). Without torch what answers is taken for a store.
+    There is one attempt per address, in torch's order: IPv6 first (``prefer_ipv6`` in c10d's socket.h). Without torch,
+    anything that answers counts as a store.
     """
     began = time.monotonic()
     try:
@@ -97,7 +97,7 @@ def knock(host: str, port: int, torch: TorchProcess | None) -> tuple[Connecting,
 
 
 def is_own(host: str, port: int) -> bool | None:
-    """Say whether a name leads to this very host, over another address than loopback; None where it cannot be told."""
+    """Return whether a name resolves to a non-loopback address of this host, or None if it does not resolve."""
     try:
         addresses = look_up(host, port, LOOKUP_LIMIT_S)
     except OSError:
@@ -128,7 +128,7 @@ def _connect(host: str, family: socket.AddressFamily, address: Any) -> Connectin
 
 
 def _join(attempts: Iterable[Connecting], torch: TorchProcess) -> list[Connecting]:
-    """Speak to what answers, as torch's store does; one that does not answer so is no store."""
+    """Join the addresses that answered until one is a torch store. Mark the others as ``NO_STORE``."""
     judged: list[Connecting] = []
     joined = False
     for one in attempts:

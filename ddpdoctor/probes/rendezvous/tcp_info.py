@@ -1,4 +1,4 @@
-"""What the kernel counts of one TCP connection (struct tcp_info of linux/tcp.h; a field once there never moves)."""
+"""Reads the kernel's counters of a TCP connection (struct tcp_info of linux/tcp.h, whose fields never move)."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _ASKED_BYTES = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TcpCounts:
-    """Since the connection was begun; None where this kernel does not say."""
+    """Counts since the connection was opened. None means that this kernel does not report it."""
 
     unacknowledged: int | None
-    """Segments under way now."""
+    """Segments in flight now."""
     retransmitted: int | None
     delivered_bytes: int | None
-    """Acknowledged by the other side's kernel; the first packet of a connection counts for one."""
+    """Bytes acknowledged by the other side's kernel. The first packet of a connection counts as one."""
     sent: int | None
-    """Segments with data."""
+    """Segments with data that were sent."""
     needless: int | None
-    """Segments that were sent again though they had arrived, by the other side's word (D-SACK, RFC 2883)."""
+    """Segments that were sent again although they had arrived, as the other side reports (D-SACK, RFC 2883)."""
 
 
 def read_tcp_counts(connection: socket.socket) -> TcpCounts:
-    """Return the counts of a connection, closed by the other side or not."""
+    """Return the counts of a connection, even if the other side has closed it."""
     try:
         raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ASKED_BYTES)
-    except (OSError, AttributeError):  # a kernel of another make, and a Python that does not know the option
+    except (OSError, AttributeError):  # not Linux, or this Python does not know the option
         raw = b""
     return TcpCounts(
         unacknowledged=_number(_UNACKED, raw),

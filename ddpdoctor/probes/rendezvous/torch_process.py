@@ -1,4 +1,4 @@
-"""The process with torch (``start``), from outside: every call has a limit, and one that hangs is left to itself."""
+"""The caller's side of the process with torch (``start``). Calls have time limits, and a hung call is abandoned."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
 PROGRAM = "ddpdoctor.probes.rendezvous.start"
 IMPORT_LIMIT_S = 120.0
-"""Ours: a cold import from a network file system takes a minute on a busy cluster."""
+"""Our choice: on a busy cluster, a cold import from a network file system takes a minute."""
 CALL_LIMIT_S = 10.0
-"""Ours: a store answers in milliseconds."""
+"""Our choice: a store answers within milliseconds."""
 _NOT_FOR_IT = ("DDPDOCTOR_RUN", "TORCHELASTIC_USE_AGENT_STORE")
-"""What loads the recorder of `wrap`, and what changes how torch makes a store."""
+"""Variables that load the recorder of `wrap`, or change how torch creates a store."""
 
 
 class TorchError(Exception):
-    """What torch said, or that it said nothing in time: a phrase."""
+    """torch's error, or that it did not answer in time. The message is a phrase."""
 
 
 class NoTorch(TorchError):  # noqa: N818 - says what it is
-    """torch itself is not there."""
+    """torch cannot be imported."""
 
 
 class TorchProcess:
-    """A context. The process starts with it, and ends with it, whatever it is doing."""
+    """A context manager. The process starts when it is created, and is killed on exit."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        """Start it in this environment; raises OSError."""
+        """Start the process in this environment. Raises ``OSError``."""
         kept = {name: value for name, value in env.items() if name not in _NOT_FOR_IT}
         self._process = subprocess.Popen(
             [sys.executable, "-m", PROGRAM],
@@ -46,7 +46,7 @@ class TorchProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            # Peers that leave are no errors here.
+            # Peers that leave are not errors here.
             env=kept | {"TORCH_CPP_LOG_LEVEL": "FATAL"},
         )
         self._lock = threading.Lock()
@@ -57,11 +57,11 @@ class TorchProcess:
         threading.Thread(target=self._listen, name="ddpdoctor-torch", daemon=True).start()
 
     def __enter__(self) -> Self:
-        """Nothing more to do."""
+        """Return this object; the process has already started."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it."""
+        """Kill the process."""
         self._process.kill()
         self._process.wait()
 
@@ -71,30 +71,30 @@ class TorchProcess:
         return self._imported.is_set() and self._import_error is None
 
     def missing(self) -> str:
-        """Return why torch is not there, once that is known; empty where it is."""
+        """Wait for the import of torch, and return why it failed, or "" if it succeeded."""
         if not self._imported.wait(IMPORT_LIMIT_S):
             return f"torch was not imported within {IMPORT_LIMIT_S:g} s"
         return self._import_error or ""
 
     def serve(self, port: int) -> None:
-        """Serve a store of torch on all addresses; raises ``TorchError``."""
+        """Serve a torch store on all addresses. Raises ``TorchError``."""
         self.ask("serve", CALL_LIMIT_S + 2, port=port)
 
     def join(self, host: str, port: int, limit_s: float) -> None:
-        """Join a store of torch; raises ``TorchError``, also where what answers is none."""
+        """Join a torch store. Raises ``TorchError``, also if something else answers."""
         self.ask("join", limit_s + 2, host=host, port=port, limit_s=limit_s)
 
     def start(self, limit_s: float, **told: Any) -> dict[str, Any]:
-        """Make a real start (``Trial.run``), once; raises ``TorchError``."""
+        """Make a real start (``Trial.run``). This works once. Raises ``TorchError``."""
         found: dict[str, Any] = self.ask("start", limit_s + 5, limit_s=limit_s, **told)
         return found
 
     def store(self) -> JoinedStore:
-        """Return the store that was joined, for messages of ours."""
+        """Return the joined store, for ddpdoctor's own messages."""
         return JoinedStore(self)
 
     def ask(self, what: str, within_s: float, **arguments: Any) -> Any:
-        """Return what the process answers to one request; raises ``TorchError``, also where it does not in time."""
+        """Return the answer to one request. Raises ``TorchError``, also if no answer comes in time."""
         missing = self.missing()
         if missing:
             raise NoTorch(missing)
@@ -130,7 +130,7 @@ class TorchProcess:
         self._end()
 
     def _end(self) -> None:
-        """Answer whoever waits: nothing more will come."""
+        """Fail all waiting requests, because the process has ended."""
         how = f"the process with torch ended with status {self._process.wait()}"
         if not self._imported.is_set():
             self._import_error = how
@@ -143,15 +143,15 @@ class JoinedStore:
     """A ``Store`` over the store that the process has joined."""
 
     def __init__(self, process: TorchProcess) -> None:
-        """Take the process, which the store does not end."""
+        """``process`` is not ended by the store."""
         self._process = process
 
     def set(self, key: str, value: bytes) -> None:
-        """Leave a value."""
+        """Set a value."""
         self._ask("set", key=key, value=base64.b64encode(value).decode())
 
     def look(self, key: str) -> bytes | None:
-        """Return a value, or None where there is none yet."""
+        """Return a value, or None if there is none yet."""
         found = self._ask("look", key=key)
         return None if found is None else base64.b64decode(found)
 
@@ -164,7 +164,7 @@ class JoinedStore:
         self._ask("forget", key=key)
 
     def close(self) -> None:
-        """Leave it to the process."""
+        """Do nothing: the process closes the store."""
 
     def _ask(self, what: str, **arguments: Any) -> Any:
         try:

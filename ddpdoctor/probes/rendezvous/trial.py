@@ -1,4 +1,4 @@
-"""A real start: init_process_group with Gloo and an all-reduce, in a process that was forked for it."""
+"""Makes a real start in a forked process: init_process_group with Gloo, and an all-reduce."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ELEMENTS = 2**18
-"""Of the larger all-reduce: 1 MiB of float32, many packets on any path."""
+"""The size of the larger all-reduce: 1 MiB of float32, many packets on any path."""
 PR_SET_PDEATHSIG = 1
-"""prctl(2)."""
+"""From prctl(2)."""
 GRACE_S = 1.0
-"""Ours: how much longer than its own limit the process may take to say what happened."""
+"""Our choice: how much longer than its own limit the process may take to report what happened."""
 
 
 def fork_trial() -> Trial:
-    """Fork a process that waits to be told to start; call it before there are threads."""
+    """Fork a process that waits for the command to start. Call this before any thread exists."""
     there, here = os.pipe(), os.pipe()
     pid = os.fork()
     if pid:
@@ -39,16 +39,16 @@ def fork_trial() -> Trial:
 
 
 class Trial:
-    """The process that will make the start, from outside."""
+    """The parent's handle of the process that makes the start."""
 
     def __init__(self, pid: int, tell: int, hear: int) -> None:
-        """Take its id, and the descriptors by which it is told and heard."""
+        """``tell`` and ``hear`` are the descriptors for writing to the process and reading from it."""
         self._pid, self._tell, self._hear = pid, tell, hear
 
     def run(self, **told: Any) -> dict[str, Any]:
-        """Have it start, and return ``stage``, ``error`` (empty: all went well) and ``duration_s``.
+        """Make the start, and return ``stage``, ``error`` ("" means success) and ``duration_s``.
 
-        ``told``: rank, world_size, host, port, prefix, limit_s. It is killed where it does not end in time.
+        ``told`` has rank, world_size, host, port, prefix and limit_s. The process is killed if it does not end in time.
         """
         began = time.monotonic()
         os.write(self._tell, json.dumps(told).encode() + b"\n")
@@ -59,7 +59,7 @@ class Trial:
         return {"stage": last["stage"], "error": error, "duration_s": time.monotonic() - began}
 
     def _listen(self, deadline: float) -> list[dict[str, Any]]:
-        """Return the stages that it told of, until it ends or the time is up."""
+        """Return the stages that it reports until it ends or the time is up."""
         text = b""
         while (left_s := deadline - time.monotonic()) > 0:
             if not select.select([self._hear], [], [], left_s)[0]:
@@ -71,7 +71,7 @@ class Trial:
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith(b"\n")]
 
     def _end(self, limit_s: float) -> str:
-        """End it and say how it ended: by itself, or not at all."""
+        """Kill the process if it still runs, and return how it ended."""
         ended, status = os.waitpid(self._pid, os.WNOHANG)
         if ended:
             code = os.waitstatus_to_exitcode(status)
@@ -83,7 +83,7 @@ class Trial:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel kill this process when the one that forked it ends: it may hang in torch by then."""
+    """Make the kernel kill this process when its parent ends, because it may hang in torch by then."""
     with contextlib.suppress(AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
@@ -102,7 +102,7 @@ def _wait_and_run(told_by: int, tell: int) -> None:
 
 
 class _Start:
-    """The stages of a start, each told before it begins."""
+    """Runs the stages of a start, and reports each before it begins."""
 
     def __init__(self, told: dict[str, Any], say: Any) -> None:
         self._told, self._say = told, say
@@ -117,7 +117,7 @@ class _Start:
                 self._stage = name
                 self._say(stage=name)
                 part()
-        except Exception as error:  # noqa: BLE001 - whatever torch raises is what the start came to
+        except Exception as error:  # noqa: BLE001 - whatever torch raises is the result of the start
             self._say(stage=self._stage, error=str(error).strip().partition("\n")[0] or type(error).__name__)
         else:
             self._say(stage=self._stage, done=True)
@@ -163,7 +163,7 @@ class _Start:
         self._see_off(world_size)
 
     def _see_off(self, world_size: int) -> None:
-        """Wait for the others: one that leaves early breaks the connections of those that are not done."""
+        """Wait for the other ranks. A rank that leaves early breaks the connections of those that are not done."""
         self._joined.add("left", 1)
         deadline = time.monotonic() + GRACE_S
         while int(self._joined.add("left", 0)) < world_size and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""A node's side that goes out: connects to its targets, and sends each a small and a large payload."""
+"""The sending side of a node: connects to its targets, and sends each a small and a large payload."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SOURCE_FAILS = "payloads of the source had stalled often enough"
 TARGET_FAILS = "payloads to the target had stalled often enough"
 NO_TIME = "the mesh had taken its time"
 _RESET_AT_CLOSE = struct.pack("ii", 1, 0)
-"""SO_LINGER: what is on its way is given up, and the target told by a small packet, which passes where large do not."""
+"""SO_LINGER: drop unsent data and send a reset. It is a small packet, which passes even if large ones do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,21 +46,21 @@ class Target:
     port: int
     ticket: bytes
     obstacle: str
-    """Why it cannot be visited; empty: it can."""
+    """Why it cannot be visited, or "" if it can."""
 
 
 class Visitor:
-    """Visits targets in the order in which they are given."""
+    """Visits targets in the given order."""
 
     def __init__(self, own: int, *, connect_s: float, pace: Pace, lost: Lost, deadline: float) -> None:
-        """Take this node's number and what it may spend; what has not begun by the deadline is left out."""
+        """``own`` is this node's number. Payloads that have not begun by ``deadline`` are left out."""
         self._own, self._pace, self._lost = own, pace, lost
         self._connect_s, self._deadline = connect_s, deadline
         self._fastest = 0.0
-        """Bytes a second of a large payload so far."""
+        """Bytes per second of the fastest large payload so far."""
 
     def visit(self, targets: Sequence[Target]) -> tuple[NodePair, ...]:
-        """Return what came of each."""
+        """Visit all targets and return the result of each."""
         open_targets = [target for target in targets if not target.obstacle]
         places = [(target.publication.address, target.port) for target in open_targets]
         attempts = dict(zip(map(id, open_targets), connect_all(places, self._connect_s), strict=True))
