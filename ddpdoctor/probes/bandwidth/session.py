@@ -74,7 +74,7 @@ def run_wrong_rank(
             except Disagreement as disagreement:
                 return _end_disagreed(ranks, disagreement, show_error)
     except StoreError:
-        pass  # the other ranks cannot be told, only the user
+        pass  # the other ranks cannot be reached, so only the user is told
     show_error(error)
     return error.status
 

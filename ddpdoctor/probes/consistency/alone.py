@@ -186,7 +186,7 @@ class Alone:
             if isinstance(built.loss_fn, torch.nn.Module):
                 built.loss_fn.double()
             return self._copy(built, _to_double)
-        except Exception:  # noqa: BLE001 - the user's classes may refuse in any way; the rounding is then told otherwise
+        except Exception:  # noqa: BLE001 - the user's classes may raise anything; rounding is then estimated otherwise
             return None
 
     def _copy(self, built: Built, change: Callable[[Any], Any]) -> _Copy:
