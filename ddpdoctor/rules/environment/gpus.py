@@ -1,4 +1,4 @@
-"""DD304 and DD305: all GPUs are there, and CUDA_VISIBLE_DEVICES says what it was meant to say."""
+"""DD304 and DD305: all GPUs are there, and CUDA_VISIBLE_DEVICES names GPUs that exist."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.visible_devices import Visible
 
 KEPT_FROM_US = frozenset({None, "EPERM", "EACCES", "ENOENT"})
-"""How opening a device file ends that a container or a batch system keeps from this process."""
+"""How opening a device file ends if a container or a batch system denies it to this process."""
 MISMATCH = "LIB_RM_VERSION_MISMATCH"
 
 
@@ -45,27 +45,27 @@ def check_gpu_count(node: Node) -> Answer:
 
     ## What it means
 
-    A GPU that fell off the bus (Xid 79) stays in the list of PCI devices, and either NVML does not list it or every
-    question to it ends with "GPU is lost". With fewer GPUs than ranks, `torch.cuda.set_device(LOCAL_RANK)` fails with
-    "invalid device ordinal", or two ranks come to share one GPU.
+    A GPU that fell off the bus (Xid 79) stays in the list of PCI devices, but NVML does not list it, or every query to
+    it ends with "GPU is lost". With fewer GPUs than ranks, `torch.cuda.set_device(LOCAL_RANK)` fails with "invalid
+    device ordinal", or two ranks share one GPU.
 
     ## How it is recognised
 
-    NVML is asked for each device. One that it does not list, though the NVIDIA driver has taken it, counts as broken
-    only if its device file can be opened or fails with an error of the device: a container or a Slurm job with some of
-    the node's GPUs is denied the others, and that is as it should be. So is a GPU that vfio-pci has taken.
-    The GPUs that `CUDA_VISIBLE_DEVICES` leaves are compared with torch's count, and with `LOCAL_WORLD_SIZE`. More GPUs
-    than ranks is told, and is no fault.
+    The check asks NVML for each device. A GPU that the NVIDIA driver uses but NVML does not list is broken only if its
+    device file can be opened, or fails with an error of the device. A container or a Slurm job with some of the node's
+    GPUs is denied the others, which is correct. A GPU that vfio-pci uses is fine too. The GPUs that
+    `CUDA_VISIBLE_DEVICES` leaves are compared with torch's count and with `LOCAL_WORLD_SIZE`. More GPUs than ranks is
+    an info.
 
     ## What else looks like it
 
-    A job that computes on processors may start more ranks than there are GPUs: hide them with
-    `CUDA_VISIBLE_DEVICES=`. With MIG, torch counts slices, and the numbers are not compared.
+    A job that trains on CPUs may start more ranks than there are GPUs: hide the GPUs with `CUDA_VISIBLE_DEVICES=`. With
+    MIG, torch counts slices, so the numbers are not compared.
 
     ## What to do
 
-    A GPU that is lost needs a reset (`nvidia-smi -r`) or a reboot, and a look at `dmesg` for its Xid. Otherwise start
-    as many ranks as there are GPUs, or ask the batch system or container for more.
+    For a lost GPU, look for its Xid in `dmesg`, then reset it (`nvidia-smi -r`) or reboot. Otherwise start as many
+    ranks as there are GPUs, or ask the batch system or container for more GPUs.
     """
     gpus = need(node.gpus)
     if gpus.init_error == MISMATCH:
@@ -107,7 +107,7 @@ def _silent(node: Node, gpus: Gpus) -> Iterator[Problem]:
 
 
 def _unlisted(gpus: Gpus) -> Iterator[Problem]:
-    """Yield GPUs on the bus that should work and that NVML does not list."""
+    """Yield GPUs on the bus that should work but that NVML does not list."""
     if any(not gpu.bus_id for gpu in gpus.devices):
         return  # one that NVML lists and that cannot tell its place would count twice
     here = {gpu.bus_id for gpu in gpus.devices}
@@ -146,7 +146,7 @@ def _torch_count(node: Node, gpus: Gpus, torch: TorchBuild | None) -> Iterator[P
 
 
 def _rank_count(node: Node, gpus: Gpus) -> Iterator[Problem]:
-    """Compare ranks with GPUs, where all ranks of the node see the same ones."""
+    """Compare ranks with GPUs, if all ranks of the node see the same ones."""
     values = {process.variables.get(VARIABLE) for process in node.processes}
     if not node.ranks or len(values) > 1 or any(sees_its_own(process) for process in node.processes):
         return
@@ -176,24 +176,24 @@ def _rank_count(node: Node, gpus: Gpus) -> Iterator[Problem]:
     group=Group.GPUS, needs=("gpus",), reads="CUDA_VISIBLE_DEVICES, NVML",
 )  # fmt: skip
 def check_cvd_valid(node: Node) -> Answer:
-    """Report a `CUDA_VISIBLE_DEVICES` that comes to less than it says.
+    """Report a `CUDA_VISIBLE_DEVICES` that leaves fewer GPUs visible than it names.
 
     ## What it means
 
-    CUDA reads the list up to the first entry that names no device, and hides that one and all that follow, without a
-    word. A device that is named twice makes it show no device at all.
+    CUDA reads the list up to the first entry that names no device. It hides that entry and all that follow, without a
+    message. If a device is named twice, CUDA shows no device at all.
 
     ## How it is recognised
 
-    Entries are resolved as CUDA does: numbers below the count of devices, beginnings of a UUID (`GPU-…`) that fit one
-    device alone, `MIG-…` for a slice. An error where an entry names nothing or a device is named twice. Where all are
-    hidden on purpose (an empty value, `-1`, Slurm's `NoDevFiles`) it is told, and is no fault.
-    Source: CUDA programming guide, "CUDA environment variables".
+    The check resolves entries as CUDA does: numbers below the count of devices, beginnings of a UUID (`GPU-…`) that fit
+    only one device, `MIG-…` for a slice. It is an error if an entry names nothing or a device is named twice. If all
+    GPUs are hidden on purpose (an empty value, `-1`, Slurm's `NoDevFiles`), it is an info. Source: CUDA programming
+    guide, "CUDA environment variables".
 
     ## What else looks like it
 
-    In a container with some of the GPUs, and in a Slurm job with confined devices, numbers begin at 0 again: a value
-    from outside does not fit. Slurm tasks that see GPUs of their own are judged by the first task alone.
+    In a container with some of the GPUs, and in a Slurm job with confined devices, numbers start at 0 again: a value
+    from outside does not fit. If each Slurm task sees its own GPUs, only the first task is checked.
 
     ## What to do
 
@@ -238,7 +238,7 @@ def _judge_value(process: Process, gpus: Gpus) -> Iterator[Problem]:
 
 
 def _mended(visible: Visible, gpus: Gpus) -> str:
-    """Return the entries that name a device, each once; all devices where none does."""
+    """Return the entries that name a device, each once, or all devices if none does."""
     uuids = keys_of(gpus)
     kept: dict[str, str] = {}
     for entry in visible.entries:

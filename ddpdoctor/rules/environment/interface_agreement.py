@@ -1,4 +1,4 @@
-"""DD213 and DD215: whether the interfaces that the nodes would use fit each other, as far as facts tell."""
+"""DD213 and DD215: whether the nodes' network interfaces can reach each other, judged without opening a connection."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
     reads="what NCCL and Gloo would use on every node: variables, interfaces, addresses, the host name",
 )  # fmt: skip
 def check_iface_agree(fleet: Fleet) -> Answer:
-    """Report nodes that would give the others an address which cannot lead to them.
+    """Report nodes that would give the others an address at which they cannot be reached.
 
     ## What it means
 
-    Each rank tells the others an address of its own. One of a container bridge, of loopback, or one that another host
-    has too, leads nowhere or to the wrong host: ranks wait until their time limit, NCCL with "connect to 172.17.0.1
-    returned Connection refused".
+    Each rank gives the others one of its addresses. The address of a container bridge or of loopback, or one that
+    another host has too, leads nowhere or to the wrong host. Ranks then wait until their time limit; NCCL says "connect
+    to 172.17.0.1 returned Connection refused".
 
     ## How it is recognised
 
-    By the order of each library (see `iface-up`). NCCL leaves out docker*, lo and virbr* by itself, and none of cni*,
-    flannel*, veth*, br-*. With `NCCL_SOCKET_IFNAME=^docker0` it leaves out docker0 alone and takes lo, the first.
-    Wrong are: loopback, interfaces with such names, one address on two hosts, and a link-local address where other
-    nodes have none. A VPN's interface is a warning, and so is a bridge that NCCL would use for data beside the first
-    interface, where there is no InfiniBand or RoCE.
+    The check applies each library's own order of interfaces (see `iface-up`). NCCL leaves out docker*, lo and virbr* by
+    itself, but not cni*, flannel*, veth* or br-*. With `NCCL_SOCKET_IFNAME=^docker0` it leaves out docker0 only, and
+    takes lo, the first that is left. It is an error to use loopback, an interface with such a name, an address that two
+    hosts have, or a link-local address if other nodes use none. A VPN's interface is a warning. A bridge that NCCL
+    would use for data besides the first interface is a warning too, if there is no InfiniBand or RoCE.
 
     ## What else looks like it
 
-    Different networks on different nodes are no fault: they may be routed. Whether they are, only a connection tells.
-    What Gloo takes by the host name is judged by `hostname-loopback`.
+    Different networks on different nodes are fine if they are routed, which only a connection can show. If Gloo uses
+    the host name, see `hostname-loopback`.
 
     ## What to do
 
@@ -97,7 +97,7 @@ def _why(library: str, node: Node) -> tuple[str, ...]:
 
 
 def _spare_bridge(node: Node, network: Network, choice: Choice) -> Problem | None:
-    """Return that NCCL would carry data over a bridge too, which it does over TCP alone."""
+    """Return a problem if NCCL would send data over a bridge too. It does so only with TCP."""
     rdma = known(node.rdma)
     bridges = [pick for pick in choice.nccl[1:] if is_bridge(pick.interface.name)]
     if not bridges or (rdma is not None and network_ports(node, rdma)):
@@ -113,7 +113,7 @@ def _spare_bridge(node: Node, network: Network, choice: Choice) -> Problem | Non
 
 
 def _same_address(chosen: Chosen) -> Iterator[Problem]:
-    """Yield every address that two hosts would give to the others; loopback is reported by itself."""
+    """Yield every address that two hosts would give to the others. Loopback is reported elsewhere."""
     holders: dict[tuple[str, str], list[tuple[Node, Network, Pick]]] = {}
     for library, node, network, pick in first_picks(chosen):
         if not (pick.ip.is_loopback or pick.ip.is_link_local):
@@ -132,7 +132,7 @@ def _same_address(chosen: Chosen) -> Iterator[Problem]:
 
 
 def _link_local(chosen: Chosen) -> Iterator[Problem]:
-    """Yield nodes with an address that means something on their own cable alone, where others have a real one."""
+    """Yield nodes with a link-local address, which works on their own cable only, if others have a real one."""
     for library, variable in VARIABLES.items():
         picks = [(node, network, pick) for name, node, network, pick in first_picks(chosen) if name == library]
         local = [one for one in picks if one[2].ip.is_link_local]
@@ -154,12 +154,12 @@ def _link_local(chosen: Chosen) -> Iterator[Problem]:
     reads="mtu of /sys/class/net, of the interfaces that NCCL and Gloo would use on every node",
 )  # fmt: skip
 def check_mtu(fleet: Fleet) -> Answer:
-    """Report nodes whose packets may be larger than what others take.
+    """Report nodes that may send packets that are too large for the others.
 
     ## What it means
 
-    Within one network nobody shortens packets: those that are larger than the receiver's MTU are dropped. Small
-    messages pass, so the ranks meet; the first large one stalls ("Timed out waiting for recv operation to complete").
+    Within one network nothing splits packets: those larger than the receiver's MTU are dropped. Small messages pass, so
+    the ranks connect, but the first large message stalls ("Timed out waiting for recv operation to complete").
 
     ## How it is recognised
 
@@ -167,12 +167,13 @@ def check_mtu(fleet: Fleet) -> Answer:
 
     ## What else looks like it
 
-    Nodes in different networks, with a router between them that reports what is too large, can do with different MTUs.
-    A switch with a smaller MTU than all nodes is not seen here: that takes a transfer.
+    Nodes in different networks can have different MTUs if the router between them reports packets that are too large. A
+    switch with a smaller MTU than all nodes is not visible here: only a transfer would show it.
 
     ## What to do
 
-    Set the same MTU everywhere: `ip link set dev eth0 mtu 1500`, and in the network's configuration, so that it stays.
+    Set the same MTU everywhere with `ip link set dev eth0 mtu 1500`. Set it in the network configuration too, so that
+    it survives a reboot.
     """
     chosen = choices_of(fleet)
     if len(chosen) < 2:

@@ -1,4 +1,4 @@
-"""DD211 and DD212: whether the interfaces that variables name are there, and whether those in use can carry data."""
+"""DD211 and DD212: whether the interfaces that variables name exist, and whether those in use can carry data."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ EXACT = (GLOO, TENSORPIPE)
     reads="NCCL_SOCKET_IFNAME (also in NCCL's files), GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME, /sys/class/net",
 )  # fmt: skip
 def check_ifname_exists(node: Node) -> Answer:
-    """Report interface variables that no interface of this machine fits.
+    """Report interface variables that match no interface of this machine.
 
     ## What it means
 
-    NCCL then ends with "Bootstrap : no socket interface found", Gloo with "Unable to find address for: eth1", in every
-    rank of the node.
+    Every rank of the node fails: NCCL with "Bootstrap : no socket interface found", Gloo with "Unable to find address
+    for: eth1".
 
     ## How it is recognised
 
-    Each library's own grammar, from its source. `NCCL_SOCKET_IFNAME` is a list of beginnings of names; `=` before the
-    first makes them whole names, `^` before the first leaves them out, and both count once for the whole list: in
-    `^docker0,^lo` the second `^` is part of a name. `GLOO_SOCKET_IFNAME` is a list of whole names without blanks, and
-    every one must be there: NCCL's `^docker` or `=eth0` is "Unable to find address for: ^docker". `TP_SOCKET_IFNAME`,
-    for RPC alone, is one whole name. A value of one character is ignored by NCCL and Gloo.
+    The check uses each library's own syntax, from its source. `NCCL_SOCKET_IFNAME` is a list of name prefixes. `=`
+    before the first makes all of them whole names, `^` before the first excludes them. Each mark counts once for the
+    whole list: in `^docker0,^lo` the second `^` is part of a name. `GLOO_SOCKET_IFNAME` is a list of whole names
+    without blanks, and all of them must exist: with NCCL's `^docker` or `=eth0`, Gloo says "Unable to find address for:
+    ^docker". `TP_SOCKET_IFNAME`, for RPC only, is one whole name. NCCL and Gloo ignore a value of one character.
 
     ## What else looks like it
 
-    A list for several kinds of machines, `NCCL_SOCKET_IFNAME=eth,ib`, is good where one of its names fits.
+    A list for several kinds of machines, such as `NCCL_SOCKET_IFNAME=eth,ib`, is fine if one of its names matches.
 
     ## What to do
 
-    Use the name that `ip -brief address` shows. Where names differ between nodes, set it on each.
+    Use the name that `ip -brief address` shows. If names differ between nodes, set the variable on each node.
     """
     network = need(node.network)
     if not network.interfaces:
@@ -66,7 +66,7 @@ def check_ifname_exists(node: Node) -> Answer:
 
 
 def _settings(node: Node) -> Iterator[tuple[Process, Setting]]:
-    """Yield what the processes of a node have, each value once."""
+    """Yield the settings of a node's processes, each value once."""
     seen = set()
     for process in node.processes:
         for name in (NCCL, GLOO, TENSORPIPE):
@@ -95,7 +95,7 @@ def _judge(network: Network, process: Process, setting: Setting) -> Iterator[Pro
 
 
 def _why_not(name: str, setting: Setting, there: set[str]) -> str:
-    """Say in what way a name is none that Gloo or TensorPipe can use."""
+    """Say why Gloo or TensorPipe cannot use a name."""
     library = "Gloo" if setting.name == GLOO else "TensorPipe"
     if name[:1] and name[0] in MARKS:
         return f"{name[0]} is NCCL's syntax, and {library} takes it for a part of the name"
@@ -154,27 +154,28 @@ def _nccl_fix(network: Network, setting: Setting) -> str:
     reads="flags, operstate, carrier of /sys/class/net, addresses, the host name's, NCCL's and Gloo's variables",
 )  # fmt: skip
 def check_iface_up(node: Node) -> Answer:
-    """Report interfaces that the libraries would use, or are told to use, and that cannot carry data.
+    """Report interfaces that the libraries would use, or are set to use, but that cannot carry data.
 
     ## What it means
 
-    NCCL leaves out what does not run and ends with "no socket interface found" when nothing is left. Gloo takes what
-    it is told, up or down: without an address it ends with "Unable to find address for: eth1"; with one its connections
-    time out.
+    NCCL leaves out interfaces that are not running, and fails with "no socket interface found" if none is left. Gloo
+    uses the interface that is set, up or down: without an address it fails with "Unable to find address for: eth1",
+    with one its connections time out.
 
     ## How it is recognised
 
-    IFF_UP and the state in /sys/class/net; `carrier` 0 is a cable that is not in or a link that is down. What each
-    library would use follows its source: Gloo the interface of the host name's first own address, NCCL the first of
-    ib*, any but docker*, lo and virbr*, docker*, lo, virbr*. With -v the check says what that is here.
+    The check reads IFF_UP and the state in /sys/class/net; `carrier` 0 means that the cable is unplugged or the link is
+    down. Which interface a library would use follows from its source. Gloo takes the interface of the first address of
+    the host name that is local. NCCL takes the first of: ib*; any but docker*, lo and virbr*; docker*; lo; virbr*. With
+    -v the check says which they are here.
 
     ## What else looks like it
 
-    Of several interfaces that NCCL_SOCKET_IFNAME names, some may be down: NCCL does without them, a warning.
+    If NCCL_SOCKET_IFNAME names several interfaces and only some are down, NCCL does without them: a warning.
 
     ## What to do
 
-    `ip link set dev eth1 up`, plug in the cable, give it an address, or name another interface.
+    Run `ip link set dev eth1 up`, plug in the cable, give the interface an address, or name another interface.
     """
     network = need(node.network)
     if not network.interfaces:
@@ -201,7 +202,7 @@ def _gloo_down(node: Node, network: Network) -> Iterator[Problem]:
 
 
 def _nccl_down(node: Node, network: Network, *, others: bool) -> Iterator[Problem]:
-    """Yield what NCCL_SOCKET_IFNAME asks for by name and cannot be used; all that it fits, where nothing is left."""
+    """Yield unusable interfaces that NCCL_SOCKET_IFNAME names in full, or all that match if no usable one is left."""
     wanted = parse_nccl_names(_text(node, NCCL))
     if wanted.exclude or not wanted.names:
         return

@@ -1,4 +1,4 @@
-"""How many ranks a node has to bear. Without a job one is assumed, so that only what is certainly wrong is reported."""
+"""How many ranks and CPUs a node has. Without a job one rank is assumed, so that only sure problems are reported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def ranks_here(node: Node) -> int:
-    """Return LOCAL_WORLD_SIZE, else how many ranks looked from here, else 1."""
+    """Return LOCAL_WORLD_SIZE, else the number of ranks that reported from this node, else 1."""
     said = node.first.number("LOCAL_WORLD_SIZE")
     return said if said is not None and said > 0 else max(1, len(node.ranks))
 
@@ -22,7 +22,7 @@ def ranks_words(node: Node) -> str:
 
 
 def world_size(node: Node) -> int | None:
-    """Return WORLD_SIZE where it is set to a number above 0."""
+    """Return WORLD_SIZE, or None if it is not a number above 0."""
     said = node.first.number("WORLD_SIZE")
     return said if said is not None and said > 0 else None
 
@@ -38,7 +38,7 @@ def cpus_here(node: Node, limits: Limits) -> frozenset[int]:
 
 
 def effective_cpus(node: Node, limits: Limits) -> float:
-    """Return how many CPUs' time the processes of a node can get: by affinity, and by quota."""
+    """Return how many CPUs the processes of a node can use, by affinity and quota."""
     allowed = len(cpus_here(node, limits)) or limits.cpus_online
     return allowed if limits.cpu_quota is None else min(float(allowed), limits.cpu_quota)
 

@@ -1,4 +1,4 @@
-"""DD239: what an operator of Kubernetes gave a pod against what runs in it."""
+"""DD239: whether a Kubernetes pod is set up for the job that runs in it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Node, Process
 
 HOST_INTERFACES = ("cni", "cali", "cilium", "flannel", "kube-ipvs", "lxc", "nodelocaldns")
-"""Interfaces that network plugins make on a machine itself, and not inside of its pods."""
+"""Interfaces that network plugins create on the machine itself, not inside its pods."""
 MANY_HOST_INTERFACES = 2
-"""Ours: one such name alone may be an interface of the pod; a machine has the plugin's and one for each of its pods."""
+"""Our choice: a single such name may be an interface of the pod. A machine has the plugin's own and one for each
+pod."""
 _SHOWN = (
     "PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "GROUP_WORLD_SIZE",
     "LOCAL_WORLD_SIZE", "MASTER_ADDR",
@@ -33,32 +34,34 @@ _SHOWN = (
     reads="KUBERNETES_SERVICE_HOST, PET_*, MASTER_ADDR, getaddrinfo, interfaces, /proc/net/tcp",
 )  # fmt: skip
 def check_k8s(node: Node) -> Answer:
-    """Report what goes wrong in pods: names without a service, a mesh's proxy, the host's network, overruled options.
+    """Report pods whose options are overridden, whose names do not resolve, or whose network breaks the job.
 
     ## What it means
 
-    An operator (Kubeflow's PyTorchJob and TrainJob) tells torchrun by `PET_NNODES`, `PET_NPROC_PER_NODE` and
-    `PET_MASTER_ADDR` or `PET_RDZV_ENDPOINT` what the job is. Options on torchrun's command line overrule them, and a
-    `--standalone` that was left there makes each pod train by itself.
+    An operator (Kubeflow's PyTorchJob and TrainJob) describes the job to torchrun with `PET_NNODES`,
+    `PET_NPROC_PER_NODE` and `PET_MASTER_ADDR` or `PET_RDZV_ENDPOINT`. Options on torchrun's command line override them.
+    With a leftover `--standalone`, each pod trains by itself.
 
     ## How it is recognised
 
-    - torchrun's own count of nodes (`GROUP_WORLD_SIZE`) or of ranks here (`LOCAL_WORLD_SIZE`) is not the operator's.
-    - The master's name cannot be looked up: a service publishes a pod's name only once the pod is ready, unless it has
+    - torchrun's own count of nodes (`GROUP_WORLD_SIZE`) or of ranks here (`LOCAL_WORLD_SIZE`) differs from the
+      operator's.
+    - The master's name does not resolve: a service publishes a pod's name only once the pod is ready, unless it has
       `publishNotReadyAddresses`.
-    - Something listens on ports 15001 and 15006: the proxy of Istio, which takes hold of every connection, and breaks
-      those that Gloo and NCCL open to ports of no service (kubeflow/trainer#1636, #1637).
-    - The pod uses the machine's network (interfaces such as `cali…` or `cni0` are seen), and its name is looked up to
+    - Something listens on ports 15001 and 15006: the proxy of Istio. It intercepts every connection, and breaks those
+      that Gloo and NCCL open to ports that belong to no service (kubeflow/trainer#1636, #1637).
+    - The pod uses the machine's network (it sees interfaces such as `cali…` or `cni0`), and its name resolves to
       loopback: with `hostNetwork` the file /etc/hosts is the machine's.
 
     ## What else looks like it
 
-    `WORLD_SIZE` and `RANK` of a PyTorchJob number pods, not ranks, until torchrun sets them anew: that is normal.
+    `WORLD_SIZE` and `RANK` of a PyTorchJob count pods, not ranks, until torchrun sets them again. That is normal.
 
     ## What to do
 
-    Remove the option from the command, or the field from the job; `publishNotReadyAddresses: true` on the headless
-    service; the annotation `sidecar.istio.io/inject: "false"` on the pods.
+    Depending on the finding: remove the option from the command, or the field from the job; set
+    `publishNotReadyAddresses: true` on the headless service; give the pods the annotation `sidecar.istio.io/inject:
+    "false"`.
     """
     if not any(text_of(process, "KUBERNETES_SERVICE_HOST") for process in node.processes):
         return skipped("this is no pod of Kubernetes")

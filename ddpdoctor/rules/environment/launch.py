@@ -1,4 +1,4 @@
-"""DD231 and DD232: the variables that make a process a rank are all there, and in range."""
+"""DD231 and DD232: the variables that make a process a rank are complete and in range."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _BELOW = (
     ("GROUP_RANK", "GROUP_WORLD_SIZE", "node ranks"),
     ("PET_NODE_RANK", "PET_NNODES", "node ranks"),
 )
-"""A number, what it must be below, and what such numbers are called."""
+"""A number, the number it must be below, and what such numbers are called."""
 _PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
 MAX_PORT = 65_535
 NO_LAUNCHER = "no launcher's variables are set"
 _MADE_UP = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-"""What makes one process on one machine a job of one rank."""
+"""Values that make one process a job of one rank."""
 
 
 @rule(
@@ -36,20 +36,20 @@ _MADE_UP = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_
     group=Group.LAUNCH, needs=(), reads="RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT",
 )  # fmt: skip
 def check_env_complete(node: Node) -> Answer:
-    """Report a rank that has some of the variables that `init_process_group` reads, and not all.
+    """Report a rank that has only some of the variables that `init_process_group` reads.
 
     ## What it means
 
     With `env://`, the default, `init_process_group` reads `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, and
-    raises "environment variable RANK expected, but not set" where one is missing or empty. The first, the second and
-    the last must be whole numbers.
+    raises "environment variable RANK expected, but not set" if one is missing or empty. `RANK`, `WORLD_SIZE` and
+    `MASTER_PORT` must be whole numbers.
 
     ## How it is recognised
 
-    An error where `RANK` is set and another is not, or where one is no number. A warning where only `RANK` is missing,
-    or where Slurm or MPI number the processes: the script may well complete the set itself, from `SLURM_PROCID` or
-    `OMPI_COMM_WORLD_RANK`. Addresses alone (`MASTER_ADDR`, `MASTER_PORT`), and a `WORLD_SIZE` beside them under Slurm
-    or MPI, are what batch scripts export before `srun`, and are no problem. Source: torch/distributed/rendezvous.py.
+    It is an error if `RANK` is set and another variable is not, or if one is not a number. It is a warning if only
+    `RANK` is missing, or if Slurm or MPI number the processes: the script may set the rest itself, from `SLURM_PROCID`
+    or `OMPI_COMM_WORLD_RANK`. Batch scripts export `MASTER_ADDR` and `MASTER_PORT` before `srun`, under Slurm or MPI
+    also `WORLD_SIZE`: these alone are no problem. Source: torch/distributed/rendezvous.py.
 
     ## What else looks like it
 
@@ -67,7 +67,7 @@ def check_env_complete(node: Node) -> Answer:
 
 
 def _no_numbers(processes: list[Process]) -> Iterator[Problem]:
-    """Yield one problem for each wrong text."""
+    """Yield one problem for each value that is not a whole number."""
     for name in _NUMBERS:
         for text in dict.fromkeys(text_of(process, name) for process in processes):
             if text and not _is_number(text):
@@ -79,7 +79,7 @@ def _no_numbers(processes: list[Process]) -> Iterator[Problem]:
 
 
 def _is_number(text: str) -> bool:
-    """Say what Python's int() takes, which is what torch uses."""
+    """Say whether Python's int() accepts a text, which is what torch uses."""
     try:
         int(text)
     except ValueError:
@@ -129,7 +129,7 @@ def _missing_problem(missing: tuple[str, ...], processes: list[Process]) -> Prob
 
 
 def _example(name: str, process: Process) -> str:
-    """Return a value that is right here, or one for a job of one rank."""
+    """Return a value that is right in this environment, or one for a job of one rank."""
     from_slurm = {"RANK": "$SLURM_PROCID", "WORLD_SIZE": "$SLURM_NTASKS"}
     if name in from_slurm and from_slurm[name][1:] in process.variables:
         return from_slurm[name]
@@ -144,27 +144,28 @@ def _example(name: str, process: Process) -> str:
     group=Group.LAUNCH, needs=(), reads="RANK, LOCAL_RANK, GROUP_RANK, PET_NODE_RANK and their sizes, MASTER_PORT",
 )  # fmt: skip
 def check_env_range(node: Node) -> Answer:
-    """Report ranks that are not below their world size, and ports that do not exist.
+    """Report ranks that are out of range for their world size, and ports that do not exist.
 
     ## What it means
 
-    Ranks go from 0 to `WORLD_SIZE` - 1. Gloo fails with "rank < size. 2 vs 2"; NCCL with "invalid argument"; a wrong
-    `LOCAL_RANK` ends in "invalid device ordinal". A port is from 1 to 65535.
+    Ranks go from 0 to `WORLD_SIZE` - 1, ports from 1 to 65535. With a rank out of range, Gloo fails with "rank < size.
+    2 vs 2" and NCCL with "invalid argument". A wrong `LOCAL_RANK` fails with "invalid device ordinal".
 
     ## How it is recognised
 
-    0 <= `RANK` < `WORLD_SIZE`, 0 <= `LOCAL_RANK` < `LOCAL_WORLD_SIZE` <= `WORLD_SIZE`, and the same of `GROUP_RANK` and
-    of `PET_NODE_RANK`, each only where both of a pair are set and are numbers. Port 0 means "any free port" to the
-    process that listens: nobody else could know it, so that it is right for a job of one rank only.
+    0 <= `RANK` < `WORLD_SIZE`, 0 <= `LOCAL_RANK` < `LOCAL_WORLD_SIZE` <= `WORLD_SIZE`, and the same for `GROUP_RANK`
+    and `PET_NODE_RANK`. A pair is compared only if both are set and are numbers. Port 0 means "any free port" to the
+    process that listens. No other process could know that port, so 0 is right only for a job of one rank.
 
     ## What else looks like it
 
     Kubeflow's PyTorchJob gives each pod its own number as `RANK`, and the number of pods, or of all ranks, as
-    `WORLD_SIZE`: that is in range, and torchrun sets both anew for the ranks that it starts.
+    `WORLD_SIZE`. That is in range, and torchrun sets both again for the ranks that it starts.
 
     ## What to do
 
-    Count from 0. Most often `RANK` was set to a node's number from 1, or `WORLD_SIZE` to the number of nodes.
+    Number ranks from 0. Most often `RANK` was set to a node number that starts at 1, or `WORLD_SIZE` to the number of
+    nodes.
     """
     found = [process for process in node.processes if _range_names(process)]
     if not found:
@@ -206,7 +207,7 @@ def _out_of_range(process: Process) -> Iterator[Problem]:
 
 
 def _pairs(process: Process) -> Iterator[tuple[str, str, str]]:
-    """Yield what is to be compared. Only the static rendezvous reads a node's rank; operators set it for others too."""
+    """Yield the pairs to compare. Only the static rendezvous reads PET_NODE_RANK, but operators always set it."""
     static = text_of(process, "PET_RDZV_BACKEND") in {"", "static"}
     for pair in _BELOW:
         if static or pair[0] != "PET_NODE_RANK":

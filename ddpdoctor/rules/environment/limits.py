@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Node
 
 ENOUGH_FILES = 65536
-"""Ours: what images for training and batch systems commonly set; a loader that shares tensors by file descriptor
+"""Our choice: what training images and batch systems commonly set. A loader that shares tensors by file descriptor
 holds one for each tensor that waits (torch.multiprocessing, sharing strategies)."""
 FEW_FILES = 8192
-"""Ours: eight ranks with eight loader workers that each keep a hundred tensors in flight come up against it."""
+"""Our choice: eight ranks with eight loader workers that each keep a hundred tensors in flight reach it."""
 FILES_PER_RANK = 4
-"""Ours: rank 0 holds the store's connections of every rank, and Gloo one to each peer in every group."""
+"""Our choice: rank 0 holds the store's connections of every rank, and Gloo holds one to each peer in every group."""
 FILES_OF_A_PROCESS = 128
-"""Ours: what Python, torch and CUDA have open by themselves."""
+"""Our choice: what Python, torch and CUDA have open by themselves."""
 TASKS_PER_RANK = 64
-"""Ours: threads of autograd, NCCL, CUDA, pinned memory and the watchdogs, and some loader workers."""
+"""Our choice: threads of autograd, NCCL, CUDA, pinned memory and the watchdogs, and some loader workers."""
 MIN_FREE_BYTES = 1 << 30
-"""Ours: less does not hold a checkpoint, a compiler's cache or the flight recorder's dumps of a node."""
+"""Our choice: less does not hold a checkpoint, a compiler's cache or the flight recorder's dumps of a node."""
 SLOW_MB_S = 20.0
-"""Ours: below this a checkpoint of 1 GB takes a minute."""
+"""Our choice: below this a checkpoint of 1 GB takes about a minute."""
 
 
 @rule(
@@ -41,26 +41,28 @@ SLOW_MB_S = 20.0
     reads="RLIMIT_NOFILE, WORLD_SIZE",
 )
 def check_nofile(node: Node) -> Answer:
-    """Report a limit on open files that a job comes up against.
+    """Report a limit on open files that is too low for the job.
 
     ## What it means
 
-    "Too many open files", "received 0 items of ancdata" from loader workers, or a store on rank 0 that takes no more
-    connections: often hours after the start.
+    "Too many open files", "received 0 items of ancdata" from loader workers, or a store on rank 0 that accepts no more
+    connections. This often happens hours after the start.
 
     ## How it is recognised
 
-    A soft limit below 8,192 is a warning, one below 65,536 a note. It is an error below 128 + 4 x WORLD_SIZE, where
-    rank 0 cannot even hold the connections of all ranks. The numbers are ours.
+    A soft limit below 8,192 is a warning, one below 65,536 an info. Below 128 + 4 x WORLD_SIZE it is an error: rank 0
+    cannot hold the connections of all ranks. The numbers are our choice.
 
     ## What else looks like it
 
-    A login shell's 1024 with a high hard limit: the command that is shown raises it, in the script that starts the job.
+    A login shell often has a soft limit of 1024 with a high hard limit. Put the command that is shown into the script
+    that starts the job.
 
     ## What to do
 
-    `ulimit -n` up to the hard limit. To raise that: `docker run --ulimit nofile=65536:65536`, `LimitNOFILE=` of the
-    service that starts the job, or `/etc/security/limits.conf`. Slurm hands on the limits of the shell that submits.
+    Run `ulimit -n` with a value up to the hard limit. To raise the hard limit, use `docker run --ulimit
+    nofile=65536:65536`, `LimitNOFILE=` of the service that starts the job, or `/etc/security/limits.conf`. Slurm passes
+    on the limits of the shell that submits the job.
     """
     limit = need(node.limits).nofile
     if limit is None:
@@ -92,7 +94,7 @@ def _number(value: int | None) -> str:
 
 
 def _raise_files(node: Node, limit: Limit) -> str:
-    """Return the command that raises the soft limit, and where the hard one is in the way what raises that."""
+    """Return the command that raises the soft limit, and the hard limit too if it is too low."""
     if limit.hard is None or limit.hard >= ENOUGH_FILES:
         return f"ulimit -n {ENOUGH_FILES}"
     own = f"ulimit -n {limit.hard}, and " if limit.soft is not None and limit.hard > limit.soft else ""
@@ -123,13 +125,13 @@ def check_nproc_pids(node: Node) -> Answer:
 
     ## How it is recognised
 
-    What is left of RLIMIT_NPROC for this user (it binds everybody but root), and of the control group's pids.max, is
-    held against 64 a rank plus OMP_NUM_THREADS. The number is ours: a rank has some 30 threads of its own.
+    The check takes what is left of RLIMIT_NPROC for this user (root is exempt) and of the cgroup's pids.max. A rank
+    needs 64 plus OMP_NUM_THREADS. The 64 is our choice: a rank has some 30 threads of its own.
 
     ## What to do
 
-    `ulimit -u` up to the hard limit; `docker run --pids-limit`; `podPidsLimit` of the kubelet; `TasksMax=` of the
-    service or of the user's slice.
+    Raise the limit that is named: `ulimit -u` up to the hard limit, `docker run --pids-limit`, `podPidsLimit` of the
+    kubelet, or `TasksMax=` of the service or of the user's slice.
     """
     limits = need(node.limits)
     wanted = ranks_here(node) * (TASKS_PER_RANK + (node.first.number("OMP_NUM_THREADS") or 1))
@@ -145,7 +147,7 @@ def check_nproc_pids(node: Node) -> Answer:
 
 
 def _task_limits(limits: Limits) -> list[tuple[int, int, str, str]]:
-    """Return what is left of each limit, the limit, what it is called, and what raises it."""
+    """Return, for each limit: what is left, the limit, its name, and how to raise it."""
     found = []
     nproc = limits.nproc
     if limits.nproc_applies and nproc is not None and nproc.soft is not None and limits.user_processes is not None:
@@ -168,22 +170,21 @@ def _task_limits(limits: Limits) -> list[tuple[int, int, str, str]]:
     reads="/proc/sys/net/core/somaxconn, WORLD_SIZE",
 )
 def check_somaxconn(node: Node) -> Answer:
-    """Report a listen queue that all ranks at once would overflow.
+    """Report a listen queue that overflows if all ranks connect at once.
 
     ## What it means
 
-    All ranks connect to rank 0's store in the same moment. What the queue does not hold is dropped and tried again,
-    which makes the start slow or lets it run into its timeout. torch warns itself: "Starting store with N workers but
-    somaxconn is M".
+    All ranks connect to rank 0's store at the same time. Connections that do not fit into the queue are dropped and
+    retried, so the start is slow or times out. torch itself warns: "Starting store with N workers but somaxconn is M".
 
     ## How it is recognised
 
-    `net.core.somaxconn` below WORLD_SIZE, on the node of rank 0: the comparison that torch makes (TCPStore.cpp).
+    `net.core.somaxconn` is below WORLD_SIZE on the node of rank 0. torch makes the same comparison (TCPStore.cpp).
 
     ## What to do
 
-    The command that is shown, on the node of rank 0. In a container it is the container's own value:
-    `docker run --sysctl net.core.somaxconn=...`, or the pod's `securityContext.sysctls`.
+    Run the command that is shown on the node of rank 0. A container has its own value: `docker run --sysctl
+    net.core.somaxconn=...`, or the pod's `securityContext.sysctls`.
     """
     ranks, queue = world_size(node), need(node.limits).somaxconn
     if queue is None:
@@ -212,22 +213,23 @@ def check_somaxconn(node: Node) -> Answer:
     reads="statvfs of $TMPDIR, /tmp, the cache and the working directory; with --deep their write speed",
 )
 def check_disk(node: Node) -> Answer:
-    """Report a full or broken place for temporary files, caches and what the job writes.
+    """Report a full or broken folder for temporary files, for caches, or for the job's output.
 
     ## What it means
 
-    Checkpoints fail late; the flight recorder's dumps and torchrun's error files are lost in silence, which are what
-    one would need then; a compiler's cache that cannot be written is built again by every rank.
+    Checkpoints fail late. The flight recorder's dumps and torchrun's error files are lost without a message, just when
+    they are needed. A compiler's cache that cannot be written is built again by every rank.
 
     ## How it is recognised
 
-    Less than 1 GiB left for this user (ours), a place for temporary files that may not be written to, or a file system
-    that does not answer within 2 s: a network server that has gone. A working directory or cache that is read-only is
-    none: many images have them. With `--deep` below 20 MB/s (ours) of writes that have reached the device is an info.
+    It is a problem if less than 1 GiB is left for this user (our choice), if a folder for temporary files is not
+    writable, or if a file system does not answer within 2 s because its network server has gone. A read-only working
+    directory or cache is fine: many images have them. With `--deep`, less than 20 MB/s (our choice) written to the
+    device is an info.
 
     ## What to do
 
-    Make room, or lead the job elsewhere: `export TMPDIR=...`, `export XDG_CACHE_HOME=...`.
+    Make room, or send the job's files elsewhere: `export TMPDIR=...`, `export XDG_CACHE_HOME=...`.
     """
     volumes = need(node.limits).volumes
     problems = [problem for volume in volumes if (problem := _judge_volume(volume)) is not None]

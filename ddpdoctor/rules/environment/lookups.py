@@ -1,4 +1,4 @@
-"""DD204, DD207 and DD209: whether all nodes find the host where the ranks meet, and how fast names are looked up."""
+"""DD204, DD207 and DD209: whether all nodes find rank 0's host, and how fast names resolve."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     Found = tuple[tuple[Node, Lookup], ...]
 
 SLOW_S = 1.0
-"""Ours: a healthy name server answers in milliseconds; torch's store looks a name up at every connection."""
+"""Our choice: a healthy name server answers in milliseconds, and torch's store looks up a name for every connection."""
 FOREVER_S = 2.0
-"""What took so long was cut off (collect/network/names.py)."""
+"""Look-ups are cut off after this time (collect/network/names.py)."""
 
 
 @rule(
@@ -35,27 +35,27 @@ FOREVER_S = 2.0
     group=Group.NETWORK, needs=("names",), reads="socket.getfqdn on rank 0's host, getaddrinfo of it on all others",
 )  # fmt: skip
 def check_fqdn_forward(fleet: Fleet) -> Answer:
-    """Report nodes on which the full name of rank 0's host means nothing, or the node itself.
+    """Report nodes on which the full name of rank 0's host does not resolve, or resolves to the node itself.
 
     ## What it means
 
     torchrun publishes `socket.getfqdn()` of rank 0's host as MASTER_ADDR, whatever the rendezvous endpoint was. That
-    name may come from a reverse look-up that no forward look-up confirms (names that end in `.ip6.arpa`, pytorch issue
-    73656), or from /etc/hosts of that host alone (`localhost`). The other nodes then wait for the store in vain.
+    name may come from a reverse look-up and not resolve forward (names that end in `.ip6.arpa`, pytorch issue 73656),
+    or from that host's own /etc/hosts (`localhost`). The other nodes then wait for the store in vain.
 
     ## How it is recognised
 
-    Every node looks the name up. It is wrong where that fails, takes longer than 2 seconds, or gives loopback addresses
-    alone on a node other than rank 0's.
+    Every node looks the name up. It is a problem if that fails, takes longer than 2 seconds, or returns only loopback
+    addresses on a node other than rank 0's.
 
     ## What else looks like it
 
-    Where MASTER_ADDR is set to another name, as with --rdzv-backend static or srun, nobody uses the full name: a
-    warning.
+    If MASTER_ADDR is set to another name, as with --rdzv-backend static or srun, nothing uses the full name, and it is
+    only a warning.
 
     ## What to do
 
-    Start torchrun with `--local-addr`, an address of the first host that all others reach, or correct DNS.
+    On the first host, start torchrun with `--local-addr` and an address that all other hosts can reach. Or correct DNS.
     """
     if not has_several_nodes(fleet) or len(fleet.nodes) < 2:
         return skipped("no other node was seen")
@@ -68,7 +68,7 @@ def check_fqdn_forward(fleet: Fleet) -> Answer:
 
 
 def _is_astray(fleet: Fleet, node: Node, lookup: Lookup) -> bool:
-    """Say whether a look-up leads to nothing, or to a node that is not rank 0's."""
+    """Say whether the name does not resolve, or resolves to a node that is not rank 0's."""
     if not lookup.addresses:
         return True
     return node is not fleet.nodes[0] and _all_loopback(lookup.addresses)
@@ -112,27 +112,28 @@ def _master(node: Node) -> str:
     reads="MASTER_ADDR or the host of PET_RDZV_ENDPOINT, getaddrinfo of it on every node",
 )  # fmt: skip
 def check_master_resolve(fleet: Fleet) -> Answer:
-    """Report nodes where the name of the master does not resolve, or leads elsewhere than on the others.
+    """Report nodes where the master's name does not resolve, or resolves to a different host than on the others.
 
     ## What it means
 
-    A name that does not resolve does not fail at once: torch tries again until its time limit, with a line "gai error:
-    -3" or "-2" each time. Names that lead to different hosts (split DNS, an old /etc/hosts) leave some ranks waiting in
-    silence for a store that is elsewhere.
+    If the name does not resolve, torch does not fail at once. It tries again until its time limit and prints "gai
+    error: -3" or "-2" each time. If the name resolves to different hosts (split DNS, an old /etc/hosts), some ranks
+    wait without a message for a store on the wrong host.
 
     ## How it is recognised
 
-    Every node looks the name up. Sets of addresses are compared; their order is no difference, since servers rotate it.
-    Addresses that rank 0's host has on its interfaces all mean that host, whichever a node was told; there, a loopback
-    address means it too. Sets that have no address in common are an error, others a warning.
+    Every node looks the name up. The check compares the sets of addresses. Their order does not matter, because servers
+    rotate it. All addresses on the interfaces of rank 0's host count as that host, and on that host a loopback address
+    does too. Sets with no address in common are an error, other differences a warning.
 
     ## What else looks like it
 
-    A headless service of Kubernetes resolves once the pod is ready, unless it has `publishNotReadyAddresses: true`.
+    The name of a headless Kubernetes service resolves only once the pod is ready, unless it has
+    `publishNotReadyAddresses: true`.
 
     ## What to do
 
-    Correct DNS or /etc/hosts on the nodes that are named, or set MASTER_ADDR to an address.
+    Correct DNS or /etc/hosts on the nodes that the report names, or set MASTER_ADDR to an address.
     """
     readings = fleet.each(lambda node: node.names)
     found = tuple((node, names.master) for node, names in readings if names.master is not None)
@@ -148,7 +149,7 @@ def check_master_resolve(fleet: Fleet) -> Answer:
 
 
 def _is_no_name(name: str) -> bool:
-    """Say whether a name is an address or localhost, which other checks look at."""
+    """Say whether a name is an address or localhost, which other checks handle."""
     try:
         ipaddress.ip_address(name.partition("%")[0])
     except ValueError:
@@ -168,7 +169,7 @@ def _unresolved(node: Node, lookup: Lookup) -> Problem:
 
 
 def _elsewhere(fleet: Fleet, found: Found) -> Iterator[Problem]:
-    """Yield the difference between what nodes are told, where it does not all mean rank 0's host."""
+    """Yield a problem if the nodes resolve the name to different addresses that are not all rank 0's host."""
     voices = [Voice(host=node.host, ranks=node.ranks, value=_meaning(fleet, node, one)) for node, one in found]
     split = compare(voice for voice in voices if voice.value)
     if split is None:
@@ -188,7 +189,7 @@ def _elsewhere(fleet: Fleet, found: Found) -> Iterator[Problem]:
 
 
 def _meaning(fleet: Fleet, node: Node, lookup: Lookup) -> tuple[str, ...] | None:
-    """Return the addresses that a node is told, sorted; those of rank 0's host become one and the same."""
+    """Return the sorted addresses that a node resolves. All addresses of rank 0's host become a single value."""
     head = fleet.nodes[0]
     own = _interface_addresses(head)
     if node is head and _all_loopback(lookup.addresses):
@@ -198,7 +199,7 @@ def _meaning(fleet: Fleet, node: Node, lookup: Lookup) -> tuple[str, ...] | None
 
 
 def _interface_addresses(node: Node) -> set[str]:
-    """Return the addresses of a node that mean it to others too: no loopback, and none that every host has."""
+    """Return the addresses by which others can reach a node: no loopback and no link-local ones."""
     network = known(node.network)
     found = (
         ipaddress.ip_interface(address).ip
@@ -218,24 +219,24 @@ def check_rdns_slow(node: Node) -> Answer:
 
     ## What it means
 
-    torch's store looks up the name of every peer that connects ("The hostname of the client socket cannot be retrieved"
-    is what it prints where there is none; that alone is harmless). With a slow or dead name server each connection
-    waits for it, and the start of a large job takes minutes.
+    torch's store looks up the name of every peer that connects. If a peer has none, it prints "The hostname of the
+    client socket cannot be retrieved", which is harmless by itself. With a slow or dead name server each connection
+    waits for the look-up, and a large job takes minutes to start.
 
     ## How it is recognised
 
-    The time of getaddrinfo for the host name and for the master, and of getnameinfo for this host's own addresses; 1
-    second is ours, and look-ups are cut off after 2. An address without a name is no problem if that is known fast. A
-    name that was not looked up in time is reported by `hostname-unresolvable` or `master-resolve`.
+    The check times getaddrinfo for the host name and the master, and getnameinfo for this host's own addresses. The
+    limit of 1 second is our choice; look-ups are cut off after 2. An address without a name is fine if the answer comes
+    fast. If a name is not looked up in time, `hostname-unresolvable` or `master-resolve` reports it.
 
     ## What else looks like it
 
-    The first look-up after a long time may be slow once. Run the check again.
+    The first look-up after a long time may be slow. Run the check again.
 
     ## What to do
 
-    Correct the servers in /etc/resolv.conf (`resolvectl status` shows them), or put the nodes into /etc/hosts, which is
-    asked first.
+    Correct the servers in /etc/resolv.conf (`resolvectl status` shows them), or add the nodes to /etc/hosts, which is
+    read first.
     """
     names = need(node.names)
     times = dict(_times(names))

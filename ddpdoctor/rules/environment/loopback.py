@@ -1,4 +1,4 @@
-"""DD206: whether the address of the store means another host on every node."""
+"""DD206: whether the store's address means a different host on every node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOBODY = "ranks look for the store where nobody listens"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """An address that a process was given. ``first``: whether its node holds rank 0; None where nothing tells."""
+    """An address that a process was given. ``first``: whether its node holds rank 0, or None if that is not known."""
 
     node: Node
     process: Process
@@ -40,31 +40,31 @@ class Given:
     reads="MASTER_ADDR, PET_MASTER_ADDR, PET_RDZV_ENDPOINT, the number of nodes, getaddrinfo",
 )  # fmt: skip
 def check_master_loopback(fleet: Fleet) -> Answer:
-    """Report an address of the store that means another host on every node.
+    """Report an address of the store that means a different host on every node.
 
     ## What it means
 
-    With several nodes, `localhost` is a different host on each. Every node but the first looks for the store on itself
-    and waits in silence until the time limit: 30 minutes with Gloo, 10 with NCCL, or 600 seconds of torchrun's
+    With several nodes, `localhost` is a different host on each. Every node but the first looks for the store on itself.
+    It waits without a message until the time limit: 30 minutes with Gloo, 10 with NCCL, or 600 seconds in torchrun's
     rendezvous.
 
     ## How it is recognised
 
-    The address is `localhost`, in 127.0.0.0/8, `::1`, `0.0.0.0` or `::`, is looked up to such an address, or is the
-    host name of a node that rank 0 is not on; and the job has more than one node, by the nodes that answered, the
-    launcher, `GROUP_WORLD_SIZE`, `WORLD_SIZE` against `LOCAL_WORLD_SIZE`, `PET_NNODES` or a Slurm step's
-    `SLURM_NNODES`.
+    The job has more than one node, and one of these is true: the address is `localhost`, in 127.0.0.0/8, `::1`,
+    `0.0.0.0` or `::`; it resolves to such an address; or it is the host name of a node that does not run rank 0. The
+    number of nodes comes from the nodes that answered, the launcher, `GROUP_WORLD_SIZE`, `WORLD_SIZE` against
+    `LOCAL_WORLD_SIZE`, `PET_NNODES` or a Slurm step's `SLURM_NNODES`.
 
     ## What else looks like it
 
-    On the first node itself it does no harm: rank 0 listens on all addresses, and older operators of Kubernetes give
-    the first pod `localhost` on purpose. Seen on the first node alone, with nobody else to ask, it is a warning; not
-    where it was given as an option and the other nodes do not come. With c10d any node may host the rendezvous, as long
-    as all nodes name the same one.
+    On the first node itself such an address does no harm: rank 0 listens on all addresses, and older Kubernetes
+    operators give the first pod `localhost` on purpose. If only the first node answers, it is a warning, unless the
+    address was given as an option and the other nodes are missing: then it is an error. With c10d any node may host the
+    rendezvous, as long as all nodes name the same one.
 
     ## What to do
 
-    Give all nodes the same name of the first node's host, not the output of `hostname` on each.
+    Give all nodes the first node's host name, not the output of `hostname` on each node.
     """
     given = [
         Given(node=node, process=process, endpoint=endpoint, first=_is_first(fleet, node, process))
@@ -95,7 +95,7 @@ def _hosts_by_variable(given: list[Given]) -> dict[str, dict[str, None]]:
 
 
 def _is_first(fleet: Fleet, node: Node, process: Process) -> bool | None:
-    """Say whether a node is the one that holds rank 0; None where nothing tells."""
+    """Say whether a node holds rank 0. Return None if that is not known."""
     if fleet.gathered and len(fleet.nodes) > 1:
         return node is fleet.nodes[0]
     numbers = [process.number(name) for name in ("GROUP_RANK", "PET_NODE_RANK", "SLURM_NODEID", "RANK")]
@@ -103,7 +103,7 @@ def _is_first(fleet: Fleet, node: Node, process: Process) -> bool | None:
 
 
 def _what_is_wrong(fleet: Fleet, given: Given, *, differs: bool) -> str | None:
-    """Return what is wrong with an address, without the host where each has its own; None where nothing is."""
+    """Return what is wrong with an address, or None. The host is left out if each node has its own."""
     if given.first and fleet.gathered and len(fleet.nodes) > 1:
         return None
     host, names = given.endpoint.host, known(given.node.names)
@@ -119,8 +119,8 @@ def _what_is_wrong(fleet: Fleet, given: Given, *, differs: bool) -> str | None:
 def _own_name(given: Given, *, differs: bool) -> str | None:
     """Judge the name of a node that is not the first.
 
-    With c10d any node may be the host of the endpoint. Not where each node gives its own name, though, nor where the
-    variables already number the ranks or nodes: then number 0 listens, and no other.
+    With c10d any node may be the endpoint's host. But it is wrong if each node gives its own name, or if the variables
+    already number the ranks or nodes: then only number 0 listens.
     """
     if differs:
         return f"is the host's own name, and rank 0 is on another: {_NOBODY}"
@@ -150,13 +150,13 @@ def _problem(fleet: Fleet, how: str, those: list[Given], evidence: str) -> Probl
 
 
 def _may_be_meant(fleet: Fleet, those: list[Given]) -> bool:
-    """Say whether it may be an operator's for the first node alone: an option is the same on all, which then wait."""
+    """Say whether an operator may have set it on purpose, for the first node only. An option goes to all nodes."""
     is_option = those[0].endpoint.variable != "MASTER_ADDR"
     return all(one.first for one in those) and not (is_option and fleet.missing)
 
 
 def _right_value(fleet: Fleet, endpoint: Endpoint) -> str:
-    """Return what the variable should be: the first node's name where it is known."""
+    """Return the right value: the first node's name, or a placeholder if it is not known."""
     variables = fleet.nodes[0].first.variables
     if fleet.gathered and len(fleet.nodes) > 1:
         host = fleet.nodes[0].host

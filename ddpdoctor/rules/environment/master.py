@@ -1,4 +1,4 @@
-"""DD205 and DD217: the address and the port that are given for the store."""
+"""DD205 and DD217: the address and port of the store."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def check_master_numeric(node: Node) -> Answer:
     ## What it means
 
     The C library reads a bare number as an IPv4 address of 32 bits: 6841231 is 0.104.99.143. No look-up fails and
-    nobody warns; every rank tries to reach an address that is nobody's, until the time limit is over.
+    nothing warns. Every rank tries to reach an address that no host has, until the time limit.
 
     ## How it is recognised
 
-    The address consists of digits only, or of 0x and hexadecimal digits (inet_aton(3)).
+    The address has only digits, or 0x and hexadecimal digits (inet_aton(3)).
 
     ## What else looks like it
 
-    Nothing: a host name cannot consist of digits only where it is to be looked up.
+    Nothing does: a host name of digits only cannot be looked up.
 
     ## What to do
 
-    Give the name of rank 0's host. Most often a job's id was put there in place of a host:
-    `export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)`.
+    Give the name of rank 0's host. Most often somebody put the job's id there instead of a host: `export
+    MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)`.
     """
     found = _all_endpoints(node)
     if not found:
@@ -74,7 +74,7 @@ def _numeric(process: Process, endpoint: Endpoint) -> Problem:
 
 
 def _as_address(text: str) -> str | None:
-    """Return the address that inet_aton makes of a number: decimal, octal after 0, hexadecimal after 0x."""
+    """Return the address that inet_aton reads from a number: decimal, octal after 0, hexadecimal after 0x."""
     try:
         base = 16 if text[:2].lower() == "0x" else 8 if len(text) > 1 and text.startswith("0") else 10
         return str(ipaddress.IPv4Address(int(text, base)))
@@ -92,25 +92,26 @@ def check_port_range(node: Node) -> Answer:
 
     ## What it means
 
-    Ports of `ip_local_port_range` (32768 to 60999 by default) go to whoever opens a connection. A store that is to
-    listen on one of them fails now and then with "EADDRINUSE", on a busy host more often. Ports below 1024 may be
-    listened on by root only.
+    The kernel gives ports of `ip_local_port_range` (32768 to 60999 by default) to any process that opens a connection.
+    A store on one of them fails now and then with "EADDRINUSE", more often on a busy host. Only root may listen on
+    ports below 1024.
 
     ## How it is recognised
 
-    From `MASTER_PORT` of a rank that torchrun did not start, `PET_MASTER_PORT` and the port of `PET_RDZV_ENDPOINT`,
-    against this machine's range. Below 1024 it is a warning. In the range it is a note only, and no warning: frameworks
-    that look for a free port just before they start (Lightning, Accelerate, Ray) get one from that very range.
+    The check compares `MASTER_PORT` of ranks that torchrun did not start, `PET_MASTER_PORT` and the port of
+    `PET_RDZV_ENDPOINT` with this machine's range. A port below 1024 is a warning. A port in the range is only an info,
+    because frameworks that look for a free port just before they start (Lightning, Accelerate, Ray) get one from that
+    range.
 
     ## What else looks like it
 
-    Under torchrun `MASTER_PORT` is most often such a port, and torchrun holds it already: nothing to say. Its default,
-    29500, is below the range.
+    Under torchrun, `MASTER_PORT` is often a port of this range, but torchrun already listens on it. That is fine. The
+    default port, 29500, is below the range.
 
     ## What to do
 
-    Take a port from 1024 to the range's begin, such as 29500, another one for each job on the same host; or let the
-    kernel keep one free: `sysctl net.ipv4.ip_local_reserved_ports=PORT`.
+    Use a port between 1024 and the start of the range, such as 29500, and a different one for each job on the same
+    host. Or let the kernel reserve one: `sysctl net.ipv4.ip_local_reserved_ports=PORT`.
     """
     ports = _chosen_ports(node)
     if not ports:
@@ -122,7 +123,7 @@ def check_port_range(node: Node) -> Answer:
 
 
 def _chosen_ports(node: Node) -> list[tuple[str, int]]:
-    """Return the ports that somebody chose and that are still to be listened on."""
+    """Return the ports that somebody chose and on which nothing listens yet."""
     found: dict[tuple[str, int], None] = {}
     for process in node.processes:
         if by_torchrun(process):

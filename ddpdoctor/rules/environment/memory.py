@@ -1,4 +1,4 @@
-"""DD125 and DD326: the memory that a job may use, and how the kernel moves it."""
+"""DD125 and DD326: the memory that a job may use, and whether the kernel moves it between NUMA nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Node
 
 MEMORY_PER_RANK_BYTES = 2 << 30
-"""Ours: torch with CUDA takes about half of it before a model is loaded."""
+"""Our choice: torch with CUDA takes about half of this before a model is loaded."""
 
 
 @rule(
@@ -29,27 +29,27 @@ MEMORY_PER_RANK_BYTES = 2 << 30
     reads="MemAvailable, the cgroup's memory.max, memory.current and memory.events, LOCAL_WORLD_SIZE",
 )
 def check_mem_limit(node: Node) -> Answer:
-    """Report memory that will not do for the ranks, and past kills for memory under the same limit.
+    """Report too little memory for the ranks, and processes that the kernel killed under the same memory limit.
 
     ## What it means
 
-    When memory runs out the kernel kills a process with SIGKILL: a rank or a loader worker is gone without a word, and
-    the others wait.
+    When memory runs out, the kernel kills a process with SIGKILL. A rank or a loader worker is gone without a message,
+    and the others wait.
 
     ## How it is recognised
 
-    What is left is the least of MemAvailable and of the control group's limits less what is in use; page cache that
-    can be dropped does not count as used. Below 2 GiB a rank (ours) is a warning. So is a count of past kills in the
-    control group whose limit holds here; the machine's own kills, outside of such a limit, are not counted.
+    The memory left is the smaller of MemAvailable and the cgroup's limit minus its use. Page cache that can be dropped
+    does not count as used. Less than 2 GiB a rank (our choice) is a warning. So are past kills in the cgroup whose
+    limit applies here. Kills on the machine outside such a limit are not counted.
 
     ## What else looks like it
 
-    Kills of an earlier job in the same container or pod: the counter is kept as long as the control group lives.
+    An earlier job in the same container or pod may have been killed: the counter lasts as long as the cgroup.
 
     ## What to do
 
     Raise the limit (`docker run --memory`, `resources.limits.memory`, `sbatch --mem`), or use fewer loader workers,
-    less prefetching, smaller batches.
+    less prefetching or smaller batches.
     """
     limits = need(node.limits)
     left, of_what = _memory_left(limits)
@@ -78,7 +78,7 @@ def check_mem_limit(node: Node) -> Answer:
 
 
 def _memory_left(limits: Limits) -> tuple[int | None, str]:
-    """Return how much is left, and by what."""
+    """Return how much memory is left, and what limits it."""
     found = []
     if limits.memory_available_bytes is not None:
         found.append((limits.memory_available_bytes, "on the machine"))
@@ -114,18 +114,18 @@ def check_numa_balancing(node: Node) -> Answer:
 
     ## What it means
 
-    The kernel unmaps pages at intervals to see who uses them, and moves them. Ranks that copy to GPUs and network cards
-    stall now and then, which slows every collective; steps differ in length for no other reason.
+    The kernel unmaps pages at intervals to see which CPU uses them, and moves them. Ranks that copy to GPUs and network
+    cards then stall now and then. That slows every collective and makes steps differ in length.
 
     ## How it is recognised
 
-    `kernel.numa_balancing` is not 0 and there are two or more memory nodes: a warning where there are NVIDIA GPUs, else
-    an info. AMD's guide to training and NVIDIA's to Grace advise to turn it off.
+    `kernel.numa_balancing` is not 0 and there are two or more memory nodes. It is a warning if there are NVIDIA GPUs,
+    otherwise an info. AMD's guide to training and NVIDIA's guide to Grace advise turning it off.
 
     ## What to do
 
-    The command that is shown (as root, on the host), and `kernel.numa_balancing=0` in `/etc/sysctl.d/` to keep it.
-    Ranks that are bound to the memory node of their GPU (`torchrun --numa-binding`) lose nothing by it.
+    Run the command that is shown, as root on the host. Put `kernel.numa_balancing=0` into `/etc/sysctl.d/` to keep it.
+    Ranks that are bound to the memory node of their GPU (`torchrun --numa-binding`) lose nothing.
     """
     limits = need(node.limits)
     if limits.numa_balancing is None:

@@ -1,4 +1,4 @@
-"""DD201 to DD203: what the own host name resolves to, which is the address that Gloo gives to the other ranks."""
+"""DD201 to DD203: what a host resolves its own name to, which is the address that Gloo gives to the other ranks."""
 
 from __future__ import annotations
 
@@ -28,27 +28,28 @@ READS = "gethostname, getaddrinfo, the addresses of all interfaces, GLOO_SOCKET_
     group=Group.NETWORK, needs=("names", "network"), reads=READS,
 )  # fmt: skip
 def check_hostname_loopback(fleet: Fleet) -> Answer:
-    """Report a host name that means 127.0.0.1 or 127.0.1.1 to the host itself.
+    """Report a host that resolves its own name to loopback, such as 127.0.0.1 or 127.0.1.1.
 
     ## What it means
 
-    Without `GLOO_SOCKET_IFNAME`, Gloo looks up the host name and gives the first address that it can bind to the other
-    ranks. A loopback address means another host to each of them. Which side dials depends on the two addresses (the
-    numerically greater one does, `isInitiator` in gloo/transport/tcp/device.cc), so one such host works by luck in
-    10.0.0.0/8 and fails in 172.16.0.0/12 and 192.168.0.0/16. It is reported always.
+    Without `GLOO_SOCKET_IFNAME`, Gloo looks up the host name. It gives the other ranks the first address that it can
+    bind. A loopback address means a different host to each of them. The side with the numerically greater address
+    connects (`isInitiator` in gloo/transport/tcp/device.cc). So one such host works by luck in 10.0.0.0/8, and fails in
+    172.16.0.0/12 and 192.168.0.0/16. It is always reported.
 
     ## How it is recognised
 
-    What getaddrinfo returns for the host name, in its order; the first address of this host is Gloo's.
+    The check calls getaddrinfo for the host name. In the order of the result, Gloo uses the first address that belongs
+    to this host.
 
     ## What else looks like it
 
-    Debian and Ubuntu write `127.0.1.1 HOSTNAME` to /etc/hosts. On one node that does no harm and the check passes. So
-    does it where `GLOO_SOCKET_IFNAME` is set. NCCL does not look at the host name.
+    Debian and Ubuntu write `127.0.1.1 HOSTNAME` to /etc/hosts. On one node that does no harm, and the check passes. It
+    also passes if `GLOO_SOCKET_IFNAME` is set. NCCL does not use the host name.
 
     ## What to do
 
-    Name the interface in `GLOO_SOCKET_IFNAME` on all nodes, or give the host name its real address in /etc/hosts.
+    Set `GLOO_SOCKET_IFNAME` to the interface on all nodes, or give the host name its real address in /etc/hosts.
     """
     seen, problems = [], []
     for node, names in fleet.each(lambda node: node.names):
@@ -64,7 +65,7 @@ def _seen(own: Lookup) -> str:
 
 
 def _is_told(node: Node) -> bool:
-    """Say whether Gloo is told an interface, and so never looks the host name up."""
+    """Say whether an interface is set for Gloo, so that it never looks up the host name."""
     return not is_ignored(node.first.variables.get("GLOO_SOCKET_IFNAME", ""))
 
 
@@ -100,28 +101,28 @@ def _export(node: Node) -> str:
     group=Group.NETWORK, needs=("names", "network"), reads=READS,
 )  # fmt: skip
 def check_hostname_unresolvable(fleet: Fleet) -> Answer:
-    """Report a host name that the host itself cannot look up, or not within two seconds.
+    """Report a host that cannot look up its own name, or not within two seconds.
 
     ## What it means
 
-    torchrun gives the name of rank 0's host to all ranks as MASTER_ADDR, on one node too, and even with --standalone:
-    the ranks then print "The IPv6 network addresses of (HOST, PORT) cannot be retrieved (gai error: -3)" and wait for
-    minutes. With --rdzv-backend c10d and an address for an endpoint, the lookup of the own name raises gaierror. Gloo
-    warns "Unable to resolve hostname to a (local) address. Using the loopback address as fallback", which fails between
-    nodes. (Seen with torch 2.13.)
+    torchrun gives the name of rank 0's host to all ranks as MASTER_ADDR, even on one node and with --standalone. If the
+    name does not resolve, the ranks print "The IPv6 network addresses of (HOST, PORT) cannot be retrieved (gai error:
+    -3)" and wait for minutes. With --rdzv-backend c10d and an address as endpoint, looking up the host's own name
+    raises gaierror. Gloo warns "Unable to resolve hostname to a (local) address. Using the loopback address as
+    fallback", which fails between nodes. (Seen with torch 2.13.)
 
     ## How it is recognised
 
-    getaddrinfo of the host name fails, or does not answer within 2 seconds: the name server that /etc/resolv.conf names
-    is dead. glibc itself would wait for 5 seconds a server, twice.
+    getaddrinfo of the host name fails, or does not answer within 2 seconds because the name server in /etc/resolv.conf
+    is dead. glibc itself would wait for 5 seconds for each server, twice.
 
     ## What else looks like it
 
-    Where the ranks of one node were started without torchrun, or have met already, Gloo's loopback does: a warning.
+    If the ranks of one node were started without torchrun, or have already met, Gloo's loopback works: a warning.
 
     ## What to do
 
-    Give the host name an address in /etc/hosts. On one node, `torchrun --local-addr 127.0.0.1` gets around it.
+    Give the host name an address in /etc/hosts. On one node, you can use `torchrun --local-addr 127.0.0.1` instead.
     """
     seen, problems = [], []
     for node, names in fleet.each(lambda node: node.names):
@@ -150,7 +151,7 @@ def _unresolvable(fleet: Fleet, node: Node, own: Lookup) -> Problem:
 def _hosts_line(fleet: Fleet, node: Node) -> str:
     """Return a command that gives the host name the address of the best interface.
 
-    Of one node the address is written out; of several, the command finds it, so that it is the same on all.
+    For one node it contains the address. For several nodes it finds the address, so that it is the same command on all.
     """
     network = known(node.network)
     best = best_interface(network) if network is not None else None
@@ -171,13 +172,13 @@ def _first_address(network: Network, name: str) -> str:
     group=Group.NETWORK, needs=("names", "network"), reads=READS,
 )  # fmt: skip
 def check_hostname_not_local(fleet: Fleet) -> Answer:
-    """Report a host name whose addresses are all of other hosts.
+    """Report a host name whose addresses all belong to other hosts.
 
     ## What it means
 
-    The name server or /etc/hosts has an old address, a public one behind NAT, or answers every name with the same
-    address. Gloo cannot bind it and falls back to loopback; the ranks that torchrun starts look for rank 0's store at
-    an address where nobody listens, on one node too.
+    The name server or /etc/hosts has an old address or a public one behind NAT, or the server answers every name with
+    the same address. Gloo cannot bind it and falls back to loopback. The ranks that torchrun starts look for rank 0's
+    store at an address where nothing listens, even on one node.
 
     ## How it is recognised
 
@@ -186,11 +187,11 @@ def check_hostname_not_local(fleet: Fleet) -> Answer:
 
     ## What else looks like it
 
-    A container that shares the host's name and not its network. It is as wrong there.
+    A container may share the host's name but not its network. That is the same problem.
 
     ## What to do
 
-    Correct the entry in /etc/hosts or in DNS. For Gloo alone, name the interface in `GLOO_SOCKET_IFNAME`.
+    Correct the entry in /etc/hosts or in DNS. For Gloo only, set `GLOO_SOCKET_IFNAME` to the interface.
     """
     seen, problems = [], []
     readings = [(node, names, known(node.network)) for node, names in fleet.each(lambda node: node.names)]
@@ -202,7 +203,7 @@ def check_hostname_not_local(fleet: Fleet) -> Answer:
 
 
 def _is_foreign(node: Node, own: Lookup) -> bool:
-    """Say whether the host name has addresses, and this host has none of them. Unknown addresses are no proof."""
+    """Say whether the host name has addresses and none is this host's. Return False if this host's are not known."""
     network = known(node.network)
     local = {
         ipaddress.ip_interface(address).ip

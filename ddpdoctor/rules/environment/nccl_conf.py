@@ -1,4 +1,4 @@
-"""DD115: what is wrong in the files from which NCCL takes variables."""
+"""DD115: errors in the files from which NCCL reads variables."""
 
 from __future__ import annotations
 
@@ -37,34 +37,35 @@ QUESTIONS = (find_wrong_value, find_deprecated, find_danger, find_too_new)
     reads="/etc/nccl.conf, ~/.nccl.conf, the file that NCCL_CONF_FILE names",
 )  # fmt: skip
 def check_nccl_conf(node: Node) -> Answer:
-    """Report what is wrong in the files that set variables for NCCL without showing in the environment.
+    """Report errors in NCCL's files, which set variables that do not show in the environment.
 
     ## What it means
 
-    NCCL reads the file that `NCCL_CONF_FILE` names, or else `~/.nccl.conf`, and after it `/etc/nccl.conf`, and sets
-    what is not set yet: the environment wins over the user's file, and that over the machine's. Nothing in
-    `os.environ` shows it before NCCL has started, so that a setting of an administrator, or one of last year, can rule
-    a job that seems to set nothing.
+    NCCL reads the file that `NCCL_CONF_FILE` names, or else `~/.nccl.conf`, and after it `/etc/nccl.conf`. It sets only
+    variables that are not set yet: the environment wins over the user's file, and the user's file over the machine's.
+    `os.environ` does not show these values before NCCL has started. So an administrator's setting, or an old one of
+    yours, can affect a job that seems to set nothing.
 
     ## How it is recognised
 
-    The variables in the files are held to the same rules as those of the environment: unknown names, wrong values,
-    names out of use, dangerous leftovers. Whatever the class, the kind is nccl-conf. What the environment or an
-    earlier file hides has no effect and is not reported. Lines are read as NCCL's src/misc/param.cc does: `NAME=VALUE`
-    from the first column, `#` for a comment there, no `export`, no quotation marks, no white space taken off; of two
-    lines with one name the first one holds. NCCL is silent about all others.
+    Variables in the files follow the same rules as those in the environment: unknown names, wrong values, deprecated
+    names, dangerous leftovers. All of them are reported as nccl-conf. A setting that the environment or an earlier file
+    overrides has no effect and is not reported. Lines are read as in NCCL's src/misc/param.cc: `NAME=VALUE` from the
+    first column, or `#` there for a comment, with no `export`, no quotation marks, and no white space removed. Of two
+    lines with one name the first counts. NCCL ignores all other lines without a message.
 
-    `~` is what HOME says from NCCL 2.30.3 on, and the home folder of the password database to NCCL 2.29.7 (seen by
-    running these releases). Where the two differ, both are read, and a file that the installed NCCL does not read is
-    reported as such; so is a file that `NCCL_CONF_FILE` names and that cannot be opened.
+    From NCCL 2.30.3 on, `~` is HOME. Up to NCCL 2.29.7 it is the home folder in the password database. (We ran these
+    releases to find out.) If the two differ, the check reads both, and reports a file that the installed NCCL does not
+    read. It also reports a file that `NCCL_CONF_FILE` names but that cannot be opened.
 
     ## What else looks like it
 
-    A file that an administrator wrote for this network on purpose. A torch that brings its own NCCL reads it too.
+    An administrator may have written the file for this network on purpose. A torch that brings its own NCCL reads it
+    too.
 
     ## What to do
 
-    Change or delete the line that is named.
+    Change or delete the line that the report names.
 
     ## Example
 
@@ -111,7 +112,7 @@ def _flaws(name: str, value: str, scene: VariableContext) -> Iterator[Flaw]:
 
 
 def _passed_over(file: ConfFile, scene: VariableContext) -> str:
-    """Say why the installed NCCL reads another home; empty where it reads this one, or its version is not known."""
+    """Return why the installed NCCL skips this file, or "" if it reads the file or its version is not known."""
     installed = scene.versions.get("nccl", ())
     if installed and file.since and installed < parse_version(file.since):
         return f"before {file.since} it asks the password database for the home folder, and not HOME"

@@ -1,4 +1,4 @@
-"""DD320: PCIe links that have fewer lanes, or run slower, than both of their ends can."""
+"""DD320: PCIe links that have fewer lanes, or run slower, than both of their ends support."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Link:
-    """A PCIe link by its lower end: the end that says how it was trained."""
+    """A PCIe link, identified by its lower end, which reports the current width and speed."""
 
     lower: PciDevice
     upper: PciDevice | None
@@ -28,13 +28,13 @@ class _Link:
 
     @property
     def widest(self) -> int | None:
-        """Lanes that both ends have; a slot that has fewer than the card is the limit."""
+        """The lanes that both ends have: a slot with fewer lanes than the card is the limit."""
         ends = [end.max_width for end in (self.lower, self.upper) if end is not None]
         return min((width for width in ends if width), default=None)
 
     @property
     def fastest(self) -> float | None:
-        """Likewise the speed."""
+        """The speed that both ends support."""
         ends = [end.max_speed_gt_s for end in (self.lower, self.upper) if end is not None]
         return min((speed for speed in ends if speed), default=None)
 
@@ -49,31 +49,31 @@ class _Link:
     reads="/sys/bus/pci/devices/*/{current,max}_link_{width,speed} of GPUs, RDMA cards and the bridges above them",
 )
 def check_pcie(node: Node) -> Answer:
-    """Report PCIe links of GPUs and RDMA cards that came up with less than both of their ends can do.
+    """Report PCIe links of GPUs and RDMA cards with fewer lanes or a lower speed than both ends support.
 
     ## What it means
 
-    A card that is not seated well, a bad riser or a faulty lane makes a link come up with half of its lanes or fewer,
-    and all data of that GPU takes twice the time. In a job, all ranks wait for it.
+    A badly seated card, a bad riser or a faulty lane makes a link start with half of its lanes or fewer. All data of
+    that GPU then takes at least twice the time, and all ranks wait for it.
 
     ## How it is recognised
 
-    Each link above a GPU or an RDMA card is judged by its lower end: current_link_width against the smaller of what the
-    two ends can do. A slot with eight lanes for a card of sixteen is no fault of the link; it is an information where
-    other GPUs of the same model have more. Too few lanes are an error, of GeForce and Radeon cards a warning, since
-    desktops and laptops often wire fewer lanes than their ports say.
+    For each link above a GPU or an RDMA card, the check compares current_link_width at the lower end with the smaller
+    maximum of the two ends. A card with sixteen lanes in a slot with eight is fine; it is an info if other GPUs of the
+    same model have more. Too few lanes are an error. For GeForce and Radeon cards they are a warning, because desktops
+    and laptops often wire fewer lanes than their ports report.
 
-    Speed is judged of RDMA cards and of links between bridges, as a warning. GPUs lower their speed while they idle, so
-    of a GPU that is slower than most of its model it is an information: look again under load.
+    A lower speed is a warning for RDMA cards and for links between bridges. GPUs lower their speed while they idle, so
+    a GPU that is slower than most of its model is an info: look again under load.
 
     ## What else looks like it
 
-    A virtual machine does not show the slot; there only GPUs of one model are compared.
+    A virtual machine does not show the slot. There the check only compares GPUs of the same model.
 
     ## What to do
 
-    Reseat the card and the riser, swap it with one that is well, look at the slot's lanes in the BIOS (bifurcation).
-    `lspci -vvs 0000:1b:00.0` shows LnkCap and LnkSta; `nvidia-smi --query-gpu=pcie.link.width.current --format=csv`.
+    Reseat the card and the riser, swap it with a good one, and check the slot's lanes in the BIOS (bifurcation). `lspci
+    -vvs 0000:1b:00.0` shows LnkCap and LnkSta; `nvidia-smi --query-gpu=pcie.link.width.current --format=csv`.
     """
     pci = need(node.pci)
     rdma = known(node.rdma)
@@ -90,7 +90,7 @@ def check_pcie(node: Node) -> Answer:
 
 
 def _links(pci: Pci, devices: list[PciDevice]) -> list[_Link]:
-    """Pair ends that face each other: in a chain, downstream and upstream ports of switches take turns."""
+    """Pair the two ends of each link. In a chain, downstream and upstream ports of switches alternate."""
     known_ids = by_bus_id(pci)
     found: dict[str, _Link] = {}
     for device in devices:
@@ -117,7 +117,7 @@ def _judge(pci: Pci, link: _Link, devices: list[PciDevice]) -> list[Problem]:
 
 
 def _idles(link: _Link) -> bool:
-    """Say whether the whole way up is slow: bridges above a consumer's GPU follow it into its sleep."""
+    """Say whether the device itself is slow too: bridges above an idle consumer GPU slow down with it."""
     return is_gpu(link.device) and link.device.speed_gt_s is not None and link.device.speed_gt_s < (link.fastest or 0)
 
 
@@ -149,7 +149,7 @@ def _slow(pci: Pci, link: _Link, speed: float, fastest: float) -> Problem:
 
 
 def _beside_peers(pci: Pci, link: _Link, devices: list[PciDevice]) -> list[Problem]:
-    """Compare a link to those of other GPUs of the model: all that can be done where the slot is not shown."""
+    """Compare a link with those of other GPUs of the model. Without a view of the slot, nothing else can be done."""
     mine = link.device
     if link.lower is not mine:
         return []

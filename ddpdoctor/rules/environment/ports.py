@@ -1,4 +1,4 @@
-"""DD216 and DD218: whether MASTER_PORT can be listened on, and whether a packet filter keeps the other nodes out."""
+"""DD216 and DD218: whether rank 0 can listen on MASTER_PORT, and whether a packet filter blocks the other nodes."""
 
 from __future__ import annotations
 
@@ -33,23 +33,24 @@ def check_port_free(node: Node) -> Answer:
 
     ## What it means
 
-    Rank 0 serves the store there. If another process has it, rank 0 ends with "EADDRINUSE", code -98, or the ranks talk
-    to the store of another job: often a rank of an earlier run that was not stopped.
+    Rank 0 runs the store on this port. If another process has the port, rank 0 fails with "EADDRINUSE", code -98, or
+    the ranks connect to the store of another job. Often the other process is a rank of an earlier run that was not
+    stopped.
 
     ## How it is recognised
 
-    The port is bound for a moment, without listening, as torch's store does: with SO_REUSEADDR. The owner comes from
-    /proc/net/tcp and the descriptors of all processes that this user may see. It is tried only where rank 0 would run
-    and only before the job: under torchrun the job's own store listens there.
+    The check binds the port for a moment, without listening, with SO_REUSEADDR as torch's store does. It finds the
+    owner in /proc/net/tcp and in the file descriptors of all processes that this user may see. It runs only on rank 0's
+    host and only before the job: under torchrun, the job's own store already listens there.
 
     ## What else looks like it
 
-    For a minute after a job its connections are in TIME_WAIT. torch's store is not kept off by them, other programs may
-    be: an information.
+    For a minute after a job, its connections are in TIME_WAIT. They do not stop torch's store, but may stop other
+    programs: an info.
 
     ## What to do
 
-    Stop the process that is named, or take another port on all nodes.
+    Stop the process that the report names, or use another port on all nodes.
     """
     use = need(need(node.network).master_port)
     if use.free and not use.time_wait:
@@ -92,28 +93,30 @@ def _another(port: int) -> int:
     group=Group.NETWORK, needs=("network",), reads="nft list ruleset, iptables-save (as root), ip_local_port_range",
 )  # fmt: skip
 def check_firewall_local(fleet: Fleet) -> Answer:
-    """Report a chain that refuses incoming connections and lets no peer through.
+    """Report a packet filter that refuses incoming connections from the other nodes.
 
     ## What it means
 
-    NCCL and Gloo listen on ports that the kernel picks, so opening MASTER_PORT is not enough: the ranks meet, and the
-    first collective waits until its time limit.
+    NCCL and Gloo listen on ports that the kernel picks, so it is not enough to open MASTER_PORT. The ranks connect to
+    the store, but the first collective waits until its time limit.
 
     ## How it is recognised
 
-    A chain at the input hook with the policy drop, or whose last rule drops or rejects all that is left (firewalld, the
-    images of some clouds), and no rule, in it or in a chain that it jumps to, that accepts new TCP connections from
-    some source or interface on all ports, or on the whole of ip_local_port_range.
+    The check looks for a chain at the input hook that refuses by default: its policy is drop, or its last rule drops or
+    rejects the rest (firewalld, the images of some clouds). It is reported if no rule, in the chain or in one that it
+    jumps to, accepts new TCP connections from some source or interface on all ports or on the whole
+    ip_local_port_range.
 
     ## What else looks like it
 
-    Rules are judged one by one and without their order; what the network between the nodes refuses is not seen here.
-    A test with real connections tells more. On one node ranks connect over loopback, and the check passes.
+    The check looks at each rule by itself and ignores their order. It does not see what the network between the nodes
+    blocks: a test with real connections shows more. On one node ranks connect over loopback, and the check passes.
 
     ## What to do
 
-    Let the other nodes in: with firewalld `firewall-cmd --zone=trusted --add-source=10.0.0.0/24`, with ufw `ufw allow
-    from 10.0.0.0/24`, else a rule in the chain that is named. Use the network of your nodes.
+    Let the other nodes in, with the network of your nodes in place of 10.0.0.0/24. With firewalld: `firewall-cmd
+    --zone=trusted --add-source=10.0.0.0/24`. With ufw: `ufw allow from 10.0.0.0/24`. Otherwise, add a rule to the chain
+    that the report names.
     """
     seen, problems, known_of = [], [], 0
     for node, network in fleet.each(lambda node: node.network):
@@ -138,7 +141,7 @@ def _lets_in(chain: FirewallChain, network: Network) -> bool:
 
 
 def _is_wide(rule: str, low: int, high: int) -> bool:
-    """Say whether a rule that accepts does so for TCP and for all ports that the kernel hands out."""
+    """Say whether an accepting rule covers TCP and all ports that the kernel hands out."""
     if _OTHER_PROTOCOL.search(rule) and not _TCP.search(rule):
         return False
     ports = _PORTS.search(rule)

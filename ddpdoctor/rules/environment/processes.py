@@ -1,4 +1,4 @@
-"""What rules over processes share: ranks, equal problems of several processes, and variables as they are shown."""
+"""Shared by rules over processes: their ranks, merging equal problems, and showing variables."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def ranks_of(processes: Iterable[Process]) -> tuple[int, ...]:
-    """Return the ranks of processes, sorted; those that have none are left out."""
+    """Return the sorted ranks of processes, without those that have no rank."""
     return tuple(sorted({process.rank for process in processes if process.rank is not None}))
 
 
 def merge_equal(problems: Iterable[Problem]) -> list[Problem]:
-    """Draw problems that say the same together, with the ranks and hosts of all."""
+    """Merge problems with the same summary and fix into one, with the ranks and hosts of all."""
     merged: dict[tuple[str, str], Problem] = {}
     for problem in problems:
         key = (problem.summary, problem.fix)
@@ -32,7 +32,7 @@ def merge_equal(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def show_variables(process: Process, names: Iterable[str]) -> str:
-    """Return "RANK=0, WORLD_SIZE=8" of those that are set."""
+    """Return "RANK=0, WORLD_SIZE=8" for the variables that are set."""
     return ", ".join(f"{name}={process.variables[name]}" for name in names if name in process.variables)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Node
 
 MANY_MORE = 2
-"""Ours: a quota below half of the CPUs that a process sees makes its threads wait most of the time."""
+"""Our choice: with a quota below half of the CPUs that a process sees, its threads wait most of the time."""
 
 
 @rule(
@@ -36,29 +36,29 @@ MANY_MORE = 2
     reads="the cgroup's cpu.max, sched_getaffinity, LOCAL_WORLD_SIZE, OMP_NUM_THREADS",
 )
 def check_cpu_quota(node: Node) -> Answer:
-    """Report more ranks or threads than CPUs, by affinity or by the control group's quota.
+    """Report more ranks or threads than CPUs, by affinity or by the cgroup's quota.
 
     ## What it means
 
-    Ranks take turns on a CPU, and a collective waits for the one whose turn it is not. A quota stops all threads of the
-    container for the rest of every 100 ms once it is used up: GPUs idle while loader workers stand still.
+    Ranks take turns on a CPU, and a collective waits for the rank that is not running. When a quota is used up, all
+    threads of the container stop for the rest of that 100 ms period: GPUs idle while loader workers wait.
 
     ## How it is recognised
 
-    The CPUs that a node's ranks get are those of their affinity, or the quota where that is less (cpu.max, or
-    cpu.cfs_quota_us of version 1; the tightest of all groups above). Fewer of them than ranks, or fewer than ranks x
-    OMP_NUM_THREADS, is a warning. So is a quota of less than half of the CPUs that a process sees while
-    OMP_NUM_THREADS is unset: torch then starts a thread for every CPU that it sees.
+    A node's ranks get the CPUs of their affinity, or the quota if that is less (cpu.max, or cpu.cfs_quota_us of version
+    1; the smallest of all parent cgroups). Fewer CPUs than ranks, or fewer than ranks x OMP_NUM_THREADS, is a warning.
+    If OMP_NUM_THREADS is unset, a quota of at most half of the CPUs that a process sees is a warning too, because torch
+    starts a thread for every CPU that it sees.
 
     ## What else looks like it
 
-    srun that binds every task to one CPU: `--cpus-per-task` is not handed on from sbatch since Slurm 22.05; see
+    srun may bind every task to one CPU: since Slurm 22.05 it does not inherit `--cpus-per-task` from sbatch. See
     `srun-cpus`.
 
     ## What to do
 
-    More CPUs (`srun --cpus-per-task`, `resources.limits.cpu`, `docker run --cpus`), or fewer threads: the command that
-    is shown.
+    Ask for more CPUs (`srun --cpus-per-task`, `resources.limits.cpu`, `docker run --cpus`), or start fewer threads with
+    the command that is shown.
     """
     limits = need(node.limits)
     cpus, ranks = effective_cpus(node, limits), ranks_here(node)
@@ -94,23 +94,23 @@ def _is_throttled(node: Node, limits: Limits) -> bool:
     reads="OMP_NUM_THREADS, LOCAL_WORLD_SIZE, sched_getaffinity, whether torchrun started the ranks",
 )
 def check_omp(node: Node) -> Answer:
-    """Report ranks that start too many threads on the processors, or have one where they could have several.
+    """Report ranks that start too many CPU threads, or only one although more CPUs are free.
 
     ## What it means
 
-    Unset, every rank starts one OpenMP thread for each CPU that it may use: eight ranks on 64 CPUs are 512 threads that
-    push each other aside. torchrun therefore sets it to 1 where there are several ranks, which is safe and slow: work
-    on the processors (augmentation, an optimizer that is offloaded, CPU training) uses one CPU a rank.
+    If OMP_NUM_THREADS is unset, every rank starts one OpenMP thread for each CPU that it may use: eight ranks on 64
+    CPUs start 512 threads that compete. So torchrun sets it to 1 if there are several ranks. That is safe but slow: CPU
+    work (augmentation, an offloaded optimizer, CPU training) uses one CPU per rank.
 
     ## How it is recognised
 
-    Unset, several ranks on the node, and their CPUs overlap: a warning. Set to 1 under torchrun while a rank could have
-    two CPUs or more: an info, for it may be what is wanted. Ranks that are bound to CPUs of their own, as by Slurm,
-    need no setting.
+    It is a warning if the variable is unset and several ranks on the node share CPUs. It is an info if torchrun set it
+    to 1 and a rank could have two CPUs or more, because that may be intended. Ranks that are bound to their own CPUs,
+    as by Slurm, need no setting.
 
     ## What to do
 
-    The command that is shown: CPUs divided by ranks, fewer where loader workers need some too.
+    Run the command that is shown. Its value is CPUs divided by ranks; use less if loader workers need CPUs too.
     """
     limits, ranks = need(node.limits), ranks_here(node)
     threads = node.first.variables.get("OMP_NUM_THREADS")
@@ -131,9 +131,9 @@ def check_omp(node: Node) -> Answer:
 
 
 def _overlap(node: Node, cpus: float) -> bool:
-    """Say whether the threads that the ranks would start are more than their CPUs."""
+    """Say whether the ranks would start more threads than they have CPUs."""
     own = [len(process.cpus) for process in node.processes if process.cpus]
     if len(own) < ranks_here(node):
-        # Not every rank has looked: take the others to be like the widest of those that have.
+        # Not every rank has reported: assume that the others are like the one with the most CPUs.
         return ranks_here(node) * max(own, default=0) > cpus
     return sum(own) > cpus

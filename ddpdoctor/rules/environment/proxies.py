@@ -1,4 +1,4 @@
-"""DD116: a proxy for HTTP between the ranks and the etcd of their rendezvous."""
+"""DD116: an HTTP proxy between the ranks and the etcd server of their rendezvous."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"
     group=Group.VARIABLES, needs=(), reads="http_proxy, https_proxy, no_proxy, PET_RDZV_BACKEND, PET_RDZV_ENDPOINT",
 )  # fmt: skip
 def check_proxy_env(node: Node) -> Answer:
-    """Report a proxy for HTTP whose exceptions do not name the host of the etcd rendezvous.
+    """Report an HTTP proxy whose exceptions do not name the host of the etcd rendezvous.
 
     ## What it means
 
-    The etcd backends of torchrun talk HTTP. A client that heeds the proxy asks it for a host inside of the cluster,
-    which it does not know: the rendezvous times out. Whether it is heeded depends on the client's version.
+    The etcd backends of torchrun use HTTP. A client that uses the proxy asks it for a host inside the cluster, which
+    the proxy does not know: the rendezvous times out. Whether the client uses the proxy depends on its version.
 
     ## How it is recognised
 
-    `PET_RDZV_BACKEND` begins with etcd, one of `http_proxy`, `https_proxy`, `all_proxy` is set, in either case of
-    letters, and `no_proxy` has neither the host of `PET_RDZV_ENDPOINT` (else `MASTER_ADDR`), nor a domain it is in.
-    Other rendezvous use plain TCP, which no proxy touches: there the check is skipped.
+    `PET_RDZV_BACKEND` begins with etcd, one of `http_proxy`, `https_proxy`, `all_proxy` is set, in lower or upper case,
+    and `no_proxy` contains neither the host of `PET_RDZV_ENDPOINT` (else `MASTER_ADDR`) nor its domain. Other
+    rendezvous use plain TCP, which no proxy touches, so the check is skipped.
 
     ## What to do
 

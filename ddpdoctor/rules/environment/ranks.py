@@ -1,4 +1,4 @@
-"""DD233: every rank that the launcher was to start is there, once."""
+"""DD233: every rank that the launcher should start is there exactly once."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Fleet, Node, Process
 
 _BY_BLOCKS = ("", "block", "block:block", "block:cyclic", "block:fcyclic")
-"""Values of SLURM_DISTRIBUTION with which a node's tasks have consecutive numbers (sbatch(1), --distribution)."""
+"""Values of SLURM_DISTRIBUTION that give a node's tasks consecutive numbers (sbatch(1), --distribution)."""
 
 SHOWN = 4
-"""So many ranks, and processes of each, are named."""
+"""How many ranks, and processes of each, are named."""
 
 
 @rule(
@@ -32,29 +32,29 @@ SHOWN = 4
     group=Group.LAUNCH, needs=(), reads="the ranks that answered, WORLD_SIZE, PET_NODE_RANK, SLURM_STEP_NODELIST",
 )  # fmt: skip
 def check_rank_set(fleet: Fleet) -> Answer:
-    """Report ranks that did not answer, that two processes claim, or that the world has no place for.
+    """Report ranks that did not answer, that two processes claim, or that are too high for the world size.
 
     ## What it means
 
-    `init_process_group` waits until ranks 0 to `WORLD_SIZE` - 1 have each come once. torch itself tells only how many
-    came ("1/2 clients joined"), or a key of its store that ends in the missing rank. Two processes with one rank
-    overwrite each other's addresses, and the job hangs or mixes data up.
+    `init_process_group` waits until each of the ranks 0 to `WORLD_SIZE` - 1 has joined. torch itself reports only how
+    many joined ("1/2 clients joined"), or a key of its store that ends in the missing rank. Two processes with the same
+    rank overwrite each other's addresses, and the job hangs or mixes up data.
 
     ## How it is recognised
 
-    The ranks whose facts were gathered, against the number that the launcher was to start. A rank is missing where
-    nothing came from it within the time limit. The host of a missing rank is named where Slurm's list of nodes, or the
-    ranks beside it, tell it.
+    The check compares the ranks that answered with the number that the launcher should start. A rank is missing if it
+    did not answer within the time limit. The report names its host if Slurm's list of nodes or the neighboring ranks
+    show it.
 
     ## What else looks like it
 
-    A host so slow that it answered too late: run the check again with a longer `--timeout`.
+    A slow host may answer too late. Run the check again with a longer `--timeout`.
 
     ## What to do
 
-    Log in to the host that is named and look whether the launcher runs there, and whether it can reach rank 0's host.
-    For a rank that is there twice: number the processes anew, `RANK=$SLURM_PROCID` under Slurm;
-    nodes that share a `--node-rank`, from 0 on.
+    Log in to the host that the report names. Check whether the launcher runs there, and whether it can reach rank 0's
+    host. If a rank is there twice, give each process its own rank, under Slurm with `RANK=$SLURM_PROCID`. If nodes
+    share a `--node-rank`, number them from 0.
     """
     if not fleet.gathered:
         return skipped("no launcher was seen, so that there is one process only")
@@ -90,7 +90,7 @@ def _missing(fleet: Fleet, size: int) -> Iterator[Problem]:
 
 
 def _unclaimed(fleet: Fleet, size: int) -> list[int]:
-    """Return the ranks that no process is."""
+    """Return the ranks that no process claims."""
     claimed = {process.rank for _, process in fleet.processes()}
     return [rank for rank in range(size) if rank not in claimed]
 
@@ -112,14 +112,14 @@ def _whereabouts(fleet: Fleet, hosts: tuple[str, ...]) -> Iterator[str]:
 
 
 def _hosts_of(fleet: Fleet, ranks: list[int]) -> tuple[str, ...]:
-    """Return the hosts on which ranks should be, where each can be told; else none."""
+    """Return the hosts on which ranks should be, or () if one is not known."""
     by_rank = _slurm_hosts(fleet)
     hosts = [by_rank.get(rank) or _host_between(fleet, rank) for rank in ranks]
     return tuple(dict.fromkeys(host for host in hosts if host is not None)) if None not in hosts else ()
 
 
 def _slurm_hosts(fleet: Fleet) -> dict[int, str]:
-    """Return the host of every task of the step, under the names by which the nodes call themselves."""
+    """Return the host of every task of the step, with the names that the nodes use for themselves."""
     first = next((process for _, process in fleet.processes()), None)
     if first is None or text_of(first, "SLURM_DISTRIBUTION") not in _BY_BLOCKS or "RANK" in first.variables:
         return {}
@@ -136,7 +136,7 @@ def _slurm_hosts(fleet: Fleet) -> dict[int, str]:
 
 
 def _host_between(fleet: Fleet, rank: int) -> str | None:
-    """Return the host whose lowest rank is below and whose highest is above: launchers number node by node."""
+    """Return the host whose ranks lie on both sides of a rank, because launchers number node by node."""
     for node in fleet.nodes:
         if node.ranks and node.ranks[0] < rank < node.ranks[-1]:
             return node.host
@@ -165,7 +165,7 @@ def _twice(fleet: Fleet, size: int) -> Iterator[Problem]:
 
 
 def _claims(doubled: dict[int, list[tuple[Node, Process]]]) -> Iterator[str]:
-    """Yield who claims the first few of the ranks, a few claims each."""
+    """Yield which processes claim the first few ranks, a few for each."""
     for rank, those in list(doubled.items())[:SHOWN]:
         named = [f"process {process.pid} on {node.host}" for node, process in those[:SHOWN]]
         more = f" and {len(those) - SHOWN} more" if len(those) > SHOWN else ""
@@ -186,11 +186,11 @@ def _too_high(fleet: Fleet, size: int) -> Iterator[Problem]:
 
 
 NODE_RANK = "PET_NODE_RANK"
-"""What torchrun takes --node-rank from, and what stands for that option here."""
+"""torchrun reads --node-rank from this variable. It stands for that option here too."""
 
 
 def claimed_numbers(fleet: Fleet) -> dict[int, list[str]]:
-    """Return the hosts that say of themselves to be each number, by number; those that say none are left out."""
+    """Return the hosts that claim each node number, by number. Hosts without a number are left out."""
     claims: dict[int, list[str]] = {}
     for node in fleet.nodes:
         number = node.first.number(NODE_RANK) if node.processes else None
@@ -200,7 +200,7 @@ def claimed_numbers(fleet: Fleet) -> dict[int, list[str]]:
 
 
 def misnumbered(fleet: Fleet, size: int) -> Iterator[Problem]:
-    """Yield numbers that several nodes claim, and those for which there is no place among ``size``."""
+    """Yield node numbers that several nodes claim, and numbers that are not below ``size``."""
     claims = claimed_numbers(fleet)
     doubled = {number: hosts for number, hosts in claims.items() if len(hosts) > 1}
     if doubled:
